@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,11 +9,11 @@ import msgspec
 
 from bei.artifact.certificate.record import Agreement, Certificate, CosineHistogram, QuantizationRecord
 from bei.artifact.manifest import Artifact
+from bei.cli.console_text import console_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-_WIDTH = 100
 _BAR = 40
 _MOST_LAYERS = 20
 
@@ -26,13 +25,7 @@ def as_json(artifact: Artifact) -> str:
 
 def as_tables(artifact: Artifact) -> str:
     """The same for a terminal."""
-    from rich.console import Console
-
-    stream = io.StringIO()
-    console = Console(file=stream, width=_WIDTH, highlight=False, markup=False, emoji=False)
-    for table in _tables(artifact):
-        console.print(table)
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()).strip("\n")
+    return console_text(*_tables(artifact)).strip("\n")
 
 
 def _tables(artifact: Artifact) -> Iterator[Table]:

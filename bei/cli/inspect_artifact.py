@@ -5,7 +5,6 @@ The certificate by itself: ``bei.cli.certificate``.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 
 import msgspec
@@ -14,6 +13,7 @@ from bei.artifact.certificate.record import Certificate
 from bei.artifact.manifest import Artifact, Package, Plan, Tokenization
 from bei.artifact.sides import Role
 from bei.artifact.signature import ArtifactSignature
+from bei.cli.console_text import console_text
 from bei.utils.untrusted_files import printable
 
 _ASKED = " (as bei build --attention said)"
@@ -30,7 +30,6 @@ def as_json(artifact: Artifact) -> str:
 def as_table(artifact: Artifact) -> str:
     """The same for a terminal."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
@@ -40,9 +39,7 @@ def as_table(artifact: Artifact) -> str:
         for name, value in section:
             table.add_row(name, value)
         table.add_section()
-    stream = io.StringIO()
-    Console(file=stream, width=100, highlight=False, markup=False).print(table)
-    return "\n".join(printable(line.rstrip()) for line in stream.getvalue().strip("\n").split("\n"))
+    return "\n".join(printable(line) for line in console_text(table).strip("\n").split("\n"))
 
 
 def _model_rows(artifact: Artifact) -> list[tuple[str, str]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import logging
 from pathlib import Path
 
 from bei.artifact.manifest import Artifact
+from bei.cli.console_text import console_text
 from bei.config.settings import ServeConfig
 from bei.core import Engine, Limits
 from bei.scheduler.cost_measurement import StreamChoice, cache_path, costs_for, measure_streams
@@ -67,7 +67,6 @@ def table(
 ) -> str:
     """What was measured, for a terminal."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     info = engine.info
@@ -84,14 +83,13 @@ def table(
             *(f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" for value in row), f"{rate:,.0f}"
         )
     path = cache_path(artifact, engine, config)
-    stream = io.StringIO()
-    console = Console(file=stream, width=100, highlight=False, markup=False)
-    console.print(f"{artifact.manifest.name}, {info.precision}, {info.device}")
-    console.print(_streams_line(info.num_streams, choice))
-    console.print(_sizes_line(costs, info.limits))
-    console.print(shapes)
-    console.print(f"kept in {path}" if path.is_file() else "not kept: the cache cannot be written", soft_wrap=True)
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+    return console_text(
+        f"{artifact.manifest.name}, {info.precision}, {info.device}",
+        _streams_line(info.num_streams, choice),
+        _sizes_line(costs, info.limits),
+        shapes,
+        f"kept in {path}" if path.is_file() else "not kept: the cache cannot be written",
+    )
 
 
 def _sizes_line(costs: CostModel, limits: Limits) -> str:

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 
 from bei.cli.bench.recording import curve
+from bei.cli.bench.report import curves_chart
 from bei.cli.bench.result import BenchResult, LoadResult, PointResult, read_result
 from bei.cli.bench.terminal import ms, rendered
 from bei.errors import ComparisonError
-from bei.utils.html import line_chart as lines
 from bei.utils.html.document import Cell, document, facts_table, safe, table
-from bei.utils.html.line_chart import NUM_COLORS, Line, line_chart, log_axis, percentile_axis, tail
+from bei.utils.html.line_chart import STYLE
 
 # Both results must agree on these; the rest of the setup and the servers may be what is compared.
 _SAME = ("dialect", "loads", "texts", "rates", "timeout_s", "obeys_retry_after")
@@ -149,8 +149,8 @@ def as_text(comparison: ResultComparison, before: Path, after: Path) -> str:
         shown.append([row.server, row.load, rate, "A", *old, str(row.before.num_failed)])
         shown.append(["", "", "", "B", *new, str(row.after.num_failed)])
         shown.append(["", "", "", "B / A", *change, ""])
-    lines_ = [f"A: {before}, {comparison.before.started}", f"B: {after}, {comparison.after.started}"]
-    return "\n".join([*lines_, rendered(header, shown, num_names=2), *comparison.notes])
+    head = [f"A: {before}, {comparison.before.started}", f"B: {after}, {comparison.after.started}"]
+    return "\n".join([*head, rendered(header, shown, num_names=2), *comparison.notes])
 
 
 def _cells(row: ComparedLoad) -> tuple[list[str], list[str], list[str]]:
@@ -179,18 +179,11 @@ def page(comparison: ResultComparison, before: Path, after: Path) -> str:
     parts.append(table("Latencies in milliseconds", ["Load", "", *_FIGURES, "Failed"], rows))
     parts.append("<h2>Percentiles</h2>")
     parts += (_chart(row, f"percentiles-{number}", comparison) for number, row in enumerate(comparison.rows))
-    return document("Two loads compared", parts, lines.STYLE)
+    return document("Two loads compared", parts, STYLE)
 
 
 def _chart(row: ComparedLoad, name: str, comparison: ResultComparison) -> str:
-    curves = [(label, curve(load.histogram)) for label, load in (("A", row.before), ("B", row.after))]
-    shown = [
-        Line(label, [(tail(each), value) for each, value in points], number % NUM_COLORS + 1, number)
-        for number, (label, points) in enumerate(curves)
-    ]
-    values = [value for _, points in curves for _, value in points]
-    highest = max((points[-1][0] for _, points in curves if points), default=50.0)
+    curves = [("A", curve(row.before.histogram), 1, 0), ("B", curve(row.after.histogram), 2, 1)]
     where = f"{row.server}: " if len(comparison.after.servers) > 1 else ""
     at = "" if row.rate is None else f" at {row.rate:g} requests/s"
-    title = f"{where}{row.load}{at}: latency by percentile"
-    return line_chart(name, title, shown, percentile_axis(highest), log_axis("milliseconds", values))
+    return curves_chart(name, f"{where}{row.load}{at}: latency by percentile", curves)

@@ -14,7 +14,7 @@ from itertools import pairwise
 from bei.cli.bench.result import ServerSample
 from bei.cli.bench.target import BenchTarget
 
-_TIMEOUT_S = 5.0
+TIMEOUT_S = 5.0  # also of other GET requests that are not part of the load
 _LANES = ("interactive", "bulk")
 _LINE = re.compile(r"^(bei_\w+)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
 _READ = re.compile(
@@ -34,21 +34,6 @@ def values_of(text: str) -> MetricValues:
             lane = re.search(r'lane="(\w+)"', labels)
             values[name, lane[1] if lane else ""] += float(value)
     return values
-
-
-def get(target: BenchTarget, tls: ssl.SSLContext | None, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
-    """GET ``path`` behind the target's host: status and body. Raises OSError, HTTPException."""
-    connection = (
-        http.client.HTTPSConnection(target.host, target.port, timeout=_TIMEOUT_S, context=tls)
-        if target.is_https
-        else http.client.HTTPConnection(target.host, target.port, timeout=_TIMEOUT_S)
-    )
-    try:
-        connection.request("GET", path, headers=dict(headers))
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    finally:
-        connection.close()
 
 
 class MetricsScraper:
@@ -81,7 +66,7 @@ class MetricsScraper:
         while not self._over.wait(max(0.0, next_s - time.monotonic())):
             next_s = max(next_s + self._interval_s, time.monotonic())
             try:
-                status, body = get(self._target, self._tls, path, self._headers)
+                status, body, _ = self._target.request("GET", path, self._headers, self._tls, TIMEOUT_S)
             except (OSError, http.client.HTTPException):
                 continue  # a gap: the server has other things to do
             if status == 200:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from hdrh.histogram import HdrHistogram
@@ -246,14 +246,6 @@ class MergedIntervals:
         self.failures.update(interval.failures)
         self.latency.add(interval.latency)
         self.lateness.add(interval.lateness)
-
-
-def merged(intervals: Iterable[Interval]) -> MergedIntervals:
-    """The sum of intervals."""
-    total = MergedIntervals()
-    for interval in intervals:
-        total.add(interval)
-    return total
 
 
 def curve(packed: PackedHistogram, num_points: int = 60) -> list[tuple[float, float]]:

@@ -1,8 +1,14 @@
-"""A result of ``bei bench`` as it is stored: JSON of a schema with a number. Times are milliseconds where the name says
-nothing else; figures that too few answers cannot give are null."""
+"""A result of ``bei bench``: its JSON form, the machine that made the load, and warnings for a reader.
+
+The JSON has a numbered schema. Times are milliseconds unless the name says otherwise; percentiles that too few answers
+cannot support are null.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
+import platform
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +18,7 @@ from bei.cli.bench.arrivals import LoadPlan
 from bei.cli.bench.recording import PackedHistogram
 from bei.cli.bench.texts import TextsPlan
 from bei.errors import BenchError
+from bei.utils.cpu_count import usable_cores
 from bei.utils.untrusted_files import UnfitError, read_bounded
 
 SCHEMA = 1
@@ -164,6 +171,23 @@ class BenchResult(msgspec.Struct, frozen=True):
             if kind != "unanswered"
         )
 
+    @property
+    def errors(self) -> list[str]:
+        """The distinct error messages of all points and loads, in order."""
+        return list(dict.fromkeys(error for point in self.points for load in point.loads for error in load.errors))
+
+    def label(self, point: PointResult, load: LoadResult | None = None) -> str:
+        """The shortest name of a point, or of a load at a point, that is unambiguous in this result."""
+        parts = [point.server] if len(self.servers) > 1 else []
+        parts += [f"{point.rate:g} requests/s"] if point.rate is not None else []
+        parts += [load.name] if load is not None and len(point.loads) > 1 else []
+        return ", ".join(parts) or "The run"
+
+    def rate_of(self, point: PointResult, load: LoadResult) -> float | None:
+        """Requests/s asked of a load at a point; None: a closed loop."""
+        plan = next(one for one in self.setup.loads if one.name == load.name)
+        return point.rate if plan.is_swept else plan.rate
+
 
 def write_result(result: BenchResult, path: Path) -> None:
     """As JSON."""
@@ -183,3 +207,87 @@ def read_result(path: Path) -> BenchResult:
         raise BenchError(f"{path} is not there.") from None
     except (OSError, UnfitError, msgspec.MsgspecError) as error:
         raise BenchError(f"{path} is no result of bei bench: {error}.") from error
+
+
+_PACKAGES = ("bei", "hdrhistogram", "httptools", "msgspec")
+
+
+def machine_facts() -> GeneratorMachine:
+    """No name and no address: results are passed on."""
+    return GeneratorMachine(
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        cpu=_cpu(),
+        cores=usable_cores(),
+        python=platform.python_version(),
+        packages={name: version for name in _PACKAGES if (version := _version(name)) is not None},
+    )
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or "unknown")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+# Of a core: a worker that is busier sends late, whatever the server does.
+MOST_CPU_SHARE = 0.8
+# What the generator's own lateness may be of what it measures, and what is never worth a word.
+_MOST_LATENESS_SHARE, _LEAST_LATENESS_MS = 0.1, 1.0
+_LEAST_ANSWERED_SHARE = 0.95
+
+
+def warnings_of(result: BenchResult) -> list[str]:
+    """One sentence each, the gravest first."""
+    found: list[str] = []
+    if result.interrupted:
+        found.append(
+            "The run was ended early: the last point is of the time until then, and points behind it are missing."
+        )
+    if result.setup.texts.repeated is not None:
+        found.append("Texts were repeated: a server that keeps answers, or shares equal inputs, is flattered.")
+    for point in result.points:
+        for load in point.loads:
+            found += (f"{result.label(point, load)}: {text}" for text in _of_load(result, point, load))
+        found += (f"{result.label(point)}: {text}" for text in _of_generator(point))
+    return found
+
+
+def _of_load(result: BenchResult, point: PointResult, load: LoadResult) -> Iterator[str]:
+    failed = {kind: count for kind, count in load.failures.items() if kind != "unanswered"}
+    if failed:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in failed.items())
+        yield f"{sum(failed.values())} of {load.num_due} requests failed ({kinds}), and percentiles are of the others."
+    rate = result.rate_of(point, load)
+    if rate is None or not load.latency.count:
+        return
+    asked_per_s = (load.num_due - load.num_failed) / point.measured_s
+    if load.requests_per_s < _LEAST_ANSWERED_SHARE * asked_per_s and not result.interrupted:
+        yield (
+            f"{load.requests_per_s:.4g} of {asked_per_s:.4g} requests/s were answered within the window: the server "
+            "cannot keep up, and latencies grow with the run (or the warm-up is shorter than an answer takes)."
+        )
+    late, median = load.lateness_p99, load.latency.p50
+    if late is not None and median is not None and late > max(_LEAST_LATENESS_MS, _MOST_LATENESS_SHARE * median):
+        yield (
+            f"requests were sent late (P99 {late:g} ms after they were due, at a median latency of {median:g} ms): the "
+            "generator, or a machine that is busy, is part of what was measured."
+        )
+
+
+def _of_generator(point: PointResult) -> Iterator[str]:
+    busiest = max(point.cpu_shares, default=0.0)
+    if busiest > MOST_CPU_SHARE:
+        yield (
+            f"the generator used {busiest:.0%} of a core and may have been the bottleneck: raise --workers, or give it "
+            "a machine of its own."
+        )

@@ -12,11 +12,8 @@ from typing import Any
 import msgspec
 
 from bei import __version__
-from bei.cli.bench.cpu_use import machine_facts
-from bei.cli.bench.messages import WorkerTask
 from bei.cli.bench.metrics_scraper import MetricsScraper
 from bei.cli.bench.options import BenchPlan, plan_from
-from bei.cli.bench.progress import ProgressDisplay
 from bei.cli.bench.recording import LatencyHistogram, MergedIntervals
 from bei.cli.bench.report import report_page
 from bei.cli.bench.result import (
@@ -28,12 +25,14 @@ from bei.cli.bench.result import (
     LoadResult,
     PointResult,
     ServerFacts,
+    machine_facts,
+    warnings_of,
     write_result,
 )
 from bei.cli.bench.server_probe import ServerProbe
 from bei.cli.bench.target import shown_command
-from bei.cli.bench.terminal import summary
-from bei.cli.bench.warnings import warnings_of
+from bei.cli.bench.terminal import ProgressDisplay, summary
+from bei.cli.bench.worker import WorkerTask
 from bei.cli.bench.workers import LoadRecord, LoadWorkers, PointRecord
 
 
@@ -111,24 +110,7 @@ def tasks_of(plan: BenchPlan, number: int, facts: ServerFacts, path: str, rate: 
     setup = plan.setup
     loads = [msgspec.structs.replace(load, rate=rate) if load.is_swept else load for load in setup.loads]
     return [
-        WorkerTask(
-            worker=worker,
-            num_workers=setup.workers,
-            target=plan.targets[number],
-            tls=plan.tls,
-            headers=plan.headers,
-            dialect=setup.dialect,
-            path=path,
-            model=facts.model,
-            loads=loads,
-            texts=setup.texts,
-            warmup_s=setup.warmup_s,
-            duration_s=setup.duration_s,
-            interval_s=setup.interval_s,
-            timeout_s=setup.timeout_s,
-            obeys_retry_after=setup.obeys_retry_after,
-            seed=plan.seed,
-        )
+        WorkerTask(worker, setup, plan.targets[number], plan.tls, plan.headers, path, facts.model, loads, plan.seed)
         for worker in range(setup.workers)
     ]
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from bei.cli.bench.arrivals import LoadPlan
 from bei.cli.bench.dialects import DIALECTS, BenchDialect
-from bei.cli.bench.metrics_scraper import get
+from bei.cli.bench.metrics_scraper import TIMEOUT_S
 from bei.cli.bench.options import BenchPlan
 from bei.cli.bench.result import ServerFacts
 from bei.cli.bench.target import BenchTarget, merged_headers
@@ -73,16 +73,9 @@ class ServerProbe:
         return f"{scheme}://{host}{self.path}"
 
     def _post(self, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes, str]:
-        target, timeout_s = self._target, self._plan.setup.timeout_s
-        connection = (
-            http.client.HTTPSConnection(target.host, target.port, timeout=timeout_s, context=self._tls)
-            if target.is_https
-            else http.client.HTTPConnection(target.host, target.port, timeout=timeout_s)
-        )
+        timeout_s, headers = self._plan.setup.timeout_s, {**headers, "content-type": "application/json"}
         try:
-            connection.request("POST", self.path, body, {**headers, "content-type": "application/json"})
-            answer = connection.getresponse()
-            return answer.status, answer.read(), answer.getheader("server", "")
+            return self._target.request("POST", self.path, headers, self._tls, timeout_s, body)
         except ssl.SSLError as error:
             raise BenchError(
                 f"TLS with {self._target.url} failed: {error}. --tls-ca FILE names an authority to trust, --insecure "
@@ -94,8 +87,6 @@ class ServerProbe:
             raise BenchError(f"{self._where} does not answer as an HTTP server: {error!r}.") from error
         except OSError as error:
             raise BenchError(f"Nothing answers at {self._target.url}: {error}.") from error
-        finally:
-            connection.close()
 
     def _only_model(self) -> str:
         for route in _MODELS:
@@ -113,7 +104,8 @@ class ServerProbe:
     def _json_of(self, route: str) -> dict[str, Any] | None:
         """What GET ``route`` answers, if it is a JSON object."""
         try:
-            status, body = get(self._target, self._tls, self._target.path(route), self._plan.headers)
+            path, headers = self._target.path(route), self._plan.headers
+            status, body, _ = self._target.request("GET", path, headers, self._tls, TIMEOUT_S)
             content = json.loads(body) if status == 200 else None
         except ssl.SSLError as error:
             raise BenchError(f"TLS with {self._target.url} failed: {error}. See --tls-ca and --insecure.") from error

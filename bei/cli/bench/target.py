@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
 import ssl
@@ -60,6 +61,31 @@ class BenchTarget(msgspec.Struct, frozen=True):
         host = f"[{self.host}]" if ":" in self.host else self.host
         is_usual = self.port == (443 if self.is_https else 80)
         return host if is_usual else f"{host}:{self.port}"
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        tls: ssl.SSLContext | None,
+        timeout_s: float,
+        body: bytes = b"",
+    ) -> tuple[int, bytes, str]:
+        """Status, body and header ``server`` of the answer, over a connection of its own. ``path`` is the whole path.
+
+        Raises OSError, HTTPException.
+        """
+        connection = (
+            http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=tls)
+            if self.is_https
+            else http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
+        )
+        try:
+            connection.request(method, path, body or None, dict(headers))
+            answer = connection.getresponse()
+            return answer.status, answer.read(), answer.getheader("server", "")
+        finally:
+            connection.close()
 
     def path(self, route: str) -> str:
         """The path of ``route``: behind the prefix, but for what the prefix's end and the route's begin share

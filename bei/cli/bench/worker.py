@@ -1,6 +1,7 @@
-"""A process that makes load: ``python -m bei.cli.bench.worker``, started by ``bei.cli.bench.workers``.
+"""The worker process of a load generator: ``python -m bei.cli.bench.worker``, started by ``bei.cli.bench.workers``.
 
-Reads tasks from stdin and reports on stdout, until stdin ends. Whatever comes on stdin during a point ends it early.
+It reads tasks from stdin and reports on stdout, a line of JSON each, until stdin ends. Any input during a point ends the
+point early.
 """
 
 from __future__ import annotations
@@ -21,21 +22,74 @@ from bei.cli.bench.arrivals import LoadPlan, WorkerShare
 from bei.cli.bench.dialects import DIALECTS
 from bei.cli.bench.driver import LoadDriver, RequestStream
 from bei.cli.bench.http1 import head_of, request_of
-from bei.cli.bench.messages import (
-    FromWorker,
-    LoadReport,
-    PointDone,
-    PointProgress,
-    StartPoint,
-    WorkerFailed,
-    WorkerReady,
-    WorkerTask,
-)
-from bei.cli.bench.recording import LoadRecorder
+from bei.cli.bench.recording import Interval, LoadRecorder
+from bei.cli.bench.result import BenchSetup
 from bei.cli.bench.sockets import ServerAddress, SocketNetwork, allow_files
-from bei.cli.bench.target import merged_headers
+from bei.cli.bench.target import BenchTarget, TlsPlan, merged_headers
 from bei.cli.bench.texts import Texts, texts_of
 from bei.errors import BeiError
+
+
+class WorkerTask(msgspec.Struct, frozen=True):
+    """One point of a run for one worker. Its window is ``setup.warmup_s`` to ``setup.warmup_s + setup.duration_s``.
+
+    ``loads`` are those of the setup with the rate of this point.
+    """
+
+    worker: int
+    setup: BenchSetup
+    target: BenchTarget
+    tls: TlsPlan
+    headers: dict[str, str]
+    path: str
+    model: str | None
+    loads: list[LoadPlan]
+    seed: int
+
+
+class StartPoint(msgspec.Struct, frozen=True):
+    """Begin when CLOCK_MONOTONIC says ``started_s``."""
+
+    started_s: float
+
+
+class LoadReport(msgspec.Struct, frozen=True):
+    """Of one load since the last report. ``in_flight``: started and not ended."""
+
+    name: str
+    in_flight: int
+    intervals: list[Interval]
+
+
+class PointProgress(msgspec.Struct, frozen=True, tag="tick"):
+    """So far. ``cpu_s``: the worker's, since the window began."""
+
+    loads: list[LoadReport]
+    cpu_s: float
+
+
+class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
+    """The worker can begin."""
+
+
+class WorkerFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """It cannot: ``message`` is for people."""
+
+    message: str
+
+
+class PointDone(msgspec.Struct, frozen=True, tag="done"):
+    """The point is over. ``cpu_s``: the worker's within the window, which for it was ``window_s`` long."""
+
+    loads: list[LoadReport]
+    errors: dict[str, list[str]]
+    reconnects: dict[str, int]
+    cpu_s: float
+    window_s: float
+
+
+FromWorker = PointProgress | WorkerReady | WorkerFailed | PointDone
+
 
 STOP = b"stop"
 
@@ -67,7 +121,7 @@ class LoadWorker:
 
     def _supply(self, task: WorkerTask) -> Texts:
         if task.target.name not in self._texts:
-            self._texts[task.target.name] = texts_of(task.texts, task.worker, task.num_workers)
+            self._texts[task.target.name] = texts_of(task.setup.texts, task.worker, task.setup.workers)
         return self._texts[task.target.name]
 
     def _read_line(self) -> bytes | None:
@@ -90,13 +144,13 @@ class _Point:
 
     def __init__(self, task: WorkerTask, texts: Texts) -> None:
         self._task = task
-        self._begin_s = task.warmup_s
-        self._end_s = task.warmup_s + task.duration_s
+        self._begin_s = task.setup.warmup_s
+        self._end_s = task.setup.warmup_s + task.setup.duration_s
         self._recorders: dict[str, LoadRecorder] = {}
         self._wire = SocketNetwork(
             ServerAddress(task.target.host, task.target.port, task.tls.context() if task.target.is_https else None)
         )
-        share = WorkerShare(task.worker, task.num_workers)
+        share = WorkerShare(task.worker, task.setup.workers)
         streams = [stream for load in task.loads if (stream := self._stream(load, share, texts)) is not None]
         self._driver = LoadDriver(self._wire, streams, seconds=self._end_s)
         self._cpu_from_s = 0.0
@@ -106,16 +160,16 @@ class _Point:
 
     def _stream(self, load: LoadPlan, share: WorkerShare, texts: Texts) -> RequestStream | None:
         """A load's stream; None where it has so few connections that none is this worker's."""
-        task, dialect = self._task, DIALECTS[self._task.dialect]
-        window = (self._begin_s, self._end_s, task.interval_s)
+        task, dialect = self._task, DIALECTS[self._task.setup.dialect]
+        window = (self._begin_s, self._end_s, task.setup.interval_s)
         recorder = LoadRecorder(*window, dialect.check, is_open_loop=load.concurrency is None)
         head = head_of("POST", task.path, task.target.authority, merged_headers(task.headers, load.lane))
         stream = RequestStream(
             name=load.name,
             content=_requests(load, head, texts, task, random.Random(f"{task.seed} {load.name} {task.worker}")),
             sink=recorder,
-            retry="obey" if task.obeys_retry_after else "never",
-            timeout_s=task.timeout_s,
+            retry="obey" if task.setup.obeys_retry_after else "never",
+            timeout_s=task.setup.timeout_s,
             keeps_body=True,
         )
         if load.concurrency is None:
@@ -134,7 +188,7 @@ class _Point:
         driver = self._driver
         driver.at(self._begin_s, self._begin)
         driver.at(self._end_s, self._end)
-        driver.at(self._begin_s + self._task.interval_s, partial(self._tick, 1, say))
+        driver.at(self._begin_s + self._task.setup.interval_s, partial(self._tick, 1, say))
         self._wire.watch(_STDIN, select.EPOLLIN, self._ended_early)
         driver.run(started_s)
         self._end()
@@ -166,7 +220,9 @@ class _Point:
         now = self._driver.now()
         cpu_s = self._cpu_s or time.process_time() - self._cpu_from_s
         say(PointProgress(self._reports(now), cpu_s))
-        self._driver.at(self._begin_s + (number + 1) * self._task.interval_s, partial(self._tick, number + 1, say))
+        self._driver.at(
+            self._begin_s + (number + 1) * self._task.setup.interval_s, partial(self._tick, number + 1, say)
+        )
 
     def _reports(self, now_s: float, *, is_last: bool = False) -> list[LoadReport]:
         reports = []
@@ -180,7 +236,7 @@ def _requests(
     load: LoadPlan, head: bytes, texts: Texts, task: WorkerTask, rng: random.Random
 ) -> Callable[[], tuple[bytes, int]]:
     """The requests of a load, made one by one: a text takes a few microseconds, and their number is not known."""
-    dialect = DIALECTS[task.dialect]
+    dialect = DIALECTS[task.setup.dialect]
     inputs, words, query_words = load.lengths("inputs"), load.lengths("words"), load.lengths("query_words")
 
     def content() -> tuple[bytes, int]:

@@ -15,7 +15,9 @@ from types import TracebackType
 
 import msgspec
 
-from bei.cli.bench.messages import (
+from bei.cli.bench.recording import MergedIntervals
+from bei.cli.bench.worker import (
+    STOP,
     FromWorker,
     LoadReport,
     PointDone,
@@ -25,8 +27,6 @@ from bei.cli.bench.messages import (
     WorkerReady,
     WorkerTask,
 )
-from bei.cli.bench.recording import MergedIntervals
-from bei.cli.bench.worker import STOP
 from bei.errors import BenchError
 
 _LEAD_S = 0.2  # from the word to the start: time for the word to reach all workers

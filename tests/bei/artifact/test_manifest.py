@@ -289,7 +289,7 @@ def test_saving_is_finished_by_the_manifest(saved: Artifact, monkeypatch: pytest
     def killed(*paths: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bei.artifact.manifest.os.replace", killed)
+    monkeypatch.setattr("bei.artifact.store.os.replace", killed)
     with pytest.raises(KeyboardInterrupt):
         store.save(saved.path, saved.manifest, saved.certificate)
     assert not is_artifact(saved.path)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from bei.cli.bench.arrivals import LoadPlan
-from bei.cli.bench.recording import LatencyHistogram
+from bei.cli.bench.recording import Interval, LatencyHistogram, MergedIntervals
 from bei.cli.bench.result import (
     SCHEMA,
     BenchResult,
@@ -123,3 +124,10 @@ def _load(name: str, numbers: itertools.count[int]) -> LoadResult:
         ],
         histogram=histogram.packed(),
     )
+
+
+def merged(intervals: Iterable[Interval]) -> MergedIntervals:
+    total = MergedIntervals()
+    for interval in intervals:
+        total.add(interval)
+    return total

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from bei.cli.bench.arrivals import LoadPlan, WorkerShare
 from bei.cli.bench.driver import BROKEN, NOT_HTTP, TIMED_OUT, UNANSWERED, UNREACHABLE, LoadDriver, RequestStream
-from bei.cli.bench.recording import LoadRecorder, merged
+from bei.cli.bench.recording import LoadRecorder
+from tests.bei.cli.bench.results import merged
 from tests.bei.cli.bench.simulated import OK, Fates, Line, Server, SimulatedWire, response
 
 START_S = 1000.0

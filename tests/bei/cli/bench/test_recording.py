@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from bei.cli.bench.driver import TIMED_OUT, LoadRequest
 from bei.cli.bench.http1 import HttpResponse
-from bei.cli.bench.recording import WRONG_BODY, LatencyHistogram, LoadRecorder, PackedHistogram, curve, merged
+from bei.cli.bench.recording import WRONG_BODY, LatencyHistogram, LoadRecorder, PackedHistogram, curve
+from tests.bei.cli.bench.results import merged
 
 LATENCIES = st.lists(st.floats(1e-6, 4000), max_size=60)
 ASKED = [50, 75, 90, 95, 99, 99.9, 100]

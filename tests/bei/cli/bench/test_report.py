@@ -12,12 +12,10 @@ import msgspec
 import pytest
 
 from bei.cli.bench.compare import as_text, compared, page
-from bei.cli.bench.plots import latency_chart
-from bei.cli.bench.report import report_page
-from bei.cli.bench.result import SCHEMA, BenchResult, LoadResult, read_result, write_result
+from bei.cli.bench.report import latency_chart, report_page
+from bei.cli.bench.result import SCHEMA, BenchResult, LoadResult, read_result, warnings_of, write_result
 from bei.cli.bench.terminal import summary
 from bei.cli.bench.texts import TextsPlan
-from bei.cli.bench.warnings import warnings_of
 from bei.errors import BenchError, ComparisonError
 from tests.bei.artifact.certificate.test_page import EVIL, Elements
 from tests.bei.cli.bench.results import LOADS, result_of, setup_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bei.cli.bench.messages import LoadReport
 from bei.cli.bench.recording import Interval, LatencyHistogram, PackedHistogram
 from bei.cli.bench.run import load_result
+from bei.cli.bench.worker import LoadReport
 from bei.cli.bench.workers import LoadRecord
 
 

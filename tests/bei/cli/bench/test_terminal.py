@@ -7,9 +7,9 @@ import re
 
 from rich.console import Console
 
-from bei.cli.bench.messages import LoadReport
-from bei.cli.bench.progress import ProgressDisplay
 from bei.cli.bench.recording import Interval, LatencyHistogram
+from bei.cli.bench.terminal import ProgressDisplay
+from bei.cli.bench.worker import LoadReport
 from bei.cli.bench.workers import LoadRecord, PointRecord
 from tests.bei.cli.bench.results import setup_of
 
