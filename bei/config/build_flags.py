@@ -1,5 +1,5 @@
-"""Flags of ``bei build`` in messages to those who have them as variables alone: ``bei serve`` and ``bei.Model`` build
-too, and have flags of their own."""
+"""Adds environment variables to messages that name flags of ``bei build``, for ``bei serve`` and ``bei.Model``, which
+build too but have other flags."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _OF_SERVING = frozenset(field.name for field in fields(ServeConfig))
 
 
 def with_variables(text: str, build_config: type) -> str:
-    """``text``, and behind it the variables that stand for the flags that it names. ``build_config``: the class of the
-    builder's settings."""
+    """``text``, followed by the variables that correspond to the build flags it names. ``build_config``: the class of
+    the builder's settings."""
     hints = typing.get_type_hints(build_config)
     found: dict[str, None] = {}
     for negation, flag in _FLAG.findall(text):
@@ -34,7 +34,7 @@ def with_variables(text: str, build_config: type) -> str:
 
 @contextmanager
 def saying_variables(build_config: type) -> Iterator[None]:
-    """Errors of a build say ``with_variables`` what they say."""
+    """A context in which the messages of build errors get ``with_variables``."""
     try:
         yield
     except BeiError as error:

@@ -1,4 +1,4 @@
-"""The verification that a build for another machine's device left open: ``bei verify``, or the first ``bei serve``."""
+"""Completes a pending verification on the target device: ``bei verify``, or the first ``bei serve``."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ log = logging.getLogger(__name__)
 
 
 def verify(path: Path) -> tuple[Artifact, bool]:
-    """Compare the engine of the artifact at ``path`` with the reference's answers it keeps, and write the certificate.
+    """Compare the engine of the artifact at ``path`` with the stored reference answers, and write the certificate.
 
-    Returns the artifact and whether it may be served, as ``bei.verification.stored_answers.complete`` does, and raises what it
-    raises; ArtifactError, DeviceNotFoundError, MissingDependencyError, OSError where the folder cannot be written;
-    ArtifactSignatureError for a signed one, since a new certificate changes the manifest that was signed.
+    Returns the artifact and whether it may be served. Raises the errors of
+    ``bei.verification.stored_answers.complete``; ArtifactError, DeviceNotFoundError, MissingDependencyError; OSError if
+    the folder is read-only; ArtifactSignatureError for a signed artifact, whose signature a new certificate would
+    invalidate.
     """
     artifact = store.load(path)
     if artifact.signed is not None:
@@ -32,18 +33,17 @@ def verify(path: Path) -> tuple[Artifact, bool]:
             f"{path} is signed by {artifact.signed.key}, and a new certificate would not be: take {SIGNATURE} away, "
             "verify, and sign again with 'bei sign'."
         )
-    check_stored(artifact)  # before gigabytes are loaded, by a library that may not be here
+    check_stored(artifact)  # before gigabytes are loaded by a library that may be missing
     with closing(load_engine(artifact.engine_dir, artifact.manifest)) as engine:
         completed, is_good = complete(artifact, engine)
     return store.recertify(artifact, completed.certificate), is_good
 
 
 def verified(artifact: Artifact, engine: Engine) -> Artifact:
-    """``artifact``, with its certificate completed by ``engine`` if it was pending.
+    """``artifact``, with a pending certificate completed by ``engine``.
 
-    Raises VerificationError where the engine fails, or has failed when it was compared before.
-
-    An artifact that cannot be written, or is signed, keeps its old certificate on disk, and is verified at each start.
+    Raises VerificationError if the engine fails, or failed in an earlier comparison. An artifact that is read-only or
+    signed keeps its old certificate on disk, and is verified at each start.
     """
     name = artifact.manifest.name
     if artifact.certificate.kind != "pending":
@@ -72,7 +72,7 @@ def verified(artifact: Artifact, engine: Engine) -> Artifact:
 
 
 def failure_of(name: str, certificate: Certificate) -> str:
-    """What an engine that is below its thresholds is refused with."""
+    """The message that refuses an engine below its thresholds."""
     return (
         f"{name} differs from its reference ({certificate.reference}) on {certificate.device}: "
         f"{'; '.join(certificate.failures)}. Build it again: {', or '.join(remedies(certificate))}."
