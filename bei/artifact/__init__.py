@@ -1,1 +1,1 @@
-"""What ``bei build`` writes and ``bei serve`` reads: manifest, files and their hashes, signature, cache of built artifacts."""
+"""Built artifacts on disk: manifest, validation, hashes, signature, certificate, and the cache of ``bei serve``."""

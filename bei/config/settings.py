@@ -48,7 +48,7 @@ _MOST_HTTP_WORKERS = 256
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """The configuration of ``bei serve``: each field is a flag, a variable ``BEI_<NAME>`` and a key of the YAML file."""
+    """Configuration of ``bei serve``: each field is a flag, a variable ``BEI_<NAME>`` and a key of the YAML file."""
 
     models: tuple[str, ...] = field(
         default=(), metadata={"help": "artifacts or checkpoints (default: all-MiniLM-L6-v2)", "positional": True}
