@@ -160,7 +160,7 @@ class ModelCache:
             )
 
     def _entries(self) -> list[CacheEntry]:
-        """The entries, for a holder of ``_LOCK``: each entry's lock is tried, which other processes would take for use."""
+        """The entries, for a holder of ``_LOCK``: it tries each entry's lock, which other processes would take for use."""
         found = [*self._artifacts(), *self._costs()]
         return sorted(found, key=lambda entry: entry.last_used_s, reverse=True)
 
@@ -197,7 +197,7 @@ class ModelCache:
             yield CacheEntry("leftover" if is_half else "costs", path, _size(path), used_s, is_fresh)
 
     def _removed(self, entry: CacheEntry) -> bool:
-        """Remove ``entry``; False if it came into use. It is renamed first, so that others find a whole entry or none."""
+        """Remove ``entry``; False if it came into use. It is renamed first: others find a whole entry or none."""
         if entry.path.parent != self.folder:
             entry.path.unlink(missing_ok=True)
             return True

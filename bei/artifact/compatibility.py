@@ -35,7 +35,7 @@ def check_swap(served: Manifest, new: Manifest, *, vectors_may_change: bool) -> 
 
 
 def check_room(artifact: Artifact, num_engines: int = 1) -> None:
-    """Raise SwapRefusedError if ``num_engines`` more engines do not fit into memory: the system would kill the process."""
+    """Raise SwapRefusedError if ``num_engines`` more engines exceed the memory: the system would kill the process."""
     size = num_engines * sum(info.size for info in _engine_files(artifact.manifest))
     available, of_each = available_bytes(), f" of each of {num_engines} devices" if num_engines > 1 else ""
     if available is not None and size > available:

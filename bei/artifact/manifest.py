@@ -183,14 +183,14 @@ class Tokenization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Classification(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The meaning of the columns of ``logits`` or ``token_logits``, and the ``function`` that turns them into scores."""
+    """The meaning of the columns of ``logits`` or ``token_logits``; ``function`` turns them into scores."""
 
     labels: list[str]
     function: ScoreFunction
 
     @property
     def relevance(self) -> ScoreFunction:
-        """The function for a reranker's scores: ``function``, or the sigmoid if that gives no score for a single logit."""
+        """The function for a reranker's scores: ``function``, or the sigmoid if that gives no score for one logit."""
         return "sigmoid" if self.function in ("none", "softmax") else self.function
 
 

@@ -65,7 +65,7 @@ class WordCache:
             return b"".join(map(known.__getitem__, words))
 
     def _pieces(self, text: str) -> list[str] | None:
-        """The words of a text that only needs splitting; None if the normalizer changes it, or it holds an added token."""
+        """The words of a text that needs only splitting; None if it is normalized, or holds an added token."""
         if not (text.isascii() and text.isprintable()):
             return None
         lowered = text.lower()

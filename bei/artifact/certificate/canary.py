@@ -15,7 +15,7 @@ _MAX_DIFFERENCE = 0.1  # of a column, beside 1/20 of the largest: BF16 kernels o
 
 
 def canary_row(answer: Float32Array, output: str) -> npt.NDArray[np.float64]:
-    """The stored form of ``answer``, float64 [width]: the first token's row of a token output; vectors at unit length."""
+    """The stored form of ``answer``, float64 [width]: of a token output the first row; vectors at unit length."""
     row = np.nan_to_num(answer.astype(np.float64), posinf=0.0, neginf=0.0)
     row = row[0] if row.ndim == 2 else row
     return row if output in BY_COLUMN else row / max(float(np.linalg.norm(row)), 1e-12)

@@ -17,7 +17,7 @@ from bei.config.settings import ServeConfig
 from bei.errors import BeiError, MissingDependencyError, VerificationError
 from bei_build.config import BuildConfig
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 COMMANDS = ("build", "sign", "serve", "tune", "verify", "inspect", "cache", "doctor", "simulate", "bench")
 # Of pip, and of docker.

@@ -33,7 +33,7 @@ from bei_build.tokenizer import chat_template
 from bei_build.weights import tensor_store
 from tests.support.checkpoints import save_checkpoint
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 MISSING_SYSTEM_LIBRARY = "raise OSError('libodd.so.1: cannot open\\nshared object file')"
 # What pybind11 makes of Ctrl-C while a module of its kind is initialized.

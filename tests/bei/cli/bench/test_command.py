@@ -38,7 +38,7 @@ def server() -> Iterator[SmallServer]:
 @pytest.fixture
 def bench(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Bench:
     """``bench(*arguments, code=0)``: the result that was written."""
-    root = str(Path(__file__).parents[3])
+    root = str(Path(__file__).parents[4])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((root, os.environ.get("PYTHONPATH", ""))))
 
     def run(*arguments: str, code: int = 0) -> BenchResult:
