@@ -160,7 +160,8 @@ class ModelCache:
             )
 
     def _entries(self) -> list[CacheEntry]:
-        """The entries, for a holder of ``_LOCK``: it tries each entry's lock, which other processes would take for use."""
+        """The entries, for a holder of ``_LOCK``: each entry's lock is tried, which other processes would take for
+        use."""
         found = [*self._artifacts(), *self._costs()]
         return sorted(found, key=lambda entry: entry.last_used_s, reverse=True)
 

@@ -60,7 +60,8 @@ class ArtifactSignature(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_signature(folder: Path, digest: str, key: Ed25519PrivateKey) -> ArtifactSignature:
-    """Sign the artifact in ``folder``, whose manifest has ``digest``. The file is written atomically. Raises OSError."""
+    """Sign the artifact in ``folder``, whose manifest has ``digest``. The file is written atomically. Raises
+    OSError."""
     public_key = key.public_key().public_bytes_raw()
     record = _Record(
         schema_version=_SCHEMA_VERSION,

@@ -1,4 +1,4 @@
-"""``bei cache list`` and ``bei cache prune``: what ``bei serve`` keeps between starts, and removing some of it."""
+"""``bei cache list`` and ``bei cache prune``: shows and removes artifacts and measurements in the cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bei.utils.untrusted_files import home_expanded, printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The two commands below ``bei cache``, and what they take."""
+    """Add the subcommands and their flags."""
     commands = parser.add_subparsers(metavar="list | prune", required=True)
     listing = commands.add_parser("list", help="what is kept, how large it is, when it was last used")
     listing.add_argument("--json", action="store_true", help="machine-readable")

@@ -1,4 +1,4 @@
-"""What ``bei inspect --certificate`` prints: the certificate with all of its figures, for people or for programs."""
+"""``bei inspect --certificate``: the certificate with all of its figures, as tables or JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def as_json(artifact: Artifact) -> str:
 
 
 def as_tables(artifact: Artifact) -> str:
-    """The same for a terminal."""
+    """The certificate as tables."""
     return console_text(*_tables(artifact)).strip("\n")
 
 
@@ -54,7 +54,7 @@ def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 def _printable(text: str) -> str:
-    """Without what a terminal would obey."""
+    """``text`` with unprintable characters replaced, so that it is safe on a terminal."""
     return "".join(char if char.isprintable() else "\ufffd" for char in text)
 
 
@@ -103,7 +103,7 @@ def _figures(row: Agreement) -> Iterator[tuple[str, str]]:
 
 
 def _histogram(histogram: CosineHistogram) -> Iterator[tuple[str, str, str]]:
-    """The closest to 1 first; ranges that nothing lies beyond are left out."""
+    """Buckets, those near 1 first; empty buckets at the end are left out."""
     last = max(place for place, count in enumerate(histogram.counts) if count)
     highest = max(histogram.counts)
     for place, count in enumerate(histogram.counts[: last + 1]):

@@ -1,6 +1,6 @@
-"""What ``bei inspect`` prints: the manifest and the certificate, for people or for programs.
+"""``bei inspect``: manifest and certificate, as a table or JSON.
 
-The certificate by itself: ``bei.cli.certificate``.
+The certificate alone: ``bei.cli.certificate``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ASKED = " (as bei build --attention said)"
 
 
 def as_json(artifact: Artifact) -> str:
-    """Manifest and certificate of the artifact, and who has signed it, as JSON."""
+    """Manifest, certificate and signature of the artifact as JSON."""
     signed = artifact.signed
     signature = signed and {"algorithm": signed.algorithm, "key": signed.key, "checked": signed.is_checked}
     content = {"manifest": artifact.manifest, "certificate": artifact.certificate, "signature": signature}
@@ -28,7 +28,7 @@ def as_json(artifact: Artifact) -> str:
 
 
 def as_table(artifact: Artifact) -> str:
-    """The same for a terminal."""
+    """Manifest, certificate and signature of the artifact as a table."""
     from rich import box
     from rich.table import Table
 
@@ -129,7 +129,7 @@ def _signature_rows(signed: ArtifactSignature | None) -> list[tuple[str, str]]:
 
 
 def _layers_row(kinds: Sequence[str]) -> tuple[str, str]:
-    """How many attention layers are of which kind."""
+    """The number of attention layers of each kind."""
     counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
     return "attention", ", ".join(f"{kind} ({count} layers)" for kind, count in counts.items()) or "none"
 

@@ -1,4 +1,4 @@
-"""A deterministic engine without a model, whose output identifies its input. For tests and for measuring the front end."""
+"""A deterministic engine without a model, whose output identifies its input, for tests and front end measurements."""
 
 from __future__ import annotations
 

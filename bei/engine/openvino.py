@@ -119,7 +119,8 @@ class OpenVINOEngine:
                 self.run(PackedBatch(np.zeros(1, np.int32), np.array([0, 1], np.int32)))
 
     def warmup(self) -> None:
-        """Run one batch on every stream, full if its texts have usual lengths: a text of 8,192 tokens may take seconds."""
+        """Run one batch on every stream, full if its texts have usual lengths: a text of 8,192 tokens may take
+        seconds."""
         limits = self._info.limits
         length = min(limits.max_seq_len, _WARMUP_TOKENS)
         count = max(1, min(limits.max_batch_size, min(limits.max_num_tokens, _WARMUP_TOKENS) // length))

@@ -62,7 +62,8 @@ def graph_inputs(
     - ``token_seq_lens`` [T']: per token, how many tokens its sequence has.
     - ``sequence_ids`` [T']: per token, the number of its sequence.
     - ``key_lens`` [B']: how many leading tokens of each sequence are keys; all, unless the batch says otherwise.
-    - ``key_mask`` float32 [B', S']: 1 where a slot holds such a token. ``token_key_lens`` [T']: per token, that of its sequence.
+    - ``key_mask`` float32 [B', S']: 1 where a slot holds such a token. ``token_key_lens`` [T']: per token,
+      the ``key_lens`` of its sequence.
     - ``slot_ids`` [S']: 0, 1, 2, ...
     - ``seq_lens`` [B']: tokens of each sequence.
     - ``pad_index`` [B', S']: for each slot of the padded view, its packed token. Slots behind a

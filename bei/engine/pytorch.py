@@ -33,7 +33,8 @@ class TorchGpu:
 
 
 def load_torch(purpose: str) -> Any:
-    """The torch module. Raises MissingDependencyError and BrokenDependencyError with ``purpose``, LibraryVersionError."""
+    """The torch module. Raises MissingDependencyError and BrokenDependencyError with ``purpose``,
+    LibraryVersionError."""
     torch: Any = libraries.load("torch", "torch", EXTRA, purpose)
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < LEAST:

@@ -1,4 +1,4 @@
-"""Sparse vectors: SPLADE's rows over the vocabulary, BGE-M3's token weights, and weights that are looked up in a table."""
+"""Sparse vectors: SPLADE's rows over the vocabulary, BGE-M3's token weights, and weights looked up in a table."""
 
 from __future__ import annotations
 

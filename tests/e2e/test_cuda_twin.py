@@ -72,7 +72,7 @@ def test_it_is_served(twin_server: Server, server: Server) -> None:
 
 def test_loading_it_imports_neither_the_builder_nor_the_compiler(twin: Artifact) -> None:
     code = (
-        "import sys; from pathlib import Path; from bei.artifact.manifest import load; from bei.engine.load import load_engine; "
+        "import sys; from pathlib import Path; from bei.artifact.store import load; from bei.engine.load import load_engine; "
         f"artifact = load(Path({str(twin.path)!r})); engine = load_engine(artifact.engine_dir, artifact.manifest); "
         "engine.warmup(); engine.close(); "
         "print([name for name in ('bei_build', 'transformers', 'onnx', 'torch._inductor.compile_fx') "

@@ -1,4 +1,4 @@
-"""``bei bench compare``: two results side by side, where they measured the same."""
+"""``bei bench compare``: two results of the same measurement side by side."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from bei.errors import ComparisonError
 from bei.utils.html.document import Cell, document, facts_table, safe, table
 from bei.utils.html.line_chart import STYLE
 
-# Both results must agree on these; the rest of the setup and the servers may be what is compared.
+# Settings in which both results must agree; other settings and the servers may be what is compared.
 _SAME = ("dialect", "loads", "texts", "rates", "timeout_s", "obeys_retry_after")
 _FIGURES = ("answers/s", "P50", "P90", "P99", "P99.9", "max")
 
 
 @dataclass(frozen=True)
 class ComparedLoad:
-    """A load at a point in both. ``figures``: name, before, after, and after over before."""
+    """A load at a point in both results."""
 
     server: str
     rate: float | None
@@ -34,14 +34,14 @@ class ComparedLoad:
 
     @property
     def figures(self) -> Iterator[tuple[str, float | None, float | None, float | None]]:
-        """None where there is none, or none to divide by."""
+        """Name, before, after, and after / before of each figure; None: missing, or division by zero."""
         for name, old, new in zip(_FIGURES, _figures(self.before), _figures(self.after), strict=True):
             yield name, old, new, None if old is None or new is None or not old else new / old
 
 
 @dataclass(frozen=True)
 class ResultComparison:
-    """Two results that measured the same; ``notes`` say what else differs."""
+    """Two comparable results; ``notes``: other differences."""
 
     before: BenchResult
     after: BenchResult
@@ -50,7 +50,7 @@ class ResultComparison:
 
 
 def compare(options: dict[str, Any]) -> int:
-    """The command. Raises ComparisonError, BenchError."""
+    """Run the command. Raises ComparisonError, BenchError."""
     before, after = options["before"], options["after"]
     comparison = compared(read_result(before), read_result(after))
     print(as_text(comparison, before, after))  # noqa: T201
@@ -61,7 +61,7 @@ def compare(options: dict[str, Any]) -> int:
 
 
 def compared(before: BenchResult, after: BenchResult) -> ResultComparison:
-    """Raises ComparisonError, which names everything that differs and must not."""
+    """The comparison. Raises ComparisonError, which names all differences that must not be."""
     differences = list(_differences(before, after))
     if differences:
         raise ComparisonError(f"These results do not measure the same: {'; '.join(differences)}.")
@@ -76,7 +76,7 @@ def compared(before: BenchResult, after: BenchResult) -> ResultComparison:
 def _differences(before: BenchResult, after: BenchResult) -> Iterator[str]:
     for name in _SAME:
         old, new = getattr(before.setup, name), getattr(after.setup, name)
-        if name == "texts":  # the file's place does not matter, its content does
+        if name == "texts":  # the content of the file counts, not its path
             old, new = (msgspec.structs.replace(one, file=one.file and "a file") for one in (old, new))
         if name == "loads":
             yield from _load_differences(before, after)
@@ -107,7 +107,7 @@ def _shown(value: object) -> str:
 
 
 def _pairs(before: BenchResult, after: BenchResult) -> Iterator[tuple[PointResult, PointResult]]:
-    """Points of the same rate and server; where each result has one server, whatever its name."""
+    """Points of the same rate and server; single servers are paired whatever their names."""
     order = {server.name: number for number, server in enumerate(before.servers)}
     old = {(order[point.server], point.rate): point for point in before.points}
     order = {server.name: number for number, server in enumerate(after.servers)}
@@ -140,7 +140,7 @@ def _figures(load: LoadResult) -> list[float | None]:
 
 
 def as_text(comparison: ResultComparison, before: Path, after: Path) -> str:
-    """For a terminal."""
+    """The comparison as text."""
     header = ("server", "load", "asked/s", "", *_FIGURES, "failed")
     shown: list[list[str]] = []
     for row in comparison.rows:
@@ -161,7 +161,7 @@ def _cells(row: ComparedLoad) -> tuple[list[str], list[str], list[str]]:
 
 
 def page(comparison: ResultComparison, before: Path, after: Path) -> str:
-    """As a page that needs nothing but itself."""
+    """The comparison as a self-contained HTML page."""
     parts = ["<h1>Two loads compared</h1>"]
     named = [("A", before, comparison.before), ("B", after, comparison.after)]
     parts.append(facts_table([(name, f"{path.name}, {result.started}") for name, path, result in named]))

@@ -77,7 +77,7 @@ class _Classified(msgspec.Struct):
 
 
 def _checks(kind: Any, problem: Callable[[Any, int], str | None]) -> Check:
-    """Decodes a body as ``kind``, then asks ``problem(decoded, num_inputs)``."""
+    """A check that decodes a body as ``kind``, and then calls ``problem(decoded, num_inputs)``."""
     decoder = msgspec.json.Decoder(kind)
 
     def check(body: bytes, num_inputs: int) -> str | None:
@@ -98,7 +98,7 @@ def _vectors_problem(rows: Sequence[msgspec.Raw], num_inputs: int) -> str | None
     for row in rows:
         raw = bytes(row)
         if raw[:1] == b'"' and len(raw) > 2:
-            sizes.add(len(raw))  # base64: equally long where the vectors are
+            sizes.add(len(raw))  # base64: equal lengths if the vectors have equal lengths
         elif raw[:1] == b"[" and raw[1:-1].strip() and b"n" not in raw:  # null, nan
             sizes.add(raw.count(b","))
         else:

@@ -1,4 +1,4 @@
-"""What a bei server's ``/metrics`` say while it is measured: steps, their size, who waits in which lane."""
+"""Scrapes a bei server's ``/metrics`` during a measurement: steps, their sizes, lanes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from itertools import pairwise
 from bei.cli.bench.result import ServerSample
 from bei.cli.bench.target import BenchTarget
 
-TIMEOUT_S = 5.0  # also of other GET requests that are not part of the load
+TIMEOUT_S = 5.0  # also for other GET requests beside the load
 _LANES = ("interactive", "bulk")
 _LINE = re.compile(r"^(bei_\w+)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
 _READ = re.compile(
@@ -22,12 +22,12 @@ _READ = re.compile(
     r"|bei_queue_sequences|bei_tokens_total"
 )
 
-# Values by metric and lane (empty where it has none), summed over models.
+# Values by metric and lane (empty: none), summed over models.
 MetricValues = Mapping[tuple[str, str], float]
 
 
 def values_of(text: str) -> MetricValues:
-    """Those of the exposition ``text`` that are read here."""
+    """The relevant values of the exposition ``text``."""
     values: dict[tuple[str, str], float] = defaultdict(float)
     for name, labels, value in _LINE.findall(text):
         if _READ.fullmatch(name):
@@ -37,7 +37,7 @@ def values_of(text: str) -> MetricValues:
 
 
 class MetricsScraper:
-    """Asks ``/metrics`` every ``interval_s`` in a thread of its own, from ``begin`` to ``end``."""
+    """Scrapes ``/metrics`` every ``interval_s`` in a thread, from ``begin`` to ``end``."""
 
     def __init__(
         self, target: BenchTarget, tls: ssl.SSLContext | None, headers: Mapping[str, str], interval_s: float
@@ -51,11 +51,11 @@ class MetricsScraper:
         self._thread = threading.Thread(target=self._run, daemon=True, name="bei-bench-scraper")
 
     def begin(self) -> None:
-        """Start asking."""
+        """Start scraping."""
         self._thread.start()
 
     def end(self, window_from_s: float) -> list[ServerSample]:
-        """Stop; the samples, whose times count from ``window_from_s`` on CLOCK_MONOTONIC."""
+        """Stop, and return the samples; their times count from ``window_from_s`` on CLOCK_MONOTONIC."""
         self._over.set()
         self._thread.join()
         return samples_of([(at_s - window_from_s, values) for at_s, values in self._scrapes])
@@ -68,13 +68,13 @@ class MetricsScraper:
             try:
                 status, body, _ = self._target.request("GET", path, self._headers, self._tls, TIMEOUT_S)
             except (OSError, http.client.HTTPException):
-                continue  # a gap: the server has other things to do
+                continue  # a gap: the server is busy
             if status == 200:
                 self._scrapes.append((time.monotonic(), values_of(body.decode(errors="replace"))))
 
 
 def samples_of(scrapes: list[tuple[float, MetricValues]]) -> list[ServerSample]:
-    """What happened between each scrape and the next; those that end before time 0 are left out."""
+    """Differences between consecutive scrapes; those that end before time 0 are left out."""
     return [
         _sample(at_s, until_s - at_s, before, after)
         for (at_s, before), (until_s, after) in pairwise(scrapes)

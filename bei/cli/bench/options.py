@@ -1,4 +1,4 @@
-"""The command line of ``bei bench``, and what it asks for as one checked plan."""
+"""Command line of ``bei bench``, checked and turned into a plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bei.errors import ConfigError
 
 COMPARE = "compare"
 
-_CONCURRENCY = 16  # where nothing is said
+_CONCURRENCY = 16  # the default load
 _WORDS = "20"
 _QUERY_WORDS = "8"
 _MOST_INTERVALS = 600
@@ -34,7 +34,7 @@ docs/bench.md says what the figures mean."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``bei bench URL...``."""
+    """Add the flags of ``bei bench URL...``."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     add = parser.add_argument
@@ -118,7 +118,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``bei bench compare``."""
+    """Add the flags of ``bei bench compare``."""
     parser.add_argument(COMPARE, choices=(COMPARE,), help=argparse.SUPPRESS)
     parser.add_argument("before", type=Path, metavar="A.json")
     parser.add_argument("after", type=Path, metavar="B.json")
@@ -127,7 +127,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """A run, checked. ``models``: one a server, None where it is to be found out."""
+    """A checked plan of a run. ``models``: one for each server; None: determined by the probe."""
 
     setup: BenchSetup
     targets: list[BenchTarget]
@@ -142,7 +142,7 @@ class BenchPlan:
 
 
 def plan_from(options: dict[str, Any]) -> BenchPlan:
-    """Raises ConfigError for what cannot be or contradicts itself."""
+    """The plan for ``options``. Raises ConfigError for invalid or contradicting ones."""
     targets = _targets(options["servers"])
     models = options["model"] or [None]
     if len(models) not in (1, len(targets)):
@@ -244,7 +244,7 @@ def _tls(options: dict[str, Any]) -> TlsPlan:
 
 
 def _out(text: str | None) -> Path | None:
-    """Where results go, looked at before anything is measured."""
+    """The path of the results, checked before the measurement."""
     if text is None:
         return None
     path = Path(text)

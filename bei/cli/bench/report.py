@@ -40,7 +40,7 @@ details {{ margin: .75rem 0; }} summary {{ cursor: pointer; color: var(--quiet);
 
 
 def report_page(result: BenchResult) -> str:
-    """The page."""
+    """The result as an HTML page."""
     names = " and ".join(server.name if len(result.servers) > 1 else server.url for server in result.servers)
     parts = [
         f"<h1>Load on <bdi>{safe(names)}</bdi></h1>",
@@ -188,7 +188,7 @@ def _legend(result: BenchResult) -> Iterator[str]:
         )
 
 
-# All that the JSON has, as it has it.
+# All figures of the JSON.
 
 
 def _all_figures(result: BenchResult) -> Iterator[str]:
@@ -232,12 +232,12 @@ def _rows(caption: str, kind: type[msgspec.Struct], rows: Sequence[Mapping[str, 
 
 
 def _exact(value: Any) -> str:
-    """As JSON has it; texts as they are."""
+    """The value as in JSON; texts unquoted."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def sweep_charts(result: BenchResult) -> Iterator[str]:
-    """Latency and answers against the rate of a sweep: two charts for the load that is swept, one for each other."""
+    """Charts of latency and answers against the rate of a sweep, two for each load."""
     for index, plan in enumerate(result.setup.loads):
         of_load = [
             (point.server, point.rate or 0.0, next(load for load in point.loads if load.name == plan.name))
@@ -260,7 +260,8 @@ def sweep_charts(result: BenchResult) -> Iterator[str]:
 
 
 def _latency_lines(result: BenchResult, of_load: Sequence[tuple[str, float, LoadResult]]) -> Iterator[Line]:
-    """One server: a colour a percentile. Several: a colour a server, a dash a percentile."""
+    """With one server a color for each percentile; with several a color for each server and a dash for each
+    percentile."""
     for color, server in _colored(result):
         own = [(rate, load.latency) for name, rate, load in of_load if name == server.name]
         if len(result.servers) > 1:
@@ -273,7 +274,7 @@ def _latency_lines(result: BenchResult, of_load: Sequence[tuple[str, float, Load
 
 
 def percentile_chart(result: BenchResult, points: Sequence[PointResult], name: str) -> str:
-    """The percentile curves of all loads of ``points``."""
+    """Percentile curves of all loads of ``points``."""
     loads = [(point, load) for point in points for load in point.loads]
     curves = [
         (_label(points, *each), values, number % NUM_COLORS + 1, 0)
@@ -291,7 +292,7 @@ def curves_chart(name: str, title: str, curves: Sequence[tuple[str, Sequence[tup
 
 
 def latency_chart(point: PointResult, name: str) -> str:
-    """Latency over time: the median, and P99 if most intervals have answers enough for one, else the highest."""
+    """Latency over time: median, and P99 if most intervals have enough answers for one, else the maximum."""
     lines: list[Line] = []
     for number, load in enumerate(point.loads):
         answered = [one for one in load.intervals if one.answers]
@@ -305,7 +306,7 @@ def latency_chart(point: PointResult, name: str) -> str:
 
 
 def throughput_chart(result: BenchResult, point: PointResult, name: str) -> str:
-    """Answers a second over time, failures where there are any, and what was asked for."""
+    """Answers and failures per second over time, and the requested rate."""
     lines: list[Line] = []
     for number, load in enumerate(point.loads):
         every_s = result.setup.interval_s
@@ -323,7 +324,7 @@ def throughput_chart(result: BenchResult, point: PointResult, name: str) -> str:
 
 
 def server_charts(point: PointResult, samples: Sequence[ServerSample], name: str) -> Iterator[str]:
-    """What the metrics of a bei server say: how full its steps were, and its lanes."""
+    """Charts from a bei server's metrics: fill of steps, lanes."""
     x = _time_axis(point)
     lines = [
         Line("tokens of a step", [(one.at_s, one.tokens_per_step) for one in samples], 1),

@@ -28,7 +28,8 @@ _MOST_BYTES = 500_000_000
 
 
 class LatencyFigures(msgspec.Struct, frozen=True):
-    """Of good answers to requests that were due in the window: from when they were due (of a closed loop: sent)."""
+    """Latencies of successful answers to requests that were due in the window, from their due times (closed loop:
+    sent)."""
 
     count: int
     mean: float | None
@@ -43,7 +44,7 @@ class LatencyFigures(msgspec.Struct, frozen=True):
 
 
 class IntervalResult(msgspec.Struct, frozen=True):
-    """A load in one interval of the window (or behind it, while the last answers came). ``at_s``: its begin."""
+    """A load in one interval of the window (or after it, while the last answers arrive). ``at_s``: its begin."""
 
     at_s: float
     answers: int
@@ -56,9 +57,9 @@ class IntervalResult(msgspec.Struct, frozen=True):
 
 
 class LoadResult(msgspec.Struct, frozen=True):
-    """One load at one point. Rates are of the good answers that came within the window. ``num_due``: requests that
-    were due in it; of those, ``failures`` by kind and ``retries`` (refused, and sent again as Retry-After said).
-    ``lateness_*``: from when an open loop's request was due until the generator came to it."""
+    """One load at one point. Rates count successful answers that arrived within the window. ``num_due``: requests
+    that were due in it; of those, ``failures`` by kind and ``retries`` (refused, and resent as Retry-After said).
+    ``lateness_*``: from the due time of an open loop's request until the generator processed it."""
 
     name: str
     num_due: int
@@ -78,12 +79,12 @@ class LoadResult(msgspec.Struct, frozen=True):
 
     @property
     def num_failed(self) -> int:
-        """All kinds."""
+        """Failures of all kinds."""
         return sum(self.failures.values())
 
 
 class ServerSample(msgspec.Struct, frozen=True):
-    """What a bei server's metrics said of one interval. Means are of its steps or sequences; null without any."""
+    """A bei server's metrics over one interval. Means over its steps or sequences; null without any."""
 
     at_s: float
     steps_per_s: float
@@ -97,8 +98,8 @@ class ServerSample(msgspec.Struct, frozen=True):
 
 
 class PointResult(msgspec.Struct, frozen=True):
-    """One server under all loads at once. ``rate``: that of a sweep. ``cpu_shares``: of a core, by worker;
-    ``coordinator_share``: that of the process that shows and scrapes."""
+    """One server under all loads together. ``rate``: of a sweep. ``cpu_shares``: of a core, by worker;
+    ``coordinator_share``: of the process that displays and scrapes."""
 
     server: str
     rate: float | None
@@ -110,7 +111,7 @@ class PointResult(msgspec.Struct, frozen=True):
 
 
 class ServerFacts(msgspec.Struct, frozen=True):
-    """A server, as far as it says. ``info``: a bei server's ``/info``."""
+    """What a server reports of itself. ``info``: a bei server's ``/info``."""
 
     name: str
     url: str
@@ -121,7 +122,7 @@ class ServerFacts(msgspec.Struct, frozen=True):
 
 
 class GeneratorMachine(msgspec.Struct, frozen=True):
-    """Where the load was made."""
+    """The machine that made the load."""
 
     system: str
     cpu: str
@@ -131,7 +132,7 @@ class GeneratorMachine(msgspec.Struct, frozen=True):
 
 
 class BenchSetup(msgspec.Struct, frozen=True):
-    """What was asked: results are comparable where these agree."""
+    """The settings of a run: results are comparable if these agree."""
 
     dialect: str
     loads: list[LoadPlan]
@@ -147,7 +148,7 @@ class BenchSetup(msgspec.Struct, frozen=True):
 
 
 class BenchResult(msgspec.Struct, frozen=True):
-    """A run."""
+    """The result of a run."""
 
     schema: int
     bei: str
@@ -162,7 +163,7 @@ class BenchResult(msgspec.Struct, frozen=True):
 
     @property
     def num_failed(self) -> int:
-        """Requests, but for those that had no answer when the run was ended."""
+        """Failed requests, without those that were unanswered when the run was ended."""
         return sum(
             count
             for point in self.points
@@ -190,12 +191,12 @@ class BenchResult(msgspec.Struct, frozen=True):
 
 
 def write_result(result: BenchResult, path: Path) -> None:
-    """As JSON."""
+    """Write the result as JSON."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
 
 
 def read_result(path: Path) -> BenchResult:
-    """Raises BenchError."""
+    """Read a result. Raises BenchError."""
     try:
         content = read_bounded(path, _MOST_BYTES)
         found = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
@@ -213,7 +214,7 @@ _PACKAGES = ("bei", "hdrhistogram", "httptools", "msgspec")
 
 
 def machine_facts() -> GeneratorMachine:
-    """No name and no address: results are passed on."""
+    """Facts of this machine, without name and address, since results are shared."""
     return GeneratorMachine(
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         cpu=_cpu(),
@@ -239,15 +240,15 @@ def _version(name: str) -> str | None:
         return None
 
 
-# Of a core: a worker that is busier sends late, whatever the server does.
+# Warn above this share of a core: a busier worker sends late, whatever the server does.
 MOST_CPU_SHARE = 0.8
-# What the generator's own lateness may be of what it measures, and what is never worth a word.
+# Warn if lateness exceeds this share of the latency, and this minimum.
 _MOST_LATENESS_SHARE, _LEAST_LATENESS_MS = 0.1, 1.0
 _LEAST_ANSWERED_SHARE = 0.95
 
 
 def warnings_of(result: BenchResult) -> list[str]:
-    """One sentence each, the gravest first."""
+    """Warnings, one sentence each, the most serious first."""
     found: list[str] = []
     if result.interrupted:
         found.append(

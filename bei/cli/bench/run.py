@@ -1,4 +1,4 @@
-"""A run: each server at each rate, one after the other, and the result of it all."""
+"""Runs a measurement: each server at each rate in turn, then the result."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from bei.cli.bench.workers import LoadRecord, LoadWorkers, PointRecord
 
 
 def bench(options: dict[str, Any], arguments: Sequence[str]) -> int:
-    """``bei bench``: measure, show, write. The exit code: 0; 1 where requests failed and that was asked for; 130 where
-    the run was ended early. Raises ConfigError, BenchError."""
+    """``bei bench``: measure, show, write. Returns the exit code: 0; 1 if requests failed and --fail-on-errors was
+    given; 130 if the run was ended early. Raises ConfigError, BenchError."""
     plan = plan_from(options)
     started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     probes = [ServerProbe(plan, target, model) for target, model in zip(plan.targets, plan.models, strict=True)]
@@ -75,7 +75,7 @@ def _written(result: BenchResult, out: Path | None) -> list[Path]:
 
 
 def _measure(plan: BenchPlan, servers: Sequence[ServerFacts], paths: Sequence[str]) -> tuple[list[PointResult], bool]:
-    """All points; servers take turns at each rate, so that what changes on the machine meets them alike."""
+    """All points; servers alternate at each rate, so that changes of the machine affect them alike."""
     rates: list[float | None] = [*plan.setup.rates] if plan.setup.rates else [None]
     num_points = len(rates) * len(servers)
     points: list[PointResult] = []
@@ -90,7 +90,7 @@ def _measure(plan: BenchPlan, servers: Sequence[ServerFacts], paths: Sequence[st
                     scraper.begin()
                 try:
                     record = fleet.measure(tasks, live.show)
-                except KeyboardInterrupt:  # between points, or for the second time
+                except KeyboardInterrupt:  # between points, or a second Ctrl-C
                     if not points:
                         raise
                     return points, True
@@ -106,7 +106,7 @@ def _measure(plan: BenchPlan, servers: Sequence[ServerFacts], paths: Sequence[st
 
 
 def tasks_of(plan: BenchPlan, number: int, facts: ServerFacts, path: str, rate: float | None) -> list[WorkerTask]:
-    """A point's task for each worker."""
+    """The task of each worker for a point."""
     setup = plan.setup
     loads = [msgspec.structs.replace(load, rate=rate) if load.is_swept else load for load in setup.loads]
     return [
@@ -124,7 +124,7 @@ def _scraper(plan: BenchPlan, number: int, facts: ServerFacts) -> MetricsScraper
 
 
 def point_of(plan: BenchPlan, facts: ServerFacts, rate: float | None, record: PointRecord) -> PointResult:
-    """The figures of what the workers have reported."""
+    """The figures of a point from the workers' reports."""
     setup = plan.setup
     measured_s = setup.duration_s
     if record.is_interrupted:
@@ -147,12 +147,12 @@ def point_of(plan: BenchPlan, facts: ServerFacts, rate: float | None, record: Po
 
 
 def load_result(name: str, record: LoadRecord, measured_s: float, interval_s: float) -> LoadResult:
-    """One load's figures, of a window of ``measured_s``."""
+    """The figures of one load over a window of ``measured_s``."""
     total = record.total
-    # What came in later intervals were the last answers, of which the window knows nothing.
+    # Later intervals hold the last answers, which are outside of the window.
     within = [merged for index, merged in record.intervals.items() if index * interval_s < measured_s - 1e-9]
     seconds = max(measured_s, 1e-9)
-    # Those in which nothing came are there too: a server that stalls must be seen.
+    # Empty intervals are included: a stalled server must be visible.
     num_shown = max(math.ceil(measured_s / interval_s - 1e-9), *(index + 1 for index in record.intervals), 0)
     lateness = total.lateness.percentiles_ms([50, 99])
     return LoadResult(

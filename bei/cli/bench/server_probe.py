@@ -1,4 +1,4 @@
-"""The first request to a server: whether it answers what will be asked of it, and what it says of itself."""
+"""The first requests to a server: checks that it answers the load's requests, and identifies it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from bei.cli.bench.target import BenchTarget, merged_headers
 from bei.cli.bench.texts import GeneratedTexts
 from bei.errors import BenchError
 
-_SHOWN = 300  # characters of an answer
-_OTHER_TEXTS = 1 << 30  # where the numbers of these texts begin: a run never comes so far
+_SHOWN = 300  # characters of an answer in messages
+_OTHER_TEXTS = 1 << 30  # first number of the probe's texts: a run never reaches it
 _MODELS = ("/v1/models", "/models")
 
 
 class ServerProbe:
-    """One server."""
+    """Probes one server."""
 
     def __init__(self, plan: BenchPlan, target: BenchTarget, model: str | None) -> None:
         self._plan = plan
@@ -36,13 +36,13 @@ class ServerProbe:
         self.path = target.path(plan.path or self._dialect.path)
 
     def examine(self) -> ServerFacts:
-        """Ask for each load once. Raises BenchError with what to do."""
+        """Send one request of each load. Raises BenchError with a remedy."""
         model = self._model or (self._only_model() if self._dialect.needs_model else None)
         header = ""
         texts = GeneratedTexts(0, _OTHER_TEXTS, 1)
         for load in self._plan.setup.loads:
             header = self._ask(load, texts, model) or header
-        query = f"?model={quote(model)}" if model is not None else ""  # bei asks which, where it serves several
+        query = f"?model={quote(model)}" if model is not None else ""  # bei requires it if it serves several models
         info = self._json_of(f"/info{query}")
         return ServerFacts(
             name=self._target.name,
@@ -54,7 +54,7 @@ class ServerProbe:
         )
 
     def _ask(self, load: LoadPlan, texts: GeneratedTexts, model: str | None) -> str:
-        """One request of ``load``; the header ``server`` of the answer."""
+        """Send one request of ``load``; returns the answer's header ``server``."""
         count = load.lengths("inputs").draw(random.Random(0))
         query = texts.take(load.lengths("query_words")) if self._dialect.has_query else ""
         body = self._dialect.body([texts.take(load.lengths("words")) for _ in range(count)], query, model)
@@ -102,7 +102,7 @@ class ServerProbe:
         raise BenchError(f"{self._target.url} does not say which models it serves: name one with --model.")
 
     def _json_of(self, route: str) -> dict[str, Any] | None:
-        """What GET ``route`` answers, if it is a JSON object."""
+        """The JSON object that GET ``route`` returns, or None."""
         try:
             path, headers = self._target.path(route), self._plan.headers
             status, body, _ = self._target.request("GET", path, headers, self._tls, TIMEOUT_S)
@@ -126,7 +126,7 @@ _REMEDIES = {
 
 
 def is_bei(info: Mapping[str, Any] | None) -> bool:
-    """Whether a server that says this of itself is bei."""
+    """True if ``info`` is that of a bei server."""
     return info is not None and isinstance(info.get("certificate"), dict) and "target" in info
 
 

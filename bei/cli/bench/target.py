@@ -1,4 +1,4 @@
-"""Where a server is, and how it is reached: its URL, TLS, headers. An API key is never part of what is stored."""
+"""The measured server: URL, TLS, headers. API keys are never stored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OWN_HEADERS = frozenset(("host", "content-length", "content-type", "transfer-en
 
 
 class TlsPlan(msgspec.Struct, frozen=True):
-    """Files for HTTPS; ``insecure``: whoever answers is believed."""
+    """TLS files. ``insecure``: certificates are not verified."""
 
     ca: str | None = None
     cert: str | None = None
@@ -28,7 +28,7 @@ class TlsPlan(msgspec.Struct, frozen=True):
     insecure: bool = False
 
     def context(self) -> ssl.SSLContext:
-        """Raises ConfigError where a file cannot be used."""
+        """The TLS context. Raises ConfigError for unusable files."""
         try:
             context = ssl.create_default_context(cafile=self.ca)
             if self.cert is not None:
@@ -52,12 +52,12 @@ class BenchTarget(msgspec.Struct, frozen=True):
 
     @property
     def url(self) -> str:
-        """As it is shown and stored."""
+        """The URL as displayed and stored."""
         return f"{'https' if self.is_https else 'http'}://{self.authority}{self.prefix}"
 
     @property
     def authority(self) -> str:
-        """For the header ``host``."""
+        """The value of the header ``host``."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         is_usual = self.port == (443 if self.is_https else 80)
         return host if is_usual else f"{host}:{self.port}"
@@ -71,7 +71,7 @@ class BenchTarget(msgspec.Struct, frozen=True):
         timeout_s: float,
         body: bytes = b"",
     ) -> tuple[int, bytes, str]:
-        """Status, body and header ``server`` of the answer, over a connection of its own. ``path`` is the whole path.
+        """Send a request over a new connection. Returns status, body and header ``server``. ``path``: the whole path.
 
         Raises OSError, HTTPException.
         """
@@ -88,15 +88,15 @@ class BenchTarget(msgspec.Struct, frozen=True):
             connection.close()
 
     def path(self, route: str) -> str:
-        """The path of ``route``: behind the prefix, but for what the prefix's end and the route's begin share
-        (``/v1`` and ``/v1/embeddings``; the whole route)."""
+        """``route`` appended to the prefix, without their common part (``/v1`` and ``/v1/embeddings``; the whole
+        route)."""
         prefix, parts = self.prefix.split("/")[1:], route.split("/")[1:]
         shared = max(n for n in range(min(len(prefix), len(parts)) + 1) if not n or prefix[-n:] == parts[:n])
         return "/" + "/".join([*prefix, *parts[shared:]])
 
 
 def target_of(text: str, number: int = 1) -> BenchTarget:
-    """``http://host:port/prefix``, or ``NAME=URL``. Raises ConfigError."""
+    """The target for ``http://host:port/prefix`` or ``NAME=URL``. Raises ConfigError."""
     name, url = re.fullmatch(r"(?:([A-Za-z0-9][\w.-]{0,31})=)?(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
     try:
         parts = urlsplit(url)
@@ -117,7 +117,7 @@ def target_of(text: str, number: int = 1) -> BenchTarget:
 
 
 def key_of(variable: str | None, file: Path | None) -> str | None:
-    """The API key that an environment variable or a file holds. Raises ConfigError, which has nothing of it."""
+    """The API key from an environment variable or a file. Raises ConfigError, without any part of it."""
     if variable is not None and file is not None:
         raise ConfigError("--api-key-env and --api-key-file: give one.")
     if variable is not None:
@@ -135,7 +135,7 @@ def key_of(variable: str | None, file: Path | None) -> str | None:
 
 
 def headers_of(given: Sequence[str], key: str | None) -> dict[str, str]:
-    """Headers of every request. Raises ConfigError."""
+    """Headers of all requests. Raises ConfigError."""
     headers: dict[str, str] = {"authorization": f"Bearer {key}"} if key is not None else {}
     for text in given:
         name, colon, value = text.partition(":")
@@ -151,7 +151,7 @@ def headers_of(given: Sequence[str], key: str | None) -> dict[str, str]:
 
 
 def shown_command(arguments: Sequence[str]) -> list[str]:
-    """The command without the values of headers, which may be secrets."""
+    """The command without values of headers, which may be secret."""
     shown: list[str] = []
     for place, argument in enumerate(arguments):
         if (place and arguments[place - 1] == "--header") or argument.startswith("--header="):
@@ -162,5 +162,5 @@ def shown_command(arguments: Sequence[str]) -> list[str]:
 
 
 def merged_headers(headers: Mapping[str, str], lane: str | None) -> dict[str, str]:
-    """Those of one load."""
+    """The headers of a load with this lane."""
     return {**headers, **({"x-bei-lane": lane} if lane else {})}

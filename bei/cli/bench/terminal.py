@@ -24,7 +24,7 @@ HEADER = ("server", "load", "asked/s", "answers/s", "inputs/s", "P50", "P90", "P
 
 
 def summary(result: BenchResult) -> str:
-    """What was measured, and what to know about it."""
+    """The result as a table with warnings and errors."""
     rows = [row_of(result, point, load) for point in result.points for load in point.loads]
     shown = rendered(HEADER, rows, num_names=2)
     notes = [
@@ -37,7 +37,7 @@ def summary(result: BenchResult) -> str:
 
 
 def row_of(result: BenchResult, point: PointResult, load: LoadResult) -> list[str]:
-    """A load at a point."""
+    """The table row of a load at a point."""
     latency = load.latency
     rate = result.rate_of(point, load)
     return [
@@ -53,14 +53,14 @@ def row_of(result: BenchResult, point: PointResult, load: LoadResult) -> list[st
 
 
 def ms(value: float | None) -> str:
-    """Milliseconds to three digits or more."""
+    """Milliseconds with at least three digits."""
     if value is None:
         return "-"
     return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def rendered(header: Sequence[str], rows: Iterable[Sequence[str]], num_names: int) -> str:
-    """A table whose first columns are names, and all others numbers."""
+    """A table whose first ``num_names`` columns are names, and the others numbers."""
     table = Table(box=box.SIMPLE, pad_edge=False)
     for number, name in enumerate(header):
         table.add_column(name, justify="left" if number < num_names else "right", no_wrap=number >= num_names)
@@ -70,7 +70,7 @@ def rendered(header: Sequence[str], rows: Iterable[Sequence[str]], num_names: in
 
 
 class ProgressDisplay:
-    """Use as a context manager around the points."""
+    """A context manager that shows the progress of the points."""
 
     def __init__(self, setup: BenchSetup, num_points: int, console: Console | None = None) -> None:
         self._setup = setup
@@ -80,7 +80,7 @@ class ProgressDisplay:
             RichLive(console=self._console, refresh_per_second=2, transient=True) if self._console.is_terminal else None
         )
         self._title = ""
-        self._shown_s = -1.0  # elapsed seconds of the point
+        self._shown_s = -1.0  # elapsed time of the point at the last update
 
     def __enter__(self) -> ProgressDisplay:
         if self._live is not None:
@@ -94,18 +94,18 @@ class ProgressDisplay:
             self._live.stop()
 
     def begin(self, server: str, rate: float | None, number: int) -> None:
-        """The next point."""
+        """Begin the next point."""
         at = f" at {rate:g} requests/s" if rate is not None else ""
         self._title = f"point {number} of {self._num_points}: {server}{at}"
 
     def show(self, record: PointRecord) -> None:
-        """How far it has come; once a second, as percentiles cost milliseconds."""
+        """Update the progress, at most once a second, since percentiles cost milliseconds."""
         if self._live is not None and (record.elapsed_s - self._shown_s >= 1 or record.elapsed_s < self._shown_s):
             self._shown_s = record.elapsed_s
             self._live.update(Group(*self._lines(record)))
 
     def end(self, point: PointResult) -> None:
-        """A point is over."""
+        """Report a finished point."""
         if self._live is None:
             found = "; ".join(
                 f"{load.name}: {load.requests_per_s:g} requests/s, P50 {_ms(load.latency.p50)}, "

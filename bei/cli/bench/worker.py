@@ -1,6 +1,6 @@
 """The worker process of a load generator: ``python -m bei.cli.bench.worker``, started by ``bei.cli.bench.workers``.
 
-It reads tasks from stdin and reports on stdout, a line of JSON each, until stdin ends. Any input during a point ends the
+It reads tasks from stdin and reports on stdout, a line of JSON each, until stdin ends. Input during a point ends the
 point early.
 """
 
@@ -31,9 +31,9 @@ from bei.errors import BeiError
 
 
 class WorkerTask(msgspec.Struct, frozen=True):
-    """One point of a run for one worker. Its window is ``setup.warmup_s`` to ``setup.warmup_s + setup.duration_s``.
+    """A worker's part of a point. The window is ``setup.warmup_s`` to ``setup.warmup_s + setup.duration_s``.
 
-    ``loads`` are those of the setup with the rate of this point.
+    ``loads``: those of the setup, with the rate of this point.
     """
 
     worker: int
@@ -48,13 +48,13 @@ class WorkerTask(msgspec.Struct, frozen=True):
 
 
 class StartPoint(msgspec.Struct, frozen=True):
-    """Begin when CLOCK_MONOTONIC says ``started_s``."""
+    """Start the point when CLOCK_MONOTONIC reaches ``started_s``."""
 
     started_s: float
 
 
 class LoadReport(msgspec.Struct, frozen=True):
-    """Of one load since the last report. ``in_flight``: started and not ended."""
+    """Results of a load since the last report. ``in_flight``: started and not ended."""
 
     name: str
     in_flight: int
@@ -62,24 +62,24 @@ class LoadReport(msgspec.Struct, frozen=True):
 
 
 class PointProgress(msgspec.Struct, frozen=True, tag="tick"):
-    """So far. ``cpu_s``: the worker's, since the window began."""
+    """Interim results. ``cpu_s``: the worker's CPU time since the window began."""
 
     loads: list[LoadReport]
     cpu_s: float
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
-    """The worker can begin."""
+    """The worker is ready to start."""
 
 
 class WorkerFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """It cannot: ``message`` is for people."""
+    """The worker cannot start; ``message`` is for people."""
 
     message: str
 
 
 class PointDone(msgspec.Struct, frozen=True, tag="done"):
-    """The point is over. ``cpu_s``: the worker's within the window, which for it was ``window_s`` long."""
+    """The point is over. ``cpu_s``: the worker's CPU time within its window of ``window_s``."""
 
     loads: list[LoadReport]
     errors: dict[str, list[str]]
@@ -97,17 +97,17 @@ _STDIN = 0
 
 
 class LoadWorker:
-    """Does tasks, one after the other. Each server gets the same texts, and none of them twice."""
+    """Processes tasks in sequence. Each server gets the same texts, each of them once."""
 
     def __init__(self) -> None:
         self._input = b""
         self._texts: dict[str, Texts] = {}
 
     def run(self) -> None:
-        """Until stdin ends."""
+        """Process tasks until stdin ends."""
         while (line := self._read_line()) is not None:
             if line == STOP:
-                continue  # it came when the point was over
+                continue  # a stop for a point that is already over
             task = msgspec.json.decode(line, type=WorkerTask)
             try:
                 point = _Point(task, self._supply(task))
@@ -140,7 +140,7 @@ class LoadWorker:
 
 
 class _Point:
-    """One point: the streams of a task, and what they have recorded."""
+    """A point: the streams of a task, and their recorders."""
 
     def __init__(self, task: WorkerTask, texts: Texts) -> None:
         self._task = task
@@ -159,7 +159,7 @@ class _Point:
         self._window_s = 0.0
 
     def _stream(self, load: LoadPlan, share: WorkerShare, texts: Texts) -> RequestStream | None:
-        """A load's stream; None where it has so few connections that none is this worker's."""
+        """A load's stream; None if this worker has none of its few connections."""
         task, dialect = self._task, DIALECTS[self._task.setup.dialect]
         window = (self._begin_s, self._end_s, task.setup.interval_s)
         recorder = LoadRecorder(*window, dialect.check, is_open_loop=load.concurrency is None)
@@ -183,8 +183,8 @@ class _Point:
         return stream
 
     def run(self, started_s: float, say: Callable[[FromWorker], None]) -> None:
-        """From the common start to the last answer."""
-        gc.freeze()  # what is there stays, and is not looked at again
+        """Run from the common start to the last answer."""
+        gc.freeze()  # exclude existing objects from garbage collection
         driver = self._driver
         driver.at(self._begin_s, self._begin)
         driver.at(self._end_s, self._end)
@@ -235,7 +235,7 @@ class _Point:
 def _requests(
     load: LoadPlan, head: bytes, texts: Texts, task: WorkerTask, rng: random.Random
 ) -> Callable[[], tuple[bytes, int]]:
-    """The requests of a load, made one by one: a text takes a few microseconds, and their number is not known."""
+    """A generator of a load's requests: they are made on demand, since their number is unknown."""
     dialect = DIALECTS[task.setup.dialect]
     inputs, words, query_words = load.lengths("inputs"), load.lengths("words"), load.lengths("query_words")
 
@@ -249,12 +249,12 @@ def _requests(
 
 
 def main() -> None:
-    """Work until stdin ends. Ctrl-C is the coordinator's, which ends the point."""
+    """Process tasks until stdin ends. The coordinator handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     allow_files()
     try:
         LoadWorker().run()
-    except BrokenPipeError:  # the coordinator is gone
+    except BrokenPipeError:  # the coordinator has ended
         os._exit(1)
 
 

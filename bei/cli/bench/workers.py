@@ -1,4 +1,4 @@
-"""The workers of a run, as processes of their own, and what they report."""
+"""Starts the worker processes of a run, and collects their reports."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from bei.cli.bench.worker import (
 )
 from bei.errors import BenchError
 
-_LEAD_S = 0.2  # from the word to the start: time for the word to reach all workers
-_STOP_S = 10.0  # for a worker to end when it is told to
+_LEAD_S = 0.2  # from the message to the start: time to reach all workers
+_STOP_S = 10.0  # for a worker to end
 _DECODER: msgspec.json.Decoder[FromWorker] = msgspec.json.Decoder(FromWorker)
 
 
 @dataclass
 class LoadRecord:
-    """One load of all workers, as far as they have reported."""
+    """Results of one load over all workers, so far."""
 
     intervals: dict[int, MergedIntervals] = field(default_factory=lambda: defaultdict(MergedIntervals))
     total: MergedIntervals = field(default_factory=MergedIntervals)
@@ -45,7 +45,7 @@ class LoadRecord:
     num_reconnects: int = 0
 
     def add(self, worker: int, report: LoadReport) -> None:
-        """What a worker has reported."""
+        """Add a worker's report."""
         self.in_flight[worker] = report.in_flight
         for interval in report.intervals:
             self.intervals[interval.index].add(interval)
@@ -54,7 +54,7 @@ class LoadRecord:
 
 @dataclass
 class PointRecord:
-    """A point, as far as it has come. ``elapsed_s`` since the start; ``cpu_s`` and ``window_s`` by worker."""
+    """Results of a point, so far. ``elapsed_s``: since the start; ``cpu_s`` and ``window_s``: by worker."""
 
     loads: dict[str, LoadRecord]
     started_s: float
@@ -65,7 +65,7 @@ class PointRecord:
 
 
 class LoadWorkers:
-    """Worker processes. Use as a context manager: they end with it."""
+    """Worker processes. A context manager: they end with it."""
 
     def __init__(self, num_workers: int) -> None:
         self._processes = [_start() for _ in range(num_workers)]
@@ -97,7 +97,7 @@ class LoadWorkers:
             process.stdout.close()
 
     def measure(self, tasks: Sequence[WorkerTask], on_tick: Callable[[PointRecord], None]) -> PointRecord:
-        """Run a point: a task for each worker. Ctrl-C ends it early. Raises BenchError."""
+        """Run a point: one task for each worker. Ctrl-C ends it early. Raises BenchError."""
         for number, task in enumerate(tasks):
             self._send(number, msgspec.json.encode(task))
         waiting = set(range(len(tasks)))

@@ -1,4 +1,4 @@
-"""``bei simulate``: its flags, and what it does with them."""
+"""``bei simulate``: flags, traces, and the run of each policy."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from bei.errors import ConfigError
 from bei.scheduler.scheduler import SchedulingRules
 
 _DEFAULT_COSTS = "l4-bge-large"
-_REQUESTS_A_STREAM = 4  # of a backfill, on their way at a time
+_REQUESTS_A_STREAM = 4  # of a backfill, in flight at a time
 _WARM_PART = 0.1
 
-# Flags that say what a synthetic trace is made of.
+# Flags that describe a synthetic trace.
 _MIX_FLAGS = ("load", "interactive_share", "bulk_texts", "seed")
-# Flags that only bei's policy knows.
+# Flags of bei's policy only.
 _RULE_FLAGS = ("step_cap_ms", "bulk_share")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags. What is not given is None, so that what would not be honoured can be refused."""
+    """Add the flags. Missing ones are None, so that flags without effect can be refused."""
     seconds, count, share = _number(0), _count, _number(0, 1)
 
     def add(flag: str, kind: Callable[[str], Any], metavar: str, text: str, default: Any = None) -> None:
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: Mapping[str, Any]) -> str:
-    """Simulate, write the files that were asked for, and return a table. Raises ConfigError, OSError."""
+    """Simulate, write the requested files, and return a table. Raises ConfigError, OSError."""
     fleet = SimulatedDevices(read_table(options["costs"]), options["devices"])
     trace, described = _trace(options, fleet)
     if options["write_trace"]:
@@ -106,7 +106,7 @@ def _rules(options: Mapping[str, Any]) -> SchedulingRules:
 
 
 def _trace(options: Mapping[str, Any], fleet: SimulatedDevices) -> tuple[Trace, dict[str, Any]]:
-    """The trace, and what it is."""
+    """The trace, and its description."""
     name = options["trace"]
     trace, described = _synthetic(name, options, fleet) if name in WORKLOADS else _stored(name, options)
     if options["concurrency"] is not None and not trace.backfill:

@@ -1,4 +1,4 @@
-"""One trace under several policies, and the table that ``bei simulate`` prints of it."""
+"""Results of one trace under several policies, as the table of ``bei simulate``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bei.cli.simulate.result import SimulationResult
 
 @dataclass(frozen=True)
 class PolicyComparison:
-    """``trace``: what it is, in words and numbers. ``source`` and ``is_assumed`` are the cost table's."""
+    """The results of one trace by policy. ``trace``: its description. ``source``, ``is_assumed``: the cost table's."""
 
     costs: str
     source: str
@@ -23,7 +23,7 @@ class PolicyComparison:
 
 
 def table(comparison: PolicyComparison) -> str:
-    """For a terminal. Latencies are of requests, from their arrival to their last text's answer."""
+    """The results as text. Latencies of requests run from their arrival to their last text's answer."""
     from rich import box
     from rich.table import Table
 

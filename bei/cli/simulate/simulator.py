@@ -1,4 +1,4 @@
-"""One run: a trace through a front, a policy's queue and the streams of a fleet."""
+"""Simulates a run: a trace through front end, a policy's queue, and the streams of the devices."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ def simulate(
 ) -> SimulationResult:
     """Run all of ``trace``; figures from ``warm_s`` on.
 
-    Nothing is refused: where more comes than the fleet can do, the queue grows, and latencies with it. Raises
-    ValueError where the trace ends before ``warm_s``.
+    Nothing is refused: under overload, queue and latencies grow. Raises ValueError if the trace ends before ``warm_s``.
     """
     run = SimulationRun(trace, fleet, policy, front)
     run.play()
@@ -39,7 +38,7 @@ def simulate(
 
 
 class _OnItsWay:
-    """A request with texts that are not answered yet."""
+    """A request with unanswered texts."""
 
     __slots__ = ("arrived_s", "num_left", "request")
 
@@ -50,7 +49,7 @@ class _OnItsWay:
 
 
 class SimulationRun:
-    """The state of a run, and what has happened. An idle stream takes what there is at once, as in the server."""
+    """State and results of a run. As in the server, an idle stream takes queued texts at once."""
 
     def __init__(self, trace: Trace, fleet: SimulatedDevices, policy: Policy, front: HttpTime) -> None:
         self.clock = SimulatedClock()
@@ -67,18 +66,18 @@ class SimulationRun:
         self._concurrency = trace.concurrency
         self._backfill_ends_s = inf if trace.seconds is None else trace.seconds
         self._idle = list(range(fleet.num_streams))  # a heap
-        self._owed_s = 0.0  # what steps will take longer, for the front's work on the engine's cores
+        self._owed_s = 0.0  # delay of the next steps by the front end's work on the engine's cores
         self._requests: dict[int, _OnItsWay] = {}
         self._num_requests = self._num_texts = 0
 
     def play(self) -> None:
-        """Until everything is answered."""
+        """Run until every request is answered."""
         self._await_arrival()
         for _ in range(min(self._concurrency, len(self._backfill))):
             self._next_of_backfill()
         self.clock.run()
 
-    # Requests come.
+    # Arrivals.
 
     def _await_arrival(self) -> None:
         request = next(self._arrivals, None)
@@ -111,17 +110,17 @@ class SimulationRun:
             heappop(self._idle)
 
     def _entry(self, number: int, place: int, request: TraceRequest, now_s: float) -> Entry:
-        """A text that no other is equal to. Texts too long are cut, as the server does."""
+        """A queue entry for a text, equal to no other. Texts beyond the limit are truncated, as in the server."""
         length = min(request.tokens[place], self._max_seq_len)
         self.num_cut += length < request.tokens[place]
         self._num_texts += 1
         ids = np.full(length, self._num_texts, np.int32)
         return Entry(Encoding(ids), Waiter(number, place, inf, frozenset()), request.lane, now_s, 0.0)
 
-    # Steps run.
+    # Steps.
 
     def _start(self, stream: int) -> bool:
-        """Begin the next step on ``stream``; False if nothing waits."""
+        """Begin the next step on ``stream``; False if the queue is empty."""
         entries = self._policy.cut(self.clock.now_s)
         if not entries:
             return False

@@ -20,7 +20,8 @@ _MOST_LINE_BYTES = 8_000_000
 
 
 class TraceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """``tokens``: of each text, special tokens included. ``at_s``: seconds from the start; None: of the backfill."""
+    """A request. ``tokens``: of each text, special tokens included. ``at_s``: seconds from the start; None: a
+    backfill's."""
 
     lane: Lane
     tokens: Annotated[tuple[Annotated[int, msgspec.Meta(ge=1, le=1_000_000)], ...], msgspec.Meta(min_length=1)]
@@ -29,10 +30,10 @@ class TraceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 @dataclass(frozen=True)
 class Trace:
-    """``arrivals`` come at their times (ascending), an open loop. ``backfill`` is a closed loop: ``concurrency`` of its
-    requests are on their way at a time, in order, and none begins once ``seconds`` have passed.
+    """A trace. ``arrivals`` have (ascending) times: an open loop. ``backfill`` is a closed loop: ``concurrency`` of its
+    requests are in flight at a time, in order, and none begins after ``seconds``.
 
-    ``seconds``: the end of what is measured; None: the last arrival, or the last answer where nothing arrives.
+    ``seconds``: the end of the measurement; None: the last arrival, or the last answer if there are no arrivals.
     """
 
     arrivals: Seq[TraceRequest] = ()
@@ -53,12 +54,12 @@ class Trace:
 
     @property
     def num_texts(self) -> int:
-        """Of all requests."""
+        """Texts of all requests."""
         return sum(len(request.tokens) for request in (*self.arrivals, *self.backfill))
 
 
 def write_trace(path: Path, trace: Trace) -> None:
-    """One request a line, the backfill's last. ``concurrency`` and ``seconds`` are not kept."""
+    """Write one request a line, the backfill's last. ``concurrency`` and ``seconds`` are not stored."""
     encode = msgspec.json.Encoder().encode_lines
     path.write_bytes(encode([*trace.arrivals, *trace.backfill]))
 

@@ -1,4 +1,4 @@
-"""Synthetic traces: seeded arrivals, lengths and lanes. The same numbers give the same trace."""
+"""Synthetic traces with seeded arrivals, lengths and lanes. Equal parameters give equal traces."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from bei.port import Lane
 
 _Array = npt.NDArray[np.float64]
 
-# A burst: for this part of every period the rate is so many times the mean, and lower in the rest.
+# Bursts: for this part of every period the rate is this multiple of the mean, and lower in the rest.
 _BURST_PERIOD_S = 5.0
 _BURST_PART = 0.1
 _BURST_FACTOR = 5.0
 
-# A day: the rate swings by so much of its mean, once in the whole trace.
+# A day: the rate varies by this share of its mean, one cycle in the trace.
 _DAY_SWING = 0.8
 
-# More requests of a backfill than a fleet at its best gets through.
+# Requests of a backfill: more than the devices can serve.
 _BACKFILL_SPARE = 1.25
 
 
 @dataclass(frozen=True)
 class TokenLengths:
-    """Tokens of a text: log-normal of this ``mean``, ``spread`` its sigma, within ``least`` and ``most``."""
+    """Tokens of a text: log-normal with this ``mean``, ``spread`` its sigma, clamped to ``least`` and ``most``."""
 
     mean: float
     spread: float
@@ -42,19 +42,19 @@ class TokenLengths:
         return [int(length) for length in np.clip(np.rint(drawn), self.least, self.most)]
 
 
-# As those of the benchmarks (benchmarks/prose.py): a query or a sentence, and a retrieval corpus with its long tail.
+# Like the benchmarks' (benchmarks/prose.py): a query or a sentence, and a retrieval corpus with its long tail.
 QUERIES = TokenLengths(29, 0.35, 5, 90)
 PASSAGES = TokenLengths(78, 0.85, 4, 448)
 
 
 @dataclass(frozen=True)
 class TrafficMix:
-    """What a trace is made of.
+    """The parameters of a trace.
 
-    ``load``: the engine time of all arrivals, as a share of what the fleet has. ``interactive_share``: the part of it
-    that is single queries; the rest is bulk requests of ``bulk_texts`` passages. In a backfill, queries take
-    ``interactive_share`` of the fleet's time, bulk requests come in a closed loop of ``concurrency``, and ``load`` says
-    nothing.
+    ``load``: engine time of all arrivals, relative to the devices' capacity. ``interactive_share``: the part of it for
+    single queries; the rest is bulk requests of ``bulk_texts`` passages. In a backfill, queries take
+    ``interactive_share`` of the capacity, bulk requests come in a closed loop of ``concurrency``, and ``load`` is
+    ignored.
     """
 
     seconds: float = 20.0
@@ -72,22 +72,22 @@ class TrafficMix:
 
 
 def poisson(fleet: SimulatedDevices, mix: TrafficMix) -> Trace:
-    """Both kinds come independently of each other and of what came before."""
+    """Independent Poisson arrivals of both kinds."""
     return _open_loop(fleet, mix, _steady, _steady)
 
 
 def bursts(fleet: SimulatedDevices, mix: TrafficMix) -> Trace:
-    """Half of the bulk requests come within half a second of every five; queries as in ``poisson``."""
+    """Half of the bulk requests arrive within half a second of every five; queries as in ``poisson``."""
     return _open_loop(fleet, mix, _steady, _bursty)
 
 
 def diurnal(fleet: SimulatedDevices, mix: TrafficMix) -> Trace:
-    """Queries swing between a fifth and nine fifths of their mean, once in the trace; bulk as in ``poisson``."""
+    """The rate of queries varies between 1/5 and 9/5 of its mean, one cycle in the trace; bulk as in ``poisson``."""
     return _open_loop(fleet, mix, lambda times: 1 - _DAY_SWING * np.cos(2 * np.pi * times / mix.seconds), _steady)
 
 
 def backfill(fleet: SimulatedDevices, mix: TrafficMix) -> Trace:
-    """Bulk requests in a closed loop, as fast as the fleet answers them, beside queries as in ``poisson``."""
+    """Bulk requests in a closed loop, beside queries as in ``poisson``."""
     rng_queries, rng_bulk = _generators(mix)
     rate = mix.interactive_share * fleet.num_streams / _seconds_of(fleet, QUERIES)
     queries = _singles(rng_queries, _arrivals(rng_queries, rate, mix.seconds, _steady))
@@ -125,7 +125,7 @@ def _open_loop(
 
 
 def _generators(mix: TrafficMix) -> list[np.random.Generator]:
-    """One a lane, so that more work in one of them leaves the other as it is."""
+    """One generator for each lane, so that changes of one lane leave the other unchanged."""
     return [np.random.default_rng([mix.seed, index]) for index in range(2)]
 
 

@@ -8,7 +8,8 @@ from bei.core import PackedBatch
 
 
 def halves(batch: PackedBatch) -> tuple[PackedBatch, PackedBatch]:
-    """The halves of ``batch`` (two sequences or more), split between sequences as near to half its tokens as possible."""
+    """The halves of ``batch`` (two sequences or more), split between sequences as near to half its tokens as
+    possible."""
     inner = batch.cu_seqlens[1:-1]
     cut = 1 + int(np.abs(inner - batch.num_tokens / 2).argmin())
     return _part(batch, 0, cut), _part(batch, cut, batch.batch_size)

@@ -119,7 +119,8 @@ class CudaDevice(Protocol):
         """True if ``error`` means that the device ran out of memory."""
 
     def settle(self, stream: Stream) -> str | None:
-        """After a failure, wait for the remaining work on ``stream``. None if the device works, else PyTorch's message."""
+        """After a failure, wait for the remaining work on ``stream``. None if the device works, else PyTorch's
+        message."""
 
     def release(self) -> None:
         """Release unused memory."""
@@ -252,7 +253,8 @@ class TorchDevice(_Calls):
         return int(self._torch.cuda.memory_stats().get("num_ooms", 0))
 
     def settle(self, stream: Stream) -> str | None:
-        """Errors of kernels last for the life of the process; a second query tells them from errors of a single call."""
+        """Errors of kernels last for the life of the process; a second query tells them from errors of a single
+        call."""
         lost = None
         for _ in range(2):
             try:

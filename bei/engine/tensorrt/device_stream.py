@@ -88,7 +88,8 @@ class PlanStream:
     # A step.
 
     def run(self, batch: PackedBatch, wanted: Seq[OutputInfo]) -> Outputs:
-        """Copies of the ``wanted`` outputs for ``batch``. Raises EngineError; EngineDeadError if the GPU is unusable."""
+        """Copies of the ``wanted`` outputs for ``batch``. Raises EngineError; EngineDeadError if the GPU is
+        unusable."""
         try:
             captured = cheapest(self._captured, batch)
             if captured is None:

@@ -163,7 +163,8 @@ class LoadedPlan:
         return profiles
 
     def profile_for(self, inputs: Mapping[str, npt.NDArray[Any]], first: int = 0) -> Profile:
-        """The first profile from ``first`` on that holds ``inputs``; narrower profiles come first. Raises EngineError."""
+        """The first profile from ``first`` on that holds ``inputs``; narrower profiles come first. Raises
+        EngineError."""
         for profile in self.profiles[first:]:
             if profile.holds(inputs):
                 return profile

@@ -90,7 +90,7 @@ def test_a_closed_engine_can_be_loaded_again(artifact: Artifact, tmp_path: Path)
 LOAD_AND_MEASURE = """
 import sys
 from pathlib import Path
-from bei.artifact.manifest import load
+from bei.artifact.store import load
 from bei.engine.load import load_engine
 
 def held():

@@ -25,7 +25,7 @@ def response(status: int, body: bytes = b"{}", **headers: str) -> bytes:
 Server = Callable[[float, bytes], "tuple[float, bytes | None] | None"]
 
 
-class SimulatedWire:
+class SimulatedNetwork:
     """``bei.cli.bench.sockets.Network`` around a server that is a function. ``begins_s``: what the clock says first."""
 
     def __init__(
@@ -43,14 +43,14 @@ class SimulatedWire:
     def now(self) -> float:
         return self.clock_s
 
-    def connect(self, handler: ConnectionHandler) -> SimulatedChannel:
+    def connect(self, handler: ConnectionHandler) -> SimulatedConnection:
         self.num_connects += 1
-        channel = SimulatedChannel(self, handler)
+        connection = SimulatedConnection(self, handler)
         if self.refuses():
-            self.at(0.0, partial(channel.end, "refused"))
+            self.at(0.0, partial(connection.end, "refused"))
         self._open += 1
         self.most_open = max(self.most_open, self._open)
-        return channel
+        return connection
 
     def closed(self) -> None:
         self._open -= 1
@@ -75,23 +75,23 @@ class SimulatedWire:
         self._events.clear()
 
 
-class SimulatedChannel:
-    def __init__(self, wire: SimulatedWire, handler: ConnectionHandler) -> None:
-        self._wire = wire
+class SimulatedConnection:
+    def __init__(self, network: SimulatedNetwork, handler: ConnectionHandler) -> None:
+        self._network = network
         self._handler = handler
         self._is_closed = False
 
     def send(self, data: bytes) -> None:
-        done = self._wire.server(self._wire.clock_s, data)
+        done = self._network.server(self._network.clock_s, data)
         if done is None:
-            self._wire.at(0.0, partial(self.end, ""))
+            self._network.at(0.0, partial(self.end, ""))
         elif done[1] is not None:
-            self._wire.at(done[0], partial(self._answer, done[1]))
+            self._network.at(done[0], partial(self._answer, done[1]))
 
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._wire.closed()
+            self._network.closed()
 
     def end(self, reason: str) -> None:
         if not self._is_closed:
@@ -103,21 +103,21 @@ class SimulatedChannel:
             self._handler.received(data)
 
 
-class Fates:
-    """A sink that keeps everything: (index, fate, due, done, is it tried again)."""
+class Outcomes:
+    """A sink that keeps everything: (index, outcome, due, done, is it tried again)."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, int, float, float, bool]] = []
 
     def ended(
-        self, request: LoadRequest, done_s: float, fate: int, answer: HttpResponse | None, again_s: float | None
+        self, request: LoadRequest, done_s: float, outcome: int, answer: HttpResponse | None, again_s: float | None
     ) -> None:
-        self.rows.append((request.index, fate, request.due_s, done_s, again_s is not None))
+        self.rows.append((request.index, outcome, request.due_s, done_s, again_s is not None))
 
     @property
-    def fates(self) -> list[int]:
+    def outcomes(self) -> list[int]:
         """Of the last tries."""
-        return [fate for _, fate, _, _, again in self.rows if not again]
+        return [outcome for _, outcome, _, _, again in self.rows if not again]
 
 
 class Line:
