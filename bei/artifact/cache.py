@@ -140,7 +140,7 @@ class ModelCache:
             self._forget_removed()
             return removed
 
-    def keep_bound(self, max_bytes: int | None) -> None:
+    def enforce_limit(self, max_bytes: int | None) -> None:
         """``prune`` at server start, which never fails: the log reports removals and problems. None: no limit."""
         try:
             entries = self.entries()

@@ -73,20 +73,20 @@ def _vector_changes(served: Manifest, new: Manifest) -> Iterator[str]:
         yield "another checkpoint"
     if (new.spec.attention, new.spec.adapter) != (served.spec.attention, served.spec.adapter):
         yield "another attention or adapter"
-    if _forms(new) != _forms(served):
+    if _vector_settings(new) != _vector_settings(served):
         yield "other outputs or another pooling"
-    if _readings(new) != _readings(served):
+    if _text_settings(new) != _text_settings(served):
         yield "other prompts, roles or routes"
     if not _same_steps(served, new):
         yield "another size of the steps of int8 vectors"
 
 
-def _readings(manifest: Manifest) -> tuple[object, ...]:
+def _text_settings(manifest: Manifest) -> tuple[object, ...]:
     """Settings of how texts are read."""
     return manifest.prompts, manifest.default_prompt_name, manifest.roles, manifest.routes
 
 
-def _forms(manifest: Manifest) -> tuple[object, ...]:
+def _vector_settings(manifest: Manifest) -> tuple[object, ...]:
     """Settings of how vectors are computed from token states."""
     embedding = manifest.embedding
     pooling = None if embedding is None else (embedding.pooling, embedding.normalize, embedding.pools_prompt)

@@ -100,7 +100,7 @@ class PlanProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a TensorRT plan was compiled.
+    """Compilation of a TensorRT plan.
 
     ``lowerings``: the form of each attention layer (docs/architecture.md, "The packed graph"), in order. ``fallbacks``:
     requested or preferred features that were unavailable, a sentence each. ``refit``: the plan holds no weights; they
@@ -115,7 +115,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How an AOTInductor package was compiled.
+    """Compilation of an AOTInductor package.
 
     ``cuda``: CUDA version of the PyTorch that compiled it; None for a CPU. ``inputs``: the tensors it takes, by their
     names in ``bei.engine.packing.graph_inputs``, in order. ``kernels``: of each attention layer, in order.
@@ -152,7 +152,7 @@ class FileInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the embedding output is post-processed, according to the checkpoint's files.
+    """Post-processing of the embedding output, according to the checkpoint's files.
 
     ``int8_largest``: the component that maps to 127 in int8 vectors (``bei.artifact.int8``), from the held-out texts;
     None if the build had no answers to them. ``layers_follow_pooling``: further layers (Dense modules) follow the
@@ -169,7 +169,7 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Tokenization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How tokenizer.json was made, and how texts are read with it.
+    """Origin of tokenizer.json, and settings of the encoder.
 
     ``library`` and ``tokenizer_class`` made it from the checkpoint's files; the class "tokenizer.json" means that the
     file was copied. ``truncation_side``: the default side that is cut off. ``splits_special_tokens``: special tokens

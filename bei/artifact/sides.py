@@ -18,7 +18,7 @@ SIDES: dict[Side, tuple[str, ...]] = {
 
 
 class Role(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one side, queries or documents, is read; its prompt is among the manifest's prompts.
+    """Encoding of one side, queries or documents; its prompt is among the manifest's prompts.
 
     ``max_tokens`` includes special tokens and prompt; None: the model's limit. ``skip_ids``: tokens whose vectors are
     left out of the answer. ``table``: the side's sparse vectors are looked up in the artifact's table of token weights,

@@ -291,7 +291,7 @@ def _artifacts(config: Any) -> Iterator[list[Path | Artifact]]:
     with ExitStack() as held:
         found = [artifact_for(model, config, held) for model in config.models] or [default_artifact(config, held)]
         if not all(isinstance(one, Path) for one in found):
-            cache_of(config).keep_bound(config.cache_max_bytes)  # now that all of them are in use
+            cache_of(config).enforce_limit(config.cache_max_bytes)  # now that all of them are in use
         yield found
 
 

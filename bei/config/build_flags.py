@@ -17,7 +17,7 @@ _FLAG = re.compile(r"(?<![\w-])--(no-)?([a-z][a-z0-9-]*)")
 _OF_SERVING = frozenset(field.name for field in fields(ServeConfig))
 
 
-def with_variables(text: str, build_config: type) -> str:
+def with_variable_names(text: str, build_config: type) -> str:
     """``text``, followed by the variables that correspond to the build flags it names. ``build_config``: the class of
     the builder's settings."""
     hints = typing.get_type_hints(build_config)
@@ -33,10 +33,10 @@ def with_variables(text: str, build_config: type) -> str:
 
 
 @contextmanager
-def saying_variables(build_config: type) -> Iterator[None]:
-    """A context in which the messages of build errors get ``with_variables``."""
+def variables_in_errors(build_config: type) -> Iterator[None]:
+    """A context in which the messages of build errors get ``with_variable_names``."""
     try:
         yield
     except BeiError as error:
-        error.args = (with_variables(str(error), build_config),)
+        error.args = (with_variable_names(str(error), build_config),)
         raise

@@ -86,7 +86,6 @@ class OpenVINOEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """Facts of the engine."""
         return self._info
 
     def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:

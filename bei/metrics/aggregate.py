@@ -89,7 +89,7 @@ def metrics_of(families: Iterable[Family]) -> list[Metric]:
     return found
 
 
-def together(answers: Iterable[bytes]) -> Snapshot:
+def merge_snapshots(answers: Iterable[bytes]) -> Snapshot:
     """The aggregate of ``answers``, which are encoded snapshots."""
     snapshots = [_decoder.decode(answer) for answer in answers]
     by_name: dict[str, list[Family]] = {}
@@ -106,9 +106,9 @@ def together(answers: Iterable[bytes]) -> Snapshot:
     )
 
 
-def ended(answers: Seq[bytes]) -> bytes:
+def counts_of_ended(answers: Seq[bytes]) -> bytes:
     """The counts to keep of processes that have ended, or do not respond, from their last snapshots."""
-    found = together(answers)
+    found = merge_snapshots(answers)
     return msgspec.structs.replace(
         found, families=[family for family in found.families if family.kind in _SUMMED]
     ).encode()

@@ -29,14 +29,12 @@ class Series:
         self._lock = threading.Lock()
 
     def observe(self, value: float, count: int = 1) -> None:
-        """Observe ``value``, ``count`` times."""
         place = bisect_left(self._bounds, value)
         with self._lock:
             self._counts[place] += count
             self._sum += value * count
 
     def observe_all(self, values: Seq[float]) -> None:
-        """Observe each of ``values``."""
         places = [bisect_left(self._bounds, value) for value in values]
         with self._lock:
             for place in places:

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, genera
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from bei.core import Limits
-from bei.metrics.aggregate import Snapshot, metrics_of, snapshot_of, together
+from bei.metrics.aggregate import Snapshot, merge_snapshots, metrics_of, snapshot_of
 from bei.metrics.counter import Count, Counter
 from bei.metrics.engine_gauges import PortGauges, WaitS
 from bei.metrics.histogram import Histogram, Series
@@ -192,10 +192,10 @@ class Metrics:
         """This process's metrics for other processes. Thread-safe."""
         return snapshot_of(self.registry.collect(), self._answered_of_models(), sorted(self.embedders)).encode()
 
-    def render_together(self, answers: Mapping[str, bytes], processes: Iterable[str], silent: Iterable[str]) -> bytes:
+    def render_server(self, answers: Mapping[str, bytes], processes: Iterable[str], silent: Iterable[str]) -> bytes:
         """The exposition text of a server from its processes' snapshots, including this one's. ``processes`` responded,
         ``silent`` ones did not."""
-        found: Snapshot = together(answers.values())
+        found: Snapshot = merge_snapshots(answers.values())
         return self._rendered(metrics_of(found.families), found.answered, {*found.embedders}, processes, silent)
 
     def restarted(self, process: str) -> None:
@@ -275,11 +275,9 @@ class ModelMetrics:
         self._restarts = metrics.engine_restarts.labels(model)
 
     def accepted(self, num_inputs: int) -> None:
-        """Count an admitted request."""
         self._inputs.inc(num_inputs)
 
     def truncated(self, num_inputs: int) -> None:
-        """Count truncated inputs."""
         self._truncated.inc(num_inputs)
 
     def inferred(self, num_answered: int, num_failed: int) -> None:
@@ -318,7 +316,6 @@ class ModelMetrics:
             self._cached.inc(cached)
 
     def expired(self, num_sequences: int) -> None:
-        """Count dropped sequences."""
         self._expired.inc(num_sequences)
 
     def batch_failed(self, kind: str) -> None:

@@ -24,7 +24,7 @@ from bei.tokenizer.file import read_tokenizer
 from bei.tokenizer.long_text import (
     PIECE_CHARS,
     AddedTokens,
-    Reading,
+    PartialTokens,
     Tokens,
     UncuttableTextError,
     common_start,
@@ -70,7 +70,7 @@ class PairTemplate(NamedTuple):
 
 @dataclass(frozen=True)
 class EncodingOptions:
-    """How one request wants its inputs encoded.
+    """Encoding options of one request.
 
     ``truncate``: None: the server's setting. ``max_tokens`` lowers the model's limit, special tokens included.
     ``direction``: the side that is cut off; None: the model's own. ``framed``: inputs stand between the tokens of the
@@ -106,7 +106,7 @@ AS_CONFIGURED = EncodingOptions()
 
 
 def _no_check() -> None:
-    """The check of work that nothing ends early."""
+    """A check that never ends the work."""
 
 
 class TextEncoder:
@@ -205,7 +205,6 @@ class TextEncoder:
         return encodings
 
     def decode(self, ids: Seq[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ``ids``."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
@@ -215,7 +214,6 @@ class TextEncoder:
         return frozenset(self._tokenizer.get_vocab(with_added_tokens=True).values())
 
     def token(self, token_id: int) -> str:
-        """The token called ``token_id``."""
         return self._tokenizer.id_to_token(token_id) or ""
 
     def _without_prompt(self, encodings: list[Encoding], options: EncodingOptions) -> list[Encoding]:
@@ -262,36 +260,37 @@ class TextEncoder:
         """The encodings for any options. The library tokenizes texts one by one; truncation and special tokens are
         added here, because the library's truncation is state of the tokenizer, and quadratic for pairs."""
         groups = [(text,) if isinstance(text, str) else text for text in inputs]
-        show = partial(self._show, options=options, check=check)
-        if common is not None and common.stands_in(groups):
-            show = partial(common.show, show)
+        tokenize = partial(self._tokenize_texts, options=options, check=check)
+        if common is not None and common.matches(groups):
+            tokenize = partial(common.tokenize, tokenize)
         texts = list(dict.fromkeys(text for group in groups for text in group))  # many pairs share a query
-        shown = dict(zip(texts, show(texts), strict=True))
-        return [self._joined([shown[text] for text in group], options, show) for group in groups]
+        shown = dict(zip(texts, tokenize(texts), strict=True))
+        return [self._joined([shown[text] for text in group], options, tokenize) for group in groups]
 
-    def _show(
+    def _tokenize_texts(
         self, texts: Seq[str], options: EncodingOptions, check: Check, *, enough: int | None = None
-    ) -> list[_Shown]:
+    ) -> list[_TokenizedText]:
         """Tokenize each text until it has more than ``enough`` tokens; None: more than the model takes."""
         enough = self._limit(options) if enough is None else enough
         return [
-            _Shown(text, *found) for text, found in zip(texts, self._tokens(texts, options, check, enough), strict=True)
+            _TokenizedText(text, *found)
+            for text, found in zip(texts, self._tokens(texts, options, check, enough), strict=True)
         ]
 
-    def _tokens(self, texts: Seq[str], options: EncodingOptions, check: Check, enough: int) -> list[Reading]:
+    def _tokens(self, texts: Seq[str], options: EncodingOptions, check: Check, enough: int) -> list[PartialTokens]:
         """The tokens of each text: all, or more than ``enough``."""
         with_spans = options.with_spans
         few = min(PIECE_CHARS, enough * _CHARS_PER_TOKEN)
         batch = self._tokenizer.encode_batch if with_spans else self._tokenizer.encode_batch_fast
         at_once = iter(batch([text for text in texts if len(text) <= few], add_special_tokens=False))
         return [
-            Reading(Tokens.of(next(at_once), with_spans=with_spans), is_whole=True)
+            PartialTokens(Tokens.of(next(at_once), with_spans=with_spans), is_whole=True)
             if len(text) <= few
             else self._tokens_of_long(text, options, check, enough)
             for text in texts
         ]
 
-    def _tokens_of_long(self, text: str, options: EncodingOptions, check: Check, enough: int) -> Reading:
+    def _tokens_of_long(self, text: str, options: EncodingOptions, check: Check, enough: int) -> PartialTokens:
         """``_tokens`` for one text: piece by piece if it can be cut."""
         try:
             return tokens_in_pieces(
@@ -327,7 +326,7 @@ class TextEncoder:
         (encoded,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
         return encoded
 
-    def _joined(self, parts: Seq[_Shown], options: EncodingOptions, show: _Show) -> Encoding:
+    def _joined(self, parts: Seq[_TokenizedText], options: EncodingOptions, tokenize: _Tokenize) -> Encoding:
         """The encoding of one or two texts, truncated to the model's limit."""
         assert len(parts) == 1 or not options.framed  # a frame holds one text
         layout = self._framed if options.framed else self._layouts[len(parts), options.add_special_tokens]
@@ -339,11 +338,11 @@ class TextEncoder:
                 param="input",
             )
         if any(options.kept) and sum(len(part.ids) for part in parts) > room:
-            return self._between(parts[0], room, layout, options, show)
+            return self._between(parts[0], room, layout, options, tokenize)
         lengths = [len(part.ids) for part in parts]
         kept = kept_lengths(lengths, room)
         if len(set(kept)) == 2 and min(kept) == room // 2:  # of two long texts, the longer one keeps one token more
-            kept = kept_lengths(self._compared(parts, self._limit(options), show), room)
+            kept = kept_lengths(self._compared(parts, self._limit(options), tokenize), room)
         cuts = [
             slice(0, num_kept) if options.direction != "left" else slice(len(part.ids) - num_kept, None)
             for part, num_kept in zip(parts, kept, strict=True)
@@ -358,7 +357,7 @@ class TextEncoder:
             spans = layout.spans_around(texts)
         return Encoding(ids, types, truncated, spans)
 
-    def _compared(self, parts: Seq[_Shown], enough: int, show: _Show) -> list[int]:
+    def _compared(self, parts: Seq[_TokenizedText], enough: int, tokenize: _Tokenize) -> list[int]:
         """Lengths of two texts, of which more than ``enough`` tokens were read, or enough to decide which is longer."""
         (first, second), common = (part.text for part in parts), 0
         while first != second and not (
@@ -368,10 +367,12 @@ class TextEncoder:
                 start = common_start(first, second, self._encoded)
                 first, second, common = first[start:], second[start:], enough
             enough *= _FURTHER
-            parts = show([first, second], enough=enough)
+            parts = tokenize([first, second], enough=enough)
         return [common + len(part.ids) for part in parts]
 
-    def _between(self, part: _Shown, room: int, layout: Layout, options: EncodingOptions, show: _Show) -> Encoding:
+    def _between(
+        self, part: _TokenizedText, room: int, layout: Layout, options: EncodingOptions, tokenize: _Tokenize
+    ) -> Encoding:
         """The encoding of a text that is truncated between its ``kept`` prefix and suffix."""
         before, behind = (self._tokenizer.encode(text, add_special_tokens=False).ids for text in options.kept)
         count = room - len(before) - len(behind)
@@ -379,12 +380,12 @@ class TextEncoder:
             raise InvalidRequestError(
                 f"{self._limit(options)} tokens leave no room for a text beside its prompt: allow more.", param="input"
             )
-        (text,) = show([part.text[len(options.kept[0]) : len(part.text) - len(options.kept[1])]])
+        (text,) = tokenize([part.text[len(options.kept[0]) : len(part.text) - len(options.kept[1])]])
         cut = slice(0, count) if options.direction != "left" else slice(max(0, len(text.ids) - count), None)
         ids = np.concatenate([np.array(before, np.int32), text.ids[cut], np.array(behind, np.int32)])
         return Encoding(*layout.around([ids]), truncated=True)
 
-    def _spans(self, part: _Shown, cut: slice, options: EncodingOptions) -> TokenSpans:
+    def _spans(self, part: _TokenizedText, cut: slice, options: EncodingOptions) -> TokenSpans:
         """Offsets of the tokens of ``part`` that are kept.
 
         If the tokenizer does not mark continuations of words, words are separated by blanks, and an unknown token
@@ -416,7 +417,7 @@ class TextEncoder:
             raise InvalidRequestError("An input has no tokens: leave it out.", param="input")
 
 
-class _Shown(NamedTuple):
+class _TokenizedText(NamedTuple):
     """A text and its tokens: all of them, or the first (or last) ones."""
 
     text: str
@@ -428,10 +429,10 @@ class _Shown(NamedTuple):
         return self.tokens.ids
 
 
-class _Show(Protocol):
-    """Tokenizes texts: ``TextEncoder._show`` with one request's options."""
+class _Tokenize(Protocol):
+    """Tokenizes texts: ``TextEncoder._tokenize_texts`` with one request's options."""
 
-    def __call__(self, texts: Seq[str], *, enough: int | None = None) -> list[_Shown]: ...
+    def __call__(self, texts: Seq[str], *, enough: int | None = None) -> list[_TokenizedText]: ...
 
 
 class CommonText:
@@ -440,9 +441,9 @@ class CommonText:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # the second of two chunks waits for the first one's result
         self._text: str | None = None
-        self._shown: dict[int | None, _Shown] = {}  # by the number of tokens
+        self._by_enough: dict[int | None, _TokenizedText] = {}  # by the number of tokens
 
-    def stands_in(self, groups: Seq[tuple[str, ...]]) -> bool:
+    def matches(self, groups: Seq[tuple[str, ...]]) -> bool:
         """True if ``groups`` are pairs that begin with the query of the chunks before."""
         text = groups[0][0]
         if any(len(group) != 2 or group[0] != text for group in groups):
@@ -451,14 +452,14 @@ class CommonText:
             self._text = text if self._text is None else self._text
             return self._text == text
 
-    def show(self, show: _Show, texts: Seq[str], *, enough: int | None = None) -> list[_Shown]:
-        """The result of ``show``, with the query's tokens from the cache."""
+    def tokenize(self, tokenize: _Tokenize, texts: Seq[str], *, enough: int | None = None) -> list[_TokenizedText]:
+        """The result of ``tokenize``, with the query's tokens from the cache."""
         with self._lock:
-            if self._text in texts and enough not in self._shown:
+            if self._text in texts and enough not in self._by_enough:
                 assert self._text is not None
-                (self._shown[enough],) = show([self._text], enough=enough)
-            common = self._shown.get(enough)
-        others = iter(show([text for text in texts if text != self._text], enough=enough))
+                (self._by_enough[enough],) = tokenize([self._text], enough=enough)
+            common = self._by_enough.get(enough)
+        others = iter(tokenize([text for text in texts if text != self._text], enough=enough))
         return [common if common is not None and text == self._text else next(others) for text in texts]
 
 

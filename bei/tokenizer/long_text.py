@@ -70,7 +70,6 @@ class Tokens(NamedTuple):
         return cls(ids, _offsets_of(encoded), np.array(encoded.word_ids, np.int32))
 
     def sliced(self, side: slice) -> Tokens:
-        """The tokens in ``side``."""
         if self.offsets is None or self.words is None:
             return Tokens(self.ids[side], None, None)
         return Tokens(self.ids[side], self.offsets[side], self.words[side])
@@ -91,7 +90,7 @@ class UncuttableTextError(Exception):
     """A text without valid cuts is too long for one piece."""
 
 
-class Reading(NamedTuple):
+class PartialTokens(NamedTuple):
     """Tokens of a text; ``is_whole``: all of them."""
 
     tokens: Tokens
@@ -109,7 +108,7 @@ def tokens_in_pieces(
     from_end: bool = False,
     first_chars: int | None = None,
     added: AddedTokens = NO_ADDED_TOKENS,
-) -> Reading:
+) -> PartialTokens:
     """The tokens that ``encode(text)`` gives: all, or the first ``enough`` of them and at least one more.
 
     ``from_end``: the last ones instead. ``first_chars``: size of the first piece, if the rest is probably not needed.
@@ -118,7 +117,7 @@ def tokens_in_pieces(
     """
     reader = _Reader(text, encode, with_spans, most_chars, enough, from_end, added)
     parts = list(reader.parts(check, min(first_chars or PIECE_CHARS, PIECE_CHARS)))
-    return Reading(_joined(parts[::-1] if from_end else parts), reader.is_whole)
+    return PartialTokens(_joined(parts[::-1] if from_end else parts), reader.is_whole)
 
 
 def common_start(first: str, second: str, encode: Encode) -> int:
@@ -127,18 +126,18 @@ def common_start(first: str, second: str, encode: Encode) -> int:
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if first[low:middle] == second[low:middle] else (low, middle - 1)
-    places = _places(first, 1, low - _WINDOW_CHARS, from_end=False)
-    return next((place for place in islice(places, _MOST_TRIES) if _are_cut(first, place, encode)), 0)
+    places = _cut_candidates(first, 1, low - _WINDOW_CHARS, from_end=False)
+    return next((place for place in islice(places, _MOST_TRIES) if _valid_cut(first, place, encode)), 0)
 
 
-class _Held(NamedTuple):
+class _TextWindow(NamedTuple):
     """Characters that are tokenized together, and their ``places`` int32 [n] in the text."""
 
     string: str
     places: Int32Array
 
-    def only(self, kept: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> _Held:
-        return _Held("".join(compress(self.string, kept.tolist())), self.places[kept])
+    def only(self, kept: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> _TextWindow:
+        return _TextWindow("".join(compress(self.string, kept.tolist())), self.places[kept])
 
     def offsets_in_text(self, offsets: Int32Array) -> Int32Array:
         """``offsets`` [n, 2] in ``string``, converted to offsets in the text."""
@@ -172,7 +171,7 @@ class _Reader:
 
     def parts(self, check: Callable[[], None], size: int) -> Iterator[Tokens]:
         """The tokens of the pieces in order; the first piece has ``size`` characters."""
-        held, num_read, num_tokens = _Held("", _NOTHING), 0, 0
+        held, num_read, num_tokens = _TextWindow("", _NOTHING), 0, 0
         while num_tokens <= self._enough:
             check()
             size = min(size, self._most_chars - len(held.string))
@@ -196,11 +195,11 @@ class _Reader:
                 num_tokens += len(part.ids)
                 yield part
                 num_read = len(self._text) - place if self._from_end else place
-                held, size = _Held("", _NOTHING), PIECE_CHARS
+                held, size = _TextWindow("", _NOTHING), PIECE_CHARS
                 continue
             held, adds_nothing = self._shortened(held, encoded)
             if adds_nothing:
-                held, num_repeated = self._past_repetition(held, num_read)
+                held, num_repeated = self._skip_repetition(held, num_read)
                 num_read += num_repeated
             if len(held.string) >= self._most_chars:
                 raise UncuttableTextError
@@ -213,17 +212,17 @@ class _Reader:
             return max(0, last - size), last
         return num_read, min(len(self._text), num_read + size)
 
-    def _more(self, held: _Held, first: int, last: int) -> _Held:
+    def _more(self, held: _TextWindow, first: int, last: int) -> _TextWindow:
         string, places = self._text[first:last], np.arange(first, last, dtype=np.int32)
         if self._from_end:
-            return _Held(string + held.string, np.concatenate([places, held.places]))
-        return _Held(held.string + string, np.concatenate([held.places, places]))
+            return _TextWindow(string + held.string, np.concatenate([places, held.places]))
+        return _TextWindow(held.string + string, np.concatenate([held.places, places]))
 
     def _open(self, string: str) -> tokenizers.Encoding:
         """The encoding of ``string`` with the placeholder for the rest of the text."""
         return self._encode(_GOES_ON + string if self._from_end else string + _GOES_ON)
 
-    def _tokens(self, held: _Held, encoded: tokenizers.Encoding, *, is_open: bool) -> Tokens:
+    def _tokens(self, held: _TextWindow, encoded: tokenizers.Encoding, *, is_open: bool) -> Tokens:
         """The tokens of ``held`` with offsets in the text; an ``_open`` encoding has one token more, or a longer last
         one."""
         tokens = Tokens.of(encoded, with_spans=self._with_spans)
@@ -231,12 +230,12 @@ class _Reader:
             return tokens
         return tokens._replace(offsets=held.offsets_in_text(self._offsets(held, tokens.offsets, is_open=is_open)))
 
-    def _offsets(self, held: _Held, offsets: Int32Array, *, is_open: bool) -> Int32Array:
+    def _offsets(self, held: _TextWindow, offsets: Int32Array, *, is_open: bool) -> Int32Array:
         """``offsets`` of the encoded string, converted to offsets in ``held``."""
         found: Int32Array = np.clip(offsets - np.int32(is_open and self._from_end), 0, len(held.string))
         return found
 
-    def _fills(self, held: _Held, encoded: tokenizers.Encoding, room: int) -> bool:
+    def _fills(self, held: _TextWindow, encoded: tokenizers.Encoding, room: int) -> bool:
         """True if there are more than ``room`` tokens, and the first ``room`` are those of the whole text."""
         ids = encoded.ids
         if len(ids) <= room:
@@ -268,16 +267,16 @@ class _Reader:
         rest = rest.rstrip() if self._added.take_blanks_before else rest
         return offsets[1] <= len(rest)
 
-    def _cut(self, held: _Held, encoded: tokenizers.Encoding, first: int, last: int) -> tuple[int, int] | None:
+    def _cut(self, held: _TextWindow, encoded: tokenizers.Encoding, first: int, last: int) -> tuple[int, int] | None:
         """A valid cut between ``first`` and ``last``, and the first token after it; None: there is none."""
         ids, num_tries = encoded.ids, 0
-        for place in _places(self._text, first, last, from_end=self._from_end):
+        for place in _cut_candidates(self._text, first, last, from_end=self._from_end):
             index = int(np.searchsorted(held.places, place)) + self._from_end
             word = encoded.char_to_word(index - 1)
             if word is None or word == encoded.char_to_word(index):
                 continue
             there = next(filter(None, map(encoded.char_to_token, range(index, index + _WINDOW_CHARS))), 0)
-            sides = _are_cut(self._text, place, self._encode)
+            sides = _valid_cut(self._text, place, self._encode)
             for token in (there, there - 1):  # a blank without a token of its own belongs to no character
                 if token <= 0 or (ids[token - 1], ids[token]) != sides:
                     continue
@@ -289,7 +288,7 @@ class _Reader:
                 return None
         return None
 
-    def _shortened(self, held: _Held, encoded: tokenizers.Encoding) -> tuple[_Held, bool]:
+    def _shortened(self, held: _TextWindow, encoded: tokenizers.Encoding) -> tuple[_TextWindow, bool]:
         """``held`` without the inside of stretches in which no token begins or ends, if its tokens stay the same; and
         whether such a stretch continues in the next piece.
 
@@ -321,7 +320,7 @@ class _Reader:
             return held, False
         return shorter, goes_on
 
-    def _past_repetition(self, held: _Held, num_read: int) -> tuple[_Held, int]:
+    def _skip_repetition(self, held: _TextWindow, num_read: int) -> tuple[_TextWindow, int]:
         """Skip repetitions of the character that fills the window before it, of which ``held`` has enough.
 
         The outermost one in ``held`` then stands for the last one skipped. Also returns the number of characters read.
@@ -356,7 +355,7 @@ def _offsets_of(encoded: tokenizers.Encoding) -> Int32Array:
     return np.array(encoded.offsets, np.int32).reshape(-1, 2)
 
 
-def _places(text: str, first: int, last: int, *, from_end: bool) -> Iterator[int]:
+def _cut_candidates(text: str, first: int, last: int, *, from_end: bool) -> Iterator[int]:
     """Candidates for cuts of ``text``: backwards from ``last``, or forwards from ``first``."""
     most = 16 * _WINDOW_CHARS
     for pattern in _PLACES:
@@ -368,7 +367,7 @@ def _places(text: str, first: int, last: int, *, from_end: bool) -> Iterator[int
             yield from reversed(found[-_MOST_PLACES:])
 
 
-def _are_cut(text: str, place: int, encode: Encode) -> tuple[int, int] | None:
+def _valid_cut(text: str, place: int, encode: Encode) -> tuple[int, int] | None:
     """The tokens left and right of ``place`` if it is a valid cut; None if not."""
     first, last = max(0, place - _WINDOW_CHARS), place + _WINDOW_CHARS
     both, left, right = encode(text[first:last]), encode(text[first:place]), encode(text[place:last])

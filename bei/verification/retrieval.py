@@ -23,7 +23,7 @@ _LEAST_SKILL = 0.5
 
 
 class RetrievalRanking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How rows of ``output`` rank documents, and which documents are relevant to which query.
+    """The ranking of documents by rows of ``output``, and the relevance of documents to queries.
 
     ``grades[q]``: the relevant documents of query q and their grades. ``candidates[q]``: the documents that are ranked
     for it; None: all. A reranker has one row for each query and candidate ("logits"); other models one for each query,

@@ -66,12 +66,12 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     retrieval: _RetrievalRecord | None = None
 
 
-def meaning_of(manifest: Manifest) -> OutputMeaning:
+def output_meaning(manifest: Manifest) -> OutputMeaning:
     """The meaning of a model's scores."""
     return OutputMeaning(ranks="rerank" in manifest.tasks, classification=manifest.classification)
 
 
-def keep(
+def store_reference_answers(
     root: Path,
     reference: ReferenceAnswers,
     questions: HeldOut,
@@ -131,7 +131,7 @@ def keep(
     )
 
 
-def complete(artifact: Artifact, engine: Engine) -> tuple[Artifact, bool]:
+def complete_certificate(artifact: Artifact, engine: Engine) -> tuple[Artifact, bool]:
     """Compare ``engine`` with the reference's answers in ``artifact``; returns the artifact with its completed
     certificate, and whether it may be served: it passed, or the build allowed engines below the thresholds.
 
@@ -144,7 +144,7 @@ def complete(artifact: Artifact, engine: Engine) -> tuple[Artifact, bool]:
         reference,
         questions,
         record.thresholds,
-        meaning=meaning_of(artifact.manifest),
+        meaning=output_meaning(artifact.manifest),
         quantization=artifact.certificate.quantization,
         retrieval=_ranked(engine, retrieval, record.thresholds) if retrieval else None,
     )

@@ -10,7 +10,7 @@ from bei.artifact.certificate.record import Agreement, CosineHistogram, Quantiza
 from bei.utils.html.bar_chart import chart
 from bei.utils.html.document import safe
 
-# Of more layers, those with the largest errors are drawn.
+# The number of layers drawn: those with the largest errors.
 MOST_LAYERS = 60
 
 _LEFT, _RIGHT = 8.0, 712.0

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-# What an engine was compared with. Pending: not yet compared, because it could not run where it was built; the
+# The kind of comparison. Pending: not yet compared, because the engine could not run where it was built; the
 # reference's answers are in the artifact.
 Verification = Literal["reference", "self-consistency", "pending", "none"]
 
@@ -134,7 +134,7 @@ class LayerSensitivity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the engine was quantized. ``calibration``: a sentence about the calibration texts."""
+    """Quantization of the engine. ``calibration``: a sentence about the calibration texts."""
 
     format: Literal["fp8", "int8"]
     method: str
@@ -161,7 +161,7 @@ class QuantizationRecord(Calibration, frozen=True, kw_only=True, forbid_unknown_
 
 
 class ReferenceComparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the engine was compared with, where, and on how many texts (docs/architecture.md, a build's life).
+    """The engine's comparison with a reference: kind, device, texts, verdict (docs/architecture.md, a build's life).
 
     ``kind``: "self-consistency" means that the reference is bei's own FP32 engine, which shares the graph, so that
     errors in both stay hidden; "none": the build skipped verification; "pending": the engine could not run at build

@@ -18,9 +18,10 @@ Check = Callable[[bytes, int], "str | None"]
 
 @dataclass(frozen=True)
 class BenchDialect:
-    """How one route is asked. ``fields(texts, query)``: a request's JSON but for the model; ``query`` is a reranker's.
+    """The dialect of one route. ``fields(texts, query)``: a request's JSON without the model; ``query`` is a
+    reranker's.
 
-    ``needs_model``: the server wants the model's name in each request.
+    ``needs_model``: the server requires the model's name in each request.
     """
 
     name: str

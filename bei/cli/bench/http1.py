@@ -70,7 +70,6 @@ class HttpResponse:
     # Callbacks of the parser. Interim responses (1xx) have no body.
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Called for each header."""
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:

@@ -51,7 +51,6 @@ class MetricsScraper:
         self._thread = threading.Thread(target=self._run, daemon=True, name="bei-bench-scraper")
 
     def begin(self) -> None:
-        """Start scraping."""
         self._thread.start()
 
     def end(self, window_from_s: float) -> list[ServerSample]:

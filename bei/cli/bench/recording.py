@@ -56,7 +56,6 @@ class LatencyHistogram:
         self._buckets: HdrHistogram | None = None  # 180 kB: created on first use
 
     def record(self, seconds: float) -> None:
-        """Add a latency."""
         value = min(_MOST_US, max(1, round(seconds * 1e6)))
         if self._buckets is None:
             self._buckets = HdrHistogram(1, _MOST_US, _DIGITS)
@@ -69,7 +68,6 @@ class LatencyHistogram:
             self._max_us = value
 
     def add(self, packed: PackedHistogram) -> None:
-        """Add another histogram."""
         if not packed.count:
             return
         other = HdrHistogram.decode(packed.encoded)
@@ -239,7 +237,6 @@ class MergedIntervals:
         self.lateness = LatencyHistogram()
 
     def add(self, interval: Interval) -> None:
-        """Add an interval."""
         self.answers += interval.answers
         self.inputs += interval.inputs
         self.bytes_received += interval.bytes_received

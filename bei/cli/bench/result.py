@@ -79,7 +79,6 @@ class LoadResult(msgspec.Struct, frozen=True):
 
     @property
     def num_failed(self) -> int:
-        """Failures of all kinds."""
         return sum(self.failures.values())
 
 
@@ -111,7 +110,7 @@ class PointResult(msgspec.Struct, frozen=True):
 
 
 class ServerFacts(msgspec.Struct, frozen=True):
-    """What a server reports of itself. ``info``: a bei server's ``/info``."""
+    """A server's facts about itself. ``info``: a bei server's ``/info``."""
 
     name: str
     url: str

@@ -127,7 +127,6 @@ class SocketNetwork:
         self._closing.append(its_socket)
 
     def close(self) -> None:
-        """Close all connections."""
         for connection in list(self._connections):
             connection.close()
         self._close_later()
@@ -168,7 +167,6 @@ class SocketConnection:
             self._flush()
 
     def close(self) -> None:
-        """Close the connection."""
         if not self._is_closed:
             self._is_closed = True
             self._network.forget(self, self._socket)

@@ -37,7 +37,6 @@ class LengthDistribution:
     c: float = _MOST_LENGTH
 
     def draw(self, rng: random.Random) -> int:
-        """Draw a length."""
         if self.kind == "fixed":
             return int(self.a)
         if self.kind == "uniform":
@@ -47,7 +46,6 @@ class LengthDistribution:
 
     @property
     def least(self) -> int:
-        """The minimum length."""
         return 1 if self.kind == "lognormal" else int(self.a)
 
 
@@ -181,7 +179,6 @@ class FileTexts:
         self._numbers = itertools.count(worker, num_workers)
 
     def take(self, lengths: LengthDistribution) -> str:
-        """The next line."""
         lap, place = divmod(next(self._numbers), len(self.lines))
         return self.lines[place] if lap == 0 else f"{self._laps[lap][0]} {self.lines[place]}"
 

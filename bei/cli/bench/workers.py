@@ -45,7 +45,6 @@ class LoadRecord:
     num_reconnects: int = 0
 
     def add(self, worker: int, report: LoadReport) -> None:
-        """Add a worker's report."""
         self.in_flight[worker] = report.in_flight
         for interval in report.intervals:
             self.intervals[interval.index].add(interval)

@@ -74,7 +74,6 @@ class FifoTokenBudget:
         self._waiting: deque[Entry] = deque()
 
     def add(self, entries: Seq[Entry], now_s: float) -> None:
-        """Append to the queue."""
         self._waiting.extend(entries)
 
     def cut(self, now_s: float) -> list[Entry]:
@@ -98,7 +97,6 @@ class FixedBatches:
         self._batches: deque[deque[Entry]] = deque()
 
     def add(self, entries: Seq[Entry], now_s: float) -> None:
-        """Append to the queue."""
         self._waiting.extend(entries)
 
     def cut(self, now_s: float) -> list[Entry]:

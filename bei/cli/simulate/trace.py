@@ -54,7 +54,6 @@ class Trace:
 
     @property
     def num_texts(self) -> int:
-        """Texts of all requests."""
         return sum(len(request.tokens) for request in (*self.arrivals, *self.backfill))
 
 

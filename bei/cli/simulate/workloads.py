@@ -37,7 +37,6 @@ class TokenLengths:
     most: int
 
     def draw(self, rng: np.random.Generator, count: int) -> list[int]:
-        """Lengths of ``count`` texts."""
         drawn = rng.lognormal(math.log(self.mean) - self.spread**2 / 2, self.spread, count)
         return [int(length) for length in np.clip(np.rint(drawn), self.least, self.most)]
 

@@ -233,7 +233,6 @@ class TorchDevice(_Calls):
         return RecordedGraph(executable, inputs, outputs)
 
     def replay(self, graph: RecordedGraph, stream: Stream) -> None:
-        """Launch the graph."""
         with self._torch.cuda.stream(stream.stream):
             graph.executable.replay()
 

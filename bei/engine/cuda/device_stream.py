@@ -23,7 +23,7 @@ from bei.engine.cuda.device import (
     TensorSlice,
     TransferBuffer,
 )
-from bei.engine.cuda.step_sizes import eager_sizes, fitting
+from bei.engine.cuda.step_sizes import eager_sizes, smallest_fitting
 from bei.engine.packing import Sizes, graph_inputs
 from bei.errors import EngineDeadError, EngineError
 
@@ -67,7 +67,7 @@ class PackageStream:
         device is unusable."""
         try:
             steps = ((step.sizes, step) for step in self._recorded)
-            recorded = fitting(steps, batch, self._input_names)
+            recorded = smallest_fitting(steps, batch, self._input_names)
             if recorded is None:
                 return self._computed(batch, eager_sizes(batch), wanted)
             return self._replayed(recorded, batch, wanted)

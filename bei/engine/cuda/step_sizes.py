@@ -54,7 +54,9 @@ def recorded_sizes(limits: Limits, inputs: Sequence[str]) -> list[Sizes]:
     return sorted(found, key=lambda sizes: _work(sizes, inputs))
 
 
-def fitting(recorded: Iterable[tuple[Sizes, StepT]], batch: PackedBatch, inputs: Sequence[str]) -> StepT | None:
+def smallest_fitting(
+    recorded: Iterable[tuple[Sizes, StepT]], batch: PackedBatch, inputs: Sequence[str]
+) -> StepT | None:
     """The step of least work among those that hold ``batch``; None if none does."""
     holding = [(_work(sizes, inputs), step) for sizes, step in recorded if sizes.holds(batch)]
     return min(holding, key=lambda one: one[0])[1] if holding else None

@@ -152,7 +152,6 @@ class Cuda:
         return None if status.value == 0 else self._in_words(status)
 
     def _awaited(self, stream: Stream | None) -> Any:
-        """The status of waiting."""
         if stream is None:
             return self._runtime.cudaDeviceSynchronize()[0]
         return self._runtime.cudaStreamSynchronize(stream)[0]
@@ -182,5 +181,4 @@ class Cuda:
         self._runtime.cudaGetLastError()
 
     def launch(self, executable: GraphExec, stream: Stream) -> None:
-        """Launch a captured graph."""
         self.call("cudaGraphLaunch", executable, stream)

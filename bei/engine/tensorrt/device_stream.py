@@ -45,7 +45,6 @@ class DroppableContext:
         return self._context
 
     def drop(self) -> None:
-        """Free the context."""
         self._context = None
 
 

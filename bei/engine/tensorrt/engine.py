@@ -100,7 +100,6 @@ class TensorRTEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """Facts of the engine."""
         return self._info
 
     def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:

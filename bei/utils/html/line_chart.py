@@ -44,7 +44,6 @@ class Line:
 
     @property
     def shown(self) -> list[tuple[float, float]]:
-        """The points without gaps."""
         return [(x, y) for x, y in self.points if y is not None]
 
 

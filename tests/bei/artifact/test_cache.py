@@ -309,15 +309,15 @@ def test_a_start_keeps_the_bound_and_says_what_it_has_removed(
     caplog.set_level(logging.INFO)
     put(cache, "old", 3000, HOUR)
     put(cache, "new", 2000)
-    cache.keep_bound(None)
-    cache.keep_bound(5000)
+    cache.enforce_limit(None)
+    cache.enforce_limit(5000)
     assert caplog.text == ""
-    cache.keep_bound(2500)
+    cache.enforce_limit(2500)
     assert names(cache.entries()) == ["new"]
     assert f"removed {cache.folder / named('old')} (3.0 kB) from the cache" in caplog.text
     caplog.clear()
     with cache.use(named("new")):
-        cache.keep_bound(1)
+        cache.enforce_limit(1)
     assert "holds 2.0 kB, more than cache_max_size (1 B), and all of it is in use" in caplog.text
 
 
@@ -330,7 +330,7 @@ def test_a_bound_that_cannot_be_kept_stops_no_start(
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr("bei.artifact.cache.shutil.rmtree", refused)
-    cache.keep_bound(1)
+    cache.enforce_limit(1)
     assert "cannot be kept below cache_max_size" in caplog.text
 
 

@@ -23,7 +23,7 @@ from bei.engine.fake import FakeEngine
 from bei.errors import ArtifactFileUnlistedError, ArtifactManifestError
 from bei.tokenizer.encoder import TextEncoder
 from bei.utils.untrusted_files import UnfitError, check_regular, printable, read_bounded, unlisted, within
-from bei.verification.stored_answers import complete
+from bei.verification.stored_answers import complete_certificate
 from tests.support.artifacts import save_artifact
 from tests.support.hostile_artifacts import ENGINE_FILE, HOSTILE, extra, manifest_of, nested, says_all, seal
 
@@ -169,7 +169,7 @@ def test_answers_that_would_take_all_memory_are_refused(content: bytes, message:
     (folder / "answers.npz").write_bytes(content)
     artifact = store.save(artifact.path, artifact.manifest, artifact.certificate)
     with pytest.raises(ArtifactManifestError, match=message):
-        complete(artifact, FakeEngine(artifact.manifest.limits))
+        complete_certificate(artifact, FakeEngine(artifact.manifest.limits))
 
 
 def test_a_record_of_the_reference_that_is_nested_deep_is_refused(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_record_of_the_reference_that_is_nested_deep_is_refused(tmp_path: Path
     (folder / "answers.npz").write_bytes(packed(npy((4,), bytes(16))))
     artifact = store.save(artifact.path, artifact.manifest, artifact.certificate)
     with pytest.raises(ArtifactManifestError, match=r"reference\.json cannot be read"):
-        complete(artifact, FakeEngine(artifact.manifest.limits))
+        complete_certificate(artifact, FakeEngine(artifact.manifest.limits))
 
 
 # The parts.

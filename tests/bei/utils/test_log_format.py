@@ -111,6 +111,9 @@ def test_lines_of_several_processes_are_whole_and_name_them() -> None:
 
 
 def test_a_named_process_stands_before_its_messages(capfd: pytest.CaptureFixture[str]) -> None:
-    code = "import logging; from bei.utils.log_format import configure; configure('text', 'front-1'); logging.info('a \\u00e9')"
+    code = (
+        "import logging; from bei.utils.log_format import configure; configure('text', 'front-1'); "
+        "logging.info('a \\u00e9')"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert capfd.readouterr().err.endswith(" INFO front-1: a \\xe9\n")

@@ -16,7 +16,7 @@ from bei.cli.bench.arrivals import LoadPlan, WorkerShare
 from bei.cli.bench.driver import BROKEN, NOT_HTTP, TIMED_OUT, UNANSWERED, UNREACHABLE, LoadDriver, RequestStream
 from bei.cli.bench.recording import LoadRecorder
 from tests.bei.cli.bench.results import merged
-from tests.bei.cli.bench.simulated import OK, Outcomes, Line, Server, SimulatedNetwork, response
+from tests.bei.cli.bench.simulated import OK, Line, Outcomes, Server, SimulatedNetwork, response
 
 START_S = 1000.0
 
@@ -231,7 +231,7 @@ OUTCOMES = st.sampled_from(["good", "slow", "never", "refused", "closed", "rubbi
 
 @settings(max_examples=60, deadline=None)
 @given(
-    outcomes=st.lists(OUTCOMES, min_size=1, max_size=20),
+    kinds=st.lists(OUTCOMES, min_size=1, max_size=20),
     gaps=st.lists(st.floats(0, 0.5), max_size=30),
     concurrency=st.integers(1, 4),
     is_open=st.booleans(),
@@ -239,9 +239,9 @@ OUTCOMES = st.sampled_from(["good", "slow", "never", "refused", "closed", "rubbi
     retry=st.sampled_from(["never", "obey"]),
 )
 def test_every_request_ends_exactly_once_whatever_the_server_does(
-    outcomes: list[str], gaps: list[float], concurrency: int, is_open: bool, connections: int, retry: str
+    kinds: list[str], gaps: list[float], concurrency: int, is_open: bool, connections: int, retry: str
 ) -> None:
-    turns = itertools.cycle(outcomes)
+    turns = itertools.cycle(kinds)
 
     def server(now_s: float, data: bytes) -> tuple[float, bytes | None] | None:
         what = next(turns)

@@ -110,7 +110,7 @@ class Device:
             raise
 
     def module(self) -> Any:
-        """Itself behind the checks of ``tests.support.cuda_standin``: what an engine is given as cuda-python's runtime."""
+        """The device behind the checks of ``tests.support.cuda_standin``, as cuda-python's runtime for an engine."""
         names = [name[1:] for name in dir(type(self)) if name.startswith("_cuda")]
         return cuda_stand_in({name: getattr(self, name) for name in names})
 
