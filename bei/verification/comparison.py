@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.artifact.certificate.canary import BY_COLUMN, canary_row
-from bei.artifact.certificate.labels import kl_divergence, label_agreement
 from bei.artifact.certificate.record import (
     Agreement,
     Certificate,
@@ -24,6 +23,7 @@ from bei.artifact.manifest import Classification
 from bei.core import Float32Array
 from bei.errors import VerificationError
 from bei.verification.engine_answers import EngineAnswers, HeldOut, Rows
+from bei.verification.label_agreement import kl_divergence, label_agreement
 from bei.verification.rank_correlation import kendall_tau, spearman
 
 # Bucket edges of a histogram, as distances from a cosine of 1: half a decade each, so that 0.99999, 0.9999, 0.999, 0.99

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from bei.cli.bench.recording import curve
+from bei.cli.bench.recorder import curve
 from bei.cli.bench.report import curves_chart
 from bei.cli.bench.result import BenchResult, LoadResult, PointResult, read_result
 from bei.cli.bench.terminal import ms, rendered

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from bei.cli.bench.recording import curve
+from bei.cli.bench.recorder import curve
 from bei.cli.bench.result import (
     MOST_CPU_SHARE,
     BenchResult,

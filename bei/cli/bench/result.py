@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from bei.cli.bench.arrivals import LoadPlan
-from bei.cli.bench.recording import PackedHistogram
+from bei.cli.bench.recorder import PackedHistogram
 from bei.cli.bench.texts import TextsPlan
 from bei.errors import BenchError
 from bei.utils.cpu_count import usable_cores

@@ -14,7 +14,7 @@ import msgspec
 from bei import __version__
 from bei.cli.bench.metrics_scraper import MetricsScraper
 from bei.cli.bench.options import BenchPlan, plan_from
-from bei.cli.bench.recording import LatencyHistogram, MergedIntervals
+from bei.cli.bench.recorder import IntervalTotals, LatencyHistogram
 from bei.cli.bench.report import report_page
 from bei.cli.bench.result import (
     PERCENTILES,
@@ -119,8 +119,7 @@ def _scraper(plan: BenchPlan, number: int, facts: ServerFacts) -> MetricsScraper
     target = plan.targets[number]
     if not plan.scrapes or facts.info is None:
         return None
-    tls = plan.tls.context() if target.is_https else None
-    return MetricsScraper(target, tls, plan.headers, max(1.0, plan.setup.interval_s))
+    return MetricsScraper(target, plan.tls.context_for(target), plan.headers, max(1.0, plan.setup.interval_s))
 
 
 def point_of(plan: BenchPlan, facts: ServerFacts, rate: float | None, record: PointRecord) -> PointResult:
@@ -170,7 +169,7 @@ def load_result(name: str, record: LoadRecord, measured_s: float, interval_s: fl
         lateness_max=_rounded(total.lateness.max_ms),
         errors=record.errors,
         intervals=[
-            _interval(index * interval_s, record.intervals.get(index, MergedIntervals())) for index in range(num_shown)
+            _interval(index * interval_s, record.intervals.get(index, IntervalTotals())) for index in range(num_shown)
         ],
         histogram=total.latency.packed(),
     )
@@ -188,7 +187,7 @@ def _latency(histogram: LatencyHistogram) -> LatencyFigures:
     )
 
 
-def _interval(at_s: float, merged: MergedIntervals) -> IntervalResult:
+def _interval(at_s: float, merged: IntervalTotals) -> IntervalResult:
     p50, p90, p99 = map(_rounded, merged.latency.percentiles_ms([50, 90, 99]))
     return IntervalResult(
         at_s=round(at_s, 3),

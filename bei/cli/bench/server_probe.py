@@ -30,7 +30,7 @@ class ServerProbe:
     def __init__(self, plan: BenchPlan, target: BenchTarget, model: str | None) -> None:
         self._plan = plan
         self._target = target
-        self._tls = plan.tls.context() if target.is_https else None
+        self._tls = plan.tls.context_for(target)
         self._dialect: BenchDialect = DIALECTS[plan.setup.dialect]
         self._model = model
         self.path = target.path(plan.path or self._dialect.path)

@@ -19,28 +19,6 @@ _KEY_HEADERS = frozenset(("authorization", "api-key", "x-api-key", "proxy-author
 _OWN_HEADERS = frozenset(("host", "content-length", "content-type", "transfer-encoding", "connection", "expect"))
 
 
-class TlsPlan(msgspec.Struct, frozen=True):
-    """TLS files. ``insecure``: certificates are not verified."""
-
-    ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
-    insecure: bool = False
-
-    def context(self) -> ssl.SSLContext:
-        """The TLS context. Raises ConfigError for unusable files."""
-        try:
-            context = ssl.create_default_context(cafile=self.ca)
-            if self.cert is not None:
-                context.load_cert_chain(self.cert, self.key)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"TLS cannot be set up with these files: {error}.") from error
-        if self.insecure:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        return context
-
-
 class BenchTarget(msgspec.Struct, frozen=True):
     """A server. ``prefix``: the path of its URL, without a slash at the end."""
 
@@ -93,6 +71,30 @@ class BenchTarget(msgspec.Struct, frozen=True):
         prefix, parts = self.prefix.split("/")[1:], route.split("/")[1:]
         shared = max(n for n in range(min(len(prefix), len(parts)) + 1) if not n or prefix[-n:] == parts[:n])
         return "/" + "/".join([*prefix, *parts[shared:]])
+
+
+class TlsPlan(msgspec.Struct, frozen=True):
+    """TLS files. ``insecure``: certificates are not verified."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    insecure: bool = False
+
+    def context_for(self, target: BenchTarget) -> ssl.SSLContext | None:
+        """The TLS context of an HTTPS target, else None. Raises ConfigError for unusable files."""
+        if not target.is_https:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+            if self.cert is not None:
+                context.load_cert_chain(self.cert, self.key)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"TLS cannot be set up with these files: {error}.") from error
+        if self.insecure:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
 
 
 def target_of(text: str, number: int = 1) -> BenchTarget:

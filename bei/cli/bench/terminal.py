@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 
 from rich import box
 from rich.console import Console, Group
@@ -13,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from bei.cli.bench.recording import MergedIntervals
+from bei.cli.bench.recorder import IntervalTotals
 from bei.cli.bench.result import BenchResult, BenchSetup, LoadResult, PointResult
 from bei.cli.bench.workers import PointRecord
 from bei.cli.console_text import console_text
@@ -87,9 +86,7 @@ class ProgressDisplay:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 
@@ -122,7 +119,7 @@ class ProgressDisplay:
         for load in setup.loads:
             found = record.loads[load.name]
             # The last interval that all workers have reported.
-            last = found.intervals[max(found.intervals)] if found.intervals else MergedIntervals()
+            last = found.intervals[max(found.intervals)] if found.intervals else IntervalTotals()
             p50, p99 = found.total.latency.percentiles_ms([50, 99])
             table.add_row(
                 load.name,

@@ -22,7 +22,7 @@ from bei.cli.bench.arrivals import LoadPlan, WorkerShare
 from bei.cli.bench.dialects import DIALECTS
 from bei.cli.bench.driver import LoadDriver, RequestStream
 from bei.cli.bench.http1 import head_of, request_of
-from bei.cli.bench.recording import Interval, LoadRecorder
+from bei.cli.bench.recorder import Interval, LoadRecorder
 from bei.cli.bench.result import BenchSetup
 from bei.cli.bench.sockets import ServerAddress, SocketNetwork, allow_files
 from bei.cli.bench.target import BenchTarget, TlsPlan, merged_headers
@@ -147,9 +147,7 @@ class _Point:
         self._begin_s = task.setup.warmup_s
         self._end_s = task.setup.warmup_s + task.setup.duration_s
         self._recorders: dict[str, LoadRecorder] = {}
-        self._wire = SocketNetwork(
-            ServerAddress(task.target.host, task.target.port, task.tls.context() if task.target.is_https else None)
-        )
+        self._wire = SocketNetwork(ServerAddress(task.target.host, task.target.port, task.tls.context_for(task.target)))
         share = WorkerShare(task.worker, task.setup.workers)
         streams = [stream for load in task.loads if (stream := self._stream(load, share, texts)) is not None]
         self._driver = LoadDriver(self._wire, streams, seconds=self._end_s)

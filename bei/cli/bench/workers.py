@@ -11,11 +11,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 
 import msgspec
 
-from bei.cli.bench.recording import MergedIntervals
+from bei.cli.bench.recorder import IntervalTotals
 from bei.cli.bench.worker import (
     STOP,
     FromWorker,
@@ -38,8 +37,8 @@ _DECODER: msgspec.json.Decoder[FromWorker] = msgspec.json.Decoder(FromWorker)
 class LoadRecord:
     """Results of one load over all workers, so far."""
 
-    intervals: dict[int, MergedIntervals] = field(default_factory=lambda: defaultdict(MergedIntervals))
-    total: MergedIntervals = field(default_factory=MergedIntervals)
+    intervals: dict[int, IntervalTotals] = field(default_factory=lambda: defaultdict(IntervalTotals))
+    total: IntervalTotals = field(default_factory=IntervalTotals)
     in_flight: dict[int, int] = field(default_factory=dict)  # by worker
     errors: list[str] = field(default_factory=list)
     num_reconnects: int = 0
@@ -77,9 +76,7 @@ class LoadWorkers:
     def __enter__(self) -> LoadWorkers:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for process in self._processes:
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError):

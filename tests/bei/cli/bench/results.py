@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from bei.cli.bench.arrivals import LoadPlan
-from bei.cli.bench.recording import Interval, LatencyHistogram, MergedIntervals
+from bei.cli.bench.recorder import Interval, IntervalTotals, LatencyHistogram
 from bei.cli.bench.result import (
     SCHEMA,
     BenchResult,
@@ -126,8 +126,8 @@ def _load(name: str, numbers: itertools.count[int]) -> LoadResult:
     )
 
 
-def merged(intervals: Iterable[Interval]) -> MergedIntervals:
-    total = MergedIntervals()
+def merged(intervals: Iterable[Interval]) -> IntervalTotals:
+    total = IntervalTotals()
     for interval in intervals:
         total.add(interval)
     return total

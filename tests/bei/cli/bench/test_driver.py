@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bei.cli.bench.arrivals import LoadPlan, WorkerShare
 from bei.cli.bench.driver import BROKEN, NOT_HTTP, TIMED_OUT, UNANSWERED, UNREACHABLE, LoadDriver, RequestStream
-from bei.cli.bench.recording import LoadRecorder
+from bei.cli.bench.recorder import LoadRecorder
 from tests.bei.cli.bench.results import merged
 from tests.bei.cli.bench.simulated import OK, Line, Outcomes, Server, SimulatedNetwork, response
 

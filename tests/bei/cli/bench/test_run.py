@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bei.cli.bench.recording import Interval, LatencyHistogram, PackedHistogram
+from bei.cli.bench.recorder import Interval, LatencyHistogram, PackedHistogram
 from bei.cli.bench.run import load_result
 from bei.cli.bench.worker import LoadReport
 from bei.cli.bench.workers import LoadRecord

@@ -7,7 +7,7 @@ import re
 
 from rich.console import Console
 
-from bei.cli.bench.recording import Interval, LatencyHistogram
+from bei.cli.bench.recorder import Interval, LatencyHistogram
 from bei.cli.bench.terminal import ProgressDisplay
 from bei.cli.bench.worker import LoadReport
 from bei.cli.bench.workers import LoadRecord, PointRecord

@@ -132,6 +132,27 @@ class Interval(msgspec.Struct):
     lateness: PackedHistogram = PackedHistogram()
 
 
+class IntervalTotals:
+    """The counts of an interval, or of several; of one process, or of several."""
+
+    def __init__(self) -> None:
+        self.answers = self.inputs = self.bytes_received = self.retries = 0
+        self.failures: Counter[str] = Counter()
+        self.latency, self.lateness = LatencyHistogram(), LatencyHistogram()
+
+    def add(self, interval: Interval) -> None:
+        for name in ("answers", "inputs", "bytes_received", "retries"):
+            setattr(self, name, getattr(self, name) + getattr(interval, name))
+        self.failures.update(interval.failures)
+        self.latency.add(interval.latency)
+        self.lateness.add(interval.lateness)
+
+    def packed(self, index: int) -> Interval:
+        """The serializable form of interval number ``index``."""
+        counts = (self.answers, self.inputs, self.bytes_received, self.retries)
+        return Interval(index, *counts, dict(self.failures), self.latency.packed(), self.lateness.packed())
+
+
 class LoadRecorder:
     """Records one load in one process. The window lasts from ``begin_s`` (after the warm-up) to ``end_s``; requests
     that are due in it are recorded however late their answers come.
@@ -154,10 +175,7 @@ class LoadRecorder:
         self._check = check
         self._is_open_loop = is_open_loop
         self._closed: list[Interval] = []
-        self._current = Interval(index=0)
-        self._failures: Counter[str] = Counter()
-        self._latency = LatencyHistogram()
-        self._lateness = LatencyHistogram()
+        self._index, self._current = 0, IntervalTotals()
         self.errors: list[str] = []
 
     def ended(
@@ -180,11 +198,11 @@ class LoadRecorder:
             self._current.bytes_received += answer.num_body_bytes
         if is_recorded:
             if problem is None:
-                self._latency.record(done_s - request.due_s)
+                self._current.latency.record(done_s - request.due_s)
             else:
-                self._failures[problem] += 1
+                self._current.failures[problem] += 1
             if self._is_open_loop:
-                self._lateness.record(request.taken_s - request.due_s)
+                self._current.lateness.record(request.taken_s - request.due_s)
 
     def _problem(self, request: LoadRequest, outcome: int, answer: HttpResponse | None) -> str | None:
         """The kind of failure; None: success."""
@@ -204,17 +222,15 @@ class LoadRecorder:
             self.errors.append(error[:_ERROR_CHARS])
 
     def _move_to(self, index: int) -> None:
-        if index > self._current.index:
+        if index > self._index:
             self._close()
-            self._current = Interval(index=index)
+            self._index = index
 
     def _close(self) -> None:
-        interval = self._current
-        interval.failures = dict(self._failures)
-        interval.latency, interval.lateness = self._latency.packed(), self._lateness.packed()
-        if interval.answers or interval.retries or interval.failures:
-            self._closed.append(interval)
-        self._failures, self._latency, self._lateness = Counter(), LatencyHistogram(), LatencyHistogram()
+        totals = self._current
+        if totals.answers or totals.retries or totals.failures:
+            self._closed.append(totals.packed(self._index))
+        self._current = IntervalTotals()
 
     def take(self, now_s: float, *, is_last: bool = False) -> list[Interval]:
         """Remove and return the intervals that are over at ``now_s``; all if ``is_last``."""
@@ -225,25 +241,6 @@ class LoadRecorder:
             self._close()
         taken, self._closed = self._closed, []
         return taken
-
-
-class MergedIntervals:
-    """Sums of intervals of several processes."""
-
-    def __init__(self) -> None:
-        self.answers = self.inputs = self.bytes_received = self.retries = 0
-        self.failures: Counter[str] = Counter()
-        self.latency = LatencyHistogram()
-        self.lateness = LatencyHistogram()
-
-    def add(self, interval: Interval) -> None:
-        self.answers += interval.answers
-        self.inputs += interval.inputs
-        self.bytes_received += interval.bytes_received
-        self.retries += interval.retries
-        self.failures.update(interval.failures)
-        self.latency.add(interval.latency)
-        self.lateness.add(interval.lateness)
 
 
 def curve(packed: PackedHistogram, num_points: int = 60) -> list[tuple[float, float]]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bei.cli.bench.driver import TIMED_OUT, LoadRequest
 from bei.cli.bench.http1 import HttpResponse
-from bei.cli.bench.recording import WRONG_BODY, LatencyHistogram, LoadRecorder, PackedHistogram, curve
+from bei.cli.bench.recorder import WRONG_BODY, LatencyHistogram, LoadRecorder, PackedHistogram, curve
 from tests.bei.cli.bench.results import merged
 
 LATENCIES = st.lists(st.floats(1e-6, 4000), max_size=60)
