@@ -1,4 +1,4 @@
-"""What is in the cache, and what may be removed of it: never what somebody uses, builds or owns otherwise."""
+"""The cache's entries and their removal: never one that is in use, being built, or foreign."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def left(cache: ModelCache) -> set[str]:
     return set(os.listdir(cache.folder)) - {".bei.lock"}
 
 
-# What is there.
+# Entries.
 
 
 def test_entries_have_their_size_and_their_last_use_and_say_who_is_in_use(cache: ModelCache) -> None:
@@ -106,7 +106,7 @@ def test_a_folder_that_cannot_be_made_says_which_setting_names_another(tmp_path:
         ModelCache(tmp_path / "file" / "cache").use(named("a"))
 
 
-# What is removed.
+# Removal.
 
 
 def test_the_least_recently_used_goes_first_until_the_rest_fits(cache: ModelCache) -> None:
@@ -256,7 +256,7 @@ def test_one_builds_and_the_others_find_it_built(cache: ModelCache) -> None:
 
 
 def test_whoever_uses_an_entry_has_it_however_often_others_prune(cache: ModelCache) -> None:
-    """Locks are of open files, so that threads stand for processes."""
+    """Locks belong to open files, so threads can stand for processes."""
     is_over = threading.Event()
     faults: list[BaseException] = []
     # Lists, not numbers: two threads that add to one number at a time lose what one of them has added.

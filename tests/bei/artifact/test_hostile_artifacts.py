@@ -57,11 +57,11 @@ def test_a_hostile_artifact_is_refused_in_one_line(name: str, folder: Path) -> N
     assert re.search(r"[Bb]uild|again|take it away|upgrade", message), "it says what to do"
 
 
-# What is no attack.
+# Harmless changes.
 
 
 def test_what_was_sealed_anew_without_a_change_is_good(folder: Path) -> None:
-    """The tables' own hands leave no traces: each refusal is of what they changed."""
+    """The helpers that spoil artifacts leave no traces of their own: each refusal is due to the change."""
     seal(folder, manifest_of(folder))
     opened(folder)
 
@@ -210,7 +210,7 @@ def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
     assert read_bounded(file, 5) == b"12345"
     with pytest.raises(UnfitError, match="it has 5 bytes, more than the 4 that are read"):
         read_bounded(file, 4)
-    check_regular(tmp_path / "absent")  # whoever reads it says so
+    check_regular(tmp_path / "absent")  # the reader reports it
     with pytest.raises(UnfitError, match="no regular file"):
         check_regular(Path("/dev/null"))
     with pytest.raises(UnfitError, match="no regular file"):
@@ -234,6 +234,6 @@ def test_what_a_terminal_obeys_is_written_as_an_escape() -> None:
 
 
 def test_the_manifest_s_name_is_no_secret() -> None:
-    """bei.manifest_checks knows these names as texts, since bei.artifact imports it."""
+    """bei.artifact.validation has these names as literals, since bei.artifact imports it."""
     assert (MANIFEST, TOKENIZER, CERTIFICATE) == ("manifest.json", "tokenizer.json", "certificate.json")
     assert (ENGINE_DIR, REFERENCE_DIR, SIGNATURE) == ("engine", "reference", "signature.json")

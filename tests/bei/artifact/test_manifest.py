@@ -1,4 +1,4 @@
-"""The contract on disk: what is saved is what is loaded, and whatever was changed since is refused by name."""
+"""Artifacts on disk: what is saved is loaded, and later changes are refused by name."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_new_certificate_replaces_its_page_too(saved: Artifact) -> None:
 
 
 def test_the_page_is_read_again_with_its_manifest(saved: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody replaces the certificate while the artifact is read: its page is the first of the new files."""
+    """The certificate is replaced while the artifact is read: its page is the first of the new files."""
     before = (saved.path / CERTIFICATE_PAGE).read_bytes()
     store.recertify(saved, msgspec.structs.replace(saved.certificate, device="another device"))
     after = (saved.path / CERTIFICATE_PAGE).read_bytes()

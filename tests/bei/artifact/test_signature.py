@@ -1,4 +1,4 @@
-"""A signature binds an artifact to a key: what was changed, exchanged or damaged since is refused by name."""
+"""A signature binds an artifact to a key: changed, exchanged or damaged artifacts are refused by name."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_openssl_checks_it_as_the_reference_says(signed: Artifact, keys: KeyPair
     assert "Verified Successfully" in said
 
 
-# What does not hold is refused, whether a signature is required or not.
+# Invalid signatures are refused, whether a signature is required or not.
 
 
 def of_another(folder: Path) -> None:
@@ -137,7 +137,7 @@ def a_folder(folder: Path) -> None:
 
 
 def another_digest(folder: Path) -> None:
-    """Whoever changes the manifest can write its digest into the signature too."""
+    """An attacker who changes the manifest can write its digest into the signature too."""
     says_all(name="renamed")(folder)
     changed(digest=json.loads((folder / MANIFEST).read_text())["digest"])(folder)
 
@@ -224,7 +224,7 @@ def test_any_changed_byte_is_refused_or_changes_nothing(signed: Artifact, place:
         file.write_bytes(before)
 
 
-# Who is trusted.
+# Trusted keys.
 
 
 def test_only_signatures_of_trusted_keys_will_do(signed: Artifact, keys: KeyPair, stranger: KeyPair) -> None:

@@ -1,4 +1,4 @@
-"""What ``bei inspect`` shows of an artifact."""
+"""Output of ``bei inspect``."""
 
 from __future__ import annotations
 

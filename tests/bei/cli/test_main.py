@@ -41,7 +41,7 @@ def _no_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Served:
-    """What ``bei serve`` would have served, instead of serving it."""
+    """Records the calls of ``bei serve`` instead of serving."""
     calls: Served = []
     monkeypatch.setattr("bei.server.run.run", lambda paths, config: calls.append((paths, config)))
     return calls

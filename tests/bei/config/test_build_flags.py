@@ -1,4 +1,4 @@
-"""Every flag that a message names is one that its reader has."""
+"""Messages name only flags and variables that their reader has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenVINOEngine as the batch manager uses it. Whether its numbers are right is shown in tests/bei_build/."""
+"""OpenVINOEngine as the batch manager uses it. Its numbers are tested in tests/bei_build/."""
 
 from __future__ import annotations
 

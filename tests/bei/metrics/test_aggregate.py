@@ -1,4 +1,4 @@
-"""What several processes' metrics say together: what one process would have counted, and no counter ever falls."""
+"""Aggregated metrics of several processes equal those of one process, and no counter decreases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results made up for tests: every figure in them is another one."""
+"""Results for tests, in which all figures differ."""
 
 from __future__ import annotations
 

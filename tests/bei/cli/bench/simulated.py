@@ -1,4 +1,4 @@
-"""A world without sockets and without waiting: its clock goes to where the next thing happens."""
+"""A simulated network and clock for the driver, without sockets or waiting."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def response(status: int, body: bytes = b"{}", **headers: str) -> bytes:
     return f"HTTP/1.1 {status} X\r\n{lines}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
-# What a server does with a request that comes at a time: seconds until the answer, and the answer. None: the connection
-# is closed instead. An answer of None never comes.
+# A server's reaction to a request at a time: seconds until the answer, and the answer; an answer of None never comes.
+# None: the connection is closed.
 Server = Callable[[float, bytes], "tuple[float, bytes | None] | None"]
 
 

@@ -1,4 +1,4 @@
-"""Loads as they are asked for, and as workers share them."""
+"""Loads from their flags, and their division among workers."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_latencies_are_those_that_the_server_itself_measures(bench: Bench) -> No
         own = [asked.took_s * 1e3 for asked in server.posts[1:]]  # the first is the probe
     latency = result.points[0].loads[0].latency
     assert latency.count == len(own)
-    # What the client adds is bounded, and it can never be faster than the server.
+    # The client's overhead is bounded, and it is never faster than the server.
     for each, found in ((50, latency.p50), (75, latency.p75)):
         assert found is not None
         truth = float(np.percentile(own, each, method="inverted_cdf"))
@@ -219,7 +219,7 @@ def test_https_is_spoken_and_who_answers_is_checked(
         assert "--tls-ca" in fails_with(capsys, "bench", server.url, *SHORT)
 
 
-# What cannot be measured is one line and exit code 2.
+# Measurements that cannot be made: one line and exit code 2.
 
 
 def test_a_server_that_is_not_there_or_answers_something_else_is_one_line(

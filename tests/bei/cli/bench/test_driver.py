@@ -1,4 +1,4 @@
-"""Loops, timeouts, retries and what is counted, on a clock that nobody waits for."""
+"""Loops, timeouts, retries and counts, on a simulated clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of HTTP/1.1, in whatever pieces they come."""
+"""HTTP/1.1 responses, received in any pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Histograms add up, and every request is counted in one place."""
+"""Histograms add up, and every request is counted once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of results: all that the JSON has, in a page that needs nothing but itself, whatever texts are in it."""
+"""Result pages: all figures of the JSON, self-contained, with untrusted texts escaped."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_other_servers_or_runs_that_were_ended_early_are_refused() -> None:
         compared(SWEEP, result_of(interrupted=True))
 
 
-# What is warned of.
+# Warnings.
 
 
 def with_load(**changes: Any) -> BenchResult:

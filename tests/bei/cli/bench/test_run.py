@@ -1,4 +1,4 @@
-"""From what workers report to the figures of a result."""
+"""From workers' reports to the figures of a result."""
 
 from __future__ import annotations
 

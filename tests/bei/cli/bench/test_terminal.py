@@ -1,4 +1,4 @@
-"""What a terminal shows while a point runs."""
+"""The progress display of a point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lengths are those asked for, and no two texts are alike unless that was asked for."""
+"""Lengths follow their distributions, and texts are unique unless repetition was requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events happen in order, whoever sets them."""
+"""Events run in order."""
 
 from __future__ import annotations
 

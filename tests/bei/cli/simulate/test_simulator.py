@@ -1,4 +1,4 @@
-"""Laws of a run under every policy; a queue whose waits are known; bei's policy against the manager and FIFO."""
+"""Laws of a run under every policy; a queue with known waits; bei's policy against the batch manager and FIFO."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_devices_that_are_slower_than_their_table_are_observed() -> None:
     assert costs.speed == pytest.approx(2.0)
 
 
-# What the simulator is for
+# The simulator's purpose.
 
 
 def compared(name: str, mix: TrafficMix) -> dict[str, SimulationResult]:

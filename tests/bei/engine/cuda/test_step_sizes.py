@@ -1,4 +1,4 @@
-"""What steps are filled up to, and how a batch is cut in two: laws over all batches."""
+"""Padded sizes of steps, and batches split in two: laws over all batches."""
 
 from __future__ import annotations
 

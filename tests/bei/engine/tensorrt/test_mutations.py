@@ -1,4 +1,4 @@
-"""Each contract fails when the call that it guards is taken out of the engine: the source is changed and run again."""
+"""Each contract fails if the call that it guards is removed from the engine: the changed source is executed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.bei.engine.tensorrt.rig import Rig
 
 
 class Mutation(NamedTuple):
-    """``old`` is in the source of ``module`` once, and ``new`` takes its place; ``name`` is the class that changes."""
+    """``old`` occurs once in the source of ``module`` and is replaced by ``new``; ``name``: the class that changes."""
 
     title: str
     module: ModuleType
@@ -227,14 +227,14 @@ MUTATIONS = [
 
 
 def use(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let rigs load an engine with the class of ``mutation``, made of the changed source."""
+    """Make rigs load an engine with the class of ``mutation``, from the changed source."""
     module = mutation.module
     assert module.__file__ is not None
     with open(module.__file__) as file:
         source = file.read()
     assert source.count(mutation.old) == 1, f"{mutation.old!r} is in the source {source.count(mutation.old)} times"
     changed = ModuleType(f"{module.__name__}_mutated")
-    monkeypatch.setitem(sys.modules, changed.__name__, changed)  # dataclasses look for their module
+    monkeypatch.setitem(sys.modules, changed.__name__, changed)  # dataclasses look up their module
     exec(compile(source.replace(mutation.old, mutation.new), module.__file__, "exec"), vars(changed))
     user = rig_module if module is engine else engine
     monkeypatch.setattr(user, mutation.name, getattr(changed, mutation.name))
@@ -254,7 +254,7 @@ CONTROLS = sorted({(mutation.module.__name__, mutation.name, mutation.contract._
 def test_a_source_that_is_run_again_unchanged_keeps_the_contract(
     module: str, name: str, contract: str, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a contract would fail by how it is run, and not by what was taken out."""
+    """Otherwise a contract could fail because of how the source is executed."""
     line = f"class {name}:"
     checked: Callable[[Rig], None] = getattr(contracts, contract)
     use(Mutation("", sys.modules[module], name, line, line, checked), monkeypatch)
