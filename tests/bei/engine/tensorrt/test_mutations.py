@@ -39,7 +39,7 @@ MUTATIONS = [
     Mutation(
         "nobody waits for the step",
         device_stream,
-        "DeviceStream",
+        "PlanStream",
         "        self._cuda.wait(self._done)\n",
         "",
         contracts.answers_of_both_profiles,
@@ -47,7 +47,7 @@ MUTATIONS = [
     Mutation(
         "inputs are not copied to the device",
         device_stream,
-        "DeviceStream",
+        "PlanStream",
         "        self._cuda.upload(self._inputs, size, self._stream)\n",
         "",
         contracts.answers_of_both_profiles,
@@ -87,7 +87,7 @@ MUTATIONS = [
     Mutation(
         "inputs have no address",
         device_stream,
-        "DeviceStream",
+        "PlanStream",
         "if not held.context.set_tensor_address(name, self._inputs.device + offsets[name]):",
         "if False:",
         contracts.answers_of_both_profiles,
@@ -95,7 +95,7 @@ MUTATIONS = [
     Mutation(
         "all inputs have the first one's address",
         device_stream,
-        "DeviceStream",
+        "PlanStream",
         "self._inputs.device + offsets[name]",
         "self._inputs.device",
         contracts.answers_of_both_profiles,
@@ -103,7 +103,7 @@ MUTATIONS = [
     Mutation(
         "shapes are not set",
         device_stream,
-        "DeviceStream",
+        "PlanStream",
         "if not held.context.set_input_shape(name, array.shape):",
         "if False:",
         contracts.answers_of_both_profiles,
@@ -127,7 +127,7 @@ MUTATIONS = [
     Mutation(
         "streams share their activation memory",
         device_stream,
-        "DeviceStream",
+        "PlanStream",
         "self._activations = cuda.device_memory(self._activation_bytes, resources)",
         'self._activations = plan.__dict__.setdefault("shared", None) or plan.__dict__.update(\n'
         "            shared=cuda.device_memory(self._activation_bytes, resources)) or plan.shared",
@@ -136,7 +136,7 @@ MUTATIONS = [
     Mutation(
         "answers are views of the buffer",
         device_stream,
-        "DeviceStream",
+        "PlanStream",
         ".reshape(-1, output.dimension).copy()",
         ".reshape(-1, output.dimension)",
         contracts.answers_are_the_caller_s,
@@ -144,7 +144,7 @@ MUTATIONS = [
     Mutation(
         "a failed step is not waited for",
         device_stream,
-        "DeviceStream",
+        "PlanStream",
         "            self._settle(error)\n            raise\n\n    def _enqueue",
         "            raise\n\n    def _enqueue",
         contracts.a_refused_step_leaves_nothing,
@@ -152,7 +152,7 @@ MUTATIONS = [
     Mutation(
         "a recorded step's inputs are not copied",
         device_stream,
-        "DeviceStream",
+        "PlanStream",
         "                self._upload(graph_inputs(batch, self._plan.input_names, captured.sizes))\n",
         "",
         contracts.recorded_steps,
@@ -160,7 +160,7 @@ MUTATIONS = [
     Mutation(
         "a recorded step's inputs lie as those of an unrecorded one",
         device_stream,
-        "DeviceStream",
+        "PlanStream",
         "self._upload(graph_inputs(batch, self._plan.input_names, captured.sizes))",
         "self._upload(graph_inputs(batch, self._plan.input_names))",
         contracts.recorded_steps,
@@ -168,8 +168,8 @@ MUTATIONS = [
     Mutation(
         "a step is recorded that has not run before",
         device_stream,
-        "DeviceStream",
-        "        self._answers(context, batch, sizes)  # once unrecorded",
+        "PlanStream",
+        "        self._answers(context, batch, sizes)  # first run uncaptured",
         "        self._bind(context, graph_inputs(batch, self._plan.input_names, sizes), "
         "_layout({name: array.shape for name, array in "
         "graph_inputs(batch, self._plan.input_names, sizes).items()})[0])  # ",
@@ -178,7 +178,7 @@ MUTATIONS = [
     Mutation(
         "recorded steps share the context of their profile",
         device_stream,
-        "DeviceStream",
+        "PlanStream",
         "context = self._context(profile, resources)",
         "context = self._contexts[profile.index]",
         contracts.recorded_steps,
@@ -186,7 +186,7 @@ MUTATIONS = [
     Mutation(
         "steps are allocated for anew",
         device_stream,
-        "DeviceStream",
+        "PlanStream",
         "        offsets = self._upload(inputs)\n",
         "        self._cuda.device_memory(1, ExitStack())\n        offsets = self._upload(inputs)\n",
         contracts.memory_is_allocated_once,
@@ -194,7 +194,7 @@ MUTATIONS = [
     Mutation(
         "contexts are kept",
         device_stream,
-        "DeviceStream",
+        "PlanStream",
         "        resources.callback(held.drop)\n",
         "",
         contracts.a_refused_step_leaves_nothing,
