@@ -79,17 +79,17 @@ def _measure(plan: BenchPlan, servers: Sequence[ServerFacts], paths: Sequence[st
     rates: list[float | None] = [*plan.setup.rates] if plan.setup.rates else [None]
     num_points = len(rates) * len(servers)
     points: list[PointResult] = []
-    with LoadWorkers(plan.setup.workers) as fleet, ProgressDisplay(plan.setup, num_points) as live:
+    with LoadWorkers(plan.setup.workers) as workers, ProgressDisplay(plan.setup, num_points) as display:
         for rate in rates:
             for number, facts in enumerate(servers):
                 tasks = tasks_of(plan, number, facts, paths[number], rate)
-                live.begin(facts.name, rate, len(points) + 1)
+                display.begin(facts.name, rate, len(points) + 1)
                 scraper = _scraper(plan, number, facts)
                 cpu_s = time.process_time()
                 if scraper is not None:
                     scraper.begin()
                 try:
-                    record = fleet.measure(tasks, live.show)
+                    record = workers.measure(tasks, display.show)
                 except KeyboardInterrupt:  # between points, or a second Ctrl-C
                     if not points:
                         raise
@@ -99,7 +99,7 @@ def _measure(plan: BenchPlan, servers: Sequence[ServerFacts], paths: Sequence[st
                 point = point_of(plan, facts, rate, record)
                 share = round(cpu_s / max(record.elapsed_s, 1e-3), 3)
                 points.append(msgspec.structs.replace(point, coordinator_share=share, samples=samples))
-                live.end(points[-1])
+                display.end(points[-1])
                 if record.is_interrupted:
                     return points, True
     return points, False

@@ -68,32 +68,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: Mapping[str, Any]) -> str:
     """Simulate, write the requested files, and return a table. Raises ConfigError, OSError."""
-    fleet = SimulatedDevices(read_table(options["costs"]), options["devices"])
-    trace, described = _trace(options, fleet)
+    devices = SimulatedDevices(read_table(options["costs"]), options["devices"])
+    trace, described = _trace(options, devices)
     if options["write_trace"]:
         write_trace(options["write_trace"], trace)
-    comparison = _compared(options, fleet, trace, described)
+    comparison = _compared(options, devices, trace, described)
     if options["json"]:
         options["json"].write_bytes(msgspec.json.format(msgspec.json.encode(comparison), indent=2) + b"\n")
     return table(comparison)
 
 
 def _compared(
-    options: Mapping[str, Any], fleet: SimulatedDevices, trace: Trace, described: Mapping[str, Any]
+    options: Mapping[str, Any], devices: SimulatedDevices, trace: Trace, described: Mapping[str, Any]
 ) -> PolicyComparison:
     rules = _rules(options)
-    front = HttpTime(options["front_request_ms"] / 1e3, options["front_text_us"] / 1e6, options["front_cores"])
+    http_time = HttpTime(options["front_request_ms"] / 1e3, options["front_text_us"] / 1e6, options["front_cores"])
     results = {}
     for name in options["policies"]:
-        policy = POLICIES[name](fleet.table.model(), rules)
+        policy = POLICIES[name](devices.table.model(), rules)
         try:
-            results[name] = simulate(trace, fleet, policy, front=front, warm_s=described["warm_seconds"])
+            results[name] = simulate(trace, devices, policy, http_time=http_time, warm_s=described["warm_seconds"])
         except ValueError as error:
             raise ConfigError(
                 f"Nothing is measured ({error}): give fewer --warm-seconds, or a longer trace."
             ) from error
     return PolicyComparison(
-        fleet.table.name, fleet.table.source, fleet.table.is_assumed, fleet.num_devices, described, results
+        devices.table.name, devices.table.source, devices.table.is_assumed, devices.num_devices, described, results
     )
 
 
@@ -105,31 +105,31 @@ def _rules(options: Mapping[str, Any]) -> SchedulingRules:
     return SchedulingRules(step_cap_s=given.get("step_cap_ms", 0.0) / 1e3, **found)
 
 
-def _trace(options: Mapping[str, Any], fleet: SimulatedDevices) -> tuple[Trace, dict[str, Any]]:
+def _trace(options: Mapping[str, Any], devices: SimulatedDevices) -> tuple[Trace, dict[str, Any]]:
     """The trace, and its description."""
     name = options["trace"]
-    trace, described = _synthetic(name, options, fleet) if name in WORKLOADS else _stored(name, options)
+    trace, described = _synthetic(name, options, devices) if name in WORKLOADS else _stored(name, options)
     if options["concurrency"] is not None and not trace.backfill:
         raise ConfigError("--concurrency is of a backfill, and the trace has none.")
     described |= {"requests": len(trace.arrivals) + len(trace.backfill), "texts": trace.num_texts}
     return trace, described
 
 
-def _synthetic(name: str, options: Mapping[str, Any], fleet: SimulatedDevices) -> tuple[Trace, dict[str, Any]]:
+def _synthetic(name: str, options: Mapping[str, Any], devices: SimulatedDevices) -> tuple[Trace, dict[str, Any]]:
     if name == "backfill" and options["load"] is not None:
         raise ConfigError(
             "--load: a backfill takes all that the devices have; --interactive-share says what queries do."
         )
     given = {key: options[key] for key in (*_MIX_FLAGS, "seconds", "concurrency") if options[key] is not None}
     if name == "backfill":
-        given.setdefault("concurrency", _REQUESTS_A_STREAM * fleet.num_streams)
+        given.setdefault("concurrency", _REQUESTS_A_STREAM * devices.num_streams)
     mix = TrafficMix(**given)
     warm_s = _WARM_PART * mix.seconds if options["warm_seconds"] is None else options["warm_seconds"]
     kept = {key: value for key, value in vars(mix).items() if name == "backfill" or key != "concurrency"}
     if name == "backfill":
         del kept["load"]
     try:
-        return WORKLOADS[name](fleet, mix), {"name": name, **kept, "warm_seconds": warm_s}
+        return WORKLOADS[name](devices, mix), {"name": name, **kept, "warm_seconds": warm_s}
     except ValueError as error:
         raise ConfigError(f"No such trace ({error}): give more --seconds, or more --load.") from error
 

@@ -21,20 +21,20 @@ from bei.core import Encoding
 from bei.port import LANES, Lane
 from bei.scheduler.queue import Entry, Waiter
 
-_NO_FRONT = HttpTime()
+_NO_HTTP_TIME = HttpTime()
 
 
 def simulate(
-    trace: Trace, fleet: SimulatedDevices, policy: Policy, *, front: HttpTime = _NO_FRONT, warm_s: float = 0.0
+    trace: Trace, devices: SimulatedDevices, policy: Policy, *, http_time: HttpTime = _NO_HTTP_TIME, warm_s: float = 0.0
 ) -> SimulationResult:
     """Run all of ``trace``; figures from ``warm_s`` on.
 
     Nothing is refused: under overload, queue and latencies grow. Raises ValueError if the trace ends before ``warm_s``.
     """
-    run = SimulationRun(trace, fleet, policy, front)
+    run = SimulationRun(trace, devices, policy, http_time)
     run.play()
     end_s = trace.seconds or (trace.arrivals[-1].at_s if trace.arrivals else None) or run.clock.now_s
-    return figures(run.answered, run.steps, fleet.num_streams, (warm_s, end_s), run.num_cut)
+    return figures(run.answered, run.steps, devices.num_streams, (warm_s, end_s), run.num_cut)
 
 
 class _OnItsWay:
@@ -51,21 +51,21 @@ class _OnItsWay:
 class SimulationRun:
     """State and results of a run. As in the server, an idle stream takes queued texts at once."""
 
-    def __init__(self, trace: Trace, fleet: SimulatedDevices, policy: Policy, front: HttpTime) -> None:
+    def __init__(self, trace: Trace, devices: SimulatedDevices, policy: Policy, http_time: HttpTime) -> None:
         self.clock = SimulatedClock()
         self.answered: list[SimulatedAnswer] = []
         self.steps: list[SimulatedStep] = []
         self.num_cut = 0
         self._policy = policy
-        self._front = front
-        self._costs = fleet.table.model()
-        self._ratios = cycle(fleet.ratios)
+        self._http_time = http_time
+        self._costs = devices.table.model()
+        self._ratios = cycle(devices.ratios)
         self._max_seq_len = self._costs.limits.max_seq_len
         self._arrivals = iter(trace.arrivals)
         self._backfill = deque(trace.backfill)
         self._concurrency = trace.concurrency
         self._backfill_ends_s = inf if trace.seconds is None else trace.seconds
-        self._idle = list(range(fleet.num_streams))  # a heap
+        self._idle = list(range(devices.num_streams))  # a heap
         self._owed_s = 0.0  # delay of the next steps by the front end's work on the engine's cores
         self._requests: dict[int, _OnItsWay] = {}
         self._num_requests = self._num_texts = 0
@@ -98,8 +98,8 @@ class SimulationRun:
         number = self._num_requests
         self._num_requests += 1
         self._requests[number] = _OnItsWay(request, now_s)
-        self._owed_s += self._front.engine_s(len(request.tokens))
-        for after_s, texts in self._front.chunks(len(request.tokens)):
+        self._owed_s += self._http_time.engine_s(len(request.tokens))
+        for after_s, texts in self._http_time.chunks(len(request.tokens)):
             self.clock.at(now_s + after_s, partial(self._enqueue, number, request, texts))
 
     def _enqueue(self, number: int, request: TraceRequest, texts: slice) -> None:

@@ -70,27 +70,27 @@ class TrafficMix:
             raise ValueError(f"no mix of work: {self}")
 
 
-def poisson(fleet: SimulatedDevices, mix: TrafficMix) -> Trace:
+def poisson(devices: SimulatedDevices, mix: TrafficMix) -> Trace:
     """Independent Poisson arrivals of both kinds."""
-    return _open_loop(fleet, mix, _steady, _steady)
+    return _open_loop(devices, mix, _steady, _steady)
 
 
-def bursts(fleet: SimulatedDevices, mix: TrafficMix) -> Trace:
+def bursts(devices: SimulatedDevices, mix: TrafficMix) -> Trace:
     """Half of the bulk requests arrive within half a second of every five; queries as in ``poisson``."""
-    return _open_loop(fleet, mix, _steady, _bursty)
+    return _open_loop(devices, mix, _steady, _bursty)
 
 
-def diurnal(fleet: SimulatedDevices, mix: TrafficMix) -> Trace:
+def diurnal(devices: SimulatedDevices, mix: TrafficMix) -> Trace:
     """The rate of queries varies between 1/5 and 9/5 of its mean, one cycle in the trace; bulk as in ``poisson``."""
-    return _open_loop(fleet, mix, lambda times: 1 - _DAY_SWING * np.cos(2 * np.pi * times / mix.seconds), _steady)
+    return _open_loop(devices, mix, lambda times: 1 - _DAY_SWING * np.cos(2 * np.pi * times / mix.seconds), _steady)
 
 
-def backfill(fleet: SimulatedDevices, mix: TrafficMix) -> Trace:
+def backfill(devices: SimulatedDevices, mix: TrafficMix) -> Trace:
     """Bulk requests in a closed loop, beside queries as in ``poisson``."""
     rng_queries, rng_bulk = _generators(mix)
-    rate = mix.interactive_share * fleet.num_streams / _seconds_of(fleet, QUERIES)
+    rate = mix.interactive_share * devices.num_streams / _seconds_of(devices, QUERIES)
     queries = _singles(rng_queries, _arrivals(rng_queries, rate, mix.seconds, _steady))
-    most = _BACKFILL_SPARE * mix.seconds * fleet.num_streams / (mix.bulk_texts * _seconds_of(fleet, PASSAGES))
+    most = _BACKFILL_SPARE * mix.seconds * devices.num_streams / (mix.bulk_texts * _seconds_of(devices, PASSAGES))
     count = mix.concurrency + math.ceil(most)
     requests = _requests(rng_bulk, "bulk", mix.bulk_texts, [None] * count)
     return Trace(queries, requests, mix.concurrency, mix.seconds)
@@ -105,16 +105,16 @@ WORKLOADS: dict[str, Callable[[SimulatedDevices, TrafficMix], Trace]] = {
 
 
 def _open_loop(
-    fleet: SimulatedDevices,
+    devices: SimulatedDevices,
     mix: TrafficMix,
     shape_of_queries: Callable[[_Array], _Array],
     shape_of_bulk: Callable[[_Array], _Array],
 ) -> Trace:
     rng_queries, rng_bulk = _generators(mix)
-    interactive_s = mix.load * mix.interactive_share * fleet.num_streams  # engine seconds a second
-    bulk_s = mix.load * (1 - mix.interactive_share) * fleet.num_streams
-    queries_a_second = interactive_s / _seconds_of(fleet, QUERIES)
-    requests_a_second = bulk_s / (mix.bulk_texts * _seconds_of(fleet, PASSAGES))
+    interactive_s = mix.load * mix.interactive_share * devices.num_streams  # engine seconds a second
+    bulk_s = mix.load * (1 - mix.interactive_share) * devices.num_streams
+    queries_a_second = interactive_s / _seconds_of(devices, QUERIES)
+    requests_a_second = bulk_s / (mix.bulk_texts * _seconds_of(devices, PASSAGES))
     queries = _singles(rng_queries, _arrivals(rng_queries, queries_a_second, mix.seconds, shape_of_queries))
     times = _arrivals(rng_bulk, requests_a_second, mix.seconds, shape_of_bulk)
     bulk = _requests(rng_bulk, "bulk", mix.bulk_texts, times)
@@ -166,9 +166,9 @@ def _requests(
     ]
 
 
-def _seconds_of(fleet: SimulatedDevices, lengths: TokenLengths) -> float:
+def _seconds_of(devices: SimulatedDevices, lengths: TokenLengths) -> float:
     """Mean engine time of a text in an efficient step."""
     drawn = lengths.draw(np.random.default_rng(0), 2000)
-    costs = fleet.table.model()
+    costs = devices.table.model()
     most = costs.limits.max_seq_len
     return sum(costs.sequence_seconds(min(length, most)) for length in drawn) / len(drawn)

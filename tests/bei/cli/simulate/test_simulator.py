@@ -213,7 +213,7 @@ def test_a_front_delays_texts_by_chunks_and_shares_cores_with_the_engine() -> No
     fleet = SimulatedDevices(table(Limits(64, 64, 64)))
     trace = Trace([TraceRequest("bulk", (8,), 0.0)], seconds=9.0)
     alone, beside = (
-        simulate(trace, fleet, policy_of("bei", fleet), front=each).lanes["bulk"].max_ms or 0.0
+        simulate(trace, fleet, policy_of("bei", fleet), http_time=each).lanes["bulk"].max_ms or 0.0
         for each in (HttpTime(), HttpTime(0.3, 0.1, 2))
     )
     assert beside - alone == pytest.approx(400 + 200)
