@@ -38,7 +38,7 @@ from bei.artifact.store import load
 from bei.core import Engine, Float32Array, Limits
 from bei.engine.load import load_engine
 from bei.errors import ArtifactError
-from bei.verification.stored_answers import complete
+from bei.verification.stored_answers import complete_certificate
 from bei_build.checkpoint.heads import HeadChoice
 from bei_build.checkpoint.locate import locate
 from bei_build.checkpoint.read import read_checkpoint
@@ -172,7 +172,7 @@ class Work:
         if artifact.certificate.kind != "pending":
             return artifact.certificate
         with self._engine(artifact) as engine:
-            return complete(artifact, engine)[0].certificate
+            return complete_certificate(artifact, engine)[0].certificate
 
     def scifact(self, precision: str) -> float:
         """nDCG@10."""

@@ -24,7 +24,15 @@ from benchmarks.gpu_record import Found, latency
 from benchmarks.gpu_shapes import Shape, quantization_of
 
 if TYPE_CHECKING:
-    from bei.artifact.manifest import Artifact
+    from bei.artifact.manifest import (
+        SCHEMA_VERSION,
+        Artifact,
+        CheckpointSource,
+        Manifest,
+        OutputInfo,
+        SpecSummary,
+        Tokenization,
+    )
 
 _MAX_NUM_TOKENS, _MAX_BATCH_SIZE = 36_864, 1024
 _CALLS_A_STREAM = 20
@@ -112,16 +120,15 @@ class _Weights:
 
 def _manifest(shape: Shape, target: str, limits: Limits, precision: str, needs: Any) -> Any:
     """Of a model that has no checkpoint."""
-    from bei.artifact import manifest as artifact
 
     spec = shape.spec
-    return artifact.Manifest(
-        schema_version=artifact.SCHEMA_VERSION,
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
         bei_version="",
         name=shape.name,
-        source=artifact.Source(model=shape.name, kind="random", revision=None, sha256="0" * 64, transformers="none"),
+        source=CheckpointSource(model=shape.name, kind="random", revision=None, sha256="0" * 64, transformers="none"),
         tasks=["embed"],
-        spec=artifact.SpecSummary(
+        spec=SpecSummary(
             family=spec.family,
             architecture=spec.architecture,
             num_layers=len(spec.layers),
@@ -133,13 +140,13 @@ def _manifest(shape: Shape, target: str, limits: Limits, precision: str, needs: 
             attention_asked=False,
         ),
         outputs=[
-            artifact.OutputInfo(name=head.output, dimension=spec.dimensions[head.output], per_token=not head.pooling)
+            OutputInfo(name=head.output, dimension=spec.dimensions[head.output], per_token=not head.pooling)
             for head in spec.heads
         ],
         embedding=None,
         classification=None,
         rerank_template=None,
-        tokenization=artifact.Tokenization(library="none", tokenizer_class="none"),
+        tokenization=Tokenization(library="none", tokenizer_class="none"),
         prompts={},
         default_prompt_name=None,
         roles={},

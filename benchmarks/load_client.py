@@ -25,21 +25,23 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bei.cli.bench.driver import BROKEN, UNANSWERED, Driver, Request, Stream
-from bei.cli.bench.http1 import Answer, head_of, request_of
-from bei.cli.bench.sockets import Address, SocketWire, allow_files
+from bei.cli.bench.driver import BROKEN, UNANSWERED, LoadDriver, LoadRequest, RequestStream
+from bei.cli.bench.http1 import HttpResponse, head_of, request_of
+from bei.cli.bench.sockets import ServerAddress, SocketNetwork, allow_files
 
 _ERRORS_KEPT = 5
 
 
 class Rows:
-    """A row for each try (``bei.cli.bench.driver.Sink``)."""
+    """A row for each try (``bei.cli.bench.driver.RequestSink``)."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, int, float, float, float, int, float | None, float | None]] = []
         self.errors: list[str] = []
 
-    def ended(self, request: Request, done_s: float, fate: int, answer: Answer | None, again_s: float | None) -> None:
+    def ended(
+        self, request: LoadRequest, done_s: float, fate: int, answer: HttpResponse | None, again_s: float | None
+    ) -> None:
         """Write it down."""
         seconds = milliseconds = None
         if answer is not None and fate != 200:
@@ -61,8 +63,8 @@ class Rows:
 def run(task: dict[str, Any]) -> dict[str, Any]:
     """Drive all streams; what happened."""
     sinks = {spec["name"]: Rows() for spec in task["streams"]}
-    driver = Driver(
-        SocketWire(Address("127.0.0.1", task["port"])),
+    driver = LoadDriver(
+        SocketNetwork(ServerAddress("127.0.0.1", task["port"])),
         [_stream(spec, sinks[spec["name"]]) for spec in task["streams"]],
         seconds=task.get("seconds"),
         lead=task.get("lead"),
@@ -79,9 +81,9 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _stream(spec: dict[str, Any], sink: Rows) -> Stream:
+def _stream(spec: dict[str, Any], sink: Rows) -> RequestStream:
     arrivals = spec.get("arrivals_s")
-    stream = Stream(spec["name"], _contents(spec, is_endless=arrivals is not None), sink)
+    stream = RequestStream(spec["name"], _contents(spec, is_endless=arrivals is not None), sink)
     if arrivals is None:
         stream.concurrency = spec["concurrency"]
     else:
@@ -105,7 +107,7 @@ def _contents(spec: dict[str, Any], *, is_endless: bool) -> Callable[[], tuple[b
     return content
 
 
-def _counts(driver: Driver, name: str) -> dict[str, int]:
+def _counts(driver: LoadDriver, name: str) -> dict[str, int]:
     num_started, num_finished, num_reconnects = driver.counts(name)
     return {"num_started": num_started, "num_finished": num_finished, "num_reconnects": num_reconnects}
 

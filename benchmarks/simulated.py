@@ -26,13 +26,13 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bei.artifact.manifest import TOKENIZER
-from bei.cli.simulate.devices import CostTable, Fleet, read_table
-from bei.cli.simulate.http_time import Front
+from bei.cli.simulate.devices import CostTable, SimulatedDevices, read_table
+from bei.cli.simulate.http_time import HttpTime
 from bei.cli.simulate.policies import POLICIES
-from bei.cli.simulate.result import Answered
-from bei.cli.simulate.simulator import Run
-from bei.cli.simulate.trace import Request, Trace
-from bei.cli.simulate.workloads import PASSAGES, QUERIES, WORKLOADS, Mix
+from bei.cli.simulate.result import SimulatedAnswer
+from bei.cli.simulate.simulator import SimulationRun
+from bei.cli.simulate.trace import Trace, TraceRequest
+from bei.cli.simulate.workloads import PASSAGES, QUERIES, WORKLOADS, TrafficMix
 from bei.port import LANES, Lane
 from bei.scheduler.cost_model import Sample, fit
 from bei.scheduler.scheduler import SchedulingRules
@@ -69,13 +69,13 @@ class Calibration:
     ``tokens_per_s``: of all that it answered, at its limit.
     """
 
-    idle_front: Front
+    idle_front: HttpTime
     waits_s: float
-    fleet: Fleet
+    fleet: SimulatedDevices
     tokens_per_s: float
 
     @property
-    def front(self) -> Front:
+    def front(self) -> HttpTime:
         """Of a server at work."""
         return replace(self.idle_front, request_s=self.idle_front.request_s + self.waits_s)
 
@@ -90,38 +90,38 @@ class Side:
         self._num_drawn = 0
         self._steps, self._steps_read = steps, 0
 
-    def bodies(self, requests: Sequence[Request]) -> list[str]:
+    def bodies(self, requests: Sequence[TraceRequest]) -> list[str]:
         """A body for each request, with texts of its lengths."""
         lengths = [min(length, _MAX_SEQ_LEN) for request in requests for length in request.tokens]
         self._num_drawn += 1
         texts = iter(random_texts(self._tokenizer, lengths, seed=self._num_drawn))
         return [embeddings_body([next(texts) for _ in request.tokens]) for request in requests]
 
-    def front(self, seed: int) -> Front:
+    def front(self, seed: int) -> HttpTime:
         """Run the closed loops: what of a request's time is not the engine's."""
         beside_s = []
         for count, num_texts in _LOOPS:
             lengths = (QUERIES if num_texts == 1 else PASSAGES).draw(np.random.default_rng(seed), count * num_texts)
-            requests = [Request("bulk", tuple(lengths[i * num_texts : (i + 1) * num_texts])) for i in range(count)]
+            requests = [TraceRequest("bulk", tuple(lengths[i * num_texts : (i + 1) * num_texts])) for i in range(count)]
             began_s = self._engine_s()
             outcome, _ = closed_loop(self.port, 1, self.bodies(requests))
             beside_s.append(float(np.mean(outcome.latencies_s)) - (self._engine_s() - began_s) / count)
         (_, few), (_, many) = _LOOPS
         text_s = max(0.0, (beside_s[1] - beside_s[0]) / (many - few))
-        return Front(max(0.0, beside_s[0] - few * text_s), text_s)
+        return HttpTime(max(0.0, beside_s[0] - few * text_s), text_s)
 
     def calibrate(self, table: CostTable, seed: int) -> Calibration:
         """Run a backfill that is none of those predicted. Its steps while the server was full count."""
         front = self.front(seed)
-        mix = Mix(_CALIBRATION_S, interactive_share=_INTERACTIVE_SHARE, seed=_OTHER_SEED + seed, **_CALIBRATION)
-        trace = WORKLOADS["backfill"](Fleet(table), mix)
+        mix = TrafficMix(_CALIBRATION_S, interactive_share=_INTERACTIVE_SHARE, seed=_OTHER_SEED + seed, **_CALIBRATION)
+        trace = WORKLOADS["backfill"](SimulatedDevices(table), mix)
         self.fresh_steps()
         answered = self.send(trace)
         samples = self.fresh_steps()
         in_service = fit(samples, table.model().limits)
         ratios = [sample.seconds / in_service.seconds(*sample[:3]) for sample in samples]
         costs = CostTable("in service", "steps of a server at work", False, table.num_streams, in_service.to_json())
-        fleet = Fleet(costs, ratios=ratios)
+        fleet = SimulatedDevices(costs, ratios=ratios)
         waits_s = _single_s(answered) - _single_s(_predicted(trace, table, fleet, front))
         np.random.default_rng(seed).shuffle(ratios)  # their order is of the steps of this backfill
         tokens_per_s = sum(
@@ -129,7 +129,7 @@ class Side:
         )
         return Calibration(front, max(0.0, waits_s), replace(fleet, ratios=ratios), tokens_per_s)
 
-    def send(self, trace: Trace) -> list[Answered]:
+    def send(self, trace: Trace) -> list[SimulatedAnswer]:
         """Send the trace as it is; what became of its requests."""
         requests = {
             lane: [request for request in trace.arrivals if request.lane == lane]
@@ -192,7 +192,7 @@ class Measurement:
     """What became of the requests of a trace called ``name``: measured, and by each side's prediction."""
 
     name: str
-    answered: Mapping[str, Sequence[Answered]]
+    answered: Mapping[str, Sequence[SimulatedAnswer]]
     about: Mapping[str, float]
 
 
@@ -217,7 +217,7 @@ def _measured(side: Side, table: CostTable, options: argparse.Namespace) -> list
 def _measurement(side: Side, table: CostTable, options: argparse.Namespace, name: str, *, seed: int) -> Measurement:
     """Calibrate, predict, send, and predict with the steps that were seen, in their order."""
     calibration = side.calibrate(table, seed)
-    front, tuned = calibration.front, Fleet(table)
+    front, tuned = calibration.front, SimulatedDevices(table)
     trace = _trace(_kinds(options)[name], tuned, calibration.tokens_per_s, options.seconds, seed)
     answered = {
         "as tuned": _predicted(trace, table, tuned, replace(calibration.idle_front, shared_cores=usable_cores())),
@@ -239,7 +239,7 @@ def _measurement(side: Side, table: CostTable, options: argparse.Namespace, name
     return Measurement(name, answered, about)
 
 
-def _slowdown(samples: Sequence[Sample], fleet: Fleet) -> float:
+def _slowdown(samples: Sequence[Sample], fleet: SimulatedDevices) -> float:
     """How many times as long as ``fleet`` says steps took."""
     costs = fleet.table.model()
     expected_s = float(np.mean(fleet.ratios)) * sum(costs.seconds(*sample[:3]) for sample in samples)
@@ -251,9 +251,9 @@ def _kinds(options: argparse.Namespace) -> dict[str, float | None]:
     return {**{f"Poisson, {load:.0%} of the limit": load for load in options.loads}, "backfill": None}
 
 
-def _trace(load: float | None, tuned: Fleet, tokens_per_s: float, seconds: float, seed: int) -> Trace:
+def _trace(load: float | None, tuned: SimulatedDevices, tokens_per_s: float, seconds: float, seed: int) -> Trace:
     """Poisson arrivals of this share of ``tokens_per_s``, or a backfill."""
-    mix = Mix(seconds, load=1.0, interactive_share=_INTERACTIVE_SHARE, seed=seed, **_BULK)
+    mix = TrafficMix(seconds, load=1.0, interactive_share=_INTERACTIVE_SHARE, seed=seed, **_BULK)
     if load is None:
         return WORKLOADS["backfill"](tuned, mix)
     whole = WORKLOADS["poisson"](tuned, replace(mix, seconds=_LONG_S))
@@ -261,19 +261,19 @@ def _trace(load: float | None, tuned: Fleet, tokens_per_s: float, seconds: float
     return WORKLOADS["poisson"](tuned, replace(mix, load=load * tokens_per_s / offered))
 
 
-def _predicted(trace: Trace, table: CostTable, fleet: Fleet, front: Front) -> list[Answered]:
+def _predicted(trace: Trace, table: CostTable, fleet: SimulatedDevices, front: HttpTime) -> list[SimulatedAnswer]:
     """bei's scheduler on ``trace``, played. It begins with the tuned costs, and observes the fleet's."""
-    run = Run(trace, fleet, POLICIES["bei"](table.model(), SchedulingRules()), front)
+    run = SimulationRun(trace, fleet, POLICIES["bei"](table.model(), SchedulingRules()), front)
     run.play()
     return run.answered
 
 
-def _answered(lane: Lane, request: Request, due_s: float, done_s: float) -> Answered:
+def _answered(lane: Lane, request: TraceRequest, due_s: float, done_s: float) -> SimulatedAnswer:
     num_tokens = sum(min(length, _MAX_SEQ_LEN) for length in request.tokens)
-    return Answered(lane, float(due_s), float(done_s), len(request.tokens), num_tokens)
+    return SimulatedAnswer(lane, float(due_s), float(done_s), len(request.tokens), num_tokens)
 
 
-def _pooled(runs: Sequence[Mapping[str, Sequence[Answered]]], seconds: float) -> dict[str, Any]:
+def _pooled(runs: Sequence[Mapping[str, Sequence[SimulatedAnswer]]], seconds: float) -> dict[str, Any]:
     """By lane: figures of all ``runs``, measured and predicted, and the predicted by the measured.
 
     Ends the program where no request of a lane came after the warm-up.
@@ -289,7 +289,7 @@ def _pooled(runs: Sequence[Mapping[str, Sequence[Answered]]], seconds: float) ->
     return found
 
 
-def _figures(runs: Sequence[Sequence[Answered]], lane: Lane, seconds: float) -> dict[str, float]:
+def _figures(runs: Sequence[Sequence[SimulatedAnswer]], lane: Lane, seconds: float) -> dict[str, float]:
     """Of requests that came after the warm-up; the rate of those that were answered after it, in time."""
     mine = [[each for each in answered if each.lane == lane] for answered in runs]
     warm_s = _WARM_PART * seconds
@@ -298,12 +298,12 @@ def _figures(runs: Sequence[Sequence[Answered]], lane: Lane, seconds: float) -> 
     return {**latency_ms(latencies), "tokens_per_s": round(float(np.mean(rates)), 1)}
 
 
-def _single_s(answered: Sequence[Answered]) -> float:
+def _single_s(answered: Sequence[SimulatedAnswer]) -> float:
     """The median latency of a single query."""
     return float(np.median([each.done_s - each.arrived_s for each in answered if each.lane == "interactive"]))
 
 
-def _tokens_per_s(answered: Sequence[Answered], seconds: float) -> float:
+def _tokens_per_s(answered: Sequence[SimulatedAnswer], seconds: float) -> float:
     """Of requests that were answered after the warm-up and within ``seconds``."""
     warm_s = _WARM_PART * seconds
     return sum(each.num_tokens for each in answered if warm_s <= each.done_s <= seconds) / (seconds - warm_s)

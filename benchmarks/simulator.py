@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from bei.cli.simulate.devices import TABLES, CostTable, Fleet, read_table
+from bei.cli.simulate.devices import TABLES, CostTable, SimulatedDevices, read_table
 from bei.cli.simulate.policies import POLICIES
-from bei.cli.simulate.result import Result
+from bei.cli.simulate.result import SimulationResult
 from bei.cli.simulate.simulator import simulate
-from bei.cli.simulate.workloads import WORKLOADS, Mix
+from bei.cli.simulate.workloads import WORKLOADS, TrafficMix
 from bei.scheduler.scheduler import SchedulingRules
 from benchmarks.common import write
 from benchmarks.plots import BLUE, GREY, ORANGE, panels, save
@@ -47,17 +47,19 @@ def main() -> None:
     table = read_table(options.costs)
     rows: list[dict[str, Any]] = []
     for devices in options.devices:
-        fleet = Fleet(table, devices)
+        fleet = SimulatedDevices(table, devices)
         seconds = options.seconds or _SECONDS.get(devices, 20.0)
         for load in options.loads:
-            rows += compared(fleet, "poisson", Mix(seconds=seconds, load=load, seed=options.seed))
-        rows += compared(fleet, "backfill", Mix(seconds=seconds, concurrency=4 * fleet.num_streams, seed=options.seed))
+            rows += compared(fleet, "poisson", TrafficMix(seconds=seconds, load=load, seed=options.seed))
+        rows += compared(
+            fleet, "backfill", TrafficMix(seconds=seconds, concurrency=4 * fleet.num_streams, seed=options.seed)
+        )
     about = {"costs": table.name, "source": table.source, "assumed": table.is_assumed, "seed": options.seed}
     write("simulator", {**about, "at_equal_bulk_throughput": ratios(rows), "runs": rows})
     plot(rows, table, options.devices)
 
 
-def compared(fleet: Fleet, name: str, mix: Mix) -> list[dict[str, Any]]:
+def compared(fleet: SimulatedDevices, name: str, mix: TrafficMix) -> list[dict[str, Any]]:
     """One trace under every policy, a row each."""
     trace = WORKLOADS[name](fleet, mix)
     rows = []
@@ -74,7 +76,7 @@ def compared(fleet: Fleet, name: str, mix: Mix) -> list[dict[str, Any]]:
     return rows
 
 
-def _row(fleet: Fleet, name: str, mix: Mix, policy: str, result: Result) -> dict[str, Any]:
+def _row(fleet: SimulatedDevices, name: str, mix: TrafficMix, policy: str, result: SimulationResult) -> dict[str, Any]:
     load = None if name == "backfill" else mix.load
     found: dict[str, Any] = _rounded(msgspec.to_builtins(result))
     return {"devices": fleet.num_devices, "trace": name, "load": load, "policy": policy, **found}

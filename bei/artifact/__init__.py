@@ -1,1 +1,1 @@
-"""What ``bei build`` writes and ``bei serve`` reads: manifest, hashes, signature, certificate, cache."""
+"""Built artifacts on disk: manifest, validation, hashes, signature, certificate, and the cache of ``bei serve``."""

@@ -1,16 +1,15 @@
-"""The folder in which ``bei serve`` keeps artifacts that it has built, and measured costs: what is in it, who uses it,
-and how it stays within its bound.
+"""The cache folder of ``bei serve``: artifacts that it has built and measured costs, kept within a size limit.
 
-    NAME-TARGET-PRECISION-KEY/   an artifact; the key is a hash of all that it was made of (bei_build.cache)
-    .<entry>.used                held, shared, by all who use or build the entry; changed when it was last used
-    .<entry>.lock                held by the one process that builds it
-    .<entry>.xxxxxxxx/           half an artifact: being built or removed, or left there by a process that was killed
-    .bei.lock                    held by whoever looks at all entries
+    NAME-TARGET-PRECISION-KEY/   an artifact; the key is a hash of everything it was built from (bei_build.cache)
+    .<entry>.used                lock, shared by the users and builders of the entry; its mtime is the last use
+    .<entry>.lock                lock of the process that builds the entry
+    .<entry>.xxxxxxxx/           an incomplete artifact: being built or removed, or left by a killed process
+    .bei.lock                    lock for operations on all entries
     costs/*.json                 measurements (bei.artifact.cost_cache)
 
-Who uses an entry has its ``.used`` file first and its ``.lock`` second; who removes it has the ``.used`` file alone to
-himself, so that nobody uses it, builds it or waits to. Only entries with a ``.used`` file, and costs, are ever removed:
-other people's files may lie in the folder.
+A user of an entry locks ``.used`` first and ``.lock`` second; removal locks ``.used`` exclusively, so that no process
+uses, builds or awaits the entry. Only entries with a ``.used`` file, and costs, are ever removed: the folder may hold
+foreign files.
 """
 
 from __future__ import annotations
@@ -40,17 +39,17 @@ Kind = Literal["artifact", "costs", "leftover"]
 
 _USED = re.compile(r"\.(?P<entry>.+-[0-9a-f]{12})\.used")
 _LOCK = ".bei.lock"
-# Of tempfile.mkdtemp, and of _removed below; ".replaced" is bei_build.pipeline's, of an artifact that steps aside.
+# Names by tempfile.mkdtemp and _removed below; ".replaced": bei_build.pipeline renames a replaced artifact so.
 _HALF = r"\.{entry}\.[a-z0-9_]{{8}}(\.replaced)?"
 _COSTS = re.compile(r".+-[0-9a-f]{24}\.json")
 _HALF_COSTS = re.compile(r"tmp[a-z0-9_]+\.partial")
-# Writing costs takes milliseconds.
+# The age from which half-written costs count as leftovers; writing takes milliseconds.
 _HALF_COSTS_AGE_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One thing that can be removed. ``last_used_s`` is since the epoch; ``in_use``: by a process, at this moment."""
+class CacheEntry:
+    """An entry that can be removed. ``last_used_s``: since the epoch; ``in_use``: by a process, now."""
 
     kind: Kind
     path: Path
@@ -60,46 +59,46 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """Of the file or folder."""
+        """The name of the file or folder."""
         return self.path.name
 
 
-class Use:
-    """While it is open, nobody removes the entry at ``path``. A context manager."""
+class EntryUse:
+    """Protects the entry at ``path`` from removal while open. A context manager."""
 
     def __init__(self, path: Path, lock: FileLock) -> None:
         self.path = path
         self._lock = lock
         lock.touch()
 
-    def __enter__(self) -> Use:
+    def __enter__(self) -> EntryUse:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """It was used until now."""
+        """End the use, and note its time."""
         self._lock.touch()
         self._lock.close()
 
 
 class ModelCache:
-    """The cache in ``folder``, which is made when it is first written to."""
+    """The cache in ``folder``, which is created by the first write."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def use(self, entry: str) -> Use:
-        """Keep ``entry``, whether it is there or about to be built. Raises ConfigError."""
+    def use(self, entry: str) -> EntryUse:
+        """Protect ``entry``, existing or about to be built. Raises ConfigError."""
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
-            return Use(self.folder / entry, acquire(self.folder / f".{entry}.used", shared=True))
+            return EntryUse(self.folder / entry, acquire(self.folder / f".{entry}.used", shared=True))
 
     @contextmanager
     def building(self, entry: str) -> Iterator[None]:
-        """Alone, for somebody who uses ``entry`` already: others who want to build it wait, and find it built. What
-        processes that were killed have left of it is removed. Raises ConfigError."""
+        """Hold the build lock of ``entry``, for a process that uses it already: other builders wait, and then find it
+        built. Leftovers of killed builds are removed. Raises ConfigError."""
         with self._writing():
             lock = acquire(self.folder / f".{entry}.lock")
         with lock:
@@ -107,14 +106,14 @@ class ModelCache:
                 shutil.rmtree(path, ignore_errors=True)
             yield
 
-    def entries(self) -> list[Entry]:
-        """All there are, the last used first. Raises OSError where the folder cannot be read."""
+    def entries(self) -> list[CacheEntry]:
+        """All entries, the last used first. Raises OSError if the folder cannot be read."""
         if not self.folder.is_dir():
             return []
         try:
             lock = acquire(self.folder / _LOCK)
         except OSError:
-            return self._entries()  # in a folder that cannot be written nothing is removed either
+            return self._entries()  # in a read-only folder nothing is removed either
         with lock:
             return self._entries()
 
@@ -125,11 +124,11 @@ class ModelCache:
         older_than_s: float | None = None,
         everything: bool = False,
         dry_run: bool = False,
-    ) -> list[Entry]:
-        """Remove, and return, leftovers and what has not been used for ``older_than_s``; then, the least recently used
-        first, as many entries as it takes for the rest to have at most ``max_bytes``. ``everything``: all of them.
+    ) -> list[CacheEntry]:
+        """Remove, and return, leftovers and entries not used for ``older_than_s``; then the least recently used entries
+        until the rest has at most ``max_bytes``. ``everything``: all entries.
 
-        What is in use stays, whatever the bounds. ``dry_run``: nothing is removed. Raises OSError.
+        Entries in use are never removed. ``dry_run``: nothing is removed. Raises OSError.
         """
         if not self.folder.is_dir():
             return []
@@ -141,9 +140,8 @@ class ModelCache:
             self._forget_removed()
             return removed
 
-    def keep_bound(self, max_bytes: int | None) -> None:
-        """``prune`` at a start, which goes on whatever happens: the log says what was removed, and what kept it from
-        that. None: no bound."""
+    def enforce_limit(self, max_bytes: int | None) -> None:
+        """``prune`` at server start, which never fails: the log reports removals and problems. None: no limit."""
         try:
             entries = self.entries()
             removed = self.prune(max_bytes=max_bytes) if _chosen(entries, max_bytes, None) else []
@@ -161,12 +159,13 @@ class ModelCache:
                 shown_size(max_bytes),
             )
 
-    def _entries(self) -> list[Entry]:
-        """For somebody who has ``_LOCK``: it takes each entry's own for a moment, which others would see as use."""
+    def _entries(self) -> list[CacheEntry]:
+        """The entries, for a holder of ``_LOCK``: each entry's lock is tried, which other processes would take for
+        use."""
         found = [*self._artifacts(), *self._costs()]
         return sorted(found, key=lambda entry: entry.last_used_s, reverse=True)
 
-    def _artifacts(self) -> Iterator[Entry]:
+    def _artifacts(self) -> Iterator[CacheEntry]:
         for name in sorted(os.listdir(self.folder)):
             match = _USED.fullmatch(name)
             if match is None:
@@ -176,16 +175,16 @@ class ModelCache:
             path = self.folder / entry
             if path.is_dir() and not path.is_symlink():
                 in_use = _is_held(marker)
-                yield Entry("artifact", path, _size(path), time.time() if in_use else used_s, in_use)
+                yield CacheEntry("artifact", path, _size(path), time.time() if in_use else used_s, in_use)
             for half in self._halves(entry):
-                yield Entry("leftover", half, _size(half), used_s, _is_held(self.folder / f".{entry}.lock"))
+                yield CacheEntry("leftover", half, _size(half), used_s, _is_held(self.folder / f".{entry}.lock"))
 
     def _halves(self, entry: str) -> list[Path]:
         pattern = re.compile(_HALF.format(entry=re.escape(entry)))
         paths = [self.folder / name for name in os.listdir(self.folder) if pattern.fullmatch(name)]
         return [path for path in paths if path.is_dir() and not path.is_symlink()]
 
-    def _costs(self) -> Iterator[Entry]:
+    def _costs(self) -> Iterator[CacheEntry]:
         folder = self.folder / COSTS
         if not folder.is_dir():
             return
@@ -196,10 +195,10 @@ class ModelCache:
                 continue
             used_s = _changed_s(path)
             is_fresh = is_half and time.time() - used_s < _HALF_COSTS_AGE_S
-            yield Entry("leftover" if is_half else "costs", path, _size(path), used_s, is_fresh)
+            yield CacheEntry("leftover" if is_half else "costs", path, _size(path), used_s, is_fresh)
 
-    def _removed(self, entry: Entry) -> bool:
-        """Whether it is gone. It steps aside first: whoever comes meanwhile finds a whole entry or none."""
+    def _removed(self, entry: CacheEntry) -> bool:
+        """Remove ``entry``; False if it came into use. It is renamed first: others find a whole entry or none."""
         if entry.path.parent != self.folder:
             entry.path.unlink(missing_ok=True)
             return True
@@ -209,7 +208,7 @@ class ModelCache:
         else:
             lock = try_acquire(self.folder / f".{entry.name}.used")
         if lock is None:
-            return False  # somebody has come since
+            return False  # came into use since
         with lock:
             path = entry.path
             if entry.kind == "artifact":
@@ -218,13 +217,13 @@ class ModelCache:
         return True
 
     def _forget_removed(self) -> None:
-        """Remove the locks of entries of which nothing is there."""
+        """Remove the lock files of entries that are gone."""
         for name in os.listdir(self.folder):
             match = _USED.fullmatch(name)
             lock = try_acquire(self.folder / name) if match else None
             if match is None or lock is None:
                 continue
-            with lock:  # alone: nobody has the other lock, or waits for it
+            with lock:  # exclusive: no process holds or awaits the other lock
                 if not (self.folder / match["entry"]).exists() and not self._halves(match["entry"]):
                     (self.folder / f".{match['entry']}.lock").unlink(missing_ok=True)
                     lock.path.unlink()
@@ -240,8 +239,8 @@ class ModelCache:
             ) from error
 
 
-def _chosen(entries: Seq[Entry], max_bytes: int | None, older_than_s: float | None) -> list[Entry]:
-    """Which of ``entries``, the last used first, are to be removed."""
+def _chosen(entries: Seq[CacheEntry], max_bytes: int | None, older_than_s: float | None) -> list[CacheEntry]:
+    """The entries to remove from ``entries``, which are sorted by last use, latest first."""
     now_s = time.time()
     free = [entry for entry in entries if not entry.in_use]
     chosen = [
@@ -261,7 +260,7 @@ def _chosen(entries: Seq[Entry], max_bytes: int | None, older_than_s: float | No
 
 
 def _is_held(path: Path) -> bool:
-    """Whether another process has the lock ``path``. A lock that cannot be asked is taken for one that is held."""
+    """True if another process holds the lock ``path``, or if that is unknown."""
     try:
         if not path.exists():
             return False
@@ -277,15 +276,15 @@ def _is_held(path: Path) -> bool:
 def _changed_s(path: Path) -> float:
     try:
         return path.stat().st_mtime
-    except OSError:  # it has been removed at this moment
+    except OSError:  # just removed
         return 0.0
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder; links are not followed."""
+    """The size of a file, or of all files below a folder; links are not followed."""
     below = [os.path.join(root, name) for root, _, files in os.walk(path) for name in files]
     total = 0
     for file in below or [str(path)]:
-        with suppress(OSError):  # it has been removed at this moment
+        with suppress(OSError):  # just removed
             total += os.lstat(file).st_size
     return total

@@ -1,7 +1,7 @@
-"""Whether an artifact may take the place of one that is served, without a restart.
+"""Checks that an artifact may replace a served one without a restart.
 
-Clients must not be misled. What they have asked for so far is still there, and vectors that they have stored go with
-those that they get from now on. Whatever changes more than that is a matter for a restart, which somebody decides on.
+Clients must not be misled: everything they use must still be there, and stored vectors must be comparable with new
+ones. A larger change needs a restart, which is a deliberate decision.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from bei.artifact.store import load_manifest
 from bei.errors import ArtifactError, SwapRefusedError
 from bei.utils.free_memory import available_bytes
 
-# Vectors of bytes are steps of a size that the build chose by its own engine's answers. It may be another one as long
-# as no component moves by more than a step.
+# int8 vectors have a step size that the build derives from its engine's answers. It may change as long as no component
+# moves by more than a step.
 _STEPS = 127
 
 
 def check_swap(served: Manifest, new: Manifest, *, vectors_may_change: bool) -> None:
-    """Raise SwapRefusedError if ``new`` may not take the place of ``served``.
+    """Raise SwapRefusedError if ``new`` may not replace ``served``.
 
-    ``vectors_may_change``: vectors that do not go with those before are nobody's loss here.
+    ``vectors_may_change``: stored vectors need not be comparable with new ones.
     """
     changes = [*_model_changes(served, new)]
     if changes:
@@ -35,7 +35,7 @@ def check_swap(served: Manifest, new: Manifest, *, vectors_may_change: bool) -> 
 
 
 def check_room(artifact: Artifact, num_engines: int = 1) -> None:
-    """Raise SwapRefusedError if ``num_engines`` more do not fit into memory: the system would end the process."""
+    """Raise SwapRefusedError if ``num_engines`` more engines exceed the memory: the system would kill the process."""
     size = num_engines * sum(info.size for info in _engine_files(artifact.manifest))
     available, of_each = available_bytes(), f" of each of {num_engines} devices" if num_engines > 1 else ""
     if available is not None and size > available:
@@ -46,9 +46,9 @@ def check_room(artifact: Artifact, num_engines: int = 1) -> None:
 
 
 def check_in_place(artifact: Artifact) -> None:
-    """Raise ArtifactError if another build lies where the engine of ``artifact`` is read.
+    """Raise ArtifactError if another build now lies in the folder from which the engine of ``artifact`` is read.
 
-    A certificate may have been completed meanwhile, by this process or another one.
+    A completed certificate, by this process or another, is no other build.
     """
     if _engine_files(load_manifest(artifact.path)) != _engine_files(artifact.manifest):
         raise ArtifactError(f"{artifact.path} was replaced while its engine was read: load it again.")
@@ -66,28 +66,28 @@ def _model_changes(served: Manifest, new: Manifest) -> Iterator[str]:
 
 
 def _vector_changes(served: Manifest, new: Manifest) -> Iterator[str]:
-    """What makes vectors other ones than those before."""
+    """Differences that make new vectors incomparable with stored ones."""
     if not any(task.startswith("embed") for task in served.tasks):
         return
     if new.source.sha256 != served.source.sha256:
         yield "another checkpoint"
     if (new.spec.attention, new.spec.adapter) != (served.spec.attention, served.spec.adapter):
         yield "another attention or adapter"
-    if _forms(new) != _forms(served):
+    if _vector_settings(new) != _vector_settings(served):
         yield "other outputs or another pooling"
-    if _readings(new) != _readings(served):
+    if _text_settings(new) != _text_settings(served):
         yield "other prompts, roles or routes"
     if not _same_steps(served, new):
         yield "another size of the steps of int8 vectors"
 
 
-def _readings(manifest: Manifest) -> tuple[object, ...]:
-    """How texts are read."""
+def _text_settings(manifest: Manifest) -> tuple[object, ...]:
+    """Settings of how texts are read."""
     return manifest.prompts, manifest.default_prompt_name, manifest.roles, manifest.routes
 
 
-def _forms(manifest: Manifest) -> tuple[object, ...]:
-    """How vectors are made of token states."""
+def _vector_settings(manifest: Manifest) -> tuple[object, ...]:
+    """Settings of how vectors are computed from token states."""
     embedding = manifest.embedding
     pooling = None if embedding is None else (embedding.pooling, embedding.normalize, embedding.pools_prompt)
     return pooling, manifest.outputs, manifest.engine.unit_vectors
@@ -95,7 +95,7 @@ def _forms(manifest: Manifest) -> tuple[object, ...]:
 
 def _same_steps(served: Manifest, new: Manifest) -> bool:
     if served.embedding is None or served.embedding.int8_largest is None:
-        return True  # nobody has such vectors
+        return True  # no int8 vectors are stored
     if new.embedding is None or new.embedding.int8_largest is None:
         return False
     before, now = served.embedding.int8_largest, new.embedding.int8_largest
@@ -103,7 +103,7 @@ def _same_steps(served: Manifest, new: Manifest) -> bool:
 
 
 def _tokenizer(manifest: Manifest) -> tuple[object, ...]:
-    """What ids depend on; not which version of a library has written it."""
+    """The settings that determine token ids, without the version of the library that wrote the file."""
     file = next(info.sha256 for info in manifest.files if info.path == TOKENIZER)
     return file, manifest.tokenization.truncation_side, manifest.tokenization.splits_special_tokens
 

@@ -1,7 +1,8 @@
-"""Measurements kept between starts: a JSON file each, in ``<cache_dir>/costs/``, named by what they are true for.
+"""Stores measurements between starts: a JSON file each in ``<cache_dir>/costs/``, named by the conditions they hold
+for.
 
-A file that cannot be read is as good as none, and one that cannot be written is measured again at the next start: the
-log says both. Nothing here stops a server.
+An unreadable file counts as missing; without a writable folder, costs are measured again at each start. The log reports
+both; neither stops a server.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ FOLDER = "costs"
 
 
 class CostCache:
-    """The measurements below ``cache_dir``."""
+    """Measurements below ``cache_dir``."""
 
     def __init__(self, cache_dir: Path) -> None:
         self._is_nowhere = False
         try:
             self._folder = cache_dir.expanduser() / FOLDER
-        except RuntimeError:  # this user has no home directory: nothing is kept, and "~" is no folder of that name
+        except RuntimeError:  # no home directory: store nothing, and do not create a folder called "~"
             self._folder, self._is_nowhere = cache_dir / FOLDER, True
 
     def path(self, name: str, key: Mapping[str, Any]) -> Path:
-        """Where the measurement called ``name`` of ``key`` (plain data) is, or would be."""
+        """The file of the measurement ``name`` for ``key`` (plain data)."""
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
         return self._folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}-{digest[:24]}.json"
 
     def read(self, name: str, key: Mapping[str, Any]) -> Any:
-        """The data written for ``key``; None where there is none, or none that can be read."""
+        """The data written for ``key``; None: missing or unreadable."""
         path = self.path(name, key)
         if self._is_nowhere:
             return None
@@ -52,12 +53,12 @@ class CostCache:
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             log.warning("%s cannot be used (%s) and is ignored", path, error)
             return None
-        with suppress(OSError):  # for bei cache prune, which takes the least recently used first
+        with suppress(OSError):  # bei cache prune removes the least recently used first
             os.utime(path)
         return data
 
     def write(self, name: str, key: Mapping[str, Any], data: Any) -> Path | None:
-        """Keep ``data`` (plain data) for ``key``, at once or not at all; None, and a warning, where that fails."""
+        """Store ``data`` (plain data) for ``key`` atomically; None, and a warning, on failure."""
         path = self.path(name, key)
         if self._is_nowhere:
             log.warning("cannot keep measured costs in %s, as no HOME is set: see --cache-dir", self._folder)

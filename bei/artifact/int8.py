@@ -1,7 +1,7 @@
-"""Vectors with a byte a component. One step for all components and all texts of a model, and zero at zero: so cosines
-and dot products of the bytes are those of the vectors, but for rounding, and an index needs no other arithmetic.
+"""int8 vectors: one scale for all components and all texts of a model, without offset.
 
-(A range for each component, as sentence-transformers has it, has finer steps, but its bytes must be scaled back first.)
+Cosines and dot products of the bytes therefore equal those of the vectors up to rounding, and an index needs no special
+arithmetic. (A range for each component, as in sentence-transformers, has finer steps, but needs rescaling first.)
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ import numpy.typing as npt
 
 from bei.core import Float32Array
 
-_MOST = 127  # of a signed byte, the same on both sides of zero
-_SHARES = np.linspace(0.3, 1.0, 29)  # of the largest component, which are tried as the largest that is not cut
+_MOST = 127  # symmetric range of a signed byte
+_SHARES = np.linspace(0.3, 1.0, 29)  # candidates for the clipping bound, relative to the largest component
 
 
 def int8_of(vectors: Float32Array, largest: float) -> npt.NDArray[np.int8]:
-    """``vectors`` [n, width] in steps of ``largest`` / 127; components beyond ``largest`` are cut to it."""
+    """``vectors`` [n, width] in steps of ``largest`` / 127; components beyond ``largest`` are clipped."""
     steps: npt.NDArray[np.int8] = np.clip(np.rint(vectors * np.float32(_MOST / largest)), -_MOST, _MOST).astype(np.int8)
     return steps
 
 
 def largest_of(vectors: Float32Array) -> float | None:
-    """The ``largest`` that keeps ``vectors`` [n, width], of unit length, nearest to what they were, by mean cosine.
+    """The clipping bound ``largest`` that maximizes the mean cosine between ``vectors`` [n, width], unit length, and
+    their int8 form.
 
-    Two digits, so that equal builds agree on it. None where there is nothing but zeros.
+    Two digits, so that equal builds agree. None if all components are zero.
     """
     most = float(np.abs(vectors).max(initial=0.0))
     if not 0 < most < math.inf:
@@ -35,8 +36,8 @@ def largest_of(vectors: Float32Array) -> float | None:
 
 
 def scaled(largest: float, width: int, dimensions: int) -> float:
-    """For vectors of ``width`` that are cut to ``dimensions`` and made of unit length again, which makes components
-    larger: by this much, where every component has the same part in the length."""
+    """``largest`` for vectors of ``width`` that are cut to ``dimensions`` and normalized again, which enlarges
+    components by this factor if all contribute equally to the length."""
     return min(1.0, largest * math.sqrt(width / dimensions))
 
 

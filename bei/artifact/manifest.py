@@ -1,15 +1,15 @@
-"""THE CONTRACT between ``bei build`` and ``bei serve``: a directory, described by its manifest.
+"""The contract between ``bei build`` and ``bei serve``: an artifact is a directory described by its manifest.
 
-    manifest.json      what the artifact is; every other file with size and sha256
+    manifest.json      the artifact's facts; every other file with size and sha256
     tokenizer.json     the tokenizer, ready to use (truncation and padding off)
-    token_weights.npy  a weight for each token, where a side's sparse vectors are looked up (bei.artifact.token_weights)
-    certificate.json   how far the engine is from the reference (bei.verification)
-    certificate.html   the same as a page for people
+    token_weights.npy  a weight for each token, if sparse vectors of a side are looked up (bei.artifact.token_weights)
+    certificate.json   the engine's agreement with the reference (bei.artifact.certificate)
+    certificate.html   the same as a page
     engine/            the compiled engine, files named by the target
-    reference/         answers of a reference, where the engine could not be verified yet (bei.verification.stored_answers)
-    signature.json     whose signature the manifest has (bei.artifact.signature), where somebody has signed it
+    reference/         reference answers, if the engine is not verified yet (bei.verification.stored_answers)
+    signature.json     the signature of the manifest, if it is signed (bei.artifact.signature)
 
-``load`` checks schema, digest, signature and hashes before anything of the artifact is executed. No pickle anywhere.
+``bei.artifact.store.load`` checks schema, digest, signature and hashes before any part is used. No file is a pickle.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bei.artifact.certificate.record import (
     Verification,
 )
 from bei.artifact.sides import Role, Routes, Side
-from bei.artifact.signature import Signed
+from bei.artifact.signature import ArtifactSignature
 from bei.core import Limits, ScoreFunction
 
 SCHEMA_VERSION = 10
@@ -38,14 +38,13 @@ ENGINE_DIR = "engine"
 REFERENCE_DIR = "reference"
 OPENVINO_MODEL = "model.xml"  # in engine/, target cpu; its weights are model.bin
 TENSORRT_PLAN = "model.plan"  # in engine/, targets tensorrt and tensorrt-rtx
-TENSORRT_GRAPH = "model.onnx"  # beside a plan without weights: where the engine takes them from
+TENSORRT_GRAPH = "model.onnx"  # beside a plan without weights, which come from this file
 CUDA_PACKAGE = "model.pt2"  # in engine/, targets cuda and cuda-twin
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the weights came from. ``sha256`` covers every checkpoint file that was read; ``transformers`` is the
-    version of the library that has read them: where versions differ, what it makes of a config counts.
-    """
+class CheckpointSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The source of the weights. ``sha256`` covers every checkpoint file that was read. ``transformers``: the version
+    of the library that read the config, since versions interpret it differently."""
 
     model: str
     kind: str
@@ -55,9 +54,10 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class OutputInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One output of the engine. ``dimension`` is the width of a row; there is a row a sequence, or ``per_token``.
+    """An output of the engine. ``dimension``: width of a row; there is one row for each sequence, or for each token
+    (``per_token``).
 
-    ``unit_length``: rows are made so before they are answered (late interaction; embeddings have their own setting).
+    ``unit_length``: rows are normalized before they are returned (late interaction; embeddings have their own setting).
     """
 
     name: str
@@ -67,11 +67,11 @@ class OutputInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SpecSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The model in figures, for people.
+    """The model's architecture in figures.
 
-    ``attention``: which tokens see each other, None where there are no layers, or an encoder's and a decoder's;
-    ``attention_asked``: the build was told so, by somebody who knows the code that the checkpoint brings along.
-    ``adapter``: the one of several that was merged into the weights ("none": none was); None where there are none.
+    ``attention``: causal or bidirectional; None for a model without layers, or with an encoder and a decoder.
+    ``attention_asked``: set by the build's user, who knows the checkpoint's own code. ``adapter``: the adapter that was
+    merged into the weights; "none": none of several; None: the checkpoint has none.
     """
 
     family: str
@@ -87,10 +87,10 @@ class SpecSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class PlanProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes that an optimization profile of a plan holds, each as least, usual, most.
+    """The sizes of an optimization profile: minimum, optimum, maximum of each.
 
-    ``tokens`` T of a batch, ``sequences`` B, ``longest`` S, tokens of the longest sequence; after ``bei.engine.packing`` has
-    filled them up.
+    ``tokens`` T of a batch, ``sequences`` B, ``longest`` S (tokens of the longest sequence), after padding by
+    ``bei.engine.packing``.
     """
 
     name: str
@@ -100,11 +100,11 @@ class PlanProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a TensorRT plan was compiled.
+    """Compilation of a TensorRT plan.
 
-    ``lowerings``: how each attention layer is written (docs/engines.md, "The packed graph"), in order.
-    ``fallbacks``: what was asked for or tried and could not be had, a sentence each. ``refit``: the plan holds no
-    weights, and the engine puts those of the ONNX file beside it into it when it is loaded.
+    ``lowerings``: the form of each attention layer (docs/engines.md, "The packed graph"), in order. ``fallbacks``:
+    requested or preferred features that were unavailable, a sentence each. ``refit``: the plan holds no weights; they
+    are loaded from the ONNX file beside it.
     """
 
     lowerings: list[Literal["packed", "padded", "masked", "primitive"]]
@@ -115,12 +115,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a package of AOTInductor was compiled.
+    """Compilation of an AOTInductor package.
 
-    ``cuda``: CUDA's version in the PyTorch that compiled it; None for a CPU. ``inputs``: the tensors that it takes, by
-    their names in ``bei.engine.packing.graph_inputs``, in order. ``kernels``: that of each attention layer, in order.
-    ``fallbacks``: why a layer has no faster one, a sentence each. ``weight_bytes``: what the weights take of the
-    device's memory.
+    ``cuda``: CUDA version of the PyTorch that compiled it; None for a CPU. ``inputs``: the tensors it takes, by their
+    names in ``bei.engine.packing.graph_inputs``, in order. ``kernels``: of each attention layer, in order.
+    ``fallbacks``: why a layer has no faster kernel, a sentence each. ``weight_bytes``: device memory of the weights.
     """
 
     cuda: str | None
@@ -131,9 +130,9 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class EngineRequirements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the engine needs of a machine. ``capabilities`` uses the compiler's own words (``BF16``, ``SM89``) and, for
-    CPUs, ``EXACT_INT8`` (``bei.engine.cpu_features``): a CPU needs all of them, a GPU is one of them. ``unit_vectors``:
-    the engine itself makes embeddings unit length, so that their own lengths cannot be had."""
+    """Requirements of the engine on a machine. ``capabilities``: the compiler's terms (``BF16``, ``SM89``) and, for
+    CPUs, ``EXACT_INT8`` (``bei.engine.cpu_features``); a CPU needs all of them, a GPU matches one. ``unit_vectors``:
+    the engine normalizes embeddings itself, so their original lengths are unavailable."""
 
     compiler: str
     compiler_version: str
@@ -145,7 +144,7 @@ class EngineRequirements(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class FileInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One file of the artifact, path relative to its root."""
+    """A file of the artifact; ``path`` is relative to its root."""
 
     path: str
     size: int
@@ -153,12 +152,11 @@ class FileInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the embedding output is to be treated, as the checkpoint's own files say.
+    """Post-processing of the embedding output, according to the checkpoint's files.
 
-    ``int8_largest``: the component that is 127 in vectors of bytes (``bei.artifact.int8``), by the held-out texts; None
-    where the build was not verified, and so had no answers to them. ``layers_follow_pooling``: whether the embedding is
-    made of the pooled states by further layers (Dense modules); not set where an earlier bei has built the artifact,
-    so that its manifest is still read and has the same digest.
+    ``int8_largest``: the component that maps to 127 in int8 vectors (``bei.artifact.int8``), from the held-out texts;
+    None if the build had no answers to them. ``layers_follow_pooling``: further layers (Dense modules) follow the
+    pooling; unset in artifacts of earlier versions, so that their manifests keep their digests.
     """
 
     pooling: str
@@ -171,11 +169,11 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Tokenization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How tokenizer.json was made, and how texts are read with it.
+    """Origin of tokenizer.json, and settings of the encoder.
 
-    ``library`` and ``tokenizer_class`` made it of the checkpoint's files; "tokenizer.json" is no class: the file was
-    taken as it stood. ``truncation_side``: what a text loses that is too long, where a request does not say.
-    ``splits_special_tokens``: special tokens that a text contains are split as other text is.
+    ``library`` and ``tokenizer_class`` made it from the checkpoint's files; the class "tokenizer.json" means that the
+    file was copied. ``truncation_side``: the default side that is cut off. ``splits_special_tokens``: special tokens
+    inside a text are split like other text.
     """
 
     library: str
@@ -185,21 +183,21 @@ class Tokenization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Classification(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the columns of ``logits`` or ``token_logits`` mean, and the ``function`` that makes scores of them."""
+    """The meaning of the columns of ``logits`` or ``token_logits``; ``function`` turns them into scores."""
 
     labels: list[str]
     function: ScoreFunction
 
     @property
     def relevance(self) -> ScoreFunction:
-        """What makes a reranker's score of its logit: ``function``, or the sigmoid where that makes none of one."""
+        """The function for a reranker's scores: ``function``, or the sigmoid if that gives no score for one logit."""
         return "sigmoid" if self.function in ("none", "softmax") else self.function
 
 
 class RerankTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a language model is asked about a pair: ``prefix``, ``body`` and ``suffix`` are tokenized one by one.
+    """The text in which a language model reads a pair: ``prefix``, ``body`` and ``suffix`` are tokenized separately.
 
-    The body has the slots {query}, {document} and {instruction}; only its tokens are cut where a pair is too long.
+    The body has the slots {query}, {document} and {instruction}; only its tokens are truncated.
     """
 
     prefix: str
@@ -209,12 +207,12 @@ class RerankTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything the runtime knows about a model. ``verification`` is the certificate's kind."""
+    """All facts of an artifact. ``verification``: the certificate's kind."""
 
     schema_version: int
     bei_version: str
     name: str
-    source: Source
+    source: CheckpointSource
     tasks: list[str]
     spec: SpecSummary
     outputs: list[OutputInfo]
@@ -238,26 +236,26 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def limits(self) -> Limits:
-        """What one batch may hold."""
+        """The limits of a batch."""
         return Limits(self.max_num_tokens, self.max_batch_size, self.max_seq_len)
 
     def dimension(self, output: str) -> int | None:
-        """Width of ``output``, None if the model has no such output."""
-        for info in self.outputs:  # several times a request: a generator shows in profiles
+        """Width of ``output``; None: the model has no such output."""
+        for info in self.outputs:  # called several times a request: a generator is measurably slower
             if info.name == output:
                 return info.dimension
         return None
 
 
 class Artifact(msgspec.Struct, frozen=True):
-    """A verified artifact on disk. ``signed``: by whom; None: by nobody."""
+    """A verified artifact on disk. ``signed``: its signature, if it has one."""
 
     path: Path
     manifest: Manifest
     certificate: Certificate
-    signed: Signed | None = None
+    signed: ArtifactSignature | None = None
 
     @property
     def engine_dir(self) -> Path:
-        """Folder of the target's own files."""
+        """The folder of the target's own files."""
         return self.path / ENGINE_DIR

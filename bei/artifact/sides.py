@@ -1,4 +1,4 @@
-"""The two sides of a retrieval, queries and documents, and how a model reads each."""
+"""The two sides of retrieval, queries and documents, and how a model reads each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bei.core import Expansion
 
 Side: TypeAlias = Literal["query", "document"]
 
-# What clients call the two sides of a retrieval, and the names that repositories give their prompts.
+# Names of the two sides in APIs, and of prompts in model repositories.
 SIDES: dict[Side, tuple[str, ...]] = {
     "query": ("query", "search_query", "retrieval.query", "web_search_query", "s2p_query"),
     "document": ("document", "passage", "search_document", "retrieval.passage", "corpus", "text"),
@@ -18,11 +18,11 @@ SIDES: dict[Side, tuple[str, ...]] = {
 
 
 class Role(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one side, queries or documents, is read; the side's prompt is among the prompts.
+    """Encoding of one side, queries or documents; its prompt is among the manifest's prompts.
 
-    ``max_tokens`` counts special tokens and prompt; None is what the model takes. ``skip_ids``: tokens that are read,
-    but whose vectors are left out of the answer. ``table``: the side's sparse vectors hold the weight that a table, a
-    file of the artifact, gives each of a text's tokens; nothing is put around a text, and the engine is not asked.
+    ``max_tokens`` includes special tokens and prompt; None: the model's limit. ``skip_ids``: tokens whose vectors are
+    left out of the answer. ``table``: the side's sparse vectors are looked up in the artifact's table of token weights,
+    without special tokens and without the engine.
     """
 
     max_tokens: int | None
@@ -32,10 +32,10 @@ class Role(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Routes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of a checkpoint whose Router has a text read by one of several lists of modules, its routes.
+    """The routes of a checkpoint whose Router sends texts to different lists of modules.
 
-    ``default``: that of requests which do not say what their texts are; None: they are refused. ``absent``: names of
-    texts that the artifact's modules do not read.
+    ``default``: for requests that do not name a side; None: they are refused. ``absent``: names of texts that the
+    artifact's modules do not read.
     """
 
     default: str | None
@@ -43,5 +43,5 @@ class Routes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def names_of(name: str) -> tuple[str, ...]:
-    """What the side or route ``name`` is called."""
+    """All names of the side or route ``name``."""
     return next((names for side, names in SIDES.items() if side == name), (name,))

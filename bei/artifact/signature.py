@@ -1,8 +1,8 @@
-"""``signature.json``, beside an artifact's manifest: an Ed25519 signature of the manifest's digest, and by which key.
+"""``signature.json``: an Ed25519 signature of the manifest's digest, with its public key.
 
-The digest covers the manifest, which lists every file that is read with its sha256: the signature covers the artifact.
-A signature is checked wherever it is there, also where none is required: one that does not hold shows that something
-was changed after it was signed. It proves who signed only together with keys that are trusted (``check_trusted``).
+The digest covers the manifest, which lists every file with its sha256: the signature covers the artifact. A signature
+that is present is always checked, even if none is required: an invalid one shows a change after signing. Only trusted
+keys prove who signed (``check_trusted``).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ SIGNATURE = "signature.json"
 ALGORITHM = "ed25519"
 
 _SCHEMA_VERSION = 1
-# In front of the digest, so that the signature of an artifact is that of nothing else.
+# Domain separation: a prefix of the digest, so that the signature is valid for nothing else.
 _DOMAIN = "bei-artifact-signature-v1:"
-_MOST_BYTES = 10_000  # it takes 400
+_MOST_BYTES = 10_000  # usual: 400
 _PURPOSE = "Checking the signature of an artifact"
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file. ``public_key``: as OpenSSH writes it; ``signature``: of ``_DOMAIN`` and ``digest``, in base64."""
+    """The file. ``public_key``: in OpenSSH's form; ``signature``: of ``_DOMAIN`` and ``digest``, in base64."""
 
     schema_version: int
     algorithm: str
@@ -45,9 +45,9 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     signature: str
 
 
-class Signed(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose signature an artifact has. ``public_key``: 32 bytes. ``is_checked``: the signature holds; False where that
-    could not be found out, as the package cryptography is not installed."""
+class ArtifactSignature(msgspec.Struct, frozen=True, kw_only=True):
+    """The signature of an artifact. ``public_key``: 32 bytes. ``is_checked``: the signature is valid; False: unknown,
+    because the package cryptography is not installed."""
 
     algorithm: str
     public_key: bytes
@@ -59,8 +59,9 @@ class Signed(msgspec.Struct, frozen=True, kw_only=True):
         return fingerprint(self.public_key)
 
 
-def write_signature(folder: Path, digest: str, key: Ed25519PrivateKey) -> Signed:
-    """Sign the artifact in ``folder``, whose manifest has ``digest``, at once or not at all. Raises OSError."""
+def write_signature(folder: Path, digest: str, key: Ed25519PrivateKey) -> ArtifactSignature:
+    """Sign the artifact in ``folder``, whose manifest has ``digest``. The file is written atomically. Raises
+    OSError."""
     public_key = key.public_key().public_bytes_raw()
     record = _Record(
         schema_version=_SCHEMA_VERSION,
@@ -73,16 +74,16 @@ def write_signature(folder: Path, digest: str, key: Ed25519PrivateKey) -> Signed
         file = Path(scratch) / SIGNATURE
         file.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
         os.replace(file, folder / SIGNATURE)
-    return Signed(algorithm=ALGORITHM, public_key=public_key, is_checked=True)
+    return ArtifactSignature(algorithm=ALGORITHM, public_key=public_key, is_checked=True)
 
 
-def read_signature(folder: Path, digest: str) -> Signed | None:
-    """The signature of the artifact in ``folder``, whose manifest has ``digest``; None where there is none.
+def read_signature(folder: Path, digest: str) -> ArtifactSignature | None:
+    """The signature of the artifact in ``folder``, whose manifest has ``digest``; None: it has none.
 
-    Raises ArtifactSignatureError where it cannot be read, is of another manifest, or does not hold.
+    Raises ArtifactSignatureError if it is unreadable, belongs to another manifest, or is invalid.
     """
     file = folder / SIGNATURE
-    if not os.path.lexists(file):  # a link that leads nowhere is no missing signature
+    if not os.path.lexists(file):  # a dangling link counts as a signature
         return None
     try:
         record = _decoded(read_bounded(within(folder, SIGNATURE), _MOST_BYTES))
@@ -100,15 +101,15 @@ def read_signature(folder: Path, digest: str) -> Signed | None:
         raise ArtifactSignatureError(
             f"{file} is not valid: the key {fingerprint(public_key)} has not signed this artifact. {_REMEDY}"
         )
-    return Signed(algorithm=record.algorithm, public_key=public_key, is_checked=is_good is not None)
+    return ArtifactSignature(algorithm=record.algorithm, public_key=public_key, is_checked=is_good is not None)
 
 
 _REMEDY = "Copy the artifact anew from its source; if you know what was changed, delete this file and sign again."
 
 
-def check_trusted(folder: Path, signed: Signed | None, trusted: Set[bytes]) -> None:
+def check_trusted(folder: Path, signed: ArtifactSignature | None, trusted: Set[bytes]) -> None:
     """Raise ArtifactUntrustedError unless the artifact in ``folder`` is ``signed`` by one of the ``trusted`` keys (32
-    bytes each); MissingDependencyError where its signature could not be checked."""
+    bytes each); MissingDependencyError if its signature could not be checked."""
     if signed is None:
         raise ArtifactUntrustedError(
             f"{folder} is not signed, and only artifacts signed by {_named(trusted)} are served: sign it with "
@@ -137,7 +138,7 @@ def _decoded(raw: bytes) -> _Record:
 
 
 def _holds(public_key: bytes, signature: bytes, digest: str) -> bool | None:
-    """None where cryptography is not installed. Raises BrokenDependencyError."""
+    """True if the signature is valid; None: cryptography is not installed. Raises BrokenDependencyError."""
     modules = ("cryptography.exceptions", "cryptography.hazmat.primitives.asymmetric.ed25519")
     try:
         with importing("cryptography", EXTRA, _PURPOSE, modules=modules):

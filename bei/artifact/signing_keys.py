@@ -1,6 +1,6 @@
-"""Keys of signatures, Ed25519 alone: the private one that signs, and the public ones that are trusted.
+"""Ed25519 keys: private keys that sign, and public keys that are trusted.
 
-Reading files of keys needs the package cryptography (extra ``sign``); what is known of a key by its 32 bytes does not.
+Reading key files needs the package cryptography (extra ``sign``); the functions of a key's 32 bytes do not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EXTRA = "sign"
 PASSPHRASE_VARIABLE = "BEI_SIGN_PASSPHRASE"
 
 _TYPE = "ssh-ed25519"
-# A public key in OpenSSH's wire format: the length and the name of its type, the length of the key, then the key.
+# The beginning of a public key in OpenSSH's wire format: length and name of the type, length of the key.
 _WIRE_HEAD = b"\0\0\0\x0bssh-ed25519\0\0\0\x20"
 _KEY_BYTES = 32
 
@@ -36,13 +36,13 @@ _OPENSSH_TYPE = re.compile(r"(ssh|ecdsa|sk-ssh|sk-ecdsa)-[A-Za-z0-9@.-]+")
 
 
 def fingerprint(public_key: bytes) -> str:
-    """How people tell a key (its 32 bytes): ``SHA256:...``, as ``ssh-keygen -l`` writes it."""
+    """The fingerprint of a public key (32 bytes) in the form of ``ssh-keygen -l``: ``SHA256:...``."""
     digest = hashlib.sha256(_WIRE_HEAD + public_key).digest()
     return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
 
 
 def openssh_line(public_key: bytes) -> str:
-    """A key (its 32 bytes) as a line of an ``id_ed25519.pub``, without a comment."""
+    """A public key (32 bytes) as a line of an ``id_ed25519.pub``, without a comment."""
     return f"{_TYPE} {base64.b64encode(_WIRE_HEAD + public_key).decode()}"
 
 
@@ -63,8 +63,8 @@ def from_openssh_line(line: str) -> bytes:
 def private_key(file: str, passphrase: str | None = None, passphrase_file: str | None = None) -> Ed25519PrivateKey:
     """The key in ``file``: PEM (PKCS#8, as ``openssl genpkey -algorithm ed25519`` writes it) or OpenSSH's form.
 
-    An encrypted one needs ``passphrase``, or ``passphrase_file``, whose first line it is. Raises ConfigError where the
-    key cannot be used, a passphrase is missing, wrong or not needed; MissingDependencyError.
+    An encrypted key needs ``passphrase``, or ``passphrase_file``, whose first line is used. Raises ConfigError if the
+    key is unusable, or the passphrase is missing, wrong or superfluous; MissingDependencyError.
     """
     serialization = _serialization("Signing an artifact")
     from cryptography.exceptions import UnsupportedAlgorithm
@@ -78,7 +78,7 @@ def private_key(file: str, passphrase: str | None = None, passphrase_file: str |
     load = serialization.load_ssh_private_key if "OPENSSH" in kind else serialization.load_pem_private_key
     try:
         key = load(content.encode(), secret)
-    except TypeError:  # cryptography's word for both
+    except TypeError:  # cryptography raises it for a missing and for a superfluous passphrase
         if secret is not None:
             raise ConfigError(f"The signing key {file} is not encrypted: leave the passphrase out.") from None
         raise ConfigError(
@@ -98,25 +98,25 @@ _MAKE = "openssl genpkey -algorithm ed25519"
 
 
 def exposure(file: str) -> str | None:
-    """A warning where every user of the machine may read the private key ``file``; None where not.
+    """A warning if every user of the machine can read the private key ``file``; else None.
 
-    A warning and no refusal: secrets that Kubernetes mounts are readable for all in their container unless told
-    otherwise, and there the container is the border.
+    It is not an error: secrets mounted by Kubernetes are world-readable by default, inside a container that isolates
+    them.
     """
     try:
         mode = Path(file).expanduser().stat().st_mode
     except OSError:
-        return None  # whoever reads it says so
+        return None  # reading it will report the problem
     if stat.S_ISREG(mode) and mode & stat.S_IROTH:
         return f"the signing key {file} can be read by every user of this machine: chmod 600 {file}"
     return None
 
 
 def trusted_keys(files: Seq[str]) -> frozenset[bytes]:
-    """The public keys in ``files``, 32 bytes each. A file holds one or several, in PEM or as lines of OpenSSH's form.
+    """The public keys in ``files``, 32 bytes each. A file holds one or more, in PEM or as OpenSSH lines.
 
-    Raises ConfigError where a file cannot be read, has no key, or one that is not a public key for Ed25519;
-    MissingDependencyError, since nothing could be checked with them.
+    Raises ConfigError if a file is unreadable, holds no key, or one that is not a public Ed25519 key;
+    MissingDependencyError, because signatures could not be checked.
     """
     serialization = _serialization("Requiring signatures")
     return frozenset(key for file in files for key in _public_keys(file, serialization))
@@ -178,7 +178,7 @@ def _passphrase(passphrase: str | None, file: str | None) -> bytes | None:
 
 
 def _content(what: str, file: str) -> str:
-    """No message quotes it."""
+    """The content of ``file``, which messages never quote."""
     try:
         with Path(file).expanduser().open("rb") as stream:  # may be a pipe: --sign <(fetch the key)
             content = stream.read(_MOST_BYTES + 1)
@@ -195,7 +195,7 @@ def _content(what: str, file: str) -> str:
 
 
 def _kind(key: object) -> str:
-    """``RSA`` of an RSAPrivateKey."""
+    """The kind of a key by its class: ``RSA`` for RSAPrivateKey."""
     return re.sub(r"(Private|Public)Key$", "", type(key).__name__).strip("_")
 
 

@@ -1,4 +1,4 @@
-"""Artifacts on disk: saved by a build, loaded and verified before anything of them runs, signed and certified anew."""
+"""Artifacts on disk: saving, loading with verification, signing, new certificates."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _encode(record: Manifest | Certificate) -> bytes:
 
 
 def certificate_html(manifest: Manifest, certificate: Certificate) -> str:
-    """``certificate.html``."""
+    """The content of ``certificate.html``."""
     source, engine = manifest.source, manifest.engine
     facts = [
         ("Model", f"{source.model}, {source.revision}" if source.revision else source.model),
@@ -61,7 +61,7 @@ def certificate_html(manifest: Manifest, certificate: Certificate) -> str:
 
 
 def _certificate_files(manifest: Manifest, certificate: Certificate) -> dict[str, bytes]:
-    """Contents of the files that a new certificate replaces, by their names."""
+    """The files that a new certificate replaces: contents by name."""
     page = certificate_html(manifest, certificate)
     return {CERTIFICATE: _encode(certificate), CERTIFICATE_PAGE: page.encode()}
 
@@ -87,8 +87,8 @@ def save(path: Path, manifest: Manifest, certificate: Certificate) -> Artifact:
     """Complete the artifact at ``path``: write the certificate and its page, list and hash all files, write the
     manifest last.
 
-    Tokenizer and engine files are there already. A directory without a manifest is not an artifact, so a build
-    that was interrupted cannot be served.
+    Tokenizer and engine files exist already. A directory without a manifest is not an artifact, so an interrupted build
+    cannot be served.
     """
     for name, content in _certificate_files(manifest, certificate).items():
         (path / name).write_bytes(content)
@@ -105,12 +105,11 @@ def save(path: Path, manifest: Manifest, certificate: Certificate) -> Artifact:
 
 
 def recertify(artifact: Artifact, certificate: Certificate) -> Artifact:
-    """Put ``certificate`` and its page into the artifact on disk in the place of its own, and seal it again. Raises
-    OSError.
+    """Replace the certificate and its page in the artifact on disk, and update the manifest. Raises OSError.
 
-    One process at a time; where two have the same artifact, the later certificate stays. Each file is replaced at once,
-    manifest last: a process that is killed in between leaves an artifact that says that its certificate is another
-    one, and has to be copied anew. Not for a signed artifact: its signature would be of another manifest.
+    A lock admits one process at a time; of two certificates the later one stays. Files are replaced one by one, the
+    manifest last: a process killed in between leaves an artifact that fails its hash check and must be copied anew. Not
+    for signed artifacts: the signature would not match the manifest.
     """
     assert artifact.signed is None, "whoever completes certificates asks first"
     contents = _certificate_files(artifact.manifest, certificate)
@@ -121,7 +120,7 @@ def recertify(artifact: Artifact, certificate: Certificate) -> Artifact:
     files = [new.get(info.path, info) for info in artifact.manifest.files]
     manifest = _sealed(msgspec.structs.replace(artifact.manifest, files=files, verification=certificate.kind))
     with _alone(artifact.path), tempfile.TemporaryDirectory(prefix=".certificate.", dir=artifact.path) as scratch:
-        contents[MANIFEST] = _encode(manifest)  # the last to be replaced
+        contents[MANIFEST] = _encode(manifest)  # replaced last
         for name, content in contents.items():
             (Path(scratch) / name).write_bytes(content)
         for name in contents:
@@ -130,14 +129,14 @@ def recertify(artifact: Artifact, certificate: Certificate) -> Artifact:
 
 
 def sign(artifact: Artifact, key: Ed25519PrivateKey) -> Artifact:
-    """Sign the artifact on disk, in the place of the signature that it may have. Raises OSError."""
+    """Sign the artifact on disk, replacing any signature. Raises OSError."""
     signed = write_signature(artifact.path, artifact.manifest.digest, key)
     return msgspec.structs.replace(artifact, signed=signed)
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Keep other processes that want the same of ``folder`` waiting."""
+    """A lock on ``folder`` between processes."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -146,17 +145,17 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-# What reading a record of ours raises: not JSON, another form, too large (ValueErrors), nested deeper than the parser.
+# Errors of reading a record: not JSON, wrong form, too large (ValueErrors), nested too deeply.
 _UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 
 
 def is_artifact(path: Path) -> bool:
-    """Whether ``path`` looks like an artifact (it may still be damaged)."""
+    """True if ``path`` looks like an artifact, which may still be damaged."""
     return (path / MANIFEST).is_file()
 
 
 def load_manifest(path: Path) -> Manifest:
-    """Read and check the manifest alone; files are not hashed.
+    """Read and check the manifest only; files are not hashed.
 
     Raises ArtifactFileMissingError, ArtifactSchemaNewerError, ArtifactManifestError, ArtifactHashMismatchError.
     """
@@ -200,15 +199,15 @@ def _has_certificate_of(path: Path, manifest: Manifest) -> bool:
 
 
 def load(path: Path) -> Artifact:
-    """Verify the artifact at ``path`` (manifest, signature, then every file's size and sha256) and return it.
+    """Verify and return the artifact at ``path``: manifest, signature, then every file's size and sha256.
 
-    Every file is hashed once. Raises what ``load_manifest`` raises, ArtifactFileMissingError, ArtifactSignatureError,
+    Every file is hashed once. Raises the errors of ``load_manifest``, ArtifactFileMissingError, ArtifactSignatureError,
     ArtifactFileUnlistedError and ArtifactHashMismatchError.
     """
     manifest = load_manifest(path)
     hashed: tuple[str, ...] = (CERTIFICATE, CERTIFICATE_PAGE)
     if not _has_certificate_of(path, manifest):
-        with _alone(path):  # another process may be putting a new one there at this moment
+        with _alone(path):  # another process may be replacing the certificate
             manifest, hashed = load_manifest(path), ()
     signed = read_signature(path, manifest.digest)
     check_files(path, manifest)
@@ -235,14 +234,14 @@ def load(path: Path) -> Artifact:
 
 
 def _certificate_of(path: Path, manifest: Manifest) -> Certificate | None:
-    """None where another process has put a new one there since the files were hashed."""
+    """The certificate; None if another process has replaced it since the files were hashed."""
     file = path / CERTIFICATE
     try:
         raw = read_bounded(file)
         said = next(info.sha256 for info in manifest.files if info.path == CERTIFICATE)
         if hashlib.sha256(raw).hexdigest() != said:
             return None
-        json.loads(raw, object_pairs_hook=unique_keys)  # the decoder takes the last of two values
+        json.loads(raw, object_pairs_hook=unique_keys)  # msgspec accepts duplicate keys
         certificate = msgspec.json.decode(raw, type=Certificate)
     except _UNREADABLE as error:
         raise ArtifactManifestError(f"{file} cannot be read ({error}). Build it again.") from error

@@ -1,7 +1,7 @@
-"""The table of a side whose sparse vectors are looked up, not computed: one weight for each entry of the vocabulary.
+"""The table for sparse vectors that are looked up instead of computed: one weight for each entry of the vocabulary.
 
-So a query of an inference-free sparse retriever is answered (SparseStaticEmbedding of sentence-transformers). The file
-is numpy's, float32 [vocabulary], and is read without pickle.
+Inference-free sparse retrievers encode queries so (SparseStaticEmbedding of sentence-transformers). The file is
+numpy's, float32 [vocabulary], and is read without pickle.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ def write_token_weights(path: Path, weights: Float32Array) -> None:
 
 
 def read_token_weights(path: Path, vocab_size: int) -> Float32Array:
-    """The table in ``path``. Raises ArtifactManifestError where it is not one for ``vocab_size`` entries."""
+    """The table in ``path``. Raises ArtifactManifestError if it does not have ``vocab_size`` entries."""
     try:
         weights = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise ArtifactManifestError(f"{path} is not a table of weights ({error}). Build the artifact again.") from error
-    is_array = isinstance(weights, np.ndarray)  # an archive of several is none
+    is_array = isinstance(weights, np.ndarray)  # np.load returns an archive for .npz
     if not is_array or weights.dtype != np.float32 or weights.shape != (vocab_size,) or not np.isfinite(weights).all():
         raise ArtifactManifestError(
             f"{path} does not hold {vocab_size} finite float32 weights. Build the artifact again."

@@ -1,7 +1,7 @@
-"""What a manifest and a certificate say, checked before anything of it is used.
+"""Validates the values of a manifest and a certificate before they are used.
 
-Their forms are checked as they are decoded, and hashes show that nobody has changed them since; but whoever builds an
-artifact writes both. Here is what no build writes: a fault is a sentence that says which field is wrong, and why.
+Decoding checks their forms, and hashes show later changes; but the builder of an artifact writes both. This module
+finds values that no build writes: a fault is a sentence that names the field and the reason.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bei.artifact.manifest import Manifest, Package, Plan
 from bei.errors import ArtifactFileUnlistedError, ArtifactManifestError
 from bei.utils.untrusted_files import MOST_JSON_BYTES, MOST_TOKENIZER_BYTES, UnfitError, check_regular, unlisted, within
 
-# Which outputs each task reads: one of them is needed.
+# The outputs that serve each task: one of them is required.
 OUTPUTS_OF: Mapping[str, tuple[str, ...]] = {
     "embed": ("embedding",),
     "embed_sparse": ("sparse", "token_weights"),
@@ -28,14 +28,14 @@ OUTPUTS_OF: Mapping[str, tuple[str, ...]] = {
 }
 _LABELLED = ("logits", "token_logits")
 
-# Tables are made with an entry for each: 16 million tokens are a thousand times what a batch has.
+# Limit for sizes of tables: 16 million tokens are a thousand times a batch.
 MOST_TOKENS = 1 << 24
 MOST_SEQUENCES = 1 << 20
 _MOST_WIDTH = 1 << 24
 _MOST_COUNT = 1 << 31  # token ids are int32
 _MOST_NAME_CHARS = 500
 
-# The manifest cannot have its own hash, nor that of the signature of itself.
+# The manifest cannot hold its own hash, nor that of its signature.
 _UNLISTED = ("manifest.json", "signature.json")
 
 _TABLE = "token_weights.npy"
@@ -45,11 +45,11 @@ _MOST_HEADER_BYTES = 10_000  # numpy's own limit
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _OUTPUT = re.compile(r"[a-z][a-z0-9_]{0,99}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_ROUNDING = 1e-4  # of cosines
+_ROUNDING = 1e-4  # tolerance for cosines
 
 
 def limits_fault(max_num_tokens: int, max_batch_size: int, max_seq_len: int) -> str | None:
-    """What about the limits of a batch cannot be, None where nothing."""
+    """The fault of a batch's limits, or None."""
     given = {
         "max_num_tokens": (max_num_tokens, MOST_TOKENS),
         "max_batch_size": (max_batch_size, MOST_SEQUENCES),
@@ -66,7 +66,7 @@ def limits_fault(max_num_tokens: int, max_batch_size: int, max_seq_len: int) -> 
 
 
 def name_fault(name: str) -> str | None:
-    """What about the ``name`` of a model, a prompt or a library cannot be, None where nothing."""
+    """The fault of the ``name`` of a model, a prompt or a library, or None."""
     if not name.strip() or len(name) > _MOST_NAME_CHARS:
         return f"it has {len(name)} characters, and must have from 1 to {_MOST_NAME_CHARS}, not only blanks"
     if not name.isprintable():
@@ -75,14 +75,14 @@ def name_fault(name: str) -> str | None:
 
 
 def manifest_fault(manifest: Manifest) -> str | None:
-    """The first thing in ``manifest`` that cannot be, None where there is none."""
+    """The first fault of ``manifest``, or None."""
     parts = (_names, _tasks, _outputs, _heads, _prompts, _roles, _routes, _engine, _files)
     limits = limits_fault(manifest.max_num_tokens, manifest.max_batch_size, manifest.max_seq_len)
     return limits or next(chain.from_iterable(part(manifest) for part in parts), None)
 
 
 def certificate_fault(manifest: Manifest, certificate: Certificate) -> str | None:
-    """The first thing in the ``certificate`` of ``manifest`` that cannot be, None where there is none."""
+    """The first fault of the ``certificate`` of ``manifest``, or None."""
     found = chain(_tokens(manifest, certificate), _verdict(manifest, certificate), _figures(manifest, certificate))
     return next(found, None)
 
@@ -94,9 +94,10 @@ def _tokens(manifest: Manifest, certificate: Certificate) -> Iterator[str]:
 
 
 def check_files(path: Path, manifest: Manifest) -> None:
-    """Look at what lies in the artifact at ``path`` before it is hashed: files of the manifest that lead elsewhere, are
-    no files or are too large to be what they are called, and files in the folders of engine and reference that the
-    manifest does not list. Raises ArtifactManifestError, ArtifactFileUnlistedError.
+    """Check the files of the artifact at ``path`` before they are hashed: listed files must lie inside it, be regular
+    and not too large for their kind, and the folders of engine and reference must hold no unlisted files.
+
+    Raises ArtifactManifestError, ArtifactFileUnlistedError.
     """
     most = {
         "tokenizer.json": MOST_TOKENIZER_BYTES,
@@ -170,7 +171,7 @@ def _row(per_token: bool) -> str:
 
 
 def _heads(manifest: Manifest) -> Iterator[str]:
-    """What belongs to an output must be there with it, and without it there is nothing that it belongs to."""
+    """Faults of settings without their output, and of outputs without their settings."""
     embedding, classification = manifest.embedding, manifest.classification
     if (embedding is not None) != (manifest.dimension("embedding") is not None):
         yield "embedding and the output of this name must both be there, or neither"
@@ -296,7 +297,7 @@ def _verdict(manifest: Manifest, certificate: Certificate) -> Iterator[str]:
 
 
 def _figures(manifest: Manifest, certificate: Certificate) -> Iterator[str]:
-    """Of cosines and thresholds; NaN and Inf are no numbers of JSON, and have been refused."""
+    """Faults of cosines and thresholds; NaN and Inf are no JSON numbers, and were refused before."""
     thresholds = certificate.thresholds
     if thresholds is not None:
         for field in ("mean", "p1", "min"):

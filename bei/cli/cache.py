@@ -1,16 +1,16 @@
-"""``bei cache list`` and ``bei cache prune``: what ``bei serve`` keeps between starts, and removing some of it."""
+"""``bei cache list`` and ``bei cache prune``: shows and removes artifacts and measurements in the cache."""
 
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import time
 from collections.abc import Sequence as Seq
 from datetime import datetime, timezone
 from typing import Any
 
-from bei.artifact.cache import Entry, ModelCache
+from bei.artifact.cache import CacheEntry, ModelCache
+from bei.cli.console_text import console_text
 from bei.config.settings import UNLIMITED, ServeConfig
 from bei.config.sources import load
 from bei.errors import ConfigError
@@ -19,7 +19,7 @@ from bei.utils.untrusted_files import home_expanded, printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The two commands below ``bei cache``, and what they take."""
+    """Add the subcommands and their flags."""
     commands = parser.add_subparsers(metavar="list | prune", required=True)
     listing = commands.add_parser("list", help="what is kept, how large it is, when it was last used")
     listing.add_argument("--json", action="store_true", help="machine-readable")
@@ -61,9 +61,8 @@ def _prune(options: dict[str, Any]) -> None:
     gone = {entry.path for entry in removed}
     left = [entry for entry in cache.entries() if entry.path not in gone]
     in_use = sum(entry.in_use for entry in left)
-    total = shown_size(sum(entry.size_bytes for entry in removed))
-    kept = f"{shown_size(sum(entry.size_bytes for entry in left))} {'would be ' if is_dry else ''}left"
-    print(f"{total} {'to free' if is_dry else 'freed'}, {kept}{f', {in_use} in use' if in_use else ''}")  # noqa: T201
+    freed = f"{_total(removed)} {'to free' if is_dry else 'freed'}"
+    print(f"{freed}, {_total(left)} {'would be ' if is_dry else ''}left{f', {in_use} in use' if in_use else ''}")  # noqa: T201
 
 
 def _cache(options: dict[str, Any]) -> tuple[ServeConfig, ModelCache]:
@@ -72,36 +71,34 @@ def _cache(options: dict[str, Any]) -> tuple[ServeConfig, ModelCache]:
     return config, ModelCache(home_expanded(config.cache_dir))
 
 
-def _as_json(cache: ModelCache, entries: Seq[Entry], max_bytes: int | None) -> str:
-    return json.dumps(
+def _total(entries: Seq[CacheEntry]) -> str:
+    return shown_size(sum(entry.size_bytes for entry in entries))
+
+
+def _as_json(cache: ModelCache, entries: Seq[CacheEntry], max_bytes: int | None) -> str:
+    rows = [
         {
-            "cache_dir": str(cache.folder),
-            "size_bytes": sum(entry.size_bytes for entry in entries),
-            "max_size_bytes": max_bytes,
-            "entries": [
-                {
-                    "kind": entry.kind,
-                    "name": entry.name,
-                    "path": str(entry.path),
-                    "size_bytes": entry.size_bytes,
-                    "last_used": datetime.fromtimestamp(entry.last_used_s, timezone.utc).isoformat(timespec="seconds"),
-                    "in_use": entry.in_use,
-                }
-                for entry in entries
-            ],
-        },
-        indent=2,
-    )
+            "kind": entry.kind,
+            "name": entry.name,
+            "path": str(entry.path),
+            "size_bytes": entry.size_bytes,
+            "last_used": datetime.fromtimestamp(entry.last_used_s, timezone.utc).isoformat(timespec="seconds"),
+            "in_use": entry.in_use,
+        }
+        for entry in entries
+    ]
+    size = sum(entry.size_bytes for entry in entries)
+    found = {"cache_dir": str(cache.folder), "size_bytes": size, "max_size_bytes": max_bytes, "entries": rows}
+    return json.dumps(found, indent=2)
 
 
-def _as_text(cache: ModelCache, entries: Seq[Entry], max_bytes: int | None) -> str:
-    """Measurements are a line together."""
+def _as_text(cache: ModelCache, entries: Seq[CacheEntry], max_bytes: int | None) -> str:
+    """A table, in which all cost measurements share a row."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     bound = UNLIMITED if max_bytes is None else shown_size(max_bytes)
-    head = f"{cache.folder}: {shown_size(sum(entry.size_bytes for entry in entries))}, cache_max_size {bound}"
+    head = f"{cache.folder}: {_total(entries)}, cache_max_size {bound}"
     if not entries:
         return printable(head)
     now_s = time.time()
@@ -115,14 +112,12 @@ def _as_text(cache: ModelCache, entries: Seq[Entry], max_bytes: int | None) -> s
         if entry.kind != "costs":
             table.add_row(entry.name, shown_size(entry.size_bytes), shown_age(now_s - entry.last_used_s), _state(entry))
     if costs:
-        size, last_s = sum(entry.size_bytes for entry in costs), costs[0].last_used_s
-        table.add_row(f"costs/ (measurements: {len(costs)})", shown_size(size), shown_age(now_s - last_s), "")
-    stream = io.StringIO()
-    Console(file=stream, width=100, highlight=False, markup=False, emoji=False).print(table)
-    return "\n".join(printable(line.rstrip()) for line in (head, *stream.getvalue().rstrip().splitlines()))
+        age = shown_age(now_s - costs[0].last_used_s)
+        table.add_row(f"costs/ (measurements: {len(costs)})", _total(costs), age, "")
+    return "\n".join(printable(line) for line in (head, *console_text(table).rstrip().splitlines()))
 
 
-def _state(entry: Entry) -> str:
+def _state(entry: CacheEntry) -> str:
     if entry.kind == "leftover":
         return "being built" if entry.in_use else "left by a killed build"
     return "in use" if entry.in_use else ""

@@ -1,20 +1,19 @@
-"""What ``bei inspect --certificate`` prints: the certificate with all of its figures, for people or for programs."""
+"""``bei inspect --certificate``: the certificate with all of its figures, as tables or JSON."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from bei.artifact.certificate.record import Agreement, Certificate, Histogram, QuantizationRecord
+from bei.artifact.certificate.record import Agreement, Certificate, CosineHistogram, QuantizationRecord
 from bei.artifact.manifest import Artifact
+from bei.cli.console_text import console_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-_WIDTH = 100
 _BAR = 40
 _MOST_LAYERS = 20
 
@@ -25,14 +24,8 @@ def as_json(artifact: Artifact) -> str:
 
 
 def as_tables(artifact: Artifact) -> str:
-    """The same for a terminal."""
-    from rich.console import Console
-
-    stream = io.StringIO()
-    console = Console(file=stream, width=_WIDTH, highlight=False, markup=False, emoji=False)
-    for table in _tables(artifact):
-        console.print(table)
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()).strip("\n")
+    """The certificate as tables."""
+    return console_text(*_tables(artifact)).strip("\n")
 
 
 def _tables(artifact: Artifact) -> Iterator[Table]:
@@ -61,7 +54,7 @@ def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 def _printable(text: str) -> str:
-    """Without what a terminal would obey."""
+    """``text`` with unprintable characters replaced, so that it is safe on a terminal."""
     return "".join(char if char.isprintable() else "\ufffd" for char in text)
 
 
@@ -109,8 +102,8 @@ def _figures(row: Agreement) -> Iterator[tuple[str, str]]:
     yield from ((name, f"{value:.6f}") for name, value in named if value is not None)
 
 
-def _histogram(histogram: Histogram) -> Iterator[tuple[str, str, str]]:
-    """The closest to 1 first; ranges that nothing lies beyond are left out."""
+def _histogram(histogram: CosineHistogram) -> Iterator[tuple[str, str, str]]:
+    """Buckets, those near 1 first; empty buckets at the end are left out."""
     last = max(place for place, count in enumerate(histogram.counts) if count)
     highest = max(histogram.counts)
     for place, count in enumerate(histogram.counts[: last + 1]):

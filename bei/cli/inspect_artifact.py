@@ -1,11 +1,10 @@
-"""What ``bei inspect`` prints: the manifest and the certificate, for people or for programs.
+"""``bei inspect``: manifest and certificate, as a table or JSON.
 
-The certificate by itself: ``bei.cli.certificate``.
+The certificate alone: ``bei.cli.certificate``.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 
 import msgspec
@@ -13,14 +12,15 @@ import msgspec
 from bei.artifact.certificate.record import Certificate
 from bei.artifact.manifest import Artifact, Package, Plan, Tokenization
 from bei.artifact.sides import Role
-from bei.artifact.signature import Signed
+from bei.artifact.signature import ArtifactSignature
+from bei.cli.console_text import console_text
 from bei.utils.untrusted_files import printable
 
 _ASKED = " (as bei build --attention said)"
 
 
 def as_json(artifact: Artifact) -> str:
-    """Manifest and certificate of the artifact, and who has signed it, as JSON."""
+    """Manifest, certificate and signature of the artifact as JSON."""
     signed = artifact.signed
     signature = signed and {"algorithm": signed.algorithm, "key": signed.key, "checked": signed.is_checked}
     content = {"manifest": artifact.manifest, "certificate": artifact.certificate, "signature": signature}
@@ -28,9 +28,8 @@ def as_json(artifact: Artifact) -> str:
 
 
 def as_table(artifact: Artifact) -> str:
-    """The same for a terminal."""
+    """Manifest, certificate and signature of the artifact as a table."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
@@ -40,9 +39,7 @@ def as_table(artifact: Artifact) -> str:
         for name, value in section:
             table.add_row(name, value)
         table.add_section()
-    stream = io.StringIO()
-    Console(file=stream, width=100, highlight=False, markup=False).print(table)
-    return "\n".join(printable(line.rstrip()) for line in stream.getvalue().strip("\n").split("\n"))
+    return "\n".join(printable(line) for line in console_text(table).strip("\n").split("\n"))
 
 
 def _model_rows(artifact: Artifact) -> list[tuple[str, str]]:
@@ -124,7 +121,7 @@ def _engine_rows(artifact: Artifact) -> list[tuple[str, str]]:
     ]
 
 
-def _signature_rows(signed: Signed | None) -> list[tuple[str, str]]:
+def _signature_rows(signed: ArtifactSignature | None) -> list[tuple[str, str]]:
     if signed is None:
         return [("signed by", "nobody")]
     unchecked = [] if signed.is_checked else [("signature", "NOT CHECKED: pip install 'bei[sign]'")]
@@ -132,7 +129,7 @@ def _signature_rows(signed: Signed | None) -> list[tuple[str, str]]:
 
 
 def _layers_row(kinds: Sequence[str]) -> tuple[str, str]:
-    """How many attention layers are of which kind."""
+    """The number of attention layers of each kind."""
     counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
     return "attention", ", ".join(f"{kind} ({count} layers)" for kind, count in counts.items()) or "none"
 

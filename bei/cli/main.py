@@ -1,5 +1,7 @@
-"""``bei build | sign | serve | simulate | tune | verify | inspect | cache | doctor | bench``. Flags of builds and
-servers are made from the configuration classes."""
+"""The command line: ``bei build | sign | serve | simulate | tune | verify | inspect | cache | doctor | bench``.
+
+Flags of builds and servers are derived from the configuration classes.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,10 @@ from bei.version import __version__
 if TYPE_CHECKING:
     from bei.artifact.manifest import Artifact
 
-# Of an error's message on the terminal.
+# Limit for an error's message on the terminal.
 _MOST_CHARS = 2000
 
-# The settings of bei serve that bei tune has: where artifacts come from, and on what a measurement depends.
+# Settings of bei serve that bei tune shares: the sources of artifacts, and what a measurement depends on.
 _TUNE_SETTINGS = frozenset(
     (
         *("models", "engine_threads", "engine_streams", "graph_megabytes", "gpu_megabytes"),
@@ -44,19 +46,20 @@ _TUNE_SETTINGS = frozenset(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point. What is wrong with the arguments or the machine is one line on stderr and exit code 2."""
+    """Run a command. Errors of arguments or of the machine are one line on stderr and exit code 2."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     command = next((word for word in arguments if not word.startswith("-")), None)
-    # A build that is stopped cleans up after itself, also as process 1 of a container; serving replaces the handler.
+    # An interrupted build cleans up after itself, also as process 1 of a container; serving replaces the handler.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     _write_whatever_the_locale()
-    # The tokenizer pool's threads are the parallelism. Not set by TextEncoder: another process may want it otherwise.
+    # The tokenizer pool's threads are the parallelism. Set here and not by TextEncoder, since other processes may
+    # differ.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         options = vars(_parser(command, arguments).parse_args(arguments))
         run = options.pop("run")
         run(options)
-    except (BeiError, OSError) as error:  # OSError: an unwritable folder, a full disk
+    except (BeiError, OSError) as error:  # OSError: a read-only folder, a full disk
         print(f"error: {_one_line(str(error))}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
     except KeyboardInterrupt:
@@ -64,14 +67,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _write_whatever_the_locale() -> None:
-    """What the terminal's encoding lacks is written as an escape; Python would end with a traceback."""
+    """Escape characters that the terminal's encoding lacks, instead of ending with a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def _for_stdout(content: str) -> str:
-    """JSON that stays JSON where the terminal's encoding lacks some of its characters."""
+    """JSON with characters escaped that the terminal's encoding lacks."""
     try:
         content.encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:
@@ -80,16 +83,16 @@ def _for_stdout(content: str) -> str:
 
 
 def _one_line(message: str) -> str:
-    """``message`` for a terminal: YAML's and compilers' have several lines, and files can hold megabytes, or codes that
-    a terminal obeys."""
+    """``message`` in one safe line: messages of YAML and compilers have several, and files can hold megabytes or
+    control codes."""
     text = " ".join(message.split())
     text = text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS // 2]} ... {text[-_MOST_CHARS // 2 :]}"
     return printable(text)
 
 
 def _parser(command: str | None, arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The parser; only the flags of ``command`` are filled in, since the builder's need the builder installed.
-    ``arguments``: all of the command line."""
+    """The parser. Only the flags of ``command`` are added, since those of builds need the builder installed.
+    ``arguments``: the whole command line."""
     parser = argparse.ArgumentParser(prog="bei", description="Embedding inference server, compiled ahead of time.")
     parser.add_argument("--version", action="version", version=f"bei {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
@@ -192,7 +195,7 @@ def _add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Of ``64,128``."""
+    """The numbers in ``64,128``."""
     parts = text.split(",")
     if not all(part.strip().isdecimal() and int(part) for part in parts):
         raise argparse.ArgumentTypeError(f"must be positive whole numbers separated by commas, not {text!r}")
@@ -200,9 +203,9 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _add_fields(parser: argparse.ArgumentParser, config_class: type[Any], only: frozenset[str] | None = None) -> None:
-    """One argument per field, or per field in ``only``.
+    """Add an argument for each field, or for each field in ``only``.
 
-    What is not given stays out of the result, so that environment and file can say it.
+    Flags that are not given are missing in the result, so that environment and file apply.
     """
     parser.add_argument("--config", metavar="FILE", help="YAML file with the same settings (flags and BEI_* win)")
     hints = typing.get_type_hints(config_class)
@@ -250,7 +253,7 @@ def _serve(options: dict[str, Any]) -> None:
     if "OTEL_PROPAGATORS" in os.environ:
         try:
             importlib.import_module("bei.server.run")
-        except ValueError as error:  # FastAPI imports OpenTelemetry's propagators, and they read their variable
+        except ValueError as error:  # FastAPI imports OpenTelemetry's propagators, which read their variable on import
             raise ConfigError(f"OTEL_PROPAGATORS cannot be honoured: {error}") from error
     if config.has_processes:
         from bei.multiprocess.supervisor.supervisor import run
@@ -277,7 +280,7 @@ def _serve_config(options: dict[str, Any]) -> Any:
 
     file = options.pop("config", None)
     if not options.get("models"):
-        options.pop("models", None)  # argparse gives [] for none; let environment and file speak
+        options.pop("models", None)  # argparse gives [] for none; then environment and file apply
     else:
         options["models"] = tuple(options["models"])
     return load(ServeConfig, options, file)
@@ -285,13 +288,13 @@ def _serve_config(options: dict[str, Any]) -> Any:
 
 @contextmanager
 def _artifacts(config: Any) -> Iterator[list[Path | Artifact]]:
-    """Those of ``config.models``, built first where they are checkpoints. Those in the cache stay there meanwhile."""
-    for model in config.models:  # before any of them is built, which takes minutes
+    """The artifacts of ``config.models``; checkpoints are built first. Those in the cache are protected meanwhile."""
+    for model in config.models:  # before builds, which take minutes
         check_if_built(model, config)
     with ExitStack() as held:
         found = [artifact_for(model, config, held) for model in config.models] or [default_artifact(config, held)]
         if not all(isinstance(one, Path) for one in found):
-            cache_of(config).keep_bound(config.cache_max_bytes)  # now, as each of them is in use
+            cache_of(config).enforce_limit(config.cache_max_bytes)  # now that all of them are in use
         yield found
 
 
@@ -346,7 +349,7 @@ def _doctor(options: dict[str, Any]) -> None:
             f"--compute-capability works with target tensorrt-rtx only, not with {options['target']}: leave it out."
         )
 
-    with Console(stderr=True).status("examining") as status:  # shows nothing where stderr is no terminal
+    with Console(stderr=True).status("examining") as status:  # a no-op if stderr is no terminal
         report = examine(
             _builder_for_doctor(),
             target=options["target"],
@@ -372,7 +375,7 @@ def _simulate(options: dict[str, Any]) -> None:
 
 
 def _builder_for_doctor() -> Any:
-    """The builder as ``bei.cli.doctor`` wants it, or the error that says what it lacks."""
+    """The builder for ``bei.cli.doctor``, or the error that names what it lacks."""
     from bei.cli.doctor.targets import Builder
 
     try:

@@ -1,13 +1,13 @@
-"""What ``bei tune`` does for one artifact, and the table it prints."""
+"""``bei tune``: measures step costs of an artifact, and prints them."""
 
 from __future__ import annotations
 
 import dataclasses
-import io
 import logging
 from pathlib import Path
 
 from bei.artifact.manifest import Artifact
+from bei.cli.console_text import console_text
 from bei.config.settings import ServeConfig
 from bei.core import Engine, Limits
 from bei.scheduler.cost_measurement import StreamChoice, cache_path, costs_for, measure_streams
@@ -22,7 +22,7 @@ _LENGTHS = (16, 32, 64, 128, 256, 512, 2048, 8192)
 
 
 def tune(source: Path | Artifact, config: ServeConfig) -> str:
-    """Measure the artifact at ``source`` anew, keep what was found for ``bei serve``, and return a table of it.
+    """Measure the artifact at ``source`` anew, store the costs for ``bei serve``, and return a table of them.
 
     Raises ArtifactError and its subclasses, ConfigError, MissingDependencyError, EngineError.
     """
@@ -42,11 +42,12 @@ def tune(source: Path | Artifact, config: ServeConfig) -> str:
         if engine.info.target == "cpu":
             engine.close()
             choice = measure_streams(artifact, engine.info, config, make_engine)
-            # The engine that ``bei serve`` will load: costs are of its streams. What else is faster, the table says.
+            # The engine that ``bei serve`` will load, since costs depend on the number of streams. The table tells of
+            # faster ones.
             engine = make_engine(choice.num_streams if config.engine_streams == 0 else config.engine_streams)
         try:
             engine.warmup()
-            artifact = verified(artifact, engine)  # as a server would: costs are kept by the artifact's digest
+            artifact = verified(artifact, engine)  # as a server does: costs are stored by the artifact's digest
             progress.update(task, description=f"steps of {artifact.manifest.name}")
             costs = costs_for(
                 artifact, engine, config, lambda done, total: progress.update(task, completed=done, total=total)
@@ -65,9 +66,8 @@ def _loaded(artifact: Artifact, config: ServeConfig, num_streams: int | None) ->
 def table(
     artifact: Artifact, engine: Engine, config: ServeConfig, costs: CostModel, choice: StreamChoice | None
 ) -> str:
-    """What was measured, for a terminal."""
+    """The measured costs as text."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     info = engine.info
@@ -84,14 +84,13 @@ def table(
             *(f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" for value in row), f"{rate:,.0f}"
         )
     path = cache_path(artifact, engine, config)
-    stream = io.StringIO()
-    console = Console(file=stream, width=100, highlight=False, markup=False)
-    console.print(f"{artifact.manifest.name}, {info.precision}, {info.device}")
-    console.print(_streams_line(info.num_streams, choice))
-    console.print(_sizes_line(costs, info.limits))
-    console.print(shapes)
-    console.print(f"kept in {path}" if path.is_file() else "not kept: the cache cannot be written", soft_wrap=True)
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+    return console_text(
+        f"{artifact.manifest.name}, {info.precision}, {info.device}",
+        _streams_line(info.num_streams, choice),
+        _sizes_line(costs, info.limits),
+        shapes,
+        f"kept in {path}" if path.is_file() else "not kept: the cache cannot be written",
+    )
 
 
 def _sizes_line(costs: CostModel, limits: Limits) -> str:

@@ -1,5 +1,5 @@
-"""Flags of ``bei build`` in messages to those who have them as variables alone: ``bei serve`` and ``bei.Model`` build
-too, and have flags of their own."""
+"""Adds environment variables to messages that name flags of ``bei build``, for ``bei serve`` and ``bei.Model``, which
+build too but have other flags."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _FLAG = re.compile(r"(?<![\w-])--(no-)?([a-z][a-z0-9-]*)")
 _OF_SERVING = frozenset(field.name for field in fields(ServeConfig))
 
 
-def with_variables(text: str, build_config: type) -> str:
-    """``text``, and behind it the variables that stand for the flags that it names. ``build_config``: the class of the
-    builder's settings."""
+def with_variable_names(text: str, build_config: type) -> str:
+    """``text``, followed by the variables that correspond to the build flags it names. ``build_config``: the class of
+    the builder's settings."""
     hints = typing.get_type_hints(build_config)
     found: dict[str, None] = {}
     for negation, flag in _FLAG.findall(text):
@@ -33,10 +33,10 @@ def with_variables(text: str, build_config: type) -> str:
 
 
 @contextmanager
-def saying_variables(build_config: type) -> Iterator[None]:
-    """Errors of a build say ``with_variables`` what they say."""
+def variables_in_errors(build_config: type) -> Iterator[None]:
+    """A context in which the messages of build errors get ``with_variable_names``."""
     try:
         yield
     except BeiError as error:
-        error.args = (with_variables(str(error), build_config),)
+        error.args = (with_variable_names(str(error), build_config),)
         raise

@@ -1,4 +1,4 @@
-"""The devices of ``--devices``: GPUs by their indexes, or sets of cores. Of several, each has an engine process."""
+"""The devices of ``--devices``: indexes of GPUs, or sets of CPU cores. Each device has an engine process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bei.errors import ConfigError
 
 _MOST = 128
 
-# Targets whose engines run on cores: OpenVINO's, and those of tests.
+# Targets whose engines run on CPU cores: OpenVINO, and those of tests.
 _ON_CPUS = frozenset(("cpu", "cuda-twin", "fake"))
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -22,23 +22,23 @@ _CORES = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(\+[0-9]{1,5}(-[0-9]{1,5})?)*")
 
 @dataclass(frozen=True)
 class Device:
-    """Where a process with engines runs. ``name``: as the setting has it, empty where it names none. ``cores``: those
-    the process is pinned to; empty: it is not. ``variables``: of its environment, beside those that there are.
-    """
+    """A device of an engine process. ``name``: as in the setting; empty: no device was named. ``cores``: the process is
+    pinned to these; empty: not pinned. ``variables``: added to its environment."""
 
     name: str
     cores: tuple[int, ...]
     variables: Mapping[str, str]
 
     def take(self) -> None:
-        """Let this process run there. In its main thread, before it has others and libraries that look for devices."""
+        """Bind this process to the device. Call it in the main thread, before other threads start and libraries look
+        for devices."""
         os.environ.update(self.variables)
         if self.cores:
             os.sched_setaffinity(0, self.cores)
 
 
 def check_devices(devices: Seq[str]) -> None:
-    """Raise ConfigError where ``devices`` cannot be right, whatever they are of."""
+    """Raise ConfigError for devices that are invalid whatever the target."""
     for name in devices:
         if not _CORES.fullmatch(name):
             raise ConfigError(
@@ -53,7 +53,7 @@ def check_devices(devices: Seq[str]) -> None:
 
 
 def cores_of(name: str) -> tuple[int, ...]:
-    """The cores of ``0-7+16-23``. Raises ConfigError for a range that ends before it begins."""
+    """The cores of ``0-7+16-23``. Raises ConfigError for a descending range."""
     cores: set[int] = set()
     for part in name.split("+"):
         first, _, last = part.partition("-")
@@ -65,9 +65,9 @@ def cores_of(name: str) -> tuple[int, ...]:
 
 
 def devices_of(names: Seq[str], targets: Mapping[str, str], env: Mapping[str, str], usable: Seq[int]) -> list[Device]:
-    """The devices called ``names``, for models of these ``targets`` (by the models' names). None named: one, as it is.
+    """The devices called ``names`` for models of these ``targets`` (by model name). Without names: one unnamed device.
 
-    ``usable``: cores that this process may use. Raises ConfigError that names the setting.
+    ``usable``: cores available to this process. Raises ConfigError that names the setting.
     """
     if not names:
         return [Device("", (), {})]
@@ -82,12 +82,12 @@ def devices_of(names: Seq[str], targets: Mapping[str, str], env: Mapping[str, st
 
 
 def is_for_gpus(target: str) -> bool:
-    """Whether engines of ``target`` run on GPUs."""
+    """True if engines of ``target`` run on GPUs."""
     return target not in _ON_CPUS
 
 
 def _gpu(name: str, env: Mapping[str, str]) -> Device:
-    """The GPU of this index among those that this process sees."""
+    """The GPU with this index among those visible to this process."""
     if not _INDEX.fullmatch(name):
         raise ConfigError(f"devices has {name!r}, and the models are for GPUs: give their indexes, as 0,1.")
     visible = env.get(_VISIBLE)
@@ -119,7 +119,7 @@ def _sets_of_cores(names: Seq[str], usable: Seq[int]) -> list[Device]:
 
 
 def _ranges(cores: Seq[int]) -> str:
-    """``0-3+6`` of 0, 1, 2, 3 and 6."""
+    """Cores as ranges: ``0-3+6`` for 0, 1, 2, 3 and 6."""
     parts: list[list[int]] = []
     for core in sorted(cores):
         if parts and core == parts[-1][1] + 1:
@@ -130,5 +130,5 @@ def _ranges(cores: Seq[int]) -> str:
 
 
 def usable_cores() -> list[int]:
-    """Indexes of the cores that this process may use."""
+    """Indexes of the cores available to this process."""
     return sorted(os.sched_getaffinity(0))

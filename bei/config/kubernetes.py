@@ -1,13 +1,13 @@
-"""Variables that Kubernetes puts into a container for every Service of its namespace, as Docker's links did.
+"""Recognizes the environment variables that Kubernetes injects for each Service of a namespace (and Docker for links).
 
-Of a Service called ``bei-embed`` with a port 80 called ``http`` they are
+A Service called ``bei-embed`` with a port 80 called ``http`` gives
 
     BEI_EMBED_SERVICE_HOST=10.0.0.1    BEI_EMBED_PORT=tcp://10.0.0.1:80
     BEI_EMBED_SERVICE_PORT=80          BEI_EMBED_PORT_80_TCP=tcp://10.0.0.1:80
     BEI_EMBED_SERVICE_PORT_HTTP=80     BEI_EMBED_PORT_80_TCP_PROTO=tcp, _PORT=80, _ADDR=10.0.0.1
 
-and those of a Service called ``bei`` have the names of settings. They are told from settings by the form of names and
-values together: a variable counts as injected only beside the Service's address, and only if it has the same.
+A Service called ``bei`` gives names that are also settings. Name and value together decide: a variable counts as
+injected only if the Service's address is there too and the variable refers to the same address.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PORT_OF_LINK = re.compile(r"PORT_(\d{1,5})_(TCP|UDP|SCTP)(?:_(PROTO|PORT|ADDR))
 
 
 def injected(env: Mapping[str, str]) -> dict[str, list[str]]:
-    """Names of the variables in ``env`` that were injected, by Service (``BEI_EMBED``), each in alphabetical order."""
+    """The injected variables in ``env``, by Service (``BEI_EMBED``), sorted by name."""
     found: dict[str, list[str]] = {}
     for service, address in sorted(_services(env).items()):
         start = f"{service}_"
@@ -33,7 +33,7 @@ def injected(env: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _services(env: Mapping[str, str]) -> dict[str, str]:
-    """The address of each Service, as its HOST says; of those without one, Docker's, as the link does."""
+    """The address of each Service, from its HOST variable, or from Docker's link if there is none."""
     hosts, links = {}, {}
     for name, value in env.items():
         if (host := re.fullmatch(rf"{_SERVICE}_SERVICE_HOST", name)) and _is_address(value):
@@ -44,7 +44,7 @@ def _services(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _fits(name: str, value: str, address: str) -> bool:
-    """Whether the variable ``name`` (without its Service) has a value as of a Service at ``address``."""
+    """True if the variable ``name`` (without its Service) has a value that a Service at ``address`` gives."""
     if name == "SERVICE_HOST":
         return value == address
     if re.fullmatch(r"SERVICE_PORT(_[A-Z0-9_]+)?", name):
@@ -61,7 +61,7 @@ def _fits(name: str, value: str, address: str) -> bool:
 
 
 def _link(value: str) -> tuple[str, str, str] | None:
-    """Protocol, address and port of ``tcp://10.0.0.1:80`` or ``tcp://[fd00::1]:80``; None of anything else."""
+    """Protocol, address and port of ``tcp://10.0.0.1:80`` or ``tcp://[fd00::1]:80``; None for other text."""
     found = _LINK.fullmatch(value)
     if not found:
         return None

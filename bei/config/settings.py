@@ -1,4 +1,4 @@
-"""Settings of ``bei serve``: names, defaults, help texts, and what cannot be combined."""
+"""The settings of ``bei serve``: names, defaults, help texts, and combinations that are refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ TOKEN_IDS = ("refuse", "accept")
 
 UNTRAINED_DIMENSIONS = ("warn", "refuse")
 
-# Whose routes and errors there are under ``/<name>`` (bei.server.dialects); "bei": those without a mount point.
+# APIs whose routes and errors are mounted under ``/<name>`` (bei.server.dialects); "bei": the routes without a mount
+# point.
 DIALECTS = ("bei", "tei", "cohere", "jina", "voyage", "nim", "infinity", "vllm")
 
 
@@ -41,13 +42,13 @@ def _default_tokenizer_threads() -> int:
 
 
 _MAY_BE_ZERO = {"port", "engine_threads", "engine_streams", "graph_megabytes", "cache_megabytes", "hang_timeout"}
-# Beyond it somebody meant something else.
+# An upper limit; a larger value is a mistake.
 _MOST_HTTP_WORKERS = 256
 
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """How to serve. Every field is a flag of ``bei serve``, a variable ``BEI_<NAME>`` and a key of the YAML file."""
+    """Configuration of ``bei serve``: each field is a flag, a variable ``BEI_<NAME>`` and a key of the YAML file."""
 
     models: tuple[str, ...] = field(
         default=(), metadata={"help": "artifacts or checkpoints (default: all-MiniLM-L6-v2)", "positional": True}
@@ -66,7 +67,7 @@ class ServeConfig:
     api_keys: tuple[str, ...] | None = field(
         default=None,
         repr=False,
-        metadata={"help": "API keys, NAME:KEY each", "file_only": True, "secret": True},  # ps shows flags to everybody
+        metadata={"help": "API keys, NAME:KEY each", "file_only": True, "secret": True},  # ps shows flags to every user
     )
     metrics_need_key: bool = _option(False, "ask for an API key on /metrics too")
     cors_origins: tuple[str, ...] = _option(
@@ -179,7 +180,7 @@ class ServeConfig:
                 raise ConfigError(f"{name} must be a positive number of seconds, not {value}.")
             if isinstance(value, (int, float)) and not least <= value < math.inf:
                 raise ConfigError(f"{name} must be at least {least}, not {value}.")
-        for option in dataclasses.fields(self):  # argparse holds the command line to its choices, nobody the others
+        for option in dataclasses.fields(self):  # argparse checks choices of flags only
             choices, value = option.metadata.get("choices"), getattr(self, option.name)
             if choices and value not in choices:
                 raise ConfigError(f"{option.name} must be one of {', '.join(choices)}, not {value!r}.")
@@ -191,7 +192,7 @@ class ServeConfig:
         check_devices(self.devices)
         if self.cache_max_bytes == 0:
             raise ConfigError(f"cache_max_size 0 would keep nothing: give a size, or {UNLIMITED}.")
-        if self.require_signature is not None and not self.require_signature:  # a variable that was left empty
+        if self.require_signature is not None and not self.require_signature:  # an empty variable
             raise ConfigError("require_signature is set and names no key: name files of public keys, or leave it out.")
         if not 0 <= self.bulk_share < 1:
             raise ConfigError(f"bulk_share must be at least 0 and below 1, not {self.bulk_share}.")
@@ -215,7 +216,7 @@ class ServeConfig:
 
     @property
     def engine_options(self) -> dict[str, int]:
-        """Those of the engines' options that somebody chose, but for streams: not every target has them."""
+        """The engine options that were set, except streams, which not every target has."""
         found = {
             "num_threads": self.engine_threads or None,
             "cuda_graphs": self.graph_megabytes,
@@ -225,29 +226,29 @@ class ServeConfig:
 
     @property
     def has_processes(self) -> bool:
-        """Whether front ends, batch manager and engines are processes of their own."""
+        """True if front ends, batch manager and engines run in separate processes."""
         return self.http_workers > 1 or len(self.devices) > 1
 
     @property
     def cache_max_bytes(self) -> int | None:
-        """``cache_max_size`` in bytes; None: there is no bound."""
+        """``cache_max_size`` in bytes; None: no limit."""
         return None if self.cache_max_size == UNLIMITED else parsed_size("cache_max_size", self.cache_max_size)
 
     @property
     def listens_on_tcp(self) -> bool:
-        """Whether ``host`` and ``port`` are listened on."""
+        """True if the server listens on ``host`` and ``port``."""
         return self.uds is None if self.tcp is None else self.tcp
 
     @property
     def asks_for_keys(self) -> bool:
-        """Whether requests need an API key."""
+        """True if requests need an API key."""
         return self.api_keys_file is not None or self.api_keys is not None
 
 
 ANY_ORIGIN = "*"
 
 
-# What paths of routes begin with: a root_path that begins so could not be told from them. A test holds them together.
+# First path segments of routes: a root_path that begins with one would be ambiguous. A test compares both.
 FIRST_SEGMENTS = frozenset(
     (
         *("api-doc", "certificate", "classify", "decode", "detokenize", "docs", "embed", "embed_all"),
@@ -301,7 +302,7 @@ def _check_sockets(config: ServeConfig) -> None:
 
 
 def _check_keys(config: ServeConfig) -> None:
-    if config.api_keys is not None and not config.api_keys:  # a variable that a lost secret has left empty
+    if config.api_keys is not None and not config.api_keys:  # an empty variable, as from a lost secret
         raise ConfigError("api_keys (BEI_API_KEYS) is set and has no key: everybody would be let in. Give it one.")
     if config.metrics_need_key and not config.asks_for_keys:
         raise ConfigError("metrics_need_key needs keys: set api_keys_file or BEI_API_KEYS too.")

@@ -1,6 +1,6 @@
-"""Sources of settings, for every configuration class: flags, environment, a YAML file, defaults, in this order.
+"""Loads settings of a configuration class from flags, environment, YAML file and defaults, in this order.
 
-An unknown key is an error that names the nearest known one.
+Unknown keys are errors that name the nearest known key.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bei.errors import ConfigError
 ConfigT = TypeVar("ConfigT")
 
 
-# The builder's settings, by name only: the runtime does not import the builder. A test holds the two together.
+# The builder's settings by name: the runtime does not import the builder. A test compares both.
 BUILD_SETTINGS = frozenset(
     (
         "model",
@@ -90,9 +90,9 @@ _ALL_SETTINGS = BUILD_SETTINGS | {f.name for f in dataclasses.fields(ServeConfig
 def load(
     cls: type[ConfigT], flags: Mapping[str, object], file: str | None = None, env: Mapping[str, str] | None = None
 ) -> ConfigT:
-    """Fill ``cls``: ``flags`` (only those given) over ``env`` over the YAML ``file`` over the defaults.
+    """An instance of ``cls``: ``flags`` (only those given) over ``env`` over the YAML ``file`` over the defaults.
 
-    Raises ConfigError for unknown keys, values of the wrong type, and whatever ``cls`` itself refuses.
+    Raises ConfigError for unknown keys and values of wrong types, and the errors of ``cls`` itself.
     """
     env = os.environ if env is None else env
     hints = typing.get_type_hints(cls)
@@ -124,12 +124,12 @@ def _from_file(file: str | None) -> dict[str, object]:
 
 
 def _from_env(env: Mapping[str, str], names: list[str]) -> dict[str, str]:
-    """``BEI_*`` variables, without those of the other command and those that Kubernetes injects for its Services."""
+    """The ``BEI_*`` variables, except the other command's and those that Kubernetes injects."""
     return {key: value for key, value in _variables(env).items() if key in names or key not in _ALL_SETTINGS}
 
 
 def build_variables() -> dict[str, str]:
-    """The builder's settings that are in the environment."""
+    """The builder's settings in the environment."""
     return {key: value for key, value in _variables(os.environ).items() if key in BUILD_SETTINGS}
 
 
@@ -143,14 +143,14 @@ def _variables(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def nearest(key: str, names: Seq[str], kind: str = "settings") -> str:
-    """What a message about the unknown ``key`` ends with: the name that is meant, or all ``names``."""
+    """The end of a message about an unknown ``key``: the nearest name, or all ``names``."""
     near = difflib.get_close_matches(key, names, n=1)
     return f" Did you mean {near[0]!r}?" if near else f" Known {kind}: {', '.join(names)}."
 
 
 def converted(value: object, hint: Any, key: str, source: str, *, is_secret: bool = False) -> object:
-    """``value`` of the setting ``key`` as ``hint`` asks; text (environment) is parsed, all else must fit as it is.
-    Raises ConfigError."""
+    """``value`` of the setting ``key`` converted to the type ``hint``: text from the environment is parsed, other
+    values must have the type. Raises ConfigError."""
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if value is None and type(None) in options:
         return None

@@ -1,1 +1,1 @@
-"""Engines, one module or package a target, opened by ``load.load_engine``; and the packing of their inputs."""
+"""Engines: one module or package for each target, opened by ``load.load_engine``; inputs and post-processing."""

@@ -1,4 +1,4 @@
-"""How this machine's CPU adds up products of INT8."""
+"""INT8 arithmetic of this machine's CPU."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import functools
 import platform
 from pathlib import Path
 
-# A CPU's capability, beside OpenVINO's own words: its INT8 says nothing of how products are added up.
+# A capability beside OpenVINO's own terms: its INT8 does not tell how products are accumulated.
 EXACT_INT8 = "EXACT_INT8"
 
 _ARM = ("aarch64", "arm64")
-_VNNI = {"avx512_vnni", "avx_vnni"}  # the kernel's words
+_VNNI = {"avx512_vnni", "avx_vnni"}  # the kernel's names
 
 
 @functools.cache
 def sums_int8_exactly(machine: str = platform.machine(), cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether products of INT8 are added up in 32 bits: on x86 by VNNI, and on every Arm CPU.
+    """True if INT8 products are accumulated in 32 bits: on x86 with VNNI, and on every Arm CPU.
 
-    Other x86 CPUs add them up in pairs in 16 bits, and clip what does not fit (VPMADDUBSW in Intel's manual; oneDNN's
-    page "Nuances of int8 computations"). False where the kernel does not say what an x86 CPU has.
+    Other x86 CPUs accumulate pairs in 16 bits with saturation (VPMADDUBSW in Intel's manual; oneDNN's page "Nuances of
+    int8 computations"). False if the kernel does not list an x86 CPU's features.
     """
     if machine in _ARM:
         return True

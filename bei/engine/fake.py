@@ -1,4 +1,4 @@
-"""A deterministic engine without a model: its output names its input. For tests and for measuring the front."""
+"""A deterministic engine without a model, whose output identifies its input, for tests and front end measurements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FakeEngine:
         self.batches: list[PackedBatch] = []
 
     def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
-        """Answer at once and remember the batch."""
+        """Answer at once, and store the batch."""
         self.batches.append(batch)
         starts, ends = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
         types = batch.token_type_ids
@@ -30,14 +30,14 @@ class FakeEngine:
         return {"embedding": np.stack(rows)}
 
     def warmup(self) -> None:
-        """Nothing to allocate."""
+        """A no-op."""
 
     def close(self) -> None:
-        """Nothing to free."""
+        """A no-op."""
 
 
 def fake_row(input_ids: Int32Array, token_type_ids: Int32Array | None = None) -> Float32Array:
-    """What the fake engine answers for one sequence, float32 [8]."""
+    """The fake engine's row for a sequence, float32 [8]."""
     types = 0 if token_type_ids is None else int(token_type_ids.sum())
     values = [len(input_ids), int(input_ids[0]), int(input_ids[-1]), int(input_ids.sum()), types, 0, 0, 1]
     return np.array(values, np.float32)

@@ -1,4 +1,4 @@
-"""Engines: one module a target, loaded by ``load_engine``. Heavy imports happen inside it."""
+"""Loads the engine of an artifact; each target's module is imported on demand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bei.errors import ArtifactWrongTargetError, ConfigError
 
 OptionsT = TypeVar("OptionsT")
 
-# What options are called where a server is told of them (bei.config).
+# Names of engine options among the server's settings (bei.config).
 _SETTINGS = {
     "num_threads": "engine_threads",
     "num_streams": "engine_streams",
@@ -27,9 +27,9 @@ def load_engine(folder: Path, manifest: Manifest, options: Mapping[str, int] | N
 
     ``options`` are the target's own: for ``cpu`` those of ``OpenVINOOptions``, for ``tensorrt`` and ``tensorrt-rtx``
     those of ``TensorRTOptions``, for ``cuda`` and ``cuda-twin`` those of ``CudaOptions``, for ``trtllm`` those of
-    ``TRTLLMOptions``. What is left out has its default. Raises
-    ConfigError for an option that the target does not have, ArtifactWrongTargetError, ArtifactWrongDeviceError,
-    ArtifactWrongVersionError, DeviceNotFoundError, MissingDependencyError, LibraryVersionError, EngineError.
+    ``TRTLLMOptions``; missing ones have their defaults. Raises ConfigError for an option that the target lacks,
+    ArtifactWrongTargetError, ArtifactWrongDeviceError, ArtifactWrongVersionError, DeviceNotFoundError,
+    MissingDependencyError, LibraryVersionError, EngineError.
     """
     if manifest.target == "cpu":
         from bei.engine.openvino import OpenVINOEngine, OpenVINOOptions
@@ -65,5 +65,5 @@ def _options(cls: type[OptionsT], target: str, given: Mapping[str, int]) -> Opti
 
 
 def given_options(chosen: Mapping[str, int], num_streams: int | None) -> dict[str, int]:
-    """Options from a server's settings: those that somebody chose, since not every target has them."""
+    """Engine options from a server's settings: only those that were set, since not every target has them all."""
     return {**chosen} if num_streams is None else {**chosen, "num_streams": num_streams}

@@ -1,7 +1,7 @@
-"""TensorRT's two libraries and the GPU, for the compiler, the engine and ``bei doctor``. Imports nothing by itself.
+"""TensorRT's two libraries and the GPU, for compiler, engine and ``bei doctor``. Importing this module imports neither.
 
-``tensorrt`` and ``tensorrt_rtx`` have the same classes; whoever uses them takes the module as an argument. cuda-python
-is CUDA's runtime and driver as functions that return a status first.
+``tensorrt`` and ``tensorrt_rtx`` have the same classes; callers pass the module as an argument. cuda-python exposes
+CUDA's runtime and driver as functions that return a status first.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from bei.utils import libraries
 
 
 @dataclass(frozen=True)
-class Library:
-    """``modules``: names it is imported under, the first that is installed counts. Versions from ``least`` on and below
-    ``below`` are known to have what is used of it."""
+class NvidiaLibrary:
+    """A library. ``modules``: its possible import names; the first that is installed is used. Supported versions:
+    ``least`` <= version < ``below``."""
 
     target: str
     title: str
@@ -35,17 +35,17 @@ class Library:
 LIBRARIES = {
     library.target: library
     for library in (
-        # 11.1 moved the lengths of TRT_Attention to inputs 4 and 5, where our graph has them.
-        Library("tensorrt", "TensorRT", ("tensorrt",), (11, 1), (12, 0)),
-        # 1.7 is the one that was run; its parser is that of TensorRT 11.
-        Library("tensorrt-rtx", "TensorRT-RTX", ("tensorrt_rtx", "tensorrt_rtx_bindings"), (1, 7), (2, 0)),
+        # 11.1 moved the lengths of TRT_Attention to inputs 4 and 5, as our graph has them.
+        NvidiaLibrary("tensorrt", "TensorRT", ("tensorrt",), (11, 1), (12, 0)),
+        # 1.7 is the version that was run; its parser is that of TensorRT 11.
+        NvidiaLibrary("tensorrt-rtx", "TensorRT-RTX", ("tensorrt_rtx", "tensorrt_rtx_bindings"), (1, 7), (2, 0)),
     )
 }
 
 
 def load_library(target: str, purpose: str) -> ModuleType:
     """The module of ``target``'s library. Raises MissingDependencyError and BrokenDependencyError, which name
-    ``purpose``, LibraryVersionError."""
+    ``purpose``, and LibraryVersionError."""
     library = LIBRARIES[target]
     for name in library.modules:
         try:
@@ -62,15 +62,16 @@ def load_library(target: str, purpose: str) -> ModuleType:
     raise MissingDependencyError(library.modules[0], target, purpose)
 
 
-# What TensorRT-RTX compiles for and runs on (1.7): no GPU of data centres from Hopper on, among others.
+# Architectures that TensorRT-RTX 1.7 supports: no data center GPU from Hopper on, among others.
 RTX_CAPABILITIES = (75, 80, 86, 89, 120, 121)
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """CUDA's device 0: the one that engines are built for and run on (``CUDA_VISIBLE_DEVICES`` chooses it).
+    """CUDA's device 0, for which engines are built and on which they run (``CUDA_VISIBLE_DEVICES`` selects it).
 
-    ``capability``: 89 of compute capability 8.9. ``driver_cuda``: the newest CUDA its driver serves, 13000 of 13.0.
+    ``capability``: 89 for compute capability 8.9. ``driver_cuda``: the newest CUDA that its driver supports, 13000 for
+    13.0.
     """
 
     name: str
@@ -80,7 +81,7 @@ class Gpu:
 
     @property
     def architecture(self) -> str:
-        """``SM89``: TensorRT's word, and a plan's."""
+        """``SM89``: TensorRT's term, also in plans."""
         return f"SM{self.capability}"
 
 
@@ -90,7 +91,7 @@ def load_cuda(purpose: str, extra: str) -> Any:
 
 
 def current_gpu(cuda: Any) -> Gpu:
-    """The GPU that CUDA's runtime module ``cuda`` uses. Raises DeviceNotFoundError with CUDA's own word."""
+    """The GPU that CUDA's runtime module ``cuda`` uses. Raises DeviceNotFoundError with CUDA's message."""
     driver = _asked(cuda.cudaDriverGetVersion)
     count = _asked(cuda.cudaGetDeviceCount)
     if not count:
@@ -107,7 +108,7 @@ def current_gpu(cuda: Any) -> Gpu:
 def _asked(function: Any, *arguments: Any) -> Any:
     try:
         status, *values = function(*arguments)
-    except RuntimeError as error:  # cuda-python's own, where there is no libcuda
+    except RuntimeError as error:  # raised by cuda-python without libcuda
         raise DeviceNotFoundError(f"CUDA does not work on this machine: {' '.join(str(error).split())}.") from error
     if status.value != 0:
         raise DeviceNotFoundError(f"CUDA finds no NVIDIA GPU on this machine ({status.name}): is its driver installed?")

@@ -1,4 +1,4 @@
-"""Target ``cpu``: OpenVINO IR on the CPU. The only file of the runtime that imports openvino."""
+"""Target ``cpu``: OpenVINO IR on the CPU. The only module of the runtime that imports openvino."""
 
 from __future__ import annotations
 
@@ -21,44 +21,44 @@ from bei.utils.cpu_count import usable_cores
 from bei.utils.libraries import importing
 from bei.utils.mapped_files import release_pages, releasing_pages
 
-# OpenVINO keeps a compiled kernel for every shape it has met, 5,000 by default, and grows with traffic. Inputs come in
-# bucketed shapes (bei.engine.packing), and the least recently used kernels are dropped (docs/decisions.md has the figures).
+# OpenVINO caches a compiled kernel for every shape, 5,000 by default, and grows with traffic. Inputs have bucketed
+# shapes (bei.engine.packing), and the least recently used kernels are dropped (docs/decisions.md has the figures).
 _KERNEL_CACHE_CAPACITY = 1024
 
 _WARMUP_TOKENS = 1024
 
-# OpenVINO's own mark on a Convert that must not be folded into its constant (docs/decisions.md, "Memory of large
-# models"). Without it a BF16 matrix lies in memory as FP32 beside the BF16 copy that the kernel reads.
+# OpenVINO's mark for a Convert that must not be folded into its constant (docs/decisions.md, "Memory of large models").
+# Without it a BF16 matrix lies in memory as FP32 beside the BF16 copy that the kernel reads.
 _KEEP_NARROW = "decompression_0"
 _NARROW_TYPES = ("bf16", "f16")
 
 
 @dataclass(frozen=True)
 class OpenVINOOptions:
-    """``num_threads``: over all streams; 0 means all cores. ``num_streams``: batches that run side by side."""
+    """``num_threads``: over all streams; 0: all cores. ``num_streams``: batches that run concurrently."""
 
     num_threads: int = 0
     num_streams: int = 1
 
 
 class OpenVINOEngine:
-    """A compiled model with one infer request a stream; requests share the weights."""
+    """A compiled model with one infer request for each stream; the requests share the weights."""
 
     def __init__(self, folder: Path, manifest: Manifest, options: OpenVINOOptions) -> None:
         openvino = _openvino(f"Serving {manifest.name} (target cpu)")
         core, self._tensor = _core_of(openvino), openvino.Tensor
         _check_able(manifest)
         num_threads, num_streams = options.num_threads or usable_cores(), options.num_streams
-        # An FP32 engine may have the manifest of a BF16 one: it is the reference in a build.
+        # An FP32 engine may have the manifest of a BF16 one: in a build it is the reference.
         computes_bf16 = manifest.precision != "fp32" and "BF16" in manifest.engine.capabilities
         properties = {
-            # OpenVINO would choose by itself otherwise; the certificate holds for this one.
+            # Set explicitly, since OpenVINO would choose by itself: the certificate holds for this precision.
             "INFERENCE_PRECISION_HINT": "bf16" if computes_bf16 else "f32",
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",  # what is quantized is in the graph, with scales of its own
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",  # quantization is in the graph, with scales of its own
             "NUM_STREAMS": str(num_streams),
             "INFERENCE_NUM_THREADS": str(num_threads),
             "CPU_RUNTIME_CACHE_CAPACITY": str(_KERNEL_CACHE_CAPACITY),
-            "ENABLE_CPU_PINNING": "NO",  # pinned threads wait behind the tokenizer's when cores are shared
+            "ENABLE_CPU_PINNING": "NO",  # pinned threads wait for the tokenizer's threads on shared cores
         }
         self._weights = (folder / OPENVINO_MODEL).with_suffix(".bin")
         try:
@@ -68,7 +68,7 @@ class OpenVINOEngine:
         except RuntimeError as error:
             raise EngineError(f"OpenVINO could not compile {folder / OPENVINO_MODEL}: {error}") from error
         self._input_names = [port.get_any_name() for port in self._model.inputs]
-        # Not the ports' own names: an output may also have that of the node before it, and those come in any order.
+        # The ports' own names are ambiguous: an output may also have the name of the node before it, in any order.
         self._output_names = [output.name for output in manifest.outputs]
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         for _ in range(num_streams):
@@ -86,19 +86,18 @@ class OpenVINOEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """The facts."""
         return self._info
 
     def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
-        """Compute ``outputs`` (None: all), float32, a row a sequence or a token. Raises EngineError."""
+        """Compute ``outputs`` (None: all), float32, one row for each sequence or token. Raises EngineError."""
         inputs = graph_inputs(batch, self._input_names)
         request = self._requests.get()
         try:
-            # Without dictionaries: OpenVINO would look up each input's type, and copy all outputs for its answer.
+            # Without dictionaries, for which OpenVINO looks up each input's type and copies all outputs.
             for name, values in inputs.items():
                 request.set_tensor(name, self._tensor(values, shared_memory=True))
             request.infer(share_outputs=True)
-            # A copy: the request's buffers belong to the next batch.
+            # A copy: the next batch reuses the request's buffers.
             return {
                 name: np.array(request.get_tensor(name).data[: self._num_rows(name, batch)], np.float32)
                 for name in self._output_names
@@ -113,20 +112,21 @@ class OpenVINOEngine:
         return batch.num_tokens if output in self._info.per_token else batch.batch_size
 
     def _pack(self) -> None:
-        """Let the first inference pack the matrices for the kernels now; the file they come from is not kept."""
+        """Run a first inference, which packs the matrices for the kernels, and release the file's pages."""
         with releasing_pages(self._weights):
             for _ in range(self._info.num_streams):
                 self.run(PackedBatch(np.zeros(1, np.int32), np.array([0, 1], np.int32)))
 
     def warmup(self) -> None:
-        """Run one batch on every stream, full if it is of usual size: a text of 8,192 tokens may take seconds."""
+        """Run one batch on every stream, full if its texts have usual lengths: a text of 8,192 tokens may take
+        seconds."""
         limits = self._info.limits
         length = min(limits.max_seq_len, _WARMUP_TOKENS)
         count = max(1, min(limits.max_batch_size, min(limits.max_num_tokens, _WARMUP_TOKENS) // length))
         cu_seqlens = np.arange(count + 1, dtype=np.int32) * np.int32(length)
         for _ in range(self._info.num_streams):
             self.run(PackedBatch(np.zeros(count * length, np.int32), cu_seqlens))
-        release_pages(self._weights)  # kernels for other shapes may have packed matrices anew
+        release_pages(self._weights)  # kernels for other shapes may have packed the matrices again
 
     def close(self) -> None:
         """Free the requests and the compiled model."""
@@ -136,7 +136,7 @@ class OpenVINOEngine:
 
 
 def cpu_capabilities() -> list[str]:
-    """What OpenVINO says this CPU computes in: FP32, BF16, INT8, ...; and ``EXACT_INT8``. Raises
+    """The precisions that OpenVINO reports for this CPU (FP32, BF16, INT8, ...) and ``EXACT_INT8``. Raises
     MissingDependencyError."""
     core = _core_of(_openvino("Serving for the target cpu"))
     capabilities: list[str] = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
@@ -144,9 +144,9 @@ def cpu_capabilities() -> list[str]:
 
 
 def _check_able(manifest: Manifest) -> None:
-    """Raise ArtifactWrongDeviceError where this CPU cannot compute as the one that the artifact was built on."""
+    """Raise ArtifactWrongDeviceError if this CPU lacks a capability that the artifact needs."""
     needed, offered = set(manifest.engine.capabilities), cpu_capabilities()
-    if manifest.precision == "int8" and "INT8" not in needed:  # built before artifacts said it: with matrices of 8 bits
+    if manifest.precision == "int8" and "INT8" not in needed:  # artifacts of earlier versions do not list it
         needed.add(EXACT_INT8)
     missing = needed.difference(offered)
     if not missing:
@@ -160,10 +160,10 @@ def _check_able(manifest: Manifest) -> None:
 
 @functools.cache
 def _core_of(openvino: Any) -> Any:
-    """One for the process, which is never freed.
+    """The process's only Core, never freed.
 
-    A Core's CPU plugin gives the thread in which it is loaded a stack for signal handlers, and unmaps it when it is
-    freed, in whichever thread that is: the next signal to the first thread would then end the process (SIGSEGV).
+    The CPU plugin gives the thread that loads it a stack for signal handlers, and unmaps it when the Core is freed, in
+    whichever thread: the next signal to the first thread would then end the process (SIGSEGV).
     """
     return openvino.Core()
 
@@ -176,7 +176,7 @@ def _openvino(purpose: str) -> Any:
 
 
 def _keep_matrices_narrow(model: Any) -> None:
-    """Mark the casts of 16-bit constants, so that compiling does not widen the constants to FP32."""
+    """Mark the casts of 16-bit constants, so that compilation does not widen the constants to FP32."""
     for node in model.get_ops():
         if node.get_type_name() != "Convert":
             continue

@@ -1,6 +1,6 @@
-"""From a packed batch to the tensors a compiled graph takes: positions, pad, unpad and pool indices.
+"""Packed batches to the input tensors of a compiled graph: positions, pad, unpad and pool indices.
 
-One function for every engine, so that they cannot disagree. Knows nothing of models or compilers.
+All engines share this function, so that they agree. Independent of models and compilers.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 
 from bei.core import Float32Array, Int32Array, PackedBatch
 
-# Sixteen buckets an octave: at most 1/16 of a dimension is filler, and the number of distinct shapes an engine
-# meets stays small. CPU engines keep memory per shape (docs/decisions.md, "Memory grew with traffic").
+# Sixteen buckets an octave: filler is at most 1/16 of a dimension, and an engine meets few distinct shapes. CPU engines
+# keep memory for each shape (docs/decisions.md, "Memory grew with traffic").
 _BUCKETS_PER_OCTAVE_LOG2 = 4
 _MIN_STEP = 8
 _KEYS = {"key_lens", "key_mask", "token_key_lens"}
@@ -22,29 +22,29 @@ _POSITIONS_BUT = "position_ids_but_"
 
 
 def bucket(size: int, min_step: int = _MIN_STEP) -> int:
-    """Round ``size`` up to the next bucket: a multiple of a power of two that grows with ``size``."""
+    """``size`` rounded up to a bucket: a multiple of a power of two that grows with ``size``."""
     step = max(min_step, 1 << max(0, size.bit_length() - 1 - _BUCKETS_PER_OCTAVE_LOG2))
     return -(-size // step) * step
 
 
 class Sizes(NamedTuple):
-    """What a graph's dimensions are for one batch: T' tokens, B' sequences, S' slots of each in the padded view."""
+    """Dimensions of a graph's inputs for one batch: T' tokens, B' sequences, S' slots of each in the padded view."""
 
     tokens: int
     sequences: int
     longest: int
 
     def holds(self, batch: PackedBatch) -> bool:
-        """Whether ``batch`` can be filled up to these sizes; each filler sequence may own a filler token."""
+        """True if ``batch`` can be padded to these sizes; each filler sequence may own a filler token."""
         fillers = self.sequences - batch.batch_size
         longest = int(np.diff(batch.cu_seqlens).max())
         return fillers >= 0 and self.tokens >= batch.num_tokens + fillers and self.longest >= longest
 
 
 def position_ids_but(token_id: int) -> str:
-    """What ``graph_inputs`` calls positions that are counted over all tokens but ``token_id``.
+    """The name in ``graph_inputs`` of positions that are counted over all tokens but ``token_id``.
 
-    The id is in the name, so that whoever has a graph has it too.
+    The id is a part of the name, so that the graph carries it.
     """
     return f"{_POSITIONS_BUT}{token_id}"
 
@@ -52,32 +52,32 @@ def position_ids_but(token_id: int) -> str:
 def graph_inputs(
     batch: PackedBatch, names: Seq[str], sizes: Sizes | None = None
 ) -> dict[str, Int32Array | Float32Array]:
-    """The tensors called ``names`` for ``batch``, every dimension rounded up to its bucket, or filled up to ``sizes``.
+    """The tensors called ``names`` for ``batch``, every dimension rounded up to its bucket, or padded to ``sizes``.
 
     With T', B', S' the bucketed token total, batch size and longest sequence, int32 but for the mask:
 
     - ``input_ids``, ``token_type_ids``, ``position_ids`` [T']: per token; positions count from 0 in each sequence.
-    - ``position_ids_but_N`` [T']: per token, how many tokens of its sequence, up to itself, are not of the id N; 0 of
-      those that are.
+    - ``position_ids_but_N`` [T']: per token, how many tokens of its sequence, up to itself, are not N; 0 for
+      those that are N.
     - ``token_seq_lens`` [T']: per token, how many tokens its sequence has.
     - ``sequence_ids`` [T']: per token, the number of its sequence.
-    - ``key_lens`` [B']: how many tokens of each sequence, the first, are looked at; all where the batch does not say.
-    - ``key_mask`` float32 [B', S']: 1 where a slot holds such a token. ``token_key_lens`` [T']: per token, how many.
+    - ``key_lens`` [B']: how many leading tokens of each sequence are keys; all, unless the batch says otherwise.
+    - ``key_mask`` float32 [B', S']: 1 where a slot holds such a token. ``token_key_lens`` [T']: per token,
+      the ``key_lens`` of its sequence.
     - ``slot_ids`` [S']: 0, 1, 2, ...
     - ``seq_lens`` [B']: tokens of each sequence.
-    - ``pad_index`` [B', S']: for each slot of the padded view, the packed token to put there. Slots behind a
-      sequence's end repeat its last token; whoever reads the padded view masks them by ``seq_lens``.
+    - ``pad_index`` [B', S']: for each slot of the padded view, its packed token. Slots behind a
+      sequence's end repeat its last token; graphs mask them by ``seq_lens``.
     - ``slot_mask`` float32 [B', S']: 1 where a slot holds a token of its sequence, else 0. ``pool_mask``: the same, but
-      0 where the token is left out of means.
-    - ``token_pool_mask`` float32 [T']: per token, 0 where it is left out of means, else 1.
+      0 where the token is excluded from means.
+    - ``token_pool_mask`` float32 [T']: per token, 0 where it is excluded from means, else 1.
     - ``unpad_index`` [T']: for each packed token, its slot in the padded view flattened to [B' * S'].
     - ``first_index``, ``last_index`` [B']: the packed position of each sequence's first and last token.
-    - ``cu_query_lens``, ``cu_key_lens`` [B' + 1]: the packed position of each sequence's first token, then how many
-      tokens there are. For them filler sequences own a filler token each, and T' has room for those; ``sequence_ids``
-      says so too.
+    - ``cu_query_lens``, ``cu_key_lens`` [B' + 1]: the packed position of each sequence's first token, then the
+      number of tokens. With them filler sequences own a filler token each, included in T' and in ``sequence_ids``.
 
-    Filler tokens are id 0 at position 0 and are read by nobody; filler sequences have one token, packed token 0,
-    because an engine need not define the attention over an empty sequence. Rows from B on are to be dropped.
+    Filler tokens are id 0 at position 0 and are not used; filler sequences have one token, packed token 0, because
+    engines need not define attention over an empty sequence. The caller drops rows from B on.
     """
     starts, ends = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
     seq_lens = ends - starts
@@ -91,7 +91,7 @@ def graph_inputs(
         raise ValueError(f"a batch of {num_tokens} tokens and {batch_size} sequences does not fit into {sizes}")
     num_rows, width = sizes.sequences, sizes.longest
 
-    # Each call of numpy delays a single query by microseconds, more where the engine has just emptied the caches.
+    # Each numpy call delays a single query by microseconds, more if the engine has just emptied the caches.
     per_token = np.zeros((4, sizes.tokens), np.int32)
     input_ids, token_type_ids, position_ids, unpad_index = per_token
     input_ids[:num_tokens] = batch.input_ids
@@ -121,7 +121,7 @@ def graph_inputs(
         "first_index": first_index,
         "last_index": last_index,
     }
-    # Few models ask for what follows.
+    # The remaining inputs are used by few models.
     if is_cumulative:
         fillers = num_tokens + np.arange(1, num_rows - batch_size + 1, dtype=np.int32)
         tensors["cu_query_lens"] = np.concatenate([batch.cu_seqlens, fillers], dtype=np.int32)
@@ -159,7 +159,7 @@ def graph_inputs(
 
 
 def _token_id(name: str) -> int:
-    """The id in a name of ``position_ids_but``. Raises KeyError."""
+    """The id in a name made by ``position_ids_but``. Raises KeyError."""
     token_id = name.removeprefix(_POSITIONS_BUT)
     if token_id == name or not token_id.isdecimal():
         raise KeyError(name)
@@ -167,14 +167,15 @@ def _token_id(name: str) -> int:
 
 
 def _positions_but(token_id: int, batch: PackedBatch, position_ids: Int32Array) -> Int32Array:
-    """Of each token how many of its sequence, up to itself, are not ``token_id``; 0 of those that are, and of filler.
+    """For each token, the number of tokens of its sequence, up to itself, that are not ``token_id``; 0 for ``token_id``
+    itself and for filler.
 
-    Int32 [T'], as the ``position_ids`` over all tokens.
+    Int32 [T'], like the ``position_ids`` over all tokens.
     """
     counted, num_tokens = np.zeros_like(position_ids), len(batch.input_ids)
     np.add(position_ids[:num_tokens], 1, out=counted[:num_tokens])
     is_left_out = batch.input_ids == token_id
-    if is_left_out.any():  # hardly ever
+    if is_left_out.any():  # rare
         so_far = np.cumsum(is_left_out, dtype=np.int32)
         starts = batch.cu_seqlens[:-1]
         before = so_far[starts] - is_left_out[starts]
@@ -184,7 +185,7 @@ def _positions_but(token_id: int, batch: PackedBatch, position_ids: Int32Array) 
 
 
 def _per_token(values: Int32Array, seq_lens: Int32Array, size: int) -> Int32Array:
-    """``values`` [B] for each token of its sequence, [size]; 0 for filler."""
+    """``values`` [B] repeated for each token of its sequence, [size]; 0 for filler."""
     repeated = np.zeros(size, np.int32)
     repeated[: seq_lens.sum()] = np.repeat(values, seq_lens)
     return repeated

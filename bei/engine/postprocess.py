@@ -1,4 +1,4 @@
-"""From engine rows to the vectors and scores a client gets: pure numpy."""
+"""Engine rows to vectors and scores, in pure numpy."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from bei.core import Float32Array, ScoreFunction
 
 
 def unit_length(rows: Float32Array) -> Float32Array:
-    """``rows`` float32 [n, E], each divided by its L2 norm, which is computed in float64; a row of zeros stays.
+    """``rows`` float32 [n, E] divided by their L2 norms, computed in float64; a row of zeros is unchanged.
 
-    A vector that is cut to its first components (Matryoshka, arXiv:2205.13147) goes through here again: clients
-    compute dot products with it. NaN and Inf become NaN; of Inf numpy warns.
+    A vector cut to its first components (Matryoshka, arXiv:2205.13147) is normalized again here, since clients compute
+    dot products. NaN and Inf become NaN; numpy warns of Inf.
     """
     norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
     unit: Float32Array = rows / np.maximum(norms, 1e-12).astype(np.float32)[:, None]
@@ -20,12 +20,13 @@ def unit_length(rows: Float32Array) -> Float32Array:
 
 
 def cut(vectors: Float32Array, dimensions: int, normalize: bool) -> Float32Array:
-    """``vectors`` float32 [n, E] of their first ``dimensions``; ``normalize``: of unit length again."""
+    """The first ``dimensions`` components of ``vectors`` float32 [n, E]; ``normalize``: at unit length again."""
     return unit_length(vectors[:, :dimensions]) if normalize else vectors[:, :dimensions]
 
 
 def means_of_chunks(states: Float32Array, owner: npt.NDArray[np.intp], counts: npt.NDArray[np.intp]) -> Float32Array:
-    """The mean of each chunk's ``states``. ``owner``: the chunk of each state, -1: none; ``counts``: states of each."""
+    """The mean of each chunk's ``states``. ``owner``: the chunk of each state, -1: none; ``counts``: states of each
+    chunk."""
     order = np.argsort(owner, kind="stable")[len(owner) - counts.sum() :]
     parts = np.split(states[order], np.cumsum(counts)[:-1])  # each state is read once: np.add.reduceat is slower
     return np.stack([part.mean(axis=0) for part in parts])
@@ -53,6 +54,6 @@ def apply_function(logits: Float32Array, function: ScoreFunction) -> Float32Arra
 
 
 def descending(values: Float32Array) -> list[int]:
-    """Indices of ``values`` float32 [n] by descending value; equal ones stay in order."""
+    """Indices of ``values`` float32 [n] by descending value; equal values keep their order."""
     order: list[int] = np.argsort(-values, kind="stable").tolist()
     return order

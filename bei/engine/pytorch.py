@@ -1,6 +1,6 @@
-"""PyTorch and the GPU that it finds, for the compiler and the engine of target ``cuda`` and for ``bei doctor``.
+"""PyTorch and its GPU, for the compiler and engine of target ``cuda`` and for ``bei doctor``.
 
-Imports nothing by itself; whoever uses PyTorch takes the module as an argument.
+Importing this module does not import PyTorch; callers pass the module as an argument.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from bei.utils import libraries
 
 EXTRA = "cuda"
 
-# The oldest version whose interfaces are what the module, its packages and the engine use (docs/decisions.md).
+# The oldest version with the interfaces that compiler, packages and engine use (docs/decisions.md).
 LEAST = (2, 11)
 
 
 @dataclass(frozen=True)
 class TorchGpu:
-    """PyTorch's device 0 (``CUDA_VISIBLE_DEVICES`` chooses it). ``capability``: 90 of compute capability 9.0."""
+    """PyTorch's device 0 (``CUDA_VISIBLE_DEVICES`` selects it). ``capability``: 90 for compute capability 9.0."""
 
     name: str
     capability: int
@@ -33,7 +33,8 @@ class TorchGpu:
 
 
 def load_torch(purpose: str) -> Any:
-    """The module. Raises MissingDependencyError and BrokenDependencyError with ``purpose``, LibraryVersionError."""
+    """The torch module. Raises MissingDependencyError and BrokenDependencyError with ``purpose``,
+    LibraryVersionError."""
     torch: Any = libraries.load("torch", "torch", EXTRA, purpose)
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < LEAST:
@@ -46,7 +47,7 @@ def load_torch(purpose: str) -> Any:
 
 
 def found_gpu(torch: Any, purpose: str) -> TorchGpu:
-    """The GPU that ``torch`` uses. Raises LibraryVersionError where it was built without CUDA, DeviceNotFoundError."""
+    """The GPU that ``torch`` uses. Raises LibraryVersionError if it was built without CUDA, DeviceNotFoundError."""
     if torch.version.cuda is None:
         raise LibraryVersionError(
             f"{purpose} needs PyTorch with CUDA; {torch.__version__}, which is installed, was built without: take a "
@@ -55,7 +56,7 @@ def found_gpu(torch: Any, purpose: str) -> TorchGpu:
     try:
         torch.cuda.init()
         name, (major, minor) = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
-    except (RuntimeError, AssertionError) as error:  # no driver, an old one, no device
+    except (RuntimeError, AssertionError) as error:  # no driver, an old driver, no device
         raise DeviceNotFoundError(
             f"{purpose} needs an NVIDIA GPU and its driver. PyTorch says: {' '.join(str(error).split())}"
         ) from error
@@ -63,7 +64,7 @@ def found_gpu(torch: Any, purpose: str) -> TorchGpu:
 
 
 def cpu_name() -> str:
-    """The CPU's model, as Linux knows it; its architecture where Linux does not."""
+    """The CPU's model name; its architecture if Linux does not know the name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

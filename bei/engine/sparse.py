@@ -1,4 +1,4 @@
-"""Sparse vectors: SPLADE's rows over the vocabulary, BGE-M3's weights of a text's own tokens, and those of a table."""
+"""Sparse vectors: SPLADE's rows over the vocabulary, BGE-M3's token weights, and weights looked up in a table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from bei.core import Encoding, Float32Array, Int32Array, Row
 
-# Indices into the vocabulary, ascending, and their weights.
+# Ascending indices into the vocabulary, and their weights.
 SparseVector: TypeAlias = tuple[Int32Array, Float32Array]
 
 
@@ -20,8 +20,9 @@ def sparse_vectors(
     top_k: int | None,
     table: Float32Array | None = None,
 ) -> list[SparseVector]:
-    """A vector a row: of what ``nonzero`` has left of it, or of the weights of its text's tokens but the ``special``
-    ones, or with a ``table``, float32 [vocabulary], of its weights. ``top_k``: only the largest so many."""
+    """One sparse vector for each row: a row reduced by ``nonzero``; else the weights of its text's tokens except
+    ``special`` ones; else, with a ``table`` float32 [vocabulary], the table's weights. ``top_k``: keep the largest
+    only."""
     vectors: list[SparseVector] = [
         looked_up(encoding.input_ids, table)
         if table is not None
@@ -34,28 +35,28 @@ def sparse_vectors(
 
 
 def looked_up(ids: Int32Array, table: Float32Array) -> SparseVector:
-    """What ``table`` gives the tokens of a text, however often it has them; special tokens are as others are (as in
-    sentence-transformers' SparseStaticEmbedding)."""
+    """The weights in ``table`` of the distinct tokens of a text, special tokens included (as in sentence-transformers'
+    SparseStaticEmbedding)."""
     indices = np.unique(ids)
     indices = indices[table[indices] != 0]
     return indices, table[indices]
 
 
 def nonzero(row: Row) -> dict[str, Any]:
-    """The weights of a row that are above zero, and their places: some hundred of a vocabulary."""
+    """Indices and values of the positive weights of a row: some hundred of a vocabulary."""
     indices = np.flatnonzero(row["sparse"] > 0).astype(np.int32)
     return {"indices": indices, "weights": row["sparse"][indices]}
 
 
 def _largest(vector: SparseVector, top_k: int) -> SparseVector:
-    """The ``top_k`` weights that are farthest from 0; of equal ones those that come first."""
+    """The ``top_k`` weights of largest absolute value; of equal ones the first."""
     indices, weights = vector
     kept = np.sort(np.argsort(-np.abs(weights), kind="stable")[:top_k])
     return indices[kept], weights[kept]
 
 
 def _lexical(weights: Float32Array, ids: Int32Array, special: frozenset[int]) -> SparseVector:
-    """The largest weight of each of the text's tokens, special tokens left out."""
+    """The largest weight of each of the text's distinct tokens, special tokens left out."""
     kept = (weights > 0) & ~np.isin(ids, list(special))
     indices, where = np.unique(ids[kept], return_inverse=True)
     largest = np.zeros(len(indices), np.float32)

@@ -1,4 +1,4 @@
-"""TensorRT's log: what it does not raise, it writes there. Builder and engine share it: a process has one."""
+"""TensorRT's log, which holds the errors that it does not raise. Builder and engine share the process's one logger."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ Line: TypeAlias = tuple[str, str]  # severity, message on one line
 
 ERRORS = ("ERROR", "INTERNAL_ERROR")
 
-_KEPT_ERRORS = 4  # TensorRT says an error again at each level that it passes
+_KEPT_ERRORS = 4  # TensorRT repeats an error at each level that it passes
 
 
 @cache
 def process_logger(base: Any) -> Any:
-    """The process's one logger for TensorRT's class ``base``, which passes messages on to Python's.
+    """The process's only logger, derived from TensorRT's class ``base``; it forwards messages to Python's logging.
 
-    One, because TensorRT keeps the first logger it is given for as long as anything of it lives, and says that it
-    ignores others.
+    TensorRT keeps the first logger it is given as long as any of its objects lives, and ignores others.
     """
 
     class Logger(base):  # type: ignore[misc]  # a class of the library, known when it runs
-        """Keeps the last errors of each thread, for whoever finds that a call has failed.
+        """Keeps the last errors of each thread, for the caller of a call that failed.
 
-        ``lines``: what came from any thread while somebody was ``recording``.
+        ``lines``: messages of all threads while ``recording``.
         """
 
         def __init__(self) -> None:
@@ -41,9 +40,9 @@ def process_logger(base: Any) -> Any:
 
         @contextmanager
         def recording(self) -> Iterator[list[Line]]:
-            """Keep all lines but the verbose ones, of which a model of two layers makes 700, and pass none on.
+            """Keep all messages except verbose ones (700 for a model of two layers), and forward none.
 
-            A build has threads of its own, and what it says is judged as a whole.
+            A build has threads of its own, and its messages are judged as a whole.
             """
             self.lines.clear()
             self._is_recording = True
@@ -72,13 +71,13 @@ def process_logger(base: Any) -> Any:
             return errors
 
         def taken(self) -> list[str]:
-            """Errors of this thread since they were last taken."""
+            """Remove and return the errors of this thread."""
             errors = [*self._errors()]
             self._errors().clear()
             return errors
 
         def said(self) -> str:
-            """The same as one line, for a message."""
+            """The errors of this thread as one line, removed."""
             return "; ".join(self.taken()) or "it gave no reason"
 
     return Logger()

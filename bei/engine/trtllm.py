@@ -1,12 +1,11 @@
-"""Target ``trtllm``, experimental: TensorRT-LLM's encode-only mode. The only file of the runtime that imports it.
+"""Target ``trtllm``, experimental: TensorRT-LLM's encode-only mode. The only module of the runtime that imports it.
 
-``LLM(encode_only=True).encode`` runs a batch on the calling thread, over buffers that calls share: no queue, no KV
-cache, no sampler. So bei forms the batches, one caller at a time is inside, and what comes back is copied. It gets
-token ids, never texts. TensorRT-LLM calls this interface a prototype; each part of it that is used is looked for when
-the engine is made.
+``LLM(encode_only=True).encode`` runs a batch on the calling thread, in buffers that calls share: no queue, no KV cache,
+no sampler. So bei forms the batches, admits one caller at a time, and copies the results. Inputs are token ids, never
+texts. TensorRT-LLM calls this interface a prototype; the engine's constructor checks each part that is used.
 
-Written after TensorRT-LLM's documents and sources, and tested against a stand-in that behaves as they say; it has not
-met TensorRT-LLM itself, nor a GPU.
+Written after TensorRT-LLM's documents and sources, and tested against a stand-in that behaves accordingly; it has not
+been run with TensorRT-LLM itself, nor on a GPU.
 """
 
 from __future__ import annotations
@@ -38,31 +37,31 @@ from bei.utils.libraries import importing
 
 log = logging.getLogger(__name__)
 
-# The oldest version whose documents have all of it; bei_build.targets.trtllm says the same.
+# The oldest version whose documents describe all of it; bei_build.targets.trtllm has the same.
 _LEAST = "1.3.0rc27"
 _INSTALL = "pip install 'bei[trtllm]', on a machine with an NVIDIA driver"  # without one its libraries do not load
 
 _ENCODE_ARGUMENTS = ("add_special_tokens", "copy_logits_to_host", "return_raw_logits")
 _LLM_ARGUMENTS = ("encode_only", "max_batch_size", "max_num_tokens", "max_seq_len", "attn_backend", "cuda_graph_config")
 
-# The least compute capability that computes in a precision.
+# The lowest compute capability that supports a precision.
 _CAPABILITIES = {"bf16": 80, "fp16": 70, "fp8": 89}
 
-# Encoder CUDA graphs are captured at start for every batch size, number of tokens and longest length that can come
-# together: at most 60 of these, for small batches only, where the host's part of a step shows.
+# Encoder CUDA graphs are captured at start for every possible combination of batch size, number of tokens and longest
+# length: at most 60, for small batches only, where the host's part of a step matters.
 _GRAPH_BATCH_SIZES = (1, 2, 4, 8)
 _LEAST_GRAPH_TOKENS = 16
 
 
 @dataclass(frozen=True)
 class TRTLLMOptions:
-    """``graph_tokens``: batches of up to so many tokens have CUDA graphs; 0: none has."""
+    """``graph_tokens``: batches of up to this many tokens have CUDA graphs; 0: none."""
 
     graph_tokens: int = 512
 
 
 class TRTLLMEngine:
-    """One ``LLM`` in encode-only mode. ``close`` shuts it down."""
+    """An ``LLM`` in encode-only mode. ``close`` shuts it down."""
 
     def __init__(self, folder: Path, manifest: Manifest, options: TRTLLMOptions) -> None:
         """Raises MissingDependencyError, LibraryVersionError, DeviceNotFoundError, ArtifactWrongDeviceError,
@@ -96,9 +95,9 @@ class TRTLLMEngine:
                 attn_backend="TRTLLM",
                 cuda_graph_config=graphs,
             )
-            # A tensor on the device, from which token types are made: bei does not import torch.
+            # A device tensor from which token types are created, since bei does not import torch.
             self._like = self._llm.encode([[0]], **_RAW, copy_logits_to_host=False) if has_types else None
-        except Exception as error:  # whatever it raises: pydantic's errors, torch's, its own
+        except Exception as error:  # any error of pydantic, torch or the library
             self._shut_down()
             raise EngineError(
                 f"TensorRT-LLM {api.__version__} could not load {folder}: {_one_line(error)}. bei needs {_LEAST} or "
@@ -110,17 +109,17 @@ class TRTLLMEngine:
             device=gpu.name,
             limits=limits,
             outputs={self._output: self._width},
-            is_replaceable=False,  # a new one would have the same CUDA context, where a stuck kernel blocks loading
+            is_replaceable=False,  # a new one would share the CUDA context, where a stuck kernel blocks loading
         )
 
     @property
     def info(self) -> EngineInfo:
-        """The facts. What it holds of the device's memory TensorRT-LLM does not say."""
+        """Facts of the engine. TensorRT-LLM does not report its device memory."""
         return self._info
 
     def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
-        """Compute ``outputs`` (None: all), float32, a row a sequence, which may be NaN or Inf. Raises EngineError,
-        EngineDeadError."""
+        """Compute ``outputs`` (None: all), float32, one row for each sequence; rows may hold NaN or Inf. Raises
+        EngineError, EngineDeadError."""
         if batch.key_lens is not None or batch.unpooled_lens is not None:
             raise EngineError("TensorRT-LLM has no keys or means of some tokens. This is a bug.")
         if outputs is not None and self._output not in outputs:
@@ -131,9 +130,9 @@ class TRTLLMEngine:
                 raise EngineError("The engine is closed.")
             try:
                 logits = self._llm.encode(prompts, **_RAW, copy_logits_to_host=True, **self._token_types(batch))
-                # numpy has no bfloat16; and a copy: the buffer belongs to the next batch.
+                # numpy has no bfloat16; copied, since the next batch reuses the buffer.
                 rows: Float32Array = np.array(logits.float().cpu().numpy(), np.float32)
-            except Exception as error:  # of the batch's size, of CUDA, of torch: what failed is this batch
+            except Exception as error:  # errors of the batch size, CUDA or torch: this batch failed
                 self._check_gpu(error)
                 raise EngineError(
                     f"TensorRT-LLM failed on a batch of {batch.batch_size} sequences and {batch.num_tokens} tokens: "
@@ -147,7 +146,7 @@ class TRTLLMEngine:
         return {self._output: rows}
 
     def _check_gpu(self, error: Exception) -> None:
-        """Raises EngineDeadError where it was not the batch: an error of a kernel stays for the life of the process."""
+        """Raise EngineDeadError if the device is in error: an error of a kernel lasts for the life of the process."""
         lost = self._cuda.settle()
         if lost is not None:
             raise EngineDeadError(
@@ -156,7 +155,7 @@ class TRTLLMEngine:
             ) from error
 
     def warmup(self) -> None:
-        """Run the batch of most tokens once."""
+        """Run the batch with most tokens once."""
         limits = self._info.limits
         length = limits.max_seq_len
         count = max(1, min(limits.max_batch_size, limits.max_num_tokens // length))
@@ -164,7 +163,7 @@ class TRTLLMEngine:
         self.run(PackedBatch(np.zeros(count * length, np.int32), cu_seqlens))
 
     def close(self) -> None:
-        """Shut the LLM down; a batch under way is awaited."""
+        """Shut the LLM down, after a running batch."""
         with self._lock:
             self._shut_down()
 
@@ -175,18 +174,18 @@ class TRTLLMEngine:
             llm.shutdown()
 
     def _token_types(self, batch: PackedBatch) -> dict[str, Any]:
-        """The keyword argument that BERT's class has; without it all types are 0. int32 [T] on the device."""
+        """The keyword argument for BERT's token types, int32 [T] on the device; without it all types are 0."""
         if batch.token_type_ids is None or self._like is None:
             return {}
         return {"token_type_ids": self._like.new_tensor(batch.token_type_ids.tolist()).int()}
 
 
-# Batches of token ids in, one tensor [B, width] out.
+# The signature: batches of token ids in, one tensor [B, width] out.
 _RAW = {"add_special_tokens": False, "return_raw_logits": True}
 
 
 def _load_api(manifest: Manifest) -> Any:
-    """The module, after a look at what is used of it. Raises MissingDependencyError, BrokenDependencyError,
+    """The module, if it has all that is used of it. Raises MissingDependencyError, BrokenDependencyError,
     LibraryVersionError."""
     purpose = f"Serving {manifest.name} (target trtllm)"
     with importing("tensorrt-llm", "trtllm", purpose, modules=("tensorrt_llm",), remedy=_INSTALL):
@@ -201,7 +200,7 @@ def _load_api(manifest: Manifest) -> Any:
 
 
 def _missing(api: Any) -> Any:
-    """What bei uses and this version has not, by name."""
+    """The name of a part that bei uses and this version lacks."""
     encode = getattr(getattr(api, "LLM", None), "encode", None)
     if encode is None:
         yield "LLM.encode"
@@ -212,7 +211,7 @@ def _missing(api: Any) -> Any:
     if not hasattr(llmapi, "EncodeCudaGraphConfig"):
         yield "llmapi.EncodeCudaGraphConfig"
     fields = getattr(getattr(llmapi, "TorchLlmArgs", None), "model_fields", None)
-    if fields is not None:  # else the constructor says it
+    if fields is not None:  # otherwise the constructor reports it
         yield from (f"argument {name} of LLM" for name in _LLM_ARGUMENTS if name not in fields)
 
 
@@ -232,7 +231,7 @@ def _only_output(manifest: Manifest) -> Any:
 
 
 def _has_token_types(folder: Path, manifest: Manifest) -> bool:
-    """Whether the model adds rows for token types. Then it has no CUDA graphs: those take no arguments of a model's."""
+    """True if the model adds rows for token types. Then it has no CUDA graphs, which take no model arguments."""
     try:
         config: Mapping[str, Any] = json.loads((folder / "config.json").read_bytes())
         return int(config.get("type_vocab_size", 0)) > 1

@@ -1,1 +1,1 @@
-"""Prometheus metrics: names, counters, histograms, gauges of the engine, and sums over processes."""
+"""Prometheus metrics: names, counters, histograms, gauges, request timing, the last minute, sums over processes."""

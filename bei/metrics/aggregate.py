@@ -1,7 +1,7 @@
-"""Metrics of several processes as those of one server: what each of them says, and what that is together.
+"""Aggregates the metrics of a server's processes.
 
-Counters and histograms are summed up. What a process that has ended had counted stays in the sums, so that no counter
-falls. Gauges are put together by a rule each (``GAUGES``), and count only while their process answers.
+Counters and histograms are summed; the counts of ended processes stay in the sums, so that no counter decreases. Gauges
+are aggregated by one rule each (``GAUGES``), and count only while their process responds.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final
 import msgspec
 from prometheus_client.core import Metric
 
-from bei.metrics.tei import Answered
+from bei.metrics.tei import AnsweredRequests
 
 _SUMMED: Final = ("counter", "histogram")
 
-# What a queue's gauges say every process says of the same queue, one a little later than another: the largest counts.
+# Every process reports the gauges of the same queue, at slightly different times: the largest value counts.
 GAUGES: Final[Mapping[str, Callable[[float, float], float]]] = {
     "bei_queue_sequences": max,
     "bei_queue_tokens": max,
@@ -38,7 +38,7 @@ GAUGES: Final[Mapping[str, Callable[[float, float], float]]] = {
 
 
 class Family(msgspec.Struct, array_like=True, frozen=True):
-    """A metric: its name, help text, type, and its samples: name, names and values of labels, value."""
+    """A metric: name, help text, type, and samples (name, label names and values, value)."""
 
     name: str
     text: str
@@ -47,22 +47,22 @@ class Family(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Snapshot(msgspec.Struct, array_like=True, frozen=True):
-    """What one process knows, or several together. ``answered`` and ``embedders`` are for TEI's names of metrics."""
+    """The metrics of one process, or aggregated. ``answered`` and ``embedders`` serve TEI's metric names."""
 
     families: list[Family]
-    answered: list[Answered] = []
+    answered: list[AnsweredRequests] = []
     embedders: list[str] = []
 
     def encode(self) -> bytes:
-        """For another process."""
+        """The snapshot as bytes, for another process."""
         return msgspec.msgpack.encode(self)
 
 
 _decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
-def snapshot_of(families: Iterable[Metric], answered: Iterable[Answered], embedders: Iterable[str]) -> Snapshot:
-    """Of metrics as a registry collects them."""
+def snapshot_of(families: Iterable[Metric], answered: Iterable[AnsweredRequests], embedders: Iterable[str]) -> Snapshot:
+    """A snapshot of metrics as a registry collects them."""
     return Snapshot(
         [
             Family(
@@ -79,7 +79,7 @@ def snapshot_of(families: Iterable[Metric], answered: Iterable[Answered], embedd
 
 
 def metrics_of(families: Iterable[Family]) -> list[Metric]:
-    """The opposite."""
+    """Metrics of a registry from a snapshot's families."""
     found = []
     for family in families:
         metric = Metric(family.name, family.text, family.kind)
@@ -89,8 +89,8 @@ def metrics_of(families: Iterable[Family]) -> list[Metric]:
     return found
 
 
-def together(answers: Iterable[bytes]) -> Snapshot:
-    """What all of ``answers``, encoded snapshots, say together."""
+def merge_snapshots(answers: Iterable[bytes]) -> Snapshot:
+    """The aggregate of ``answers``, which are encoded snapshots."""
     snapshots = [_decoder.decode(answer) for answer in answers]
     by_name: dict[str, list[Family]] = {}
     requests: Counter[tuple[str, int]] = Counter()
@@ -101,14 +101,14 @@ def together(answers: Iterable[bytes]) -> Snapshot:
             requests[method, status] += number
     return Snapshot(
         [_merged(families) for families in by_name.values()],
-        [Answered(method, status, number) for (method, status), number in requests.items()],
+        [AnsweredRequests(method, status, number) for (method, status), number in requests.items()],
         sorted({name for snapshot in snapshots for name in snapshot.embedders}),
     )
 
 
-def ended(answers: Seq[bytes]) -> bytes:
-    """What is kept of processes that have ended, or do not answer, by what they said last: all that is counted."""
-    found = together(answers)
+def counts_of_ended(answers: Seq[bytes]) -> bytes:
+    """The counts to keep of processes that have ended, or do not respond, from their last snapshots."""
+    found = merge_snapshots(answers)
     return msgspec.structs.replace(
         found, families=[family for family in found.families if family.kind in _SUMMED]
     ).encode()

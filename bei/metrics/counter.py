@@ -1,7 +1,7 @@
-"""Counters for Prometheus that cost little where every request and every step counts several things.
+"""Prometheus counters with cheap increments, for values that every request and every step counts.
 
-prometheus_client's counter makes four calls to add a number, and says of each set of labels when it was made. These are
-collected by the same registry.
+prometheus_client's counter makes four calls for an increment, and reports a creation time for each label set. The same
+registry collects these.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily
 
 
 class Count:
-    """The number of one set of labels. Safe in threads."""
+    """The count of one label set. Thread-safe."""
 
     __slots__ = ("_lock", "value")
 
@@ -24,7 +24,7 @@ class Count:
         self.value = 0.0
 
     def inc(self, amount: float = 1) -> None:
-        """``amount`` more, which is not negative."""
+        """Add ``amount``, which is not negative."""
         with self._lock:
             self.value += amount
 
@@ -40,11 +40,11 @@ class Counter:
         registry.register(self)
 
     def labels(self, *values: str) -> Count:
-        """The count with these labels, made when it is first asked for."""
+        """The count with these labels, created on first use."""
         return self._counts.setdefault(values, Count())
 
     def describe(self) -> list[CounterMetricFamily]:
-        """The family alone, for the registry."""
+        """The family without counts, for the registry."""
         return [CounterMetricFamily(self._name, self._text, labels=self._label_names)]
 
     def collect(self) -> Iterator[CounterMetricFamily]:

@@ -1,4 +1,4 @@
-"""Gauges of what waits and runs, read from the engine ports when they are scraped: once a model, and never before."""
+"""Gauges of waiting and running work, read from the engine ports at scrape time, once for each model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily
 from bei.core import Limits
 from bei.port import LANES, Lane, PortStats
 
-# The predicted wait of a request that comes to a lane now, in seconds.
+# The predicted wait of a request that enters a lane now, in seconds.
 WaitS: TypeAlias = Callable[[Lane, PortStats], float]
 
 _MODEL = ("model",)
@@ -20,9 +20,9 @@ _LANE = ("model", "lane")
 
 
 @dataclass
-class Source:
-    """Where the gauges of a model come from. ``ports``: while a model is swapped two, the newer one last; none once it
-    is closed."""
+class GaugeSource:
+    """The sources of a model's gauges. ``ports``: two during a swap, the newer one last; none after the model is
+    closed."""
 
     ports: tuple[Callable[[], PortStats], ...] = ()
     wait_s: WaitS | None = None
@@ -30,18 +30,18 @@ class Source:
 
 
 class PortGauges:
-    """The gauges of all models. Those of a closed model are 0; what two ports of one hold is summed up."""
+    """The gauges of all models. Those of a closed model are 0; values of two ports of one model are summed."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, GaugeSource] = {}
         registry.register(self)
 
-    def of(self, model: str) -> Source:
-        """To be filled by whoever knows."""
-        return self._sources.setdefault(model, Source())
+    def of(self, model: str) -> GaugeSource:
+        """The sources of ``model``, for the caller to fill."""
+        return self._sources.setdefault(model, GaugeSource())
 
     def describe(self) -> list[GaugeMetricFamily]:
-        """The families alone, in the order in which ``collect`` fills them."""
+        """The families without samples, in the order of ``collect``."""
         return [
             GaugeMetricFamily("bei_queue_sequences", "Sequences waiting", labels=_LANE),
             GaugeMetricFamily("bei_queue_tokens", "Tokens waiting", labels=_LANE),
@@ -55,7 +55,7 @@ class PortGauges:
         ]
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The families as things stand."""
+        """The families with current values."""
         *of_lanes, drain, step_cap, max_sequences, max_tokens = families = self.describe()
         for model, source in list(self._sources.items()):
             all_stats = [stats() for stats in source.ports]

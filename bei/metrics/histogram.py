@@ -1,7 +1,7 @@
-"""Histograms for Prometheus that take many values at once.
+"""Prometheus histograms that observe many values at once.
 
-A step knows the waits and lengths of hundreds of sequences together; prometheus_client's histogram takes a lock and
-searches its buckets one by one for each of them. These take one lock for all, and are collected by the same registry.
+A step observes the waits and lengths of hundreds of sequences; prometheus_client's histogram takes a lock and searches
+its buckets for each of them. These take one lock for all. The same registry collects them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from prometheus_client.utils import floatToGoString
 
 
 class Series:
-    """The values of one set of labels. Safe in threads."""
+    """The values of one label set. Thread-safe."""
 
     __slots__ = ("_bounds", "_counts", "_lock", "_sum")
 
@@ -29,14 +29,12 @@ class Series:
         self._lock = threading.Lock()
 
     def observe(self, value: float, count: int = 1) -> None:
-        """``value``, so many times."""
         place = bisect_left(self._bounds, value)
         with self._lock:
             self._counts[place] += count
             self._sum += value * count
 
     def observe_all(self, values: Seq[float]) -> None:
-        """Each of ``values``."""
         places = [bisect_left(self._bounds, value) for value in values]
         with self._lock:
             for place in places:
@@ -44,13 +42,13 @@ class Series:
             self._sum += sum(values)
 
     def state(self) -> tuple[list[int], float]:
-        """How many values were in each bucket and below it, and the sum of all."""
+        """The cumulative bucket counts, and the sum of all values."""
         with self._lock:
             return list(accumulate(self._counts)), self._sum
 
 
 class Histogram:
-    """A family of series by ``labels``. ``buckets``: upper bounds, ascending; one without a bound comes on top."""
+    """A family of series by ``labels``. ``buckets``: ascending upper bounds; an unbounded one is added."""
 
     def __init__(
         self, name: str, text: str, labels: Seq[str], buckets: Iterable[float], registry: CollectorRegistry
@@ -64,11 +62,11 @@ class Histogram:
         registry.register(self)
 
     def labels(self, *values: str) -> Series:
-        """The series with these labels, made when it is first asked for."""
+        """The series with these labels, created on first use."""
         return self._series.setdefault(values, Series(self._bounds))
 
     def describe(self) -> list[HistogramMetricFamily]:
-        """The family alone, for the registry."""
+        """The family without series, for the registry."""
         return [HistogramMetricFamily(self._name, self._text, labels=self._label_names)]
 
     def collect(self) -> Iterator[HistogramMetricFamily]:

@@ -1,8 +1,7 @@
-"""The last minute in counts a second each: requests by lane, status and time, and engine steps. ``/stats`` reads them.
+"""Counts of the last minute, by second: requests by lane, status and latency, and engine steps. ``/stats`` reads them.
 
-Counters of a second are a row of a ring; rows of seconds that are over for a minute are cleared when time goes on. To
-count costs a few increments, whatever is asked about later. Processes of one host have one clock, so windows of
-several can be put together second by second (``Window``).
+Each second has a row of counters in a ring; old rows are cleared as time passes, so counting costs a few increments.
+Processes of one host share a clock, so their windows are summed second by second (``MinuteWindow``).
 """
 
 from __future__ import annotations
@@ -22,78 +21,78 @@ import numpy.typing as npt
 from bei.port import LANES, Lane
 
 WINDOW_S: Final = 60
-_ROWS = WINDOW_S + 1  # the second that is not over has one too
+_ROWS = WINDOW_S + 1  # the current second has a row too
 
 Clock: TypeAlias = Callable[[], float]
 
-# Times are counted in buckets of equal ratio: eight for each doubling, from 0.1 ms to 105 s. A percentile is the middle
-# of its bucket, so it is within 4.5 % of what was measured.
+# Latencies are counted in buckets of equal ratio: eight for each doubling, from 0.1 ms to 105 s. A percentile is the
+# middle of its bucket, so it is within 4.5 % of the measured value.
 _PER_DOUBLING = 8
 _LEAST_S = 1e-4
 _BUCKETS = 20 * _PER_DOUBLING
 _MIDDLES = _LEAST_S * 2 ** ((np.arange(_BUCKETS) + 0.5) / _PER_DOUBLING)
 
-# Requests without a lane: reads, and what was refused before it was accepted.
+# The group of requests without a lane: reads, and requests refused before they were accepted.
 OTHER: Final = "other"
 GROUPS: tuple[str, ...] = (*LANES, OTHER)
 
-_FIRST_STATUS, _STATUSES = 100, 500  # statuses are from 100 to 599
-_WIDTH = _STATUSES + _BUCKETS  # of a group: a column a status, then a column a bucket
+_FIRST_STATUS, _STATUSES = 100, 500  # statuses are 100 to 599
+_WIDTH = _STATUSES + _BUCKETS  # columns of a group: one a status, then one a bucket
 
 
-class Window(NamedTuple):
-    """What a ring holds: ``rows`` of seconds, the oldest first, of which the last, ``second`` of the clock, is not
-    over; ``covered_s``: how much time they cover, less than a minute soon after the start."""
+class MinuteWindow(NamedTuple):
+    """The content of a ring: ``rows`` by second, the oldest first; the last one, ``second`` of the clock, is not over.
+    ``covered_s``: seconds covered, less than a minute soon after the start."""
 
     second: int
     covered_s: float
     rows: npt.NDArray[Any]
 
-    def packed(self) -> PackedWindow:
-        """For another process."""
+    def packed(self) -> PackedMinuteWindow:
+        """The window without zeros, for another process."""
         places = np.flatnonzero(self.rows)
         values = self.rows.ravel()[places].astype(np.float64)
-        return PackedWindow(self.second, self.covered_s, places.astype(np.int32).tobytes(), values.tobytes())
+        return PackedMinuteWindow(self.second, self.covered_s, places.astype(np.int32).tobytes(), values.tobytes())
 
 
-class PackedWindow(msgspec.Struct, array_like=True, frozen=True):
-    """A Window without its zeros: ``places`` int32 in the table, ``values`` float64, both as raw bytes."""
+class PackedMinuteWindow(msgspec.Struct, array_like=True, frozen=True):
+    """A MinuteWindow without zeros: ``places`` int32 in the table, ``values`` float64, both as raw bytes."""
 
     second: int
     covered_s: float
     places: bytes
     values: bytes
 
-    def unpacked_like(self, window: Window) -> Window:
-        """With rows as wide as those of ``window``."""
+    def unpacked_like(self, window: MinuteWindow) -> MinuteWindow:
+        """The window, with rows as wide as those of ``window``."""
         rows = np.zeros_like(window.rows)
         rows.ravel()[np.frombuffer(self.places, np.int32)] = np.frombuffer(self.values)
-        return Window(self.second, self.covered_s, rows)
+        return MinuteWindow(self.second, self.covered_s, rows)
 
 
-def summed(windows: Seq[Window]) -> Window:
-    """What all have counted, at least one; second by second, up to the last one that any of them knows."""
+def summed(windows: Seq[MinuteWindow]) -> MinuteWindow:
+    """The sum of at least one window, second by second, up to the latest second of any."""
     second = max(window.second for window in windows)
     rows = np.zeros_like(windows[0].rows)
     for window in windows:
         behind = min(second - window.second, len(rows))
         rows[: len(rows) - behind] += window.rows[behind:]
-    return Window(second, max(window.covered_s for window in windows), rows)
+    return MinuteWindow(second, max(window.covered_s for window in windows), rows)
 
 
 class _Ring:
-    """A row of counters for each second. ``code`` is ``array``'s; in numpy ``table`` has the same memory."""
+    """A row of counters for each second. ``code`` is ``array``'s type code; ``table`` is the same memory in numpy."""
 
     def __init__(self, shape: tuple[int, ...], code: str, clock: Clock) -> None:
         self.width = prod(shape)
-        self.flat: array[Any] = array(code, [0]) * (_ROWS * self.width)  # quicker to increment than numpy's
+        self.flat: array[Any] = array(code, [0]) * (_ROWS * self.width)  # faster to increment than numpy's
         self.table: npt.NDArray[Any] = np.frombuffer(self.flat, code).reshape(_ROWS, *shape)
         self._clock = clock
         self._began_s = clock()
         self._second = int(self._began_s)
 
     def place(self) -> int:
-        """Where in ``flat`` the row of this second begins."""
+        """The index in ``flat`` of this second's row."""
         second = int(self._clock())
         if second != self._second:
             for passed in range(max(self._second, second - _ROWS) + 1, second + 1):
@@ -101,16 +100,16 @@ class _Ring:
             self._second = second
         return second % _ROWS * self.width
 
-    def window(self) -> Window:
-        """A copy, as it is now."""
+    def window(self) -> MinuteWindow:
+        """A copy of the current content."""
         row = self.place() // self.width
         now_s = self._clock()
         covered_s = max(1e-3, min(now_s - self._began_s, WINDOW_S + now_s % 1))
-        return Window(self._second, covered_s, np.roll(self.table, -row - 1, axis=0))
+        return MinuteWindow(self._second, covered_s, np.roll(self.table, -row - 1, axis=0))
 
 
 class Percentiles(NamedTuple):
-    """Of times, in seconds; None where there were none."""
+    """Percentiles of times in seconds; None without samples."""
 
     p50: float | None
     p90: float | None
@@ -120,8 +119,8 @@ class Percentiles(NamedTuple):
 class RequestCounts(NamedTuple):
     """Requests of one lane in the last minute.
 
-    ``answered`` by status. ``latency`` is of good answers (statuses below 400). Lists have the last 60 whole seconds,
-    the oldest first.
+    ``answered`` by status. ``latency`` of successful answers (statuses below 400). Lists hold the last 60 whole
+    seconds, the oldest first.
     """
 
     answered: dict[int, int]
@@ -132,7 +131,7 @@ class RequestCounts(NamedTuple):
 
 
 class RecentRequests:
-    """HTTP requests. Used by one thread, the event loop's."""
+    """HTTP requests of the last minute. Used on the event loop only."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._ring = _Ring((len(GROUPS), _WIDTH), "I", clock)
@@ -140,19 +139,19 @@ class RecentRequests:
         self._offsets[None] = len(LANES) * _WIDTH
 
     def add(self, lane: Lane | None, status: int, seconds: float) -> None:
-        """A request was answered. ``lane`` None: it had none."""
+        """Count an answered request. ``lane`` None: it had none."""
         flat, place = self._ring.flat, self._ring.place() + self._offsets[lane]
         flat[place + status - _FIRST_STATUS] += 1
         if status < 400:
             flat[place + _STATUSES + _bucket(seconds)] += 1
 
-    def window(self) -> Window:
+    def window(self) -> MinuteWindow:
         """The last minute, for ``request_counts``."""
         return self._ring.window()
 
 
-def request_counts(window: Window) -> dict[str, RequestCounts]:
-    """By group."""
+def request_counts(window: MinuteWindow) -> dict[str, RequestCounts]:
+    """The counts by group."""
     return {group: _counts(window.rows[:, index]) for index, group in enumerate(GROUPS)}
 
 
@@ -176,7 +175,7 @@ def _counts(rows: npt.NDArray[Any]) -> RequestCounts:
 
 
 def _percentiles(counts: npt.NDArray[Any], share: float) -> list[float | None]:
-    """For each row of ``counts`` [rows, buckets] the time that ``share`` of what it counts do not exceed."""
+    """For each row of ``counts`` [rows, buckets], the time that the given ``share`` of its samples do not exceed."""
     sums = counts.cumsum(axis=1)
     totals = sums[:, -1]
     buckets = (sums >= np.ceil(share * totals)[:, None]).argmax(axis=1)
@@ -184,9 +183,9 @@ def _percentiles(counts: npt.NDArray[Any], share: float) -> list[float | None]:
 
 
 class StepSums(NamedTuple):
-    """Engine steps of one model in the last minute, which ``covered_s`` seconds of it are known of.
+    """Engine steps of one model in the last minute, of which ``covered_s`` seconds are known.
 
-    ``slots``: sequences of a step times its longest one, summed up. ``tokens_per_second`` has the last 60 whole
+    ``slots``: sequences of a step times its longest sequence, summed. ``tokens_per_second`` holds the last 60 whole
     seconds, the oldest first; a step counts in the second in which it ended.
     """
 
@@ -200,28 +199,28 @@ class StepSums(NamedTuple):
 
 
 class RecentSteps:
-    """Engine steps of one model. Safe in threads."""
+    """Engine steps of one model in the last minute. Thread-safe."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._ring = _Ring((5,), "d", clock)
         self._lock = threading.Lock()
 
     def add(self, num_sequences: int, num_tokens: int, num_slots: int, engine_s: float) -> None:
-        """A step has run for ``engine_s`` seconds."""
+        """Count a step that ran for ``engine_s`` seconds."""
         counted: Seq[float] = (1, num_sequences, num_tokens, num_slots, engine_s)
         with self._lock:
             place = self._ring.place()
             for index, value in enumerate(counted):
                 self._ring.flat[place + index] += value
 
-    def window(self) -> Window:
+    def window(self) -> MinuteWindow:
         """The last minute, for ``step_sums``."""
         with self._lock:
             return self._ring.window()
 
 
-def step_sums(window: Window) -> StepSums:
-    """Of the last minute."""
+def step_sums(window: MinuteWindow) -> StepSums:
+    """The sums of a window."""
     steps, sequences, tokens, slots, engine_s = window.rows.sum(axis=0).tolist()
     by_second = window.rows[:-1, 2].astype(int).tolist()
     return StepSums(window.covered_s, int(steps), int(sequences), int(tokens), int(slots), engine_s, by_second)

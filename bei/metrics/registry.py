@@ -1,7 +1,7 @@
-"""Every metric name in one place (Prometheus). docs/reference.md lists them; a test holds the two together.
+"""All Prometheus metrics of this server by name. docs/reference.md lists them; a test compares both.
 
-The gauges of ports are in ``bei.metrics.engine_gauges``, text-embeddings-inference's names in ``bei.metrics.tei``. Where a server
-is several processes each has its own Metrics; what they say together is made in ``bei.metrics.aggregate``.
+Gauges of the engine ports are in ``bei.metrics.engine_gauges``, text-embeddings-inference's names in
+``bei.metrics.tei``. In a server of several processes each has its own Metrics, aggregated by ``bei.metrics.aggregate``.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, genera
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from bei.core import Limits
-from bei.metrics.aggregate import Snapshot, metrics_of, snapshot_of, together
+from bei.metrics.aggregate import Snapshot, merge_snapshots, metrics_of, snapshot_of
 from bei.metrics.counter import Count, Counter
 from bei.metrics.engine_gauges import PortGauges, WaitS
 from bei.metrics.histogram import Histogram, Series
 from bei.metrics.last_minute import RecentRequests, RecentSteps
-from bei.metrics.tei import Answered, te_exposition
+from bei.metrics.tei import AnsweredRequests, te_exposition
 from bei.port import LANES, Lane, PortStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# What becomes of an artifact that is looked at again while it is served.
+# Results of a check for a new artifact of a served model.
 SwapResult: TypeAlias = Literal["swapped", "unchanged", "refused"]
 
 _SECONDS = (
@@ -34,19 +34,19 @@ _SECONDS = (
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 )
 _RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
-# Those of text-embeddings-inference, whose names these have too (bei.metrics.tei).
+# Metrics that are also exposed under text-embeddings-inference's names (bei.metrics.tei).
 _SIZES = tuple(2**power for power in range(13))
 _TOKENS = tuple(2**power for power in range(21))
 _LENGTHS = tuple(2**power for power in range(18))
 
 _FAILURES = ("exception", "non_finite", "engine_died")
 
-# The process of a server that is one process.
+# The process label of a server with a single process.
 ONLY_PROCESS = "server"
 
 
 class _Request(NamedTuple):
-    """What requests are counted by. ``model`` and ``lane`` are empty where none was asked, ``method`` is TEI's word."""
+    """Labels of requests. ``model`` and ``lane`` are empty if none was asked; ``method`` is TEI's term."""
 
     route: str
     status: int
@@ -56,10 +56,10 @@ class _Request(NamedTuple):
 
 
 class Metrics:
-    """All collectors of one process, in a registry of their own.
+    """All collectors of one process, in a registry of its own.
 
-    ``model_routes``: those whose requests ask an engine; TEI's names count no others. ``steps``: of each model, the
-    engine's steps of the last minute.
+    ``model_routes``: routes that use an engine; only these count under TEI's names. ``steps``: the engine steps of the
+    last minute by model.
     """
 
     def __init__(self) -> None:
@@ -150,12 +150,12 @@ class Metrics:
     def request(
         self, route: str, status: int, seconds: float, model: str | None, lane: Lane | None, num_inputs: int
     ) -> None:
-        """An HTTP request was answered; ``num_inputs`` were for ``model``. Of the event loop's thread."""
+        """Count an answered HTTP request with ``num_inputs`` for ``model``. Called on the event loop only."""
         self.recent.add(lane, status, seconds)
         method = "batch" if num_inputs > 1 else "single" if num_inputs else ""
         request = _Request(route, status, model or "", lane or "", method)
         collectors = self._by_request.get(request)
-        if collectors is None:  # finding a label costs as much as counting
+        if collectors is None:  # a label lookup costs as much as counting
             labels = (route, str(status), request.model, request.lane)
             collectors = self.requests.labels(*labels[:2]), self.request_seconds.labels(*labels)
             self._by_request[request] = collectors
@@ -164,14 +164,14 @@ class Metrics:
         self._answered[request] += 1
 
     def key_request(self, label: str, status: int) -> None:
-        """An HTTP request with the API key of the name ``label`` was answered."""
+        """Count an answered HTTP request with the API key called ``label``."""
         counter = self._by_key.get((label, status))
         if counter is None:
             counter = self._by_key[label, status] = self.key_requests.labels(label, str(status))
         counter.inc()
 
     def artifact(self, model: str, digest: str) -> None:
-        """``model`` is served from the artifact of this digest from now on."""
+        """Report that ``model`` is now served from the artifact with this digest."""
         former = self._digests.get(model)
         if former is not None:
             self.artifact_info.remove(model, former)
@@ -179,38 +179,38 @@ class Metrics:
         self.artifact_info.labels(model, digest).set(1)
         self.artifact_start.labels(model).set_to_current_time()
         for result in get_args(SwapResult):
-            self.swaps.labels(model, result)  # counters that are 0, so that the first swap shows in a rate
+            self.swaps.labels(model, result)  # counters start at 0, so that rates show the first swap
 
     def swap(self, model: str, result: SwapResult) -> None:
-        """The artifact of ``model`` was looked at."""
+        """Count a check for a new artifact of ``model``."""
         self.swaps.labels(model, result).inc()
 
     def render(self) -> bytes:
-        """The exposition text of a server that is this process."""
+        """The exposition text of a server with a single process."""
         families = list(self.registry.collect())
         return self._rendered(families, self._answered_of_models(), self.embedders, (ONLY_PROCESS,), ())
 
     def snapshot(self) -> bytes:
-        """What this process knows, for others. In any thread."""
+        """This process's metrics for other processes. Thread-safe."""
         return snapshot_of(self.registry.collect(), self._answered_of_models(), sorted(self.embedders)).encode()
 
-    def render_together(self, answers: Mapping[str, bytes], processes: Iterable[str], silent: Iterable[str]) -> bytes:
-        """The exposition text of a server, made of its processes' snapshots, this one's among them. ``processes`` have
-        answered, ``silent`` ones have not."""
-        found: Snapshot = together(answers.values())
+    def render_server(self, answers: Mapping[str, bytes], processes: Iterable[str], silent: Iterable[str]) -> bytes:
+        """The exposition text of a server from its processes' snapshots, including this one's. ``processes`` responded,
+        ``silent`` ones did not."""
+        found: Snapshot = merge_snapshots(answers.values())
         return self._rendered(metrics_of(found.families), found.answered, {*found.embedders}, processes, silent)
 
     def restarted(self, process: str) -> None:
-        """A process of the server has died and was started again."""
+        """Count a restart of a process that died."""
         self.process_restarts.labels(process).inc()
 
     def hung(self, process: str) -> None:
-        """A process of the server hangs and is ended."""
+        """Count a process that hung and was ended."""
         self.process_hangs.labels(process).inc()
 
-    def _answered_of_models(self) -> list[Answered]:
+    def _answered_of_models(self) -> list[AnsweredRequests]:
         return [
-            Answered(request.method, request.status, count)
+            AnsweredRequests(request.method, request.status, count)
             for request, count in list(self._answered.items())
             if request.route in self.model_routes
         ]
@@ -218,7 +218,7 @@ class Metrics:
     def _rendered(
         self,
         families: list[Metric],
-        answered: Iterable[Answered],
+        answered: Iterable[AnsweredRequests],
         embedders: AbstractSet[str],
         processes: Iterable[str],
         silent: Iterable[str],
@@ -233,7 +233,7 @@ class Metrics:
 
 
 class _Collected:
-    """Families that have been collected already."""
+    """A collector of families that were already collected."""
 
     def __init__(self, families: Seq[Metric]) -> None:
         self._families = families
@@ -243,10 +243,10 @@ class _Collected:
 
 
 class ModelMetrics:
-    """The collectors of one model, label already bound. ``is_embedder``: TEI's names for what it does say "embed"."""
+    """The collectors of one model, with its label bound. ``is_embedder``: TEI's names call its work "embed"."""
 
     def __init__(self, metrics: Metrics, model: str, *, is_embedder: bool = True) -> None:
-        self.recent = metrics.steps.setdefault(model, RecentSteps())  # its artifact may be swapped
+        self.recent = metrics.steps.setdefault(model, RecentSteps())  # kept when its artifact is swapped
         self._gauges = metrics.gauges.of(model)
         if is_embedder:
             metrics.embedders.add(model)
@@ -277,64 +277,61 @@ class ModelMetrics:
         self._restarts = metrics.engine_restarts.labels(model)
 
     def accepted(self, num_inputs: int) -> None:
-        """A request was admitted."""
         self._inputs.inc(num_inputs)
 
     def truncated(self, num_inputs: int) -> None:
-        """Inputs were cut."""
         self._truncated.inc(num_inputs)
 
     def inferred(self, num_answered: int, num_failed: int) -> None:
-        """The inference of inputs has ended, with their answers or without."""
+        """Count inputs whose inference has ended, with an answer or not."""
         if num_answered:
             self._inferred.inc(num_answered)
         if num_failed:
             self._failed.inc(num_failed)
 
     def tokenized(self, lane: Lane, num_inputs: int, seconds: float) -> None:
-        """Inputs were tokenized so long after their request was accepted."""
+        """Observe the time from a request's acceptance to the tokenization of inputs."""
         self._tokenization_seconds[lane].observe(seconds, num_inputs)
 
     def input_answers(self, lane: Lane, num_inputs: int, seconds: float) -> None:
-        """The answers to inputs came so long after their request was accepted."""
+        """Observe the time from a request's acceptance to the answers of inputs."""
         self._input_seconds[lane].observe(seconds, num_inputs)
 
     def watch(self, stats: Callable[[], PortStats], limits: Limits) -> None:
-        """Read the gauges from ``stats`` whenever they are scraped. ``limits``: of a step."""
+        """Read gauges from ``stats`` at scrape time. ``limits``: those of a step."""
         self._gauges.ports = (*self._gauges.ports, stats)
         self._gauges.limits = limits
 
     def forget(self, stats: Callable[[], PortStats]) -> None:
-        """What ``stats`` says counts no more."""
+        """Stop reading gauges from ``stats``."""
         self._gauges.ports = tuple(other for other in self._gauges.ports if other != stats)
 
     def watch_waits(self, wait_s: WaitS) -> None:
-        """Ask ``wait_s`` for the predicted wait of a request that comes now, whenever that is scraped."""
+        """Read the predicted wait of a new request from ``wait_s`` at scrape time."""
         self._gauges.wait_s = wait_s
 
     def shared(self, in_flight: int, cached: int) -> None:
-        """Sequences will be answered by another's computation."""
+        """Count sequences that share another sequence's computation."""
         if in_flight:
             self._in_flight.inc(in_flight)
         if cached:
             self._cached.inc(cached)
 
     def expired(self, num_sequences: int) -> None:
-        """Sequences were dropped."""
         self._expired.inc(num_sequences)
 
     def batch_failed(self, kind: str) -> None:
-        """A run of the engine failed."""
+        """Count a failed engine run."""
         self._failures[kind].inc()
 
     def engine_restarted(self) -> None:
-        """An engine was given up."""
+        """Count an engine that was replaced."""
         self._restarts.inc()
 
     def batch(
         self, lengths: Seq[int], *, engine_s: float, predicted_s: float, waits: Iterable[tuple[Lane, float]]
     ) -> None:
-        """A step has run sequences of ``lengths`` tokens; ``waits``: their lanes and waits in seconds."""
+        """Observe a step over sequences of ``lengths`` tokens; ``waits``: their lanes and waits in seconds."""
         num_tokens, num_slots = sum(lengths), max(lengths) * len(lengths)
         self.recent.add(len(lengths), num_tokens, num_slots, engine_s)
         self._tokens.inc(num_tokens)

@@ -1,8 +1,7 @@
-"""The stages of a request: its time from the headers to the answer, cut into parts that add up.
+"""Stages of a request: the time from its headers to its answer, divided into parts that add up.
 
-Inputs of one request are in different stages at once: while one runs, others wait or are tokenized. So a moment belongs
-to the stage that is nearest to the answer: to the inference while any input is in a step, else to the queue while any
-waits for one, else to the tokenization.
+Inputs of one request may be in different stages at once. Each moment counts for the latest stage: inference while any
+input is in a step, else queue while any input waits for one, else tokenization.
 """
 
 from __future__ import annotations
@@ -12,19 +11,19 @@ from collections.abc import Sequence as Seq
 from itertools import accumulate
 from typing import NamedTuple
 
-RECEIVE = "receive"  # from the headers until the body is there
-PARSE = "parse"  # until the request is accepted, or refused
+RECEIVE = "receive"  # from the headers to the end of the body
+PARSE = "parse"  # until the request is accepted or refused
 TOKENIZATION = "tokenization"
 QUEUE = "queue"
 INFERENCE = "inference"
-RENDER = "render"  # until the answer begins: delivery, post-processing, writing it
+RENDER = "render"  # until the answer begins: delivery, post-processing, serialization
 
-# A trace shows at most so many stages of one request: bulk work takes hundreds of steps, and waits between them.
+# The limit for stages of one request in a trace: bulk work takes hundreds of steps with waits between them.
 MOST_STAGES = 96
 
 
 class Stage(NamedTuple):
-    """A part of a request's time, in microseconds since it began."""
+    """A part of a request's time, in microseconds since its beginning."""
 
     name: str
     begun_us: int
@@ -32,7 +31,7 @@ class Stage(NamedTuple):
 
 
 class InputStep(NamedTuple):
-    """A step that answered inputs of one call: when the first of them came to the engine port, and when they ran."""
+    """A step that answered inputs of one call: when their first input reached the engine port, and when it ran."""
 
     submitted_s: float
     started_s: float
@@ -40,9 +39,9 @@ class InputStep(NamedTuple):
 
 
 def ends_of_steps(steps: Iterable[InputStep], accepted_s: float) -> Iterator[tuple[str, float]]:
-    """Stages from ``accepted_s`` to the end of the last of ``steps``: the name of each, and when it ended."""
+    """Names and end times of the stages from ``accepted_s`` to the end of the last of ``steps``."""
     ordered = sorted(steps, key=lambda step: step.started_s)
-    # Of each step, when the first input came that it or a later one has run.
+    # For each step, the earliest arrival of an input that it or a later step ran.
     earliest = [*accumulate((step.submitted_s for step in reversed(ordered)), min)][::-1]
     at_s = accepted_s
     for step, submitted_s in zip(ordered, earliest, strict=True):
@@ -54,8 +53,8 @@ def ends_of_steps(steps: Iterable[InputStep], accepted_s: float) -> Iterator[tup
 
 
 def stages_of(begun_s: float, ends: Iterable[tuple[str, float]], ended_s: float) -> list[Stage]:
-    """Stages one after the other, from their names and ends. None ends before it begins or after ``ended_s``; equal
-    neighbours are one, and of no length is at most the first of a name."""
+    """Consecutive stages from names and end times, clamped to the order given and to ``ended_s``. Equal neighbours are
+    merged; of stages without length only the first of each name is kept."""
     stages: list[Stage] = []
     names: set[str] = set()
     at_us, last_us = 0, microseconds(ended_s - begun_s)
@@ -71,7 +70,7 @@ def stages_of(begun_s: float, ends: Iterable[tuple[str, float]], ended_s: float)
 
 
 def totals_us(stages: Iterable[Stage]) -> dict[str, int]:
-    """How long each stage was in all."""
+    """The total time of each stage."""
     totals: dict[str, int] = {}
     for name, begun_us, ended_us in stages:
         totals[name] = totals.get(name, 0) + ended_us - begun_us
@@ -79,12 +78,12 @@ def totals_us(stages: Iterable[Stage]) -> dict[str, int]:
 
 
 def microseconds(seconds: float) -> int:
-    """The nearest whole number of them."""
+    """Rounded to whole microseconds."""
     return round(seconds * 1e6)
 
 
 def _fewer(stages: Seq[Stage]) -> Iterator[Stage]:
-    """Neighbours are put together by name: what each stage took stays, but not where in between it was."""
+    """Merges neighbours by name: the total of each stage is kept, not its place in between."""
     num_groups = MOST_STAGES // len({stage.name for stage in stages})
     size = -(-len(stages) // num_groups)
     for first in range(0, len(stages), size):

@@ -1,7 +1,6 @@
-"""Where the time of a request went: its inputs' tokenization, their wait for a step, the step itself.
+"""Times of a request: tokenization of its inputs, their wait for a step, the step itself.
 
-Measured only for requests whose answers, line of the log or trace say it. All times are seconds of
-``time.monotonic()``.
+Measured only if the answer, the access log or a trace reports it. All times are seconds of ``time.monotonic()``.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from bei.metrics.request_stages import (
 from bei.port import Item, StepTimes
 
 
-class Seconds(NamedTuple):
-    """From the request's acceptance until an input is with the engine port, until its step begins, until it ends."""
+class StageSeconds(NamedTuple):
+    """Seconds from the request's acceptance to the engine port, from there to the step's begin, and to its end."""
 
     tokenization_s: float
     queue_s: float
@@ -37,9 +36,9 @@ class Seconds(NamedTuple):
 class CallTimes:
     """Sums over the inputs of one call of the service, whose tokenization began at ``begun_s``.
 
-    ``submitted`` is called in any thread, before the input's answer; ``answered`` in threads of the port, one call
-    at a time, before the call is done; the sums are read when it is. ``steps`` are those that answered inputs,
-    ``broken_off_s`` is when the call ended without all of its answers.
+    ``submitted`` is called in any thread, before the input's answer; ``answered`` in threads of the port, one call at a
+    time, before the call is done; the sums are read afterwards. ``steps``: those that answered inputs.
+    ``broken_off_s``: when the call ended without all answers.
     """
 
     def __init__(self, num_inputs: int, begun_s: float) -> None:
@@ -55,7 +54,7 @@ class CallTimes:
         self._tokenization_s = self._queue_s = self._inference_s = 0.0
 
     def submitted(self, items: Seq[Item]) -> None:
-        """``items`` are tokenized and go to the port now."""
+        """Note that ``items`` are tokenized and enter the port now."""
         now_s = time.monotonic()
         for item in items:
             self._submitted_s[item.place] = now_s
@@ -64,9 +63,9 @@ class CallTimes:
         self._num_tokens.append(sum([item.encoding.num_tokens for item in items]))
 
     def answered(self, place: int, step: StepTimes | None) -> None:
-        """Input ``place`` was answered by ``step``; None: without one, from the cache.
+        """Note that ``step`` answered input ``place``; None: the answer came from the cache.
 
-        Of a step that already ran for an equal input, only what was left of it counts.
+        For an input that joined a running step of an equal input, only the rest of the step counts.
         """
         self.num_answered += 1
         submitted_s = self._submitted_s[place]
@@ -75,31 +74,31 @@ class CallTimes:
             started_s = max(submitted_s, step.started_s)
             self._queue_s += started_s - submitted_s
             self._inference_s += max(0.0, step.ended_s - started_s)
-            if step is not self._last_step:  # the answers of a step come together
+            if step is not self._last_step:  # answers of a step come together
                 self._last_step = step
                 self.steps.append(InputStep(submitted_s, started_s, step.ended_s))
             elif submitted_s < self.steps[-1].submitted_s:
                 self.steps[-1] = InputStep(submitted_s, started_s, step.ended_s)
 
     def broken_off(self) -> None:
-        """The call ends now, whatever it still waits for."""
+        """Note that the call ends now, whatever is still pending."""
         self.broken_off_s = time.monotonic()
 
     @property
     def num_tokens(self) -> int:
-        """Of all inputs, special tokens included."""
+        """Number of tokens of all inputs, special tokens included."""
         return sum(self._num_tokens)
 
     @property
-    def sums(self) -> Seconds:
-        """Of all inputs that were answered."""
-        return Seconds(self._tokenization_s, self._queue_s, self._inference_s)
+    def sums(self) -> StageSeconds:
+        """Sums over all answered inputs."""
+        return StageSeconds(self._tokenization_s, self._queue_s, self._inference_s)
 
 
 class Timing:
     """The times of one request, which began at ``begun_s``, by default now. ``target``: of the engine that ran it.
 
-    ``reads_body``: it asks a model, so its time has stages. ``accepted_s``: when it was first admitted.
+    ``reads_body``: the request uses a model, so its time has stages. ``accepted_s``: when it was first admitted.
     ``answered_s``: when its answer began.
     """
 
@@ -116,15 +115,15 @@ class Timing:
         self._calls: list[CallTimes] = []
 
     def received(self) -> None:
-        """The body is there."""
+        """The body has arrived."""
         self._received_s = time.monotonic()
 
     def parsed(self) -> None:
-        """The body was read."""
+        """The body was parsed."""
         self._parsed_s = time.monotonic()
 
     def admitted(self, inputs: Seq[str | tuple[str, str] | list[int]], target: str, accepted_s: float) -> None:
-        """The request was accepted with ``inputs``; of token ids each counts as a character, as TEI counts them."""
+        """The request was accepted with ``inputs``; each token id counts as a character, as in TEI."""
         self.target = target
         if self.accepted_s is None:
             self.accepted_s = accepted_s
@@ -133,7 +132,7 @@ class Timing:
         )
 
     def of_call(self, num_inputs: int, begun_s: float) -> CallTimes:
-        """Times of another call, whose inputs have waited for their tokenization since ``begun_s``."""
+        """The times of another call, whose inputs have waited for their tokenization since ``begun_s``."""
         self._calls.append(CallTimes(num_inputs, begun_s))
         return self._calls[-1]
 
@@ -147,25 +146,27 @@ class Timing:
 
     @property
     def total_s(self) -> float:
-        """Since the body was read."""
+        """Seconds since the body was parsed."""
         return time.monotonic() - self._parsed_s
 
     @property
     def num_tokens(self) -> int:
-        """Of all inputs, special tokens included."""
+        """Number of tokens of all inputs, special tokens included."""
         return sum([call.num_tokens for call in self._calls])
 
-    def means(self) -> Seconds:
-        """Over the inputs that were answered, of all calls, which are done; 0 where none was."""
+    def means(self) -> StageSeconds:
+        """Means over the answered inputs of all calls, which must be done; 0 without any."""
         num_answered = max(1, sum([call.num_answered for call in self._calls]))
-        totals = (sum(sums) for sums in zip(Seconds(0.0, 0.0, 0.0), *(call.sums for call in self._calls), strict=True))
-        return Seconds(*(total / num_answered for total in totals))
+        totals = (
+            sum(sums) for sums in zip(StageSeconds(0.0, 0.0, 0.0), *(call.sums for call in self._calls), strict=True)
+        )
+        return StageSeconds(*(total / num_answered for total in totals))
 
     @cached_property
     def stages(self) -> list[Stage]:
-        """Until the answer began, or until now where it never did; none of a request that asks no model.
+        """Stages until the answer began, or until now; none for a request that uses no model.
 
-        All calls are done.
+        All calls must be done.
         """
         ended_s = time.monotonic() if self.answered_s is None else self.answered_s
         return stages_of(self.begun_s, self._ends(ended_s), ended_s)
@@ -180,7 +181,7 @@ class Timing:
             yield RENDER, ended_s
 
     def _ends_of_calls(self, accepted_s: float) -> Iterator[tuple[str, float]]:
-        # Copies: a call that was broken off may still get an answer.
+        # Copies: an abandoned call may still receive answers.
         yield from ends_of_steps([step for call in self._calls for step in tuple(call.steps)], accepted_s)
         yield TOKENIZATION, max([self._tokenized_s, *(call.tokenized_s for call in self._calls)])
         for call in self._calls:

@@ -1,10 +1,10 @@
-"""text-embeddings-inference's names of metrics, so that its users' dashboards, alerts and autoscalers go on working.
+"""Metrics under text-embeddings-inference's names, so that existing dashboards, alerts and autoscalers keep working.
 
-Nothing is counted for them: they are sums of this server's own families, made when they are scraped. Names, types,
-labels and units are TEI's (its ``router/src/http/server.rs``, ``core/src/infer.rs``, ``core/src/queue.rs``): counters
-without ``_total``, seconds, no label for the model. What a name stands for differs in two ways: the stages of
-``te_request_*`` are those of inputs, as in ``te_embed_*``, where TEI takes the mean over the inputs of a request; and
-there is no 0 in ``te_batch_next_*`` for a look at an empty queue.
+They are computed at scrape time from this server's own families. Names, types, labels and units are TEI's (its
+``router/src/http/server.rs``, ``core/src/infer.rs``, ``core/src/queue.rs``): counters without ``_total``, seconds, no
+label for the model. There are two differences: the stages of ``te_request_*`` are those of inputs, as in
+``te_embed_*``, where TEI takes the mean over the inputs of a request; and ``te_batch_next_*`` has no 0 for a look at an
+empty queue.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _METHODS = ("single", "batch")
 _FAILURES = ("validation", "batch_size", "overloaded", "dropped", "inference")
 _OF_STATUS = {413: "batch_size", 424: "inference", 429: "overloaded", 499: "dropped", 504: "dropped"}
 
-# Of an input: the end of TEI's name, and our family.
+# Times of inputs: the end of TEI's name, and our family.
 _STAGES = {
     "duration": "bei_input_seconds",
     "tokenization_duration": "bei_tokenization_seconds",
@@ -33,9 +33,9 @@ Labels: TypeAlias = Mapping[str, str]
 Key: TypeAlias = tuple[str, tuple[str, str] | None]
 
 
-class Answered(NamedTuple):
-    """So many requests to a model were answered with ``status``. ``method``: TEI's word for one input or several, empty
-    where the request was refused before its inputs were known."""
+class AnsweredRequests(NamedTuple):
+    """The number of requests to a model answered with ``status``. ``method``: TEI's term for one or several inputs;
+    empty if the request was refused before its inputs were known."""
 
     method: str
     status: int
@@ -43,10 +43,13 @@ class Answered(NamedTuple):
 
 
 def te_exposition(
-    families: Iterable[Metric], answered: Iterable[Answered], routes: AbstractSet[str], embedders: AbstractSet[str]
+    families: Iterable[Metric],
+    answered: Iterable[AnsweredRequests],
+    routes: AbstractSet[str],
+    embedders: AbstractSet[str],
 ) -> str:
-    """Exposition text of our ``families`` under TEI's names. ``routes`` are those that ask a model, ``embedders`` the
-    models that embed; all others predict."""
+    """Exposition text of our ``families`` under TEI's names. ``routes``: those that use a model. ``embedders``: models
+    that embed; all others predict."""
     of = {family.name: family for family in families}
     models = {sample.labels["model"] for sample in of["bei_inputs"].samples}
     text = [
@@ -69,7 +72,7 @@ def te_exposition(
     return "".join(text)
 
 
-def _requests(answered: Iterable[Answered]) -> Iterator[str]:
+def _requests(answered: Iterable[AnsweredRequests]) -> Iterator[str]:
     counts, successes, failures = (Counter(dict.fromkeys(names, 0)) for names in (_METHODS, _METHODS, _FAILURES))
     for method, status, number in answered:
         if method:
@@ -105,7 +108,7 @@ def _histogram(name: str, ours: Metric, keep: Callable[[Labels], bool] = lambda 
 
 
 def _summed(ours: Metric, keep: Callable[[Labels], bool] = lambda _: True) -> dict[Key, float]:
-    """Over all of its series that are to be kept: a value for each bucket, for their number and for their sum."""
+    """Sums over the series that ``keep`` selects: a value for each bucket, the count and the sum."""
     sums: dict[Key, float] = {}
     for sample in ours.samples:
         if keep(sample.labels):
@@ -116,7 +119,7 @@ def _summed(ours: Metric, keep: Callable[[Labels], bool] = lambda _: True) -> di
 
 
 def _family(name: str, kind: str, ours: str, values: Mapping[Key, float]) -> Iterator[str]:
-    """Its lines. prometheus_client's writer would add _total to the names of counters."""
+    """The lines of a family. prometheus_client's writer would add _total to the names of counters."""
     yield f"# HELP {name} text-embeddings-inference's name, made of {ours}\n# TYPE {name} {kind}\n"
     for (suffix, label), value in values.items():
         braced = "" if label is None else f'{{{label[0]}="{label[1]}"}}'

@@ -98,7 +98,7 @@ class Model:
         with ExitStack() as stack:
             found = default_artifact(config, stack) if model is None else artifact_for(os.fspath(model), config, stack)
             if not isinstance(found, Path):
-                cache_of(config).keep_bound(config.cache_max_bytes)  # now, as this one is in use
+                cache_of(config).enforce_limit(config.cache_max_bytes)  # now, as this one is in use
             thread = ServiceThread(found, config, stack.pop_all())
         self._runner = Runner(thread, config.interactive_inputs)
 

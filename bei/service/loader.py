@@ -8,10 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from bei.artifact import manifest as artifacts
 from bei.artifact import store
 from bei.artifact.compatibility import check_in_place, check_room, check_swap
-from bei.artifact.manifest import Artifact, Manifest
+from bei.artifact.manifest import TOKEN_WEIGHTS, TOKENIZER, Artifact, Manifest
 from bei.artifact.token_weights import read_token_weights
 from bei.config.settings import ServeConfig
 from bei.core import Engine, Float32Array
@@ -176,7 +175,7 @@ def next_artifact(path: Path, served: Manifest, config: ServeConfig, num_engines
 def encoder_of(artifact: Artifact, config: ServeConfig) -> TextEncoder:
     """The tokenizer of ``artifact``, and its table of weights. Raises ArtifactError."""
     encoder = TextEncoder(
-        artifact.path / artifacts.TOKENIZER,
+        artifact.path / TOKENIZER,
         artifact.manifest.max_seq_len,
         auto_truncate=config.auto_truncate,
         frame=_frame_of(artifact),
@@ -253,7 +252,7 @@ def _opener(artifact: Artifact, config: ServeConfig) -> Callable[[int | None], E
 def _token_weights_of(artifact: Artifact) -> Float32Array | None:
     if not any(role.table for role in artifact.manifest.roles.values()):
         return None
-    return read_token_weights(artifact.path / artifacts.TOKEN_WEIGHTS, artifact.manifest.spec.vocab_size)
+    return read_token_weights(artifact.path / TOKEN_WEIGHTS, artifact.manifest.spec.vocab_size)
 
 
 def _frame_of(artifact: Artifact) -> tuple[str, str]:

@@ -83,7 +83,7 @@ def default_artifact(config: ServeConfig, held: ExitStack) -> Artifact:
 
 def _built(model: str, name: str | None, config: ServeConfig, held: ExitStack) -> Artifact:
     config_class = build_config_class()
-    from bei.config.build_flags import saying_variables, with_variables
+    from bei.config.build_flags import variables_in_errors, with_variable_names
     from bei.config.settings import ENV_PREFIX
     from bei.config.sources import build_variables, load
     from bei.engine.load import load_engine
@@ -98,15 +98,15 @@ def _built(model: str, name: str | None, config: ServeConfig, held: ExitStack) -
     options = {"model": model, "precision": config.precision}
     if name is not None and "name" not in variables:
         options["name"] = name
-    with saying_variables(config_class):
+    with variables_in_errors(config_class):
         build_config = load(config_class, options)
     if config.require_signature is not None and build_config.sign is None:
         raise ArtifactUntrustedError(
             f"{model} is a checkpoint, which would be built here and signed by nobody, and only signed artifacts are "
             "served: build it with 'bei build --sign', and serve that."
         )
-    progress = Progress(worded=partial(with_variables, build_config=config_class))
-    with saying_variables(config_class):
+    progress = Progress(worded=partial(with_variable_names, build_config=config_class))
+    with variables_in_errors(config_class):
         artifact, use = build_cached(build_config, cache_of(config), load_engine, progress)
     held.enter_context(use)
     return artifact

@@ -20,8 +20,8 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
-from bei.artifact import manifest as artifacts
 from bei.artifact.certificate.canary import canary_row, deviation
+from bei.artifact.manifest import Artifact
 from bei.config.settings import ServeConfig
 from bei.core import Encoding, Row
 from bei.errors import (
@@ -89,7 +89,7 @@ class InferenceService:
 
     def __init__(
         self,
-        artifact: artifacts.Artifact,
+        artifact: Artifact,
         encoder: TextEncoder,
         config: ServeConfig,
         metrics: Metrics,

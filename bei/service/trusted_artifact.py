@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from bei.artifact import store as artifacts
+from bei.artifact import store
 from bei.artifact.manifest import Artifact
 from bei.artifact.signature import check_trusted
 from bei.artifact.signing_keys import trusted_keys
@@ -21,7 +21,7 @@ def opened(source: Path | Artifact, config: ServeConfig) -> Artifact:
     subclasses, ConfigError, MissingDependencyError.
     """
     trusted = None if config.require_signature is None else trusted_keys(config.require_signature)
-    artifact = source if isinstance(source, Artifact) else artifacts.load(source)
+    artifact = source if isinstance(source, Artifact) else store.load(source)
     name, signed = artifact.manifest.name, artifact.signed
     if trusted is not None:
         check_trusted(artifact.path, signed, trusted)

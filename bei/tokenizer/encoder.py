@@ -1,4 +1,4 @@
-"""Text to encodings: texts, pairs and frames, cut to what the model takes, and where in a text its tokens lie."""
+"""Encodes texts, pairs and framed texts: tokenization, truncation to the model's limit, and token offsets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bei.tokenizer.file import read_tokenizer
 from bei.tokenizer.long_text import (
     PIECE_CHARS,
     AddedTokens,
-    Reading,
+    PartialTokens,
     Tokens,
     UncuttableTextError,
     common_start,
@@ -34,51 +34,50 @@ from bei.tokenizer.special_tokens import TEXT, Layout, kept_lengths, layout_of, 
 from bei.tokenizer.word_cache import WordCache, treats_words_alone
 from bei.utils.untrusted_files import UnfitError
 
-# Of a long text so many characters a token are read first, so that a book costs what its first page costs; if they turn
-# out not to fill the model, more is read. Tokens of prose have 2 to 5.
+# Characters read first of a long text, for each token that the model takes, so that a book costs no more than its first
+# page; more is read if they do not fill the model. Tokens of prose have 2 to 5 characters.
 _CHARS_PER_TOKEN = 8
 
-# Of a text that cannot be cut into pieces: the library takes 100 MB for it. What has more is refused, unless its
-# beginning settles what the model reads.
+# Limit for a text that cannot be cut into pieces, for which the library takes 100 MB. A longer one is refused, unless
+# its beginning fills the model.
 _MOST_CHARS_AT_ONCE = 250_000
 
-# How much more of two texts is read at a time, to find the longer one.
+# Growth of the parts of two texts that are read to find the longer one.
 _FURTHER = 4
 
 _ID_BYTES = np.dtype(np.int32).itemsize
 
-# Of a text that is too long, what is cut off.
+# The side of a too long text that is cut off.
 CutSide: TypeAlias = Literal["left", "right"]
 # A text, or a pair of texts that the model reads together.
 Input: TypeAlias = "str | tuple[str, str]"
 
-# Is called between the pieces of a long text, and ends the work by what it raises.
+# Called between the pieces of a long text; it raises to end the work.
 Check: TypeAlias = Callable[[], None]
 
 
 class PairTemplate(NamedTuple):
-    """The text that a language model reads a pair as: ``body`` with ``{query}``, ``{document}``, ``{instruction}``."""
+    """The text in which a language model reads a pair: ``body`` with ``{query}``, ``{document}``, ``{instruction}``."""
 
     body: str
     instruction: str
 
     def filled(self, pair: Input) -> str:
-        """What looks like a slot inside a part stays as it is."""
+        """``body`` with the pair inserted; text that looks like a slot stays as it is."""
         parts = {"query": pair[0], "document": pair[1], "instruction": self.instruction}
         return re.sub(r"\{(query|document|instruction)\}", lambda slot: parts[slot[1]], self.body)
 
 
 @dataclass(frozen=True)
 class EncodingOptions:
-    """How one request wants its inputs encoded.
+    """Encoding options of one request.
 
-    ``truncate`` None is as the server is configured. ``max_tokens`` lowers the model's limit, special tokens counted.
-    ``direction`` is the side that is cut off, None the model's own. ``framed``: inputs stand between the tokens of the
-    model's frame, and only they are cut. ``template``: inputs are pairs, and read as its text. ``with_spans``:
-    encodings say where in the text their tokens lie. ``whole``: tokens beyond the model's limit are kept; for counting,
-    not for an engine.
-    ``expansion``: short inputs are filled up with its tokens. ``unpooled_prompt``: what stands in front of every text
-    and is left out of its mean. ``kept``: what stands in front of and behind every text, and is not cut off.
+    ``truncate``: None: the server's setting. ``max_tokens`` lowers the model's limit, special tokens included.
+    ``direction``: the side that is cut off; None: the model's own. ``framed``: inputs stand between the tokens of the
+    model's frame, and only they are cut. ``template``: inputs are pairs, read as this template's text. ``with_spans``:
+    encodings hold the offsets of their tokens. ``whole``: tokens beyond the model's limit are kept, for counting, not
+    for an engine. ``expansion``: short inputs are filled up with this token. ``unpooled_prompt``: the prompt of every
+    text, left out of the mean pooling. ``kept``: prefix and suffix of every text, which truncation preserves.
     """
 
     truncate: bool | None = None
@@ -95,7 +94,7 @@ class EncodingOptions:
 
     @functools.cached_property
     def is_plain(self) -> bool:
-        """Whether all that may be unusual is how long inputs may be, and how they are filled up."""
+        """True if only limits and expansion differ from the defaults."""
         return (
             self.direction != "left"
             and self.add_special_tokens
@@ -107,15 +106,15 @@ AS_CONFIGURED = EncodingOptions()
 
 
 def _no_check() -> None:
-    """For work that nothing ends early."""
+    """A check that never ends the work."""
 
 
 class TextEncoder:
-    """Tokenizes as the checkpoint does, truncated to ``max_seq_len`` with special tokens kept. Safe in threads.
+    """Tokenizes as the checkpoint does, truncated to ``max_seq_len`` with special tokens kept. Thread-safe.
 
-    ``frame``: texts in front of and behind ``framed`` inputs. ``truncation_side``: what is cut off where the options do
-    not say. ``split_special_tokens``: those that a text contains are split as other text is. ``token_weights``: float32
-    [vocabulary], the table of a side whose sparse vectors are looked up.
+    ``frame``: texts before and after ``framed`` inputs. ``truncation_side``: the default of ``direction``.
+    ``split_special_tokens``: special tokens inside a text are split like other text. ``token_weights``: float32
+    [vocabulary], the table for sparse vectors that are looked up.
     """
 
     token_weights: Float32Array | None = None
@@ -161,14 +160,14 @@ class TextEncoder:
         return Layout([special_piece(prefix), TEXT, special_piece(suffix)])
 
     def fitted(self, max_seq_len: int, frame: tuple[str, str]) -> TextEncoder:
-        """The same tokenizer, with the words that it knows, for a model that reads up to ``max_seq_len`` tokens."""
+        """The same tokenizer, sharing its cache of words, for a model that reads up to ``max_seq_len`` tokens."""
         found = copy.copy(self)
         found._max_seq_len = max_seq_len
         found._framed = self._frame(frame)
         return found
 
     def with_weights(self, token_weights: Float32Array | None) -> TextEncoder:
-        """The same tokenizer, with the words that it knows, beside a table of a weight for each token."""
+        """The same tokenizer, sharing its cache of words, with a table of token weights."""
         found = copy.copy(self)
         found.token_weights = token_weights
         return found
@@ -180,9 +179,9 @@ class TextEncoder:
         common: CommonText | None = None,
         check: Check = _no_check,
     ) -> list[Encoding]:
-        """One encoding an input. ``common`` is of the request that the inputs are a chunk of.
+        """One encoding for each input. ``common``: shared by the chunks of one request.
 
-        Raises InvalidRequestError where one is too long and may not be cut, and what ``check`` raises.
+        Raises InvalidRequestError if an input is too long and must not be cut, and the errors of ``check``.
         """
         truncate = self._auto_truncate if options.truncate is None else options.truncate
         if self._cuts_left and options.direction is None:
@@ -206,36 +205,34 @@ class TextEncoder:
         return encodings
 
     def decode(self, ids: Seq[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ``ids``."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
     @functools.cached_property
     def known_ids(self) -> frozenset[int]:
-        """Ids that are tokens."""
+        """The ids that are tokens."""
         return frozenset(self._tokenizer.get_vocab(with_added_tokens=True).values())
 
     def token(self, token_id: int) -> str:
-        """The token called ``token_id``."""
         return self._tokenizer.id_to_token(token_id) or ""
 
     def _without_prompt(self, encodings: list[Encoding], options: EncodingOptions) -> list[Encoding]:
-        """Leave the prompt's tokens out of means: as many as it has by itself, with what stands in front of it (as
-        sentence-transformers counts)."""
+        """Exclude the prompt's tokens from mean pooling. Their number is that of the prompt encoded alone, as
+        sentence-transformers counts."""
         prompt = self._tokenizer.encode(options.unpooled_prompt, add_special_tokens=options.add_special_tokens)
         count = len(prompt.ids) - (prompt.ids[-1:] != [] and prompt.ids[-1] in self.special_ids)
         return [one._replace(num_unpooled=min(count, one.num_tokens - 1)) for one in encodings]
 
     @functools.cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids of the special tokens: those so called, and those that stand around every text."""
+        """Ids of the special tokens: those marked as special, and those around every text."""
         added = self._tokenizer.get_added_tokens_decoder()
         around = (piece.ids.tolist() for layout in self._layouts.values() for piece in layout.pieces)
         return frozenset(token_id for token_id, token in added.items() if token.special).union(*around)
 
     @functools.cached_property
     def _unknown_id(self) -> int:
-        """The token of what is in no vocabulary; -1 where everything is."""
+        """The id of the unknown token; -1 if the tokenizer has none."""
         model = json.loads(self._tokenizer.to_str())["model"]
         found = model.get("unk_id")
         if found is None and model.get("unk_token") is not None:
@@ -243,8 +240,8 @@ class TextEncoder:
         return -1 if found is None else int(found)
 
     def _encode_by_word(self, text: str, words: WordCache, options: EncodingOptions) -> Encoding | None:
-        """As the library would, from known words; None if the beginning of a long text does not fill the model, or if
-        there is no room."""
+        """The encoding from cached words, equal to the library's; None if the beginning of a long text does not fill
+        the model, or if no room is left."""
         limit = self._limit(options)
         if limit <= self._num_special:
             return None
@@ -260,40 +257,41 @@ class TextEncoder:
     def _encode_by_library(
         self, inputs: Seq[Input], options: EncodingOptions, common: CommonText | None, check: Check
     ) -> list[Encoding]:
-        """Whatever the options ask for. The library tokenizes texts, one by one; what they lose and what stands around
-        them is done here, because its truncation is state of the tokenizer, and the cost of a pair's is quadratic."""
+        """The encodings for any options. The library tokenizes texts one by one; truncation and special tokens are
+        added here, because the library's truncation is state of the tokenizer, and quadratic for pairs."""
         groups = [(text,) if isinstance(text, str) else text for text in inputs]
-        show = partial(self._show, options=options, check=check)
-        if common is not None and common.stands_in(groups):
-            show = partial(common.show, show)
-        texts = list(dict.fromkeys(text for group in groups for text in group))  # a query stands in many pairs
-        shown = dict(zip(texts, show(texts), strict=True))
-        return [self._joined([shown[text] for text in group], options, show) for group in groups]
+        tokenize = partial(self._tokenize_texts, options=options, check=check)
+        if common is not None and common.matches(groups):
+            tokenize = partial(common.tokenize, tokenize)
+        texts = list(dict.fromkeys(text for group in groups for text in group))  # many pairs share a query
+        shown = dict(zip(texts, tokenize(texts), strict=True))
+        return [self._joined([shown[text] for text in group], options, tokenize) for group in groups]
 
-    def _show(
+    def _tokenize_texts(
         self, texts: Seq[str], options: EncodingOptions, check: Check, *, enough: int | None = None
-    ) -> list[_Shown]:
-        """Tokenize as much of each text as has more than ``enough`` tokens: None, more than the model takes."""
+    ) -> list[_TokenizedText]:
+        """Tokenize each text until it has more than ``enough`` tokens; None: more than the model takes."""
         enough = self._limit(options) if enough is None else enough
         return [
-            _Shown(text, *found) for text, found in zip(texts, self._tokens(texts, options, check, enough), strict=True)
+            _TokenizedText(text, *found)
+            for text, found in zip(texts, self._tokens(texts, options, check, enough), strict=True)
         ]
 
-    def _tokens(self, texts: Seq[str], options: EncodingOptions, check: Check, enough: int) -> list[Reading]:
-        """The tokens of each text, all or more than ``enough``."""
+    def _tokens(self, texts: Seq[str], options: EncodingOptions, check: Check, enough: int) -> list[PartialTokens]:
+        """The tokens of each text: all, or more than ``enough``."""
         with_spans = options.with_spans
         few = min(PIECE_CHARS, enough * _CHARS_PER_TOKEN)
         batch = self._tokenizer.encode_batch if with_spans else self._tokenizer.encode_batch_fast
         at_once = iter(batch([text for text in texts if len(text) <= few], add_special_tokens=False))
         return [
-            Reading(Tokens.of(next(at_once), with_spans=with_spans), is_whole=True)
+            PartialTokens(Tokens.of(next(at_once), with_spans=with_spans), is_whole=True)
             if len(text) <= few
             else self._tokens_of_long(text, options, check, enough)
             for text in texts
         ]
 
-    def _tokens_of_long(self, text: str, options: EncodingOptions, check: Check, enough: int) -> Reading:
-        """As ``_tokens``, of one text: piece by piece where its tokenizer can."""
+    def _tokens_of_long(self, text: str, options: EncodingOptions, check: Check, enough: int) -> PartialTokens:
+        """``_tokens`` for one text: piece by piece if it can be cut."""
         try:
             return tokens_in_pieces(
                 text,
@@ -323,13 +321,13 @@ class TextEncoder:
         )
 
     def _encoded(self, text: str) -> tokenizers.Encoding:
-        # ``encode`` holds the interpreter's lock; the fast form knows no places, which cuts are judged by.
+        # ``encode`` holds the interpreter's lock; the fast form gives no offsets, by which cuts are judged.
         encoded: tokenizers.Encoding
         (encoded,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
         return encoded
 
-    def _joined(self, parts: Seq[_Shown], options: EncodingOptions, show: _Show) -> Encoding:
-        """The encoding of one or two texts, cut to what the model takes."""
+    def _joined(self, parts: Seq[_TokenizedText], options: EncodingOptions, tokenize: _Tokenize) -> Encoding:
+        """The encoding of one or two texts, truncated to the model's limit."""
         assert len(parts) == 1 or not options.framed  # a frame holds one text
         layout = self._framed if options.framed else self._layouts[len(parts), options.add_special_tokens]
         room = self._limit(options) - layout.num_special
@@ -340,11 +338,11 @@ class TextEncoder:
                 param="input",
             )
         if any(options.kept) and sum(len(part.ids) for part in parts) > room:
-            return self._between(parts[0], room, layout, options, show)
+            return self._between(parts[0], room, layout, options, tokenize)
         lengths = [len(part.ids) for part in parts]
         kept = kept_lengths(lengths, room)
-        if len(set(kept)) == 2 and min(kept) == room // 2:  # the longer of two long texts keeps one token more
-            kept = kept_lengths(self._compared(parts, self._limit(options), show), room)
+        if len(set(kept)) == 2 and min(kept) == room // 2:  # of two long texts, the longer one keeps one token more
+            kept = kept_lengths(self._compared(parts, self._limit(options), tokenize), room)
         cuts = [
             slice(0, num_kept) if options.direction != "left" else slice(len(part.ids) - num_kept, None)
             for part, num_kept in zip(parts, kept, strict=True)
@@ -359,39 +357,41 @@ class TextEncoder:
             spans = layout.spans_around(texts)
         return Encoding(ids, types, truncated, spans)
 
-    def _compared(self, parts: Seq[_Shown], enough: int, show: _Show) -> list[int]:
-        """Lengths of two texts of which more than ``enough`` tokens were read, or as much as shows which is longer."""
+    def _compared(self, parts: Seq[_TokenizedText], enough: int, tokenize: _Tokenize) -> list[int]:
+        """Lengths of two texts, of which more than ``enough`` tokens were read, or enough to decide which is longer."""
         (first, second), common = (part.text for part in parts), 0
         while first != second and not (
             all(part.is_whole for part in parts) or any(part.is_whole and len(part.ids) <= enough for part in parts)
         ):
-            if not common:  # what both begin with has as many tokens in both
+            if not common:  # the common beginning has equally many tokens in both
                 start = common_start(first, second, self._encoded)
                 first, second, common = first[start:], second[start:], enough
             enough *= _FURTHER
-            parts = show([first, second], enough=enough)
+            parts = tokenize([first, second], enough=enough)
         return [common + len(part.ids) for part in parts]
 
-    def _between(self, part: _Shown, room: int, layout: Layout, options: EncodingOptions, show: _Show) -> Encoding:
-        """The encoding of a text that is cut, whole what is ``kept`` in front of it and behind."""
+    def _between(
+        self, part: _TokenizedText, room: int, layout: Layout, options: EncodingOptions, tokenize: _Tokenize
+    ) -> Encoding:
+        """The encoding of a text that is truncated between its ``kept`` prefix and suffix."""
         before, behind = (self._tokenizer.encode(text, add_special_tokens=False).ids for text in options.kept)
         count = room - len(before) - len(behind)
         if count < 1:
             raise InvalidRequestError(
                 f"{self._limit(options)} tokens leave no room for a text beside its prompt: allow more.", param="input"
             )
-        (text,) = show([part.text[len(options.kept[0]) : len(part.text) - len(options.kept[1])]])
+        (text,) = tokenize([part.text[len(options.kept[0]) : len(part.text) - len(options.kept[1])]])
         cut = slice(0, count) if options.direction != "left" else slice(max(0, len(text.ids) - count), None)
         ids = np.concatenate([np.array(before, np.int32), text.ids[cut], np.array(behind, np.int32)])
         return Encoding(*layout.around([ids]), truncated=True)
 
-    def _spans(self, part: _Shown, cut: slice, options: EncodingOptions) -> TokenSpans:
-        """Where the tokens of ``part`` that are kept lie in its text.
+    def _spans(self, part: _TokenizedText, cut: slice, options: EncodingOptions) -> TokenSpans:
+        """Offsets of the tokens of ``part`` that are kept.
 
-        Where the tokenizer does not mark what continues a word, a word is what stands between blanks, and an unknown
-        token begins one: so does transformers' token classification pipeline (for blanks other than spaces too).
+        If the tokenizer does not mark continuations of words, words are separated by blanks, and an unknown token
+        begins a word, as in transformers' token classification pipeline (but for blanks other than spaces too).
         """
-        assert part.tokens.offsets is not None  # they were asked for
+        assert part.tokens.offsets is not None  # requested by the options
         assert part.tokens.words is not None
         offsets = part.tokens.offsets[cut]
         ids = part.ids[cut]
@@ -417,7 +417,7 @@ class TextEncoder:
             raise InvalidRequestError("An input has no tokens: leave it out.", param="input")
 
 
-class _Shown(NamedTuple):
+class _TokenizedText(NamedTuple):
     """A text and its tokens: all of them, or the first (or last) ones."""
 
     text: str
@@ -429,22 +429,22 @@ class _Shown(NamedTuple):
         return self.tokens.ids
 
 
-class _Show(Protocol):
-    """The tokens of texts, as ``TextEncoder._show`` gives them for one request's options."""
+class _Tokenize(Protocol):
+    """Tokenizes texts: ``TextEncoder._tokenize_texts`` with one request's options."""
 
-    def __call__(self, texts: Seq[str], *, enough: int | None = None) -> list[_Shown]: ...
+    def __call__(self, texts: Seq[str], *, enough: int | None = None) -> list[_TokenizedText]: ...
 
 
 class CommonText:
-    """The tokens of the text with which all pairs of a request begin, its query: made once, for all of its chunks."""
+    """Tokens of the query with which all pairs of a request begin: computed once, for all of its chunks."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # of two chunks at once, one makes them and the other waits
+        self._lock = threading.Lock()  # the second of two chunks waits for the first one's result
         self._text: str | None = None
-        self._shown: dict[int | None, _Shown] = {}  # by how much of the text is shown
+        self._by_enough: dict[int | None, _TokenizedText] = {}  # by the number of tokens
 
-    def stands_in(self, groups: Seq[tuple[str, ...]]) -> bool:
-        """Whether ``groups`` are pairs that begin with one text, that of the chunks before."""
+    def matches(self, groups: Seq[tuple[str, ...]]) -> bool:
+        """True if ``groups`` are pairs that begin with the query of the chunks before."""
         text = groups[0][0]
         if any(len(group) != 2 or group[0] != text for group in groups):
             return False
@@ -452,14 +452,14 @@ class CommonText:
             self._text = text if self._text is None else self._text
             return self._text == text
 
-    def show(self, show: _Show, texts: Seq[str], *, enough: int | None = None) -> list[_Shown]:
-        """As ``show``."""
+    def tokenize(self, tokenize: _Tokenize, texts: Seq[str], *, enough: int | None = None) -> list[_TokenizedText]:
+        """The result of ``tokenize``, with the query's tokens from the cache."""
         with self._lock:
-            if self._text in texts and enough not in self._shown:
+            if self._text in texts and enough not in self._by_enough:
                 assert self._text is not None
-                (self._shown[enough],) = show([self._text], enough=enough)
-            common = self._shown.get(enough)
-        others = iter(show([text for text in texts if text != self._text], enough=enough))
+                (self._by_enough[enough],) = tokenize([self._text], enough=enough)
+            common = self._by_enough.get(enough)
+        others = iter(tokenize([text for text in texts if text != self._text], enough=enough))
         return [common if common is not None and text == self._text else next(others) for text in texts]
 
 
@@ -468,5 +468,5 @@ def _are_texts(inputs: Seq[Input]) -> TypeGuard[Seq[str]]:
 
 
 def _at_blank(text: str, index: int) -> bool:
-    """Whether a word begins there: behind a blank, or with the blank that belongs to its first token."""
+    """True if a word begins there: after a blank, or with the blank that belongs to its first token."""
     return index == 0 or text[index - 1].isspace() or text[index : index + 1].isspace()

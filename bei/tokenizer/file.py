@@ -1,4 +1,4 @@
-"""Reading a tokenizer.json, whoever wrote it."""
+"""Reads tokenizer.json files from untrusted sources."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _PROBES = ("", "a", "The é世 1.\n")
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer in the file ``path``. Raises UnfitError for one that is none, or does not stand a few words."""
-    content = read_bounded(path, MOST_TOKENIZER_BYTES)  # not by its path, which may be no UTF-8
+    """The tokenizer in the file ``path``. Raises UnfitError if it is invalid, or fails on a few words."""
+    content = read_bounded(path, MOST_TOKENIZER_BYTES)  # not by its path, which may not be UTF-8
     try:
         with _silent():
             tokenizer = Tokenizer.from_buffer(content)
@@ -26,7 +26,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     except Exception as error:  # the library raises bare Exception
         raise UnfitError(str(error)) from error
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # of its own code; it cannot be imported
+        if type(error).__name__ != "PanicException":  # raised by Rust code; it cannot be imported
             raise
         raise UnfitError(f"the library broke off: {error}") from error
     return tokenizer
@@ -34,10 +34,10 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Where the library breaks off it writes to the standard error itself, past sys.stderr."""
+    """Silences standard error: the library writes panics to the file descriptor, past sys.stderr."""
     try:
         kept = os.dup(2)
-    except OSError:  # it is closed
+    except OSError:  # standard error is closed
         yield
         return
     nothing = os.open(os.devnull, os.O_WRONLY)

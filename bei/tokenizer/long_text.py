@@ -1,15 +1,15 @@
-"""Tokens of long texts, piece by piece, until the text ends or a model is full.
+"""Tokenizes long texts piece by piece, until the text ends or the model is full.
 
-The tokenizers library takes 200 to 500 bytes a character while it holds a text's tokens (measured: 220 for English
-with offsets), and handing them to Python holds the interpreter's lock. A piece at a time, only arrays are kept.
+The tokenizers library takes 200 to 500 bytes a character while it holds a text's tokens (measured: 220 for English with
+offsets), and conversion to Python holds the interpreter's lock. With pieces, only arrays are kept.
 
-A cut is taken where the library gives the 1,024 characters around it the tokens of their two halves: same ids, same
-places, and another word begins there. The library's models see one word at a time, and normalizers and pre-tokenizers,
-which make the words, look a few characters far: so the same holds in the whole text.
+A cut is valid if the library gives the 1,024 characters around it the tokens of their two halves: the same ids and
+offsets, and a new word after the cut. The library's models see one word at a time, and normalizers and pre-tokenizers,
+which make the words, look a few characters ahead: so the same holds in the whole text.
 
-Where nothing is to be cut, characters may still add nothing: blanks, what a normalizer drops, the inside of a word that
-is unknown as a whole. Of them as many are kept as the library proves to be enough. What is neither is read at once, up
-to a limit, and beyond it refused: no answer depends on how much of a text was looked at.
+Stretches without cuts may add no tokens: blanks, characters that a normalizer drops, the inside of an unknown word. As
+many of their characters are kept as the library shows to be enough. Other stretches are read at once up to a limit, and
+refused beyond it: no answer depends on how much of a text was read.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ import tokenizers
 
 from bei.core import Int32Array
 
-# A piece takes the library 5 to 15 ms, without the interpreter's lock, and its offsets 2 ms with it.
+# A piece takes the library 5 to 15 ms without the interpreter's lock, and its offsets 2 ms with it.
 PIECE_CHARS = 16_384
 
-# Cuts are looked for in the last half of a piece, and tried from the last one on.
+# Cuts are searched in the last half of a piece, from its end backwards.
 _WINDOW_CHARS = 512
 _MOST_TRIES = 8
 _MOST_PLACES = 64
 
-# In front of a space between letters, where words end for every tokenizer known; else in front of any other blank; else
-# between any two characters, as in scripts without blanks.
+# Candidates for cuts: before a space between letters, where words end for every tokenizer known; else before another
+# blank; else between any two characters, as in scripts without blanks.
 _PLACES = (re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])"), re.compile(r"(?<=\S)\s(?=\S)"), re.compile(r"(?<=\w)(?=\w)"))
 
-# Stands where a text goes on, in the place of what comes.
+# A placeholder for the rest of a text.
 _GOES_ON = "a"
 
-# A word without an end fills a model if its tokens are the same wherever it is broken off, so many tokens behind the
-# last one that is kept: at each of so many characters, one behind the other, as many as SentencePiece's tokens have.
-# In the encoding of the whole word some token ends at one of them, and what stands in front of a token's end is, in BPE
-# and in a unigram model, tokenized as if nothing came behind it. WordPiece makes at most 100 tokens of a word.
+# A word without an end fills a model if its tokens are the same wherever it is broken off, at as many consecutive
+# characters as SentencePiece's tokens have, so many tokens behind the last one that is kept. In the encoding of the
+# whole word some token ends at one of these characters, and in BPE and unigram models the part before a token's end is
+# tokenized as if nothing followed. WordPiece makes at most 100 tokens of a word.
 _SETTLED_TOKENS = 128
 _ENDS = 16
 
@@ -54,7 +54,8 @@ _NOTHING = np.zeros(0, np.int32)
 
 
 class Tokens(NamedTuple):
-    """``ids`` int32 [n]; where spans are asked for, ``offsets`` int32 [n, 2] in characters and ``words`` int32 [n]."""
+    """Tokens of a text: ``ids`` int32 [n]; if spans were requested, ``offsets`` int32 [n, 2] in characters and
+    ``words`` int32 [n]."""
 
     ids: Int32Array
     offsets: Int32Array | None
@@ -62,21 +63,20 @@ class Tokens(NamedTuple):
 
     @classmethod
     def of(cls, encoded: tokenizers.Encoding, *, with_spans: bool) -> Tokens:
-        """What the library has found."""
+        """The tokens of the library's encoding."""
         ids = np.array(encoded.ids, np.int32)
         if not with_spans:
             return cls(ids, None, None)
         return cls(ids, _offsets_of(encoded), np.array(encoded.word_ids, np.int32))
 
     def sliced(self, side: slice) -> Tokens:
-        """Only those."""
         if self.offsets is None or self.words is None:
             return Tokens(self.ids[side], None, None)
         return Tokens(self.ids[side], self.offsets[side], self.words[side])
 
 
 class AddedTokens(NamedTuple):
-    """Of a tokenizer: characters of the longest, and whether one takes the blanks in front of it, or behind it."""
+    """Added tokens of a tokenizer: the length of the longest, and whether one absorbs blanks before or after it."""
 
     longest: int
     take_blanks_before: bool
@@ -87,11 +87,11 @@ NO_ADDED_TOKENS = AddedTokens(0, False, False)
 
 
 class UncuttableTextError(Exception):
-    """A text has no places to cut it, and is too long for one piece."""
+    """A text without valid cuts is too long for one piece."""
 
 
-class Reading(NamedTuple):
-    """Tokens of a text, and whether they are those of all of it."""
+class PartialTokens(NamedTuple):
+    """Tokens of a text; ``is_whole``: all of them."""
 
     tokens: Tokens
     is_whole: bool
@@ -108,40 +108,39 @@ def tokens_in_pieces(
     from_end: bool = False,
     first_chars: int | None = None,
     added: AddedTokens = NO_ADDED_TOKENS,
-) -> Reading:
-    """As ``encode(text)`` gives them: all tokens, or the first ``enough`` of them with at least one that follows.
+) -> PartialTokens:
+    """The tokens that ``encode(text)`` gives: all, or the first ``enough`` of them and at least one more.
 
-    ``from_end``: the last ones. ``first_chars``: of the first piece, where a text is expected to be read no further.
-    ``added``: a piece may end inside such a token, whose beginning is other words. ``check`` is called in front of
-    every piece: what it raises ends the work. Raises UncuttableTextError where a piece would have more than
-    ``most_chars``.
+    ``from_end``: the last ones instead. ``first_chars``: size of the first piece, if the rest is probably not needed.
+    ``added``: a piece may end inside such a token, whose beginning tokenizes differently. ``check`` is called before
+    each piece, and raises to end the work. Raises UncuttableTextError if a piece would exceed ``most_chars``.
     """
     reader = _Reader(text, encode, with_spans, most_chars, enough, from_end, added)
     parts = list(reader.parts(check, min(first_chars or PIECE_CHARS, PIECE_CHARS)))
-    return Reading(_joined(parts[::-1] if from_end else parts), reader.is_whole)
+    return PartialTokens(_joined(parts[::-1] if from_end else parts), reader.is_whole)
 
 
 def common_start(first: str, second: str, encode: Encode) -> int:
-    """Where both texts may be cut behind what they begin with; 0 where they may not."""
+    """The place at which both texts can be cut after their common beginning; 0: none."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if first[low:middle] == second[low:middle] else (low, middle - 1)
-    places = _places(first, 1, low - _WINDOW_CHARS, from_end=False)
-    return next((place for place in islice(places, _MOST_TRIES) if _are_cut(first, place, encode)), 0)
+    places = _cut_candidates(first, 1, low - _WINDOW_CHARS, from_end=False)
+    return next((place for place in islice(places, _MOST_TRIES) if _valid_cut(first, place, encode)), 0)
 
 
-class _Held(NamedTuple):
-    """Characters of the text that are tokenized together, and their ``places`` int32 [n] in it."""
+class _TextWindow(NamedTuple):
+    """Characters that are tokenized together, and their ``places`` int32 [n] in the text."""
 
     string: str
     places: Int32Array
 
-    def only(self, kept: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> _Held:
-        return _Held("".join(compress(self.string, kept.tolist())), self.places[kept])
+    def only(self, kept: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> _TextWindow:
+        return _TextWindow("".join(compress(self.string, kept.tolist())), self.places[kept])
 
     def offsets_in_text(self, offsets: Int32Array) -> Int32Array:
-        """``offsets`` [n, 2] in ``string``, in the text."""
+        """``offsets`` [n, 2] in ``string``, converted to offsets in the text."""
         starts, stops = offsets.T
         places = np.append(self.places, self.places[-1] + np.int32(1))
         ends = np.where(stops > starts, self.places[np.maximum(stops, 1) - 1] + np.int32(1), places[starts])
@@ -149,7 +148,7 @@ class _Held(NamedTuple):
 
 
 class _Reader:
-    """``is_whole``: whether the parts that were read are the whole text."""
+    """Reads a text in pieces. ``is_whole``: the whole text was read."""
 
     def __init__(
         self,
@@ -171,8 +170,8 @@ class _Reader:
         self._added = added
 
     def parts(self, check: Callable[[], None], size: int) -> Iterator[Tokens]:
-        """Tokens of one piece after the other, ``size`` characters first."""
-        held, num_read, num_tokens = _Held("", _NOTHING), 0, 0
+        """The tokens of the pieces in order; the first piece has ``size`` characters."""
+        held, num_read, num_tokens = _TextWindow("", _NOTHING), 0, 0
         while num_tokens <= self._enough:
             check()
             size = min(size, self._most_chars - len(held.string))
@@ -196,47 +195,48 @@ class _Reader:
                 num_tokens += len(part.ids)
                 yield part
                 num_read = len(self._text) - place if self._from_end else place
-                held, size = _Held("", _NOTHING), PIECE_CHARS
+                held, size = _TextWindow("", _NOTHING), PIECE_CHARS
                 continue
             held, adds_nothing = self._shortened(held, encoded)
             if adds_nothing:
-                held, num_repeated = self._past_repetition(held, num_read)
+                held, num_repeated = self._skip_repetition(held, num_read)
                 num_read += num_repeated
             if len(held.string) >= self._most_chars:
                 raise UncuttableTextError
             size = max(PIECE_CHARS, len(held.string))
 
     def _range(self, num_read: int, size: int) -> tuple[int, int]:
-        """The next ``size`` characters of the text."""
+        """The range of the next ``size`` characters."""
         if self._from_end:
             last = len(self._text) - num_read
             return max(0, last - size), last
         return num_read, min(len(self._text), num_read + size)
 
-    def _more(self, held: _Held, first: int, last: int) -> _Held:
+    def _more(self, held: _TextWindow, first: int, last: int) -> _TextWindow:
         string, places = self._text[first:last], np.arange(first, last, dtype=np.int32)
         if self._from_end:
-            return _Held(string + held.string, np.concatenate([places, held.places]))
-        return _Held(held.string + string, np.concatenate([held.places, places]))
+            return _TextWindow(string + held.string, np.concatenate([places, held.places]))
+        return _TextWindow(held.string + string, np.concatenate([held.places, places]))
 
     def _open(self, string: str) -> tokenizers.Encoding:
-        """The tokens of ``string`` where the text goes on."""
+        """The encoding of ``string`` with the placeholder for the rest of the text."""
         return self._encode(_GOES_ON + string if self._from_end else string + _GOES_ON)
 
-    def _tokens(self, held: _Held, encoded: tokenizers.Encoding, *, is_open: bool) -> Tokens:
-        """Those of ``held``, with their places in the text; what is ``_open`` has one more or a longer one."""
+    def _tokens(self, held: _TextWindow, encoded: tokenizers.Encoding, *, is_open: bool) -> Tokens:
+        """The tokens of ``held`` with offsets in the text; an ``_open`` encoding has one token more, or a longer last
+        one."""
         tokens = Tokens.of(encoded, with_spans=self._with_spans)
         if tokens.offsets is None or not held.string:
             return tokens
         return tokens._replace(offsets=held.offsets_in_text(self._offsets(held, tokens.offsets, is_open=is_open)))
 
-    def _offsets(self, held: _Held, offsets: Int32Array, *, is_open: bool) -> Int32Array:
-        """``offsets`` of what was encoded, in ``held``."""
+    def _offsets(self, held: _TextWindow, offsets: Int32Array, *, is_open: bool) -> Int32Array:
+        """``offsets`` of the encoded string, converted to offsets in ``held``."""
         found: Int32Array = np.clip(offsets - np.int32(is_open and self._from_end), 0, len(held.string))
         return found
 
-    def _fills(self, held: _Held, encoded: tokenizers.Encoding, room: int) -> bool:
-        """Whether the first token behind ``room`` tokens is there, and all up to it are those of the whole text."""
+    def _fills(self, held: _TextWindow, encoded: tokenizers.Encoding, room: int) -> bool:
+        """True if there are more than ``room`` tokens, and the first ``room`` are those of the whole text."""
         ids = encoded.ids
         if len(ids) <= room:
             return False
@@ -244,7 +244,7 @@ class _Reader:
         broken, word = encoded.token_to_word(0 if self._from_end else len(ids) - 1), encoded.token_to_word(lost)
         if not self._is_before_added(held.string, encoded.offsets[lost]):
             return False
-        if broken is not None and word is not None and abs(broken - word) > 2:  # whole words lie between
+        if broken is not None and word is not None and abs(broken - word) > 2:  # whole words lie between them
             return True
         settled = lost - _SETTLED_TOKENS if self._from_end else lost + _SETTLED_TOKENS
         if not 0 < settled < len(ids) - 1:
@@ -257,8 +257,8 @@ class _Reader:
         return all(self._encode(held.string[: stop - by]).ids[: len(wanted)] == wanted for by in range(_ENDS))
 
     def _is_before_added(self, string: str, offsets: tuple[int, int]) -> bool:
-        """Whether a token there ends in front of all that an added token which is broken off may be, with the blanks
-        that it may take."""
+        """True if a token ends there before anything that may be the beginning of an added token, including the blanks
+        that it absorbs."""
         if self._from_end:
             rest = string[self._added.longest :]
             rest = rest.lstrip() if self._added.take_blanks_behind else rest
@@ -267,20 +267,20 @@ class _Reader:
         rest = rest.rstrip() if self._added.take_blanks_before else rest
         return offsets[1] <= len(rest)
 
-    def _cut(self, held: _Held, encoded: tokenizers.Encoding, first: int, last: int) -> tuple[int, int] | None:
-        """Where the text may be cut between ``first`` and ``last``, and the first token behind."""
+    def _cut(self, held: _TextWindow, encoded: tokenizers.Encoding, first: int, last: int) -> tuple[int, int] | None:
+        """A valid cut between ``first`` and ``last``, and the first token after it; None: there is none."""
         ids, num_tries = encoded.ids, 0
-        for place in _places(self._text, first, last, from_end=self._from_end):
+        for place in _cut_candidates(self._text, first, last, from_end=self._from_end):
             index = int(np.searchsorted(held.places, place)) + self._from_end
             word = encoded.char_to_word(index - 1)
             if word is None or word == encoded.char_to_word(index):
                 continue
             there = next(filter(None, map(encoded.char_to_token, range(index, index + _WINDOW_CHARS))), 0)
-            sides = _are_cut(self._text, place, self._encode)
-            for token in (there, there - 1):  # no character leads to a blank whose token has none of its own
+            sides = _valid_cut(self._text, place, self._encode)
+            for token in (there, there - 1):  # a blank without a token of its own belongs to no character
                 if token <= 0 or (ids[token - 1], ids[token]) != sides:
                     continue
-                # Equal words have equal tokens: these must be the two at the place.
+                # Equal words have equal tokens: check that these two lie at the cut.
                 if encoded.offsets[token - 1][1] <= index <= encoded.offsets[token][0]:
                     return place, token
             num_tries += 1
@@ -288,12 +288,12 @@ class _Reader:
                 return None
         return None
 
-    def _shortened(self, held: _Held, encoded: tokenizers.Encoding) -> tuple[_Held, bool]:
-        """``held`` without the inside of stretches in which no token begins or ends, where its tokens stay the same;
-        and whether such a stretch goes on in what is read next.
+    def _shortened(self, held: _TextWindow, encoded: tokenizers.Encoding) -> tuple[_TextWindow, bool]:
+        """``held`` without the inside of stretches in which no token begins or ends, if its tokens stay the same; and
+        whether such a stretch continues in the next piece.
 
-        Of each of their characters the first and the last are kept: a blank parts words, what is dropped does not, and
-        a token begins or ends with one of the others.
+        The first and the last of each kind of character are kept: a blank separates words, a dropped character does
+        not, and a token begins or ends at the others.
         """
         string, offsets = held.string, self._offsets(held, _offsets_of(encoded), is_open=True)
         kept = np.ones(len(string), np.bool_)
@@ -305,7 +305,7 @@ class _Reader:
                 codes = np.frombuffer(string[first:last].encode("utf-32-le"), np.uint32)
                 kept[first + np.unique(codes, return_index=True)[1]] = True
                 kept[last - 1 - np.unique(codes[::-1], return_index=True)[1]] = True
-                # The last blank of many may belong to the next token.
+                # The last of several blanks may belong to the next token.
                 goes_on |= start <= 1 if self._from_end else stop >= len(string) - 1
         if kept.all():
             return held, False
@@ -320,10 +320,10 @@ class _Reader:
             return held, False
         return shorter, goes_on
 
-    def _past_repetition(self, held: _Held, num_read: int) -> tuple[_Held, int]:
-        """Pass over what repeats the character that fills the window in front of it: ``held`` has enough of them.
+    def _skip_repetition(self, held: _TextWindow, num_read: int) -> tuple[_TextWindow, int]:
+        """Skip repetitions of the character that fills the window before it, of which ``held`` has enough.
 
-        The outermost one that is held then stands for the last one that was passed over, of which the number is given.
+        The outermost one in ``held`` then stands for the last one skipped. Also returns the number of characters read.
         """
         near = held.string[:_WINDOW_CHARS] if self._from_end else held.string[-_WINDOW_CHARS:]
         count, places = 0, held.places.copy()
@@ -355,8 +355,8 @@ def _offsets_of(encoded: tokenizers.Encoding) -> Int32Array:
     return np.array(encoded.offsets, np.int32).reshape(-1, 2)
 
 
-def _places(text: str, first: int, last: int, *, from_end: bool) -> Iterator[int]:
-    """Where ``text`` may perhaps be cut: from ``last`` on, or from ``first`` on."""
+def _cut_candidates(text: str, first: int, last: int, *, from_end: bool) -> Iterator[int]:
+    """Candidates for cuts of ``text``: backwards from ``last``, or forwards from ``first``."""
     most = 16 * _WINDOW_CHARS
     for pattern in _PLACES:
         if from_end:
@@ -367,11 +367,11 @@ def _places(text: str, first: int, last: int, *, from_end: bool) -> Iterator[int
             yield from reversed(found[-_MOST_PLACES:])
 
 
-def _are_cut(text: str, place: int, encode: Encode) -> tuple[int, int] | None:
-    """The tokens left and right of ``place``, if those around it are those of its left side and those of its right."""
+def _valid_cut(text: str, place: int, encode: Encode) -> tuple[int, int] | None:
+    """The tokens left and right of ``place`` if it is a valid cut; None if not."""
     first, last = max(0, place - _WINDOW_CHARS), place + _WINDOW_CHARS
     both, left, right = encode(text[first:last]), encode(text[first:place]), encode(text[place:last])
-    if not left.ids or not right.ids:  # nothing says that another word begins
+    if not left.ids or not right.ids:  # nothing shows that a new word begins
         return None
     shift, num_words = place - first, max((word for word in left.word_ids if word is not None), default=-1) + 1
     is_cut = (

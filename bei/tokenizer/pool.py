@@ -1,6 +1,6 @@
-"""Threads that tokenize. The tokenizers library releases the GIL, so threads are enough.
+"""Tokenizer threads. The tokenizers library releases the GIL, so threads suffice.
 
-Knows nothing of batches: results go to a callback, in the pool's thread.
+Independent of batching: results go to a callback, in a thread of the pool.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from bei.tokenizer.encoder import AS_CONFIGURED, CommonText, EncodingOptions, In
 
 log = logging.getLogger(__name__)
 
-# Texts of one request that a thread takes at a time: small enough that the engine starts on a large request early
-# and that threads share it, large enough that the hand-over is nothing beside tokenizing (0.1 ms a text of 74 tokens).
+# Texts of one request in a chunk: few enough that the engine starts early on a large request and threads share it, many
+# enough that the hand-over is negligible beside tokenization (0.1 ms for a text of 74 tokens).
 CHUNK = 32
 _CHUNK_CHARS = 1 << 16
 
-# Texts that are read to their ends are not urgent if they have more characters: so many take the library 5 to 15 ms.
-# Any other may be read to its end too, if only its end has tokens: so many take 0.2 s where nothing else does.
+# Texts that are read to their ends are not urgent if they have more characters than this (5 to 15 ms in the library).
+# Other texts may be read to their ends too, if only the end has tokens: this many then take 0.2 s.
 _LONG_CHARS = 1 << 14
 _MOST_URGENT_CHARS = 1 << 19
 
-# An urgent text of at most so many characters is tokenized where it is submitted: that takes a fraction of a
-# millisecond, and a thread of the pool costs two switches between threads that want the interpreter's lock.
+# Urgent texts of at most this many characters are tokenized by the caller: a fraction of a millisecond, where a thread
+# of the pool costs two switches of the interpreter's lock.
 _AT_ONCE_CHARS = 512
 
 OnEncoded = Callable[[int, list[Encoding]], None]
-# Gets the place of the input that failed; of a chunk that is not tokenized one by one, of its first.
+# Called with the place of the input that failed; of a chunk that fails as a whole, the place of its first input.
 OnFailed = Callable[[int, BeiError], None]
 
 
 class _CancelledError(Exception):
-    """Nobody waits for a chunk any more."""
+    """The chunk's request was cancelled."""
 
 
 class _Job(NamedTuple):
-    """A chunk of a request: its inputs, and the place of the first one. ``one_by_one``: where the chunk fails."""
+    """A chunk of a request: its inputs, and the place of the first. ``one_by_one``: inputs fail separately."""
 
     start: int
     inputs: Seq[Input]
@@ -54,18 +54,18 @@ class _Job(NamedTuple):
     one_by_one: bool
 
     def check(self) -> None:
-        """Raise _CancelledError where nobody waits for it any more."""
+        """Raise _CancelledError if the request was cancelled."""
         if self.is_cancelled():
             raise _CancelledError
 
 
 class TokenizerPool:
-    """Threads that tokenize chunks of requests: ``num_threads`` for urgent chunks, and as many for all others.
+    """Threads that tokenize chunks of requests: ``num_threads`` for urgent chunks, and as many for others.
 
-    Urgent chunks have threads of their own, so they never wait for one that is not urgent; among themselves both kinds
-    are served in the order of submission, whatever their deadlines. The operating system shares the cores between the
-    threads. What ``takes_little`` waits for no thread (``encoded_at_once``). The queues are bounded by admission, which
-    counts every text until it is answered.
+    Urgent chunks have threads of their own, so they never wait for others; each kind is served in the order of
+    submission, whatever the deadlines. The operating system shares the cores among the threads. Short texts
+    (``takes_little``) need no thread (``encoded_at_once``). Admission bounds the queues: it counts every text until it
+    is answered.
     """
 
     def __init__(self, encoder: TextEncoder, num_threads: int) -> None:
@@ -91,10 +91,10 @@ class TokenizerPool:
         is_urgent: bool = False,
         one_by_one: bool = False,
     ) -> None:
-        """Tokenize ``inputs`` in chunks; ``on_encoded(start, encodings)`` is called once a chunk, in a pool thread.
+        """Tokenize ``inputs`` in chunks; ``on_encoded(start, encodings)`` is called for each chunk, in a pool thread.
 
-        ``one_by_one``: where a chunk fails, its inputs are tokenized each by itself, and each fails by itself.
-        ``is_cancelled`` is asked before every chunk and every piece of a long text: from then on nothing is called.
+        ``one_by_one``: if a chunk fails, its inputs are tokenized one by one, and fail separately. ``is_cancelled`` is
+        checked before each chunk and each piece of a long text; after cancellation no callback is called.
         """
         common = CommonText()
         jobs = self._urgent if is_urgent else self._others
@@ -103,17 +103,17 @@ class TokenizerPool:
             jobs.put(_Job(start, part, options, on_encoded, on_failed, is_cancelled, common, one_by_one))
 
     def encoded_at_once(self, value: Input, options: EncodingOptions = AS_CONFIGURED) -> Encoding:
-        """``value``, tokenized in this thread. Raises what ``TextEncoder.encode`` does, EngineError."""
+        """Tokenize ``value`` in the calling thread. Raises the errors of ``TextEncoder.encode``, EngineError."""
         try:
             return self._encoder.encode([value], options)[0]
         except BeiError:
             raise
-        except BaseException as error:  # a border, as in ``_run``: the library's Rust panics are not Exceptions
+        except BaseException as error:  # a boundary, as in ``_run``: the library's Rust panics are not Exceptions
             raise _broken() from error
 
     @property
     def is_alive(self) -> bool:
-        """Whether every thread still works."""
+        """True if all threads are running."""
         return all(thread.is_alive() for thread in self._threads)
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class TokenizerPool:
             return
         except BeiError as error:
             self._failed(job, error)
-        except BaseException:  # a border; the library's Rust panics are not Exceptions, and must not end the thread
+        except BaseException:  # a boundary: the library's Rust panics are not Exceptions, and must not end the thread
             self._failed(job, _broken())
 
     def _failed(self, job: _Job, error: BeiError) -> None:
@@ -149,18 +149,18 @@ class TokenizerPool:
 
 
 def _broken() -> EngineError:
-    """What the library has raised is for the log."""
+    """The error of a broken tokenizer; the library's own message goes to the log."""
     log.exception("tokenizer failed")
     return EngineError("The tokenizer failed on an input.")
 
 
 def takes_little(value: Input | list[int]) -> TypeGuard[Input]:
-    """Whether ``value`` is so short that to tokenize it at once takes less than to wake a thread."""
+    """True if tokenizing ``value`` at once takes less time than waking a thread."""
     return not isinstance(value, list) and _num_chars(value) <= _AT_ONCE_CHARS
 
 
 def takes_long(inputs: Seq[Input], options: EncodingOptions) -> bool:
-    """Whether ``inputs`` have so many characters that others would wait for them, where they are read to their ends."""
+    """True if ``inputs`` that are read to their ends have so many characters that other requests would wait."""
     return sum(map(_num_chars, inputs)) > (_LONG_CHARS if options.whole else _MOST_URGENT_CHARS)
 
 
@@ -169,7 +169,7 @@ def _num_chars(value: Input) -> int:
 
 
 def chunks_of(inputs: Seq[Input]) -> Iterator[tuple[int, int]]:
-    """Where the chunks of ``inputs`` begin and end: at most ``CHUNK`` inputs, and not many characters."""
+    """Begin and end of each chunk of ``inputs``: at most ``CHUNK`` inputs, and a limited number of characters."""
     if len(inputs) == 1:
         yield 0, 1
         return

@@ -1,4 +1,4 @@
-"""Prompts: which one a request means, what becomes of texts, and the sides of late interaction that prompts name."""
+"""Prompts: choosing a request's prompt, applying it to texts, and the query and document roles that prompts name."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bei.tokenizer.encoder import EncodingOptions, Input
 
 
 def prompt_of(manifest: Manifest, prompt_name: str | None = None, input_type: str | None = None) -> str:
-    """What stands in front of every input, or around it (``prompted``): the prompt called ``prompt_name``, the one for
-    ``input_type``, or the default.
+    """The prompt of a request: the one called ``prompt_name``, the one for ``input_type``, or the default. It is a
+    prefix, or a template (``prompted``).
 
-    A model without prompts treats all input types alike, and documents have a prompt only where the model has one for
-    them. Raises InvalidRequestError that lists the prompts, says which texts the model does not read, or where the two
-    names contradict each other.
+    A model without prompts treats all input types alike; documents have a prompt only if the model defines one. Raises
+    InvalidRequestError, which lists the prompts, for an unknown name, for texts that the model does not read, and for
+    contradicting names.
     """
     _check_route(manifest, prompt_name, input_type)
     prompts = manifest.prompts
@@ -35,15 +35,15 @@ def prompt_of(manifest: Manifest, prompt_name: str | None = None, input_type: st
     for name in (input_type, *names):
         if name in prompts:
             return prompts[name]
-    # An adapter is of one kind of text: a query's vector is no document's.
+    # An adapter is trained for one kind of text: a query's vector cannot serve as a document's.
     if prompts and (input_type not in SIDES["document"] or manifest.spec.adapter):
         raise InvalidRequestError(_no_prompt(manifest, input_type), "input_type")
     return ""
 
 
 class AskedPrompt(NamedTuple):
-    """What stands in front of texts, and a warning where nobody said what the texts are, and a model that was trained
-    with prompts gets none, or reads queries otherwise than documents."""
+    """A prompt, and a warning if the request names none and the model was trained with prompts, or reads queries and
+    documents differently."""
 
     text: str
     warning: str | None = None
@@ -52,7 +52,7 @@ class AskedPrompt(NamedTuple):
 def asked_prompt(
     manifest: Manifest, prompt_name: str | None = None, input_type: str | None = None, prompt: str | None = None
 ) -> AskedPrompt:
-    """``prompt`` itself, or what ``prompt_of`` gives. Raises InvalidRequestError."""
+    """``prompt`` itself, or the result of ``prompt_of``. Raises InvalidRequestError."""
     if prompt is not None:
         if prompt_name is not None:
             raise InvalidRequestError("prompt and prompt_name contradict each other: send one.", "prompt_name")
@@ -73,8 +73,8 @@ def asked_prompt(
 
 
 def _check_same(manifest: Manifest, prompt_name: str, input_type: str) -> None:
-    """Raise InvalidRequestError where the two mean different things. Of late interaction the side may be named beside a
-    prompt of another name."""
+    """Raise InvalidRequestError if the two contradict each other. With late interaction, ``input_type`` may name the
+    role beside a prompt of another name."""
     if manifest.roles:
         sides = [side for side, names in SIDES.items() if not {prompt_name, input_type}.isdisjoint(names)]
         differ = len(sides) > 1
@@ -87,9 +87,8 @@ def _check_same(manifest: Manifest, prompt_name: str, input_type: str) -> None:
 
 
 def role_of(manifest: Manifest, prompt_name: str | None = None, input_type: str | None = None) -> Role | None:
-    """How texts are read: as the side that ``prompt_name`` names, else ``input_type``. The default prompt's side counts
-    where neither is given, as the default prompt does; of a model with routes the default one, where neither is a side.
-    """
+    """The role in which texts are read: that of ``prompt_name``, else of ``input_type``, else the default prompt's; a
+    model with routes falls back to its default route."""
     given = [name for name in (prompt_name, input_type) if name is not None]
     if manifest.routes is not None:
         named = [*given, manifest.routes.default or ""]
@@ -103,7 +102,7 @@ def role_of(manifest: Manifest, prompt_name: str | None = None, input_type: str 
 
 
 def in_role(options: EncodingOptions, role: Role | None) -> EncodingOptions:
-    """``options`` with what ``role`` asks for; a request may lower its limit."""
+    """``options`` with the settings of ``role``; a request may lower the role's limit."""
     if role is None:
         return options
     limits = [limit for limit in (options.max_tokens, role.max_tokens) if limit is not None]
@@ -116,7 +115,7 @@ def in_role(options: EncodingOptions, role: Role | None) -> EncodingOptions:
 
 
 def prompted(prompt: str, texts: Seq[str]) -> Seq[str]:
-    """``texts`` with ``prompt`` in front of each or, where it has the slot {text}, around each."""
+    """``texts`` with ``prompt`` as prefix, or inserted at its slot {text}."""
     if not prompt:
         return texts
     before, behind = sides_of(prompt)
@@ -124,7 +123,7 @@ def prompted(prompt: str, texts: Seq[str]) -> Seq[str]:
 
 
 def prompted_inputs(prompt: str, inputs: Seq[Input | list[int]]) -> Seq[Input | list[int]]:
-    """As ``prompted``, of single texts; pairs and token ids stay as they are."""
+    """``prompted`` for single texts; pairs and token ids are unchanged."""
     if not prompt:
         return inputs
     before, behind = sides_of(prompt)
@@ -132,19 +131,19 @@ def prompted_inputs(prompt: str, inputs: Seq[Input | list[int]]) -> Seq[Input | 
 
 
 def led_by_default(manifest: Manifest, inputs: Seq[Input]) -> Seq[Input]:
-    """``inputs`` with the default prompt around single texts and the first one of each pair, as cross-encoders are
-    trained with it. A template has it already."""
+    """``inputs`` with the default prompt applied to single texts and to the first text of each pair, as cross-encoders
+    are trained. Templates contain it already."""
     prompt = prompt_of(manifest)
     if not prompt or manifest.rerank_template is not None:
         return inputs
     before, behind = sides_of(prompt)
-    # One text for all pairs that have it: a long query would stand in memory as often as there are documents.
+    # Equal queries share one string: otherwise a long query would be stored once for each document.
     around = functools.cache(lambda text: before + text + behind)
     return [around(value) if isinstance(value, str) else (around(value[0]), value[1]) for value in inputs]
 
 
 def keeping(prompt: str, options: EncodingOptions) -> EncodingOptions:
-    """``options`` that keep ``prompt`` whole where a text is cut on the side on which it stands."""
+    """``options`` that preserve ``prompt`` when a text is truncated on the side of the prompt."""
     if not prompt:
         return options
     before, behind = sides_of(prompt)
@@ -152,14 +151,14 @@ def keeping(prompt: str, options: EncodingOptions) -> EncodingOptions:
 
 
 def sides_of(prompt: str) -> tuple[str, str]:
-    """What of ``prompt`` stands in front of a text, and what behind it."""
+    """The parts of ``prompt`` before and after the text."""
     before, _, behind = prompt.partition("{text}")
     return before, behind
 
 
 def _check_route(manifest: Manifest, prompt_name: str | None, input_type: str | None) -> None:
-    """Raise InvalidRequestError for texts that the library would have read by modules that the artifact does not hold,
-    and where nobody says what they are and the library has no default."""
+    """Raise InvalidRequestError for texts whose route the artifact does not hold, and for texts without a role if the
+    library defines no default."""
     routes = manifest.routes
     if routes is None:
         return

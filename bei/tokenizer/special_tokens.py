@@ -1,7 +1,7 @@
-"""What stands around one text, or around and between two, in a model's input, and what they lose where room is short.
+"""Special tokens around one text, or around and between two, and truncation of the texts to the room that is left.
 
-The tokenizers library could do both, but its truncation is state of the tokenizer, and that of a pair costs quadratic
-time (docs/decisions.md, "Pairs are cut here").
+The tokenizers library could do both, but its truncation is state of the tokenizer, and its truncation of pairs takes
+quadratic time (docs/decisions.md, "Pairs are cut here").
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bei.core import Int32Array, TokenSpans
 
 
 class Piece(NamedTuple):
-    """Special tokens ``ids`` of an encoding, or the place of its text number ``text``."""
+    """A part of an encoding: special tokens ``ids``, or the place of text number ``text``."""
 
     ids: Int32Array
     text: int | None
@@ -24,7 +24,7 @@ class Piece(NamedTuple):
 
 
 def special_piece(ids: Seq[int], token_type: int = 0) -> Piece:
-    """Special tokens in their place."""
+    """A part of special tokens."""
     return Piece(np.array(ids, np.int32), None, token_type)
 
 
@@ -33,7 +33,7 @@ TEXT = Piece(_NO_IDS, 0)
 
 
 class Layout:
-    """What stands around one text, or around and between two."""
+    """The order of special tokens and texts in an input of one or two texts."""
 
     def __init__(self, pieces: Seq[Piece]) -> None:
         self.pieces = pieces
@@ -42,13 +42,13 @@ class Layout:
         self._types = np.array([piece.token_type for piece in pieces], np.int32)
 
     def around(self, texts: Seq[Int32Array]) -> tuple[Int32Array, Int32Array | None]:
-        """Ids and token types of an input whose texts have these ids."""
+        """Token ids and token types of an input whose texts have these ids."""
         parts = [piece.ids if piece.text is None else texts[piece.text] for piece in self.pieces]
         types = np.repeat(self._types, [len(part) for part in parts]) if self.has_types else None
         return np.concatenate(parts), types
 
     def spans_around(self, texts: Seq[TokenSpans]) -> TokenSpans:
-        """Spans of an input whose texts have these."""
+        """Spans of an input whose texts have these spans."""
         return TokenSpans.concatenated(
             [
                 TokenSpans.of_special_tokens(len(piece.ids)) if piece.text is None else texts[piece.text]
@@ -58,7 +58,7 @@ class Layout:
 
 
 def layout_of(tokenizer: Tokenizer, num_texts: int, *, with_special: bool) -> Layout:
-    """What ``tokenizer`` puts around ``num_texts`` texts, read off an example."""
+    """The layout that ``tokenizer`` gives ``num_texts`` texts, derived from an example."""
     encoded = tokenizer.encode("a", "b" if num_texts == 2 else None, add_special_tokens=with_special)
     pieces: list[Piece] = []
     for token_id, token_type, text in zip(encoded.ids, encoded.type_ids, encoded.sequence_ids, strict=True):
@@ -70,7 +70,8 @@ def layout_of(tokenizer: Tokenizer, num_texts: int, *, with_special: bool) -> La
 
 
 def kept_lengths(lengths: Seq[int], room: int) -> list[int]:
-    """How many tokens each of one or two texts keeps: the longer one loses first (the library's ``longest_first``)."""
+    """The number of tokens each of one or two texts keeps: the longer one is cut first (the library's
+    ``longest_first``)."""
     if sum(lengths) <= room:
         return list(lengths)
     if len(lengths) == 1:

@@ -1,4 +1,4 @@
-"""How inputs that are too long are cut, from the words that requests have for it."""
+"""Truncation options: one form for the fields of the APIs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def encoding_options(
     *,
     add_special_tokens: bool = True,
 ) -> EncodingOptions:
-    """One form of them all. ``truncate_prompt_tokens`` is vLLM's: -1 is the model's own limit, and asks for cutting.
+    """The encoding options of a request. ``truncate_prompt_tokens`` is vLLM's: -1 truncates at the model's own limit.
 
-    Raises InvalidRequestError where two of them contradict each other.
+    Raises InvalidRequestError for contradicting options.
     """
     if truncate is None and truncation_direction is None and truncate_prompt_tokens is None and add_special_tokens:
         return AS_CONFIGURED

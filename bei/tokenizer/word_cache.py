@@ -1,7 +1,7 @@
-"""Token ids of words seen before, for tokenizers that treat every word by itself.
+"""A cache of the token ids of words, for tokenizers that treat each word separately.
 
-Texts repeat their words, and the library tokenizes each of them anew: 0.1 ms for a text of 74 tokens, which two cores
-that compute an engine feel (docs/decisions.md, "Words are tokenized once").
+Texts repeat words, and the library tokenizes each occurrence anew: 0.1 ms for a text of 74 tokens, which competes with
+the engine on a machine of two cores (docs/decisions.md, "Words are tokenized once").
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from collections.abc import Sequence as Seq
 
 from tokenizers import Tokenizer
 
-# About what the known words may occupy, and what one costs beside its characters and ids (a dict's entry, two objects).
+# The memory limit of the cache, and an entry's overhead beside characters and ids (a dict entry, two objects).
 _MAX_BYTES = 32 << 20
 _BYTES_PER_WORD = 200
-# Up to so many characters words are tokenized one by one, with the interpreter's lock held: a word takes 15 us, and
-# whoever lets go of the lock, as a batch does, has to wait until it gets it back.
+# Up to this many characters, words are tokenized one by one with the interpreter's lock held (15 us each): a batch call
+# releases the lock, and then has to wait to get it back.
 _FEW_CHARS = 128
 
-# What BERT's pre-tokenizer makes of printable ASCII, in which every character but letters and digits is punctuation.
+# The words of BERT's pre-tokenizer in printable ASCII, where every character but letters and digits is punctuation.
 _PIECES = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9 ]")
 
 
 def treats_words_alone(tokenizer: Tokenizer) -> bool:
-    """Whether the ids of "a b" are always those of "a" and those of "b": tokenizing distributes over the ASCII space.
+    """True if the ids of "a b" are always those of "a" and of "b": tokenization distributes over the ASCII space.
 
-    Known to hold for BERT's pipeline: its normalizer decomposes and drops single characters, its pre-tokenizer splits
-    at every blank, WordPiece sees one word. It does not where an added token reaches over a space.
+    This holds for BERT's pipeline: its normalizer maps single characters, its pre-tokenizer splits at every blank, and
+    WordPiece sees one word. It does not hold if an added token contains a space.
     """
     parts = json.loads(tokenizer.to_str())
     kinds = [(parts[name] or {}).get("type") for name in ("normalizer", "pre_tokenizer", "model")]
@@ -40,10 +40,10 @@ def treats_words_alone(tokenizer: Tokenizer) -> bool:
 
 
 class WordCache:
-    """Ids of words, as the bytes of int32. Safe in threads."""
+    """Token ids by word, as bytes of int32. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """``tokenizer``: one that ``treats_words_alone``."""
+        """``tokenizer`` must satisfy ``treats_words_alone``."""
         self._tokenizer = tokenizer
         self._model = tokenizer.model
         self._is_lowercase = bool(json.loads(tokenizer.to_str())["normalizer"]["lowercase"])
@@ -55,9 +55,9 @@ class WordCache:
         """The ids of ``text`` without special tokens."""
         words = self._pieces(text)
         are_pieces = words is not None
-        if words is None:  # of these, what stands between spaces
+        if words is None:  # the parts between spaces
             words = [piece for word in text.split(" ") for piece in self._pieces(word) or [word]]
-        known = self._known  # stays whole while it is used: it is replaced, never emptied
+        known = self._known  # stays valid while in use: it is replaced, never emptied
         try:
             return b"".join(map(known.__getitem__, words))
         except KeyError:
@@ -65,8 +65,7 @@ class WordCache:
             return b"".join(map(known.__getitem__, words))
 
     def _pieces(self, text: str) -> list[str] | None:
-        """What the model sees of a text that takes no more than to be split; None where something of it is decomposed,
-        dropped or an added token."""
+        """The words of a text that needs only splitting; None if it is normalized, or holds an added token."""
         if not (text.isascii() and text.isprintable()):
             return None
         lowered = text.lower()
@@ -75,11 +74,11 @@ class WordCache:
         return _PIECES.findall(lowered if self._is_lowercase else text)
 
     def _learn(self, known: dict[str, bytes], words: Iterable[str], *, are_pieces: bool) -> None:
-        """``are_pieces``: all of them are what the model sees. Of the others each is looked at."""
+        """Tokenize and store ``words``. ``are_pieces``: the model sees each as it is; otherwise each is checked."""
         others = []
         for word in set(words).difference(known):
             if are_pieces or self._pieces(word) == [word]:
-                # The model alone takes a sixth of the time of the whole pipeline.
+                # The model alone takes a sixth of the whole pipeline's time.
                 self._keep(known, word, array("i", [token.id for token in self._model.tokenize(word)]).tobytes())
             else:
                 others.append(word)
@@ -102,7 +101,7 @@ class WordCache:
 
 
 def _matched(tokenizer: Tokenizer) -> Iterator[str]:
-    """What added tokens are found by, as written and as normalized, in lower case."""
+    """The strings by which added tokens are matched: as written and as normalized, in lower case."""
     for token in tokenizer.get_added_tokens_decoder().values():
         for content in (token.content, tokenizer.normalizer.normalize_str(token.content)):
             if content:

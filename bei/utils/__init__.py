@@ -1,1 +1,1 @@
-"""Files, locks, threads, units, log format and HTML; knows nothing of models."""
+"""Helpers without knowledge of models: untrusted files, locks, threads, units, log format, HTML pages and charts."""

@@ -1,4 +1,4 @@
-"""How many cores this process may use."""
+"""CPU cores available to this process."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def usable_cores(cgroup: Path = _CGROUP) -> int:
-    """Cores of this process: its affinity mask, narrowed by the CPU quota of its container (cgroup 2 or 1)."""
+    """Number of cores available to this process: its affinity mask, limited by the container's CPU quota (cgroup 2 or
+    1)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _quota(cgroup)
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
 def _quota(cgroup: Path) -> float | None:
-    """Cores' worth of CPU time; None where there is no limit."""
+    """The CPU quota in cores; None: no limit."""
     try:
         if (cgroup / "cpu.max").is_file():
             quota, period = (cgroup / "cpu.max").read_text().split()
@@ -25,5 +26,5 @@ def _quota(cgroup: Path) -> float | None:
             quota = (cgroup / "cpu" / "cpu.cfs_quota_us").read_text()
             period = (cgroup / "cpu" / "cpu.cfs_period_us").read_text()
         return int(quota) / int(period) if int(quota) > 0 else None
-    except (OSError, ValueError, ZeroDivisionError):  # no such files, or "max"
+    except (OSError, ValueError, ZeroDivisionError):  # no such file, or "max"
         return None

@@ -1,6 +1,6 @@
-"""Locks on files, between processes: ``flock`` on files that may be removed while others wait for them.
+"""File locks between processes: ``flock`` on lock files that may be removed while other processes wait for them.
 
-The system frees a lock when its process ends, however it ends.
+The kernel releases a lock when its process ends.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-# What a file system that must not be written to says.
+# Errors of a read-only file system.
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class FileLock:
-    """A lock that is held until ``close``. A context manager."""
+    """A lock, held until ``close``. A context manager."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -29,19 +29,19 @@ class FileLock:
         self.close()
 
     def touch(self) -> None:
-        """Make now the file's time of change, where that is allowed."""
+        """Set the file's modification time to now, if permitted."""
         with suppress(OSError):
             os.utime(self._descriptor)
 
     def close(self) -> None:
-        """Let others have it. Once."""
+        """Release the lock. Call it once."""
         os.close(self._descriptor)
 
 
 def acquire(path: Path, *, shared: bool = False) -> FileLock:
-    """Lock the file ``path``, which is made if it is not there, alone or ``shared`` with others who do so. Waits.
+    """Wait for a lock on the file ``path``, created if missing: exclusive, or ``shared``.
 
-    Raises OSError where the file can neither be made nor read.
+    Raises OSError if the file can be neither created nor read.
     """
     lock = _acquire(path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
     assert lock is not None, "nothing but LOCK_NB gives up"
@@ -49,7 +49,7 @@ def acquire(path: Path, *, shared: bool = False) -> FileLock:
 
 
 def try_acquire(path: Path) -> FileLock | None:
-    """Lock the file ``path`` alone; None where somebody has it. Raises OSError as ``acquire`` does."""
+    """An exclusive lock on the file ``path``, or None if another process holds it. Raises OSError like ``acquire``."""
     return _acquire(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
@@ -66,11 +66,11 @@ def _acquire(path: Path, operation: int) -> FileLock | None:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # somebody has removed it meanwhile: the next one to come would lock another file
+        os.close(descriptor)  # removed by another process: later processes would lock a new file
 
 
 def _opened(path: Path) -> int:
-    """For writing, as network file systems want it; for reading where nothing may be written, which is enough here."""
+    """Open for writing, as network file systems require for exclusive locks; read-only on a read-only file system."""
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:

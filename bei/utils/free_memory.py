@@ -1,4 +1,4 @@
-"""How much memory this process may still take."""
+"""Memory still available to this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | None:
-    """Memory that the system can give this process, within its container's limit (cgroup 2 or 1); None: not known."""
+    """Available bytes of the system, limited by the container's memory limit (cgroup 2 or 1); None: unknown."""
     known = [size for size in (_of_system(meminfo), _of_container(cgroup)) if size is not None]
     return min(known, default=None)
 
@@ -23,7 +23,7 @@ def _of_system(meminfo: Path) -> int | None:
 
 
 def _of_container(cgroup: Path) -> int | None:
-    """What is left of the limit; cached files do not count, since the kernel drops them first."""
+    """The unused part of the container's limit. Cached files do not count as used: the kernel drops them first."""
     if (cgroup / "memory.max").is_file():
         folder, limit, used, cached = cgroup, "memory.max", "memory.current", "file"
     else:
@@ -32,5 +32,5 @@ def _of_container(cgroup: Path) -> int | None:
         rows = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
         in_use = int((folder / used).read_text()) - int(rows[cached])
         return max(0, int((folder / limit).read_text()) - in_use)
-    except (OSError, ValueError, LookupError):  # no such files, or "max"
+    except (OSError, ValueError, LookupError):  # no such file, or "max"
         return None

@@ -1,4 +1,4 @@
-"""The form of the log: lines for people, or a JSON object a line for programs. Both to standard error."""
+"""Log formats: text for people, or one JSON object a line for programs. Both go to standard error."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import os
 import sys
 from datetime import datetime, timezone
 
-# What a record has in the place of its message, a dict of names and values: ``log.info(text, extra={FIELDS: {...}})``.
+# The key of structured fields that replace the message in JSON: ``log.info(text, extra={FIELDS: {...}})``.
 FIELDS = "bei_fields"
 
 _TEXT = "%(asctime)s %(levelname)s %(message)s"
 
-# Of one write to a pipe the kernel makes one piece up to this size (POSIX's least is 512): of longer ones lines of
-# other processes may come in between.
+# The kernel writes at most this many bytes to a pipe atomically (POSIX guarantees 512); longer writes of several
+# processes may interleave.
 _WHOLE_BYTES = 4096
 
 
 class JsonFormatter(logging.Formatter):
-    """An object a record: ``time`` (UTC), ``level``, ``logger``, ``process`` if it has a name, ``message`` or its
-    fields, and ``exception``."""
+    """Formats a record as an object: ``time`` (UTC), ``level``, ``logger``, ``process`` if it has a name, ``message``
+    or its fields, and ``exception``."""
 
     def __init__(self, process: str = "") -> None:
         super().__init__()
         self._process = {"process": process} if process else {}
 
     def format(self, record: logging.LogRecord) -> str:
-        """ASCII, in one line whatever is in it."""
+        """One line of ASCII."""
         time = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
         line = {"time": time, "level": record.levelname.lower(), "logger": record.name, **self._process}
         line |= getattr(record, FIELDS, None) or {"message": record.getMessage()}
@@ -38,10 +38,9 @@ class JsonFormatter(logging.Formatter):
 
 
 class SharedStream(logging.Handler):
-    """Writes to standard error, which several processes have: each record whole.
+    """A handler that writes whole records to a standard error shared by several processes.
 
-    What the kernel would not keep whole is written while no other process writes, by a lock that all processes of this
-    installation have.
+    Records beyond the kernel's atomic size are written under a lock shared by all processes of this installation.
     """
 
     def __init__(self) -> None:
@@ -49,7 +48,7 @@ class SharedStream(logging.Handler):
         self._lock_file = os.open(__file__, os.O_RDONLY | os.O_CLOEXEC)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write ``record``. What the terminal's encoding lacks is written as an escape."""
+        """Write ``record``. Characters that the terminal's encoding lacks are escaped."""
         try:
             line = self.format(record) + "\n"
             data = line.encode(sys.stderr.encoding or "utf-8", "backslashreplace")
@@ -58,7 +57,7 @@ class SharedStream(logging.Handler):
                 _write(data)
             finally:
                 fcntl.flock(self._lock_file, fcntl.LOCK_UN)
-        except Exception:  # as logging's own handlers: a line that cannot be written must not fail who wrote it
+        except Exception:  # as in logging's own handlers: a failed log line must not fail its caller
             self.handleError(record)
 
 
@@ -68,9 +67,9 @@ def _write(data: bytes) -> None:
 
 
 def configure(form: str, process: str = "") -> None:
-    """Begin to log, from INFO on. uvicorn says the same as we do at that level, so of it from WARNING on.
+    """Configure logging from INFO on (uvicorn from WARNING on: its INFO lines repeat ours).
 
-    ``process``: the name of this one, where a server has several.
+    ``process``: the name of this process, if the server has several.
     """
     handler = SharedStream() if process else logging.StreamHandler(sys.stderr)
     text = _TEXT.replace("%(message)s", f"{process}: %(message)s") if process else _TEXT

@@ -1,4 +1,4 @@
-"""Files mapped into memory whose pages are no longer needed there."""
+"""Releases memory pages of mapped files that are no longer needed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _EVERY_S = 0.05
 
 
 def release_pages(file: Path) -> None:
-    """Drop the pages of ``file`` from this process's memory; whoever reads them again gets them from the page cache.
+    """Drop the pages of ``file`` from this process's memory; later reads come from the page cache.
 
-    Only mappings that nobody can have written to are touched. Does nothing on systems other than Linux.
+    Private mappings that may have been written to are left alone. A no-op on systems other than Linux.
     """
     try:
-        lines = os.fsdecode(_MAPS.read_bytes()).splitlines()  # file names are in no particular encoding
+        lines = os.fsdecode(_MAPS.read_bytes()).splitlines()  # file names have no particular encoding
         madvise = ctypes.CDLL(None).madvise
     except (OSError, AttributeError):
         return
@@ -35,7 +35,7 @@ def release_pages(file: Path) -> None:
 
 @contextmanager
 def releasing_pages(file: Path) -> Iterator[None]:
-    """Drop the pages of ``file`` again and again while the block reads it once, and at its end."""
+    """A context that drops the pages of ``file`` periodically, and at its end, while the block reads it once."""
     is_over = threading.Event()
 
     def release() -> None:

@@ -1,7 +1,7 @@
-"""Work that is too long for the event loop, in threads of its own.
+"""Runs work in threads that would block the event loop for too long.
 
-A thread alone is not enough: orjson, msgspec and numpy hold the interpreter's lock for the length of a call. What goes
-here is made of calls of a few milliseconds at most; between them, and inside plain Python, the loop gets its turn.
+orjson, msgspec and numpy hold the interpreter's lock during a call, so the work must consist of calls of a few
+milliseconds; the loop runs between them, and inside plain Python code.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import TypeVar
 
 ResultT = TypeVar("ResultT")
 
-# More would only contend for the interpreter's lock; with one, the work of one request would wait for another's.
+# More threads would contend for the interpreter's lock; with one, requests would wait for each other's work.
 _pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="bei-offload")
 
 
 async def off_loop(work: Callable[..., ResultT], *args: object) -> ResultT:
-    """``work(*args)``, computed in a thread. If the caller is cancelled, it still runs to its end; nobody sees it."""
+    """The result of ``work(*args)``, run in a thread. If the caller is cancelled, the work still runs to its end."""
     try:
         computed = asyncio.get_running_loop().run_in_executor(_pool, work, *args)
-    except RuntimeError:  # the interpreter exits: it waits for threads that are at work, but pools take nothing new
+    except RuntimeError:  # at interpreter exit, thread pools accept no new work
         return work(*args)
     try:
         return await computed
     finally:
-        # An error's traceback has this frame, and the future has the error: what ``work`` had made would stay until the
-        # garbage collector comes by.
+        # The error's traceback refers to this frame, and the future to the error: break the cycle, or the data of
+        # ``work`` would stay until the garbage collector runs.
         del computed

@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them: ``50GB``, ``30d``."""
+"""Parses and formats sizes and durations: ``50GB``, ``30d``."""
 
 from __future__ import annotations
 

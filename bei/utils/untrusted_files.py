@@ -1,4 +1,4 @@
-"""Files that others wrote, looked at before they are read: where a name leads, what lies there, how large it is."""
+"""Safe reading of files from untrusted sources: checks of paths, file types and sizes before anything is read."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any
 
 from bei.errors import ConfigError
 
-# Of Linux; what is longer cannot be the name of anything.
+# Linux's PATH_MAX: longer strings cannot be file names.
 _MOST_NAME_BYTES = 255
 _MOST_PATH_BYTES = 4095
 
-# JSON that describes something, manifests and certificates: a certificate may hold a row as wide as a vocabulary.
+# Limit for manifests and certificates: a certificate may hold a row as wide as a vocabulary.
 MOST_JSON_BYTES = 64_000_000
-# The largest tokenizers there are have 256,000 tokens and 34 MB (Gemma's); a parsed one takes about ten times its file.
+# The largest known tokenizers have 256,000 tokens and 34 MB (Gemma's); parsing takes about ten times the file's size.
 MOST_TOKENIZER_BYTES = 100_000_000
 
 
 class UnfitError(ValueError):
-    """A file is not to be used. The message says why, and not which file: the caller knows what it is to him."""
+    """A file is unfit for use. The message gives the reason, not the file's name, which the caller knows."""
 
 
 def home_expanded(path: str) -> Path:
-    """``path`` with a leading ~ replaced. Raises ConfigError where nothing says what the home directory is."""
+    """``path`` with a leading ~ replaced. Raises ConfigError if the home directory is unknown."""
     try:
         return Path(path).expanduser()
-    except RuntimeError as error:  # no HOME, and a user without an entry in passwd
+    except RuntimeError as error:  # no HOME, and no entry in passwd
         raise ConfigError(
             f"{path} begins with ~, and this user has no home directory ({error}): set HOME, or give the whole path "
             "(the cache's with --cache-dir or BEI_CACHE_DIR)."
@@ -37,15 +37,15 @@ def home_expanded(path: str) -> Path:
 
 
 def within(folder: Path, name: str) -> Path:
-    """The file or folder that a file of ``folder`` calls ``name``. Raises UnfitError where that is not inside of it.
+    """The path of ``name`` inside ``folder``. Raises UnfitError if it leads outside.
 
-    Links are followed: they may lead elsewhere in the folder, and from a snapshot of the hub's cache to its blobs.
+    Links are followed inside the folder, and from a snapshot of the hub's cache to its blobs.
     """
     _check_name(name)
     path = folder / name
     try:
         home, target = folder.resolve(), path.resolve()
-    except (OSError, RuntimeError) as error:  # a link that leads to itself
+    except (OSError, RuntimeError) as error:  # a link to itself
         raise UnfitError(f"{_shown(name)} leads nowhere ({error})") from error
     if not any(target.is_relative_to(place) for place in (home, *_blobs(home))):
         raise UnfitError(f"{_shown(name)} is a link that leads out of its folder: put the file itself there")
@@ -70,12 +70,13 @@ def _shown(name: str) -> str:
 
 
 def _blobs(home: Path) -> Sequence[Path]:
-    """Where the links of a snapshot lead: ``models--a--b/snapshots/COMMIT`` lies beside ``models--a--b/blobs``."""
+    """The folder that a hub snapshot's links lead to: ``models--a--b/snapshots/COMMIT`` lies beside
+    ``models--a--b/blobs``."""
     return [parent.parent / "blobs" for parent in home.parents if parent.name == "snapshots"][:1]
 
 
 def check_regular(path: Path, most_bytes: int | None = None) -> None:
-    """Raise UnfitError where ``path`` is there, and is a device, a pipe or the like, or larger than ``most_bytes``."""
+    """Raise UnfitError if ``path`` exists and is not a regular file of at most ``most_bytes``."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -91,11 +92,11 @@ def check_regular(path: Path, most_bytes: int | None = None) -> None:
 
 
 def read_bounded(path: Path, most_bytes: int = MOST_JSON_BYTES) -> bytes:
-    """The content of the regular file ``path``. Raises UnfitError, for one too large before it is read; OSError."""
+    """The content of the regular file ``path``. Raises UnfitError, before reading, if it is too large; OSError."""
     check_regular(path, most_bytes)
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        content = file.read(min(size, most_bytes) + 1)  # Python allocates as much as it is asked for
+        content = file.read(min(size, most_bytes) + 1)  # Python allocates the size that is requested
     if len(content) > size:
         raise UnfitError("it grew while it was read")
     if size > most_bytes:
@@ -104,9 +105,9 @@ def read_bounded(path: Path, most_bytes: int = MOST_JSON_BYTES) -> bytes:
 
 
 def check_unpacked(path: Path, most_bytes: int) -> None:
-    """Raise UnfitError where the zip archive ``path`` says that it is larger than ``most_bytes`` when it is unpacked.
+    """Raise UnfitError if ``path`` is not a zip archive, or declares more than ``most_bytes`` unpacked.
 
-    Or where it is none. Readers take no more of a part than the archive says.
+    Readers extract no more than the declared size of each part.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -118,7 +119,7 @@ def check_unpacked(path: Path, most_bytes: int) -> None:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON (``object_pairs_hook``). Raises UnfitError for a key with two values: readers would differ."""
+    """An ``object_pairs_hook`` for JSON. Raises UnfitError for duplicate keys, which parsers read differently."""
     content: dict[str, Any] = {}
     for key, value in pairs:
         if key in content and content[key] != value:
@@ -128,14 +129,14 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def printable(text: str) -> str:
-    """``text`` with escapes in the place of what a terminal obeys, or cannot show."""
+    """``text`` with control characters and unprintable characters escaped, so that it is safe on a terminal."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def unlisted(folder: Path, listed: Sequence[str]) -> str | None:
-    """The first file below ``folder`` whose path from there is not ``listed``, None where all are.
+    """The first file below ``folder`` whose relative path is not ``listed``; None: all are.
 
-    Names that begin with a dot are passed over: systems leave such files everywhere, and no engine reads one.
+    Names that begin with a dot are ignored: systems create such files, and no engine reads them.
     """
     known = set(listed)
     for root, folders, files in os.walk(folder):

@@ -1,1 +1,1 @@
-"""How far an engine's answers are from a reference, in figures."""
+"""Compares an engine's answers with a reference's, in figures."""

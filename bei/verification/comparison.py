@@ -1,4 +1,4 @@
-"""An engine's answers against a reference's: the figures of the certificate."""
+"""Compares an engine's answers with a reference's and computes the figures of the certificate."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.artifact.certificate.canary import BY_COLUMN, canary_row
-from bei.artifact.certificate.labels import kl_divergence, label_agreement
 from bei.artifact.certificate.record import (
     Agreement,
     Certificate,
-    Histogram,
+    CosineHistogram,
     QuantizationRecord,
     RetrievalAgreement,
     Thresholds,
@@ -23,11 +22,12 @@ from bei.artifact.certificate.record import (
 from bei.artifact.manifest import Classification
 from bei.core import Float32Array
 from bei.errors import VerificationError
-from bei.verification.answers import EngineAnswers, HeldOut, Rows
+from bei.verification.engine_answers import EngineAnswers, HeldOut, Rows
+from bei.verification.label_agreement import kl_divergence, label_agreement
 from bei.verification.rank_correlation import kendall_tau, spearman
 
-# Distances from a cosine of 1 between which a histogram counts: half a decade each, so that what is above 0.99999 can
-# be told from what is above 0.9999, 0.999, 0.99 and 0.9. Cosines are rounded to six digits.
+# Bucket edges of a histogram, as distances from a cosine of 1: half a decade each, so that 0.99999, 0.9999, 0.999, 0.99
+# and 0.9 are edges. Cosines are rounded to six digits.
 HISTOGRAM_EDGES = (1e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
 
 _LABELS = ("logits", "token_logits")
@@ -39,9 +39,9 @@ _SIMILARITY_DIGITS = 5
 
 @dataclass(frozen=True)
 class ReferenceAnswers:
-    """The rows of the reference called ``name`` for the first of the held-out texts.
+    """Rows of the reference called ``name`` for the first held-out texts.
 
-    ``is_own``: the reference is bei's own engine, so what is certified is self-consistency.
+    ``is_own``: the reference is bei's own engine, so the certificate shows self-consistency only.
     """
 
     name: str
@@ -50,13 +50,13 @@ class ReferenceAnswers:
 
     @property
     def num_texts(self) -> int:
-        """How many texts it answered."""
+        """Number of texts that were answered."""
         return len(next(iter(self.rows.values()), []))
 
 
 @dataclass(frozen=True)
-class Meaning:
-    """What scores of labels mean: ``ranks``, those of a reranker, or ``classification``, probabilities of labels."""
+class OutputMeaning:
+    """The meaning of scores: ``ranks``: a reranker's; ``classification``: probabilities of labels."""
 
     ranks: bool = False
     classification: Classification | None = None
@@ -68,14 +68,13 @@ def compare(
     questions: HeldOut,
     thresholds: Thresholds,
     *,
-    meaning: Meaning | None = None,
+    meaning: OutputMeaning | None = None,
     quantization: QuantizationRecord | None = None,
     retrieval: RetrievalAgreement | None = None,
 ) -> Certificate:
-    """The certificate of all outputs, over the texts that both sides answered; the caller judges ``passed``.
+    """The certificate of all outputs over the texts that both sides answered; the caller decides ``passed``.
 
-    ``quantization`` and ``retrieval`` are put into it. Raises VerificationError only where the reference cannot be
-    compared with.
+    ``quantization`` and ``retrieval`` are copied into it. Raises VerificationError only if the reference is unusable.
     """
     names, num_texts = list(answers.rows), min(answers.num_texts, reference.num_texts)
     expected = {name: reference.rows[name][:num_texts] for name in names}
@@ -86,7 +85,7 @@ def compare(
         )
     texts = questions.texts[:num_texts]
     outputs = [
-        _agreement(name, answers.rows[name][:num_texts], expected[name], texts, thresholds, meaning or Meaning())
+        _agreement(name, answers.rows[name][:num_texts], expected[name], texts, thresholds, meaning or OutputMeaning())
         for name in names
     ]
     missed = [row.failures for row in outputs] + ([retrieval.failures] if retrieval else [])
@@ -110,7 +109,7 @@ def compare(
 
 
 def kept_canary(answer: Float32Array, output: str) -> list[float]:
-    """The canary's ``answer`` as a certificate keeps it."""
+    """The canary's ``answer`` in the form that a certificate stores."""
     return [round(float(value), 5) for value in canary_row(answer, output)]
 
 
@@ -120,10 +119,10 @@ def _agreement(
     expected: Sequence[Float32Array],
     texts: Sequence[str],
     thresholds: Thresholds,
-    meaning: Meaning,
+    meaning: OutputMeaning,
 ) -> Agreement:
-    """One output's row of the certificate."""
-    # NaN and Inf have no place in a certificate: such an answer counts as the opposite of what it should be.
+    """The certificate's entry for one output."""
+    # A certificate must not hold NaN or Inf: such an answer counts as the opposite of the expected one.
     is_finite = [bool(np.isfinite(rows).all()) for rows in actual]
     checked = [
         rows if finite else -reference for rows, reference, finite in zip(actual, expected, is_finite, strict=True)
@@ -140,7 +139,7 @@ def _agreement(
         for name, value in figures.items()
         if value < (threshold := getattr(thresholds, name))
     ]
-    worst = np.lexsort((-found.differences, found.of_texts))[:_NUM_WORST]  # stable: equal ones stay in order
+    worst = np.lexsort((-found.differences, found.of_texts))[:_NUM_WORST]  # stable: ties keep their order
     return Agreement(
         output=output,
         cosine_mean=figures["mean"],
@@ -165,9 +164,9 @@ class _OfScores(NamedTuple):
 
 
 def _figures_of_scores(
-    actual: Sequence[Float32Array], expected: Sequence[Float32Array], output: str, meaning: Meaning
+    actual: Sequence[Float32Array], expected: Sequence[Float32Array], output: str, meaning: OutputMeaning
 ) -> _OfScores:
-    """The figures that only scores of labels have, by what they mean."""
+    """Figures that only scores of labels have."""
     if output not in _LABELS:
         return _OfScores()
     ours, theirs = (np.concatenate([np.atleast_2d(rows) for rows in side]) for side in (actual, expected))
@@ -183,16 +182,16 @@ def _figures_of_scores(
     )
 
 
-def _histogram(cosines: npt.NDArray[np.float64]) -> Histogram:
+def _histogram(cosines: npt.NDArray[np.float64]) -> CosineHistogram:
     places = np.searchsorted(HISTOGRAM_EDGES, np.round(1.0 - cosines, 6), side="right")
     counts: list[int] = np.bincount(places, minlength=len(HISTOGRAM_EDGES) + 1).tolist()
-    return Histogram(edges=list(HISTOGRAM_EDGES), counts=counts)
+    return CosineHistogram(edges=list(HISTOGRAM_EDGES), counts=counts)
 
 
 @dataclass(frozen=True)
 class _Comparison:
-    """``cosines`` of rows, or the shares that rows have in the columns' correlations, and their ``mean``; ``of_texts``
-    the lowest of each text, ``differences`` the largest of each text. ``spearman`` of vectors' similarities."""
+    """``cosines`` of rows, or their shares in the columns' correlations, and the ``mean``; ``of_texts``: the lowest of
+    each text; ``differences``: the largest of each text; ``spearman`` of the vectors' similarities."""
 
     cosines: npt.NDArray[np.float64]
     mean: float
@@ -205,13 +204,13 @@ class _Comparison:
 def _compare(
     actual: Sequence[Float32Array], expected: Sequence[Float32Array], is_finite: Sequence[bool], output: str
 ) -> _Comparison:
-    by_column = output in BY_COLUMN  # compared column by column over all texts, not row by row
+    by_column = output in BY_COLUMN  # compared by column over all texts, not by row
     ours, theirs = (
         (_centred if by_column else normalized)(np.concatenate([np.atleast_2d(rows) for rows in side]))
         for side in (actual, expected)
     )
-    # Rounded before anything is decided: the reference's last bits depend on torch's number of threads, and equal
-    # builds must have equal certificates. In float64 the figures move by 1e-9 with them, far below the rounding.
+    # Rounded before any decision: the reference's last bits depend on torch's number of threads, and equal builds must
+    # have equal certificates. In float64 the figures vary by 1e-9, far below the rounding.
     lengths = [len(np.atleast_2d(rows)) for rows in expected]
     ends = np.cumsum(lengths)[:-1]
     differences = np.array([part.max() for part in np.split(np.round(np.abs(ours - theirs).max(axis=1), 6), ends)])
@@ -230,10 +229,10 @@ def _compare(
 
 
 def _shares(ours: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """What each row adds to the correlation of the columns, whose mean it is: 1 - d^2 / 2 for a difference d of the
-    columns at a mean square of 1; at least -1."""
+    """Each row's share in the mean correlation of the columns: 1 - d^2 / 2 for a difference d of the columns at a mean
+    square of 1; at least -1."""
     scaled = [
-        side / np.maximum(np.sqrt(np.mean(side**2, axis=0, keepdims=True)), 1e-12)  # zeros agree with zeros
+        side / np.maximum(np.sqrt(np.mean(side**2, axis=0, keepdims=True)), 1e-12)  # two zeros agree
         for side in (ours, theirs)
     ]
     shares: npt.NDArray[np.float64] = np.maximum(1 - (scaled[0] - scaled[1]) ** 2 / 2, -1.0)
@@ -241,14 +240,14 @@ def _shares(ours: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64]) -> n
 
 
 def _centred(rows: Float32Array) -> npt.NDArray[np.float64]:
-    """Columns less their means, in float64; a column that hardly varies stays as it is."""
+    """Columns minus their means, in float64; a nearly constant column is unchanged."""
     wide = rows.astype(np.float64)
     centred: npt.NDArray[np.float64] = np.where(wide.std(axis=0) > 1e-6, wide - wide.mean(axis=0), wide)
     return centred
 
 
 def _cosines(ours: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Row by row. Two rows of zeros agree: a sparse vector may be empty."""
+    """Cosines by row. Two rows of zeros agree: a sparse vector may be empty."""
     products = (normalized(ours) * normalized(theirs)).sum(axis=1)
     empty = ~ours.any(axis=1) & ~theirs.any(axis=1)
     cosines: npt.NDArray[np.float64] = np.where(empty, 1.0, products)
@@ -263,26 +262,26 @@ def normalized(vectors: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 
 def _similarities(vectors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Cosines [n, n] of at most the first thousand unit vectors, as tokens are many; near ties are ties."""
+    """Cosines [n, n] of at most the first thousand unit vectors (tokens are many); nearly equal values are ties."""
     first = vectors[:_MOST_NEIGHBOURS]
     similarities: npt.NDArray[np.float64] = (first @ first.T).round(_SIMILARITY_DIGITS)
     return similarities
 
 
 def _neighbour_overlap(actual: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]) -> float:
-    """Of the nearest neighbours by these similarities; ties go by position."""
+    """Overlap of the nearest neighbours by these similarities; ties go by position."""
     others = [np.where(np.eye(len(side), dtype=np.bool_), -2.0, side) for side in (actual, expected)]
     return _overlap(others[0], others[1], among=len(actual) - 1)
 
 
 def _similarity_spearman(actual: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]) -> float:
-    """Over each pair of vectors once."""
+    """Spearman's rho over the similarities of all pairs of vectors."""
     above = np.triu_indices(len(actual), k=1)
     return spearman(actual[above], expected[above])
 
 
 def _top_overlap(actual: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]) -> float:
-    """Rows are labels, columns texts or tokens."""
+    """Overlap of the highest scores. Rows are labels, columns texts or tokens."""
     digits = _SIMILARITY_DIGITS
     return _overlap(actual.round(digits), expected.round(digits), among=actual.shape[1])
 

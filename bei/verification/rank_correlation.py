@@ -16,9 +16,9 @@ def average_ranks(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 
 def spearman(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> float:
-    """The correlation of the ranks of two series of n values.
+    """Spearman's rho of two series of n values.
 
-    A series whose values are all equal has no order: two of them agree (1), one of them with another does not (0).
+    A constant series has no order: two of them agree (1), a constant one and another do not (0).
     """
     sides = [average_ranks(values) for values in (first, second)]
     centred = [ranks - ranks.mean() for ranks in sides]
@@ -26,10 +26,10 @@ def spearman(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> float:
 
 
 def kendall_tau(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> float:
-    """Tau-b (Kendall, 1945) of two series of n values: pairs ordered alike less pairs ordered otherwise, divided by the
-    geometric mean of the pairs that each series orders at all. Series without order: as of ``spearman``.
+    """Tau-b (Kendall, 1945) of two series of n values: concordant minus discordant pairs, divided by the geometric mean
+    of the pairs that each series orders. Constant series: as in ``spearman``.
 
-    Takes memory for n * n numbers.
+    Needs memory for n * n numbers.
     """
     signs = [np.sign(np.subtract.outer(values, values)).astype(np.float64) for values in (first, second)]
     return _share(float((signs[0] * signs[1]).sum()), *(float((sign * sign).sum()) for sign in signs))
@@ -38,5 +38,5 @@ def kendall_tau(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> float:
 def _share(product: float, first: float, second: float) -> float:
     if not first or not second:
         return float(first == second)
-    # The root of the product would not be exactly the number where both are equal.
+    # sqrt(x * x) would not be exactly x for equal factors.
     return product / first if first == second else product / float(np.sqrt(first) * np.sqrt(second))

@@ -12,24 +12,24 @@ import numpy.typing as npt
 
 from bei.artifact.certificate.record import RetrievalAgreement
 from bei.core import Encoding, Engine, Float32Array
-from bei.verification.answers import Rows, batches, joined, run
+from bei.verification.engine_answers import Rows, batches, joined, run
 
 Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan"]
 
 _DEPTH = 10
-_SCORE_DIGITS = 5  # of a score, as a share of its query's largest: near ties go by position
-# How far from chance to 1 a reference must be for its order to mean something.
+_SCORE_DIGITS = 5  # relative to the query's largest score: nearly equal scores go by position
+# The minimum quality of a reference, from chance (0) to perfect (1), for its order to be meaningful.
 _LEAST_SKILL = 0.5
 
 
-class Ranking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How rows of ``output`` rank documents, and which documents answer which query.
+class RetrievalRanking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The ranking of documents by rows of ``output``, and the relevance of documents to queries.
 
-    ``grades[q]`` has the documents that answer query q, and how well. ``candidates[q]`` are those that are ranked for
-    it, None: all. A reranker has a row a query and candidate ("logits"); other models one a query, then one a document.
-    Vectors are compared by ``similarity``, and made unit length first if ``unit_length``; tokens' vectors by the sum
-    over the query's of their largest product with the document's (ColBERT, arXiv:2004.12832). ``query_skip_ids`` and
-    ``document_skip_ids``: tokens whose vectors or weights are left out.
+    ``grades[q]``: the relevant documents of query q and their grades. ``candidates[q]``: the documents that are ranked
+    for it; None: all. A reranker has one row for each query and candidate ("logits"); other models one for each query,
+    then one for each document. Vectors are compared by ``similarity``, at unit length if ``unit_length``; token vectors
+    by the sum, over the query's vectors, of the largest product with a document's (ColBERT, arXiv:2004.12832). Tokens
+    in ``query_skip_ids`` and ``document_skip_ids`` are left out.
     """
 
     output: str
@@ -44,14 +44,14 @@ class Ranking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @dataclass(frozen=True)
 class RetrievalQuestions:
-    """What is asked for ``ranking``: an encoding a row, in its order."""
+    """The encodings for ``ranking``: one for each row, in its order."""
 
-    ranking: Ranking
+    ranking: RetrievalRanking
     encodings: list[Encoding]
 
 
 def ask_retrieval(engine: Engine, questions: RetrievalQuestions, is_enough: Callable[[], bool]) -> Rows | None:
-    """The engine's rows, in packed batches; None where it ``is_enough`` before all are there. Raises EngineError."""
+    """The engine's rows, in packed batches; None if ``is_enough`` before all are done. Raises EngineError."""
     parts: list[Rows] = []
     for batch in batches(questions.encodings, engine.info.limits):
         if is_enough():
@@ -63,10 +63,11 @@ def ask_retrieval(engine: Engine, questions: RetrievalQuestions, is_enough: Call
 def agreement(
     questions: RetrievalQuestions, reference: Sequence[float], rows: Rows, max_loss: float | None
 ) -> RetrievalAgreement:
-    """An engine with these ``rows`` against a reference with these ``ndcgs``; ``max_loss`` None: only reported.
+    """The agreement of an engine with these ``rows`` and a reference with these ``ndcgs``; ``max_loss`` None: only
+    reported.
 
-    A loss is a failure where it is larger than ``max_loss`` by more than its standard error: one pair of nearly equal
-    documents that changes places may cost more than is allowed, and as well bring it.
+    A loss is a failure if it exceeds ``max_loss`` by more than its standard error: a single swap of two nearly equal
+    documents may cost, or gain, more than is allowed.
     """
     ranking = questions.ranking
     theirs, ours = np.array(reference), np.array(ndcgs(questions, rows))
@@ -98,9 +99,9 @@ def agreement(
 
 
 def ndcgs(questions: RetrievalQuestions, rows: Rows) -> list[float]:
-    """Of each query, to five digits. A document that got NaN or Inf comes last."""
+    """nDCG of each query, to five digits. Documents with NaN or Inf come last."""
     ranking = questions.ranking
-    with np.errstate(invalid="ignore", over="ignore"):  # of rows with NaN and Inf
+    with np.errstate(invalid="ignore", over="ignore"):  # rows may hold NaN and Inf
         all_scores = _scores(questions, rows[ranking.output])
     found = []
     for query, scores in enumerate(all_scores):
@@ -112,21 +113,21 @@ def ndcgs(questions: RetrievalQuestions, rows: Rows) -> list[float]:
     return found
 
 
-def _grades(ranking: Ranking, query: int) -> npt.NDArray[np.float64]:
-    """Of the documents that are ranked for ``query``, in their order."""
+def _grades(ranking: RetrievalRanking, query: int) -> npt.NDArray[np.float64]:
+    """Grades of the documents that are ranked for ``query``, in their order."""
     known = ranking.grades[query]
     documents = range(ranking.num_documents) if ranking.candidates is None else ranking.candidates[query]
     return np.array([known.get(document, 0) for document in documents], np.float64)
 
 
 def _ndcg_of_order(grades: npt.NDArray[np.float64]) -> float:
-    """Of documents with ``grades``, best first; a grade is its own gain, as in trec_eval."""
+    """nDCG of documents with ``grades``, best first; the gain is the grade itself, as in trec_eval."""
     best = np.sort(grades)[::-1][:_DEPTH]
     return float(grades[:_DEPTH] @ _discounts(len(grades)) / (best @ _discounts(len(best))))
 
 
-def _chance(ranking: Ranking) -> float:
-    """What a random order has on average."""
+def _chance(ranking: RetrievalRanking) -> float:
+    """Mean nDCG of a random order."""
     found = []
     for query in range(len(ranking.grades)):
         grades = _grades(ranking, query)
@@ -141,7 +142,7 @@ def _discounts(count: int) -> npt.NDArray[np.float64]:
 
 
 def _scores(questions: RetrievalQuestions, rows: Sequence[Float32Array]) -> list[npt.NDArray[np.float64]]:
-    """Of the documents that are ranked for each query."""
+    """Scores of the documents that are ranked for each query."""
     ranking = questions.ranking
     num_queries = len(ranking.grades)
     if ranking.candidates is not None:
@@ -154,14 +155,14 @@ def _scores(questions: RetrievalQuestions, rows: Sequence[Float32Array]) -> list
         return list(_lexical(questions, queries, documents))
     vectors = [np.stack(side).astype(np.float64) for side in (queries, documents)]
     if ranking.output == "sparse":
-        vectors = [np.maximum(side, 0.0) for side in vectors]  # the server answers weights above zero
+        vectors = [np.maximum(side, 0.0) for side in vectors]  # the server returns only weights above zero
     return list(_similarities(vectors[0], vectors[1], ranking))
 
 
 def _similarities(
-    queries: npt.NDArray[np.float64], documents: npt.NDArray[np.float64], ranking: Ranking
+    queries: npt.NDArray[np.float64], documents: npt.NDArray[np.float64], ranking: RetrievalRanking
 ) -> npt.NDArray[np.float64]:
-    """[queries, documents]: the larger the closer."""
+    """Similarities [queries, documents]: larger is closer."""
     if ranking.unit_length or ranking.similarity == "cosine":
         queries, documents = _unit(queries), _unit(documents)
     if ranking.similarity in ("cosine", "dot"):
@@ -190,7 +191,7 @@ def _late_interaction(
 def _lexical(
     questions: RetrievalQuestions, queries: Sequence[Float32Array], documents: Sequence[Float32Array]
 ) -> npt.NDArray[np.float64]:
-    """Products of the largest weights of the tokens that both have (BGE-M3, arXiv:2402.03216)."""
+    """Sums of products of the largest weights of common tokens (BGE-M3, arXiv:2402.03216)."""
     weights: list[dict[int, float]] = []
     for encoding, rows, mask in zip(questions.encodings, (*queries, *documents), _kept(questions), strict=True):
         largest: dict[int, float] = {}
@@ -206,7 +207,7 @@ def _lexical(
 
 
 def _kept(questions: RetrievalQuestions) -> list[npt.NDArray[np.bool_]]:
-    """Which tokens of each encoding count."""
+    """Masks of the tokens that count, for each encoding."""
     ranking, num_queries = questions.ranking, len(questions.ranking.grades)
     return [
         ~np.isin(encoding.input_ids, ranking.query_skip_ids if index < num_queries else ranking.document_skip_ids)

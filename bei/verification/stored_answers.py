@@ -1,11 +1,11 @@
-"""A reference's answers, kept in an artifact whose engine could not run where it was built.
+"""Stores a reference's answers in an artifact whose engine cannot run where it is built.
 
-    reference/reference.json   who answered, the texts, the thresholds
+    reference/reference.json   the reference, the texts, the thresholds
     reference/answers.npz      token ids of the texts, and the rows
 
-Of the retrieval set only its token ids are kept, and how well the reference ranked it: that is all that is compared.
-``bei verify``, or the first ``bei serve``, on a machine with the device asks the engine the same and completes the
-certificate: neither the checkpoint nor torch is needed there. Arrays are read without pickle.
+For the retrieval set, only the token ids and the reference's quality are stored: no more is compared. ``bei verify``,
+or the first ``bei serve``, on a machine with the device runs the engine on the same texts and completes the certificate
+without the checkpoint or torch. Arrays are read without pickle.
 """
 
 from __future__ import annotations
@@ -24,36 +24,37 @@ from bei.artifact.manifest import REFERENCE_DIR, Artifact, Manifest
 from bei.core import Encoding, Engine, Float32Array
 from bei.errors import ArtifactManifestError, ConfigError, VerificationError
 from bei.utils.untrusted_files import check_unpacked, read_bounded
-from bei.verification.answers import HeldOut, ask_engine
-from bei.verification.comparison import Meaning, ReferenceAnswers, compare, kept_canary
-from bei.verification.retrieval import Ranking, RetrievalQuestions, agreement, ask_retrieval
+from bei.verification.comparison import OutputMeaning, ReferenceAnswers, compare, kept_canary
+from bei.verification.engine_answers import HeldOut, ask_engine
+from bei.verification.retrieval import RetrievalQuestions, RetrievalRanking, agreement, ask_retrieval
 
 _RECORD = "reference.json"
 _ANSWERS = "answers.npz"
 _ROWS = "rows."
 _RETRIEVAL = "retrieval."
-# What numpy raises for a file that is none of its own, by what is wrong with it.
+# Errors of numpy for invalid files.
 _UNREADABLE = (OSError, EOFError, ValueError, KeyError, IndexError, MemoryError, zipfile.BadZipFile)
-# Of all arrays together. The held-out texts have 15,000 characters: 490 MB, were each a token of 8,192 components.
+# Limit for all arrays together. The held-out texts have 15,000 characters: 490 MB if each were a token of 8,192
+# components.
 _MOST_BYTES = 500_000_000
-_ALL_KEYS = -1  # of tokens that are looked at
+_ALL_KEYS = -1  # all tokens that are looked up
 
 
 @dataclass(frozen=True)
 class RetrievalReference:
-    """How well the reference ranked: its nDCG@10 for each query of ``questions``."""
+    """The reference's quality: nDCG@10 for each query of ``questions``."""
 
     questions: RetrievalQuestions
     ndcgs: list[float]
 
 
 class _RetrievalRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    ranking: Ranking
+    ranking: RetrievalRanking
     ndcgs: list[float]
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``reference.json`` says. ``allow_below_threshold``: the build was told to keep an engine that fails."""
+    """The content of ``reference.json``. ``allow_below_threshold``: the build keeps an engine that fails."""
 
     name: str
     is_own: bool
@@ -65,12 +66,12 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     retrieval: _RetrievalRecord | None = None
 
 
-def meaning_of(manifest: Manifest) -> Meaning:
-    """What the scores that a model gives mean."""
-    return Meaning(ranks="rerank" in manifest.tasks, classification=manifest.classification)
+def output_meaning(manifest: Manifest) -> OutputMeaning:
+    """The meaning of a model's scores."""
+    return OutputMeaning(ranks="rerank" in manifest.tasks, classification=manifest.classification)
 
 
-def keep(
+def store_reference_answers(
     root: Path,
     reference: ReferenceAnswers,
     questions: HeldOut,
@@ -81,9 +82,9 @@ def keep(
     quantization: QuantizationRecord | None = None,
     retrieval: RetrievalReference | None = None,
 ) -> Certificate:
-    """Write ``reference`` into the artifact that is made at ``root``; returns its certificate, which is pending.
+    """Write ``reference`` into the artifact under construction at ``root``; returns its pending certificate.
 
-    ``canary`` is the reference's own row for the canary, of its first output. Raises VerificationError for NaN or Inf.
+    ``canary``: the reference's row for the canary, of its first output. Raises VerificationError for NaN or Inf.
     """
     outputs = list(reference.rows)
     if not all(np.isfinite(rows).all() for name in outputs for rows in reference.rows[name]):
@@ -130,11 +131,11 @@ def keep(
     )
 
 
-def complete(artifact: Artifact, engine: Engine) -> tuple[Artifact, bool]:
-    """Compare ``engine`` with the reference's answers in ``artifact``; returns it with its certificate.
+def complete_certificate(artifact: Artifact, engine: Engine) -> tuple[Artifact, bool]:
+    """Compare ``engine`` with the reference's answers in ``artifact``; returns the artifact with its completed
+    certificate, and whether it may be served: it passed, or the build allowed engines below the thresholds.
 
-    And whether such an engine is to be served: it has passed, or the build was told to keep one that does not. The
-    artifact on disk is as it was (see ``artifact.recertify``). Raises ConfigError where it keeps no answers,
+    The artifact on disk is unchanged (see ``bei.artifact.store.recertify``). Raises ConfigError if it holds no answers,
     ArtifactManifestError, EngineError, VerificationError.
     """
     record, questions, reference, retrieval = _read(artifact)
@@ -143,7 +144,7 @@ def complete(artifact: Artifact, engine: Engine) -> tuple[Artifact, bool]:
         reference,
         questions,
         record.thresholds,
-        meaning=meaning_of(artifact.manifest),
+        meaning=output_meaning(artifact.manifest),
         quantization=artifact.certificate.quantization,
         retrieval=_ranked(engine, retrieval, record.thresholds) if retrieval else None,
     )
@@ -154,12 +155,12 @@ def complete(artifact: Artifact, engine: Engine) -> tuple[Artifact, bool]:
 
 def _ranked(engine: Engine, reference: RetrievalReference, thresholds: Thresholds) -> RetrievalAgreement:
     rows = ask_retrieval(engine, reference.questions, lambda: False)
-    assert rows is not None  # nothing ended it
+    assert rows is not None  # run to the end
     return agreement(reference.questions, reference.ndcgs, rows, thresholds.ndcg_loss)
 
 
 def check_stored(artifact: Artifact) -> None:
-    """Raise ConfigError where ``artifact`` keeps no answers of a reference."""
+    """Raise ConfigError if ``artifact`` holds no reference answers."""
     listed = {info.path for info in artifact.manifest.files}
     if {f"{REFERENCE_DIR}/{name}" for name in (_RECORD, _ANSWERS)} <= listed:
         return
@@ -172,9 +173,9 @@ def check_stored(artifact: Artifact) -> None:
 
 
 def may_be_served(artifact: Artifact) -> bool:
-    """Whether an engine with the certificate that ``artifact`` has is to be served.
+    """True if the certificate of ``artifact`` permits serving.
 
-    One that failed at build time is there because the build was told so; one that failed later is not.
+    An engine that failed at build time was kept on purpose; one that failed later was not.
     """
     if artifact.certificate.passed or not (artifact.path / REFERENCE_DIR).is_dir():
         return True
@@ -222,7 +223,7 @@ def _retrieval(record: _Record, arrays: dict[str, Any]) -> RetrievalReference | 
 
 
 def _ends(arrays: dict[str, Any], name: str, ends_of_texts: Any, per_token: bool) -> Any:
-    """Where each text's rows of output ``name`` end. A time budget may have left out the last texts."""
+    """End positions of each text's rows of output ``name``. A time budget may have left out the last texts."""
     num_rows = len(arrays[_ROWS + name])
     return ends_of_texts[ends_of_texts <= num_rows] if per_token else np.arange(1, num_rows + 1)
 

@@ -1,4 +1,4 @@
-"""The verification that a build for another machine's device left open: ``bei verify``, or the first ``bei serve``."""
+"""Completes a pending verification on the target device: ``bei verify``, or the first ``bei serve``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from contextlib import closing
 from pathlib import Path
 
-from bei.artifact import store as artifacts
+from bei.artifact import store
 from bei.artifact.certificate.record import Certificate
 from bei.artifact.certificate.thresholds import remedies
 from bei.artifact.manifest import Artifact
@@ -14,36 +14,36 @@ from bei.artifact.signature import SIGNATURE
 from bei.core import Engine
 from bei.engine.load import load_engine
 from bei.errors import ArtifactSignatureError, VerificationError
-from bei.verification.stored_answers import check_stored, complete, may_be_served
+from bei.verification.stored_answers import check_stored, complete_certificate, may_be_served
 
 log = logging.getLogger(__name__)
 
 
 def verify(path: Path) -> tuple[Artifact, bool]:
-    """Compare the engine of the artifact at ``path`` with the reference's answers it keeps, and write the certificate.
+    """Compare the engine of the artifact at ``path`` with the stored reference answers, and write the certificate.
 
-    Returns the artifact and whether it may be served, as ``bei.verification.stored_answers.complete`` does, and raises what it
-    raises; ArtifactError, DeviceNotFoundError, MissingDependencyError, OSError where the folder cannot be written;
-    ArtifactSignatureError for a signed one, since a new certificate changes the manifest that was signed.
+    Returns the artifact and whether it may be served. Raises the errors of
+    ``bei.verification.stored_answers.complete_certificate``; ArtifactError, DeviceNotFoundError,
+    MissingDependencyError; OSError if the folder is read-only; ArtifactSignatureError for a signed artifact, whose
+    signature a new certificate would invalidate.
     """
-    artifact = artifacts.load(path)
+    artifact = store.load(path)
     if artifact.signed is not None:
         raise ArtifactSignatureError(
             f"{path} is signed by {artifact.signed.key}, and a new certificate would not be: delete {SIGNATURE}, "
             "verify, and sign again with 'bei sign'."
         )
-    check_stored(artifact)  # before gigabytes are loaded, by a library that may not be here
+    check_stored(artifact)  # before gigabytes are loaded by a library that may be missing
     with closing(load_engine(artifact.engine_dir, artifact.manifest)) as engine:
-        completed, is_good = complete(artifact, engine)
-    return artifacts.recertify(artifact, completed.certificate), is_good
+        completed, is_good = complete_certificate(artifact, engine)
+    return store.recertify(artifact, completed.certificate), is_good
 
 
 def verified(artifact: Artifact, engine: Engine) -> Artifact:
-    """``artifact``, with its certificate completed by ``engine`` if it was pending.
+    """``artifact``, with a pending certificate completed by ``engine``.
 
-    Raises VerificationError where the engine fails, or has failed when it was compared before.
-
-    An artifact that cannot be written, or is signed, keeps its old certificate on disk, and is verified at each start.
+    Raises VerificationError if the engine fails, or failed in an earlier comparison. An artifact that is read-only or
+    signed keeps its old certificate on disk, and is verified at each start.
     """
     name = artifact.manifest.name
     if artifact.certificate.kind != "pending":
@@ -59,21 +59,21 @@ def verified(artifact: Artifact, engine: Engine) -> Artifact:
             )
         return artifact
     log.info("%s: verifying its engine on %s, which the build could not do", name, engine.info.device)
-    completed, is_good = complete(artifact, engine)
+    completed, is_good = complete_certificate(artifact, engine)
     if not is_good:
         raise VerificationError(failure_of(name, completed.certificate))
     if artifact.signed is not None:
         log.info("%s: its certificate is not written, since it is signed: it is verified at every start", name)
         return completed
     try:
-        return artifacts.recertify(artifact, completed.certificate)
+        return store.recertify(artifact, completed.certificate)
     except OSError as error:
         log.warning("%s: its certificate cannot be written (%s): it is verified at every start", name, error)
         return completed
 
 
 def failure_of(name: str, certificate: Certificate) -> str:
-    """What an engine that is below its thresholds is refused with."""
+    """The message that refuses an engine below its thresholds."""
     return (
         f"{name} differs from its reference ({certificate.reference}) on {certificate.device}: "
         f"{'; '.join(certificate.failures)}. Build it again: {', or '.join(remedies(certificate))}."

@@ -7,7 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from bei.artifact.cache import ModelCache, Use
+from bei.artifact.cache import EntryUse, ModelCache
 from bei.artifact.manifest import SCHEMA_VERSION, Artifact
 from bei.artifact.store import load
 from bei.errors import ArtifactError
@@ -22,7 +22,7 @@ from bei_build.targets.choose import compiler_for, with_target
 
 def build_cached(
     config: BuildConfig, cache: ModelCache, open_engine: OpenEngine, progress: Progress
-) -> tuple[Artifact, Use]:
+) -> tuple[Artifact, EntryUse]:
     """The artifact of ``config`` in ``cache``, verified; built, with a note that says so, unless it is there. ``out``
     is ours. It stays in the cache until its use, which comes with it, is closed.
 

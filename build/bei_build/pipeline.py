@@ -17,13 +17,13 @@ from bei.artifact.manifest import (
     TOKEN_WEIGHTS,
     TOKENIZER,
     Artifact,
+    CheckpointSource,
     Classification,
     Embedding,
     EngineRequirements,
     Manifest,
     OutputInfo,
     RerankTemplate,
-    Source,
     SpecSummary,
 )
 from bei.artifact.sides import SIDES, Routes, names_of
@@ -272,7 +272,7 @@ def _limits(config: BuildConfig, compiler: Compiler, max_seq_len: int) -> Limits
 def _manifest(
     config: BuildConfig,
     checkpoint: Checkpoint,
-    source: Source,
+    source: CheckpointSource,
     template: RerankTemplate | None,
     precision: str,
     limits: Limits,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bei.artifact import store as artifacts
+from bei.artifact import store
 from bei.artifact.cache import ModelCache
 from bei.artifact.manifest import Artifact
 from bei.artifact.store import load
@@ -99,13 +99,13 @@ def serve(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_start_hashes_each_file_of_the_artifact_once(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first start when it seals what it has built, every other one when it looks whether that is whole."""
     hashed: list[str] = []
-    sha256_of_file = artifacts.sha256_of_file
+    sha256_of_file = store.sha256_of_file
 
     def noted(path: Path) -> str:
         hashed.append(path.name)
         return sha256_of_file(path)
 
-    monkeypatch.setattr(artifacts, "sha256_of_file", noted)
+    monkeypatch.setattr(store, "sha256_of_file", noted)
     served = []
     for _ in range(2):
         hashed.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from bei.cli.bench.result import Latency, PointResult
+from bei.cli.bench.result import LatencyFigures, PointResult
 from benchmarks.proxied import _compared
 from tests.bei.cli.bench.results import LOADS, result_of, setup_of
 
@@ -13,7 +13,7 @@ from tests.bei.cli.bench.results import LOADS, result_of, setup_of
 
 
 def point(count: int, **percentiles: float) -> PointResult:
-    latency = Latency(count, *[None] * 9)
+    latency = LatencyFigures(count, *[None] * 9)
     load = msgspec.structs.replace(POINT.loads[0], latency=msgspec.structs.replace(latency, **percentiles))
     return msgspec.structs.replace(POINT, loads=[load])
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from bei.cli.simulate.devices import CostTable, Fleet
-from bei.cli.simulate.result import Answered
+from bei.cli.simulate.devices import CostTable, SimulatedDevices
+from bei.cli.simulate.result import SimulatedAnswer
 from bei.core import Limits
 from bei.scheduler.cost_model import CostModel, Sample
 from benchmarks.recorded import read_steps
 from benchmarks.simulated import _pooled, _slowdown, _trace
 
-TUNED = Fleet(CostTable("assumed", "a test", True, 1, CostModel.assumed(Limits(2048, 64, 256)).to_json()))
+TUNED = SimulatedDevices(CostTable("assumed", "a test", True, 1, CostModel.assumed(Limits(2048, 64, 256)).to_json()))
 
 
 def test_steps_are_read_once_each_and_a_line_that_is_not_whole_waits(tmp_path: Path) -> None:
@@ -41,9 +41,9 @@ def test_the_slowdown_is_of_the_time_that_all_steps_took_together() -> None:
 
 
 def test_figures_are_of_the_requests_of_all_repetitions_behind_their_warm_up() -> None:
-    def run(latency_s: float) -> list[Answered]:
-        return [Answered("bulk", at_s, at_s + latency_s, 1, 90) for at_s in (0.5, 2.0, 3.0)] + [
-            Answered("interactive", 4.0, 4.0 + latency_s, 1, 9)
+    def run(latency_s: float) -> list[SimulatedAnswer]:
+        return [SimulatedAnswer("bulk", at_s, at_s + latency_s, 1, 90) for at_s in (0.5, 2.0, 3.0)] + [
+            SimulatedAnswer("interactive", 4.0, 4.0 + latency_s, 1, 9)
         ]
 
     sides = {"measured": 0.2, "as tuned": 0.1, "as calibrated": 0.2, "at its own speed": 0.2}

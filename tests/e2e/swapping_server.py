@@ -17,7 +17,7 @@ from unittest import mock
 
 import numpy as np
 
-from bei.artifact import store as artifacts
+from bei.artifact import store
 from bei.artifact.manifest import Artifact, Manifest
 from bei.cli import main
 from bei.core import Limits, Outputs, PackedBatch
@@ -38,7 +38,7 @@ def save_build(path: Path, number: int, *, name: str = "tiny", waits: bool = Fal
     unit = [value / float(np.linalg.norm(canary)) for value in canary]
     made = save_artifact(path, canary=unit, name=name, embedding={"normalize": False})
     (made.engine_dir / "fake.bin").write_text(f"{number} waits" if waits else f"{number}")
-    return artifacts.save(path, made.manifest, made.certificate)
+    return store.save(path, made.manifest, made.certificate)
 
 
 def put_in_place(new: Path, out: Path) -> None:

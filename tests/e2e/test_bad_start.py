@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bei.artifact import manifest as artifacts
 from bei.artifact import store
-from bei.artifact.manifest import Artifact
+from bei.artifact.manifest import CERTIFICATE, MANIFEST, TOKENIZER, Artifact
 from tests.e2e import process
 from tests.support.artifacts import save_artifact, tiny_tokenizer
 
@@ -55,12 +54,12 @@ ANEW = "Copy the artifact anew from its source"
         (lambda folder: corrupt(folder / ENGINE), ANEW),
         (lambda folder: truncate(folder / ENGINE), ANEW),
         (lambda folder: (folder / ENGINE).unlink(), "lacks engine/model.bin"),
-        (lambda folder: truncate(folder / artifacts.CERTIFICATE), ANEW),
-        (lambda folder: truncate(folder / artifacts.MANIFEST), "Build the artifact again"),
-        (lambda folder: edit(folder / artifacts.MANIFEST, max_seq_len=7), "was changed after the build"),
-        (lambda folder: edit(folder / artifacts.MANIFEST, schema_version=99), "upgrade bei"),
-        (lambda folder: (folder / artifacts.MANIFEST).unlink(), "it has no manifest.json"),
-        (lambda folder: tiny_tokenizer().save(str(folder / artifacts.TOKENIZER)), ANEW),
+        (lambda folder: truncate(folder / CERTIFICATE), ANEW),
+        (lambda folder: truncate(folder / MANIFEST), "Build the artifact again"),
+        (lambda folder: edit(folder / MANIFEST, max_seq_len=7), "was changed after the build"),
+        (lambda folder: edit(folder / MANIFEST, schema_version=99), "upgrade bei"),
+        (lambda folder: (folder / MANIFEST).unlink(), "it has no manifest.json"),
+        (lambda folder: tiny_tokenizer().save(str(folder / TOKENIZER)), ANEW),
     ],
     ids=["corrupt", "truncated", "missing", "certificate", "manifest", "edited", "newer", "no manifest", "tokenizer"],
 )
@@ -89,7 +88,7 @@ def test_an_engine_that_does_not_compile_although_its_hash_is_right(
 
 def test_a_tokenizer_that_cannot_be_read_although_its_hash_is_right(env: Mapping[str, str], tmp_path: Path) -> None:
     artifact = save_artifact(tmp_path / "artifact")
-    (artifact.path / artifacts.TOKENIZER).write_text("{}")
+    (artifact.path / TOKENIZER).write_text("{}")
     reseal(artifact)
     assert "is not a readable tokenizer" in fails(["serve", artifact.path], env, tmp_path)
 

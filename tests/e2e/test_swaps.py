@@ -24,8 +24,8 @@ import numpy as np
 import psutil
 import pytest
 
-from bei.artifact import manifest as artifacts
 from bei.artifact import store
+from bei.artifact.manifest import TOKENIZER
 from bei.engine.openvino import cpu_capabilities
 from tests.e2e.conftest import MINILM
 from tests.e2e.load import READY_AGAIN_S, Load
@@ -183,7 +183,7 @@ def test_another_tokenizer_asks_for_a_restart_and_a_folder_that_is_gone_is_no_en
         made = store.load(new)
         tokenizer = tiny_tokenizer()
         tokenizer.add_tokens(["more"])
-        tokenizer.save(str(new / artifacts.TOKENIZER))
+        tokenizer.save(str(new / TOKENIZER))
         store.save(new, made.manifest, made.certificate)
 
     server = start()

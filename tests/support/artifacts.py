@@ -18,9 +18,21 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 
-from bei.artifact import manifest as artifacts
 from bei.artifact import store
 from bei.artifact.certificate import record
+from bei.artifact.manifest import (
+    ENGINE_DIR,
+    SCHEMA_VERSION,
+    TOKENIZER,
+    Artifact,
+    CheckpointSource,
+    Embedding,
+    EngineRequirements,
+    Manifest,
+    OutputInfo,
+    SpecSummary,
+    Tokenization,
+)
 from bei.core import Float32Array, Limits
 from bei.engine.fake import DIMENSION, fake_row
 from bei.engine.postprocess import unit_length
@@ -29,7 +41,7 @@ CANARY_TEXT = "hello world"
 VOCAB_SIZE = 128
 LIMITS = Limits(max_num_tokens=64, max_batch_size=8, max_seq_len=16)
 
-_EMBEDDING = artifacts.Embedding(
+_EMBEDDING = Embedding(
     pooling="mean", normalize=True, similarity="cosine", matryoshka_dimensions=None, int8_largest=1.0
 )
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
@@ -70,7 +82,7 @@ def expected_vectors(
 
 def save_artifact(
     path: Path, *, canary: Sequence[float] | None = None, output: str = "embedding", **manifest_fields: Any
-) -> artifacts.Artifact:
+) -> Artifact:
     """Write an artifact to the new folder ``path``; keyword arguments replace fields of its manifest.
 
     ``embedding`` is a dict of the fields of ``Embedding`` to replace, or None for a model that does not embed.
@@ -78,16 +90,16 @@ def save_artifact(
     """
     if manifest_fields.get("embedding") is not None:
         manifest_fields["embedding"] = msgspec.structs.replace(_EMBEDDING, **manifest_fields["embedding"])
-    (path / artifacts.ENGINE_DIR).mkdir(parents=True)
-    (path / artifacts.ENGINE_DIR / "fake.bin").write_bytes(b"an engine would be here")
-    tiny_tokenizer().save(str(path / artifacts.TOKENIZER))
-    manifest = artifacts.Manifest(
-        schema_version=artifacts.SCHEMA_VERSION,
+    (path / ENGINE_DIR).mkdir(parents=True)
+    (path / ENGINE_DIR / "fake.bin").write_bytes(b"an engine would be here")
+    tiny_tokenizer().save(str(path / TOKENIZER))
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
         bei_version="0.0.0",
         name="tiny",
-        source=artifacts.Source(model="tiny", kind="path", revision=None, sha256="0" * 64, transformers="5.24.0"),
+        source=CheckpointSource(model="tiny", kind="path", revision=None, sha256="0" * 64, transformers="5.24.0"),
         tasks=["embed"],
-        spec=artifacts.SpecSummary(
+        spec=SpecSummary(
             family="bert",
             architecture="BertModel",
             num_layers=1,
@@ -98,17 +110,17 @@ def save_artifact(
             attention="bidirectional",
             attention_asked=False,
         ),
-        outputs=[artifacts.OutputInfo(name="embedding", dimension=DIMENSION)],
+        outputs=[OutputInfo(name="embedding", dimension=DIMENSION)],
         embedding=_EMBEDDING,
         classification=None,
         rerank_template=None,
-        tokenization=artifacts.Tokenization(library="none", tokenizer_class="tokenizer.json"),
+        tokenization=Tokenization(library="none", tokenizer_class="tokenizer.json"),
         prompts={},
         default_prompt_name=None,
         roles={},
         target="fake",
         precision="fp32",
-        engine=artifacts.EngineRequirements(compiler="none", compiler_version="0", device="cpu", capabilities=[]),
+        engine=EngineRequirements(compiler="none", compiler_version="0", device="cpu", capabilities=[]),
         max_num_tokens=LIMITS.max_num_tokens,
         max_batch_size=LIMITS.max_batch_size,
         max_seq_len=LIMITS.max_seq_len,
@@ -132,7 +144,7 @@ def save_artifact(
                 cosine_min=1.0,
                 max_abs_difference=0.0,
                 ranking_overlap=1.0,
-                histogram=record.Histogram(edges=[0.001, 0.1], counts=[1, 0, 0]),
+                histogram=record.CosineHistogram(edges=[0.001, 0.1], counts=[1, 0, 0]),
                 worst_texts=[record.WorstText(text="the worst text", cosine=1.0)],
                 failures=[],
             )

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from bei.artifact import store as artifacts
+from bei.artifact import store
 from bei.artifact.manifest import CERTIFICATE, MANIFEST, SCHEMA_VERSION, TOKEN_WEIGHTS, TOKENIZER, Manifest
 from bei.errors import (
     ArtifactError,
@@ -48,8 +48,8 @@ class Hostile:
 
 def seal(folder: Path, content: dict[str, Any]) -> None:
     """Write ``content`` as the manifest, in the form and with the digest that it must have."""
-    manifest = artifacts._sealed(msgspec.convert(content, Manifest))
-    (folder / MANIFEST).write_bytes(artifacts._encode(manifest))
+    manifest = store._sealed(msgspec.convert(content, Manifest))
+    (folder / MANIFEST).write_bytes(store._encode(manifest))
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from bei.metrics.aggregate import ended
+from bei.metrics.aggregate import counts_of_ended
 from bei.server.status.peers import ENDED, Replies
 
 
@@ -47,7 +47,7 @@ class Bus:
         if is_kept:
             last = [self._last[name, kind] for name in silent if (name, kind) in self._last]
             self._last |= {(name, kind): answer for name, answer in found.items()}
-            found[ENDED] = ended([*self._gone, *last])
+            found[ENDED] = counts_of_ended([*self._gone, *last])
         return Replies(found, silent)
 
 

@@ -7,7 +7,14 @@ from typing import Any
 
 import msgspec
 
-from bei.artifact.certificate.record import Agreement, Certificate, Histogram, RetrievalAgreement, Thresholds, WorstText
+from bei.artifact.certificate.record import (
+    Agreement,
+    Certificate,
+    CosineHistogram,
+    RetrievalAgreement,
+    Thresholds,
+    WorstText,
+)
 from bei.engine.fake import DIMENSION
 from bei.verification.comparison import HISTOGRAM_EDGES
 
@@ -24,7 +31,7 @@ def agreement(**fields: Any) -> Agreement:
         cosine_mean=0.999123,
         cosine_p1=0.991,
         cosine_min=0.981234,
-        histogram=Histogram(edges=list(HISTOGRAM_EDGES), counts=[0, 1, 2, 10, 40, 30, 10, 6, 1, 1, 0, 0, 0]),
+        histogram=CosineHistogram(edges=list(HISTOGRAM_EDGES), counts=[0, 1, 2, 10, 40, 30, 10, 6, 1, 1, 0, 0, 0]),
         max_abs_difference=0.0123,
         ranking_overlap=0.9871,
         spearman=0.99912,

@@ -1,1 +1,1 @@
-"""How close an engine is to its reference, as a record, a page and thresholds."""
+"""The certificate of an engine's agreement with its reference: record, page, charts, thresholds, canary."""

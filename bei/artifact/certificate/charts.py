@@ -1,4 +1,4 @@
-"""The charts of a certificate's page. Equal certificates give equal text."""
+"""Charts of a certificate's page. Equal certificates give equal text."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from bei.artifact.certificate.record import Agreement, Histogram, QuantizationRecord, Thresholds
+from bei.artifact.certificate.record import Agreement, CosineHistogram, QuantizationRecord, Thresholds
 from bei.utils.html.bar_chart import chart
 from bei.utils.html.document import safe
 
-# Of many layers those with the largest errors are drawn.
+# The number of layers drawn: those with the largest errors.
 MOST_LAYERS = 60
 
 _LEFT, _RIGHT = 8.0, 712.0
 _TOP, _BASE = 48.0, 176.0
 _ROW = 17
-_LABELS = 300.0  # where the layers' bars begin
+_LABELS = 300.0  # x position at which the layers' bars begin
 
 
 def histogram_chart(row: Agreement, thresholds: Thresholds | None, name: str) -> str:
-    """Columns of the cosines of one output, the closest to 1 on the right; ``name`` is unique on the page."""
+    """A histogram of one output's cosines, those near 1 on the right; ``name`` is a unique id on the page."""
     histogram = row.histogram
     width = (_RIGHT - _LEFT) / len(histogram.counts)
     highest = max(1, *histogram.counts)
@@ -45,9 +45,9 @@ def histogram_chart(row: Agreement, thresholds: Thresholds | None, name: str) ->
     return chart(name, title, "; ".join(_in_words(histogram)), 204, parts)
 
 
-def _threshold_lines(histogram: Histogram, thresholds: Thresholds) -> list[str]:
+def _threshold_lines(histogram: CosineHistogram, thresholds: Thresholds) -> list[str]:
     parts = []
-    # The mean's label stands higher: where thresholds are close together, so are their labels.
+    # The mean's label stands higher, since close thresholds have close labels.
     for kind, value, y in (("min", thresholds.min, 24), ("p1", thresholds.p1, 24), ("mean", thresholds.mean, 10)):
         x = _place(histogram, 1 - value)
         parts.append(f'<line class="threshold" x1="{x:.1f}" y1="{y + 4}" x2="{x:.1f}" y2="{_BASE}"/>')
@@ -56,8 +56,8 @@ def _threshold_lines(histogram: Histogram, thresholds: Thresholds) -> list[str]:
     return parts
 
 
-def _place(histogram: Histogram, distance: float) -> float:
-    """Where a cosine so far from 1 lies: logarithmic within a range, as the ranges are."""
+def _place(histogram: CosineHistogram, distance: float) -> float:
+    """The position of a cosine at ``distance`` from 1: logarithmic within a bucket."""
     edges = histogram.edges
     index = bisect_right(edges, distance)
     if index == 0:
@@ -69,7 +69,7 @@ def _place(histogram: Histogram, distance: float) -> float:
     return _RIGHT - (index + share) * (_RIGHT - _LEFT) / len(histogram.counts)
 
 
-def _in_words(histogram: Histogram) -> Iterator[str]:
+def _in_words(histogram: CosineHistogram) -> Iterator[str]:
     edges, last = histogram.edges, len(histogram.counts) - 1
     for place, count in enumerate(histogram.counts):
         if count:
@@ -83,7 +83,7 @@ def _cosine(distance: float) -> str:
 
 
 def layers_chart(record: QuantizationRecord, name: str) -> str:
-    """Bars of the layers' sensitivities, the largest first; those that were left high are hatched, and say so."""
+    """Bars of the layers' sensitivities, the largest first; layers left in the higher precision are hatched."""
     layers = record.by_sensitivity[:MOST_LAYERS]
     largest = max([layer.sensitivity for layer in layers], default=0.0) or 1.0
     form = ".1e" if record.has_effects else ".4f"

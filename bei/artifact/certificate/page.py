@@ -1,4 +1,4 @@
-"""``certificate.html``: a certificate as a page that needs nothing but itself. No script; equal input, equal bytes."""
+"""``certificate.html``: a certificate as a self-contained page without scripts; equal input gives equal bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bei.artifact.certificate.charts import MOST_LAYERS, histogram_chart, layers
 from bei.artifact.certificate.record import Agreement, Certificate, QuantizationRecord, RetrievalAgreement
 from bei.utils.html.document import Cell, document, facts_table, safe, scrolling, table
 
-_TEXT_CHARS = 400  # of a worst text; certificate.json has all of it
+_TEXT_CHARS = 400  # shown of a worst text; certificate.json has it whole
 
 _KINDS = {
     "reference": "independent of bei's graph",
@@ -16,7 +16,7 @@ _KINDS = {
     "none": "none: nothing was compared",
 }
 
-# What the bars of the layers are.
+# Captions of the layers' bars.
 _ERRORS = (
     "What quantizing a layer does to its product, on tokens of the calibration texts: the difference's length as a "
     "share of the exact product's, averaged by the fourth power."
@@ -28,7 +28,7 @@ _EFFECTS = (
 
 
 def certificate_page(name: str, facts: Sequence[tuple[str, str]], certificate: Certificate) -> str:
-    """The page of the model ``name``; ``facts`` about its artifact are shown as they are given."""
+    """The page of the model ``name``; ``facts`` about its artifact are shown as given."""
     parts = [
         f"<h1>Certificate of <bdi>{safe(name)}</bdi></h1>",
         *_verdict(certificate),

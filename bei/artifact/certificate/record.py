@@ -1,4 +1,4 @@
-"""What a certificate says: how far a compiled engine is from its reference. ``bei.artifact.certificate`` makes the figures."""
+"""The certificate's data: the agreement of a compiled engine with its reference."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Literal
 
 import msgspec
 
-# What an engine was compared with. Pending: with nothing yet, because it could not run where it was built; the answers
-# to compare with are in the artifact.
+# The kind of comparison. Pending: not yet compared, because the engine could not run where it was built; the
+# reference's answers are in the artifact.
 Verification = Literal["reference", "self-consistency", "pending", "none"]
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the cosines of every output must reach: their mean, their first percentile and the lowest.
+    """Minimum values for every output: mean cosine, first percentile, lowest cosine.
 
-    ``ndcg_loss``: the share of the reference's nDCG@10 that the engine may lose on the bundled retrieval set, beyond
-    the loss's standard error; None where retrieval was not to be measured.
+    ``ndcg_loss``: the share of the reference's nDCG@10 on the bundled retrieval set that the engine may lose, beyond
+    the loss's standard error; None: retrieval is not measured.
     """
 
     mean: float
@@ -24,11 +24,11 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ndcg_loss: float | None = None
 
 
-class Histogram(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many cosines lie where, by their distances 1 - cosine from 1.
+class CosineHistogram(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A histogram of cosines by their distances from 1.
 
-    ``edges`` ascend. ``counts`` has one more: distances below ``edges[0]``, then those from ``edges[i - 1]`` up to
-    ``edges[i]``, which is no longer in, and last those from ``edges[-1]`` on.
+    ``edges`` ascend. ``counts`` has one entry more: distances below ``edges[0]``, then from ``edges[i - 1]`` up to but
+    not including ``edges[i]``, and last those from ``edges[-1]`` on.
     """
 
     edges: list[float]
@@ -36,26 +36,26 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class WorstText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A held-out text, and its cosine; of an output a token the lowest of its tokens'."""
+    """A held-out text and its cosine; for a token output, the lowest of its tokens'."""
 
     text: str
     cosine: float
 
 
 class OutputAgreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One output against the reference, in figures.
+    """The agreement of one output with the reference, in figures.
 
-    Cosines are between engine and reference: of each text's vector (embeddings, sparse vectors), or of each token's.
-    For scores of labels the mean is their correlation over all texts, and ``cosine_p1`` and ``cosine_min`` are over the
-    shares that the texts have in it (docs/decisions.md). ``ranking_overlap`` is the mean share of each text's ten
-    nearest neighbours, or of the ten texts that score highest for each label, that both agree on.
+    Cosines compare engine and reference for each text's vector (embeddings, sparse vectors), or each token's. For
+    scores of labels the mean is their correlation over all texts, and ``cosine_p1`` and ``cosine_min`` are over the
+    texts' shares in it (docs/decisions.md). ``ranking_overlap``: mean share of each text's ten nearest neighbours, or
+    of the ten texts that score highest for each label, on which both agree.
 
-    What an output has no such figure for is None. ``spearman``: the rank correlation of the similarities of all pairs
-    of vectors. ``kendall_tau``: tau-b of a reranker's scores. ``label_agreement``: the share of rows in which both
-    score the same label highest. ``kl_divergence``: the mean, in nats, of the probabilities' divergence from the
-    reference's; of the sigmoid the labels' are added.
+    Figures that do not apply to an output are None. ``spearman``: rank correlation of the similarities of all pairs of
+    vectors. ``kendall_tau``: tau-b of a reranker's scores. ``label_agreement``: share of rows in which both score the
+    same label highest. ``kl_divergence``: mean divergence of the probabilities from the reference's, in nats; with the
+    sigmoid the labels' divergences are added.
 
-    ``failures`` say which thresholds the output misses.
+    ``failures``: the thresholds that the output misses.
     """
 
     output: str
@@ -72,19 +72,18 @@ class OutputAgreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class Agreement(OutputAgreement, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The same with the histogram of its cosines, and the ten ``worst_texts``, the worst first."""
+    """The figures of one output, with the histogram of its cosines and the ten ``worst_texts``, the worst first."""
 
-    histogram: Histogram
+    histogram: CosineHistogram
     worst_texts: list[WorstText]
 
 
 class RetrievalAgreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The bundled retrieval set, ranked by ``output``: mean nDCG@10 of the reference and of the engine.
+    """Agreement on the bundled retrieval set, ranked by ``output``: mean nDCG@10 of the reference and of the engine.
 
-    ``loss`` is the share of the reference's nDCG that the engine lacks, negative where it has more; ``loss_error`` its
-    standard error, by the differences of the queries. ``ndcg_chance`` is that of a random order. A reference that is
-    less than halfway from there to 1 cannot rank these texts (it reads another language, say); then the order is
-    chance, and no loss is a failure.
+    ``loss``: the share of the reference's nDCG that the engine loses, negative for a gain; ``loss_error``: its standard
+    error over the queries. ``ndcg_chance``: nDCG of a random order. A reference less than halfway from there to 1
+    cannot rank these texts (it may be made for another language): then the order is chance, and no loss is a failure.
     """
 
     output: str
@@ -100,9 +99,9 @@ class RetrievalAgreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class TokenAgreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The artifact's tokenizer gave the ids and token types of ``tokenizer_class`` of the model's own ``library`` for
-    ``num_texts`` texts and ``num_pairs`` pairs; a build in which one differs fails. ``sha256``: of the tokenizer.json
-    that gave them."""
+    """The comparison of the artifact's tokenizer with ``tokenizer_class`` of the model's own ``library``: equal ids and
+    token types for ``num_texts`` texts and ``num_pairs`` pairs (a build with a difference fails). ``sha256``: of the
+    tokenizer.json that was compared."""
 
     library: str
     tokenizer_class: str
@@ -115,12 +114,12 @@ class TokenAgreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class LayerSensitivity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What quantizing one linear layer does to its product, and to the model's outputs.
+    """The effect of quantizing one linear layer on its product, and on the model's outputs.
 
-    ``error``: the fourth root of the mean of r^4 over tokens of the calibration, where r is
-    |quantized product - exact product| / |exact product|. ``effect``: with this layer alone quantized, the sum over all
-    outputs of |changed - exact|^2 / |exact|^2; None where it was not measured, as where nothing had to be left high.
-    ``is_high``: the layer was left in the higher precision.
+    ``error``: the fourth root of the mean of r^4 over the calibration's tokens, with r = |quantized product - exact
+    product| / |exact product|. ``effect``: the sum over all outputs of |changed - exact|^2 / |exact|^2 with this layer
+    alone quantized; None: not measured, as if no layer had to be left high. ``is_high``: the layer was left in the
+    higher precision.
     """
 
     layer: str
@@ -130,12 +129,12 @@ class LayerSensitivity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def sensitivity(self) -> float:
-        """By which layers are chosen to be left high."""
+        """The figure by which layers are chosen to be left in the higher precision."""
         return self.error if self.effect is None else self.effect
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the engine was quantized. ``calibration`` says in a sentence which texts it was calibrated on."""
+    """Quantization of the engine. ``calibration``: a sentence about the calibration texts."""
 
     format: Literal["fp8", "int8"]
     method: str
@@ -146,7 +145,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class QuantizationRecord(Calibration, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The same with what quantizing does to each linear layer."""
+    """The calibration, with the effect of quantizing on each linear layer."""
 
     layers: list[LayerSensitivity]
 
@@ -157,23 +156,22 @@ class QuantizationRecord(Calibration, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def has_effects(self) -> bool:
-        """Whether sensitivities are effects on the outputs, and not errors of products."""
+        """True if sensitivities are effects on the outputs, False if they are errors of products."""
         return any(layer.effect is not None for layer in self.layers)
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the engine was compared with, where, and on how much (docs/architecture.md, "A build, in ten steps").
+class ReferenceComparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The engine's comparison with a reference: kind, device, texts, verdict (docs/architecture.md, "A build").
 
-    ``kind`` is "self-consistency" where the reference is bei's own FP32 engine, which shares the graph: what is wrong
-    in both does not show. It is "none" where the build was told not to verify: nothing was compared, and nothing has
-    passed. It is "pending" where the engine could not run at build time. ``reference_is_independent``: the reference is
-    another implementation, asked or still to be compared with. ``device`` is where the engine answered.
-    ``num_texts`` of the ``num_held_out_texts`` were compared; a time budget may leave some out. ``texts_sha256`` is
-    over all of them, each with a line feed behind it.
+    ``kind``: "self-consistency" means that the reference is bei's own FP32 engine, which shares the graph, so that
+    errors in both stay hidden; "none": the build skipped verification; "pending": the engine could not run at build
+    time. ``reference_is_independent``: the reference is another implementation, already or still to be compared with.
+    ``device``: where the engine ran. ``num_texts`` of the ``num_held_out_texts`` were compared; a time budget may leave
+    some out. ``texts_sha256``: of all held-out texts, each followed by a line feed.
 
-    ``tokens`` is how the tokenizer was compared, which is done without the engine; None in fixtures of other checks.
-    ``retrieval`` is None where it was not asked for, and where the time budget ended before it was measured: then
-    ``thresholds`` has a value for it, and the verdict says so.
+    ``tokens``: the comparison of the tokenizer, which does not need the engine; None in tests only. ``retrieval``: None
+    if it was not requested, or the time budget ended before; in the latter case ``thresholds`` has a value for it, and
+    the verdict says so.
     """
 
     kind: Verification
@@ -190,12 +188,12 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     canary_output: str
 
 
-class Certificate(Comparison, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The compiled engine against the reference on held-out texts.
+class Certificate(ReferenceComparison, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The agreement of a compiled engine with the reference on held-out texts.
 
-    ``canary_row`` is what the engine itself gave as ``canary_output`` for ``canary_text`` (vectors at unit length; of
-    a token output the first token's), or the reference while the certificate is pending: readiness recomputes it. It
-    shows that a server computes what was verified, not that this is right.
+    ``canary_row``: the engine's own ``canary_output`` for ``canary_text`` (vectors at unit length; of a token output
+    the first token's row), or the reference's while the certificate is pending. Readiness recomputes it, which shows
+    that a server computes what was verified, not that this is right.
     """
 
     outputs: list[Agreement]
@@ -205,19 +203,19 @@ class Certificate(Comparison, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def failures(self) -> list[str]:
-        """What misses its thresholds, an output or the retrieval each: ``embedding: mean cosine 0.98 below 0.99``."""
+        """Missed thresholds of each output and of retrieval: ``embedding: mean cosine 0.98 below 0.99``."""
         rows = [(row.output, row.failures) for row in self.outputs]
         rows += [("retrieval", self.retrieval.failures)] if self.retrieval else []
         return [f"{name}: {', '.join(failures)}" for name, failures in rows if failures]
 
     @property
     def retrieval_is_missing(self) -> bool:
-        """Whether retrieval was to be measured, and has not been."""
+        """True if retrieval was requested but not measured."""
         return self.retrieval is None and self.thresholds is not None and self.thresholds.ndcg_loss is not None
 
     @property
     def verdict(self) -> str:
-        """One line for people: ``passed on 101 texts``."""
+        """The verdict in a line: ``passed on 101 texts``."""
         if self.kind == "none":
             return "NOT VERIFIED: built with --no-verify"
         if self.kind == "pending":

@@ -1,4 +1,4 @@
-"""What an engine must reach, by its precision; and what may be done where it does not."""
+"""Verification thresholds by precision, and remedies for an engine that misses them."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ from collections.abc import Iterator
 
 from bei.artifact.certificate.record import Certificate, Thresholds
 
-# Mean cosine (of logits: correlation) that every output must reach.
+# Minimum mean cosine (for logits: correlation) of every output.
 MIN_COSINES = {"fp32": 0.99999, "bf16": 0.999, "fp16": 0.999}
-# Quantized precisions: of models that read as decoders do (language models), and of encoders. Measured: weights in INT8
-# on MiniLM 0.9992 (docs/decisions.md). FP8 was not measured on a GPU.
+# Quantized precisions, for decoder models (language models) and for encoders. Measured: INT8 weights on MiniLM 0.9992
+# (docs/decisions.md). FP8 was not measured on a GPU.
 MIN_COSINES_OF_DECODERS = {"int8": 0.999, "fp8": 0.999}
 MIN_COSINES_OF_ENCODERS = {"int8": 0.995, "fp8": 0.995}
 QUANTIZED = tuple(MIN_COSINES_OF_ENCODERS)
 PRECISIONS = (*MIN_COSINES, *QUANTIZED)
-# Share of the reference's nDCG@10 that may be lost on the bundled retrieval set.
+# Maximum loss on the bundled retrieval set, as a share of the reference's nDCG@10.
 MAX_NDCG_LOSS = 0.005
 
-# How much farther from 1 than the mean the first percentile may be, and the lowest (docs/decisions.md).
+# Distances from 1 of the first percentile and of the lowest cosine, as multiples of the mean's (docs/decisions.md).
 _P1_FACTOR = 10
 _MIN_FACTOR = 50
 
 
 def min_cosine_of(precision: str, *, is_decoder: bool) -> float:
-    """The mean cosine that outputs of an engine in ``precision`` must reach."""
+    """The minimum mean cosine for an engine in ``precision``."""
     return (MIN_COSINES | (MIN_COSINES_OF_DECODERS if is_decoder else MIN_COSINES_OF_ENCODERS))[precision]
 
 
 def thresholds_of(min_cosine: float, *, retrieval: bool = False) -> Thresholds:
-    """The three thresholds for a mean of ``min_cosine``, and that of ``retrieval`` where it is to be measured."""
+    """The three thresholds for a mean of ``min_cosine``, and that of ``retrieval`` if it is measured."""
     lower = (max(-1.0, round(1 - factor * (1 - min_cosine), 6)) for factor in (_P1_FACTOR, _MIN_FACTOR))
     p1, lowest = lower
     return Thresholds(mean=min_cosine, p1=p1, min=lowest, ndcg_loss=MAX_NDCG_LOSS if retrieval else None)
 
 
 def remedies(certificate: Certificate) -> list[str]:
-    """What else to build, where ``certificate`` has not passed; what applies to it, most likely first."""
+    """Alternatives to a build whose ``certificate`` failed: those that apply, the most promising first."""
     return list(_remedies(certificate))
 
 

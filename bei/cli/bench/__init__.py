@@ -1,1 +1,1 @@
-"""``bei bench``: a load generator for any embedding, reranking or classification server. Knows nothing of bei's own."""
+"""``bei bench``: a load generator for embedding, reranking and classification servers. Independent of bei's server."""

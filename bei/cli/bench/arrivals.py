@@ -1,5 +1,5 @@
-"""Loads: which requests come when. A closed loop keeps so many under way; an open loop sends so many a second, whatever
-becomes of them."""
+"""Loads and arrival times. A closed loop keeps a number of requests in flight; an open loop sends at a rate, however
+long answers take."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from bei.cli.bench.texts import NUM_SERIAL_WORDS, Lengths, lengths_of
+from bei.cli.bench.texts import NUM_SERIAL_WORDS, LengthDistribution, lengths_of
 from bei.errors import ConfigError
 
 Arrivals = Literal["poisson", "constant"]
 
 
 class LoadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One load. ``concurrency``: a closed loop; ``rate`` (requests a second): an open one; neither: at the rates of a
-    sweep. ``inputs`` of a request and ``words`` of a text are distributions (``bei.cli.bench.texts.Lengths``)."""
+    """A load. ``concurrency``: a closed loop; ``rate`` (requests/s): an open loop; neither: an open loop at the
+    rates of a sweep. ``inputs`` of a request and ``words`` of a text are distributions
+    (``bei.cli.bench.texts.LengthDistribution``)."""
 
     name: str
     rate: float | None = None
@@ -51,12 +52,12 @@ class LoadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_swept(self) -> bool:
-        """Whether its rate is that of a sweep's point."""
+        """True if its rate is that of a sweep's point."""
         return self.rate is None and self.concurrency is None
 
     @property
     def shape(self) -> str:
-        """In words, for people."""
+        """A description for people."""
         if self.concurrency is not None:
             kind = f"closed loop, {self.concurrency} at once"
         elif self.rate is not None:
@@ -66,13 +67,13 @@ class LoadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         lane = f", lane {self.lane}" if self.lane else ""
         return f"{kind}; {self.inputs} inputs of {self.words} words{lane}"
 
-    def lengths(self, name: Literal["inputs", "words", "query_words"]) -> Lengths:
-        """One of its distributions."""
+    def lengths(self, name: Literal["inputs", "words", "query_words"]) -> LengthDistribution:
+        """The distribution of the setting ``name``."""
         return lengths_of(getattr(self, name), name)
 
 
 def check_words(load: LoadPlan) -> None:
-    """Raise ConfigError where generated texts would be too short to differ from each other."""
+    """Raise ConfigError if generated texts would be too short to be unique."""
     for name in ("words", "query_words"):
         lengths = lengths_of(getattr(load, name), name)
         if lengths.kind != "lognormal" and lengths.least < NUM_SERIAL_WORDS:
@@ -86,7 +87,7 @@ _KINDS = {"rate": float, "concurrency": int, "max_connections": int}
 
 
 def load_of(text: str, defaults: Mapping[str, Any]) -> LoadPlan:
-    """``bulk:concurrency=4,inputs=32``: a name and settings, over ``defaults``. Raises ConfigError."""
+    """The load described by ``bulk:concurrency=4,inputs=32`` (name, settings) over ``defaults``. Raises ConfigError."""
     name, _, rest = text.partition(":")
     known = [field for field in LoadPlan.__struct_fields__ if field != "name"]
     values: dict[str, Any] = {}
@@ -99,7 +100,7 @@ def load_of(text: str, defaults: Mapping[str, Any]) -> LoadPlan:
         if key in values:
             raise ConfigError(f"--load {text!r}: {key} is there twice.")
         values[key] = _number(value.strip(), _KINDS[key], f"--load {text!r}: {key}") if key in _KINDS else value.strip()
-    if "rate" in values or "concurrency" in values:  # its own kind of loop, not that of the flags
+    if "rate" in values or "concurrency" in values:  # its own kind of loop replaces that of the flags
         defaults = {key: value for key, value in defaults.items() if key not in ("rate", "concurrency")}
     return LoadPlan(name=name.strip(), **{**defaults, **values})
 
@@ -112,19 +113,19 @@ def _number(text: str, kind: type[float] | type[int], what: str) -> float | int:
 
 
 @dataclass(frozen=True)
-class Share:
-    """What one of several workers does of a load."""
+class WorkerShare:
+    """The share of one of several workers in a load."""
 
     worker: int
     num_workers: int
 
     def of(self, count: int) -> int:
-        """Of a number of connections; all workers' shares together are ``count``."""
+        """Its share of a number of connections; all workers' shares add up to ``count``."""
         return count // self.num_workers + (self.worker < count % self.num_workers)
 
     def arrivals(self, load: LoadPlan, end_s: float, seed: int) -> Iterator[float]:
-        """When its requests are due, in seconds from the start, below ``end_s``. All workers' together are the load's:
-        Poisson processes add up to one, and constant arrivals take turns."""
+        """The due times of its requests below ``end_s``, in seconds from the start. All workers' together are the
+        load's: Poisson processes add up, and constant arrivals alternate."""
         assert load.rate is not None
         if load.arrivals == "constant":
             return _evenly(load.rate, end_s, self.worker, self.num_workers)

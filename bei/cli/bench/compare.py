@@ -1,4 +1,4 @@
-"""``bei bench compare``: two results side by side, where they measured the same."""
+"""``bei bench compare``: two results of the same measurement side by side."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 
 import msgspec
 
-from bei.cli.bench.recording import curve
-from bei.cli.bench.result import LoadResult, PointResult, Result, read_result
+from bei.cli.bench.recorder import curve
+from bei.cli.bench.report import curves_chart
+from bei.cli.bench.result import BenchResult, LoadResult, PointResult, read_result
 from bei.cli.bench.terminal import ms, rendered
 from bei.errors import ComparisonError
-from bei.utils.html import line_chart as lines
 from bei.utils.html.document import Cell, document, facts_table, safe, table
-from bei.utils.html.line_chart import NUM_COLORS, Line, line_chart, log_axis, percentile_axis, tail
+from bei.utils.html.line_chart import STYLE
 
-# Both results must agree on these; the rest of the setup and the servers may be what is compared.
+# Settings in which both results must agree; other settings and the servers may be what is compared.
 _SAME = ("dialect", "loads", "texts", "rates", "timeout_s", "obeys_retry_after")
 _FIGURES = ("answers/s", "P50", "P90", "P99", "P99.9", "max")
 
 
 @dataclass(frozen=True)
-class Row:
-    """A load at a point in both. ``figures``: name, before, after, and after over before."""
+class ComparedLoad:
+    """A load at a point in both results."""
 
     server: str
     rate: float | None
@@ -34,23 +34,23 @@ class Row:
 
     @property
     def figures(self) -> Iterator[tuple[str, float | None, float | None, float | None]]:
-        """None where there is none, or none to divide by."""
+        """Name, before, after, and after / before of each figure; None: missing, or division by zero."""
         for name, old, new in zip(_FIGURES, _figures(self.before), _figures(self.after), strict=True):
             yield name, old, new, None if old is None or new is None or not old else new / old
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Two results that measured the same; ``notes`` say what else differs."""
+class ResultComparison:
+    """Two comparable results; ``notes``: other differences."""
 
-    before: Result
-    after: Result
-    rows: list[Row]
+    before: BenchResult
+    after: BenchResult
+    rows: list[ComparedLoad]
     notes: list[str]
 
 
 def compare(options: dict[str, Any]) -> int:
-    """The command. Raises ComparisonError, BenchError."""
+    """Run the command. Raises ComparisonError, BenchError."""
     before, after = options["before"], options["after"]
     comparison = compared(read_result(before), read_result(after))
     print(as_text(comparison, before, after))  # noqa: T201
@@ -60,23 +60,23 @@ def compare(options: dict[str, Any]) -> int:
     return 0
 
 
-def compared(before: Result, after: Result) -> Comparison:
-    """Raises ComparisonError, which names everything that differs and must not."""
+def compared(before: BenchResult, after: BenchResult) -> ResultComparison:
+    """The comparison. Raises ComparisonError, which names all differences that must not be."""
     differences = list(_differences(before, after))
     if differences:
         raise ComparisonError(f"These results do not measure the same: {'; '.join(differences)}.")
     rows = [
-        Row(new_point.server, new_point.rate, old.name, old, new)
+        ComparedLoad(new_point.server, new_point.rate, old.name, old, new)
         for old_point, new_point in _pairs(before, after)
         for old, new in zip(old_point.loads, new_point.loads, strict=True)
     ]
-    return Comparison(before, after, rows, list(_notes(before, after)))
+    return ResultComparison(before, after, rows, list(_notes(before, after)))
 
 
-def _differences(before: Result, after: Result) -> Iterator[str]:
+def _differences(before: BenchResult, after: BenchResult) -> Iterator[str]:
     for name in _SAME:
         old, new = getattr(before.setup, name), getattr(after.setup, name)
-        if name == "texts":  # the file's place does not matter, its content does
+        if name == "texts":  # the content of the file counts, not its path
             old, new = (msgspec.structs.replace(one, file=one.file and "a file") for one in (old, new))
         if name == "loads":
             yield from _load_differences(before, after)
@@ -90,7 +90,7 @@ def _differences(before: Result, after: Result) -> Iterator[str]:
             yield f"the {which} was ended early"
 
 
-def _load_differences(before: Result, after: Result) -> Iterator[str]:
+def _load_differences(before: BenchResult, after: BenchResult) -> Iterator[str]:
     old, new = ({load.name: load for load in result.setup.loads} for result in (before, after))
     if list(old) != list(new):
         yield f"loads {', '.join(old)} and {', '.join(new)}"
@@ -106,8 +106,8 @@ def _shown(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _pairs(before: Result, after: Result) -> Iterator[tuple[PointResult, PointResult]]:
-    """Points of the same rate and server; where each result has one server, whatever its name."""
+def _pairs(before: BenchResult, after: BenchResult) -> Iterator[tuple[PointResult, PointResult]]:
+    """Points of the same rate and server; single servers are paired whatever their names."""
     order = {server.name: number for number, server in enumerate(before.servers)}
     old = {(order[point.server], point.rate): point for point in before.points}
     order = {server.name: number for number, server in enumerate(after.servers)}
@@ -115,7 +115,7 @@ def _pairs(before: Result, after: Result) -> Iterator[tuple[PointResult, PointRe
         yield old[order[point.server], point.rate], point
 
 
-def _notes(before: Result, after: Result) -> Iterator[str]:
+def _notes(before: BenchResult, after: BenchResult) -> Iterator[str]:
     for name in ("duration_s", "warmup_s", "workers", "header_names"):
         old, new = getattr(before.setup, name), getattr(after.setup, name)
         if old != new:
@@ -139,8 +139,8 @@ def _figures(load: LoadResult) -> list[float | None]:
     return [load.requests_per_s, found.p50, found.p90, found.p99, found.p999, found.max]
 
 
-def as_text(comparison: Comparison, before: Path, after: Path) -> str:
-    """For a terminal."""
+def as_text(comparison: ResultComparison, before: Path, after: Path) -> str:
+    """The comparison as text."""
     header = ("server", "load", "asked/s", "", *_FIGURES, "failed")
     shown: list[list[str]] = []
     for row in comparison.rows:
@@ -149,19 +149,19 @@ def as_text(comparison: Comparison, before: Path, after: Path) -> str:
         shown.append([row.server, row.load, rate, "A", *old, str(row.before.num_failed)])
         shown.append(["", "", "", "B", *new, str(row.after.num_failed)])
         shown.append(["", "", "", "B / A", *change, ""])
-    lines_ = [f"A: {before}, {comparison.before.started}", f"B: {after}, {comparison.after.started}"]
-    return "\n".join([*lines_, rendered(header, shown, num_names=2), *comparison.notes])
+    head = [f"A: {before}, {comparison.before.started}", f"B: {after}, {comparison.after.started}"]
+    return "\n".join([*head, rendered(header, shown, num_names=2), *comparison.notes])
 
 
-def _cells(row: Row) -> tuple[list[str], list[str], list[str]]:
+def _cells(row: ComparedLoad) -> tuple[list[str], list[str], list[str]]:
     figures = list(row.figures)
     old = [ms(value) for _, value, _, _ in figures]
     new = [ms(value) for _, _, value, _ in figures]
     return old, new, ["-" if ratio is None else f"{ratio:.3f}" for _, _, _, ratio in figures]
 
 
-def page(comparison: Comparison, before: Path, after: Path) -> str:
-    """As a page that needs nothing but itself."""
+def page(comparison: ResultComparison, before: Path, after: Path) -> str:
+    """The comparison as a self-contained HTML page."""
     parts = ["<h1>Two loads compared</h1>"]
     named = [("A", before, comparison.before), ("B", after, comparison.after)]
     parts.append(facts_table([(name, f"{path.name}, {result.started}") for name, path, result in named]))
@@ -179,18 +179,11 @@ def page(comparison: Comparison, before: Path, after: Path) -> str:
     parts.append(table("Latencies in milliseconds", ["Load", "", *_FIGURES, "Failed"], rows))
     parts.append("<h2>Percentiles</h2>")
     parts += (_chart(row, f"percentiles-{number}", comparison) for number, row in enumerate(comparison.rows))
-    return document("Two loads compared", parts, lines.STYLE)
+    return document("Two loads compared", parts, STYLE)
 
 
-def _chart(row: Row, name: str, comparison: Comparison) -> str:
-    curves = [(label, curve(load.histogram)) for label, load in (("A", row.before), ("B", row.after))]
-    shown = [
-        Line(label, [(tail(each), value) for each, value in points], number % NUM_COLORS + 1, number)
-        for number, (label, points) in enumerate(curves)
-    ]
-    values = [value for _, points in curves for _, value in points]
-    highest = max((points[-1][0] for _, points in curves if points), default=50.0)
+def _chart(row: ComparedLoad, name: str, comparison: ResultComparison) -> str:
+    curves = [("A", curve(row.before.histogram), 1, 0), ("B", curve(row.after.histogram), 2, 1)]
     where = f"{row.server}: " if len(comparison.after.servers) > 1 else ""
     at = "" if row.rate is None else f" at {row.rate:g} requests/s"
-    title = f"{where}{row.load}{at}: latency by percentile"
-    return line_chart(name, title, shown, percentile_axis(highest), log_axis("milliseconds", values))
+    return curves_chart(name, f"{where}{row.load}{at}: latency by percentile", curves)

@@ -1,7 +1,6 @@
-"""The bodies of requests in the dialects of servers, and whether an answer is what was asked for.
+"""Request bodies in the dialects of embedding servers, and checks of the answers.
 
-A server that answers 200 with nothing in it, with too few vectors or with nulls would look fast: that is a failure
-here.
+An empty answer with status 200, too few vectors, or nulls would look fast: here they count as failures.
 """
 
 from __future__ import annotations
@@ -9,58 +8,42 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-# Whether an answer is right: None, or what is wrong with it.
+# check(body, num_inputs): None, or what is wrong with the body of an answer.
 Check = Callable[[bytes, int], "str | None"]
 
 
 @dataclass(frozen=True)
-class Dialect:
-    """How one route is asked. ``body(texts, query, model)``: of the ``texts`` of a request; ``query`` for rerankers.
-    ``needs_model``: servers want to be told which model they serve."""
+class BenchDialect:
+    """The dialect of one route. ``fields(texts, query)``: a request's JSON without the model; ``query`` is a
+    reranker's.
+
+    ``needs_model``: the server requires the model's name in each request.
+    """
 
     name: str
     path: str
     about: str
-    body: Callable[[Sequence[str], str, str | None], bytes]
+    fields: Callable[[Sequence[str], str], dict[str, Any]]
     check: Check
     has_query: bool = False
     needs_model: bool = True
 
-
-def _json(fields: dict[str, object], model: str | None) -> bytes:
-    return json.dumps({"model": model, **fields} if model is not None else fields, ensure_ascii=False).encode()
-
-
-def _openai(texts: Sequence[str], query: str, model: str | None) -> bytes:
-    given = texts[0] if len(texts) == 1 else list(texts)
-    return _json({"input": given, "encoding_format": "base64"}, model)  # base64: as OpenAI's own client asks
+    def body(self, texts: Sequence[str], query: str, model: str | None) -> bytes:
+        """A request's body; without a model's name where ``model`` is None."""
+        fields = self.fields(texts, query)
+        return json.dumps({"model": model, **fields} if model is not None else fields, ensure_ascii=False).encode()
 
 
-def _openai_floats(texts: Sequence[str], query: str, model: str | None) -> bytes:
-    return _json({"input": texts[0] if len(texts) == 1 else list(texts), "encoding_format": "float"}, model)
+def _openai(texts: Sequence[str], encoding_format: str) -> dict[str, Any]:
+    return {"input": texts[0] if len(texts) == 1 else list(texts), "encoding_format": encoding_format}
 
 
-def _tei(texts: Sequence[str], query: str, model: str | None) -> bytes:
-    return _json({"inputs": list(texts), "truncate": True}, model)
-
-
-def _rerank(texts: Sequence[str], query: str, model: str | None) -> bytes:
-    return _json({"query": query, "documents": list(texts), "return_documents": False}, model)
-
-
-def _tei_rerank(texts: Sequence[str], query: str, model: str | None) -> bytes:
-    return _json({"query": query, "texts": list(texts), "truncate": True}, model)
-
-
-def _classify(texts: Sequence[str], query: str, model: str | None) -> bytes:
-    return _json({"input": list(texts)}, model)
-
-
-def _tei_predict(texts: Sequence[str], query: str, model: str | None) -> bytes:
-    return _json({"inputs": [[text] for text in texts], "truncate": True}, model)
+def _tei(texts: Sequence[object]) -> dict[str, Any]:
+    return {"inputs": list(texts), "truncate": True}
 
 
 class _Embedding(msgspec.Struct):
@@ -71,21 +54,21 @@ class _Embeddings(msgspec.Struct):
     data: list[_Embedding]
 
 
-class _Scored(msgspec.Struct):
+class _Rank(msgspec.Struct):
     index: int
     relevance_score: float
 
 
-class _Ranking(msgspec.Struct):
-    results: list[_Scored]
+class _Ranks(msgspec.Struct):
+    results: list[_Rank]
 
 
-class _TeiScored(msgspec.Struct):
+class _TeiRank(msgspec.Struct):
     index: int
     score: float
 
 
-class _Labelled(msgspec.Struct):
+class _TeiLabel(msgspec.Struct):
     label: str
     score: float
 
@@ -94,69 +77,29 @@ class _Classified(msgspec.Struct):
     data: list[msgspec.Raw]
 
 
-_EMBEDDINGS, _TEI_VECTORS = msgspec.json.Decoder(_Embeddings), msgspec.json.Decoder(list[msgspec.Raw])
-_RANKING, _TEI_RANKING = msgspec.json.Decoder(_Ranking), msgspec.json.Decoder(list[_TeiScored])
-_LABELS, _CLASSIFIED = msgspec.json.Decoder(list[list[_Labelled]]), msgspec.json.Decoder(_Classified)
+def _checks(kind: Any, problem: Callable[[Any, int], str | None]) -> Check:
+    """A check that decodes a body as ``kind``, and then calls ``problem(decoded, num_inputs)``."""
+    decoder = msgspec.json.Decoder(kind)
 
-
-def _checked(check: Check) -> Check:
-    """``check``, for which a body that cannot be decoded is wrong."""
-
-    def checked(body: bytes, num_inputs: int) -> str | None:
+    def check(body: bytes, num_inputs: int) -> str | None:
         if not body:
             return "the body is empty"
         try:
-            return check(body, num_inputs)
+            return problem(decoder.decode(body), num_inputs)
         except msgspec.MsgspecError as error:
             return str(error)
 
-    return checked
+    return check
 
 
-@_checked
-def _check_openai(body: bytes, num_inputs: int) -> str | None:
-    return _vectors([one.embedding for one in _EMBEDDINGS.decode(body).data], num_inputs)
-
-
-@_checked
-def _check_tei(body: bytes, num_inputs: int) -> str | None:
-    return _vectors(_TEI_VECTORS.decode(body), num_inputs)
-
-
-@_checked
-def _check_rerank(body: bytes, num_inputs: int) -> str | None:
-    return _ranks([one.index for one in _RANKING.decode(body).results], num_inputs)
-
-
-@_checked
-def _check_tei_rerank(body: bytes, num_inputs: int) -> str | None:
-    return _ranks([one.index for one in _TEI_RANKING.decode(body)], num_inputs)
-
-
-@_checked
-def _check_classify(body: bytes, num_inputs: int) -> str | None:
-    rows = _CLASSIFIED.decode(body).data
-    if len(rows) != num_inputs:
-        return f"{len(rows)} results for {num_inputs} inputs"
-    return None if all(bytes(row) not in (b"null", b"[]", b"{}") for row in rows) else "a result is empty"
-
-
-@_checked
-def _check_tei_predict(body: bytes, num_inputs: int) -> str | None:
-    rows = _LABELS.decode(body)
-    if len(rows) != num_inputs:
-        return f"{len(rows)} results for {num_inputs} inputs"
-    return None if all(rows) else "a result is empty"
-
-
-def _vectors(rows: Sequence[msgspec.Raw], num_inputs: int) -> str | None:
+def _vectors_problem(rows: Sequence[msgspec.Raw], num_inputs: int) -> str | None:
     if len(rows) != num_inputs:
         return f"{len(rows)} vectors for {num_inputs} inputs"
     sizes = set()
     for row in rows:
         raw = bytes(row)
         if raw[:1] == b'"' and len(raw) > 2:
-            sizes.add(len(raw))  # base64: equally long where the vectors are
+            sizes.add(len(raw))  # base64: equal lengths if the vectors have equal lengths
         elif raw[:1] == b"[" and raw[1:-1].strip() and b"n" not in raw:  # null, nan
             sizes.add(raw.count(b","))
         else:
@@ -164,27 +107,64 @@ def _vectors(rows: Sequence[msgspec.Raw], num_inputs: int) -> str | None:
     return None if len(sizes) == 1 else "vectors have different lengths"
 
 
-def _ranks(indices: Sequence[int], num_inputs: int) -> str | None:
-    if sorted(indices) != list(range(num_inputs)):
-        return f"{len(indices)} scores for {num_inputs} documents, or not one for each"
+def _ranks_problem(rows: Sequence[_Rank | _TeiRank], num_inputs: int) -> str | None:
+    if sorted(row.index for row in rows) != list(range(num_inputs)):
+        return f"{len(rows)} scores for {num_inputs} documents, or not one for each"
     return None
 
+
+def _labels_problem(are_empty: Sequence[bool], num_inputs: int) -> str | None:
+    if len(are_empty) != num_inputs:
+        return f"{len(are_empty)} results for {num_inputs} inputs"
+    return "a result is empty" if any(are_empty) else None
+
+
+_OPENAI_CHECK = _checks(_Embeddings, lambda found, num: _vectors_problem([row.embedding for row in found.data], num))
 
 DIALECTS = {
     dialect.name: dialect
     for dialect in (
-        Dialect("openai", "/v1/embeddings", "embeddings in base64", _openai, _check_openai),
-        Dialect("openai-float", "/v1/embeddings", "embeddings as numbers", _openai_floats, _check_openai),
-        Dialect("tei", "/embed", "text-embeddings-inference: embeddings", _tei, _check_tei, needs_model=False),
-        Dialect("rerank", "/v1/rerank", "Cohere, Jina, vLLM, Infinity", _rerank, _check_rerank, has_query=True),
-        Dialect(
-            *("tei-rerank", "/rerank", "text-embeddings-inference: scores", _tei_rerank, _check_tei_rerank),
+        BenchDialect(
+            *("openai", "/v1/embeddings", "embeddings in base64"),  # base64: OpenAI's own client asks for it
+            lambda texts, query: _openai(texts, "base64"),
+            _OPENAI_CHECK,
+        ),
+        BenchDialect(
+            *("openai-float", "/v1/embeddings", "embeddings as numbers"),
+            lambda texts, query: _openai(texts, "float"),
+            _OPENAI_CHECK,
+        ),
+        BenchDialect(
+            *("tei", "/embed", "text-embeddings-inference: embeddings"),
+            lambda texts, query: _tei(texts),
+            _checks(list[msgspec.Raw], _vectors_problem),
+            needs_model=False,
+        ),
+        BenchDialect(
+            *("rerank", "/v1/rerank", "Cohere, Jina, vLLM, Infinity"),
+            lambda texts, query: {"query": query, "documents": list(texts), "return_documents": False},
+            _checks(_Ranks, lambda found, num: _ranks_problem(found.results, num)),
+            has_query=True,
+        ),
+        BenchDialect(
+            *("tei-rerank", "/rerank", "text-embeddings-inference: scores"),
+            lambda texts, query: {"query": query, "texts": list(texts), "truncate": True},
+            _checks(list[_TeiRank], _ranks_problem),
             has_query=True,
             needs_model=False,
         ),
-        Dialect("classify", "/classify", "vLLM, Infinity", _classify, _check_classify),
-        Dialect(
-            *("tei-predict", "/predict", "text-embeddings-inference: labels", _tei_predict, _check_tei_predict),
+        BenchDialect(
+            *("classify", "/classify", "vLLM, Infinity"),
+            lambda texts, query: {"input": list(texts)},
+            _checks(
+                _Classified,
+                lambda found, num: _labels_problem([bytes(row) in (b"null", b"[]", b"{}") for row in found.data], num),
+            ),
+        ),
+        BenchDialect(
+            *("tei-predict", "/predict", "text-embeddings-inference: labels"),
+            lambda texts, query: _tei([[text] for text in texts]),
+            _checks(list[list[_TeiLabel]], lambda rows, num: _labels_problem([not row for row in rows], num)),
             needs_model=False,
         ),
     )

@@ -1,10 +1,10 @@
-"""Sends the requests of several streams at once and hears their answers: one thread, no locks.
+"""Sends the requests of several streams concurrently and receives the answers: one thread, no locks.
 
-A stream is a closed loop (so many requests under way) or an open one (requests are due at given times). An open loop's
-request that finds no free connection waits here, and its latency counts from when it was due: a server that stalls
-cannot slow the questions down.
+A stream is a closed loop (constant concurrency) or an open one (requests have due times). A request of an open loop
+without a free connection waits here, and its latency counts from its due time: a slow server cannot slow the arrivals
+down.
 
-Times are seconds since the start. The driver knows neither what is asked nor what becomes of the figures.
+Times are seconds since the start. Contents of requests and evaluation of results are up to the caller.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol
 
-from bei.cli.bench.http1 import Answer, NotHttpError
-from bei.cli.bench.sockets import Channel, Wire
+from bei.cli.bench.http1 import HttpResponse, NotHttpError
+from bei.cli.bench.sockets import ClientConnection, Network
 
-# What became of a request that has no HTTP status.
+# Results of requests without an HTTP status.
 BROKEN, UNANSWERED, TIMED_OUT, UNREACHABLE, NOT_HTTP = 0, -1, -2, -3, -4
 
 _AFTER_BREAK_S = 0.01
@@ -28,10 +28,10 @@ _LONGEST_WAIT_S = 1.0
 _TRY_AGAIN = frozenset((429, 503))
 
 
-class Request:
-    """One request, with all its tries. ``due_s``: when the first one was due, ``try_due_s``: when this one was.
+class LoadRequest:
+    """A request with all its tries. ``due_s``: due time of the first try; ``try_due_s``: of the current one.
 
-    ``taken_s``: when the driver came to it; ``sent_s``: when it was given to a connection, -1 where it never was.
+    ``taken_s``: when the driver processed it; ``sent_s``: when it was written to a connection, -1: never.
     """
 
     __slots__ = (
@@ -52,25 +52,27 @@ class Request:
         self.link: _Link | None = None
 
 
-class Sink(Protocol):
-    """Who writes down what happens."""
+class RequestSink(Protocol):
+    """Records results."""
 
-    def ended(self, request: Request, done_s: float, fate: int, answer: Answer | None, again_s: float | None) -> None:
-        """A try has ended: ``fate`` is its status, or one of the above; ``again_s``: it is made anew after so long."""
+    def ended(
+        self, request: LoadRequest, done_s: float, outcome: int, answer: HttpResponse | None, again_s: float | None
+    ) -> None:
+        """A try has ended. ``outcome``: its status, or a constant above; ``again_s``: the delay until the next try, if
+        any."""
 
 
 @dataclass
-class Stream:
-    """One kind of traffic. ``concurrency`` makes it a closed loop, ``arrivals`` (seconds, ascending) an open one.
+class RequestStream:
+    """A kind of traffic. ``concurrency`` makes it a closed loop, ``arrivals`` (ascending seconds) an open one.
 
-    ``content()``: the next request and how many inputs it has; None: no more (of a closed loop). ``retry``, on 429 and
-    503: never; obey (wait as Retry-After says); poll (every ``poll_s``). ``timeout_s`` counts from when a request was
-    due.
+    ``content()``: the next request and its number of inputs; None: no more (closed loops only). ``retry`` on 429 and
+    503: never; obey (wait as Retry-After says); poll (every ``poll_s``). ``timeout_s`` counts from the due time.
     """
 
     name: str
     content: Callable[[], tuple[bytes, int] | None]
-    sink: Sink
+    sink: RequestSink
     concurrency: int | None = None
     arrivals: Iterator[float] | None = None
     max_connections: int = 1000
@@ -81,17 +83,17 @@ class Stream:
 
 
 class _Traffic:
-    """A stream under way."""
+    """The state of a stream."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: RequestStream) -> None:
         if (stream.concurrency is None) == (stream.arrivals is None):
             raise ValueError("a stream has either a concurrency or arrivals")
         self.stream = stream
         self.is_open_loop = stream.arrivals is not None
         self.most_links = stream.max_connections if stream.concurrency is None else stream.concurrency
-        self.backlog: deque[Request] = deque()
-        self.deadlines: deque[Request] = deque()  # by when they were due
-        self.unanswered: dict[Request, None] = {}
+        self.backlog: deque[LoadRequest] = deque()
+        self.deadlines: deque[LoadRequest] = deque()  # by due time
+        self.unanswered: dict[LoadRequest, None] = {}
         self.idle: list[_Link] = []
         self.num_links = 0
         self.num_total: int | None = None  # None: more may come
@@ -101,18 +103,18 @@ class _Traffic:
 
     @property
     def is_over(self) -> bool:
-        """Whether every request there is has ended."""
+        """True if all requests have ended."""
         return self.num_finished == self.num_total
 
-    def next_request(self, due_s: float) -> Request | None:
-        """The next one, or None."""
+    def next_request(self, due_s: float) -> LoadRequest | None:
+        """The next request, or None."""
         if self.num_started == self.num_total:
             return None
         made = self.stream.content()
         if made is None:
             self.num_total = self.num_started
             return None
-        request = Request(self, self.num_started, *made, due_s)
+        request = LoadRequest(self, self.num_started, *made, due_s)
         self.num_started += 1
         self.unanswered[request] = None
         if self.stream.timeout_s < math.inf:
@@ -121,15 +123,15 @@ class _Traffic:
 
 
 class _Link:
-    """A connection, with at most one request on its way."""
+    """A connection with at most one request in flight."""
 
-    def __init__(self, driver: Driver, traffic: _Traffic) -> None:
+    def __init__(self, driver: LoadDriver, traffic: _Traffic) -> None:
         self.driver = driver
         self.traffic = traffic
-        self.request: Request | None = None
-        self.answer = Answer(keeps_body=traffic.stream.keeps_body)
+        self.request: LoadRequest | None = None
+        self.answer = HttpResponse(keeps_body=traffic.stream.keeps_body)
         self.num_used = 0
-        self.channel: Channel
+        self.connection: ClientConnection
 
     def received(self, data: bytes) -> None:
         self.driver.received(self, data)
@@ -138,25 +140,25 @@ class _Link:
         self.driver.ended(self, reason)
 
 
-class Driver:
+class LoadDriver:
     """Runs streams to their end.
 
-    No request starts once ``seconds`` have passed or the stream called ``lead`` is over (whichever is given); what is
-    on its way is waited for, ``patience_s`` at most. ``abandons_waiting``: what is due then and was not sent, or waits
-    to be tried again, is given up; otherwise it is sent all the same.
+    No request starts after ``seconds``, or after the stream called ``lead`` is over; requests in flight are awaited for
+    ``patience_s`` at most. ``abandons_waiting``: requests that are then due but unsent, or wait for a retry, are given
+    up; otherwise they are still sent.
     """
 
     def __init__(
         self,
-        wire: Wire,
-        streams: Sequence[Stream],
+        network: Network,
+        streams: Sequence[RequestStream],
         *,
         seconds: float | None = None,
         lead: str | None = None,
         patience_s: float = math.inf,
         abandons_waiting: bool = False,
     ) -> None:
-        self._wire = wire
+        self._network = network
         self._seconds = seconds
         self._patience_s = patience_s
         self._abandons_waiting = abandons_waiting
@@ -169,33 +171,33 @@ class Driver:
         self._started_s = 0.0
 
     def run(self, started_s: float | None = None) -> None:
-        """Drive all streams. ``started_s``, on the wire's clock: when time 0 is; None: now."""
-        self._started_s = self._wire.now() if started_s is None else started_s
+        """Run all streams. ``started_s``: time 0 on the network's clock; None: now."""
+        self._started_s = self._network.now() if started_s is None else started_s
         for traffic in self._traffics.values():
             if traffic.is_open_loop:
                 self._await_arrival(traffic)
             else:
                 self.at(0.0, partial(self._open_loops, traffic))
         while self._goes_on():
-            self._wire.wait(self._timeout())
+            self._network.wait(self._timeout())
             self._fire_timers()
         self._give_up()
 
     def abort(self) -> None:
-        """End at once; what is on its way is unanswered."""
+        """End at once; requests in flight count as unanswered."""
         self._is_aborted = True
 
     def at(self, when_s: float, action: Callable[[], None]) -> None:
-        """Call ``action()`` then."""
+        """Call ``action()`` at ``when_s``."""
         self._num_timers += 1
         heapq.heappush(self._timers, (when_s, self._num_timers, action))
 
     def now(self) -> float:
         """Seconds since the start."""
-        return self._wire.now() - self._started_s
+        return self._network.now() - self._started_s
 
     def counts(self, name: str) -> tuple[int, int, int]:
-        """Of a stream: requests started, ended, and sent anew because an idle connection had been closed."""
+        """Numbers of a stream's requests: started, ended, and resent because an idle connection was closed."""
         traffic = self._traffics[name]
         return traffic.num_started, traffic.num_finished, traffic.num_reconnects
 
@@ -216,7 +218,7 @@ class Driver:
         return any(not traffic.is_over for traffic in traffics) and now < self._stopped_s + self._patience_s
 
     def _stop(self, now: float) -> None:
-        """Start nothing new: of closed loops no request, of open ones none that would be due later."""
+        """Start no new requests, except those of open loops that are already due."""
         self._stopped_s = now
         for traffic in self._traffics.values():
             if self._abandons_waiting or not traffic.is_open_loop:
@@ -233,7 +235,7 @@ class Driver:
         for traffic in self._traffics.values():
             for request in list(traffic.unanswered):
                 self._finish(request, UNANSWERED, None)
-        self._wire.close()
+        self._network.close()
 
     def _timeout(self) -> float:
         now = self.now()
@@ -277,22 +279,23 @@ class Driver:
             self._follow(traffic)
 
     def _follow(self, traffic: _Traffic) -> None:
-        """A closed loop's next request, unless its time is over: several answers may be taken since that was seen."""
+        """Start the next request of a closed loop before its end; several answers may arrive after the end was
+        noticed."""
         now = self.now()
         if self._stopped_s is not None or (self._seconds is not None and now >= self._seconds):
             return
         if (request := traffic.next_request(now)) is not None:
             self._start(request)
 
-    def _start(self, request: Request) -> None:
-        """Send over an idle connection or a new one, or wait for one."""
+    def _start(self, request: LoadRequest) -> None:
+        """Send over an idle or new connection, or wait for one."""
         traffic = request.stream
         if traffic.idle:
             link = traffic.idle.pop()
         elif traffic.num_links < traffic.most_links:
             link = _Link(self, traffic)
             try:
-                link.channel = self._wire.connect(link)
+                link.connection = self._network.connect(link)
             except OSError:
                 request.sent_s = self.now()
                 self._finish(request, UNREACHABLE, None)
@@ -306,15 +309,15 @@ class Driver:
         link.answer.begin()
         request.link = link
         request.sent_s = self.now()
-        link.channel.send(request.content)
+        link.connection.send(request.content)
 
-    # What connections tell.
+    # Events of connections.
 
     def received(self, link: _Link, data: bytes) -> None:
-        """A piece of an answer came."""
+        """Handle a part of an answer."""
         request, answer = link.request, link.answer
         if request is None:
-            self._drop(link)  # nothing was asked
+            self._drop(link)  # unsolicited data
             return
         try:
             is_whole = answer.feed(data)
@@ -326,7 +329,7 @@ class Driver:
             self._answered(link, request)
 
     def ended(self, link: _Link, reason: str) -> None:
-        """A connection was closed, or could not be made."""
+        """Handle a connection that was closed, or could not be opened."""
         request, answer, traffic = link.request, link.answer, link.traffic
         self._drop(link)
         if request is None:
@@ -334,13 +337,13 @@ class Driver:
         if answer.status and answer.ends_with_connection:
             self._finish(request, answer.status, answer)
         elif not answer.has_begun and link.num_used > 1 and not request.reconnected:
-            request.reconnected = True  # the server closed an idle connection just as it was taken: ask again
+            request.reconnected = True  # the server closed an idle connection at the moment of its reuse: send again
             traffic.num_reconnects += 1
             self._start(request)
         else:
             self._finish(request, UNREACHABLE if reason else BROKEN, None)
 
-    def _answered(self, link: _Link, request: Request) -> None:
+    def _answered(self, link: _Link, request: LoadRequest) -> None:
         answer = link.answer
         link.request = None
         if answer.keeps_connection:
@@ -355,23 +358,23 @@ class Driver:
         if link.request is not None:
             link.request.link = None
             link.request = None
-        link.channel.close()
+        link.connection.close()
         link.traffic.num_links -= 1
 
-    def _time_out(self, request: Request) -> None:
+    def _time_out(self, request: LoadRequest) -> None:
         if not request.is_done:
             if request.link is not None:
                 self._drop(request.link)
             self._finish(request, TIMED_OUT, None)
 
-    # What follows.
+    # Results.
 
-    def _finish(self, request: Request, fate: int, answer: Answer | None) -> None:
-        """Write down what happened, then do what follows from it."""
+    def _finish(self, request: LoadRequest, outcome: int, answer: HttpResponse | None) -> None:
+        """Record the result, and schedule a retry or the next request."""
         now, traffic = self.now(), request.stream
         request.link = None
-        again_s = self._again_s(traffic.stream, fate, answer)
-        traffic.stream.sink.ended(request, now, fate, answer, again_s)
+        again_s = self._again_s(traffic.stream, outcome, answer)
+        traffic.stream.sink.ended(request, now, outcome, answer, again_s)
         if again_s is None:
             request.is_done = True
             del traffic.unanswered[request]
@@ -383,13 +386,13 @@ class Driver:
             self.at(request.try_due_s, partial(self._try_again, request))
             if not traffic.is_open_loop:
                 return  # a closed loop's client waits with its request
-        if fate == UNREACHABLE or (fate <= 0 and not traffic.is_open_loop):  # not at once, and not in each other's call
+        if outcome == UNREACHABLE or (outcome <= 0 and not traffic.is_open_loop):  # delayed, and not recursive
             self.at(now + _AFTER_BREAK_S, partial(self._start_next, traffic))
         else:
             self._start_next(traffic)
 
     def _start_next(self, traffic: _Traffic) -> None:
-        """Something has ended: a connection may be free."""
+        """Use a connection that may be free now."""
         while traffic.backlog and traffic.backlog[0].is_done:  # timed out
             traffic.backlog.popleft()
         if self._is_aborted:
@@ -400,20 +403,20 @@ class Driver:
         elif not traffic.is_open_loop:
             self._follow(traffic)
 
-    def _try_again(self, request: Request) -> None:
+    def _try_again(self, request: LoadRequest) -> None:
         if not request.is_done:
             self._start(request)
 
-    def _again_s(self, stream: Stream, fate: int, answer: Answer | None) -> float | None:
-        """Seconds after which the stream's policy tries again, or None."""
+    def _again_s(self, stream: RequestStream, outcome: int, answer: HttpResponse | None) -> float | None:
+        """Seconds until the stream's retry policy tries again, or None."""
         may = self._stopped_s is None or not self._abandons_waiting
-        if fate not in _TRY_AGAIN or stream.retry == "never" or self._is_aborted or not may:
+        if outcome not in _TRY_AGAIN or stream.retry == "never" or self._is_aborted or not may:
             return None
         return stream.poll_s if stream.retry == "poll" else retry_after_s(answer)
 
 
-def retry_after_s(answer: Answer | None) -> float | None:
-    """What an answer says of when to come back: ``retry-after-ms``, else ``retry-after`` in seconds; None: nothing."""
+def retry_after_s(answer: HttpResponse | None) -> float | None:
+    """The delay in ``retry-after-ms``, else ``retry-after`` in seconds; None: neither."""
     if answer is None:
         return None
     for name, unit in ((b"retry-after-ms", 1e-3), (b"retry-after", 1.0)):

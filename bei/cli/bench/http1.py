@@ -1,4 +1,4 @@
-"""Requests and answers of HTTP/1.1, as a client that counts more than it reads."""
+"""HTTP/1.1 requests and responses of the load generator, which counts more than it reads."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from collections.abc import Mapping
 
 import httptools
 
-_KEPT = 400  # bytes of a body that is only counted
+_KEPT = 400  # kept bytes of a body that is only counted
 _NO_BODY = frozenset((204, 304))
 
 
 def head_of(method: str, path: str, host: str, headers: Mapping[str, str]) -> bytes:
-    """The lines in front of a request's length and body."""
+    """The head of a request, without content length."""
     lines = [f"{method} {path} HTTP/1.1", f"host: {host}", *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join(lines).encode("latin-1")
 
 
 def request_of(head: bytes, body: bytes) -> bytes:
-    """A whole request; without a body where there is none."""
+    """A whole request; without a body if ``body`` is empty."""
     if not body:
         return head + b"\r\n\r\n"
     return b"%b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (head, len(body), body)
 
 
 class NotHttpError(Exception):
-    """What came is no answer of HTTP/1.1."""
+    """Received data is not HTTP/1.1."""
 
 
-class Answer:
-    """The answers of one connection, one after the other: ``begin``, then ``feed`` until it says that one is whole.
+class HttpResponse:
+    """Responses of one connection in sequence: ``begin``, then ``feed`` until a response is complete.
 
     ``keeps_body`` False: bodies are counted, and only their first bytes kept.
     """
@@ -39,10 +39,10 @@ class Answer:
         self.begin()
 
     def begin(self) -> None:
-        """Forget the last answer."""
+        """Reset for the next response."""
         self.status = 0
-        self.has_begun = False  # a byte of it has come
-        self.ends_with_connection = False  # the body goes on until the server closes
+        self.has_begun = False  # a byte of it was received
+        self.ends_with_connection = False  # the body ends when the server closes
         self.keeps_connection = False
         self.num_body_bytes = 0
         self._headers: list[tuple[bytes, bytes]] = []
@@ -50,7 +50,7 @@ class Answer:
         self._is_whole = False
 
     def feed(self, data: bytes) -> bool:
-        """Take the next piece; whether the answer is whole. Raises NotHttpError."""
+        """Parse data; True if the response is complete. Raises NotHttpError."""
         self.has_begun = True
         try:
             self._parser.feed_data(data)
@@ -60,21 +60,20 @@ class Answer:
 
     @property
     def body(self) -> bytes:
-        """What was kept of it."""
+        """The kept part of the body."""
         return self._body[0] if len(self._body) == 1 else b"".join(self._body)
 
     def header(self, name: bytes) -> bytes | None:
-        """The value of a header, whose name is given in lower case; None where there is none."""
+        """The value of a header, by lower-case name; None: missing."""
         return next((value for key, value in self._headers if key.lower() == name), None)
 
-    # The parser's callbacks. An interim answer (1xx) has all but a body.
+    # Callbacks of the parser. Interim responses (1xx) have no body.
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """All of them."""
+        """Called after the last header."""
         status = self._parser.get_status_code()
         if status < 200:
             self._headers = []
@@ -84,13 +83,13 @@ class Answer:
         self.ends_with_connection = not has_end
 
     def on_body(self, data: bytes) -> None:
-        """A piece of the body."""
+        """Called for each part of the body."""
         self.num_body_bytes += len(data)
         if self._keeps_body or self.num_body_bytes - len(data) < _KEPT:
             self._body.append(data)
 
     def on_message_complete(self) -> None:
-        """The end of it."""
+        """Called at the end of the response."""
         if self.status:
             self._is_whole = True
             self.keeps_connection = self._parser.should_keep_alive()

@@ -1,4 +1,4 @@
-"""What a bei server's ``/metrics`` say while it is measured: steps, their size, who waits in which lane."""
+"""Scrapes a bei server's ``/metrics`` during a measurement: steps, their sizes, lanes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from bei.cli.bench.result import ServerSample
-from bei.cli.bench.target import Target
+from bei.cli.bench.target import BenchTarget
 
-_TIMEOUT_S = 5.0
+TIMEOUT_S = 5.0  # also for other GET requests beside the load
 _LANES = ("interactive", "bulk")
 _LINE = re.compile(r"^(bei_\w+)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
 _READ = re.compile(
@@ -22,12 +22,12 @@ _READ = re.compile(
     r"|bei_queue_sequences|bei_tokens_total"
 )
 
-# Values by metric and lane (empty where it has none), summed over models.
-Values = Mapping[tuple[str, str], float]
+# Values by metric and lane (empty: none), summed over models.
+MetricValues = Mapping[tuple[str, str], float]
 
 
-def values_of(text: str) -> Values:
-    """Those of the exposition ``text`` that are read here."""
+def values_of(text: str) -> MetricValues:
+    """The relevant values of the exposition ``text``."""
     values: dict[tuple[str, str], float] = defaultdict(float)
     for name, labels, value in _LINE.findall(text):
         if _READ.fullmatch(name):
@@ -36,41 +36,25 @@ def values_of(text: str) -> Values:
     return values
 
 
-def get(target: Target, tls: ssl.SSLContext | None, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
-    """GET ``path`` behind the target's host: status and body. Raises OSError, HTTPException."""
-    connection = (
-        http.client.HTTPSConnection(target.host, target.port, timeout=_TIMEOUT_S, context=tls)
-        if target.is_https
-        else http.client.HTTPConnection(target.host, target.port, timeout=_TIMEOUT_S)
-    )
-    try:
-        connection.request("GET", path, headers=dict(headers))
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    finally:
-        connection.close()
-
-
-class Scraper:
-    """Asks ``/metrics`` every ``interval_s`` in a thread of its own, from ``begin`` to ``end``."""
+class MetricsScraper:
+    """Scrapes ``/metrics`` every ``interval_s`` in a thread, from ``begin`` to ``end``."""
 
     def __init__(
-        self, target: Target, tls: ssl.SSLContext | None, headers: Mapping[str, str], interval_s: float
+        self, target: BenchTarget, tls: ssl.SSLContext | None, headers: Mapping[str, str], interval_s: float
     ) -> None:
         self._target = target
         self._tls = tls
         self._headers = headers
         self._interval_s = interval_s
-        self._scrapes: list[tuple[float, Values]] = []
+        self._scrapes: list[tuple[float, MetricValues]] = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="bei-bench-scraper")
 
     def begin(self) -> None:
-        """Start asking."""
         self._thread.start()
 
     def end(self, window_from_s: float) -> list[ServerSample]:
-        """Stop; the samples, whose times count from ``window_from_s`` on CLOCK_MONOTONIC."""
+        """Stop, and return the samples; their times count from ``window_from_s`` on CLOCK_MONOTONIC."""
         self._over.set()
         self._thread.join()
         return samples_of([(at_s - window_from_s, values) for at_s, values in self._scrapes])
@@ -81,15 +65,15 @@ class Scraper:
         while not self._over.wait(max(0.0, next_s - time.monotonic())):
             next_s = max(next_s + self._interval_s, time.monotonic())
             try:
-                status, body = get(self._target, self._tls, path, self._headers)
+                status, body, _ = self._target.request("GET", path, self._headers, self._tls, TIMEOUT_S)
             except (OSError, http.client.HTTPException):
-                continue  # a gap: the server has other things to do
+                continue  # a gap: the server is busy
             if status == 200:
                 self._scrapes.append((time.monotonic(), values_of(body.decode(errors="replace"))))
 
 
-def samples_of(scrapes: list[tuple[float, Values]]) -> list[ServerSample]:
-    """What happened between each scrape and the next; those that end before time 0 are left out."""
+def samples_of(scrapes: list[tuple[float, MetricValues]]) -> list[ServerSample]:
+    """Differences between consecutive scrapes; those that end before time 0 are left out."""
     return [
         _sample(at_s, until_s - at_s, before, after)
         for (at_s, before), (until_s, after) in pairwise(scrapes)
@@ -97,7 +81,7 @@ def samples_of(scrapes: list[tuple[float, Values]]) -> list[ServerSample]:
     ]
 
 
-def _sample(at_s: float, lasts_s: float, before: Values, after: Values) -> ServerSample:
+def _sample(at_s: float, lasts_s: float, before: MetricValues, after: MetricValues) -> ServerSample:
     def grown(name: str, lane: str = "") -> float:
         return after.get((name, lane), 0.0) - before.get((name, lane), 0.0)
 

@@ -1,4 +1,4 @@
-"""The command line of ``bei bench``, and what it asks for as one checked plan."""
+"""Command line of ``bei bench``, checked and turned into a plan."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 from bei.cli.bench.arrivals import LoadPlan, check_words, load_of
 from bei.cli.bench.dialects import DIALECTS
-from bei.cli.bench.result import Setup
-from bei.cli.bench.target import Target, TlsPlan, headers_of, key_of, target_of
+from bei.cli.bench.result import BenchSetup
+from bei.cli.bench.target import BenchTarget, TlsPlan, headers_of, key_of, target_of
 from bei.cli.bench.texts import TextsPlan, plan_of
 from bei.errors import ConfigError
 
 COMPARE = "compare"
 
-_CONCURRENCY = 16  # where nothing is said
+_CONCURRENCY = 16  # the default load
 _WORDS = "20"
 _QUERY_WORDS = "8"
 _MOST_INTERVALS = 600
@@ -34,7 +34,7 @@ docs/bench.md says what the figures mean."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``bei bench URL...``."""
+    """Add the flags of ``bei bench URL...``."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     add = parser.add_argument
@@ -144,7 +144,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``bei bench compare``."""
+    """Add the flags of ``bei bench compare``."""
     parser.add_argument(COMPARE, choices=(COMPARE,), help=argparse.SUPPRESS)
     parser.add_argument("before", type=Path, metavar="A.json")
     parser.add_argument("after", type=Path, metavar="B.json")
@@ -152,11 +152,11 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A run, checked. ``models``: one a server, None where it is to be found out."""
+class BenchPlan:
+    """A checked plan of a run. ``models``: one for each server; None: determined by the probe."""
 
-    setup: Setup
-    targets: list[Target]
+    setup: BenchSetup
+    targets: list[BenchTarget]
     models: list[str | None]
     path: str | None
     tls: TlsPlan
@@ -167,8 +167,8 @@ class Plan:
     fails_on_errors: bool
 
 
-def plan_from(options: dict[str, Any]) -> Plan:
-    """Raises ConfigError for what cannot be or contradicts itself."""
+def plan_from(options: dict[str, Any]) -> BenchPlan:
+    """The plan for ``options``. Raises ConfigError for invalid or contradicting ones."""
     targets = _targets(options["servers"])
     models = options["model"] or [None]
     if len(models) not in (1, len(targets)):
@@ -183,7 +183,7 @@ def plan_from(options: dict[str, Any]) -> Plan:
     if options["path"] is not None and not options["path"].startswith("/"):
         raise ConfigError(f"--path must begin with a slash, not {options['path']!r}.")
     texts = plan_of(options["texts"], options["seed"], options["repeat_texts"])
-    return Plan(
+    return BenchPlan(
         setup=_setup(options, texts),
         targets=targets,
         models=models * len(targets) if len(models) == 1 else models,
@@ -197,7 +197,7 @@ def plan_from(options: dict[str, Any]) -> Plan:
     )
 
 
-def _targets(given: Sequence[str]) -> list[Target]:
+def _targets(given: Sequence[str]) -> list[BenchTarget]:
     targets = [target_of(text, number) for number, text in enumerate(given, 1)]
     names = [target.name for target in targets]
     if len(set(names)) < len(names):
@@ -205,9 +205,9 @@ def _targets(given: Sequence[str]) -> list[Target]:
     return targets
 
 
-def _setup(options: dict[str, Any], texts: TextsPlan) -> Setup:
+def _setup(options: dict[str, Any], texts: TextsPlan) -> BenchSetup:
     duration_s = options["duration"]
-    return Setup(
+    return BenchSetup(
         dialect=options["dialect"],
         loads=_loads(options, texts),
         texts=texts,
@@ -273,7 +273,7 @@ def _tls(options: dict[str, Any]) -> TlsPlan:
 
 
 def _out(text: str | None) -> Path | None:
-    """Where results go, looked at before anything is measured."""
+    """The path of the results, checked before the measurement."""
     if text is None:
         return None
     path = Path(text)

@@ -1,4 +1,4 @@
-"""A result as a page that needs nothing but itself: light, dark and on paper. No script; equal input, equal bytes."""
+"""A result as a self-contained HTML page: light, dark and print styles, no script; equal input gives equal bytes."""
 
 from __future__ import annotations
 
@@ -9,21 +9,38 @@ from typing import Any
 
 import msgspec
 
-from bei.cli.bench import plots
-from bei.cli.bench.result import IntervalResult, Result, ServerFacts, ServerSample
-from bei.cli.bench.terminal import ms, row_of
-from bei.cli.bench.warnings import MOST_CPU_SHARE, named
-from bei.utils.html import line_chart
+from bei.cli.bench.recorder import curve
+from bei.cli.bench.result import (
+    MOST_CPU_SHARE,
+    BenchResult,
+    IntervalResult,
+    LoadResult,
+    PointResult,
+    ServerFacts,
+    ServerSample,
+)
+from bei.cli.bench.terminal import HEADER, ms, row_of
 from bei.utils.html.document import Cell, document, facts_table, safe, table
+from bei.utils.html.line_chart import (
+    NUM_COLORS,
+    STYLE,
+    Axis,
+    Line,
+    line_chart,
+    linear_axis,
+    log_axis,
+    percentile_axis,
+    tail,
+)
 
-_STYLE = f"""{line_chart.STYLE}
+_STYLE = f"""{STYLE}
 details {{ margin: .75rem 0; }} summary {{ cursor: pointer; color: var(--quiet); }}
 .verdict ul {{ margin: .25rem 0 0; padding-left: 1.2rem; font-size: 1rem; }}
 """
 
 
-def report_page(result: Result) -> str:
-    """The page."""
+def report_page(result: BenchResult) -> str:
+    """The result as an HTML page."""
     names = " and ".join(server.name if len(result.servers) > 1 else server.url for server in result.servers)
     parts = [
         f"<h1>Load on <bdi>{safe(names)}</bdi></h1>",
@@ -40,7 +57,7 @@ def report_page(result: Result) -> str:
     return document(f"Load on {names}", parts, _STYLE)
 
 
-def _verdict(result: Result) -> Iterator[str]:
+def _verdict(result: BenchResult) -> Iterator[str]:
     if not result.warnings:
         yield (
             '<p class="verdict pass"><strong>No warnings</strong> Every request was answered as the dialect asks, '
@@ -53,22 +70,9 @@ def _verdict(result: Result) -> Iterator[str]:
     yield f'<div class="verdict {kind}"><strong>{count}</strong><ul>{items}</ul></div>'
 
 
-def _results(result: Result) -> Iterator[str]:
+def _results(result: BenchResult) -> Iterator[str]:
     yield "<h2>Results</h2>"
-    header = [
-        "Server",
-        "Load",
-        "Asked/s",
-        "Answers/s",
-        "Inputs/s",
-        "P50",
-        "P90",
-        "P99",
-        "P99.9",
-        "Max",
-        "Failed",
-        "CPU",
-    ]
+    header = [name[0].upper() + name[1:] for name in HEADER]
     rows = [
         [(cell, column > 1) for column, cell in enumerate(row_of(result, point, load))]
         for point in result.points
@@ -79,37 +83,36 @@ def _results(result: Result) -> Iterator[str]:
         "busiest generator's share of a core"
     )
     yield table(caption, header, rows)
-    errors = dict.fromkeys(error for point in result.points for load in point.loads for error in load.errors)
-    if errors:
+    if errors := result.errors:
         yield "<h3>What failed answers said</h3>"
         yield "<ul>" + "".join(f"<li><bdi>{safe(error)}</bdi></li>" for error in errors) + "</ul>"
 
 
-def _sweep(result: Result) -> Iterator[str]:
+def _sweep(result: BenchResult) -> Iterator[str]:
     yield "<h2>Against the rate</h2>"
-    yield from plots.sweep_charts(result)
+    yield from sweep_charts(result)
 
 
-def _curves(result: Result) -> Iterator[str]:
+def _curves(result: BenchResult) -> Iterator[str]:
     yield "<h2>Percentiles</h2>"
-    yield plots.percentile_chart(result, result.points, "percentiles")
+    yield percentile_chart(result, result.points, "percentiles")
 
 
-def _points(result: Result) -> Iterator[str]:
+def _points(result: BenchResult) -> Iterator[str]:
     yield "<h2>Over time</h2>"
     for number, point in enumerate(result.points):
         if len(result.points) > 1:
-            yield f"<h3>{safe(named(result, point))}</h3>"
-        yield plots.latency_chart(point, f"latency-{number}")
-        yield plots.throughput_chart(result, point, f"throughput-{number}")
+            yield f"<h3>{safe(result.label(point))}</h3>"
+        yield latency_chart(point, f"latency-{number}")
+        yield throughput_chart(result, point, f"throughput-{number}")
         if result.setup.rates:
-            yield plots.percentile_chart(result, [point], f"percentiles-{number}")
+            yield percentile_chart(result, [point], f"percentiles-{number}")
         if point.samples:
             yield "<h4>What the server says</h4>"
-            yield from plots.server_charts(point, point.samples, f"server-{number}")
+            yield from server_charts(point, point.samples, f"server-{number}")
 
 
-def _generator(result: Result) -> Iterator[str]:
+def _generator(result: BenchResult) -> Iterator[str]:
     yield "<h2>The generator</h2>"
     yield (
         f'<p class="quiet">A process that makes load and uses more than {MOST_CPU_SHARE:.0%} of a core, or sends late, '
@@ -117,7 +120,7 @@ def _generator(result: Result) -> Iterator[str]:
     )
     rows: list[list[Cell]] = [
         [
-            (f"{named(result, point)}: {load.name}", False),
+            (f"{result.label(point)}: {load.name}", False),
             (", ".join(f"{share:.1%}" for share in point.cpu_shares), True),
             (f"{point.coordinator_share:.1%}", True),
             *((ms(value), True) for value in (load.lateness_p50, load.lateness_p99, load.lateness_max)),
@@ -130,7 +133,7 @@ def _generator(result: Result) -> Iterator[str]:
     yield table("Shares of a core; lateness in milliseconds from due until the generator came to it", header, rows)
 
 
-def _setup(result: Result) -> Iterator[str]:
+def _setup(result: BenchResult) -> Iterator[str]:
     setup, machine = result.setup, result.machine
     yield "<h2>What was measured</h2>"
     rows = [("Command", shlex.join(result.command)), ("Dialect", setup.dialect)]
@@ -151,7 +154,7 @@ def _setup(result: Result) -> Iterator[str]:
         yield '<p class="quiet">The server shared its machine with the generator, which took its time from it.</p>'
 
 
-def _texts(result: Result) -> str:
+def _texts(result: BenchResult) -> str:
     texts = result.setup.texts
     if texts.file is not None:
         source = f"{texts.num_lines} lines of {texts.file} (SHA-256 {texts.sha256})"
@@ -167,7 +170,7 @@ def _server(server: ServerFacts) -> str:
     return f"{server.url}{model}{', ' + server.software if server.software else ''}"
 
 
-def _legend(result: Result) -> Iterator[str]:
+def _legend(result: BenchResult) -> Iterator[str]:
     yield "<h2>How to read it</h2>"
     yield (
         '<p class="quiet">An open loop sends at its rate whatever becomes of the requests, as users who know '
@@ -185,10 +188,10 @@ def _legend(result: Result) -> Iterator[str]:
         )
 
 
-# All that the JSON has, as it has it.
+# All figures of the JSON.
 
 
-def _all_figures(result: Result) -> Iterator[str]:
+def _all_figures(result: BenchResult) -> Iterator[str]:
     yield "<h2>All figures</h2>"
     content = msgspec.to_builtins(result)
     about = {key: value for key, value in content.items() if key != "points"}
@@ -204,7 +207,7 @@ def _all_figures(result: Result) -> Iterator[str]:
             parts.append(_rows(f"Intervals of {load.name}", IntervalResult, of_load["intervals"]))
         if shown["samples"]:
             parts.append(_rows("The server's metrics", ServerSample, shown["samples"]))
-        yield _details(f"{named(result, point)}: totals and intervals", "\n".join(parts))
+        yield _details(f"{result.label(point)}: totals and intervals", "\n".join(parts))
 
 
 def _details(title: str, content: str) -> str:
@@ -229,5 +232,140 @@ def _rows(caption: str, kind: type[msgspec.Struct], rows: Sequence[Mapping[str, 
 
 
 def _exact(value: Any) -> str:
-    """As JSON has it; texts as they are."""
+    """The value as in JSON; texts unquoted."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def sweep_charts(result: BenchResult) -> Iterator[str]:
+    """Charts of latency and answers against the rate of a sweep, two for each load."""
+    for index, plan in enumerate(result.setup.loads):
+        of_load = [
+            (point.server, point.rate or 0.0, next(load for load in point.loads if load.name == plan.name))
+            for point in result.points
+        ]
+        x = linear_axis("requests/s asked for", [rate for _, rate, _ in of_load])
+        lines = list(_latency_lines(result, of_load))
+        yield line_chart(f"sweep-latency-{index}", f"{plan.name}: latency against rate", lines, x, _ms_axis(lines))
+        lines = [
+            Line(
+                server.name, [(rate, load.requests_per_s) for name, rate, load in of_load if name == server.name], color
+            )
+            for color, server in _colored(result)
+        ]
+        if plan.is_swept:
+            lines.append(Line("as asked", [(rate, rate) for rate in sorted({rate for _, rate, _ in of_load})], 0, 2))
+        title = f"{plan.name}: answered against asked for"
+        y = linear_axis("requests/s answered", _values(lines))
+        yield line_chart(f"sweep-answers-{index}", title, lines, x, y, height=170)
+
+
+def _latency_lines(result: BenchResult, of_load: Sequence[tuple[str, float, LoadResult]]) -> Iterator[Line]:
+    """With one server a color for each percentile; with several a color for each server and a dash for each
+    percentile."""
+    for color, server in _colored(result):
+        own = [(rate, load.latency) for name, rate, load in of_load if name == server.name]
+        if len(result.servers) > 1:
+            yield Line(f"{server.name} P50", [(rate, found.p50) for rate, found in own], color)
+            yield Line(f"{server.name} P99", [(rate, found.p99) for rate, found in own], color, 1)
+        else:
+            yield Line("P50", [(rate, found.p50) for rate, found in own], 1)
+            yield Line("P95", [(rate, found.p95) for rate, found in own], 2)
+            yield Line("P99", [(rate, found.p99) for rate, found in own], 3)
+
+
+def percentile_chart(result: BenchResult, points: Sequence[PointResult], name: str) -> str:
+    """Percentile curves of all loads of ``points``."""
+    loads = [(point, load) for point in points for load in point.loads]
+    curves = [
+        (_label(points, *each), values, number % NUM_COLORS + 1, 0)
+        for number, each in enumerate(loads)
+        if (values := curve(each[1].histogram))
+    ]
+    return curves_chart(name, "Latency by percentile", curves)
+
+
+def curves_chart(name: str, title: str, curves: Sequence[tuple[str, Sequence[tuple[float, float]], int, int]]) -> str:
+    """A chart of percentile curves. Each: label, points (percentile, ms), color, dash (see ``Line``)."""
+    lines = [Line(label, [(tail(each), ms) for each, ms in points], *style) for label, points, *style in curves]
+    highest = max((points[-1][0] for _, points, _, _ in curves if points), default=50.0)
+    return line_chart(name, title, lines, percentile_axis(highest), _ms_axis(lines))
+
+
+def latency_chart(point: PointResult, name: str) -> str:
+    """Latency over time: median, and P99 if most intervals have enough answers for one, else the maximum."""
+    lines: list[Line] = []
+    for number, load in enumerate(point.loads):
+        answered = [one for one in load.intervals if one.answers]
+        has_p99 = 2 * sum(one.p99 is not None for one in answered) > len(answered)
+        prefix = f"{load.name} " if len(point.loads) > 1 else ""
+        color = number % NUM_COLORS + 1
+        lines.append(Line(f"{prefix}P50", [(one.at_s, one.p50) for one in load.intervals], color))
+        high = [(one.at_s, one.p99 if has_p99 else one.max) for one in load.intervals]
+        lines.append(Line(f"{prefix}P99" if has_p99 else f"{prefix}highest", high, color, 1))
+    return line_chart(name, "Latency over time", lines, _time_axis(point), _ms_axis(lines))
+
+
+def throughput_chart(result: BenchResult, point: PointResult, name: str) -> str:
+    """Answers and failures per second over time, and the requested rate."""
+    lines: list[Line] = []
+    for number, load in enumerate(point.loads):
+        every_s = result.setup.interval_s
+        prefix = f"{load.name} " if len(point.loads) > 1 else ""
+        color = number % NUM_COLORS + 1
+        lines.append(Line(f"{prefix}answers", [(one.at_s, one.answers / every_s) for one in load.intervals], color))
+        if load.num_failed:
+            failed = [(one.at_s, one.failures / every_s) for one in load.intervals]
+            lines.append(Line(f"{prefix}failures", failed, color, 2))
+        rate = result.rate_of(point, load)
+        if rate is not None:
+            lines.append(Line(f"{prefix}asked for", [(0.0, rate), (point.measured_s, rate)], 0, 2))
+    y = linear_axis("requests/s", _values(lines))
+    return line_chart(name, "Throughput over time", lines, _time_axis(point), y, height=170)
+
+
+def server_charts(point: PointResult, samples: Sequence[ServerSample], name: str) -> Iterator[str]:
+    """Charts from a bei server's metrics: fill of steps, lanes."""
+    x = _time_axis(point)
+    lines = [
+        Line("tokens of a step", [(one.at_s, one.tokens_per_step) for one in samples], 1),
+        Line("sequences of a step", [(one.at_s, one.sequences_per_step) for one in samples], 2),
+    ]
+    y = log_axis("a step, mean", _values(lines))
+    yield line_chart(f"{name}-steps", "Batch fill over time", lines, x, y, height=170)
+    lines = [
+        Line(f"{lane}: wait", [(one.at_s, one.queue_ms.get(lane)) for one in samples], color)
+        for color, lane in enumerate(("interactive", "bulk"), 1)
+    ]
+    lines = [line for line in lines if line.shown]
+    y = linear_axis("ms, mean", _values(lines))
+    yield line_chart(f"{name}-waits", "Wait in the queue by lane", lines, x, y, height=170)
+    lines = [
+        Line(f"{lane}: waiting", [(one.at_s, one.waiting.get(lane)) for one in samples], color)
+        for color, lane in enumerate(("interactive", "bulk"), 1)
+    ]
+    y = linear_axis("sequences", _values(lines))
+    yield line_chart(f"{name}-waiting", "Sequences waiting by lane", lines, x, y, height=130)
+
+
+def _time_axis(point: PointResult) -> Axis:
+    last = max((one.at_s for load in point.loads for one in load.intervals), default=0.0)
+    return linear_axis("seconds of the window", [point.measured_s, last])
+
+
+def _ms_axis(lines: Sequence[Line]) -> Axis:
+    return log_axis("milliseconds", _values(lines))
+
+
+def _values(lines: Sequence[Line]) -> list[float]:
+    return [value for line in lines for _, value in line.shown]
+
+
+def _colored(result: BenchResult) -> Iterator[tuple[int, ServerFacts]]:
+    for number, server in enumerate(result.servers):
+        yield number % NUM_COLORS + 1, server
+
+
+def _label(points: Sequence[PointResult], point: PointResult, load: LoadResult) -> str:
+    parts = [point.server] if len({one.server for one in points}) > 1 else []
+    parts += [load.name] if len(point.loads) > 1 or not parts else []
+    return " ".join(parts)

@@ -1,17 +1,24 @@
-"""A result of ``bei bench`` as it is stored: JSON of a schema with a number. Times are milliseconds where the name says
-nothing else; figures that too few answers cannot give are null."""
+"""A result of ``bei bench``: its JSON form, the machine that made the load, and warnings for a reader.
+
+The JSON has a numbered schema. Times are milliseconds unless the name says otherwise; percentiles that too few answers
+cannot support are null.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
+import platform
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from bei.cli.bench.arrivals import LoadPlan
-from bei.cli.bench.recording import PackedHistogram
+from bei.cli.bench.recorder import PackedHistogram
 from bei.cli.bench.texts import TextsPlan
 from bei.errors import BenchError
+from bei.utils.cpu_count import usable_cores
 from bei.utils.untrusted_files import UnfitError, read_bounded
 
 SCHEMA = 1
@@ -20,8 +27,9 @@ PERCENTILES = {"p50": 50.0, "p75": 75.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, 
 _MOST_BYTES = 500_000_000
 
 
-class Latency(msgspec.Struct, frozen=True):
-    """Of good answers to requests that were due in the window: from when they were due (of a closed loop: sent)."""
+class LatencyFigures(msgspec.Struct, frozen=True):
+    """Latencies of successful answers to requests that were due in the window, from their due times (closed loop:
+    sent)."""
 
     count: int
     mean: float | None
@@ -36,7 +44,7 @@ class Latency(msgspec.Struct, frozen=True):
 
 
 class IntervalResult(msgspec.Struct, frozen=True):
-    """A load in one interval of the window (or behind it, while the last answers came). ``at_s``: its begin."""
+    """A load in one interval of the window (or after it, while the last answers arrive). ``at_s``: its begin."""
 
     at_s: float
     answers: int
@@ -49,9 +57,9 @@ class IntervalResult(msgspec.Struct, frozen=True):
 
 
 class LoadResult(msgspec.Struct, frozen=True):
-    """One load at one point. Rates are of the good answers that came within the window. ``num_due``: requests that
-    were due in it; of those, ``failures`` by kind and ``retries`` (refused, and sent again as Retry-After said).
-    ``lateness_*``: from when an open loop's request was due until the generator came to it."""
+    """One load at one point. Rates count successful answers that arrived within the window. ``num_due``: requests
+    that were due in it; of those, ``failures`` by kind and ``retries`` (refused, and resent as Retry-After said).
+    ``lateness_*``: from the due time of an open loop's request until the generator processed it."""
 
     name: str
     num_due: int
@@ -61,7 +69,7 @@ class LoadResult(msgspec.Struct, frozen=True):
     failures: dict[str, int]
     retries: int
     reconnects: int
-    latency: Latency
+    latency: LatencyFigures
     lateness_p50: float | None
     lateness_p99: float | None
     lateness_max: float | None
@@ -71,12 +79,11 @@ class LoadResult(msgspec.Struct, frozen=True):
 
     @property
     def num_failed(self) -> int:
-        """All kinds."""
         return sum(self.failures.values())
 
 
 class ServerSample(msgspec.Struct, frozen=True):
-    """What a bei server's metrics said of one interval. Means are of its steps or sequences; null without any."""
+    """A bei server's metrics over one interval. Means over its steps or sequences; null without any."""
 
     at_s: float
     steps_per_s: float
@@ -90,8 +97,8 @@ class ServerSample(msgspec.Struct, frozen=True):
 
 
 class PointResult(msgspec.Struct, frozen=True):
-    """One server under all loads at once. ``rate``: that of a sweep. ``cpu_shares``: of a core, by worker;
-    ``coordinator_share``: that of the process that shows and scrapes."""
+    """One server under all loads together. ``rate``: of a sweep. ``cpu_shares``: of a core, by worker;
+    ``coordinator_share``: of the process that displays and scrapes."""
 
     server: str
     rate: float | None
@@ -103,7 +110,7 @@ class PointResult(msgspec.Struct, frozen=True):
 
 
 class ServerFacts(msgspec.Struct, frozen=True):
-    """A server, as far as it says. ``info``: a bei server's ``/info``."""
+    """A server's facts about itself. ``info``: a bei server's ``/info``."""
 
     name: str
     url: str
@@ -113,8 +120,8 @@ class ServerFacts(msgspec.Struct, frozen=True):
     info: dict[str, Any] | None
 
 
-class Machine(msgspec.Struct, frozen=True):
-    """Where the load was made."""
+class GeneratorMachine(msgspec.Struct, frozen=True):
+    """The machine that made the load."""
 
     system: str
     cpu: str
@@ -123,8 +130,8 @@ class Machine(msgspec.Struct, frozen=True):
     packages: dict[str, str]
 
 
-class Setup(msgspec.Struct, frozen=True):
-    """What was asked: results are comparable where these agree."""
+class BenchSetup(msgspec.Struct, frozen=True):
+    """The settings of a run: results are comparable if these agree."""
 
     dialect: str
     loads: list[LoadPlan]
@@ -139,8 +146,8 @@ class Setup(msgspec.Struct, frozen=True):
     header_names: list[str]
 
 
-class Result(msgspec.Struct, frozen=True):
-    """A run."""
+class BenchResult(msgspec.Struct, frozen=True):
+    """The result of a run."""
 
     schema: int
     bei: str
@@ -148,14 +155,14 @@ class Result(msgspec.Struct, frozen=True):
     command: list[str]
     interrupted: bool
     warnings: list[str]
-    setup: Setup
-    machine: Machine
+    setup: BenchSetup
+    machine: GeneratorMachine
     servers: list[ServerFacts]
     points: list[PointResult]
 
     @property
     def num_failed(self) -> int:
-        """Requests, but for those that had no answer when the run was ended."""
+        """Failed requests, without those that were unanswered when the run was ended."""
         return sum(
             count
             for point in self.points
@@ -164,22 +171,125 @@ class Result(msgspec.Struct, frozen=True):
             if kind != "unanswered"
         )
 
+    @property
+    def errors(self) -> list[str]:
+        """The distinct error messages of all points and loads, in order."""
+        return list(dict.fromkeys(error for point in self.points for load in point.loads for error in load.errors))
 
-def write_result(result: Result, path: Path) -> None:
-    """As JSON."""
+    def label(self, point: PointResult, load: LoadResult | None = None) -> str:
+        """The shortest name of a point, or of a load at a point, that is unambiguous in this result."""
+        parts = [point.server] if len(self.servers) > 1 else []
+        parts += [f"{point.rate:g} requests/s"] if point.rate is not None else []
+        parts += [load.name] if load is not None and len(point.loads) > 1 else []
+        return ", ".join(parts) or "The run"
+
+    def rate_of(self, point: PointResult, load: LoadResult) -> float | None:
+        """Requests/s asked of a load at a point; None: a closed loop."""
+        plan = next(one for one in self.setup.loads if one.name == load.name)
+        return point.rate if plan.is_swept else plan.rate
+
+
+def write_result(result: BenchResult, path: Path) -> None:
+    """Write the result as JSON."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
 
 
-def read_result(path: Path) -> Result:
-    """Raises BenchError."""
+def read_result(path: Path) -> BenchResult:
+    """Read a result. Raises BenchError."""
     try:
         content = read_bounded(path, _MOST_BYTES)
         found = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
         schema = msgspec.json.decode(found.get("schema", b"null"))
         if schema != SCHEMA:
             raise BenchError(f"{path} is no result of this bei bench: its schema is {schema}, not {SCHEMA}.")
-        return msgspec.json.decode(content, type=Result)
+        return msgspec.json.decode(content, type=BenchResult)
     except FileNotFoundError:
         raise BenchError(f"{path} is not there.") from None
     except (OSError, UnfitError, msgspec.MsgspecError) as error:
         raise BenchError(f"{path} is no result of bei bench: {error}.") from error
+
+
+_PACKAGES = ("bei", "hdrhistogram", "httptools", "msgspec")
+
+
+def machine_facts() -> GeneratorMachine:
+    """Facts of this machine, without name and address, since results are shared."""
+    return GeneratorMachine(
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        cpu=_cpu(),
+        cores=usable_cores(),
+        python=platform.python_version(),
+        packages={name: version for name in _PACKAGES if (version := _version(name)) is not None},
+    )
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or "unknown")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+# Warn above this share of a core: a busier worker sends late, whatever the server does.
+MOST_CPU_SHARE = 0.8
+# Warn if lateness exceeds this share of the latency, and this minimum.
+_MOST_LATENESS_SHARE, _LEAST_LATENESS_MS = 0.1, 1.0
+_LEAST_ANSWERED_SHARE = 0.95
+
+
+def warnings_of(result: BenchResult) -> list[str]:
+    """Warnings, one sentence each, the most serious first."""
+    found: list[str] = []
+    if result.interrupted:
+        found.append(
+            "The run was ended early: the last point covers the time until then, and later points are missing."
+        )
+    if result.setup.texts.repeated is not None:
+        found.append(
+            "Texts were repeated: a server that caches answers, or computes equal inputs once, looks faster than it is."
+        )
+    for point in result.points:
+        for load in point.loads:
+            found += (f"{result.label(point, load)}: {text}" for text in _of_load(result, point, load))
+        found += (f"{result.label(point)}: {text}" for text in _of_generator(point))
+    return found
+
+
+def _of_load(result: BenchResult, point: PointResult, load: LoadResult) -> Iterator[str]:
+    failed = {kind: count for kind, count in load.failures.items() if kind != "unanswered"}
+    if failed:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in failed.items())
+        yield f"{sum(failed.values())} of {load.num_due} requests failed ({kinds}), and percentiles leave them out."
+    rate = result.rate_of(point, load)
+    if rate is None or not load.latency.count:
+        return
+    asked_per_s = (load.num_due - load.num_failed) / point.measured_s
+    if load.requests_per_s < _LEAST_ANSWERED_SHARE * asked_per_s and not result.interrupted:
+        yield (
+            f"{load.requests_per_s:.4g} of {asked_per_s:.4g} requests/s were answered within the window: the server "
+            "cannot keep up, and latencies grow with the run (or the warm-up is shorter than an answer takes)."
+        )
+    late, median = load.lateness_p99, load.latency.p50
+    if late is not None and median is not None and late > max(_LEAST_LATENESS_MS, _MOST_LATENESS_SHARE * median):
+        yield (
+            f"requests were sent late (P99 {late:g} ms after they were due, at a median latency of {median:g} ms): the "
+            "generator, or a machine that is busy, is part of what was measured."
+        )
+
+
+def _of_generator(point: PointResult) -> Iterator[str]:
+    busiest = max(point.cpu_shares, default=0.0)
+    if busiest > MOST_CPU_SHARE:
+        yield (
+            f"the generator used {busiest:.0%} of a core and may have been the bottleneck: raise --workers, or give it "
+            "a machine of its own."
+        )

@@ -1,4 +1,4 @@
-"""A run: each server at each rate, one after the other, and the result of it all."""
+"""Runs a measurement: each server at each rate in turn, then the result."""
 
 from __future__ import annotations
 
@@ -11,41 +11,40 @@ from typing import Any
 
 import msgspec
 
-from bei.cli.bench.cpu_use import machine_facts
-from bei.cli.bench.messages import Task
-from bei.cli.bench.metrics_scraper import Scraper
-from bei.cli.bench.options import Plan, plan_from
-from bei.cli.bench.progress import Live
-from bei.cli.bench.recording import Histogram, Merged
+from bei.cli.bench.metrics_scraper import MetricsScraper
+from bei.cli.bench.options import BenchPlan, plan_from
+from bei.cli.bench.recorder import IntervalTotals, LatencyHistogram
 from bei.cli.bench.report import report_page
 from bei.cli.bench.result import (
     PERCENTILES,
     SCHEMA,
+    BenchResult,
     IntervalResult,
-    Latency,
+    LatencyFigures,
     LoadResult,
     PointResult,
-    Result,
     ServerFacts,
+    machine_facts,
+    warnings_of,
     write_result,
 )
-from bei.cli.bench.server_probe import Probe
+from bei.cli.bench.server_probe import ServerProbe
 from bei.cli.bench.target import shown_command
-from bei.cli.bench.terminal import summary
-from bei.cli.bench.warnings import warnings_of
-from bei.cli.bench.workers import Fleet, LoadRecord, PointRecord
+from bei.cli.bench.terminal import ProgressDisplay, summary
+from bei.cli.bench.worker import WorkerTask
+from bei.cli.bench.workers import LoadRecord, LoadWorkers, PointRecord
 from bei.version import __version__
 
 
 def bench(options: dict[str, Any], arguments: Sequence[str]) -> int:
-    """``bei bench``: measure, show, write. The exit code: 0; 1 where requests failed and that was asked for; 130 where
-    the run was ended early. Raises ConfigError, BenchError."""
+    """``bei bench``: measure, show, write. Returns the exit code: 0; 1 if requests failed and --fail-on-errors was
+    given; 130 if the run was ended early. Raises ConfigError, BenchError."""
     plan = plan_from(options)
     started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    probes = [Probe(plan, target, model) for target, model in zip(plan.targets, plan.models, strict=True)]
+    probes = [ServerProbe(plan, target, model) for target, model in zip(plan.targets, plan.models, strict=True)]
     servers = [probe.examine() for probe in probes]
     points, is_interrupted = _measure(plan, servers, [probe.path for probe in probes])
-    result = Result(
+    result = BenchResult(
         schema=SCHEMA,
         bei=__version__,
         started=started,
@@ -66,7 +65,7 @@ def bench(options: dict[str, Any], arguments: Sequence[str]) -> int:
     return 1 if plan.fails_on_errors and result.num_failed else 0
 
 
-def _written(result: Result, out: Path | None) -> list[Path]:
+def _written(result: BenchResult, out: Path | None) -> list[Path]:
     if out is None:
         return []
     as_json, as_html = Path(f"{out}.json"), Path(f"{out}.html")
@@ -75,23 +74,23 @@ def _written(result: Result, out: Path | None) -> list[Path]:
     return [as_json, as_html]
 
 
-def _measure(plan: Plan, servers: Sequence[ServerFacts], paths: Sequence[str]) -> tuple[list[PointResult], bool]:
-    """All points; servers take turns at each rate, so that what changes on the machine meets them alike."""
+def _measure(plan: BenchPlan, servers: Sequence[ServerFacts], paths: Sequence[str]) -> tuple[list[PointResult], bool]:
+    """All points; servers alternate at each rate, so that changes of the machine affect them alike."""
     rates: list[float | None] = [*plan.setup.rates] if plan.setup.rates else [None]
     num_points = len(rates) * len(servers)
     points: list[PointResult] = []
-    with Fleet(plan.setup.workers) as fleet, Live(plan.setup, num_points) as live:
+    with LoadWorkers(plan.setup.workers) as workers, ProgressDisplay(plan.setup, num_points) as display:
         for rate in rates:
             for number, facts in enumerate(servers):
                 tasks = tasks_of(plan, number, facts, paths[number], rate)
-                live.begin(facts.name, rate, len(points) + 1)
+                display.begin(facts.name, rate, len(points) + 1)
                 scraper = _scraper(plan, number, facts)
                 cpu_s = time.process_time()
                 if scraper is not None:
                     scraper.begin()
                 try:
-                    record = fleet.measure(tasks, live.show)
-                except KeyboardInterrupt:  # between points, or for the second time
+                    record = workers.measure(tasks, display.show)
+                except KeyboardInterrupt:  # between points, or a second Ctrl-C
                     if not points:
                         raise
                     return points, True
@@ -100,49 +99,31 @@ def _measure(plan: Plan, servers: Sequence[ServerFacts], paths: Sequence[str]) -
                 point = point_of(plan, facts, rate, record)
                 share = round(cpu_s / max(record.elapsed_s, 1e-3), 3)
                 points.append(msgspec.structs.replace(point, coordinator_share=share, samples=samples))
-                live.end(points[-1])
+                display.end(points[-1])
                 if record.is_interrupted:
                     return points, True
     return points, False
 
 
-def tasks_of(plan: Plan, number: int, facts: ServerFacts, path: str, rate: float | None) -> list[Task]:
-    """A point's task for each worker."""
+def tasks_of(plan: BenchPlan, number: int, facts: ServerFacts, path: str, rate: float | None) -> list[WorkerTask]:
+    """The task of each worker for a point."""
     setup = plan.setup
     loads = [msgspec.structs.replace(load, rate=rate) if load.is_swept else load for load in setup.loads]
     return [
-        Task(
-            worker=worker,
-            num_workers=setup.workers,
-            target=plan.targets[number],
-            tls=plan.tls,
-            headers=plan.headers,
-            dialect=setup.dialect,
-            path=path,
-            model=facts.model,
-            loads=loads,
-            texts=setup.texts,
-            warmup_s=setup.warmup_s,
-            duration_s=setup.duration_s,
-            interval_s=setup.interval_s,
-            timeout_s=setup.timeout_s,
-            obeys_retry_after=setup.obeys_retry_after,
-            seed=plan.seed,
-        )
+        WorkerTask(worker, setup, plan.targets[number], plan.tls, plan.headers, path, facts.model, loads, plan.seed)
         for worker in range(setup.workers)
     ]
 
 
-def _scraper(plan: Plan, number: int, facts: ServerFacts) -> Scraper | None:
+def _scraper(plan: BenchPlan, number: int, facts: ServerFacts) -> MetricsScraper | None:
     target = plan.targets[number]
     if not plan.scrapes or facts.info is None:
         return None
-    tls = plan.tls.context() if target.is_https else None
-    return Scraper(target, tls, plan.headers, max(1.0, plan.setup.interval_s))
+    return MetricsScraper(target, plan.tls.context_for(target), plan.headers, max(1.0, plan.setup.interval_s))
 
 
-def point_of(plan: Plan, facts: ServerFacts, rate: float | None, record: PointRecord) -> PointResult:
-    """The figures of what the workers have reported."""
+def point_of(plan: BenchPlan, facts: ServerFacts, rate: float | None, record: PointRecord) -> PointResult:
+    """The figures of a point from the workers' reports."""
     setup = plan.setup
     measured_s = setup.duration_s
     if record.is_interrupted:
@@ -165,12 +146,12 @@ def point_of(plan: Plan, facts: ServerFacts, rate: float | None, record: PointRe
 
 
 def load_result(name: str, record: LoadRecord, measured_s: float, interval_s: float) -> LoadResult:
-    """One load's figures, of a window of ``measured_s``."""
+    """The figures of one load over a window of ``measured_s``."""
     total = record.total
-    # What came in later intervals were the last answers, of which the window knows nothing.
+    # Later intervals hold the last answers, which are outside of the window.
     within = [merged for index, merged in record.intervals.items() if index * interval_s < measured_s - 1e-9]
     seconds = max(measured_s, 1e-9)
-    # Those in which nothing came are there too: a server that stalls must be seen.
+    # Empty intervals are included: a stalled server must be visible.
     num_shown = max(math.ceil(measured_s / interval_s - 1e-9), *(index + 1 for index in record.intervals), 0)
     lateness = total.lateness.percentiles_ms([50, 99])
     return LoadResult(
@@ -187,15 +168,17 @@ def load_result(name: str, record: LoadRecord, measured_s: float, interval_s: fl
         lateness_p99=_rounded(lateness[1]),
         lateness_max=_rounded(total.lateness.max_ms),
         errors=record.errors,
-        intervals=[_interval(index * interval_s, record.intervals.get(index, Merged())) for index in range(num_shown)],
+        intervals=[
+            _interval(index * interval_s, record.intervals.get(index, IntervalTotals())) for index in range(num_shown)
+        ],
         histogram=total.latency.packed(),
     )
 
 
-def _latency(histogram: Histogram) -> Latency:
+def _latency(histogram: LatencyHistogram) -> LatencyFigures:
     values = histogram.percentiles_ms(list(PERCENTILES.values()))
     figures = dict(zip(PERCENTILES, map(_rounded, values), strict=True))
-    return Latency(
+    return LatencyFigures(
         count=histogram.count,
         mean=_rounded(histogram.mean_ms),
         min=_rounded(histogram.min_ms),
@@ -204,7 +187,7 @@ def _latency(histogram: Histogram) -> Latency:
     )
 
 
-def _interval(at_s: float, merged: Merged) -> IntervalResult:
+def _interval(at_s: float, merged: IntervalTotals) -> IntervalResult:
     p50, p90, p99 = map(_rounded, merged.latency.percentiles_ms([50, 90, 99]))
     return IntervalResult(
         at_s=round(at_s, 3),

@@ -1,4 +1,4 @@
-"""The first request to a server: whether it answers what will be asked of it, and what it says of itself."""
+"""The first requests to a server: checks that it answers the load's requests, and identifies it."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from typing import Any
 from urllib.parse import quote
 
 from bei.cli.bench.arrivals import LoadPlan
-from bei.cli.bench.dialects import DIALECTS, Dialect
-from bei.cli.bench.metrics_scraper import get
-from bei.cli.bench.options import Plan
+from bei.cli.bench.dialects import DIALECTS, BenchDialect
+from bei.cli.bench.metrics_scraper import TIMEOUT_S
+from bei.cli.bench.options import BenchPlan
 from bei.cli.bench.result import ServerFacts
-from bei.cli.bench.target import Target, merged_headers
+from bei.cli.bench.target import BenchTarget, merged_headers
 from bei.cli.bench.texts import GeneratedTexts
 from bei.errors import BenchError
 
-_SHOWN = 300  # characters of an answer
-_OTHER_TEXTS = 1 << 30  # where the numbers of these texts begin: a run never comes so far
+_SHOWN = 300  # characters of an answer in messages
+_OTHER_TEXTS = 1 << 30  # first number of the probe's texts: a run never reaches it
 _MODELS = ("/v1/models", "/models")
 
 
-class Probe:
-    """One server."""
+class ServerProbe:
+    """Probes one server."""
 
-    def __init__(self, plan: Plan, target: Target, model: str | None) -> None:
+    def __init__(self, plan: BenchPlan, target: BenchTarget, model: str | None) -> None:
         self._plan = plan
         self._target = target
-        self._tls = plan.tls.context() if target.is_https else None
-        self._dialect: Dialect = DIALECTS[plan.setup.dialect]
+        self._tls = plan.tls.context_for(target)
+        self._dialect: BenchDialect = DIALECTS[plan.setup.dialect]
         self._model = model
         self.path = target.path(plan.path or self._dialect.path)
 
     def examine(self) -> ServerFacts:
-        """Ask for each load once. Raises BenchError with what to do."""
+        """Send one request of each load. Raises BenchError with a remedy."""
         model = self._model or (self._only_model() if self._dialect.needs_model else None)
         header = ""
         texts = GeneratedTexts(0, _OTHER_TEXTS, 1)
         for load in self._plan.setup.loads:
             header = self._ask(load, texts, model) or header
-        query = f"?model={quote(model)}" if model is not None else ""  # bei asks which, where it serves several
+        query = f"?model={quote(model)}" if model is not None else ""  # bei requires it if it serves several models
         info = self._json_of(f"/info{query}")
         return ServerFacts(
             name=self._target.name,
@@ -54,7 +54,7 @@ class Probe:
         )
 
     def _ask(self, load: LoadPlan, texts: GeneratedTexts, model: str | None) -> str:
-        """One request of ``load``; the header ``server`` of the answer."""
+        """Send one request of ``load``; returns the answer's header ``server``."""
         count = load.lengths("inputs").draw(random.Random(0))
         query = texts.take(load.lengths("query_words")) if self._dialect.has_query else ""
         body = self._dialect.body([texts.take(load.lengths("words")) for _ in range(count)], query, model)
@@ -73,16 +73,9 @@ class Probe:
         return f"{scheme}://{host}{self.path}"
 
     def _post(self, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes, str]:
-        target, timeout_s = self._target, self._plan.setup.timeout_s
-        connection = (
-            http.client.HTTPSConnection(target.host, target.port, timeout=timeout_s, context=self._tls)
-            if target.is_https
-            else http.client.HTTPConnection(target.host, target.port, timeout=timeout_s)
-        )
+        timeout_s, headers = self._plan.setup.timeout_s, {**headers, "content-type": "application/json"}
         try:
-            connection.request("POST", self.path, body, {**headers, "content-type": "application/json"})
-            answer = connection.getresponse()
-            return answer.status, answer.read(), answer.getheader("server", "")
+            return self._target.request("POST", self.path, headers, self._tls, timeout_s, body)
         except ssl.SSLError as error:
             raise BenchError(
                 f"TLS with {self._target.url} failed: {error}. --tls-ca FILE names an authority to trust, --insecure "
@@ -94,8 +87,6 @@ class Probe:
             raise BenchError(f"{self._where} does not answer as an HTTP server: {error!r}.") from error
         except OSError as error:
             raise BenchError(f"Nothing answers at {self._target.url}: {error}.") from error
-        finally:
-            connection.close()
 
     def _only_model(self) -> str:
         for route in _MODELS:
@@ -111,9 +102,10 @@ class Probe:
         raise BenchError(f"{self._target.url} does not say which models it serves: name one with --model.")
 
     def _json_of(self, route: str) -> dict[str, Any] | None:
-        """What GET ``route`` answers, if it is a JSON object."""
+        """The JSON object that GET ``route`` returns, or None."""
         try:
-            status, body = get(self._target, self._tls, self._target.path(route), self._plan.headers)
+            path, headers = self._target.path(route), self._plan.headers
+            status, body, _ = self._target.request("GET", path, headers, self._tls, TIMEOUT_S)
             content = json.loads(body) if status == 200 else None
         except ssl.SSLError as error:
             raise BenchError(f"TLS with {self._target.url} failed: {error}. See --tls-ca and --insecure.") from error
@@ -134,7 +126,7 @@ _REMEDIES = {
 
 
 def is_bei(info: Mapping[str, Any] | None) -> bool:
-    """Whether a server that says this of itself is bei."""
+    """True if ``info`` is that of a bei server."""
     return info is not None and isinstance(info.get("certificate"), dict) and "target" in info
 
 

@@ -1,7 +1,7 @@
-"""Time and sockets of a load generator: non-blocking connections, with TLS or without, and waits exact to 0.1 ms.
+"""Clock and sockets of the load generator: non-blocking connections, with TLS or without, and waits exact to 0.1 ms.
 
-asyncio's loops, uvloop's too, wait whole milliseconds: a request would be sent half a millisecond late on average,
-which is a fifth of what a short text takes.
+Event loops of asyncio, uvloop included, wait whole milliseconds: requests would be sent half a millisecond late on
+average, a fifth of what a short text takes.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ _TRY_S = 5.0  # for each of several addresses
 _EXACT_S = 0.05  # shorter waits are exact; epoll alone waits whole milliseconds
 
 
-class Handler(Protocol):
-    """Who has a channel."""
+class ConnectionHandler(Protocol):
+    """Receives a connection's events."""
 
     def received(self, data: bytes) -> None:
-        """Bytes came."""
+        """Data was received."""
 
     def ended(self, reason: str) -> None:
-        """The channel is closed, for ``reason`` where it was never open (else empty). Nothing comes any more."""
+        """The connection was closed; ``reason``: why it could not be opened, else empty. The last event."""
 
 
-class Channel(Protocol):
-    """A connection, or one that is being made."""
+class ClientConnection(Protocol):
+    """A connection, open or being opened."""
 
     def send(self, data: bytes) -> None:
-        """Send, or send when it can be done."""
+        """Send ``data``, now or when possible."""
 
     def close(self) -> None:
-        """End it; the handler is not told."""
+        """Close the connection, without an event."""
 
 
-class Wire(Protocol):
-    """What the driver has of the world."""
+class Network(Protocol):
+    """Clock and connections of the driver."""
 
     def now(self) -> float:
-        """Seconds of a clock that never goes back."""
+        """Seconds of a monotonic clock."""
 
-    def connect(self, handler: Handler) -> Channel:
-        """Begin a connection to the server. Raises OSError."""
+    def connect(self, handler: ConnectionHandler) -> ClientConnection:
+        """Begin to connect to the server. Raises OSError."""
 
     def wait(self, timeout_s: float) -> None:
-        """Tell handlers what has happened; wait until something does, ``timeout_s`` at most."""
+        """Wait for events, ``timeout_s`` at most, and dispatch them."""
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close all connections."""
 
 
-class Address:
-    """Where a server is, looked up once: of several addresses (localhost's) the first at which somebody listens. Raises
+class ServerAddress:
+    """A server's address, resolved once: the first of several (as of localhost) on which a server listens. Raises
     OSError."""
 
     def __init__(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
@@ -76,34 +76,34 @@ def _is_listening(family: socket.AddressFamily, address: tuple[Any, ...]) -> boo
         return tried.connect_ex(address) == 0
 
 
-class SocketWire:
-    """The real one, on Linux."""
+class SocketNetwork:
+    """Clock and sockets on Linux."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: ServerAddress) -> None:
         self._address = address
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._closing: list[socket.socket] = []
-        self._channels: set[SocketChannel] = set()
+        self._connections: set[SocketConnection] = set()
 
     def now(self) -> float:
         """CLOCK_MONOTONIC, which all processes share."""
         return time.monotonic()
 
-    def connect(self, handler: Handler) -> SocketChannel:
-        """Begin a connection. Raises OSError."""
-        channel = SocketChannel(self, self._address, handler)
-        self._channels.add(channel)
-        return channel
+    def connect(self, handler: ConnectionHandler) -> SocketConnection:
+        """Begin to connect. Raises OSError."""
+        connection = SocketConnection(self, self._address, handler)
+        self._connections.add(connection)
+        return connection
 
     def wait(self, timeout_s: float) -> None:
-        """Wait and tell."""
+        """Wait for events and dispatch them."""
         if 0 < timeout_s < _EXACT_S:
             select.select([self._epoll.fileno()], [], [], timeout_s)
             timeout_s = 0
         for number, events in self._epoll.poll(max(0.0, timeout_s)):
             handle = self._handlers.get(number)
-            if handle is not None:  # closed by what happened before it in this list
+            if handle is not None:  # closed by an earlier event in this list
                 handle(events)
         self._close_later()
 
@@ -116,20 +116,19 @@ class SocketWire:
         self._handlers[number] = handle
 
     def unwatch(self, number: int) -> None:
-        """No more."""
+        """Stop calling the handler of a file descriptor."""
         if self._handlers.pop(number, None) is not None:
             self._epoll.unregister(number)
 
-    def forget(self, channel: SocketChannel, its_socket: socket.socket) -> None:
-        """Close a channel's socket once all events at hand are handled: its number must not be given anew before."""
+    def forget(self, connection: SocketConnection, its_socket: socket.socket) -> None:
+        """Close a connection's socket after all pending events are handled, so that its number is not reused before."""
         self.unwatch(its_socket.fileno())
-        self._channels.discard(channel)
+        self._connections.discard(connection)
         self._closing.append(its_socket)
 
     def close(self) -> None:
-        """Close all channels."""
-        for channel in list(self._channels):
-            channel.close()
+        for connection in list(self._connections):
+            connection.close()
         self._close_later()
         self._epoll.close()
 
@@ -138,11 +137,11 @@ class SocketWire:
             self._closing.pop().close()
 
 
-class SocketChannel:
-    """A TCP connection. What is sent before it is open waits."""
+class SocketConnection:
+    """A TCP connection. Data sent before it is open is buffered."""
 
-    def __init__(self, wire: SocketWire, address: Address, handler: Handler) -> None:
-        self._wire = wire
+    def __init__(self, network: SocketNetwork, address: ServerAddress, handler: ConnectionHandler) -> None:
+        self._network = network
         self._address = address
         self._handler = handler
         self._unsent = memoryview(b"")
@@ -159,19 +158,18 @@ class SocketChannel:
             self._socket.close()
             raise
         self._events = select.EPOLLOUT
-        wire.watch(self._socket.fileno(), self._events, self._handle)
+        network.watch(self._socket.fileno(), self._events, self._handle)
 
     def send(self, data: bytes) -> None:
-        """Send what the kernel takes, and the rest when it takes more."""
+        """Send what the kernel accepts, and the rest later."""
         self._unsent = memoryview(bytes(self._unsent) + data if self._unsent else data)
         if self._is_open:
             self._flush()
 
     def close(self) -> None:
-        """End it."""
         if not self._is_closed:
             self._is_closed = True
-            self._wire.forget(self, self._socket)
+            self._network.forget(self, self._socket)
 
     def _handle(self, events: int) -> None:
         try:
@@ -179,7 +177,7 @@ class SocketChannel:
         except (ssl.SSLError, OSError) as error:
             self._end("" if self._is_open else str(error))
 
-    # Steps of its life: connecting, TLS's handshake, open.
+    # States: connecting, TLS handshake, open.
 
     def _finish_connecting(self, events: int) -> None:
         error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -193,9 +191,9 @@ class SocketChannel:
         self._shake_hands(events)
 
     def _wrapped(self, tls: ssl.SSLContext) -> ssl.SSLSocket:
-        self._wire.unwatch(self._socket.fileno())
+        self._network.unwatch(self._socket.fileno())
         wrapped = tls.wrap_socket(self._socket, server_hostname=self._address.host, do_handshake_on_connect=False)
-        self._wire.watch(wrapped.fileno(), self._events, self._handle)
+        self._network.watch(wrapped.fileno(), self._events, self._handle)
         return wrapped
 
     def _shake_hands(self, events: int) -> None:
@@ -238,14 +236,14 @@ class SocketChannel:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             pass
-        except OSError:  # closed before all was sent: an answer that says why may have come all the same
+        except OSError:  # closed before all was sent: an answer with the reason may still have arrived
             self._unsent = memoryview(b"")
         self._watch(select.EPOLLIN | select.EPOLLOUT if self._unsent else select.EPOLLIN)
 
     def _watch(self, events: int) -> None:
         if events != self._events and not self._is_closed:
             self._events = events
-            self._wire.watch(self._socket.fileno(), events, self._handle)
+            self._network.watch(self._socket.fileno(), events, self._handle)
 
     def _end(self, reason: str) -> None:
         if not self._is_closed:
@@ -254,6 +252,6 @@ class SocketChannel:
 
 
 def allow_files() -> None:
-    """As many open connections as the system lets this process have."""
+    """Raise the limit of open files to the maximum."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,7 +1,8 @@
-"""Where a server is, and how it is reached: its URL, TLS, headers. An API key is never part of what is stored."""
+"""The measured server: URL, TLS, headers. API keys are never stored."""
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
 import ssl
@@ -18,16 +19,72 @@ _KEY_HEADERS = frozenset(("authorization", "api-key", "x-api-key", "proxy-author
 _OWN_HEADERS = frozenset(("host", "content-length", "content-type", "transfer-encoding", "connection", "expect"))
 
 
+class BenchTarget(msgspec.Struct, frozen=True):
+    """A server. ``prefix``: the path of its URL, without a slash at the end."""
+
+    name: str
+    is_https: bool
+    host: str
+    port: int
+    prefix: str = ""
+
+    @property
+    def url(self) -> str:
+        """The URL as displayed and stored."""
+        return f"{'https' if self.is_https else 'http'}://{self.authority}{self.prefix}"
+
+    @property
+    def authority(self) -> str:
+        """The value of the header ``host``."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        is_usual = self.port == (443 if self.is_https else 80)
+        return host if is_usual else f"{host}:{self.port}"
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        tls: ssl.SSLContext | None,
+        timeout_s: float,
+        body: bytes = b"",
+    ) -> tuple[int, bytes, str]:
+        """Send a request over a new connection. Returns status, body and header ``server``. ``path``: the whole path.
+
+        Raises OSError, HTTPException.
+        """
+        connection = (
+            http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=tls)
+            if self.is_https
+            else http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
+        )
+        try:
+            connection.request(method, path, body or None, dict(headers))
+            answer = connection.getresponse()
+            return answer.status, answer.read(), answer.getheader("server", "")
+        finally:
+            connection.close()
+
+    def path(self, route: str) -> str:
+        """``route`` appended to the prefix, without their common part (``/v1`` and ``/v1/embeddings``; the whole
+        route)."""
+        prefix, parts = self.prefix.split("/")[1:], route.split("/")[1:]
+        shared = max(n for n in range(min(len(prefix), len(parts)) + 1) if not n or prefix[-n:] == parts[:n])
+        return "/" + "/".join([*prefix, *parts[shared:]])
+
+
 class TlsPlan(msgspec.Struct, frozen=True):
-    """Files for HTTPS; ``insecure``: whoever answers is believed."""
+    """TLS files. ``insecure``: certificates are not verified."""
 
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
     insecure: bool = False
 
-    def context(self) -> ssl.SSLContext:
-        """Raises ConfigError where a file cannot be used."""
+    def context_for(self, target: BenchTarget) -> ssl.SSLContext | None:
+        """The TLS context of an HTTPS target, else None. Raises ConfigError for unusable files."""
+        if not target.is_https:
+            return None
         try:
             context = ssl.create_default_context(cafile=self.ca)
             if self.cert is not None:
@@ -40,37 +97,8 @@ class TlsPlan(msgspec.Struct, frozen=True):
         return context
 
 
-class Target(msgspec.Struct, frozen=True):
-    """A server. ``prefix``: the path of its URL, without a slash at the end."""
-
-    name: str
-    is_https: bool
-    host: str
-    port: int
-    prefix: str = ""
-
-    @property
-    def url(self) -> str:
-        """As it is shown and stored."""
-        return f"{'https' if self.is_https else 'http'}://{self.authority}{self.prefix}"
-
-    @property
-    def authority(self) -> str:
-        """For the header ``host``."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        is_usual = self.port == (443 if self.is_https else 80)
-        return host if is_usual else f"{host}:{self.port}"
-
-    def path(self, route: str) -> str:
-        """The path of ``route``: behind the prefix, but for what the prefix's end and the route's begin share
-        (``/v1`` and ``/v1/embeddings``; the whole route)."""
-        prefix, parts = self.prefix.split("/")[1:], route.split("/")[1:]
-        shared = max(n for n in range(min(len(prefix), len(parts)) + 1) if not n or prefix[-n:] == parts[:n])
-        return "/" + "/".join([*prefix, *parts[shared:]])
-
-
-def target_of(text: str, number: int = 1) -> Target:
-    """``http://host:port/prefix``, or ``NAME=URL``. Raises ConfigError."""
+def target_of(text: str, number: int = 1) -> BenchTarget:
+    """The target for ``http://host:port/prefix`` or ``NAME=URL``. Raises ConfigError."""
     name, url = re.fullmatch(r"(?:([A-Za-z0-9][\w.-]{0,31})=)?(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
     try:
         parts = urlsplit(url)
@@ -87,11 +115,11 @@ def target_of(text: str, number: int = 1) -> Target:
         raise ConfigError("The URL has characters that must be escaped (%20).")
     is_https = parts.scheme == "https"
     prefix = parts.path.rstrip("/")
-    return Target(name or f"server {number}", is_https, parts.hostname, port or (443 if is_https else 80), prefix)
+    return BenchTarget(name or f"server {number}", is_https, parts.hostname, port or (443 if is_https else 80), prefix)
 
 
 def key_of(variable: str | None, file: Path | None) -> str | None:
-    """The API key that an environment variable or a file holds. Raises ConfigError, which has nothing of it."""
+    """The API key from an environment variable or a file. Raises ConfigError, without any part of it."""
     if variable is not None and file is not None:
         raise ConfigError("--api-key-env and --api-key-file: give one.")
     if variable is not None:
@@ -109,7 +137,7 @@ def key_of(variable: str | None, file: Path | None) -> str | None:
 
 
 def headers_of(given: Sequence[str], key: str | None) -> dict[str, str]:
-    """Headers of every request. Raises ConfigError."""
+    """Headers of all requests. Raises ConfigError."""
     headers: dict[str, str] = {"authorization": f"Bearer {key}"} if key is not None else {}
     for text in given:
         name, colon, value = text.partition(":")
@@ -125,7 +153,7 @@ def headers_of(given: Sequence[str], key: str | None) -> dict[str, str]:
 
 
 def shown_command(arguments: Sequence[str]) -> list[str]:
-    """The command without the values of headers, which may be secrets."""
+    """The command without values of headers, which may be secret."""
     shown: list[str] = []
     for place, argument in enumerate(arguments):
         if (place and arguments[place - 1] == "--header") or argument.startswith("--header="):
@@ -136,5 +164,5 @@ def shown_command(arguments: Sequence[str]) -> list[str]:
 
 
 def merged_headers(headers: Mapping[str, str], lane: str | None) -> dict[str, str]:
-    """Those of one load."""
+    """The headers of a load with this lane."""
     return {**headers, **({"x-bei-lane": lane} if lane else {})}

@@ -1,27 +1,31 @@
-"""Results as tables for a terminal, or for a file."""
+"""Terminal output: the summary of a result, and the progress of a run (a table on a terminal, else a line a point)."""
 
 from __future__ import annotations
 
-import io
+import sys
 from collections.abc import Iterable, Sequence
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live as RichLive
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from bei.cli.bench.result import LoadResult, PointResult, Result
-from bei.cli.bench.warnings import plan_of_load
+from bei.cli.bench.recorder import IntervalTotals
+from bei.cli.bench.result import BenchResult, BenchSetup, LoadResult, PointResult
+from bei.cli.bench.workers import PointRecord
+from bei.cli.console_text import console_text
 from bei.utils.untrusted_files import printable
 
 _WIDTH = 120
-_HEADER = ("server", "load", "asked/s", "answers/s", "inputs/s", "P50", "P90", "P99", "P99.9", "max", "failed", "CPU")
+HEADER = ("server", "load", "asked/s", "answers/s", "inputs/s", "P50", "P90", "P99", "P99.9", "max", "failed", "CPU")
 
 
-def summary(result: Result) -> str:
-    """What was measured, and what to know about it."""
+def summary(result: BenchResult) -> str:
+    """The result as a table with warnings and errors."""
     rows = [row_of(result, point, load) for point in result.points for load in point.loads]
-    shown = rendered(_HEADER, rows, num_names=2)
+    shown = rendered(HEADER, rows, num_names=2)
     notes = [
         "milliseconds from when a request was due (closed loop: sent); CPU: the busiest generator's share of a core"
     ]
@@ -31,10 +35,10 @@ def summary(result: Result) -> str:
     return "\n".join([shown, *map(printable, notes)])
 
 
-def row_of(result: Result, point: PointResult, load: LoadResult) -> list[str]:
-    """A load at a point."""
+def row_of(result: BenchResult, point: PointResult, load: LoadResult) -> list[str]:
+    """The table row of a load at a point."""
     latency = load.latency
-    _, rate = plan_of_load(result, point, load)
+    rate = result.rate_of(point, load)
     return [
         point.server,
         load.name,
@@ -48,19 +52,92 @@ def row_of(result: Result, point: PointResult, load: LoadResult) -> list[str]:
 
 
 def ms(value: float | None) -> str:
-    """Milliseconds to three digits or more."""
+    """Milliseconds with at least three digits."""
     if value is None:
         return "-"
     return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def rendered(header: Sequence[str], rows: Iterable[Sequence[str]], num_names: int) -> str:
-    """A table whose first columns are names, and all others numbers."""
+    """A table whose first ``num_names`` columns are names, and the others numbers."""
     table = Table(box=box.SIMPLE, pad_edge=False)
     for number, name in enumerate(header):
         table.add_column(name, justify="left" if number < num_names else "right", no_wrap=number >= num_names)
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
-    stream = io.StringIO()
-    Console(file=stream, width=_WIDTH, highlight=False, markup=False, emoji=False).print(table)
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()).strip("\n")
+    return console_text(table, width=_WIDTH).strip("\n")
+
+
+class ProgressDisplay:
+    """A context manager that shows the progress of the points."""
+
+    def __init__(self, setup: BenchSetup, num_points: int, console: Console | None = None) -> None:
+        self._setup = setup
+        self._num_points = num_points
+        self._console = console or Console(stderr=True)
+        self._live = (
+            RichLive(console=self._console, refresh_per_second=2, transient=True) if self._console.is_terminal else None
+        )
+        self._title = ""
+        self._shown_s = -1.0  # elapsed time of the point at the last update
+
+    def __enter__(self) -> ProgressDisplay:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def begin(self, server: str, rate: float | None, number: int) -> None:
+        """Begin the next point."""
+        at = f" at {rate:g} requests/s" if rate is not None else ""
+        self._title = f"point {number} of {self._num_points}: {server}{at}"
+
+    def show(self, record: PointRecord) -> None:
+        """Update the progress, at most once a second, since percentiles cost milliseconds."""
+        if self._live is not None and (record.elapsed_s - self._shown_s >= 1 or record.elapsed_s < self._shown_s):
+            self._shown_s = record.elapsed_s
+            self._live.update(Group(*self._lines(record)))
+
+    def end(self, point: PointResult) -> None:
+        """Report a finished point."""
+        if self._live is None:
+            found = "; ".join(
+                f"{load.name}: {load.requests_per_s:g} requests/s, P50 {_ms(load.latency.p50)}, "
+                f"P99 {_ms(load.latency.p99)}, {load.num_failed} failed"
+                for load in point.loads
+            )
+            print(f"{self._title}: {found}", file=sys.stderr, flush=True)  # noqa: T201
+
+    def _lines(self, record: PointRecord) -> tuple[Text, Table, ProgressBar]:
+        setup = self._setup
+        table = Table(box=box.SIMPLE, pad_edge=False)
+        for name in ("load", "in flight", "answers/s", "inputs/s", "P50", "P99", "max", "failed"):
+            table.add_column(name, justify="left" if name == "load" else "right")
+        for load in setup.loads:
+            found = record.loads[load.name]
+            # The last interval that all workers have reported.
+            last = found.intervals[max(found.intervals)] if found.intervals else IntervalTotals()
+            p50, p99 = found.total.latency.percentiles_ms([50, 99])
+            table.add_row(
+                load.name,
+                str(sum(found.in_flight.values())),
+                f"{last.answers / setup.interval_s:.1f}",
+                f"{last.inputs / setup.interval_s:.1f}",
+                _ms(p50),
+                _ms(p99),
+                _ms(found.total.latency.max_ms),
+                str(sum(found.total.failures.values())),
+            )
+        whole_s = setup.warmup_s + setup.duration_s
+        phase = "warm-up" if record.elapsed_s < setup.warmup_s else "measuring"
+        phase = "waiting for the last answers" if record.elapsed_s >= whole_s else phase
+        phase = "ending" if record.is_interrupted else phase
+        title = Text(f"{self._title}, {phase}, {max(0.0, record.elapsed_s):.0f} of {whole_s:g} s (Ctrl-C ends early)")
+        return title, table, ProgressBar(whole_s, min(whole_s, max(0.0, record.elapsed_s)), width=60)
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} ms"

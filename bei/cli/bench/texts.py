@@ -1,5 +1,5 @@
-"""The texts of requests: random English words, or the lines of a file. By default no two are alike, so that neither a
-cache nor the sharing of equal inputs flatters a server."""
+"""Texts of requests: random English words, or lines of a file. By default all differ, so that neither caches nor
+merging of equal inputs favour a server."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ import msgspec
 from bei.errors import ConfigError
 from bei.utils.untrusted_files import UnfitError, read_bounded
 
-# Words in front of a generated text, which number it.
+# Words at the beginning of a generated text that make it unique.
 NUM_SERIAL_WORDS = 3
 
-_POOL = 1 << 16  # drawn once; texts are pieces of it, since drawing each word anew costs 50 times as much
+_POOL = 1 << 16  # drawn once; texts are slices of it, since drawing each word costs 50 times as much
 _MOST_FILE_BYTES = 1_000_000_000
 _MOST_LENGTH = 100_000
 
 
 @dataclass(frozen=True)
-class Lengths:
-    """A distribution of whole numbers from 1 on: ``fixed`` (a), ``uniform`` (a to b) or ``lognormal`` (mean a, sigma of
+class LengthDistribution:
+    """A distribution of positive integers: ``fixed`` (a), ``uniform`` (a to b) or ``lognormal`` (mean a, sigma of
     the logarithm b, at most c)."""
 
     kind: str
@@ -37,7 +37,6 @@ class Lengths:
     c: float = _MOST_LENGTH
 
     def draw(self, rng: random.Random) -> int:
-        """One length."""
         if self.kind == "fixed":
             return int(self.a)
         if self.kind == "uniform":
@@ -47,12 +46,11 @@ class Lengths:
 
     @property
     def least(self) -> int:
-        """The shortest that may come."""
         return 1 if self.kind == "lognormal" else int(self.a)
 
 
-def lengths_of(text: str, setting: str) -> Lengths:
-    """Of ``20``, ``fixed:20``, ``uniform:5:60`` or ``lognormal:58:0.85[:330]``. Raises ConfigError."""
+def lengths_of(text: str, setting: str) -> LengthDistribution:
+    """Parse ``20``, ``fixed:20``, ``uniform:5:60`` or ``lognormal:58:0.85[:330]``. Raises ConfigError."""
     kind, *parts = text.split(":")
     if not parts:
         kind, parts = "fixed", [text]
@@ -72,11 +70,12 @@ def lengths_of(text: str, setting: str) -> Lengths:
         raise ConfigError(
             f"{setting} must be a whole number, uniform:LEAST:MOST or lognormal:MEAN:SIGMA[:MOST], not {text!r}."
         )
-    return Lengths(kind, *values)
+    return LengthDistribution(kind, *values)
 
 
 class TextsPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where texts come from. ``file`` None: random words. ``repeated``: so many again and again; None: all differ."""
+    """The source of texts. ``file`` None: random words. ``repeated``: the number of distinct texts; None: all
+    differ."""
 
     seed: int = 0
     file: str | None = None
@@ -86,14 +85,14 @@ class TextsPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Texts(Protocol):
-    """A supply of texts without end."""
+    """An endless supply of texts."""
 
-    def take(self, lengths: Lengths) -> str:
-        """The next text. ``lengths`` in words; a file's lines are as long as they are."""
+    def take(self, lengths: LengthDistribution) -> str:
+        """The next text. ``lengths`` in words; lines of a file keep their lengths."""
 
 
 def plan_of(file: Path | None, seed: int, repeated: int | None) -> TextsPlan:
-    """Look at ``file``, where there is one. Raises ConfigError."""
+    """The plan for ``file``, or for random words. Raises ConfigError."""
     if file is None:
         return TextsPlan(seed=seed, repeated=repeated)
     lines = lines_of(file)
@@ -102,7 +101,7 @@ def plan_of(file: Path | None, seed: int, repeated: int | None) -> TextsPlan:
 
 
 def lines_of(file: Path) -> list[str]:
-    """The distinct lines of ``file`` that are not blank, in their order. Raises ConfigError."""
+    """The distinct non-blank lines of ``file``, in order. Raises ConfigError."""
     try:
         content = read_bounded(file, _MOST_FILE_BYTES).decode()
     except (OSError, UnicodeDecodeError, UnfitError) as error:
@@ -114,7 +113,8 @@ def lines_of(file: Path) -> list[str]:
 
 
 def texts_of(plan: TextsPlan, worker: int, num_workers: int) -> Texts:
-    """What worker number ``worker`` sends: others send none of it, unless texts are repeated. Raises ConfigError."""
+    """The texts of worker number ``worker``, distinct from other workers' unless texts are repeated. Raises
+    ConfigError."""
     source: Texts
     if plan.file is not None:
         source = FileTexts(lines_of(Path(plan.file)), worker, num_workers)
@@ -126,20 +126,20 @@ def texts_of(plan: TextsPlan, worker: int, num_workers: int) -> Texts:
     return RepeatedTexts(one_supply, plan.repeated)
 
 
-class Numbered:
-    """Numbers in words of a list, each number once: numbers that follow each other have nothing in common."""
+class WordNumbers:
+    """Encodes numbers as unique sequences of words from a list; consecutive numbers have unrelated words."""
 
     def __init__(self, words: Sequence[str], num_words: int) -> None:
         self._words = words
         self._num_words = num_words
         self.size = len(words) ** num_words
-        # The golden ratio spreads them; a stride without a common divisor makes it a permutation.
+        # A stride near the golden ratio spreads the numbers; without a common divisor it is a permutation.
         self._stride = int(self.size * 0.6180339887) | 1
         while math.gcd(self._stride, self.size) != 1:
             self._stride += 2
 
     def __getitem__(self, number: int) -> list[str]:
-        """The words of ``number``; begins again behind ``size``."""
+        """The words of ``number``, modulo ``size``."""
         rest = number * self._stride % self.size
         words = []
         for _ in range(self._num_words):
@@ -149,17 +149,17 @@ class Numbered:
 
 
 class GeneratedTexts:
-    """English words at random, as frequent as in prose. The first three of a text number it."""
+    """Random English words with the frequencies of prose. The first three words of a text encode its number."""
 
     def __init__(self, seed: int, worker: int, num_workers: int) -> None:
         words, counts = zip(*_frequencies(), strict=True)
         self._rng = random.Random(f"{seed} {worker}")
         self._pool = self._rng.choices(words, counts, k=_POOL)
-        self._numbered = Numbered(words, NUM_SERIAL_WORDS)
+        self._numbered = WordNumbers(words, NUM_SERIAL_WORDS)
         self._numbers = itertools.count(worker, num_workers)
 
-    def take(self, lengths: Lengths) -> str:
-        """At least as many words as number it."""
+    def take(self, lengths: LengthDistribution) -> str:
+        """A text of at least as many words as its number takes."""
         rest = lengths.draw(self._rng) - NUM_SERIAL_WORDS
         words = self._numbered[next(self._numbers)]
         while rest > 0:
@@ -171,29 +171,28 @@ class GeneratedTexts:
 
 
 class FileTexts:
-    """Lines in their order. When all have been sent, they come again with a word in front that numbers the lap."""
+    """Lines of a file in order. From the second pass on, a word at the beginning encodes the number of the pass."""
 
     def __init__(self, lines: Sequence[str], worker: int, num_workers: int) -> None:
         self.lines = lines
-        self._laps = Numbered([word for word, _ in _frequencies()], 1)
+        self._laps = WordNumbers([word for word, _ in _frequencies()], 1)
         self._numbers = itertools.count(worker, num_workers)
 
-    def take(self, lengths: Lengths) -> str:
-        """The next line."""
+    def take(self, lengths: LengthDistribution) -> str:
         lap, place = divmod(next(self._numbers), len(self.lines))
         return self.lines[place] if lap == 0 else f"{self._laps[lap][0]} {self.lines[place]}"
 
 
 class RepeatedTexts:
-    """The first ``count`` texts of ``source``, again and again."""
+    """The first ``count`` texts of ``source``, repeated."""
 
     def __init__(self, source: Texts, count: int) -> None:
         self._source = source
         self._count = count
-        self._rounds: dict[Lengths, Iterator[str]] = {}
+        self._rounds: dict[LengthDistribution, Iterator[str]] = {}
 
-    def take(self, lengths: Lengths) -> str:
-        """The next one of these lengths."""
+    def take(self, lengths: LengthDistribution) -> str:
+        """The next text of these lengths."""
         if lengths not in self._rounds:
             self._rounds[lengths] = itertools.cycle([self._source.take(lengths) for _ in range(self._count)])
         return next(self._rounds[lengths])

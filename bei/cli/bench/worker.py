@@ -1,6 +1,7 @@
-"""A process that makes load: ``python -m bei.cli.bench.worker``, started by ``bei.cli.bench.workers``.
+"""The worker process of a load generator: ``python -m bei.cli.bench.worker``, started by ``bei.cli.bench.workers``.
 
-Reads tasks from stdin and reports on stdout, until stdin ends. Whatever comes on stdin during a point ends it early.
+It reads tasks from stdin and reports on stdout, a line of JSON each, until stdin ends. Input during a point ends the
+point early.
 """
 
 from __future__ import annotations
@@ -17,48 +18,110 @@ from functools import partial
 
 import msgspec
 
-from bei.cli.bench.arrivals import LoadPlan, Share
+from bei.cli.bench.arrivals import LoadPlan, WorkerShare
 from bei.cli.bench.dialects import DIALECTS
-from bei.cli.bench.driver import Driver, Stream
+from bei.cli.bench.driver import LoadDriver, RequestStream
 from bei.cli.bench.http1 import head_of, request_of
-from bei.cli.bench.messages import Done, Failed, FromWorker, Go, LoadReport, Ready, Task, Tick
-from bei.cli.bench.recording import LoadRecorder
-from bei.cli.bench.sockets import Address, SocketWire, allow_files
-from bei.cli.bench.target import merged_headers
+from bei.cli.bench.recorder import Interval, LoadRecorder
+from bei.cli.bench.result import BenchSetup
+from bei.cli.bench.sockets import ServerAddress, SocketNetwork, allow_files
+from bei.cli.bench.target import BenchTarget, TlsPlan, merged_headers
 from bei.cli.bench.texts import Texts, texts_of
 from bei.errors import BeiError
+
+
+class WorkerTask(msgspec.Struct, frozen=True):
+    """A worker's part of a point. The window is ``setup.warmup_s`` to ``setup.warmup_s + setup.duration_s``.
+
+    ``loads``: those of the setup, with the rate of this point.
+    """
+
+    worker: int
+    setup: BenchSetup
+    target: BenchTarget
+    tls: TlsPlan
+    headers: dict[str, str]
+    path: str
+    model: str | None
+    loads: list[LoadPlan]
+    seed: int
+
+
+class StartPoint(msgspec.Struct, frozen=True):
+    """Start the point when CLOCK_MONOTONIC reaches ``started_s``."""
+
+    started_s: float
+
+
+class LoadReport(msgspec.Struct, frozen=True):
+    """Results of a load since the last report. ``in_flight``: started and not ended."""
+
+    name: str
+    in_flight: int
+    intervals: list[Interval]
+
+
+class PointProgress(msgspec.Struct, frozen=True, tag="tick"):
+    """Interim results. ``cpu_s``: the worker's CPU time since the window began."""
+
+    loads: list[LoadReport]
+    cpu_s: float
+
+
+class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
+    """The worker is ready to start."""
+
+
+class WorkerFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """The worker cannot start; ``message`` is for people."""
+
+    message: str
+
+
+class PointDone(msgspec.Struct, frozen=True, tag="done"):
+    """The point is over. ``cpu_s``: the worker's CPU time within its window of ``window_s``."""
+
+    loads: list[LoadReport]
+    errors: dict[str, list[str]]
+    reconnects: dict[str, int]
+    cpu_s: float
+    window_s: float
+
+
+FromWorker = PointProgress | WorkerReady | WorkerFailed | PointDone
+
 
 STOP = b"stop"
 
 _STDIN = 0
 
 
-class Worker:
-    """Does tasks, one after the other. Each server gets the same texts, and none of them twice."""
+class LoadWorker:
+    """Processes tasks in sequence. Each server gets the same texts, each of them once."""
 
     def __init__(self) -> None:
         self._input = b""
         self._texts: dict[str, Texts] = {}
 
     def run(self) -> None:
-        """Until stdin ends."""
+        """Process tasks until stdin ends."""
         while (line := self._read_line()) is not None:
             if line == STOP:
-                continue  # it came when the point was over
-            task = msgspec.json.decode(line, type=Task)
+                continue  # a stop for a point that is already over
+            task = msgspec.json.decode(line, type=WorkerTask)
             try:
                 point = _Point(task, self._supply(task))
             except (BeiError, OSError) as error:
-                self._say(Failed(str(error)))
+                self._say(WorkerFailed(str(error)))
                 continue
-            self._say(Ready())
+            self._say(WorkerReady())
             if (line := self._read_line()) is None:
                 return
-            point.run(msgspec.json.decode(line, type=Go).started_s, self._say)
+            point.run(msgspec.json.decode(line, type=StartPoint).started_s, self._say)
 
-    def _supply(self, task: Task) -> Texts:
+    def _supply(self, task: WorkerTask) -> Texts:
         if task.target.name not in self._texts:
-            self._texts[task.target.name] = texts_of(task.texts, task.worker, task.num_workers)
+            self._texts[task.target.name] = texts_of(task.setup.texts, task.worker, task.setup.workers)
         return self._texts[task.target.name]
 
     def _read_line(self) -> bytes | None:
@@ -77,36 +140,34 @@ class Worker:
 
 
 class _Point:
-    """One point: the streams of a task, and what they have recorded."""
+    """A point: the streams of a task, and their recorders."""
 
-    def __init__(self, task: Task, texts: Texts) -> None:
+    def __init__(self, task: WorkerTask, texts: Texts) -> None:
         self._task = task
-        self._begin_s = task.warmup_s
-        self._end_s = task.warmup_s + task.duration_s
+        self._begin_s = task.setup.warmup_s
+        self._end_s = task.setup.warmup_s + task.setup.duration_s
         self._recorders: dict[str, LoadRecorder] = {}
-        self._wire = SocketWire(
-            Address(task.target.host, task.target.port, task.tls.context() if task.target.is_https else None)
-        )
-        share = Share(task.worker, task.num_workers)
+        self._wire = SocketNetwork(ServerAddress(task.target.host, task.target.port, task.tls.context_for(task.target)))
+        share = WorkerShare(task.worker, task.setup.workers)
         streams = [stream for load in task.loads if (stream := self._stream(load, share, texts)) is not None]
-        self._driver = Driver(self._wire, streams, seconds=self._end_s)
+        self._driver = LoadDriver(self._wire, streams, seconds=self._end_s)
         self._cpu_from_s = 0.0
         self._cpu_s = 0.0
         self._window_from_s: float | None = None
         self._window_s = 0.0
 
-    def _stream(self, load: LoadPlan, share: Share, texts: Texts) -> Stream | None:
-        """A load's stream; None where it has so few connections that none is this worker's."""
-        task, dialect = self._task, DIALECTS[self._task.dialect]
-        window = (self._begin_s, self._end_s, task.interval_s)
+    def _stream(self, load: LoadPlan, share: WorkerShare, texts: Texts) -> RequestStream | None:
+        """A load's stream; None if this worker has none of its few connections."""
+        task, dialect = self._task, DIALECTS[self._task.setup.dialect]
+        window = (self._begin_s, self._end_s, task.setup.interval_s)
         recorder = LoadRecorder(*window, dialect.check, is_open_loop=load.concurrency is None)
         head = head_of("POST", task.path, task.target.authority, merged_headers(task.headers, load.lane))
-        stream = Stream(
+        stream = RequestStream(
             name=load.name,
             content=_requests(load, head, texts, task, random.Random(f"{task.seed} {load.name} {task.worker}")),
             sink=recorder,
-            retry="obey" if task.obeys_retry_after else "never",
-            timeout_s=task.timeout_s,
+            retry="obey" if task.setup.obeys_retry_after else "never",
+            timeout_s=task.setup.timeout_s,
             keeps_body=True,
         )
         if load.concurrency is None:
@@ -120,18 +181,18 @@ class _Point:
         return stream
 
     def run(self, started_s: float, say: Callable[[FromWorker], None]) -> None:
-        """From the common start to the last answer."""
-        gc.freeze()  # what is there stays, and is not looked at again
+        """Run from the common start to the last answer."""
+        gc.freeze()  # exclude existing objects from garbage collection
         driver = self._driver
         driver.at(self._begin_s, self._begin)
         driver.at(self._end_s, self._end)
-        driver.at(self._begin_s + self._task.interval_s, partial(self._tick, 1, say))
+        driver.at(self._begin_s + self._task.setup.interval_s, partial(self._tick, 1, say))
         self._wire.watch(_STDIN, select.EPOLLIN, self._ended_early)
         driver.run(started_s)
         self._end()
         done_s = driver.now()
         say(
-            Done(
+            PointDone(
                 loads=self._reports(done_s, is_last=True),
                 errors={name: recorder.errors for name, recorder in self._recorders.items() if recorder.errors},
                 reconnects={name: driver.counts(name)[2] for name in self._recorders},
@@ -156,8 +217,10 @@ class _Point:
     def _tick(self, number: int, say: Callable[[FromWorker], None]) -> None:
         now = self._driver.now()
         cpu_s = self._cpu_s or time.process_time() - self._cpu_from_s
-        say(Tick(self._reports(now), cpu_s))
-        self._driver.at(self._begin_s + (number + 1) * self._task.interval_s, partial(self._tick, number + 1, say))
+        say(PointProgress(self._reports(now), cpu_s))
+        self._driver.at(
+            self._begin_s + (number + 1) * self._task.setup.interval_s, partial(self._tick, number + 1, say)
+        )
 
     def _reports(self, now_s: float, *, is_last: bool = False) -> list[LoadReport]:
         reports = []
@@ -168,10 +231,10 @@ class _Point:
 
 
 def _requests(
-    load: LoadPlan, head: bytes, texts: Texts, task: Task, rng: random.Random
+    load: LoadPlan, head: bytes, texts: Texts, task: WorkerTask, rng: random.Random
 ) -> Callable[[], tuple[bytes, int]]:
-    """The requests of a load, made one by one: a text takes a few microseconds, and their number is not known."""
-    dialect = DIALECTS[task.dialect]
+    """A generator of a load's requests: they are made on demand, since their number is unknown."""
+    dialect = DIALECTS[task.setup.dialect]
     inputs, words, query_words = load.lengths("inputs"), load.lengths("words"), load.lengths("query_words")
 
     def content() -> tuple[bytes, int]:
@@ -184,12 +247,12 @@ def _requests(
 
 
 def main() -> None:
-    """Work until stdin ends. Ctrl-C is the coordinator's, which ends the point."""
+    """Process tasks until stdin ends. The coordinator handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     allow_files()
     try:
-        Worker().run()
-    except BrokenPipeError:  # the coordinator is gone
+        LoadWorker().run()
+    except BrokenPipeError:  # the coordinator has ended
         os._exit(1)
 
 

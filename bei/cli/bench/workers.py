@@ -1,4 +1,4 @@
-"""The workers of a run, as processes of their own, and what they report."""
+"""Starts the worker processes of a run, and collects their reports."""
 
 from __future__ import annotations
 
@@ -11,32 +11,39 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 
 import msgspec
 
-from bei.cli.bench.messages import Done, Failed, FromWorker, Go, LoadReport, Ready, Task, Tick
-from bei.cli.bench.recording import Merged
-from bei.cli.bench.worker import STOP
+from bei.cli.bench.recorder import IntervalTotals
+from bei.cli.bench.worker import (
+    STOP,
+    FromWorker,
+    LoadReport,
+    PointDone,
+    PointProgress,
+    StartPoint,
+    WorkerFailed,
+    WorkerReady,
+    WorkerTask,
+)
 from bei.errors import BenchError
 
-_LEAD_S = 0.2  # from the word to the start: time for the word to reach all workers
-_STOP_S = 10.0  # for a worker to end when it is told to
+_LEAD_S = 0.2  # from the message to the start: time to reach all workers
+_STOP_S = 10.0  # for a worker to end
 _DECODER: msgspec.json.Decoder[FromWorker] = msgspec.json.Decoder(FromWorker)
 
 
 @dataclass
 class LoadRecord:
-    """One load of all workers, as far as they have reported."""
+    """Results of one load over all workers, so far."""
 
-    intervals: dict[int, Merged] = field(default_factory=lambda: defaultdict(Merged))
-    total: Merged = field(default_factory=Merged)
+    intervals: dict[int, IntervalTotals] = field(default_factory=lambda: defaultdict(IntervalTotals))
+    total: IntervalTotals = field(default_factory=IntervalTotals)
     in_flight: dict[int, int] = field(default_factory=dict)  # by worker
     errors: list[str] = field(default_factory=list)
     num_reconnects: int = 0
 
     def add(self, worker: int, report: LoadReport) -> None:
-        """What a worker has reported."""
         self.in_flight[worker] = report.in_flight
         for interval in report.intervals:
             self.intervals[interval.index].add(interval)
@@ -45,7 +52,7 @@ class LoadRecord:
 
 @dataclass
 class PointRecord:
-    """A point, as far as it has come. ``elapsed_s`` since the start; ``cpu_s`` and ``window_s`` by worker."""
+    """Results of a point, so far. ``elapsed_s``: since the start; ``cpu_s`` and ``window_s``: by worker."""
 
     loads: dict[str, LoadRecord]
     started_s: float
@@ -55,8 +62,8 @@ class PointRecord:
     is_interrupted: bool = False
 
 
-class Fleet:
-    """Worker processes. Use as a context manager: they end with it."""
+class LoadWorkers:
+    """Worker processes. A context manager: they end with it."""
 
     def __init__(self, num_workers: int) -> None:
         self._processes = [_start() for _ in range(num_workers)]
@@ -66,12 +73,10 @@ class Fleet:
             assert process.stdout is not None
             self._selector.register(process.stdout, selectors.EVENT_READ, number)
 
-    def __enter__(self) -> Fleet:
+    def __enter__(self) -> LoadWorkers:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for process in self._processes:
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError):
@@ -87,20 +92,20 @@ class Fleet:
             assert process.stdout is not None
             process.stdout.close()
 
-    def measure(self, tasks: Sequence[Task], on_tick: Callable[[PointRecord], None]) -> PointRecord:
-        """Run a point: a task for each worker. Ctrl-C ends it early. Raises BenchError."""
+    def measure(self, tasks: Sequence[WorkerTask], on_tick: Callable[[PointRecord], None]) -> PointRecord:
+        """Run a point: one task for each worker. Ctrl-C ends it early. Raises BenchError."""
         for number, task in enumerate(tasks):
             self._send(number, msgspec.json.encode(task))
         waiting = set(range(len(tasks)))
         while waiting:
             for number, message in self._messages(None):
-                if isinstance(message, Failed):
+                if isinstance(message, WorkerFailed):
                     raise BenchError(message.message)
-                assert isinstance(message, Ready)
+                assert isinstance(message, WorkerReady)
                 waiting.discard(number)
         record = PointRecord({load.name: LoadRecord() for load in tasks[0].loads}, started_s=time.monotonic() + _LEAD_S)
         for number in range(len(tasks)):
-            self._send(number, msgspec.json.encode(Go(record.started_s)))
+            self._send(number, msgspec.json.encode(StartPoint(record.started_s)))
         self._listen(record, len(tasks), on_tick)
         return record
 
@@ -110,7 +115,7 @@ class Fleet:
             try:
                 for number, message in self._messages(0.2):
                     self._take(record, number, message)
-                    if isinstance(message, Done):
+                    if isinstance(message, PointDone):
                         waiting.discard(number)
                 record.elapsed_s = time.monotonic() - record.started_s
                 on_tick(record)
@@ -123,11 +128,11 @@ class Fleet:
 
     @staticmethod
     def _take(record: PointRecord, number: int, message: FromWorker) -> None:
-        assert isinstance(message, (Tick, Done))
+        assert isinstance(message, (PointProgress, PointDone))
         for report in message.loads:
             record.loads[report.name].add(number, report)
         record.cpu_s[number] = message.cpu_s
-        if isinstance(message, Done):
+        if isinstance(message, PointDone):
             record.window_s[number] = message.window_s
             for name, errors in message.errors.items():
                 known = record.loads[name].errors

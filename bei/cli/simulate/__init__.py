@@ -1,1 +1,1 @@
-"""``bei simulate``: traces through schedulers on simulated devices whose steps take what a cost model predicts."""
+"""``bei simulate``: runs traces through schedulers on simulated devices, whose step times a cost model predicts."""

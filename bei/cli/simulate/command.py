@@ -1,4 +1,4 @@
-"""``bei simulate``: its flags, and what it does with them."""
+"""``bei simulate``: flags, traces, and the run of each policy."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any
 
 import msgspec
 
-from bei.cli.simulate.devices import TABLES, Fleet, read_table
-from bei.cli.simulate.http_time import Front
+from bei.cli.simulate.devices import TABLES, SimulatedDevices, read_table
+from bei.cli.simulate.http_time import HttpTime
 from bei.cli.simulate.policies import POLICIES
-from bei.cli.simulate.report import Comparison, table
+from bei.cli.simulate.report import PolicyComparison, table
 from bei.cli.simulate.simulator import simulate
 from bei.cli.simulate.trace import Trace, read_trace, write_trace
-from bei.cli.simulate.workloads import WORKLOADS, Mix
+from bei.cli.simulate.workloads import WORKLOADS, TrafficMix
 from bei.errors import ConfigError
 from bei.scheduler.scheduler import SchedulingRules
 
 _DEFAULT_COSTS = "l4-bge-large"
-_REQUESTS_A_STREAM = 4  # of a backfill, on their way at a time
+_REQUESTS_A_STREAM = 4  # of a backfill, in flight at a time
 _WARM_PART = 0.1
 
-# Flags that say what a synthetic trace is made of.
+# Flags that describe a synthetic trace.
 _MIX_FLAGS = ("load", "interactive_share", "bulk_texts", "seed")
-# Flags that only bei's policy knows.
+# Flags of bei's policy only.
 _RULE_FLAGS = ("step_cap_ms", "bulk_share")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags. What is not given is None, so that what would not be honoured can be refused."""
+    """Add the flags. Missing ones are None, so that flags without effect can be refused."""
     seconds, count, share = _number(0), _count, _number(0, 1)
 
     def add(flag: str, kind: Callable[[str], Any], metavar: str, text: str, default: Any = None) -> None:
@@ -95,31 +95,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: Mapping[str, Any]) -> str:
-    """Simulate, write the files that were asked for, and return a table. Raises ConfigError, OSError."""
-    fleet = Fleet(read_table(options["costs"]), options["devices"])
-    trace, described = _trace(options, fleet)
+    """Simulate, write the requested files, and return a table. Raises ConfigError, OSError."""
+    devices = SimulatedDevices(read_table(options["costs"]), options["devices"])
+    trace, described = _trace(options, devices)
     if options["write_trace"]:
         write_trace(options["write_trace"], trace)
-    comparison = _compared(options, fleet, trace, described)
+    comparison = _compared(options, devices, trace, described)
     if options["json"]:
         options["json"].write_bytes(msgspec.json.format(msgspec.json.encode(comparison), indent=2) + b"\n")
     return table(comparison)
 
 
-def _compared(options: Mapping[str, Any], fleet: Fleet, trace: Trace, described: Mapping[str, Any]) -> Comparison:
+def _compared(
+    options: Mapping[str, Any], devices: SimulatedDevices, trace: Trace, described: Mapping[str, Any]
+) -> PolicyComparison:
     rules = _rules(options)
-    front = Front(options["front_request_ms"] / 1e3, options["front_text_us"] / 1e6, options["front_cores"])
+    http_time = HttpTime(options["front_request_ms"] / 1e3, options["front_text_us"] / 1e6, options["front_cores"])
     results = {}
     for name in options["policies"]:
-        policy = POLICIES[name](fleet.table.model(), rules)
+        policy = POLICIES[name](devices.table.model(), rules)
         try:
-            results[name] = simulate(trace, fleet, policy, front=front, warm_s=described["warm_seconds"])
+            results[name] = simulate(trace, devices, policy, http_time=http_time, warm_s=described["warm_seconds"])
         except ValueError as error:
             raise ConfigError(
                 f"Nothing is measured ({error}): give fewer --warm-seconds, or a longer trace."
             ) from error
-    return Comparison(
-        fleet.table.name, fleet.table.source, fleet.table.is_assumed, fleet.num_devices, described, results
+    return PolicyComparison(
+        devices.table.name, devices.table.source, devices.table.is_assumed, devices.num_devices, described, results
     )
 
 
@@ -134,31 +136,31 @@ def _rules(options: Mapping[str, Any]) -> SchedulingRules:
     return SchedulingRules(step_cap_s=given.get("step_cap_ms", 0.0) / 1e3, **found)
 
 
-def _trace(options: Mapping[str, Any], fleet: Fleet) -> tuple[Trace, dict[str, Any]]:
-    """The trace, and what it is."""
+def _trace(options: Mapping[str, Any], devices: SimulatedDevices) -> tuple[Trace, dict[str, Any]]:
+    """The trace, and its description."""
     name = options["trace"]
-    trace, described = _synthetic(name, options, fleet) if name in WORKLOADS else _stored(name, options)
+    trace, described = _synthetic(name, options, devices) if name in WORKLOADS else _stored(name, options)
     if options["concurrency"] is not None and not trace.backfill:
         raise ConfigError("--concurrency works with a backfill only, and the trace has none: leave it out.")
     described |= {"requests": len(trace.arrivals) + len(trace.backfill), "texts": trace.num_texts}
     return trace, described
 
 
-def _synthetic(name: str, options: Mapping[str, Any], fleet: Fleet) -> tuple[Trace, dict[str, Any]]:
+def _synthetic(name: str, options: Mapping[str, Any], devices: SimulatedDevices) -> tuple[Trace, dict[str, Any]]:
     if name == "backfill" and options["load"] is not None:
         raise ConfigError(
             "--load has no effect on a backfill, which takes all of the devices' time: set --interactive-share instead."
         )
     given = {key: options[key] for key in (*_MIX_FLAGS, "seconds", "concurrency") if options[key] is not None}
     if name == "backfill":
-        given.setdefault("concurrency", _REQUESTS_A_STREAM * fleet.num_streams)
-    mix = Mix(**given)
+        given.setdefault("concurrency", _REQUESTS_A_STREAM * devices.num_streams)
+    mix = TrafficMix(**given)
     warm_s = _WARM_PART * mix.seconds if options["warm_seconds"] is None else options["warm_seconds"]
     kept = {key: value for key, value in vars(mix).items() if name == "backfill" or key != "concurrency"}
     if name == "backfill":
         del kept["load"]
     try:
-        return WORKLOADS[name](fleet, mix), {"name": name, **kept, "warm_seconds": warm_s}
+        return WORKLOADS[name](devices, mix), {"name": name, **kept, "warm_seconds": warm_s}
     except ValueError as error:
         raise ConfigError(f"The trace cannot be made ({error}): give more --seconds, or more --load.") from error
 

@@ -1,7 +1,7 @@
-"""Simulated devices: what a step takes on them, from a table that says where its figures come from.
+"""Simulated devices: step times from a table that names its source.
 
-The tables of GPUs in ``tables/`` are assumptions, derived from published figures: no GPU has been measured. A table of
-an engine that was measured is a file of the cost cache, which ``bei tune`` and the first ``bei serve`` write.
+The GPUs in ``tables/`` are assumptions derived from published figures: no GPU has been measured. A table of a measured
+engine is a file of the cost cache, written by ``bei tune`` and the first ``bei serve``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ TABLES = tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
 
 @dataclass(frozen=True)
 class CostTable:
-    """What a step takes on one stream of a device, all streams being busy, and ``source``: where that comes from.
+    """Step times on one stream of a device while all streams are busy; ``source``: their origin.
 
-    ``costs`` is the plain data of a ``CostModel``. ``is_assumed``: nobody has measured it.
+    ``costs``: the plain data of a ``CostModel``. ``is_assumed``: not measured.
     """
 
     name: str
@@ -41,16 +41,16 @@ class CostTable:
             raise ValueError(f"a device needs at least one stream, not {self.num_streams}")
 
     def model(self) -> CostModel:
-        """A model of its own: what it observes changes no other's. Raises KeyError, TypeError or ValueError."""
+        """A new cost model, whose observations affect no other. Raises KeyError, TypeError or ValueError."""
         return CostModel.from_json({"is_measured": True, "speed": 1.0, **self.costs})
 
 
 @dataclass(frozen=True)
-class Fleet:
-    """``num_devices`` alike devices in front of one queue.
+class SimulatedDevices:
+    """``num_devices`` equal devices that share one queue.
 
-    ``ratios``: how many times as long as in the table steps take, one after the other and then from the first again, as
-    they were observed of a real engine. The scheduler does not know them, and observes.
+    ``ratios``: observed step times of a real engine relative to the table's, applied in turn and cyclically. The
+    scheduler does not know them, and observes steps.
     """
 
     table: CostTable
@@ -63,17 +63,17 @@ class Fleet:
 
     @property
     def num_streams(self) -> int:
-        """How many steps run at a time."""
+        """Number of concurrent steps."""
         return self.num_devices * self.table.num_streams
 
     @property
     def limits(self) -> Limits:
-        """Of a step."""
+        """The limits of a step."""
         return self.table.model().limits
 
 
 def read_table(name: str) -> CostTable:
-    """The table called ``name`` (``TABLES``), or the one in the file of that path.
+    """The table called ``name`` (``TABLES``), or the one in the file with this path.
 
     A file holds a table as in ``tables/``, a cost model of the cost cache, or a cost model's plain data. Raises
     ConfigError.
@@ -94,7 +94,7 @@ def read_table(name: str) -> CostTable:
 
 
 def _table_of(path: Path, content: dict[str, Any]) -> CostTable:
-    if "key" in content:  # of the cost cache
+    if "key" in content:  # a file of the cost cache
         key = content["key"]
         source = f"measured on {key['device']}, {key['threads']} threads, {key['library']}: {path.name}"
         return CostTable(path.stem, source, not content["data"]["is_measured"], int(key["streams"]), content["data"])

@@ -1,21 +1,21 @@
-"""What a server does beside its engine: it reads requests, tokenizes texts and writes answers."""
+"""Server time outside the engine: reading requests, tokenizing texts, writing answers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# Texts that are tokenized, and go to the queue, together (bei.tokenizer.pool.CHUNK).
+# Number of texts that are tokenized and queued together (bei.tokenizer.pool.CHUNK).
 CHUNK = 32
 
 
 @dataclass(frozen=True)
-class Front:
-    """Seconds of a request and of each of its texts, before the queue.
+class HttpTime:
+    """Seconds that a request, and each of its texts, takes before the queue.
 
-    Texts go to the queue in chunks, as they are tokenized; requests do not wait for each other's. ``shared_cores``: the
-    cores of a CPU engine, on which the front runs too: its work makes a step that starts later longer, by the time that
-    it takes all of them. 0: the engine's device is its own.
+    Texts are queued in chunks as they are tokenized; requests do not wait for each other. ``shared_cores``: cores that
+    the front end shares with a CPU engine: its work delays the next step by the time it takes on all of them. 0: the
+    engine's device is separate.
     """
 
     request_s: float = 0.0
@@ -27,11 +27,11 @@ class Front:
             raise ValueError(f"no times of a front: {self}")
 
     def chunks(self, num_texts: int) -> Iterator[tuple[float, slice]]:
-        """When which texts of a request are in the queue, in seconds after it came."""
+        """For each chunk, the seconds after the request's arrival at which it is queued, and its texts."""
         for start in range(0, num_texts, CHUNK):
             stop = min(start + CHUNK, num_texts)
             yield self.request_s + stop * self.text_s, slice(start, stop)
 
     def engine_s(self, num_texts: int) -> float:
-        """How much longer the engine takes because of a request."""
+        """The delay of the engine by a request."""
         return (self.request_s + num_texts * self.text_s) / self.shared_cores if self.shared_cores else 0.0

@@ -1,8 +1,8 @@
-"""Schedulers to compare: bei's own code, and the peers' by their descriptions. Told the time.
+"""Scheduling policies to compare: bei's own code, and other servers' rules according to their descriptions.
 
-Of a peer there is its batching rule and nothing else: the engine, the front and their times are the same for all. What
-would slow the peers down further is left out: TEI cuts one batch ahead of the one that runs, Infinity's threads sleep
-5 ms between looks at their queues.
+For other servers only the batching rule is modelled; engine, front end and their times are the same for all. Further
+delays are left out: TEI cuts one batch ahead of the running one, and Infinity's threads sleep 5 ms between looks at
+their queues.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from bei.scheduler.device_gate import InteractiveExpectation
 from bei.scheduler.queue import Entry
 from bei.scheduler.scheduler import Scheduler, SchedulingRules
 
-# TEI's --max-batch-tokens, and Infinity's --batch-size and how many batches it sorts together; their defaults.
+# Defaults of TEI's --max-batch-tokens, and of Infinity's --batch-size and the number of batches it sorts together.
 TEI_MAX_BATCH_TOKENS = 16_384
 INFINITY_BATCH_SIZE = 32
 _INFINITY_SORTED_BATCHES = 8
 
 
 class Policy(Protocol):
-    """A queue, and what runs next of it."""
+    """A queue, and the rule for its next step."""
 
     def add(self, entries: Seq[Entry], now_s: float) -> None:
-        """Texts have come, in the order in which they stand in their request."""
+        """Queue texts, in the order of their request."""
 
     def cut(self, now_s: float) -> list[Entry]:
-        """Take the next step out, within the engine's limits; nothing only if nothing waits."""
+        """Remove and return the next step, within the engine's limits; empty only if the queue is."""
 
     def ran(self, entries: Seq[Entry], seconds: float, now_s: float) -> None:
-        """A step has ended now."""
+        """Note that a step has ended at ``now_s``."""
 
 
 class BeiPolicy:
-    """``bei.scheduler``: lanes, lengths alike, steps by predicted cost. ``costs`` is corrected by the steps that run."""
+    """``bei.scheduler``: lanes, similar lengths, steps by predicted cost. Observed steps correct ``costs``."""
 
     def __init__(self, costs: CostModel, rules: SchedulingRules) -> None:
         self._costs = costs
@@ -46,13 +46,13 @@ class BeiPolicy:
         self._interactive = InteractiveExpectation()
 
     def add(self, entries: Seq[Entry], now_s: float) -> None:
-        """As ``BatchManager.submit``."""
+        """Queue like ``BatchManager.submit``."""
         if any(entry.lane == "interactive" for entry in entries):
             self._interactive.note(now_s)
         self._scheduler.queues.add(entries)
 
     def cut(self, now_s: float) -> list[Entry]:
-        """The next step; nothing expires, as nothing in a trace has a deadline."""
+        """The next step; nothing expires, since traces have no deadlines."""
         return self._scheduler.cut(now_s, interactive_expected=self._interactive.holds(now_s)).entries
 
     def ran(self, entries: Seq[Entry], seconds: float, now_s: float) -> None:
@@ -63,9 +63,9 @@ class BeiPolicy:
 
 
 class FifoTokenBudget:
-    """Text Embeddings Inference: texts in the order in which they came, up to a budget of tokens.
+    """Text Embeddings Inference: texts in order of arrival, up to a budget of tokens.
 
-    Real tokens, as its engines without padding count. A text that does not fit any more ends the batch.
+    Real tokens count, as in its engines without padding. The first text that does not fit ends the batch.
     """
 
     def __init__(self, limits: Limits, max_batch_tokens: int = TEI_MAX_BATCH_TOKENS) -> None:
@@ -74,21 +74,20 @@ class FifoTokenBudget:
         self._waiting: deque[Entry] = deque()
 
     def add(self, entries: Seq[Entry], now_s: float) -> None:
-        """Behind all others."""
         self._waiting.extend(entries)
 
     def cut(self, now_s: float) -> list[Entry]:
-        """The oldest, at least one."""
+        """The oldest texts, at least one."""
         return _taken(self._waiting, self._budget, self._max_size)
 
     def ran(self, entries: Seq[Entry], seconds: float, now_s: float) -> None:
-        """Nothing is learned."""
+        """A no-op."""
 
 
 class FixedBatches:
-    """Infinity: batches of 32 texts. Where more than one waits, those of up to eight are sorted by length together.
+    """Infinity: batches of 32 texts. Of longer queues, the texts of up to eight batches are sorted by length together.
 
-    It knows no limit of tokens; a batch that the engine does not hold is cut where its limit is.
+    It has no limit of tokens; a batch that exceeds the engine's limit is cut there.
     """
 
     def __init__(self, limits: Limits, batch_size: int = INFINITY_BATCH_SIZE) -> None:
@@ -98,11 +97,10 @@ class FixedBatches:
         self._batches: deque[deque[Entry]] = deque()
 
     def add(self, entries: Seq[Entry], now_s: float) -> None:
-        """Behind all others."""
         self._waiting.extend(entries)
 
     def cut(self, now_s: float) -> list[Entry]:
-        """The next of the batches that were sorted together, or of those that wait now."""
+        """The next of the batches that were sorted together, or of those now in the queue."""
         if not self._batches:
             self._sort()
         if not self._batches:
@@ -113,7 +111,7 @@ class FixedBatches:
         return step
 
     def ran(self, entries: Seq[Entry], seconds: float, now_s: float) -> None:
-        """Nothing is learned."""
+        """A no-op."""
 
     def _sort(self) -> None:
         num_batches = min(_INFINITY_SORTED_BATCHES, max(1, len(self._waiting) // self._batch_size))
@@ -125,7 +123,7 @@ class FixedBatches:
 
 
 def _taken(waiting: deque[Entry], max_tokens: int, max_size: int) -> list[Entry]:
-    """From the front of ``waiting`` as many as fit, at least one if there is any."""
+    """Remove and return from the front of ``waiting`` as many as fit, at least one if there is any."""
     step: list[Entry] = []
     num_tokens = 0
     while waiting and len(step) < max_size:
@@ -136,7 +134,7 @@ def _taken(waiting: deque[Entry], max_tokens: int, max_size: int) -> list[Entry]
     return step
 
 
-# By the names that commands know them by. The costs are for a policy that uses them, and are its own.
+# Policies by name. Each gets a cost model of its own, which it may ignore.
 POLICIES: dict[str, Callable[[CostModel, SchedulingRules], Policy]] = {
     "bei": BeiPolicy,
     "fifo": lambda costs, rules: FifoTokenBudget(costs.limits),

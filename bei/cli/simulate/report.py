@@ -1,31 +1,30 @@
-"""One trace under several policies, and the table that ``bei simulate`` prints of it."""
+"""Results of one trace under several policies, as the table of ``bei simulate``."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bei.cli.simulate.result import Result
+from bei.cli.console_text import console_text
+from bei.cli.simulate.result import SimulationResult
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """``trace``: what it is, in words and numbers. ``source`` and ``is_assumed`` are the cost table's."""
+class PolicyComparison:
+    """The results of one trace by policy. ``trace``: its description. ``source``, ``is_assumed``: the cost table's."""
 
     costs: str
     source: str
     is_assumed: bool
     devices: int
     trace: Mapping[str, Any]
-    policies: Mapping[str, Result]
+    policies: Mapping[str, SimulationResult]
 
 
-def table(comparison: Comparison) -> str:
-    """For a terminal. Latencies are of requests, from their arrival to their last text's answer."""
+def table(comparison: PolicyComparison) -> str:
+    """The results as text. Latencies of requests run from their arrival to their last text's answer."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     rows = Table(box=box.SIMPLE, pad_edge=False)
@@ -45,16 +44,16 @@ def table(comparison: Comparison) -> str:
             *(f"{value:,.0f}" for value in rates),
             *(f"{share:.1%}" for share in (steps.fill, steps.device_use)),
         )
-    stream = io.StringIO()
-    console = Console(file=stream, width=132, highlight=False, markup=False)
     kind = "assumed, not measured" if comparison.is_assumed else "measured"
-    console.print(f"costs: {comparison.costs} ({kind}). {comparison.source}", soft_wrap=True)
     described = ", ".join(f"{name} {_shown(value)}" for name, value in comparison.trace.items() if name != "name")
-    console.print(f"trace: {comparison.trace['name']} on {comparison.devices} devices: {described}", soft_wrap=True)
-    console.print(rows)
-    if cut := max(result.cut_texts for result in comparison.policies.values()):
-        console.print(f"{cut:,} texts are longer than the engine takes, and were cut")
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+    cut = max(result.cut_texts for result in comparison.policies.values())
+    return console_text(
+        f"costs: {comparison.costs} ({kind}). {comparison.source}",
+        f"trace: {comparison.trace['name']} on {comparison.devices} devices: {described}",
+        rows,
+        *([f"{cut:,} texts are longer than the engine takes, and were cut"] if cut else []),
+        width=132,
+    )
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What became of a trace: latencies and rates by lane, how full steps were, how busy devices."""
+"""Figures of a simulated run: latencies and rates by lane, fill of steps, use of devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from bei.port import LANES, Lane
 
 
-class Answered(NamedTuple):
+class SimulatedAnswer(NamedTuple):
     """A request from its arrival to its last text's answer."""
 
     lane: Lane
@@ -22,8 +22,8 @@ class Answered(NamedTuple):
     num_tokens: int
 
 
-class Step(NamedTuple):
-    """A step on a stream: its times, and the texts and tokens of each lane. ``longest``: tokens of its longest text."""
+class SimulatedStep(NamedTuple):
+    """A step on a stream: times, and texts and tokens of each lane. ``longest``: tokens of its longest text."""
 
     stream: int
     started_s: float
@@ -34,23 +34,23 @@ class Step(NamedTuple):
 
     @property
     def num_texts(self) -> int:
-        """Of both lanes."""
+        """Texts of both lanes."""
         return sum(self.texts.values())
 
     @property
     def num_tokens(self) -> int:
-        """Of both lanes."""
+        """Tokens of both lanes."""
         return sum(self.tokens.values())
 
     def within_s(self, from_s: float, to_s: float) -> float:
-        """How long it ran between two times."""
+        """The seconds of its run between two times."""
         return max(0.0, min(self.ended_s, to_s) - max(self.started_s, from_s))
 
 
 @dataclass(frozen=True)
 class LaneFigures:
-    """Latencies are of requests that came within the window, None where none did. Rates are of all steps that ran in
-    it; of one that began before or ended after it, the part of its time within counts."""
+    """Latencies of requests that arrived within the window; None without any. Rates over all steps that ran in it; a
+    step that began before or ended after it counts partially."""
 
     requests: int
     p50_ms: float | None
@@ -63,8 +63,8 @@ class LaneFigures:
 
 @dataclass(frozen=True)
 class StepFigures:
-    """Of steps that ended within the window. ``fill``: tokens by slots, a slot being a text times the step's longest.
-    ``device_use``: the part of the window in which a stream ran a step, mean over all streams."""
+    """Figures of steps that ended within the window. ``fill``: tokens / slots, where each text has slots for the
+    step's longest. ``device_use``: share of the window in which a stream ran a step, mean over all streams."""
 
     steps: int
     mean_texts: float
@@ -75,9 +75,9 @@ class StepFigures:
 
 
 @dataclass(frozen=True)
-class Result:
-    """Figures of a window, which ends before what was still on its way did. ``cut_texts``: texts of the whole trace
-    that were longer than the engine takes."""
+class SimulationResult:
+    """Figures of a window, which ends before the last requests did. ``cut_texts``: texts of the whole trace that
+    exceeded the engine's limit."""
 
     window_s: tuple[float, float]
     lanes: Mapping[Lane, LaneFigures]
@@ -86,23 +86,29 @@ class Result:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of both lanes."""
+        """Tokens per second of both lanes."""
         return sum(figures.tokens_per_s for figures in self.lanes.values())
 
 
 def figures(
-    answered: Seq[Answered], steps: Seq[Step], num_streams: int, window_s: tuple[float, float], cut_texts: int
-) -> Result:
-    """The result of a run. Raises ValueError where the window is empty."""
+    answered: Seq[SimulatedAnswer],
+    steps: Seq[SimulatedStep],
+    num_streams: int,
+    window_s: tuple[float, float],
+    cut_texts: int,
+) -> SimulationResult:
+    """The result of a run. Raises ValueError for an empty window."""
     from_s, to_s = window_s
     if not from_s < to_s:
         raise ValueError(f"there is no time between {from_s} and {to_s} s")
     ended = [step for step in steps if from_s <= step.ended_s <= to_s]
     lanes = {lane: _lane(lane, answered, steps, from_s, to_s) for lane in LANES}
-    return Result(window_s, lanes, _steps(ended, steps, num_streams, from_s, to_s), cut_texts)
+    return SimulationResult(window_s, lanes, _steps(ended, steps, num_streams, from_s, to_s), cut_texts)
 
 
-def _lane(lane: Lane, answered: Seq[Answered], steps: Seq[Step], from_s: float, to_s: float) -> LaneFigures:
+def _lane(
+    lane: Lane, answered: Seq[SimulatedAnswer], steps: Seq[SimulatedStep], from_s: float, to_s: float
+) -> LaneFigures:
     latencies = [
         request.done_s - request.arrived_s
         for request in answered
@@ -120,7 +126,9 @@ def _lane(lane: Lane, answered: Seq[Answered], steps: Seq[Step], from_s: float, 
     )
 
 
-def _steps(ended: Seq[Step], steps: Seq[Step], num_streams: int, from_s: float, to_s: float) -> StepFigures:
+def _steps(
+    ended: Seq[SimulatedStep], steps: Seq[SimulatedStep], num_streams: int, from_s: float, to_s: float
+) -> StepFigures:
     count = max(1, len(ended))
     tokens = sum(step.num_tokens for step in ended)
     slots = sum(step.num_texts * step.longest for step in ended)
@@ -136,7 +144,7 @@ def _steps(ended: Seq[Step], steps: Seq[Step], num_streams: int, from_s: float, 
 
 
 def _percentile_ms(seconds: Seq[float], percent: int) -> float | None:
-    """A sample itself, the nearest rank above; None of nothing."""
+    """The percentile as a sample (nearest rank, rounded up); None without samples."""
     if not seconds:
         return None
     return round(1e3 * float(np.percentile(seconds, percent, method="inverted_cdf")), 3)

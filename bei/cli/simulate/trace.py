@@ -19,8 +19,9 @@ from bei.port import Lane
 _MOST_LINE_BYTES = 8_000_000
 
 
-class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """``tokens``: of each text, special tokens included. ``at_s``: seconds from the start; None: of the backfill."""
+class TraceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A request. ``tokens``: of each text, special tokens included. ``at_s``: seconds from the start; None: a
+    backfill's."""
 
     lane: Lane
     tokens: Annotated[tuple[Annotated[int, msgspec.Meta(ge=1, le=1_000_000)], ...], msgspec.Meta(min_length=1)]
@@ -29,14 +30,14 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 @dataclass(frozen=True)
 class Trace:
-    """``arrivals`` come at their times (ascending), an open loop. ``backfill`` is a closed loop: ``concurrency`` of its
-    requests are on their way at a time, in order, and none begins once ``seconds`` have passed.
+    """A trace. ``arrivals`` have (ascending) times: an open loop. ``backfill`` is a closed loop: ``concurrency`` of its
+    requests are in flight at a time, in order, and none begins after ``seconds``.
 
-    ``seconds``: the end of what is measured; None: the last arrival, or the last answer where nothing arrives.
+    ``seconds``: the end of the measurement; None: the last arrival, or the last answer if there are no arrivals.
     """
 
-    arrivals: Seq[Request] = ()
-    backfill: Seq[Request] = ()
+    arrivals: Seq[TraceRequest] = ()
+    backfill: Seq[TraceRequest] = ()
     concurrency: int = 1
     seconds: float | None = None
 
@@ -53,21 +54,20 @@ class Trace:
 
     @property
     def num_texts(self) -> int:
-        """Of all requests."""
         return sum(len(request.tokens) for request in (*self.arrivals, *self.backfill))
 
 
 def write_trace(path: Path, trace: Trace) -> None:
-    """One request a line, the backfill's last. ``concurrency`` and ``seconds`` are not kept."""
+    """Write one request a line, the backfill's last. ``concurrency`` and ``seconds`` are not stored."""
     encode = msgspec.json.Encoder().encode_lines
     path.write_bytes(encode([*trace.arrivals, *trace.backfill]))
 
 
 def read_trace(path: Path, *, concurrency: int = 1, seconds: float | None = None) -> Trace:
     """The inverse of ``write_trace``; lines may be in any order. Raises ConfigError, OSError."""
-    decoder = msgspec.json.Decoder(Request)
-    arrivals: list[tuple[float, Request]] = []
-    backfill: list[Request] = []
+    decoder = msgspec.json.Decoder(TraceRequest)
+    arrivals: list[tuple[float, TraceRequest]] = []
+    backfill: list[TraceRequest] = []
     with path.open("rb") as file:
         number = 0
         while line := file.readline(_MOST_LINE_BYTES + 1):

@@ -1,4 +1,4 @@
-"""Synthetic traces: seeded arrivals, lengths and lanes. The same numbers give the same trace."""
+"""Synthetic traces with seeded arrivals, lengths and lanes. Equal parameters give equal traces."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from bei.cli.simulate.devices import Fleet
-from bei.cli.simulate.trace import Request, Trace
+from bei.cli.simulate.devices import SimulatedDevices
+from bei.cli.simulate.trace import Trace, TraceRequest
 from bei.port import Lane
 
 _Array = npt.NDArray[np.float64]
 
-# A burst: for this part of every period the rate is so many times the mean, and lower in the rest.
+# Bursts: for this part of every period the rate is this multiple of the mean, and lower in the rest.
 _BURST_PERIOD_S = 5.0
 _BURST_PART = 0.1
 _BURST_FACTOR = 5.0
 
-# A day: the rate swings by so much of its mean, once in the whole trace.
+# A day: the rate varies by this share of its mean, one cycle in the trace.
 _DAY_SWING = 0.8
 
-# More requests of a backfill than a fleet at its best gets through.
+# Requests of a backfill: more than the devices can serve.
 _BACKFILL_SPARE = 1.25
 
 
 @dataclass(frozen=True)
-class Lengths:
-    """Tokens of a text: log-normal of this ``mean``, ``spread`` its sigma, within ``least`` and ``most``."""
+class TokenLengths:
+    """Tokens of a text: log-normal with this ``mean``, ``spread`` its sigma, clamped to ``least`` and ``most``."""
 
     mean: float
     spread: float
@@ -37,24 +37,23 @@ class Lengths:
     most: int
 
     def draw(self, rng: np.random.Generator, count: int) -> list[int]:
-        """Lengths of ``count`` texts."""
         drawn = rng.lognormal(math.log(self.mean) - self.spread**2 / 2, self.spread, count)
         return [int(length) for length in np.clip(np.rint(drawn), self.least, self.most)]
 
 
-# As those of the benchmarks (benchmarks/prose.py): a query or a sentence, and a retrieval corpus with its long tail.
-QUERIES = Lengths(29, 0.35, 5, 90)
-PASSAGES = Lengths(78, 0.85, 4, 448)
+# Like the benchmarks' (benchmarks/prose.py): a query or a sentence, and a retrieval corpus with its long tail.
+QUERIES = TokenLengths(29, 0.35, 5, 90)
+PASSAGES = TokenLengths(78, 0.85, 4, 448)
 
 
 @dataclass(frozen=True)
-class Mix:
-    """What a trace is made of.
+class TrafficMix:
+    """The parameters of a trace.
 
-    ``load``: the engine time of all arrivals, as a share of what the fleet has. ``interactive_share``: the part of it
-    that is single queries; the rest is bulk requests of ``bulk_texts`` passages. In a backfill, queries take
-    ``interactive_share`` of the fleet's time, bulk requests come in a closed loop of ``concurrency``, and ``load`` says
-    nothing.
+    ``load``: engine time of all arrivals, relative to the devices' capacity. ``interactive_share``: the part of it for
+    single queries; the rest is bulk requests of ``bulk_texts`` passages. In a backfill, queries take
+    ``interactive_share`` of the capacity, bulk requests come in a closed loop of ``concurrency``, and ``load`` is
+    ignored.
     """
 
     seconds: float = 20.0
@@ -71,33 +70,33 @@ class Mix:
             raise ValueError(f"no mix of work: {self}")
 
 
-def poisson(fleet: Fleet, mix: Mix) -> Trace:
-    """Both kinds come independently of each other and of what came before."""
-    return _open_loop(fleet, mix, _steady, _steady)
+def poisson(devices: SimulatedDevices, mix: TrafficMix) -> Trace:
+    """Independent Poisson arrivals of both kinds."""
+    return _open_loop(devices, mix, _steady, _steady)
 
 
-def bursts(fleet: Fleet, mix: Mix) -> Trace:
-    """Half of the bulk requests come within half a second of every five; queries as in ``poisson``."""
-    return _open_loop(fleet, mix, _steady, _bursty)
+def bursts(devices: SimulatedDevices, mix: TrafficMix) -> Trace:
+    """Half of the bulk requests arrive within half a second of every five; queries as in ``poisson``."""
+    return _open_loop(devices, mix, _steady, _bursty)
 
 
-def diurnal(fleet: Fleet, mix: Mix) -> Trace:
-    """Queries swing between a fifth and nine fifths of their mean, once in the trace; bulk as in ``poisson``."""
-    return _open_loop(fleet, mix, lambda times: 1 - _DAY_SWING * np.cos(2 * np.pi * times / mix.seconds), _steady)
+def diurnal(devices: SimulatedDevices, mix: TrafficMix) -> Trace:
+    """The rate of queries varies between 1/5 and 9/5 of its mean, one cycle in the trace; bulk as in ``poisson``."""
+    return _open_loop(devices, mix, lambda times: 1 - _DAY_SWING * np.cos(2 * np.pi * times / mix.seconds), _steady)
 
 
-def backfill(fleet: Fleet, mix: Mix) -> Trace:
-    """Bulk requests in a closed loop, as fast as the fleet answers them, beside queries as in ``poisson``."""
+def backfill(devices: SimulatedDevices, mix: TrafficMix) -> Trace:
+    """Bulk requests in a closed loop, beside queries as in ``poisson``."""
     rng_queries, rng_bulk = _generators(mix)
-    rate = mix.interactive_share * fleet.num_streams / _seconds_of(fleet, QUERIES)
+    rate = mix.interactive_share * devices.num_streams / _seconds_of(devices, QUERIES)
     queries = _singles(rng_queries, _arrivals(rng_queries, rate, mix.seconds, _steady))
-    most = _BACKFILL_SPARE * mix.seconds * fleet.num_streams / (mix.bulk_texts * _seconds_of(fleet, PASSAGES))
+    most = _BACKFILL_SPARE * mix.seconds * devices.num_streams / (mix.bulk_texts * _seconds_of(devices, PASSAGES))
     count = mix.concurrency + math.ceil(most)
     requests = _requests(rng_bulk, "bulk", mix.bulk_texts, [None] * count)
     return Trace(queries, requests, mix.concurrency, mix.seconds)
 
 
-WORKLOADS: dict[str, Callable[[Fleet, Mix], Trace]] = {
+WORKLOADS: dict[str, Callable[[SimulatedDevices, TrafficMix], Trace]] = {
     "poisson": poisson,
     "bursts": bursts,
     "diurnal": diurnal,
@@ -106,13 +105,16 @@ WORKLOADS: dict[str, Callable[[Fleet, Mix], Trace]] = {
 
 
 def _open_loop(
-    fleet: Fleet, mix: Mix, shape_of_queries: Callable[[_Array], _Array], shape_of_bulk: Callable[[_Array], _Array]
+    devices: SimulatedDevices,
+    mix: TrafficMix,
+    shape_of_queries: Callable[[_Array], _Array],
+    shape_of_bulk: Callable[[_Array], _Array],
 ) -> Trace:
     rng_queries, rng_bulk = _generators(mix)
-    interactive_s = mix.load * mix.interactive_share * fleet.num_streams  # engine seconds a second
-    bulk_s = mix.load * (1 - mix.interactive_share) * fleet.num_streams
-    queries_a_second = interactive_s / _seconds_of(fleet, QUERIES)
-    requests_a_second = bulk_s / (mix.bulk_texts * _seconds_of(fleet, PASSAGES))
+    interactive_s = mix.load * mix.interactive_share * devices.num_streams  # engine seconds a second
+    bulk_s = mix.load * (1 - mix.interactive_share) * devices.num_streams
+    queries_a_second = interactive_s / _seconds_of(devices, QUERIES)
+    requests_a_second = bulk_s / (mix.bulk_texts * _seconds_of(devices, PASSAGES))
     queries = _singles(rng_queries, _arrivals(rng_queries, queries_a_second, mix.seconds, shape_of_queries))
     times = _arrivals(rng_bulk, requests_a_second, mix.seconds, shape_of_bulk)
     bulk = _requests(rng_bulk, "bulk", mix.bulk_texts, times)
@@ -121,8 +123,8 @@ def _open_loop(
     return Trace(sorted([*queries, *bulk], key=lambda request: request.at_s or 0.0), seconds=mix.seconds)
 
 
-def _generators(mix: Mix) -> list[np.random.Generator]:
-    """One a lane, so that more work in one of them leaves the other as it is."""
+def _generators(mix: TrafficMix) -> list[np.random.Generator]:
+    """One generator for each lane, so that changes of one lane leave the other unchanged."""
     return [np.random.default_rng([mix.seed, index]) for index in range(2)]
 
 
@@ -146,7 +148,7 @@ def _arrivals(rng: np.random.Generator, rate: float, seconds: float, shape: Call
     return [float(time) for time in times[kept]]
 
 
-def _singles(rng: np.random.Generator, times: list[float]) -> list[Request]:
+def _singles(rng: np.random.Generator, times: list[float]) -> list[TraceRequest]:
     return _requests(rng, "interactive", 1, times, QUERIES)
 
 
@@ -155,18 +157,18 @@ def _requests(
     lane: Lane,
     num_texts: int,
     times: list[float] | list[None],
-    lengths: Lengths = PASSAGES,
-) -> list[Request]:
+    lengths: TokenLengths = PASSAGES,
+) -> list[TraceRequest]:
     drawn = lengths.draw(rng, num_texts * len(times))
     return [
-        Request(lane, tuple(drawn[index * num_texts : (index + 1) * num_texts]), time)
+        TraceRequest(lane, tuple(drawn[index * num_texts : (index + 1) * num_texts]), time)
         for index, time in enumerate(times)
     ]
 
 
-def _seconds_of(fleet: Fleet, lengths: Lengths) -> float:
+def _seconds_of(devices: SimulatedDevices, lengths: TokenLengths) -> float:
     """Mean engine time of a text in an efficient step."""
     drawn = lengths.draw(np.random.default_rng(0), 2000)
-    costs = fleet.table.model()
+    costs = devices.table.model()
     most = costs.limits.max_seq_len
     return sum(costs.sequence_seconds(min(length, most)) for length in drawn) / len(drawn)

@@ -1,1 +1,1 @@
-"""Targets ``cuda`` and ``cuda-twin``: a package of AOTInductor, run by PyTorch."""
+"""Targets ``cuda`` and ``cuda-twin``: an AOTInductor package, run by PyTorch."""

@@ -1,7 +1,7 @@
-"""All that the engine asks of PyTorch, and through it of CUDA; the module ``torch`` comes as an argument.
+"""All calls of PyTorch, and through it of CUDA, that the engine makes; the module ``torch`` is passed as an argument.
 
-``TorchDevice`` is an NVIDIA GPU, ``TwinDevice`` the same calls on the CPU. Nothing else of the engine knows which it
-has, and tests give it a third, simulated one. Work is given to a stream and not waited for, except by ``wait``.
+``TorchDevice`` is an NVIDIA GPU, ``TwinDevice`` implements the same calls on the CPU, and tests add a simulated device;
+the rest of the engine does not distinguish them. Work on a stream is asynchronous; only ``wait`` waits.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from bei.engine.cuda.budget import PROCESS
+from bei.engine.cuda.memory_budget import PROCESS
 from bei.engine.pytorch import cpu_name, found_gpu
 from bei.utils.free_memory import available_bytes
 
-# A torch.Tensor on the device; a stream, or what stands for one.
+# A torch.Tensor on the device; a stream, or its substitute.
 Tensor: TypeAlias = Any
 Stream: TypeAlias = Any
 
-# How a package is run: it takes a list of tensors, which it empties, and gives another one.
+# A loaded package: takes a list of tensors, which it empties, and returns another list.
 LoadedPackage: TypeAlias = Any
 
 
-class Place(NamedTuple):
-    """Where a tensor of 4 bytes an element lies in a block: from the byte ``start`` on."""
+class TensorSlice(NamedTuple):
+    """A tensor with 4-byte elements in a buffer, from the byte ``start`` on."""
 
     start: int
     shape: tuple[int, ...]
@@ -37,23 +37,23 @@ class Place(NamedTuple):
 
     @property
     def end(self) -> int:
-        """One past its last byte."""
+        """The offset after its last byte."""
         return self.start + int(np.prod(self.shape)) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
-class Block:
-    """``size`` bytes of the host's memory, ``host`` uint8 [size], and as many on the device."""
+class TransferBuffer:
+    """``size`` bytes of host memory, ``host`` uint8 [size], and as many on the device."""
 
     host: npt.NDArray[np.uint8]
     size: int
-    pinned: Tensor  # the same as ``host``
+    pinned: Tensor  # the same memory as ``host``
     memory: Tensor
 
 
 @dataclass(frozen=True)
-class Results:
-    """``size`` bytes of the host's memory for what comes from the device, ``host`` uint8 [size]."""
+class HostBuffer:
+    """``size`` bytes of host memory for results, ``host`` uint8 [size]."""
 
     host: npt.NDArray[np.uint8]
     size: int
@@ -61,68 +61,69 @@ class Results:
 
 
 @dataclass(frozen=True)
-class Graph:
-    """A recorded step. It reads ``inputs``, where they lie, and writes ``outputs``."""
+class RecordedGraph:
+    """A recorded step, which reads ``inputs`` in place and writes ``outputs``."""
 
     executable: Any
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
 
 
-class Device(Protocol):
-    """What the engine's logic is written for. Every call may raise RuntimeError, PyTorch's word for what fails."""
+class CudaDevice(Protocol):
+    """The device interface of the engine. Every call may raise RuntimeError, as PyTorch does."""
 
     name: str
-    is_gpu: bool  # it has memory of its own, and graphs
+    is_gpu: bool  # it has its own memory, and graphs
 
     def load(self, path: Path) -> LoadedPackage:
-        """The package in the file ``path``, its weights on the device."""
+        """Load the package in the file ``path``, with its weights on the device."""
 
     def hold(self, weight_bytes: int, most: int | None) -> None:
-        """Count ``weight_bytes`` among what this process has of the device, until ``release``. ``most``: bytes that it
-        may have, beyond which a step is out of memory; None: all. Raises EngineError where weights alone are more."""
+        """Account for ``weight_bytes`` until ``release``. ``most``: the limit for this process in bytes, beyond which a
+        step is out of memory; None: no limit. Raises EngineError if the weights alone exceed it."""
 
     def stream(self) -> Stream:
-        """A stream of work."""
+        """A new stream."""
 
-    def block(self, size: int) -> Block:
-        """A block of ``size`` bytes."""
+    def block(self, size: int) -> TransferBuffer:
+        """A buffer of ``size`` bytes."""
 
-    def results(self, size: int) -> Results:
-        """Room for ``size`` bytes of results."""
+    def results(self, size: int) -> HostBuffer:
+        """A buffer for ``size`` bytes of results."""
 
-    def upload(self, block: Block, num_bytes: int, stream: Stream) -> None:
-        """Copy the first ``num_bytes`` of the block's host side to its device side."""
+    def upload(self, block: TransferBuffer, num_bytes: int, stream: Stream) -> None:
+        """Copy the first ``num_bytes`` of the buffer's host memory to the device."""
 
-    def views(self, block: Block, places: Sequence[Place]) -> list[Tensor]:
-        """Tensors in the block's device side."""
+    def views(self, block: TransferBuffer, places: Sequence[TensorSlice]) -> list[Tensor]:
+        """Tensors in the buffer's device memory."""
 
     def compute(self, package: LoadedPackage, inputs: Sequence[Tensor], stream: Stream) -> list[Tensor]:
-        """What the package makes of ``inputs``."""
+        """The package's outputs for ``inputs``."""
 
-    def download(self, rows: Tensor, count: int, results: Results, start: int, stream: Stream) -> None:
+    def download(self, rows: Tensor, count: int, results: HostBuffer, start: int, stream: Stream) -> None:
         """Copy the first ``count`` of ``rows``, float32 [n, width], to the byte ``start`` of ``results``."""
 
     def wait(self, stream: Stream) -> None:
-        """Until all that ``stream`` was given is done. Other Python threads run meanwhile."""
+        """Wait until all work on ``stream`` is done. Other Python threads run meanwhile."""
 
-    def record(self, package: LoadedPackage, inputs: Sequence[Tensor], stream: Stream) -> Graph:
-        """A graph of ``compute``, which is not done meanwhile."""
+    def record(self, package: LoadedPackage, inputs: Sequence[Tensor], stream: Stream) -> RecordedGraph:
+        """Record ``compute`` as a graph, without executing it."""
 
-    def replay(self, graph: Graph, stream: Stream) -> None:
-        """Do what was recorded."""
+    def replay(self, graph: RecordedGraph, stream: Stream) -> None:
+        """Execute a recorded graph."""
 
     def free_bytes(self) -> int | None:
-        """Memory of the device that nobody uses, other processes counted. None: not known."""
+        """Unused memory of the device, other processes counted. None: unknown."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether ``error`` came because there was not enough of it."""
+        """True if ``error`` means that the device ran out of memory."""
 
     def settle(self, stream: Stream) -> str | None:
-        """After a failure: wait for what ``stream`` still does. None if the device works, else PyTorch's word."""
+        """After a failure, wait for the remaining work on ``stream``. None if the device works, else PyTorch's
+        message."""
 
     def release(self) -> None:
-        """Give memory back that nothing uses any more."""
+        """Release unused memory."""
 
 
 # PyTorch records one graph at a time in a process.
@@ -130,21 +131,21 @@ _RECORDING = threading.Lock()
 
 
 class _Calls:
-    """What both devices share."""
+    """Calls that both devices share."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
-        # A package that is loaded for one thread, as graphs need it, is run by one at a time. That is the time in which
-        # kernels are launched: they run side by side.
+        # A package loaded for a single thread, as graphs need it, is run by one thread at a time. The lock is held
+        # while kernels are launched; they execute concurrently.
         self._launching = threading.Lock()
 
-    def views(self, block: Block, places: Sequence[Place]) -> list[Tensor]:
-        """No copies."""
+    def views(self, block: TransferBuffer, places: Sequence[TensorSlice]) -> list[Tensor]:
+        """Views without copies."""
         types = {np.dtype(np.int32): self._torch.int32, np.dtype(np.float32): self._torch.float32}
         return [block.memory[place.start : place.end].view(types[place.dtype]).view(place.shape) for place in places]
 
     def _loaded(self, path: Path, device_index: int) -> LoadedPackage:
-        """By PyTorch's own loader: ``torch._inductor.aoti_load_package``, a wrapper of it, imports the compiler."""
+        """Load a package. PyTorch's wrapper ``torch._inductor.aoti_load_package`` would import the compiler."""
         single_threaded, num_runners = True, 1
         loader = self._torch._C._aoti.AOTIModelPackageLoader
         return loader(str(path), "model", single_threaded, num_runners, device_index)
@@ -154,14 +155,14 @@ class _Calls:
             outputs: list[Tensor] = package.boxed_run([*inputs])
             return outputs
 
-    def _copy_rows(self, rows: Tensor, count: int, results: Results, start: int) -> None:
+    def _copy_rows(self, rows: Tensor, count: int, results: HostBuffer, start: int) -> None:
         source = rows[:count]
         room = results.pinned[start : start + source.numel() * source.element_size()]
         room.view(source.dtype).view(source.shape).copy_(source, non_blocking=True)
 
 
 class TorchDevice(_Calls):
-    """PyTorch's GPU 0. Raises LibraryVersionError where ``torch`` was built without CUDA, DeviceNotFoundError."""
+    """PyTorch's GPU 0. Raises LibraryVersionError if ``torch`` was built without CUDA, DeviceNotFoundError."""
 
     is_gpu = True
 
@@ -176,70 +177,71 @@ class TorchDevice(_Calls):
         return self._loaded(path, 0)
 
     def hold(self, weight_bytes: int, most: int | None) -> None:
-        """For all engines of the process."""
+        """The limit is shared by all engines of the process."""
         PROCESS.hold(self._torch, self, weight_bytes, most)
 
     def stream(self) -> Stream:
-        """A CUDA stream, with an event whose waiter sleeps: threads that spin would take the tokenizer's cores."""
+        """A CUDA stream with an event on which threads sleep: spinning threads would take the tokenizer's cores."""
         cuda = self._torch.cuda
         return _CudaStream(cuda.Stream(), cuda.Event(blocking=True), cuda.graph_pool_handle())
 
-    def block(self, size: int) -> Block:
-        """Pinned, so that copies need no thread of the host."""
+    def block(self, size: int) -> TransferBuffer:
+        """Pinned, so that copies need no host thread."""
         pinned = self._pinned(size)
-        return Block(pinned.numpy(), size, pinned, self._torch.empty(size, dtype=self._torch.uint8, device="cuda"))
+        return TransferBuffer(
+            pinned.numpy(), size, pinned, self._torch.empty(size, dtype=self._torch.uint8, device="cuda")
+        )
 
-    def results(self, size: int) -> Results:
-        """Pinned."""
+    def results(self, size: int) -> HostBuffer:
+        """Pinned memory."""
         pinned = self._pinned(size)
-        return Results(pinned.numpy(), size, pinned)
+        return HostBuffer(pinned.numpy(), size, pinned)
 
     def _pinned(self, size: int) -> Tensor:
         return self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True)
 
-    def upload(self, block: Block, num_bytes: int, stream: Stream) -> None:
-        """Asynchronous."""
+    def upload(self, block: TransferBuffer, num_bytes: int, stream: Stream) -> None:
+        """Asynchronous copy."""
         with self._torch.cuda.stream(stream.stream):
             block.memory[:num_bytes].copy_(block.pinned[:num_bytes], non_blocking=True)
 
     def compute(self, package: LoadedPackage, inputs: Sequence[Tensor], stream: Stream) -> list[Tensor]:
-        """Kernels are launched on ``stream``, and not waited for."""
+        """Launch the kernels on ``stream``, without waiting."""
         with self._torch.cuda.stream(stream.stream):
             return self._computed(package, inputs)
 
-    def download(self, rows: Tensor, count: int, results: Results, start: int, stream: Stream) -> None:
-        """Asynchronous."""
+    def download(self, rows: Tensor, count: int, results: HostBuffer, start: int, stream: Stream) -> None:
+        """Asynchronous copy."""
         with self._torch.cuda.stream(stream.stream):
             self._copy_rows(rows, count, results, start)
 
     def wait(self, stream: Stream) -> None:
-        """Asleep."""
+        """Sleep on the stream's event."""
         stream.done.record(stream.stream)
         stream.done.synchronize()
 
-    def record(self, package: LoadedPackage, inputs: Sequence[Tensor], stream: Stream) -> Graph:
-        """A CUDA graph, whose memory is shared with the stream's others: they never run at the same time.
+    def record(self, package: LoadedPackage, inputs: Sequence[Tensor], stream: Stream) -> RecordedGraph:
+        """A CUDA graph that shares memory with the stream's other graphs, which never run at the same time.
 
-        Other threads may go on as they like ("thread_local").
+        Capture mode "thread_local": other threads are not affected.
         """
         cuda = self._torch.cuda
         executable = cuda.CUDAGraph()
         capture = cuda.graph(executable, pool=stream.pool, stream=stream.stream, capture_error_mode="thread_local")
         with _RECORDING, capture:
             outputs = self._computed(package, inputs)
-        return Graph(executable, inputs, outputs)
+        return RecordedGraph(executable, inputs, outputs)
 
-    def replay(self, graph: Graph, stream: Stream) -> None:
-        """One launch."""
+    def replay(self, graph: RecordedGraph, stream: Stream) -> None:
         with self._torch.cuda.stream(stream.stream):
             graph.executable.replay()
 
     def free_bytes(self) -> int | None:
-        """What PyTorch keeps for later counts as used."""
+        """Free memory; PyTorch's cache counts as used."""
         return int(self._torch.cuda.mem_get_info()[0])
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """By its class, its text, or the allocator's own count: a package makes of every error one without its text."""
+        """Judged by class, text, or the allocator's own count: packages turn every error into one without its text."""
         with self._launching:
             before, self._num_ooms = self._num_ooms, self._counted_ooms()
             is_counted = self._num_ooms > before
@@ -250,7 +252,8 @@ class TorchDevice(_Calls):
         return int(self._torch.cuda.memory_stats().get("num_ooms", 0))
 
     def settle(self, stream: Stream) -> str | None:
-        """Errors of kernels stay for the life of the process; asking twice tells them from those of a single call."""
+        """Errors of kernels last for the life of the process; a second query tells them from errors of a single
+        call."""
         lost = None
         for _ in range(2):
             try:
@@ -261,7 +264,7 @@ class TorchDevice(_Calls):
         return lost
 
     def release(self) -> None:
-        """Drop what waits for the garbage collector, then what the allocator keeps."""
+        """Collect garbage, then empty the allocator's cache."""
         PROCESS.drop(self._torch, self)
         gc.collect()
         self._torch.cuda.empty_cache()
@@ -275,7 +278,7 @@ class _CudaStream:
 
 
 class TwinDevice(_Calls):
-    """The CPU, for packages of ``cuda-twin``: every call is done when it returns, and nothing is recorded."""
+    """The CPU, for packages of ``cuda-twin``: every call is synchronous, and nothing is recorded."""
 
     is_gpu = False
 
@@ -284,64 +287,64 @@ class TwinDevice(_Calls):
         self.name = f"{cpu_name()}: the slow form of target cuda, for tests"
 
     def load(self, path: Path) -> LoadedPackage:
-        """On the CPU."""
+        """Weights stay on the CPU."""
         return self._loaded(path, -1)
 
     def hold(self, weight_bytes: int, most: int | None) -> None:
-        """The process's memory is the system's to bound."""
+        """A no-op: the system limits the process's memory."""
 
     def stream(self) -> Stream:
-        """There is none."""
+        """A no-op: the CPU has no streams."""
         return None
 
-    def block(self, size: int) -> Block:
-        """Two pieces of the process's memory, so that what is not uploaded is not read."""
+    def block(self, size: int) -> TransferBuffer:
+        """Two separate buffers, so that data that was not uploaded is not read."""
         pinned = self._memory(size)
-        return Block(pinned.numpy(), size, pinned, self._memory(size))
+        return TransferBuffer(pinned.numpy(), size, pinned, self._memory(size))
 
-    def results(self, size: int) -> Results:
-        """Memory of the process."""
+    def results(self, size: int) -> HostBuffer:
+        """Host memory."""
         pinned = self._memory(size)
-        return Results(pinned.numpy(), size, pinned)
+        return HostBuffer(pinned.numpy(), size, pinned)
 
     def _memory(self, size: int) -> Tensor:
         return self._torch.empty(size, dtype=self._torch.uint8)
 
-    def upload(self, block: Block, num_bytes: int, stream: Stream) -> None:
-        """At once."""
+    def upload(self, block: TransferBuffer, num_bytes: int, stream: Stream) -> None:
+        """Synchronous copy."""
         block.memory[:num_bytes].copy_(block.pinned[:num_bytes])
 
     def compute(self, package: LoadedPackage, inputs: Sequence[Tensor], stream: Stream) -> list[Tensor]:
-        """At once."""
+        """Synchronous."""
         return self._computed(package, inputs)
 
-    def download(self, rows: Tensor, count: int, results: Results, start: int, stream: Stream) -> None:
-        """At once."""
+    def download(self, rows: Tensor, count: int, results: HostBuffer, start: int, stream: Stream) -> None:
+        """Synchronous copy."""
         self._copy_rows(rows, count, results, start)
 
     def wait(self, stream: Stream) -> None:
-        """Everything is done."""
+        """A no-op."""
 
-    def record(self, package: LoadedPackage, inputs: Sequence[Tensor], stream: Stream) -> Graph:
-        """Never asked for."""
+    def record(self, package: LoadedPackage, inputs: Sequence[Tensor], stream: Stream) -> RecordedGraph:
+        """Never called: the CPU has no graphs."""
         raise RuntimeError("steps are not recorded on a CPU")
 
-    def replay(self, graph: Graph, stream: Stream) -> None:
-        """Never asked for."""
+    def replay(self, graph: RecordedGraph, stream: Stream) -> None:
+        """Never called: the CPU has no graphs."""
         raise RuntimeError("steps are not recorded on a CPU")
 
     def free_bytes(self) -> int | None:
-        """What this process may still take."""
+        """Memory available to this process."""
         return available_bytes()
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """By the text of PyTorch's allocator for CPUs."""
+        """Judged by the text of PyTorch's CPU allocator."""
         return "not enough memory" in str(error).lower()
 
     def settle(self, stream: Stream) -> str | None:
-        """Nothing is left to do."""
+        """Always None: all work is synchronous."""
         return None
 
     def release(self) -> None:
-        """Drop what waits for the garbage collector."""
+        """Collect garbage."""
         gc.collect()

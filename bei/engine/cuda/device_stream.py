@@ -1,7 +1,7 @@
-"""One stream of the engine, with the memory in which its steps are staged, and its recorded steps.
+"""A stream of the engine, with its staging buffers and recorded steps.
 
-A stream runs one batch at a time; two of them hold two batches in flight, so that one is prepared and copied while the
-other is computed. Memory for staging grows with the largest step that came, and is kept.
+A stream runs one batch at a time; with two streams, one batch is prepared and copied while the other is computed.
+Staging buffers grow to the largest step, and are kept.
 """
 
 from __future__ import annotations
@@ -14,51 +14,60 @@ import numpy.typing as npt
 
 from bei.artifact.manifest import OutputInfo
 from bei.core import Float32Array, Outputs, PackedBatch
-from bei.engine.cuda.device import Block, Device, Graph, LoadedPackage, Place, Results, Tensor
-from bei.engine.cuda.sizes import eager_sizes, fitting
+from bei.engine.cuda.device import (
+    CudaDevice,
+    HostBuffer,
+    LoadedPackage,
+    RecordedGraph,
+    Tensor,
+    TensorSlice,
+    TransferBuffer,
+)
+from bei.engine.cuda.step_sizes import eager_sizes, smallest_fitting
 from bei.engine.packing import Sizes, graph_inputs
 from bei.errors import EngineDeadError, EngineError
 
-_ALIGNMENT = 256  # of tensors in a block, as of CUDA's own allocations
+_ALIGNMENT = 256  # of tensors in a buffer, like CUDA's own allocations
 _FLOAT_BYTES = np.dtype(np.float32).itemsize
-# A recorded step must answer as the same step does unrecorded: by the same kernels, which may add in another order.
+# Tolerance between a recorded step and the same step unrecorded: the kernels are the same, but may add in another
+# order.
 _SAME_REL, _SAME_ABS = 1e-2, 1e-3
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 
 class NoMemoryError(Exception):
-    """The device had no memory for a step; smaller ones may fit. Never leaves the engine."""
+    """The device has not enough memory for a step; smaller ones may fit. Handled inside the engine."""
 
 
 @dataclass(frozen=True)
 class _Recorded:
-    """A step of ``sizes``, which reads what was uploaded to ``block``."""
+    """A recorded step of ``sizes``, which reads the upload in ``block``."""
 
     sizes: Sizes
-    block: Block
-    graph: Graph
+    block: TransferBuffer
+    graph: RecordedGraph
 
 
-class DeviceStream:
-    """Runs steps of ``package``, which takes the tensors ``inputs`` and gives ``outputs``, one at a time."""
+class PackageStream:
+    """Runs steps of ``package``, with input tensors ``inputs`` and ``outputs``, one at a time."""
 
     def __init__(
-        self, device: Device, package: LoadedPackage, inputs: Sequence[str], outputs: Sequence[OutputInfo]
+        self, device: CudaDevice, package: LoadedPackage, inputs: Sequence[str], outputs: Sequence[OutputInfo]
     ) -> None:
         self._device, self._package = device, package
         self._input_names, self._outputs = inputs, outputs
         self._stream = device.stream()
-        self._block: Block | None = None
-        self._results: Results | None = None
+        self._block: TransferBuffer | None = None
+        self._results: HostBuffer | None = None
         self._recorded: list[_Recorded] = []
 
     def run(self, batch: PackedBatch, wanted: Sequence[OutputInfo]) -> Outputs:
-        """The outputs ``wanted`` of ``batch``, copies. Raises NoMemoryError, EngineError; EngineDeadError if the device
-        is lost to us."""
+        """Copies of the ``wanted`` outputs for ``batch``. Raises NoMemoryError, EngineError; EngineDeadError if the
+        device is unusable."""
         try:
             steps = ((step.sizes, step) for step in self._recorded)
-            recorded = fitting(steps, batch, self._input_names)
+            recorded = smallest_fitting(steps, batch, self._input_names)
             if recorded is None:
                 return self._computed(batch, eager_sizes(batch), wanted)
             return self._replayed(recorded, batch, wanted)
@@ -67,7 +76,7 @@ class DeviceStream:
             raise
 
     def drop(self) -> None:
-        """Let go of graphs, memory and package; the stream cannot be used afterwards."""
+        """Free graphs, memory and package; the stream cannot be used afterwards."""
         self._recorded.clear()
         self._block = self._results = self._package = self._stream = None
 
@@ -75,7 +84,7 @@ class DeviceStream:
         arrays = graph_inputs(batch, self._input_names, sizes)
         places = _places(arrays)
         if self._block is None or self._block.size < places[-1].end:
-            self._block = None  # the old one first
+            self._block = None  # free the old one first
             self._block = self._device.block(_rounded_up(places[-1].end))
         inputs = self._uploaded(self._block, arrays, places)
         return self._downloaded(self._device.compute(self._package, inputs, self._stream), batch, wanted)
@@ -86,18 +95,19 @@ class DeviceStream:
         self._device.replay(recorded.graph, self._stream)
         return self._downloaded(recorded.graph.outputs, batch, wanted)
 
-    def _uploaded(self, block: Block, arrays: Arrays, places: Sequence[Place]) -> list[Tensor]:
+    def _uploaded(self, block: TransferBuffer, arrays: Arrays, places: Sequence[TensorSlice]) -> list[Tensor]:
         self._upload(block, arrays, places)
         return self._device.views(block, places)
 
-    def _upload(self, block: Block, arrays: Arrays, places: Sequence[Place]) -> None:
-        """Lay ``arrays`` into the block and copy them at once. Its host side is free: the step before was awaited."""
+    def _upload(self, block: TransferBuffer, arrays: Arrays, places: Sequence[TensorSlice]) -> None:
+        """Copy ``arrays`` into the block and upload them together. The host memory is free: the previous step was
+        awaited."""
         for array, place in zip(arrays.values(), places, strict=True):
             block.host[place.start : place.end] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self._device.upload(block, places[-1].end, self._stream)
 
     def _downloaded(self, tensors: Sequence[Tensor], batch: PackedBatch, wanted: Sequence[OutputInfo]) -> Outputs:
-        """Copy the rows that are not filler and wait; then copy once more, since the memory is the next step's."""
+        """Download the rows without filler, wait, and copy them again, since the next step reuses the buffer."""
         shapes = {
             output.name: (batch.num_tokens if output.per_token else batch.batch_size, output.dimension)
             for output in wanted
@@ -117,7 +127,7 @@ class DeviceStream:
         return {name: _rows(self._results, starts[name], shape) for name, shape in shapes.items()}
 
     def _settle(self, error: BaseException, batch: PackedBatch) -> None:
-        """Wait for what a failed step has left on the stream, which still uses the memory; say what failed."""
+        """Wait for the remaining work of a failed step, which still uses the buffers; return the error to raise."""
         is_out_of_memory = isinstance(error, RuntimeError) and self._device.is_out_of_memory(error)
         lost = self._device.settle(self._stream)
         if lost is not None:
@@ -134,15 +144,15 @@ class DeviceStream:
             ) from error
 
     def record(self, sizes: Sizes) -> None:
-        """Record the step of ``sizes``, and compare its answers with those of the same step unrecorded.
+        """Record the step of ``sizes``, and compare its outputs with those of the unrecorded step.
 
-        Raises EngineError where it cannot be recorded or answers otherwise, NoMemoryError, EngineDeadError.
+        Raises EngineError if recording fails or outputs differ, NoMemoryError, EngineDeadError.
         """
         first, second = filled(sizes, 0), filled(sizes, 1)
         try:
-            expected = self._computed(second, sizes, self._outputs)  # also: kernels are loaded before the recording
+            expected = self._computed(second, sizes, self._outputs)  # also loads the kernels before recording
             recorded = self._newly_recorded(sizes, first)
-            self._replayed(recorded, first, self._outputs)  # another answer where the second one goes
+            self._replayed(recorded, first, self._outputs)  # overwrite the output buffers
             answers = self._replayed(recorded, second, self._outputs)
         except BaseException as error:
             self._settle(error, second)
@@ -162,7 +172,7 @@ class DeviceStream:
 
 
 def filled(sizes: Sizes, token_id: int) -> PackedBatch:
-    """A batch that needs all of ``sizes``, or nearly: one long sequence, and others of equal lengths."""
+    """A batch that uses (nearly) all of ``sizes``: one long sequence, and others of equal lengths."""
     others = sizes.sequences - 1
     longest = min(sizes.longest, sizes.tokens - others)
     rest = (sizes.tokens - longest) // others if others else 0
@@ -171,17 +181,17 @@ def filled(sizes: Sizes, token_id: int) -> PackedBatch:
     return PackedBatch(np.full(cu_seqlens[-1], token_id, np.int32), cu_seqlens)
 
 
-def _places(arrays: Arrays) -> list[Place]:
-    """One behind the other."""
-    places: list[Place] = []
+def _places(arrays: Arrays) -> list[TensorSlice]:
+    """Consecutive, aligned slices."""
+    places: list[TensorSlice] = []
     end = 0
     for array in arrays.values():
-        places.append(Place(end, array.shape, array.dtype))
+        places.append(TensorSlice(end, array.shape, array.dtype))
         end = _aligned(places[-1].end)
     return places
 
 
-def _rows(results: Results, start: int, shape: tuple[int, int]) -> Float32Array:
+def _rows(results: HostBuffer, start: int, shape: tuple[int, int]) -> Float32Array:
     num_bytes = shape[0] * shape[1] * _FLOAT_BYTES
     return results.host[start : start + num_bytes].view(np.float32).reshape(shape).copy()
 
@@ -191,10 +201,10 @@ def _aligned(size: int) -> int:
 
 
 def _rounded_up(size: int) -> int:
-    """To a power of two, so that memory is seldom allocated anew."""
+    """``size`` rounded up to a power of two, so that memory is rarely reallocated."""
     return max(_ALIGNMENT, 1 << (size - 1).bit_length())
 
 
 def first_line(error: BaseException) -> str:
-    """What PyTorch says in front of the stack of its C++ frames."""
+    """PyTorch's message without the stack of C++ frames."""
     return next(iter(str(error).strip().splitlines()), "") or type(error).__name__

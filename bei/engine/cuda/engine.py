@@ -1,7 +1,7 @@
-"""Targets ``cuda`` and ``cuda-twin``: a package of AOTInductor, on an NVIDIA GPU or, in its slow form, on a CPU.
+"""Targets ``cuda`` and ``cuda-twin``: an AOTInductor package on an NVIDIA GPU or, slowly, on a CPU.
 
-Has not met a GPU yet: it runs end to end on the CPU with packages of ``cuda-twin``, and its logic on a simulated
-device (tests/bei/engine/cuda). What of it is unmeasured: docs/decisions.md, "A target for GPUs without TensorRT".
+Not yet run on a GPU: it runs end to end on the CPU with packages of ``cuda-twin``, and its logic on a simulated device
+(tests/bei/engine/cuda). Open measurements: docs/decisions.md, "A target for GPUs without TensorRT".
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 
 from bei.artifact.manifest import CUDA_PACKAGE, Manifest, OutputInfo
 from bei.core import EngineInfo, Outputs, PackedBatch
-from bei.engine.cuda.device import Device, LoadedPackage, TorchDevice, TwinDevice
-from bei.engine.cuda.device_stream import DeviceStream, NoMemoryError, first_line
+from bei.engine.cuda.batch_split import halves
+from bei.engine.cuda.device import CudaDevice, LoadedPackage, TorchDevice, TwinDevice
+from bei.engine.cuda.device_stream import NoMemoryError, PackageStream, first_line
 from bei.engine.cuda.requirements import check
-from bei.engine.cuda.sizes import recorded_sizes
-from bei.engine.cuda.splitting import halves
+from bei.engine.cuda.step_sizes import recorded_sizes
 from bei.engine.packing import graph_inputs
 from bei.engine.pytorch import load_torch
 from bei.engine.tensorrt.stream_pool import StreamPool
@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 _MEGABYTE = 1_000_000
 _MOST_STREAMS = 8  # each has memory for a step of its own
 _WARMUP_LENGTH = 128
-_CLOSE_PATIENCE_S = 30.0  # for steps that run when the engine is closed
+_CLOSE_PATIENCE_S = 30.0  # for running steps when the engine is closed
 
 
 @dataclass(frozen=True)
 class CudaOptions:
-    """``num_streams``: batches in flight. ``cuda_graphs``: memory for recorded steps, in MB; 0: none are recorded.
+    """``num_streams``: batches in flight. ``cuda_graphs``: memory for recorded steps, in MB; 0: none.
 
-    ``memory``: of the GPU, in MB, for all engines of the process together; 0: as much as there is.
+    ``memory``: GPU memory for all engines of the process together, in MB; 0: no limit.
     """
 
     num_streams: int = 2
@@ -56,12 +56,13 @@ class CudaOptions:
 class CudaEngine:
     """A loaded package and its streams.
 
-    ``device`` is what to run on; None: what the target says, once it was checked. Raises MissingDependencyError,
-    LibraryVersionError, DeviceNotFoundError, ArtifactWrongDeviceError, ArtifactWrongVersionError,
-    ArtifactManifestError, EngineError.
+    ``device``: for tests; None: the target's device, after checks. Raises MissingDependencyError, LibraryVersionError,
+    DeviceNotFoundError, ArtifactWrongDeviceError, ArtifactWrongVersionError, ArtifactManifestError, EngineError.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, options: CudaOptions, *, device: Device | None = None) -> None:
+    def __init__(
+        self, folder: Path, manifest: Manifest, options: CudaOptions, *, device: CudaDevice | None = None
+    ) -> None:
         about = manifest.engine.package
         if device is None:
             purpose = f"Serving {manifest.name} (target {manifest.target})"
@@ -84,7 +85,7 @@ class CudaEngine:
         self._planned = recorded_sizes(manifest.limits, about.inputs) if records else []
         most = options.memory * _MEGABYTE if options.memory else None
         package = _loaded(device, folder / CUDA_PACKAGE, about.weight_bytes, most)
-        streams = [DeviceStream(device, package, about.inputs, self._outputs) for _ in range(options.num_streams)]
+        streams = [PackageStream(device, package, about.inputs, self._outputs) for _ in range(options.num_streams)]
         self._all_streams = streams
         self._streams = StreamPool(streams)
         self._has_split = False
@@ -96,32 +97,33 @@ class CudaEngine:
             outputs={output.name: output.dimension for output in self._outputs},
             per_token=frozenset(output.name for output in self._outputs if output.per_token),
             num_streams=options.num_streams,
-            # As far as the memory for graphs goes; a step that got none of it is filled up less.
+            # The sizes that are recorded as far as the graphs' memory allows; other steps are padded less.
             token_buckets=tuple(sorted({sizes.tokens for sizes in self._planned})),
             memory_bytes=about.weight_bytes if device.is_gpu else None,
-            is_replaceable=not device.is_gpu,  # a new one would have the same CUDA context
+            is_replaceable=not device.is_gpu,  # a new one would share the CUDA context
         )
 
     @property
     def info(self) -> EngineInfo:
-        """The facts. Of the device's memory it says the weights; what steps take comes and goes."""
+        """Facts of the engine. Its device memory is that of the weights; memory of steps varies."""
         return self._info
 
     def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
-        """Compute ``outputs`` (None: all), float32, a row a sequence or a token. Raises EngineError, EngineDeadError.
+        """Compute ``outputs`` (None: all), float32, one row for each sequence or token. Raises EngineError,
+        EngineDeadError.
 
-        A call more than there are streams waits for one. What the device has no memory for is computed in parts.
+        A call waits while all streams are busy. A batch that exceeds the device's memory is computed in parts.
         """
         wanted = [output for output in self._outputs if outputs is None or output.name in outputs]
         with self._streams.taken() as (stream,):
             return self._answered(stream, batch, wanted)
 
-    def _answered(self, stream: DeviceStream, batch: PackedBatch, wanted: Sequence[OutputInfo]) -> Outputs:
+    def _answered(self, stream: PackageStream, batch: PackedBatch, wanted: Sequence[OutputInfo]) -> Outputs:
         try:
             return stream.run(batch, wanted)
         except NoMemoryError as error:
             reason = str(error)
-        # Behind the handler: its error keeps the frames of the step that failed, and the tensors in them.
+        # Outside the handler: its error keeps the frames of the failed step alive, and the tensors in them.
         if batch.batch_size == 1:
             raise EngineError(
                 f"The GPU has no memory for a sequence of {batch.num_tokens} tokens ({reason}). {self._way_to_more}, "
@@ -142,7 +144,7 @@ class CudaEngine:
         return "Raise gpu_megabytes" if self._is_bounded else "Stop what else uses it"
 
     def warmup(self) -> None:
-        """Run the largest batches and the smallest on every stream, then record the steps that are worth it."""
+        """Run the largest and the smallest batches on every stream, then record steps."""
         with self._streams.taken(all_of_them=True) as streams:
             for stream in streams:
                 for batch in self._extreme_batches():
@@ -150,7 +152,7 @@ class CudaEngine:
             self._record(streams)
 
     def _extreme_batches(self) -> list[PackedBatch]:
-        """One token; as many tokens as may be, in texts of usual length; the longest text. Of a CPU's no full one."""
+        """Batches of one token, of the most tokens in texts of usual length (not on a CPU), and of the longest text."""
         limits = self._info.limits
         usual = min(limits.max_seq_len, _WARMUP_LENGTH)
         if not self._device.is_gpu:
@@ -158,10 +160,10 @@ class CudaEngine:
         count = max(1, min(limits.max_batch_size, limits.max_num_tokens // usual))
         return [_equal(1, 1), _equal(count, usual), _equal(1, limits.max_seq_len)]
 
-    def _record(self, streams: Sequence[DeviceStream]) -> None:
-        """Record steps on all streams until the memory for them is used up, small ones first: they gain most.
+    def _record(self, streams: Sequence[PackageStream]) -> None:
+        """Record steps on all streams within the memory for graphs, small ones first: they gain most.
 
-        The first that cannot be recorded is the last that is tried; steps that are not recorded run as they are.
+        Recording ends at the first failure; steps that are not recorded run eagerly.
         """
         num_recorded, before = 0, self._device.free_bytes() or 0
         try:
@@ -178,9 +180,9 @@ class CudaEngine:
             log.warning("after %d CUDA graphs no more are recorded: %s", num_recorded, str(error))
 
     def close(self) -> None:
-        """Refuse calls that wait, wait for the steps that run, then free graphs, memory and weights, once.
+        """Refuse waiting calls, wait for running steps, then free graphs, memory and weights, once.
 
-        What a step that does not end may still use is not freed: that is said in the log, and a later call tries again.
+        Memory that a stuck step may still use is not freed: the log reports it, and a later call tries again.
         """
         if not self._streams.close(_CLOSE_PATIENCE_S):
             log.error("a step has not ended in %.0f s: the memory of %s is kept", _CLOSE_PATIENCE_S, self._info.device)
@@ -192,17 +194,17 @@ class CudaEngine:
 
 
 def _check_inputs(names: Sequence[str]) -> None:
-    """Every input is one that ``bei.engine.packing`` fills. Raises EngineError."""
+    """Raise EngineError for an input that ``bei.engine.packing`` does not provide."""
     try:
         graph_inputs(_equal(1, 1), names)
     except KeyError as error:
         raise EngineError(f"The package has an input {error} that this bei does not know: upgrade bei.") from error
 
 
-def _loaded(device: Device, path: Path, weight_bytes: int, most: int | None) -> LoadedPackage:
-    """The package in ``path``; ``most``: bytes that the process may have of the device.
+def _loaded(device: CudaDevice, path: Path, weight_bytes: int, most: int | None) -> LoadedPackage:
+    """Load the package in ``path``; ``most``: the process's limit in bytes on the device.
 
-    Raises EngineError where there is no memory for its weights, or it cannot be read.
+    Raises EngineError if the weights do not fit, or the package is unreadable.
     """
     free = device.free_bytes()
     if free is not None and free < weight_bytes:

@@ -1,6 +1,6 @@
-"""What must hold before a package is loaded: the PyTorch that compiled it, its CUDA, and a GPU of the kind it is for.
+"""Checks before a package is loaded: the versions of PyTorch and CUDA that compiled it, and the kind of GPU.
 
-Compiled code that does not fit would fail later, in words that name no remedy, or compute something else.
+Unsuitable compiled code would fail later with unclear messages, or compute wrong results.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from bei.errors import ArtifactManifestError, ArtifactWrongDeviceError, Artifact
 
 
 def check(manifest: Manifest, torch: Any, purpose: str) -> Package:
-    """How the package was compiled, once ``torch`` and this machine are what it needs.
+    """The package's manifest entry, if ``torch`` and this machine suit it.
 
-    Raises ArtifactManifestError, ArtifactWrongVersionError, ArtifactWrongDeviceError, and what ``found_gpu`` raises.
+    Raises ArtifactManifestError, ArtifactWrongVersionError, ArtifactWrongDeviceError, and the errors of ``found_gpu``.
     """
     about = manifest.engine.package
     if about is None:
@@ -31,7 +31,7 @@ def check(manifest: Manifest, torch: Any, purpose: str) -> Package:
 
 
 def _check_torch(manifest: Manifest, about: Package, torch: Any) -> None:
-    """A package calls the libraries of the build of PyTorch that compiled it."""
+    """A package calls libraries of the PyTorch build that compiled it."""
     made_by = manifest.engine.compiler_version
     if torch.__version__ != made_by:
         raise ArtifactWrongVersionError(
@@ -54,7 +54,7 @@ def _check_gpu(manifest: Manifest, gpu: TorchGpu) -> None:
 
 
 def _check_cpu(manifest: Manifest, torch: Any) -> None:
-    """It is compiled for the very CPU that compiles it."""
+    """A CPU package runs only on the CPU model that compiled it."""
     here = cpu_name(), torch.backends.cpu.get_cpu_capability()
     made_on = manifest.engine.device, *manifest.engine.capabilities
     if here != made_on:

@@ -1,1 +1,1 @@
-"""Targets ``tensorrt`` and ``tensorrt-rtx``: plans on NVIDIA GPUs. Has not met a GPU yet (docs/decisions.md)."""
+"""Targets ``tensorrt`` and ``tensorrt-rtx``: plans on NVIDIA GPUs. Not yet run on a GPU (docs/decisions.md)."""

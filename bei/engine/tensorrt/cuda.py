@@ -1,6 +1,6 @@
-"""CUDA's runtime with every status checked: memory, streams, events, graphs. Takes cuda-python's module, imports none.
+"""CUDA runtime calls with checked statuses: memory, streams, events, graphs. cuda-python's module is an argument.
 
-Nothing here has met a GPU yet; what holds is held by tests against a simulated device.
+Not yet run on a GPU; tests use a simulated device.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from bei.errors import EngineError
 
 log = logging.getLogger(__name__)
 
-# TensorRT wants its memory aligned so, and CUDA's own allocations are.
+# Alignment that TensorRT requires; CUDA's own allocations have it.
 ALIGNMENT = 256
 
-# cuda-python's handles: objects that int() makes addresses of.
+# cuda-python's handles, which int() turns into addresses.
 Stream: TypeAlias = Any
 Event: TypeAlias = Any
 GraphExec: TypeAlias = Any
@@ -33,10 +33,10 @@ def aligned(size: int) -> int:
 
 
 @dataclass(frozen=True)
-class Block:
-    """``size`` bytes of pinned host memory and as many on the device: one is copied to the other.
+class PinnedBuffer:
+    """``size`` bytes of pinned host memory and as many on the device, copied to each other.
 
-    ``host`` uint8 [size] lies at ``host_address``; ``device`` is the address on the device.
+    ``host`` uint8 [size] lies at ``host_address``; ``device``: the address on the device.
     """
 
     host: npt.NDArray[np.uint8]
@@ -46,13 +46,13 @@ class Block:
 
 
 class Cuda:
-    """The calls an engine makes, on the current device. Each raises EngineError that quotes CUDA's status."""
+    """CUDA runtime calls on the current device. Each raises EngineError with CUDA's status."""
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """The first value behind the status that ``function`` returns; None where there is none."""
+        """The first value after the status that ``function`` returns; None if there is none."""
         status, *values = getattr(self._runtime, function)(*arguments)
         if status.value != 0:
             raise EngineError(f"CUDA failed in {function}: {self._in_words(status)}.")
@@ -63,26 +63,26 @@ class Cuda:
         return f"{status.name}, {words.decode()}" if words else str(status.name)
 
     def use_device(self) -> None:
-        """Make device 0 and its context this thread's, which TensorRT's own calls need before it is given any stream.
+        """Make device 0's context current in this thread, as TensorRT's calls without a stream require.
 
-        Threads that call CUDA's runtime first, as those that run steps do, get the same context by that.
+        Threads that call CUDA's runtime first, like those that run steps, get the same context implicitly.
         """
         self.call("cudaSetDevice", 0)
 
-    # What is acquired is released by ``resources``, in the opposite order, whatever CUDA says about it then.
+    # Resources are released by ``resources`` in reverse order, ignoring CUDA's errors.
 
     def device_memory(self, size: int, resources: ExitStack) -> int:
-        """The address of ``size`` bytes on the device."""
+        """The address of ``size`` bytes of device memory."""
         address: int = self._allocated("cudaMalloc", size)
         resources.callback(self._release, "cudaFree", address)
         return address
 
-    def block(self, size: int, resources: ExitStack) -> Block:
-        """Both halves of a Block."""
+    def block(self, size: int, resources: ExitStack) -> PinnedBuffer:
+        """A buffer on host and device."""
         host_address: int = self._allocated("cudaHostAlloc", size, self._runtime.cudaHostAllocDefault)
         resources.callback(self._release, "cudaFreeHost", host_address)
         host = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(host_address))
-        return Block(host, host_address, self.device_memory(size, resources), size)
+        return PinnedBuffer(host, host_address, self.device_memory(size, resources), size)
 
     def _allocated(self, function: str, size: int, *flags: Any) -> int:
         try:
@@ -95,13 +95,13 @@ class Cuda:
             ) from error
 
     def stream(self, resources: ExitStack) -> Stream:
-        """A stream that does not wait for the default one."""
+        """A stream that does not synchronize with the default one."""
         stream = self.call("cudaStreamCreateWithFlags", self._runtime.cudaStreamNonBlocking)
         resources.callback(self._release, "cudaStreamDestroy", stream)
         return stream
 
     def event(self, resources: ExitStack) -> Event:
-        """An event whose waiter sleeps: threads that spin would take the tokenizer's cores."""
+        """An event on which threads sleep: spinning threads would take the tokenizer's cores."""
         flags = self._runtime.cudaEventBlockingSync | self._runtime.cudaEventDisableTiming
         event = self.call("cudaEventCreateWithFlags", flags)
         resources.callback(self._release, "cudaEventDestroy", event)
@@ -109,23 +109,23 @@ class Cuda:
 
     def _release(self, function: str, handle: Any) -> None:
         status, *_ = getattr(self._runtime, function)(handle)
-        if status.value != 0:  # after an error that the device does not recover from, nothing can be freed
+        if status.value != 0:  # after an unrecoverable error nothing can be freed
             log.debug("%s: %s", function, status.name)
 
-    # What a step does, in a stream's order.
+    # The operations of a step, in stream order.
 
-    def upload(self, block: Block, size: int, stream: Stream) -> None:
+    def upload(self, block: PinnedBuffer, size: int, stream: Stream) -> None:
         """Copy the first ``size`` bytes to the device."""
         kind = self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
         self.call("cudaMemcpyAsync", block.device, block.host_address, size, kind, stream)
 
-    def download(self, block: Block, offset: int, size: int, stream: Stream) -> None:
+    def download(self, block: PinnedBuffer, offset: int, size: int, stream: Stream) -> None:
         """Copy ``size`` bytes at ``offset`` to the host."""
         kind = self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
         self.call("cudaMemcpyAsync", block.host_address + offset, block.device + offset, size, kind, stream)
 
     def record(self, event: Event, stream: Stream) -> None:
-        """Let ``event`` happen when all that ``stream`` has been given so far is done."""
+        """Record ``event`` after all current work of ``stream``."""
         self.call("cudaEventRecord", event, stream)
 
     def wait(self, event: Event) -> None:
@@ -133,18 +133,18 @@ class Cuda:
         self.call("cudaEventSynchronize", event)
 
     def synchronize(self, stream: Stream) -> None:
-        """Wait until ``stream`` has nothing to do."""
+        """Wait until ``stream`` is idle."""
         self.call("cudaStreamSynchronize", stream)
 
     def free_bytes(self) -> int:
-        """Memory of the device that nobody uses, other processes counted."""
+        """Unused memory of the device, other processes counted."""
         return int(self.call("cudaMemGetInfo"))
 
     def settle(self, stream: Stream | None = None) -> str | None:
-        """After a failure: wait for what ``stream`` (None: the whole device) still does, and forget the error.
+        """After a failure, wait for the remaining work of ``stream`` (None: the whole device), and clear the error.
 
-        None if the device works, else CUDA's word. Errors of kernels stay for the life of the process: every later
-        call answers them, so asking twice tells them from those of a single call.
+        None if the device works, else CUDA's message. Errors of kernels last for the life of the process: every later
+        call returns them, so a second query tells them from errors of a single call.
         """
         self._awaited(stream)
         self._runtime.cudaGetLastError()
@@ -152,7 +152,6 @@ class Cuda:
         return None if status.value == 0 else self._in_words(status)
 
     def _awaited(self, stream: Stream | None) -> Any:
-        """The status of waiting."""
         if stream is None:
             return self._runtime.cudaDeviceSynchronize()[0]
         return self._runtime.cudaStreamSynchronize(stream)[0]
@@ -160,12 +159,12 @@ class Cuda:
     # Graphs.
 
     def begin_capture(self, stream: Stream) -> None:
-        """Record what ``stream`` is given from now on, instead of doing it. Other threads may go on as they like."""
+        """Capture the following work on ``stream`` instead of executing it. Other threads are not affected."""
         mode = self._runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         self.call("cudaStreamBeginCapture", stream, mode)
 
     def end_capture(self, stream: Stream, resources: ExitStack) -> GraphExec:
-        """What was recorded, ready to be launched."""
+        """The captured graph, ready to launch."""
         graph = self.call("cudaStreamEndCapture", stream)
         try:
             executable = self.call("cudaGraphInstantiate", graph, 0)
@@ -175,12 +174,11 @@ class Cuda:
         return executable
 
     def abandon_capture(self, stream: Stream) -> None:
-        """End a capture in which something failed, with or without a graph of it."""
+        """End a failed capture, with or without a graph."""
         status, graph = self._runtime.cudaStreamEndCapture(stream)
         if status.value == 0 and graph is not None and int(graph):
             self._release("cudaGraphDestroy", graph)
         self._runtime.cudaGetLastError()
 
     def launch(self, executable: GraphExec, stream: Stream) -> None:
-        """Do once more what was recorded."""
         self.call("cudaGraphLaunch", executable, stream)

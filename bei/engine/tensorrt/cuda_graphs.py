@@ -1,7 +1,7 @@
-"""Steps recorded once and launched as a whole: which sizes are worth it, and which of them a batch gets.
+"""Steps captured as CUDA graphs: the sizes to capture, and the choice for a batch.
 
-A small step takes the GPU less time than the host takes to launch its kernels one by one; a recorded one is launched in
-one call. It is of fixed sizes, so a batch is filled up to the nearest. What that gains has not been measured yet.
+For a small step the host takes longer to launch its kernels than the GPU to run them; a captured step is a single
+launch of fixed sizes, to which batches are padded. The gain has not been measured yet.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from bei.core import PackedBatch
 from bei.engine.packing import Sizes
 
 _LEAST_TOKENS = 16
-# Of all sizes together, on each stream: an execution context each, and its kernels' parameters.
+# Memory limit on each stream for all captured sizes: an execution context each, and its kernels' parameters.
 _MOST_GRAPHS = 48
 
 
 @dataclass(frozen=True)
 class CapturedStep:
-    """A step of ``sizes``: ``executable`` launches it. ``context``: what it was recorded from, and needs."""
+    """A captured step of ``sizes``: ``executable`` launches it; ``context``, from which it was captured, must stay
+    alive."""
 
     sizes: Sizes
     executable: Any
@@ -29,9 +30,9 @@ class CapturedStep:
 
 
 def planned_sizes(profile: PlanProfile) -> list[Sizes]:
-    """Sizes to record in ``profile``, the cheapest first: powers of two, filler less than half of each.
+    """Sizes to capture in ``profile``, the cheapest first: powers of two, with filler below half of each.
 
-    Only what a batch can need: the longest of B sequences with T tokens has no more than T and no less than T / B.
+    Only sizes that a batch can need: the longest of B sequences with T tokens has T / B to T tokens.
     """
     tokens_least, _, tokens_most = profile.tokens
     sizes = [
@@ -49,15 +50,15 @@ def _powers_of_two(least: int, most: int) -> list[int]:
 
 
 def _work(sizes: Sizes) -> int:
-    """About what a step computes: its tokens and its slots."""
+    """Estimated work of a step: its tokens and its slots."""
     return sizes.tokens + sizes.sequences * sizes.longest
 
 
 def cheapest_sizes(planned: Iterable[Sizes], batch: PackedBatch) -> Sizes | None:
-    """Those of the least work that hold ``batch``; None where none do."""
+    """The planned sizes of least work that hold ``batch``; None if none do."""
     return min((sizes for sizes in planned if sizes.holds(batch)), key=_work, default=None)
 
 
 def cheapest(steps: Iterable[CapturedStep], batch: PackedBatch) -> CapturedStep | None:
-    """The step of the least work that holds ``batch``; None where none does."""
+    """The captured step of least work that holds ``batch``; None if none does."""
     return min((step for step in steps if step.sizes.holds(batch)), key=lambda step: _work(step.sizes), default=None)

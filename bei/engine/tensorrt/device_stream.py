@@ -1,7 +1,7 @@
-"""One CUDA stream of a TensorRT engine with all that a step on it needs: buffers, contexts, recorded steps.
+"""A CUDA stream of a TensorRT engine with its buffers, execution contexts and captured steps.
 
-A stream runs one batch at a time; two of them hold two batches in flight, so that one is prepared and copied while the
-other is computed. Everything is allocated when the stream is made, for the largest shapes of the plan.
+A stream runs one batch at a time; with two streams, one batch is prepared and copied while the other is computed.
+Everything is allocated when the stream is created, for the largest shapes of the plan.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ if TYPE_CHECKING:
     from tensorrt_module import TensorRTModule
 
 _FLOAT_BYTES = np.dtype(np.float32).itemsize
-# A recorded step must answer as the same step does unrecorded: by the same kernels, which may add in another order.
+# Tolerance between a captured step and the same step uncaptured: the kernels are the same, but may add in another
+# order.
 _SAME_REL, _SAME_ABS = 1e-2, 1e-3
 
 
-class Held:
-    """An execution context that is dropped when it has to be, whoever still refers to it, as an error's frames do."""
+class DroppableContext:
+    """An execution context that can be freed although other objects, such as an error's frames, still refer to it."""
 
     def __init__(self, context: TensorRTModule.IExecutionContext) -> None:
         self._context: TensorRTModule.IExecutionContext | None = context
 
     @property
     def context(self) -> TensorRTModule.IExecutionContext:
-        """The context. Raises EngineError once it was dropped."""
+        """The context. Raises EngineError after ``drop``."""
         if self._context is None:
             raise EngineError("The engine is closed.")
         return self._context
 
     def drop(self) -> None:
-        """Let go of it."""
         self._context = None
 
 
-class DeviceStream:
-    """Runs steps of ``plan``, one at a time. Raises EngineError where there is no memory for it.
+class PlanStream:
+    """Runs steps of ``plan``, one at a time. Raises EngineError without enough memory.
 
-    ``own_sizes``: what TensorRT-RTX records by itself; then the first profile gets steps of these sizes and no others.
+    ``own_sizes``: sizes that TensorRT-RTX captures itself; the first profile then runs steps of these sizes only.
     """
 
     def __init__(self, cuda: Cuda, plan: LoadedPlan, resources: ExitStack, *, own_sizes: Seq[Sizes] = ()) -> None:
@@ -72,20 +72,23 @@ class DeviceStream:
 
     @property
     def device_bytes(self) -> int:
-        """Memory of the device that its buffers take."""
+        """Device memory of its buffers."""
         return self._inputs.size + self._results.size + self._activation_bytes
 
-    def _context(self, profile: Profile, resources: ExitStack, *, captures_itself: bool = False) -> Held:
-        """A context for ``profile``, dropped by ``resources`` before the memory that it computes in is freed."""
+    def _context(self, profile: Profile, resources: ExitStack, *, captures_itself: bool = False) -> DroppableContext:
+        """A context for ``profile``, which ``resources`` drops before the memory it computes in is freed."""
         activations, stream = self._activations, self._stream
-        held = Held(self._plan.context(profile, self._cuda, stream, activations, captures_itself=captures_itself))
+        held = DroppableContext(
+            self._plan.context(profile, self._cuda, stream, activations, captures_itself=captures_itself)
+        )
         resources.callback(held.drop)
         return held
 
     # A step.
 
     def run(self, batch: PackedBatch, wanted: Seq[OutputInfo]) -> Outputs:
-        """The outputs ``wanted`` of ``batch``, copies. Raises EngineError; EngineDeadError if the GPU is lost to us."""
+        """Copies of the ``wanted`` outputs for ``batch``. Raises EngineError; EngineDeadError if the GPU is
+        unusable."""
         try:
             captured = cheapest(self._captured, batch)
             if captured is None:
@@ -105,7 +108,8 @@ class DeviceStream:
         self._execute(self._contexts[profile.index], inputs)
 
     def rehearse(self) -> None:
-        """Run a step of each of ``own_sizes``, for which TensorRT-RTX then has kernels and a graph. As ``run``."""
+        """Run a step of each of ``own_sizes``, so that TensorRT-RTX compiles kernels and captures a graph. Raises like
+        ``run``."""
         for sizes in self._own_sizes:
             try:
                 self._answers(self._contexts[0], _filled(sizes, 0), sizes)
@@ -113,17 +117,17 @@ class DeviceStream:
                 self._settle(error)
                 raise
 
-    def _execute(self, context: Held, inputs: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Copy ``inputs`` and let ``context`` compute; nothing is waited for."""
+    def _execute(self, context: DroppableContext, inputs: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Upload ``inputs`` and enqueue ``context``, without waiting."""
         offsets = self._upload(inputs)
         with raised_by_bindings("did not take a step", self._plan.logger):
             self._bind(context, inputs, offsets)
         self._compute(context)
 
     def _upload(self, inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, int]:
-        """Lay ``inputs`` one behind the other and copy them at once. Returns where each begins, in bytes.
+        """Copy ``inputs`` into the buffer and upload them together. Returns their offsets in bytes.
 
-        The host's half is free: the step before has been waited for.
+        The host memory is free: the previous step was awaited.
         """
         offsets, size = _layout({name: array.shape for name, array in inputs.items()})
         for name, array in inputs.items():
@@ -132,7 +136,7 @@ class DeviceStream:
         self._cuda.upload(self._inputs, size, self._stream)
         return offsets
 
-    def _bind(self, held: Held, inputs: Mapping[str, npt.NDArray[Any]], offsets: Mapping[str, int]) -> None:
+    def _bind(self, held: DroppableContext, inputs: Mapping[str, npt.NDArray[Any]], offsets: Mapping[str, int]) -> None:
         for name, array in inputs.items():
             if not held.context.set_input_shape(name, array.shape):
                 raise self._refusal(f"the shape {list(array.shape)} of {name}")
@@ -145,13 +149,13 @@ class DeviceStream:
         if missing:
             raise EngineError(f"TensorRT misses the shapes of {', '.join(missing)}. This is a bug.")
 
-    def _compute(self, held: Held) -> None:
+    def _compute(self, held: DroppableContext) -> None:
         with raised_by_bindings("did not run a step", self._plan.logger):
             if not held.context.execute_async_v3(int(self._stream)):
                 raise EngineError(f"TensorRT did not run a step: {self._plan.logger.said()}")
 
     def _downloaded(self, batch: PackedBatch, wanted: Seq[OutputInfo]) -> Outputs:
-        """Copy the rows that are not filler and wait; then copy once more, since the buffers are the next step's."""
+        """Download the rows without filler, wait, and copy them again, since the next step reuses the buffers."""
         sizes = {}
         for output in wanted:
             num_rows = batch.num_tokens if output.per_token else batch.batch_size
@@ -170,27 +174,27 @@ class DeviceStream:
         return EngineError(f"TensorRT refused {what}: {self._plan.logger.said()}")
 
     def _settle(self, error: BaseException) -> None:
-        """Wait for what a failed step has left on the stream, which still uses the buffers."""
+        """Wait for the remaining work of a failed step, which still uses the buffers."""
         lost = self._cuda.settle(self._stream)
         if lost is not None:
             raise EngineDeadError(
                 f"The GPU does not answer this process any more ({lost}): restart the server. It began with: {error}"
             ) from error
 
-    # Recorded steps.
+    # Captured steps.
 
     def capture(self, sizes: Sizes, resources: ExitStack) -> None:
-        """Record the step of ``sizes``, and compare its answers with those of the same step unrecorded.
+        """Capture the step of ``sizes``, and compare its outputs with those of the uncaptured step.
 
-        It has a context of its own, since a context that runs other shapes may change what a recorded step reads.
-        Raises EngineError where it cannot be recorded, answers otherwise, or there is no memory; EngineDeadError.
+        It gets a context of its own, since running other shapes in a context may change what a captured step reads.
+        Raises EngineError if capturing fails, outputs differ, or memory is short; EngineDeadError.
         """
         first, second = _filled(sizes, 0), _filled(sizes, 1)
         with ExitStack() as undone:
             try:
                 step = self._recorded(sizes, first, undone)
                 expected = self._answers(step.context, second, sizes)
-                self._answers(step.context, first, sizes)  # another answer in the buffers that both have
+                self._answers(step.context, first, sizes)  # overwrite the shared output buffers
                 self._upload(graph_inputs(second, self._plan.input_names, sizes))
                 self._cuda.launch(step.executable, self._stream)
                 answers = self._downloaded(second, self._plan.outputs)
@@ -206,7 +210,7 @@ class DeviceStream:
     def _recorded(self, sizes: Sizes, batch: PackedBatch, resources: ExitStack) -> CapturedStep:
         profile = self._profile_of(sizes)
         context = self._context(profile, resources)
-        self._answers(context, batch, sizes)  # once unrecorded: TensorRT may still have work to do for new shapes
+        self._answers(context, batch, sizes)  # first run uncaptured: TensorRT may have deferred work for new shapes
         try:
             self._cuda.begin_capture(self._stream)
             self._compute(context)
@@ -220,13 +224,13 @@ class DeviceStream:
         return self._plan.profile_for(graph_inputs(_filled(sizes, 0), self._plan.input_names, sizes))
 
     def _answers(self, context: Any, batch: PackedBatch, sizes: Sizes) -> Outputs:
-        """All outputs, by a context that is not recorded."""
+        """All outputs, from a context that is not captured."""
         self._execute(context, graph_inputs(batch, self._plan.input_names, sizes))
         return self._downloaded(batch, self._plan.outputs)
 
 
 def _filled(sizes: Sizes, token_id: int) -> PackedBatch:
-    """A batch that needs all of ``sizes``, or nearly: one long sequence, and others of equal lengths."""
+    """A batch that uses (nearly) all of ``sizes``: one long sequence, and others of equal lengths."""
     others = sizes.sequences - 1
     longest = min(sizes.longest, sizes.tokens - others)
     rest = (sizes.tokens - longest) // others if others else 0
@@ -236,7 +240,7 @@ def _filled(sizes: Sizes, token_id: int) -> PackedBatch:
 
 
 def _layout(shapes: Mapping[str, Shape]) -> tuple[dict[str, int], int]:
-    """Where each tensor of four bytes an element begins, one behind the other, and where the last one ends."""
+    """Offsets of consecutive tensors with 4-byte elements, and the total size."""
     offsets, end = {}, 0
     for name, shape in shapes.items():
         offsets[name] = end
@@ -249,7 +253,7 @@ def _num_bytes(shapes: Mapping[str, Shape]) -> int:
 
 
 def _output_layout(plan: LoadedPlan) -> tuple[dict[str, int], int]:
-    """The same for the outputs, each with the most rows that any profile has."""
+    """Offsets of the outputs, each with the most rows of any profile, and the total size."""
     tokens = max(profile.about.tokens[2] for profile in plan.profiles)
     sequences = max(profile.about.sequences[2] for profile in plan.profiles)
     return _layout(

@@ -1,7 +1,7 @@
 """Targets ``tensorrt`` and ``tensorrt-rtx``: a plan on an NVIDIA GPU. Both libraries have the same classes.
 
-Has not met a GPU yet: it runs end to end against a stand-in of the library, made from the real bindings' stubs, and a
-simulated device (tests/bei/engine/tensorrt). What of it is unmeasured: docs/decisions.md, "TensorRT engine".
+Not yet run on a GPU: it runs end to end against a stand-in of the library, made from the real bindings' stubs, and a
+simulated device (tests/bei/engine/tensorrt). Open measurements: docs/decisions.md, "TensorRT engine".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bei.core import EngineInfo, Outputs, PackedBatch
 from bei.engine.nvidia import load_cuda, load_library
 from bei.engine.tensorrt.cuda import Cuda
 from bei.engine.tensorrt.cuda_graphs import planned_sizes
-from bei.engine.tensorrt.device_stream import DeviceStream
+from bei.engine.tensorrt.device_stream import PlanStream
 from bei.engine.tensorrt.plan import LoadedPlan
 from bei.engine.tensorrt.requirements import check_version, found_gpu
 from bei.engine.tensorrt.stream_pool import StreamPool
@@ -31,14 +31,14 @@ log = logging.getLogger(__name__)
 _MEGABYTE = 1_000_000
 _MOST_STREAMS = 8  # each has buffers for the largest batch
 _WARMUP_LENGTH = 128
-_CLOSE_PATIENCE_S = 30.0  # for steps that run when the engine is closed
+_CLOSE_PATIENCE_S = 30.0  # for running steps when the engine is closed
 
 
 @dataclass(frozen=True)
 class TensorRTOptions:
-    """``num_streams``: batches in flight. ``cuda_graphs``: memory for recorded steps, in MB; 0: none are recorded.
+    """``num_streams``: batches in flight. ``cuda_graphs``: memory for captured steps, in MB; 0: none.
 
-    TensorRT-RTX records steps by itself and keeps no count of their memory: for it any number means that it does.
+    TensorRT-RTX captures steps itself without a memory limit: any number above 0 enables this.
     """
 
     num_streams: int = 2
@@ -54,7 +54,7 @@ class TensorRTOptions:
 class TensorRTEngine:
     """A loaded plan and its streams, each with buffers and execution contexts of its own.
 
-    ``trt`` and ``cuda`` are the modules to use; None: those that are installed. Raises DeviceNotFoundError,
+    ``trt`` and ``cuda``: modules, for tests; None: the installed ones. Raises DeviceNotFoundError,
     ArtifactWrongDeviceError, ArtifactWrongVersionError, MissingDependencyError, LibraryVersionError, EngineError.
     """
 
@@ -79,7 +79,7 @@ class TensorRTEngine:
             self._plan = LoadedPlan(trt, folder, about, manifest.outputs)
             resources.callback(self._plan.close)
             streams = [
-                DeviceStream(self._cuda, self._plan, resources, own_sizes=[] if self._graph_bytes else planned)
+                PlanStream(self._cuda, self._plan, resources, own_sizes=[] if self._graph_bytes else planned)
                 for _ in range(options.num_streams)
             ]
             self._streams = StreamPool(streams)
@@ -91,29 +91,29 @@ class TensorRTEngine:
                 outputs={output.name: output.dimension for output in manifest.outputs},
                 per_token=frozenset(output.name for output in manifest.outputs if output.per_token),
                 num_streams=options.num_streams,
-                # As far as the memory for graphs goes; a step that got none of them is filled up less.
+                # The sizes that are captured as far as the graphs' memory allows; other steps are padded less.
                 token_buckets=tuple(sorted({sizes.tokens for sizes in planned})),
                 memory_bytes=self._plan.weight_bytes + sum(stream.device_bytes for stream in streams),
-                is_replaceable=False,  # a new one would have the same CUDA context, where a stuck kernel blocks loading
+                is_replaceable=False,  # a new one would share the CUDA context, where a stuck kernel blocks loading
             )
             self._resources = resources.pop_all()
 
     @property
     def info(self) -> EngineInfo:
-        """The facts."""
         return self._info
 
     def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
-        """Compute ``outputs`` (None: all), float32, a row a sequence or a token. Raises EngineError, EngineDeadError.
+        """Compute ``outputs`` (None: all), float32, one row for each sequence or token. Raises EngineError,
+        EngineDeadError.
 
-        A call more than there are streams waits for one.
+        A call waits while all streams are busy.
         """
         wanted = [output for output in self._plan.outputs if outputs is None or output.name in outputs]
         with self._streams.taken() as (stream,):
             return stream.run(batch, wanted)
 
     def warmup(self) -> None:
-        """Run the largest batches and the smallest on every stream, then record the steps that are worth it."""
+        """Run the largest and the smallest batches on every stream, then capture steps."""
         with self._streams.taken(all_of_them=True) as streams:
             for stream in streams:
                 for batch in self._extreme_batches():
@@ -122,16 +122,16 @@ class TensorRTEngine:
             self._capture(streams)
 
     def _extreme_batches(self) -> list[PackedBatch]:
-        """One token; as many tokens as may be, in texts of usual length; the longest text."""
+        """Batches of one token, of the most tokens in texts of usual length, and of the longest text."""
         limits = self._info.limits
         usual = min(limits.max_seq_len, _WARMUP_LENGTH)
         count = max(1, min(limits.max_batch_size, limits.max_num_tokens // usual))
         return [_equal(1, 1), _equal(count, usual), _equal(1, limits.max_seq_len)]
 
-    def _capture(self, streams: list[DeviceStream]) -> None:
-        """Record steps on all streams until the memory for them is used up, small ones first: they gain most.
+    def _capture(self, streams: list[PlanStream]) -> None:
+        """Capture steps on all streams within the memory for graphs, small ones first: they gain most.
 
-        The first that cannot be recorded is the last that is tried; steps that are not recorded run as they are.
+        Capturing ends at the first failure; other steps run uncaptured.
         """
         num_captured = 0
         try:
@@ -149,9 +149,9 @@ class TensorRTEngine:
             log.warning("after %d CUDA graphs no more are recorded: %s", num_captured, str(error))
 
     def close(self) -> None:
-        """Refuse calls that wait, wait for the steps that run, then free contexts, memory and streams, once.
+        """Refuse waiting calls, wait for running steps, then free contexts, memory and streams, once.
 
-        What a step that does not end may still use is not freed: that is said in the log, and a later call tries again.
+        Memory that a stuck step may still use is not freed: the log reports it, and a later call tries again.
         """
         if self._streams.close(_CLOSE_PATIENCE_S):
             self._resources.pop_all().close()

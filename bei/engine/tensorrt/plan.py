@@ -1,6 +1,6 @@
-"""A TensorRT plan, read from its file: its tensors, its profiles, its execution contexts.
+"""A TensorRT plan loaded from its file: tensors, profiles, execution contexts.
 
-Takes the module (``tensorrt`` or ``tensorrt_rtx``) as an argument. What only one of them has is found by its name.
+The module (``tensorrt`` or ``tensorrt_rtx``) is an argument. Features of only one of them are looked up by name.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Read at once of a plan: one piece of host memory, whatever the plan's size.
+# Bytes of a plan read at a time: a single piece of host memory, whatever the plan's size.
 _CHUNK = 64 << 20
 
 Shape = tuple[int, ...]
 
-# What to do about each of TensorRT-RTX's EngineInvalidityDiagnostics.
+# Remedies for TensorRT-RTX's EngineInvalidityDiagnostics.
 _REMEDIES = {
     "VERSION_MISMATCH": "build it again with the TensorRT-RTX that is installed here",
     "UNSUPPORTED_CC": "build it again with --compute-capability of this machine's GPU",
@@ -45,7 +45,7 @@ _REMEDIES = {
     "CUDA_ERROR": "install the driver of NVIDIA again, until nvidia-smi answers",
 }
 
-# Which of a profile's sizes an input's dimensions are, for those that tell: nearly every graph has the first two.
+# The size of a profile that an input's dimensions determine; nearly every graph has the first two.
 _DIMENSIONS: dict[str, tuple[str, ...]] = {
     "input_ids": ("tokens",),
     "pad_index": ("sequences", "longest"),
@@ -56,7 +56,7 @@ _DIMENSIONS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Profile:
-    """An optimization profile. ``least`` and ``most``: input name -> shape. ``about``: the manifest's words of it."""
+    """An optimization profile. ``least`` and ``most``: input name -> shape. ``about``: its entry in the manifest."""
 
     index: int
     about: PlanProfile
@@ -64,7 +64,7 @@ class Profile:
     most: Mapping[str, Shape]
 
     def holds(self, inputs: Mapping[str, npt.NDArray[Any]]) -> bool:
-        """Whether all ``inputs`` are of shapes that were compiled for."""
+        """True if the shapes of all ``inputs`` are within the profile."""
         return all(
             len(array.shape) == len(self.most[name])
             and all(
@@ -76,9 +76,10 @@ class Profile:
 
 
 class LoadedPlan:
-    """The engine of TensorRT's in the file of ``folder``, with weights in it; as ``about`` and ``outputs`` say.
+    """TensorRT's engine from the file in ``folder``, with weights, checked against ``about`` and ``outputs``.
 
-    Raises EngineError: the file ends too early or is no plan, its weights do not fit, it is not what the manifest says.
+    Raises EngineError if the file is truncated or no plan, the weights do not fit, or the manifest describes another
+    plan.
     """
 
     def __init__(self, trt: TensorRTModule, folder: Path, about: Plan, outputs: Seq[OutputInfo]) -> None:
@@ -101,22 +102,22 @@ class LoadedPlan:
         self.profiles = self._profiles(about)
 
     def close(self) -> None:
-        """Let go of the engine, and then of the runtime. Contexts must be gone."""
+        """Free the engine, then the runtime. Contexts must be freed before."""
         del self.engine
         self.runtime = None
 
     @property
     def activation_bytes(self) -> int:
-        """What a context needs to compute, whatever the profile."""
+        """Memory that a context needs to compute, for any profile."""
         return int(self.engine.device_memory_size_v2)
 
     @property
     def weight_bytes(self) -> int:
-        """What the weights take on the device."""
+        """Device memory of the weights."""
         return int(self.engine.get_engine_stat(self.trt.EngineStat.TOTAL_WEIGHTS_SIZE))
 
     def _check_inputs(self) -> None:
-        """Every input is one that ``bei.engine.packing`` fills, of the type it fills it with."""
+        """Raise EngineError unless ``bei.engine.packing`` provides every input with the right type."""
         types = {np.dtype(np.int32): self.trt.DataType.INT32, np.dtype(np.float32): self.trt.DataType.FLOAT}
         try:
             arrays = graph_inputs(PackedBatch(np.zeros(1, np.int32), np.array([0, 1], np.int32)), self.input_names)
@@ -128,7 +129,7 @@ class LoadedPlan:
                 raise EngineError(f"The plan's input {name} is {dtype.name}, not {array.dtype}. Build it again.")
 
     def _output(self, info: OutputInfo, names: Seq[str]) -> OutputInfo:
-        """``info``, if the plan has such an output: float32, rows of its width."""
+        """``info``, if the plan has this output: float32, with rows of its width."""
         if info.name not in names:
             raise EngineError(f"The plan has no output {info.name!r}, which the manifest names. Build it again.")
         dtype, shape = self.engine.get_tensor_dtype(info.name), tuple(self.engine.get_tensor_shape(info.name))
@@ -162,7 +163,8 @@ class LoadedPlan:
         return profiles
 
     def profile_for(self, inputs: Mapping[str, npt.NDArray[Any]], first: int = 0) -> Profile:
-        """The first profile from ``first`` on that holds ``inputs``: the narrowest comes first. Raises EngineError."""
+        """The first profile from ``first`` on that holds ``inputs``; narrower profiles come first. Raises
+        EngineError."""
         for profile in self.profiles[first:]:
             if profile.holds(inputs):
                 return profile
@@ -174,8 +176,8 @@ class LoadedPlan:
     ) -> TensorRTModule.IExecutionContext:
         """An execution context for ``profile``, which computes in the ``activation_bytes`` at ``activations``.
 
-        Contexts that share those must not run at the same time. ``captures_itself``: few shapes will come, for each of
-        which TensorRT-RTX compiles kernels, records a CUDA graph and launches that.
+        Contexts that share this memory must not run at the same time. ``captures_itself``: for few shapes, for each of
+        which TensorRT-RTX compiles kernels and captures and launches a CUDA graph.
         """
         with raised_by_bindings("made no execution context", self.logger):
             context = self._new_context(captures_itself=captures_itself)
@@ -185,7 +187,7 @@ class LoadedPlan:
                 cuda.synchronize(stream)
                 context.set_device_memory(activations, self.activation_bytes)
             except BaseException:
-                del context  # the error's frames would keep it
+                del context  # the error's frames would keep it alive
                 raise
             return context
 
@@ -198,7 +200,7 @@ class LoadedPlan:
             of_rtx = cast("TensorRTRTXModule.IRuntimeConfig", config)
             if captures_itself:
                 of_rtx.cuda_graph_strategy = rtx.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
-            else:  # nearly every batch has another shape, and kernels for it would be compiled while it is served
+            else:  # nearly every batch has another shape, and kernels for it would be compiled while serving
                 kinds = rtx.DynamicShapesKernelSpecializationStrategy
                 of_rtx.dynamic_shapes_kernel_specialization_strategy = kinds.NONE
             context = self.engine.create_execution_context(config)
@@ -211,9 +213,9 @@ class LoadedPlan:
 
 @contextmanager
 def raised_by_bindings(what: str, logger: Any) -> Iterator[None]:
-    """Let what TensorRT's bindings raise be an EngineError: TensorRT ``what``, and why.
+    """A context that turns errors of TensorRT's bindings into EngineError: TensorRT ``what``, and the reason.
 
-    They raise RuntimeError where a call fails, and TypeError for what they do not take or cannot make.
+    The bindings raise RuntimeError if a call fails, and TypeError for arguments or results that they cannot convert.
     """
     try:
         yield
@@ -223,7 +225,7 @@ def raised_by_bindings(what: str, logger: Any) -> Iterator[None]:
 
 
 def _check_validity(trt: TensorRTModule, runtime: TensorRTModule.Runtime, logger: Any, path: Path) -> None:
-    """TensorRT-RTX can say before it loads a plan whether it will."""
+    """TensorRT-RTX can tell before loading whether a plan is valid."""
     if not hasattr(runtime, "get_engine_validity"):
         return
     rtx, rtx_runtime = cast("TensorRTRTXModule", trt), cast("TensorRTRTXModule.Runtime", runtime)
@@ -250,7 +252,7 @@ def _deserialized(
         try:
             reader = _reader(trt.IStreamReaderV2)(file)
             engine = runtime.deserialize_cuda_engine(reader)
-        except RuntimeError as error:  # the bindings': there is no driver
+        except RuntimeError as error:  # raised by the bindings without a driver
             raise EngineError(f"TensorRT could not read {path}: {' '.join(str(error).split())}") from error
     if engine is None:
         if reader.is_past_end:
@@ -269,9 +271,9 @@ def _reader(base: Any) -> Any:
     """A reader of plans, derived from TensorRT's class ``base``."""
 
     class PlanReader(base):  # type: ignore[misc]
-        """Reads as much as it is asked for, in pieces; no bytes at the file's end, which the bindings take for a stop.
+        """Reads the requested bytes in pieces; at the file's end it returns none, which the bindings take for a stop.
 
-        The file goes to the device piece by piece, and is never in the host's memory as a whole.
+        The file goes to the device piece by piece, and is never in host memory as a whole.
         """
 
         def __init__(self, file: BinaryIO) -> None:
@@ -292,7 +294,7 @@ def _reader(base: Any) -> Any:
 
 
 def _put_weights(trt: TensorRTModule, engine: TensorRTModule.ICudaEngine, logger: Any, graph: Path) -> None:
-    """Fill a plan that was compiled without weights with those of the ONNX file ``graph``. Raises EngineError."""
+    """Load the weights of the ONNX file ``graph`` into a plan compiled without weights. Raises EngineError."""
     if not graph.is_file():
         raise EngineError(f"The plan holds no weights, and {graph} is missing: copy the artifact anew from its source.")
     refitter = trt.Refitter(engine, logger)

@@ -1,6 +1,6 @@
-"""What must hold before a plan is loaded: a GPU it was compiled for, a driver, the version of the library that made it.
+"""Checks before a plan is loaded: the GPU it was compiled for, the driver, and the library's version.
 
-TensorRT would refuse too, later and in words that name no remedy.
+TensorRT would refuse it too, but later and without naming a remedy.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from bei.errors import ArtifactWrongDeviceError, ArtifactWrongVersionError, Devi
 
 log = logging.getLogger(__name__)
 
-# A hardware-compatible plan runs on every architecture from this one on, Ampere.
+# A hardware-compatible plan runs on every architecture from Ampere on.
 _LEAST_COMPATIBLE = 80
 
 
 def found_gpu(manifest: Manifest, cuda: Any) -> Gpu:
-    """The GPU that CUDA's module uses, fit for ``manifest``'s plan.
+    """The GPU that CUDA's module uses, if it suits ``manifest``'s plan.
 
-    Raises DeviceNotFoundError: there is none, or its driver is too old; ArtifactWrongDeviceError.
+    Raises DeviceNotFoundError: no GPU, or its driver is too old; ArtifactWrongDeviceError.
     """
     purpose = f"Serving {manifest.name} (target {manifest.target})"
     _check_driver(purpose, cuda)
@@ -34,10 +34,10 @@ def found_gpu(manifest: Manifest, cuda: Any) -> Gpu:
 
 
 def _check_driver(purpose: str, cuda: Any) -> None:
-    """A driver serves the CUDA versions up to its own, and later ones of the same major version."""
+    """A driver supports CUDA versions up to its own, and later ones of the same major version."""
     status, runtime = cuda.cudaRuntimeGetVersion()
     other, driver = cuda.cudaDriverGetVersion()
-    if status.value or other.value or not driver:  # no driver at all: who asks for the GPU says so
+    if status.value or other.value or not driver:  # no driver at all: the query for the GPU reports it
         return
     if driver // 1000 < runtime // 1000:
         raise DeviceNotFoundError(
@@ -77,7 +77,7 @@ def _remedy(target: str, gpu: Gpu) -> str:
 
 
 def check_version(manifest: Manifest, trt: Any) -> None:
-    """A plan is read by the version that made it. Raises ArtifactWrongVersionError."""
+    """Raise ArtifactWrongVersionError unless this version made the plan."""
     made_by, title = manifest.engine.compiler_version, LIBRARIES[manifest.target].title
     if trt.__version__ != made_by:
         raise ArtifactWrongVersionError(

@@ -1,4 +1,4 @@
-"""Who may use which stream: a caller each, and none once the engine is closed. Knows nothing of devices."""
+"""A pool of streams: one caller for each, and none after the engine is closed. Independent of devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class StreamPool(Generic[T]):
-    """Hands out ``streams``, the one that has been free for longest first. Threads may share it."""
+    """Hands out ``streams``, the one that was free for longest first. Thread-safe."""
 
     def __init__(self, streams: Sequence[T]) -> None:
         self._free = deque(streams)
@@ -24,7 +24,7 @@ class StreamPool(Generic[T]):
 
     @contextmanager
     def taken(self, *, all_of_them: bool = False) -> Iterator[list[T]]:
-        """One stream, or all: whoever asks for more than are free waits. Raises EngineError once it is closed."""
+        """One stream, or all of them; waits until enough are free. Raises EngineError after ``close``."""
         count = self._num_streams if all_of_them else 1
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or len(self._free) >= count)
@@ -39,7 +39,7 @@ class StreamPool(Generic[T]):
                 self._changed.notify_all()
 
     def close(self, patience_s: float) -> bool:
-        """Hand out none any more, and wait until all are back, for ``patience_s`` at most. Returns whether they are."""
+        """Refuse further requests, and wait for all streams to return, ``patience_s`` at most. True if all did."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

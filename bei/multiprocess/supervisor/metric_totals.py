@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
-from bei.metrics.aggregate import ended
+from bei.metrics.aggregate import counts_of_ended
 from bei.server.status.peers import ENDED
 
 # Makes one answer of several, of which some may be its own.
@@ -17,7 +17,7 @@ Merge = Callable[[Seq[bytes]], bytes]
 
 METRICS = "metrics"
 
-KEPT: Mapping[str, Merge] = {METRICS: ended}
+KEPT: Mapping[str, Merge] = {METRICS: counts_of_ended}
 
 
 class Kept:

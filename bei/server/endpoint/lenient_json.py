@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from bei.errors import BeiError, InvalidTextError, MalformedRequestError
-from bei.utils.surrogates import not_all_characters
+from bei.utils.surrogates import surrogate_error
 from bei.utils.threads import off_loop
 
 RequestT = TypeVar("RequestT")
@@ -147,7 +147,7 @@ def _error(path: Path, text: str, mark: str) -> InvalidTextError:
         name = f"{param} 0"
     start = text.index(mark)
     half = int(text[start + len(mark) :][:_HALF_CHARS], 16)
-    return not_all_characters(name, start, half, param)
+    return surrogate_error(name, start, half, param)
 
 
 def _with_integers(value: Any) -> Any:

@@ -8,10 +8,16 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from bei.artifact.certificate.record import Calibration, Certificate, Comparison, OutputAgreement, QuantizationRecord
+from bei.artifact.certificate.record import (
+    Calibration,
+    Certificate,
+    OutputAgreement,
+    QuantizationRecord,
+    ReferenceComparison,
+)
 from bei.artifact.manifest import Manifest
 from bei.artifact.sides import Role
-from bei.artifact.signature import Signed
+from bei.artifact.signature import ArtifactSignature
 from bei.config.settings import ServeConfig
 from bei.errors import InvalidRequestError, ModelNotFoundError
 from bei.server.endpoint.get_responses import answers
@@ -49,7 +55,7 @@ class QuantizationInfo(Calibration, frozen=True, kw_only=True):
     num_high_layers: int
 
 
-class CertificateInfo(Comparison, frozen=True, kw_only=True):
+class CertificateInfo(ReferenceComparison, frozen=True, kw_only=True):
     """The certificate of the artifact, but for texts, histograms, layers and the canary: they are for people who look
     at the artifact."""
 
@@ -150,7 +156,7 @@ def describe(service: InferenceService, config: ServeConfig) -> Info:
     }
 
 
-def _signature(signed: Signed | None, *, is_trusted: bool) -> SignatureInfo | None:
+def _signature(signed: ArtifactSignature | None, *, is_trusted: bool) -> SignatureInfo | None:
     if signed is None:
         return None
     return {"algorithm": signed.algorithm, "key": signed.key, "checked": signed.is_checked, "trusted": is_trusted}
@@ -158,7 +164,7 @@ def _signature(signed: Signed | None, *, is_trusted: bool) -> SignatureInfo | No
 
 def _certificate(certificate: Certificate) -> CertificateInfo:
     return CertificateInfo(
-        **_fields(certificate, Comparison),
+        **_fields(certificate, ReferenceComparison),
         verdict=certificate.verdict,
         failures=certificate.failures,
         outputs=[OutputAgreement(**_fields(row, OutputAgreement)) for row in certificate.outputs],

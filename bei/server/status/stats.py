@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import msgspec
 
-from bei.metrics.last_minute import PackedWindow, RequestCounts, request_counts, step_sums, summed
+from bei.metrics.last_minute import PackedMinuteWindow, RequestCounts, request_counts, step_sums, summed
 from bei.metrics.registry import Metrics
 from bei.port import LaneStats
 from bei.version import __version__
@@ -119,8 +119,8 @@ class Part(msgspec.Struct, array_like=True, frozen=True):
     """What one process knows of the last minute: requests, engine steps by model, and models of which a thread has died
     there."""
 
-    requests: PackedWindow
-    steps: dict[str, PackedWindow]
+    requests: PackedMinuteWindow
+    steps: dict[str, PackedMinuteWindow]
     dead: list[str] = []
 
 

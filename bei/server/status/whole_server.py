@@ -51,7 +51,7 @@ class WholeServer:
         if self._peers.name not in (*answers, *replies.silent):
             answers[self._peers.name] = self._metrics.snapshot()
         processes = sorted(answers.keys() - {ENDED})
-        return await off_loop(self._metrics.render_together, answers, processes, replies.silent)
+        return await off_loop(self._metrics.render_server, answers, processes, replies.silent)
 
     async def stats(self) -> minute.Stats:
         """The last minute."""

@@ -1,4 +1,4 @@
-"""Charts as inline SVG. Colours come from the page's style sheet; every chart says in words what it shows."""
+"""The frame of inline SVG charts. Colours come from the page's style sheet; each chart has a description in words."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The frame of a page, its tables and its style. Equal input, equal bytes.
+"""Self-contained HTML pages: frame, tables and style. Equal input gives equal bytes.
 
-The style follows the reader's light or dark scheme, and paper is always light.
+The style follows the reader's light or dark scheme; printed pages are light.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import TypeAlias
 
-# A cell of a table, and whether it is a number.
+# A table cell: its text, and whether it is a number.
 Cell: TypeAlias = "tuple[str, bool]"
 
 _NUMBER = ' class="number"'
@@ -28,7 +28,7 @@ body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 56rem; background:
   body { max-width: none; padding: 0; font-size: 11pt; } }
 """
 
-# Of what stands in the page, without its colours: the server's page (/ui) shows it in its own.
+# The style of a page's content without colours: the server's page (/ui) shows it in its own colours.
 CONTENT_STYLE = """
 * { box-sizing: border-box; }
 h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .75rem; overflow-wrap: anywhere; }
@@ -64,14 +64,14 @@ svg .threshold { stroke: var(--quiet); stroke-dasharray: 4 3; }
 
 
 def safe(text: str) -> str:
-    """``text`` for HTML and SVG: markup is escaped, and characters that control terminals or directions of writing are
-    replaced, so that no text reaches out of its place."""
+    """``text`` escaped for HTML and SVG; control characters and direction overrides are replaced, so that untrusted
+    text stays in its place."""
     shown = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", "\ufffd", text)
     return escape(shown, quote=True)
 
 
 def document(title: str, parts: Iterable[str], style: str = "") -> str:
-    """A whole page of ``parts``, which are HTML; ``style`` is added to the common style."""
+    """A whole page around ``parts`` (HTML); ``style`` is appended to the common style."""
     content = "\n".join(parts)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -83,7 +83,7 @@ def document(title: str, parts: Iterable[str], style: str = "") -> str:
 
 
 def facts_table(rows: Iterable[tuple[str, str]]) -> str:
-    """A table of names and their values."""
+    """A table of names and values."""
     cells = "\n".join(
         f'<tr><th scope="row">{safe(name)}</th><td><bdi>{safe(value)}</bdi></td></tr>' for name, value in rows
     )
@@ -91,7 +91,7 @@ def facts_table(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
-    """A table. The first column's cells name their rows where they are no numbers."""
+    """A table. A first cell that is not a number becomes its row's header."""
     rows = list(rows)
     is_number = [all(row[column][1] for row in rows) for column in range(len(header))]
     head = "".join(
@@ -107,7 +107,7 @@ def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[Cell]]) -
 
 
 def scrolling(label: str, content: str, kind: str = "scroll") -> str:
-    """``content``, which may be wider than the page: it scrolls, by keyboard too."""
+    """``content`` in a box that scrolls horizontally, by keyboard too."""
     return f'<div class="{kind}" role="group" aria-label="{safe(label)}" tabindex="0">{content}</div>'
 
 

@@ -1,4 +1,4 @@
-"""Charts of lines over one axis, with a legend above them. Gaps stay gaps; nothing is smoothed."""
+"""Line charts as inline SVG, with a legend above them. Gaps stay gaps; nothing is smoothed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from bei.utils.html.bar_chart import WIDTH, chart
 from bei.utils.html.document import safe, scrolling
 
-# To be added to the page's style: six colours that differ in light, in the dark, in print and to the colour-blind.
+# Style that a page with charts adds: six colours that differ in light, dark and print, and for colour-blind readers.
 STYLE = """
 :root { --s1: #2f6fb0; --s2: #c2541b; --s3: #1a7a4c; --s4: #8a4fb0; --s5: #8a6d00; --s6: #b3266b; }
 @media (prefers-color-scheme: dark) { :root { --s1: #6fa8dc; --s2: #f0925a; --s3: #62c48f; --s4: #c39be0; --s5: #d9b944;
@@ -34,8 +34,8 @@ _MOST_DOTS = 40
 
 @dataclass(frozen=True)
 class Line:
-    """Points of ascending x; y None: a gap. ``color`` from 1 to NUM_COLORS, 0 for a line to compare with; ``dash``: 0,
-    1 or 2."""
+    """A line. ``points`` have ascending x; y None is a gap. ``color``: 1 to NUM_COLORS, or 0 for a reference line;
+    ``dash``: 0, 1 or 2."""
 
     label: str
     points: Sequence[tuple[float, float | None]]
@@ -44,13 +44,12 @@ class Line:
 
     @property
     def shown(self) -> list[tuple[float, float]]:
-        """Without the gaps."""
         return [(x, y) for x, y in self.points if y is not None]
 
 
 @dataclass(frozen=True)
 class Axis:
-    """From ``low`` to ``high``, with ``ticks``: values and what stands at them."""
+    """An axis from ``low`` to ``high``. ``ticks``: positions and labels."""
 
     label: str
     low: float
@@ -59,7 +58,7 @@ class Axis:
     is_log: bool = False
 
     def share(self, value: float) -> float:
-        """Where ``value`` lies between both ends, 0 to 1."""
+        """The relative position of ``value`` on the axis, 0 to 1."""
         low, high = self.low, self.high
         if self.is_log:
             value, low, high = math.log(max(value, low)), math.log(low), math.log(high)
@@ -91,7 +90,7 @@ def log_axis(label: str, values: Iterable[float]) -> Axis:
 
 
 def percentile_axis(highest: float) -> Axis:
-    """For ``tail(percentile)``: each decade is another nine."""
+    """An axis for ``tail(percentile)``: each decade is another nine."""
     nines = max(1, math.ceil(tail(highest) - 1e-9))
     names = ["50 %", "90 %", "99 %", "99.9 %", "99.99 %", "99.999 %", "99.9999 %"]
     ticks = [(0.0, "0 %"), *((tail(float(name[:-2])), name) for name in names[: nines + 1])]
@@ -99,12 +98,12 @@ def percentile_axis(highest: float) -> Axis:
 
 
 def tail(percentile: float) -> float:
-    """How many nines a percentile has."""
+    """The number of nines of a percentile."""
     return -math.log10(max(1e-9, 1 - percentile / 100))
 
 
 def line_chart(name: str, title: str, lines: Sequence[Line], x: Axis, y: Axis, *, height: int = 230) -> str:
-    """A chart of ``lines``; ``name`` is unique on the page, ``title`` stands above it."""
+    """A chart of ``lines``. ``name`` is a unique id on the page; ``title`` stands above the chart."""
     legend, top = _legend(lines, title)
     base = top + height
 
@@ -119,7 +118,7 @@ def line_chart(name: str, title: str, lines: Sequence[Line], x: Axis, y: Axis, *
 
 
 def _legend(lines: Sequence[Line], title: str) -> tuple[list[str], float]:
-    """Its parts, and where the plot begins."""
+    """The legend's parts, and the y position at which the plot begins."""
     parts = [f'<text x="0" y="11" style="font-size:12px;font-weight:600">{safe(title)}</text>']
     left, row = 0.0, 1
     for line in lines:

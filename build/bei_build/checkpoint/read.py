@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from bei.artifact.manifest import Source
+from bei.artifact.manifest import CheckpointSource
 from bei.artifact.store import sha256_of_file
 from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 from bei.utils.libraries import importing
@@ -149,7 +149,7 @@ def read_checkpoint(
     )
 
 
-def source_of(checkpoint: Checkpoint) -> Source:
+def source_of(checkpoint: Checkpoint) -> CheckpointSource:
     """The manifest's record of the checkpoint; hashes every file that was read."""
     folders = {checkpoint.location.folder, *checkpoint.files.folders}
     found = (path for folder in folders for suffix in _READ_SUFFIXES for path in folder.glob(f"*{suffix}"))
@@ -166,7 +166,7 @@ def source_of(checkpoint: Checkpoint) -> Source:
     for path in sorted(files):
         sha.update(f"{path.relative_to(checkpoint.location.folder).as_posix()} {sha256_of_file(path)}\n".encode())
     location = checkpoint.location
-    return Source(
+    return CheckpointSource(
         model=location.model,
         kind=location.kind,
         revision=location.revision,

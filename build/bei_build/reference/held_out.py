@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from bei.artifact.certificate.record import Certificate
 from bei.core import Encoding, Engine, Expansion, expanded
 from bei.errors import VerificationError
-from bei.verification.answers import MIN_TEXTS, EngineAnswers, HeldOut, Rows, joined, run
 from bei.verification.comparison import ReferenceAnswers, kept_canary
+from bei.verification.engine_answers import MIN_TEXTS, EngineAnswers, HeldOut, Rows, joined, run
 from bei.verification.retrieval import RetrievalQuestions, ndcgs
 from bei_build.checkpoint.heads import tasks_of
 from bei_build.spec.model_spec import ModelSpec

@@ -16,7 +16,7 @@ from bei.artifact.manifest import Manifest, RerankTemplate
 from bei.artifact.sides import Role
 from bei.core import Encoding, expanded
 from bei.errors import ConfigError
-from bei.verification.retrieval import Ranking, RetrievalQuestions, Similarity
+from bei.verification.retrieval import RetrievalQuestions, RetrievalRanking, Similarity
 from bei_build.checkpoint.colbert import Side, prompt_of
 from bei_build.checkpoint.heads import tasks_of
 from bei_build.reference.held_out import encode, encode_pairs
@@ -104,7 +104,7 @@ def questions_of(
         return None
     if output == "logits":
         return _of_reranker(manifest, spec, tokenizer, readable)
-    ranking = Ranking(
+    ranking = RetrievalRanking(
         output=output,
         num_documents=len(readable.documents),
         grades=list(readable.grades),
@@ -153,7 +153,7 @@ def _of_reranker(manifest: Manifest, spec: ModelSpec, tokenizer: Tokenizer, aske
         encodings = encode_pairs(tokenizer, prompted, spec, manifest.max_seq_len)
     else:
         encodings = _framed(tokenizer, manifest.rerank_template, pairs, manifest.max_seq_len)
-    ranking = Ranking(
+    ranking = RetrievalRanking(
         output="logits",
         num_documents=len(asked.documents),
         grades=list(grades_of),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from bei.core import Encoding, PackedBatch, rows_of_sequences
 from bei.engine.pytorch import load_torch
 from bei.errors import BeiError, CompileError
-from bei.verification.answers import Rows, joined
+from bei.verification.engine_answers import Rows, joined
 from bei_build import memory
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.reference import hf_model as hf

@@ -18,10 +18,10 @@ from bei.artifact.int8 import largest_of
 from bei.artifact.manifest import ENGINE_DIR, Manifest
 from bei.core import Engine
 from bei.errors import VerificationError
-from bei.verification.answers import Rows, ask_canary, ask_engine
 from bei.verification.comparison import compare, normalized
+from bei.verification.engine_answers import Rows, ask_canary, ask_engine
 from bei.verification.retrieval import agreement, ask_retrieval
-from bei.verification.stored_answers import RetrievalReference, keep, meaning_of
+from bei.verification.stored_answers import RetrievalReference, output_meaning, store_reference_answers
 from bei_build.config import BuildConfig
 from bei_build.job import Job
 from bei_build.progress import Progress
@@ -87,7 +87,7 @@ def _verified(work: Verification, progress: Progress) -> Certified:
             expected.texts,
             held_out,
             questions.thresholds,
-            meaning=meaning_of(work.manifest),
+            meaning=output_meaning(work.manifest),
             quantization=work.calibrated.record if work.calibrated else None,
             retrieval=ranked,
         )
@@ -149,7 +149,7 @@ def _keep_reference(work: Verification, expected: Expected) -> Certificate:
     questions, retrieval = work.questions, None
     if questions.retrieval is not None and expected.ndcgs is not None:
         retrieval = RetrievalReference(questions.retrieval, expected.ndcgs)
-    return keep(
+    return store_reference_answers(
         work.job.root,
         expected.texts,
         questions.held_out,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from bei.verification.answers import EngineAnswers, ask_engine
 from bei.verification.comparison import compare
-from bei.verification.stored_answers import meaning_of
+from bei.verification.engine_answers import EngineAnswers, ask_engine
+from bei.verification.stored_answers import output_meaning
 from bei_build import memory
 from bei_build.job import Job
 from bei_build.progress import Progress
@@ -33,7 +33,7 @@ def fitted(job: Job, calibrated: Calibrated, questions: Questions, progress: Pro
         answers = _answers(job, calibrated, questions, progress)
         expected = questions.answered(progress)
         with progress.step("Verify emulation") as step:
-            meaning, record = meaning_of(job.describe(NOT_COMPILED)), calibrated.record
+            meaning, record = output_meaning(job.describe(NOT_COMPILED)), calibrated.record
             thresholds = msgspec.structs.replace(questions.thresholds, ndcg_loss=None)  # asked where the engine runs
             certificate = compare(
                 answers, expected.texts, questions.held_out, thresholds, meaning=meaning, quantization=record

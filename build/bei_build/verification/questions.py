@@ -14,8 +14,8 @@ from bei.artifact.manifest import TOKENIZER, EngineRequirements
 from bei.artifact.store import sha256_of_file
 from bei.core import Encoding, Float32Array
 from bei.errors import ConfigError
-from bei.verification.answers import HeldOut
 from bei.verification.comparison import ReferenceAnswers
+from bei.verification.engine_answers import HeldOut
 from bei.verification.retrieval import RetrievalQuestions
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.config import BuildConfig

@@ -1,4 +1,4 @@
-"""What is in the cache, and what may be removed of it: never what somebody uses, builds or owns otherwise."""
+"""The cache's entries and their removal: never one that is in use, being built, or foreign."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.artifact.cache import Entry, ModelCache, _chosen
+from bei.artifact.cache import CacheEntry, ModelCache, _chosen
 from bei.artifact.cost_cache import CostCache
 from bei.errors import ConfigError
 from bei.utils.file_lock import acquire
@@ -45,7 +45,7 @@ def put(cache: ModelCache, name: str, size: int = 1000, age_s: float = 0.0) -> P
     return use.path
 
 
-def names(entries: list[Entry]) -> list[str]:
+def names(entries: list[CacheEntry]) -> list[str]:
     return [entry.name.split("-cpu-")[0] for entry in entries]
 
 
@@ -54,7 +54,7 @@ def left(cache: ModelCache) -> set[str]:
     return set(os.listdir(cache.folder)) - {".bei.lock"}
 
 
-# What is there.
+# Entries.
 
 
 def test_entries_have_their_size_and_their_last_use_and_say_who_is_in_use(cache: ModelCache) -> None:
@@ -106,7 +106,7 @@ def test_a_folder_that_cannot_be_made_says_which_setting_names_another(tmp_path:
         ModelCache(tmp_path / "file" / "cache").use(named("a"))
 
 
-# What is removed.
+# Removal.
 
 
 def test_the_least_recently_used_goes_first_until_the_rest_fits(cache: ModelCache) -> None:
@@ -169,7 +169,7 @@ def test_other_people_s_files_stay(cache: ModelCache, tmp_path: Path) -> None:
 def test_no_more_is_removed_than_the_bound_asks_for(entries: list[tuple[int, bool, str]], bound: int) -> None:
     """Entries come the last used first. Leftovers go in any case."""
     given_entries = [
-        Entry(kind, Path(str(index)), size, -float(index), in_use)  # type: ignore[arg-type]
+        CacheEntry(kind, Path(str(index)), size, -float(index), in_use)  # type: ignore[arg-type]
         for index, (size, in_use, kind) in enumerate(entries)
     ]
     chosen = _chosen(given_entries, bound, None)
@@ -256,12 +256,12 @@ def test_one_builds_and_the_others_find_it_built(cache: ModelCache) -> None:
 
 
 def test_whoever_uses_an_entry_has_it_however_often_others_prune(cache: ModelCache) -> None:
-    """Locks are of open files, so that threads stand for processes."""
+    """Locks belong to open files, so threads can stand for processes."""
     is_over = threading.Event()
     faults: list[BaseException] = []
     # Lists, not numbers: two threads that add to one number at a time lose what one of them has added.
     uses: list[Path] = []
-    removed: list[Entry] = []
+    removed: list[CacheEntry] = []
 
     def use() -> None:
         while not is_over.is_set():
@@ -309,15 +309,15 @@ def test_a_start_keeps_the_bound_and_says_what_it_has_removed(
     caplog.set_level(logging.INFO)
     put(cache, "old", 3000, HOUR)
     put(cache, "new", 2000)
-    cache.keep_bound(None)
-    cache.keep_bound(5000)
+    cache.enforce_limit(None)
+    cache.enforce_limit(5000)
     assert caplog.text == ""
-    cache.keep_bound(2500)
+    cache.enforce_limit(2500)
     assert names(cache.entries()) == ["new"]
     assert f"removed {cache.folder / named('old')} (3.0 kB) from the cache" in caplog.text
     caplog.clear()
     with cache.use(named("new")):
-        cache.keep_bound(1)
+        cache.enforce_limit(1)
     assert "holds 2.0 kB, more than cache_max_size (1 B), and all of it is in use" in caplog.text
 
 
@@ -330,7 +330,7 @@ def test_a_bound_that_cannot_be_kept_stops_no_start(
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr("bei.artifact.cache.shutil.rmtree", refused)
-    cache.keep_bound(1)
+    cache.enforce_limit(1)
     assert "cannot be kept below cache_max_size" in caplog.text
 
 

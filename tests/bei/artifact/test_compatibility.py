@@ -1,4 +1,4 @@
-"""What may take the place of a served artifact, and what is refused by name."""
+"""Which artifacts may replace a served one, and errors that name the difference."""
 
 from __future__ import annotations
 

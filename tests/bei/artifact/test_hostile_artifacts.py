@@ -15,16 +15,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bei.artifact import manifest as artifacts
 from bei.artifact import store
-from bei.artifact.manifest import MANIFEST, TOKENIZER
+from bei.artifact.manifest import CERTIFICATE, ENGINE_DIR, MANIFEST, REFERENCE_DIR, TOKENIZER
 from bei.artifact.signature import SIGNATURE
 from bei.artifact.store import load
 from bei.engine.fake import FakeEngine
 from bei.errors import ArtifactFileUnlistedError, ArtifactManifestError
 from bei.tokenizer.encoder import TextEncoder
 from bei.utils.untrusted_files import UnfitError, check_regular, printable, read_bounded, unlisted, within
-from bei.verification.stored_answers import complete
+from bei.verification.stored_answers import complete_certificate
 from tests.support.artifacts import save_artifact
 from tests.support.hostile_artifacts import ENGINE_FILE, HOSTILE, extra, manifest_of, nested, says_all, seal
 
@@ -58,11 +57,11 @@ def test_a_hostile_artifact_is_refused_in_one_line(name: str, folder: Path) -> N
     assert re.search(r"[Bb]uild|again|delete it|upgrade", message), "it says what to do"
 
 
-# What is no attack.
+# Harmless changes.
 
 
 def test_what_was_sealed_anew_without_a_change_is_good(folder: Path) -> None:
-    """The tables' own hands leave no traces: each refusal is of what they changed."""
+    """The helpers that spoil artifacts leave no traces of their own: each refusal is due to the change."""
     seal(folder, manifest_of(folder))
     opened(folder)
 
@@ -119,7 +118,7 @@ def test_a_refused_artifact_is_not_hashed(folder: Path, monkeypatch: pytest.Monk
         hashed.append(path)
         return sha256_of_file(path)
 
-    monkeypatch.setattr(artifacts, "sha256_of_file", noted)
+    monkeypatch.setattr(store, "sha256_of_file", noted)
     with pytest.raises(ArtifactFileUnlistedError):
         load(folder)
     # Which say whether another process replaces them.
@@ -161,7 +160,7 @@ def says_to_be_large(content: bytes) -> bytes:
 )
 def test_answers_that_would_take_all_memory_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
     artifact = save_artifact(tmp_path / "artifact")
-    folder = artifact.path / artifacts.REFERENCE_DIR
+    folder = artifact.path / REFERENCE_DIR
     folder.mkdir()
     record = {"name": "x", "is_own": False, "outputs": ["embedding"], "texts": ["a"], "canary_text": "a"}
     thresholds = {"mean": 0.9, "p1": 0.9, "min": 0.9}
@@ -170,18 +169,18 @@ def test_answers_that_would_take_all_memory_are_refused(content: bytes, message:
     (folder / "answers.npz").write_bytes(content)
     artifact = store.save(artifact.path, artifact.manifest, artifact.certificate)
     with pytest.raises(ArtifactManifestError, match=message):
-        complete(artifact, FakeEngine(artifact.manifest.limits))
+        complete_certificate(artifact, FakeEngine(artifact.manifest.limits))
 
 
 def test_a_record_of_the_reference_that_is_nested_deep_is_refused(tmp_path: Path) -> None:
     artifact = save_artifact(tmp_path / "artifact")
-    folder = artifact.path / artifacts.REFERENCE_DIR
+    folder = artifact.path / REFERENCE_DIR
     folder.mkdir()
     (folder / "reference.json").write_bytes(nested(1_000_000))
     (folder / "answers.npz").write_bytes(packed(npy((4,), bytes(16))))
     artifact = store.save(artifact.path, artifact.manifest, artifact.certificate)
     with pytest.raises(ArtifactManifestError, match=r"reference\.json cannot be read"):
-        complete(artifact, FakeEngine(artifact.manifest.limits))
+        complete_certificate(artifact, FakeEngine(artifact.manifest.limits))
 
 
 # The parts.
@@ -211,7 +210,7 @@ def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
     assert read_bounded(file, 5) == b"12345"
     with pytest.raises(UnfitError, match="it has 5 bytes, more than the 4 that are read"):
         read_bounded(file, 4)
-    check_regular(tmp_path / "absent")  # whoever reads it says so
+    check_regular(tmp_path / "absent")  # the reader reports it
     with pytest.raises(UnfitError, match="no regular file"):
         check_regular(Path("/dev/null"))
     with pytest.raises(UnfitError, match="no regular file"):
@@ -235,6 +234,6 @@ def test_what_a_terminal_obeys_is_written_as_an_escape() -> None:
 
 
 def test_the_manifest_s_name_is_no_secret() -> None:
-    """bei.artifact.validation knows these names as texts, since bei.artifact imports it."""
-    assert (MANIFEST, TOKENIZER, artifacts.CERTIFICATE) == ("manifest.json", "tokenizer.json", "certificate.json")
-    assert (artifacts.ENGINE_DIR, artifacts.REFERENCE_DIR, SIGNATURE) == ("engine", "reference", "signature.json")
+    """bei.artifact.validation has these names as literals, since bei.artifact imports it."""
+    assert (MANIFEST, TOKENIZER, CERTIFICATE) == ("manifest.json", "tokenizer.json", "certificate.json")
+    assert (ENGINE_DIR, REFERENCE_DIR, SIGNATURE) == ("engine", "reference", "signature.json")

@@ -1,4 +1,4 @@
-"""The contract on disk: what is saved is what is loaded, and whatever was changed since is refused by name."""
+"""Artifacts on disk: what is saved is loaded, and later changes are refused by name."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from bei.artifact import manifest as artifacts
 from bei.artifact import store
-from bei.artifact.manifest import CERTIFICATE, CERTIFICATE_PAGE, MANIFEST, SCHEMA_VERSION, TOKENIZER
+from bei.artifact.manifest import CERTIFICATE, CERTIFICATE_PAGE, MANIFEST, SCHEMA_VERSION, TOKENIZER, Artifact
 from bei.artifact.store import is_artifact, load, load_manifest
 from bei.core import Limits
 from bei.errors import (
@@ -32,7 +31,7 @@ FILES = [CERTIFICATE_PAGE, CERTIFICATE, "engine/fake.bin", MANIFEST, TOKENIZER]
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> artifacts.Artifact:
+def saved(tmp_path: Path) -> Artifact:
     return save_artifact(tmp_path / "artifact")
 
 
@@ -52,7 +51,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 # Saving and loading.
 
 
-def test_what_is_saved_is_what_is_loaded(saved: artifacts.Artifact) -> None:
+def test_what_is_saved_is_what_is_loaded(saved: Artifact) -> None:
     assert load(saved.path) == saved
     assert load_manifest(saved.path) == saved.manifest
     assert is_artifact(saved.path)
@@ -100,7 +99,7 @@ def test_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
     assert [(first.path / file).read_bytes() for file in FILES] == [(second.path / file).read_bytes() for file in FILES]
 
 
-def test_every_file_but_the_manifest_is_listed_with_size_and_hash(saved: artifacts.Artifact) -> None:
+def test_every_file_but_the_manifest_is_listed_with_size_and_hash(saved: Artifact) -> None:
     assert [info.path for info in saved.manifest.files] == [
         CERTIFICATE_PAGE,
         CERTIFICATE,
@@ -112,18 +111,18 @@ def test_every_file_but_the_manifest_is_listed_with_size_and_hash(saved: artifac
         assert info.sha256 == store.sha256_of_file(saved.path / info.path)
 
 
-def test_an_artifact_may_be_moved(saved: artifacts.Artifact, tmp_path: Path) -> None:
+def test_an_artifact_may_be_moved(saved: Artifact, tmp_path: Path) -> None:
     moved = Path(shutil.move(saved.path, tmp_path / "elsewhere"))
     assert load(moved).manifest == saved.manifest
 
 
-def test_facts_are_read_from_the_manifest(saved: artifacts.Artifact) -> None:
+def test_facts_are_read_from_the_manifest(saved: Artifact) -> None:
     assert saved.manifest.limits == Limits(64, 8, 16)
     assert saved.manifest.dimension("embedding") == 8
     assert saved.manifest.dimension("logits") is None
 
 
-def test_a_new_certificate_replaces_its_page_too(saved: artifacts.Artifact) -> None:
+def test_a_new_certificate_replaces_its_page_too(saved: Artifact) -> None:
     certificate = msgspec.structs.replace(saved.certificate, device="another device")
     again = store.recertify(saved, certificate)
     assert load(saved.path) == again
@@ -132,8 +131,8 @@ def test_a_new_certificate_replaces_its_page_too(saved: artifacts.Artifact) -> N
     assert "another device" not in (save_artifact(saved.path.with_name("first")).path / CERTIFICATE_PAGE).read_text()
 
 
-def test_the_page_is_read_again_with_its_manifest(saved: artifacts.Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody replaces the certificate while the artifact is read: its page is the first of the new files."""
+def test_the_page_is_read_again_with_its_manifest(saved: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The certificate is replaced while the artifact is read: its page is the first of the new files."""
     before = (saved.path / CERTIFICATE_PAGE).read_bytes()
     store.recertify(saved, msgspec.structs.replace(saved.certificate, device="another device"))
     after = (saved.path / CERTIFICATE_PAGE).read_bytes()
@@ -147,7 +146,7 @@ def test_the_page_is_read_again_with_its_manifest(saved: artifacts.Artifact, mon
         replaced.append(path)
         yield
 
-    monkeypatch.setattr(artifacts, "_alone", finish)
+    monkeypatch.setattr(store, "_alone", finish)
     assert load(old.path) == old
     assert replaced == [old.path]
 
@@ -189,7 +188,7 @@ def test_any_file_that_is_cut_off_or_longer_is_refused(shared: Path, file: str, 
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_missing_file_is_named_with_the_remedy(file: str, saved: artifacts.Artifact) -> None:
+def test_a_missing_file_is_named_with_the_remedy(file: str, saved: Artifact) -> None:
     (saved.path / file).unlink()
     with pytest.raises(ArtifactFileMissingError, match=rf"{file}.*([Bb]uild|Copy)"):
         load(saved.path)
@@ -202,13 +201,13 @@ def test_a_folder_that_is_no_artifact_says_how_to_make_one(tmp_path: Path) -> No
             load(path)
 
 
-def test_a_changed_file_is_named_with_the_remedy(saved: artifacts.Artifact) -> None:
+def test_a_changed_file_is_named_with_the_remedy(saved: Artifact) -> None:
     (saved.path / "engine" / "fake.bin").write_bytes(b"another engine")
     with pytest.raises(ArtifactHashMismatchError, match=r"fake\.bin is not the file that was built.*build it again"):
         load(saved.path)
 
 
-def test_a_newer_schema_asks_for_an_upgrade_whatever_else_it_holds(saved: artifacts.Artifact) -> None:
+def test_a_newer_schema_asks_for_an_upgrade_whatever_else_it_holds(saved: Artifact) -> None:
     (saved.path / MANIFEST).write_text(json.dumps({"schema_version": SCHEMA_VERSION + 1, "unknown": [1, 2]}))
     with pytest.raises(
         ArtifactSchemaNewerError, match=rf"schema {SCHEMA_VERSION + 1}, .* {SCHEMA_VERSION}: upgrade bei"
@@ -216,7 +215,7 @@ def test_a_newer_schema_asks_for_an_upgrade_whatever_else_it_holds(saved: artifa
         load(saved.path)
 
 
-def test_an_older_schema_says_which_it_is_and_asks_for_a_build(saved: artifacts.Artifact) -> None:
+def test_an_older_schema_says_which_it_is_and_asks_for_a_build(saved: Artifact) -> None:
     """Its manifest may look the same, and its certificate have other fields."""
     rewrite(saved.path, lambda manifest: manifest.update(schema_version=SCHEMA_VERSION - 1))
     message = rf"schema {SCHEMA_VERSION} \(it has schema {SCHEMA_VERSION - 1}\)\. Build the artifact again"
@@ -245,9 +244,7 @@ def test_an_older_schema_says_which_it_is_and_asks_for_a_build(saved: artifacts.
         "null schema",
     ],
 )
-def test_fields_of_another_shape_are_refused(
-    change: Callable[[dict[str, Any]], object], saved: artifacts.Artifact
-) -> None:
+def test_fields_of_another_shape_are_refused(change: Callable[[dict[str, Any]], object], saved: Artifact) -> None:
     rewrite(saved.path, change)
     message = rf"is not a manifest of schema {SCHEMA_VERSION} \(.*\)\. Build the artifact again"
     with pytest.raises(ArtifactManifestError, match=message):
@@ -255,7 +252,7 @@ def test_fields_of_another_shape_are_refused(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"\xff\xfe", b'{"schema_version": 1}'])
-def test_a_manifest_that_is_no_manifest_is_refused(content: bytes, saved: artifacts.Artifact) -> None:
+def test_a_manifest_that_is_no_manifest_is_refused(content: bytes, saved: Artifact) -> None:
     (saved.path / MANIFEST).write_bytes(content)
     with pytest.raises(ArtifactManifestError, match="Build the artifact again"):
         load(saved.path)
@@ -272,22 +269,20 @@ def test_a_manifest_that_is_no_manifest_is_refused(content: bytes, saved: artifa
     ],
     ids=["name", "digest", "limit", "file", "layout"],
 )
-def test_a_manifest_that_was_edited_is_refused(
-    change: Callable[[dict[str, Any]], object], saved: artifacts.Artifact
-) -> None:
+def test_a_manifest_that_was_edited_is_refused(change: Callable[[dict[str, Any]], object], saved: Artifact) -> None:
     rewrite(saved.path, change)
     with pytest.raises(ArtifactHashMismatchError, match=r"manifest\.json was changed after the build\. Build"):
         load(saved.path)
 
 
-def test_an_artifact_saved_without_its_tokenizer_is_refused(saved: artifacts.Artifact) -> None:
+def test_an_artifact_saved_without_its_tokenizer_is_refused(saved: Artifact) -> None:
     (saved.path / TOKENIZER).unlink()
     again = store.save(saved.path, saved.manifest, saved.certificate)
     with pytest.raises(ArtifactManifestError, match=r"does not list tokenizer\.json\. Build the artifact again"):
         load(again.path)
 
 
-def test_saving_is_finished_by_the_manifest(saved: artifacts.Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_is_finished_by_the_manifest(saved: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed before the last step, a build leaves no artifact."""
     (saved.path / MANIFEST).unlink()
 

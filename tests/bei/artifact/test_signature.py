@@ -1,4 +1,4 @@
-"""A signature binds an artifact to a key: what was changed, exchanged or damaged since is refused by name."""
+"""A signature binds an artifact to a key: changed, exchanged or damaged artifacts are refused by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bei.artifact import store as artifacts
+from bei.artifact import store
 from bei.artifact.manifest import MANIFEST, TOKENIZER, Artifact
 from bei.artifact.signature import SIGNATURE, check_trusted
 from bei.artifact.signing_keys import fingerprint, openssh_line
@@ -51,7 +51,7 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> KeyPair:
 
 @pytest.fixture
 def signed(tmp_path: Path, keys: KeyPair) -> Artifact:
-    return artifacts.sign(save_artifact(tmp_path / "artifact"), keys.key)
+    return store.sign(save_artifact(tmp_path / "artifact"), keys.key)
 
 
 def record_of(folder: Path) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def test_signing_changes_no_other_file_and_gives_the_same_bytes_again(signed: Ar
     plain = save_artifact(signed.path.with_name("plain"))
     assert plain.manifest == signed.manifest
     first = (signed.path / SIGNATURE).read_bytes()
-    assert artifacts.sign(signed, keys.key) == signed
+    assert store.sign(signed, keys.key) == signed
     assert (signed.path / SIGNATURE).read_bytes() == first
     names = {path.relative_to(signed.path) for path in signed.path.rglob("*")}
     assert names - {path.relative_to(plain.path) for path in plain.path.rglob("*")} == {Path(SIGNATURE)}
@@ -90,7 +90,7 @@ def test_signing_changes_no_other_file_and_gives_the_same_bytes_again(signed: Ar
 
 
 def test_another_signature_takes_the_place_of_the_first(signed: Artifact, stranger: KeyPair) -> None:
-    artifacts.sign(signed, stranger.key)
+    store.sign(signed, stranger.key)
     found = load(signed.path).signed
     assert found is not None
     assert found.public_key == stranger.raw
@@ -107,12 +107,12 @@ def test_openssl_checks_it_as_the_reference_says(signed: Artifact, keys: KeyPair
     assert "Verified Successfully" in said
 
 
-# What does not hold is refused, whether a signature is required or not.
+# Invalid signatures are refused, whether a signature is required or not.
 
 
 def of_another(folder: Path) -> None:
     another = save_artifact(folder.with_name("another"), name="another")
-    artifacts.sign(another, make_keys(folder.parent, "another").key)
+    store.sign(another, make_keys(folder.parent, "another").key)
     shutil.copy(another.path / SIGNATURE, folder / SIGNATURE)
 
 
@@ -137,7 +137,7 @@ def a_folder(folder: Path) -> None:
 
 
 def another_digest(folder: Path) -> None:
-    """Whoever changes the manifest can write its digest into the signature too."""
+    """An attacker who changes the manifest can write its digest into the signature too."""
     says_all(name="renamed")(folder)
     changed(digest=json.loads((folder / MANIFEST).read_text())["digest"])(folder)
 
@@ -197,7 +197,7 @@ def test_a_file_that_was_exchanged_is_refused_by_its_hash(signed: Artifact) -> N
 def test_a_signature_cannot_be_one_of_the_listed_files(signed: Artifact) -> None:
     lists(SIGNATURE)(signed.path)
     with pytest.raises(ArtifactManifestError, match="no path of a file"):
-        artifacts.load_manifest(signed.path)
+        store.load_manifest(signed.path)
 
 
 def test_a_link_inside_of_the_artifact_is_followed(signed: Artifact) -> None:
@@ -224,7 +224,7 @@ def test_any_changed_byte_is_refused_or_changes_nothing(signed: Artifact, place:
         file.write_bytes(before)
 
 
-# Who is trusted.
+# Trusted keys.
 
 
 def test_only_signatures_of_trusted_keys_will_do(signed: Artifact, keys: KeyPair, stranger: KeyPair) -> None:
@@ -274,5 +274,5 @@ def test_without_cryptography_a_signature_is_not_believed_and_that_is_said(
 def test_an_artifact_that_was_verified_in_this_start_is_not_hashed_again(
     signed: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(artifacts, "sha256_of_file", lambda path: pytest.fail(f"{path} is hashed"))
+    monkeypatch.setattr(store, "sha256_of_file", lambda path: pytest.fail(f"{path} is hashed"))
     assert opened(signed, ServeConfig()) is signed

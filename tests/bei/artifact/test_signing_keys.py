@@ -1,4 +1,4 @@
-"""Files of keys: which are read, and what is said of the others. No message quotes a file."""
+"""Key files: which are accepted, and errors for the others, which never quote a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A side whose sparse vectors are looked up: the table, what it answers, and that no engine is asked."""
+"""Sparse vectors that are looked up: the table, the answers, and that the engine is not used."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_an_archive_of_arrays_is_no_table(tmp_path: Path) -> None:
         read_token_weights(tmp_path / TOKEN_WEIGHTS, VOCAB_SIZE)
 
 
-# What a model answers.
+# Answers of a model.
 
 
 def test_queries_are_looked_up_and_the_engine_is_not_asked(tmp_path: Path) -> None:

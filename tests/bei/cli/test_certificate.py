@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from bei.artifact import manifest as artifacts
 from bei.artifact import store
 from bei.artifact.certificate.record import LayerSensitivity, QuantizationRecord, Thresholds
+from bei.artifact.manifest import CERTIFICATE, Artifact, OutputInfo
 from bei.cli.certificate import as_json, as_tables
 from bei.cli.main import main
 from bei.engine.fake import DIMENSION
@@ -32,10 +32,10 @@ QUANTIZATION = QuantizationRecord(
 )
 
 
-def shown(folder: Path, **fields: Any) -> tuple[artifacts.Artifact, str]:
+def shown(folder: Path, **fields: Any) -> tuple[Artifact, str]:
     outputs = [
-        artifacts.OutputInfo(name="embedding", dimension=DIMENSION),
-        artifacts.OutputInfo(name="token_embedding", dimension=DIMENSION, per_token=True),
+        OutputInfo(name="embedding", dimension=DIMENSION),
+        OutputInfo(name="token_embedding", dimension=DIMENSION, per_token=True),
     ]
     artifact = save_artifact(folder / "artifact", outputs=outputs)
     artifact = store.recertify(artifact, certificate(**fields))
@@ -98,7 +98,7 @@ def test_there_are_no_escape_sequences_and_no_trailing_blanks(tmp_path: Path) ->
 
 def test_json_is_the_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     artifact, text = shown(tmp_path)
-    assert json.loads(as_json(artifact)) == json.loads((artifact.path / artifacts.CERTIFICATE).read_text())
+    assert json.loads(as_json(artifact)) == json.loads((artifact.path / CERTIFICATE).read_text())
     main(["inspect", "--certificate", "--json", str(artifact.path)])
     assert capsys.readouterr().out.rstrip("\n") == as_json(artifact)
     main(["inspect", "--certificate", str(artifact.path)])

@@ -1,4 +1,4 @@
-"""What ``bei inspect`` shows of an artifact."""
+"""Output of ``bei inspect``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bei.artifact import manifest as artifacts
 from bei.artifact import store
+from bei.artifact.manifest import CERTIFICATE, MANIFEST, Artifact, Tokenization
 from bei.artifact.sides import Role, Routes
 from bei.cli.inspect_artifact import as_json, as_table
 from bei.core import Expansion
@@ -20,7 +20,7 @@ from tests.support.keys import make_keys
 
 
 @pytest.fixture
-def artifact(tmp_path: Path) -> artifacts.Artifact:
+def artifact(tmp_path: Path) -> Artifact:
     return save_artifact(
         tmp_path / "artifact",
         name="org/tiny",
@@ -34,7 +34,7 @@ def artifact(tmp_path: Path) -> artifacts.Artifact:
     )
 
 
-def test_the_table_shows_model_engine_and_certificate(artifact: artifacts.Artifact) -> None:
+def test_the_table_shows_model_engine_and_certificate(artifact: Artifact) -> None:
     rows = dict(
         (line.strip().split("  ", 1)[0], line.strip().split("  ", 1)[1].strip())
         for line in as_table(artifact).splitlines()
@@ -59,9 +59,9 @@ def test_the_table_shows_model_engine_and_certificate(artifact: artifacts.Artifa
     assert rows["worst text"] == "1.000000: 'the worst text'"
 
 
-def test_how_texts_become_tokens_is_shown(artifact: artifacts.Artifact) -> None:
+def test_how_texts_become_tokens_is_shown(artifact: Artifact) -> None:
     assert re.search(r"tokenizer +tokenizer\.json, by none\n", as_table(artifact))
-    other = artifacts.Tokenization(
+    other = Tokenization(
         library="transformers 5", tokenizer_class="Own", truncation_side="left", splits_special_tokens=True
     )
     table = as_table(
@@ -71,7 +71,7 @@ def test_how_texts_become_tokens_is_shown(artifact: artifacts.Artifact) -> None:
     assert "special tokens of a text are split" in " ".join(table.split())
 
 
-def test_what_the_build_was_told_of_attention_and_adapters_is_shown(artifact: artifacts.Artifact) -> None:
+def test_what_the_build_was_told_of_attention_and_adapters_is_shown(artifact: Artifact) -> None:
     spec = msgspec.structs.replace(artifact.manifest.spec, attention_asked=True, adapter="retrieval")
     manifest = msgspec.structs.replace(artifact.manifest, spec=spec)
     table = as_table(msgspec.structs.replace(artifact, manifest=manifest))
@@ -87,21 +87,21 @@ def test_the_table_says_what_is_looked_up_and_what_other_artifacts_read(tmp_path
     assert "route document unless a request says it; not in this artifact: image, audio" in lines
 
 
-def test_the_table_has_no_escape_sequences_and_no_trailing_blanks(artifact: artifacts.Artifact) -> None:
+def test_the_table_has_no_escape_sequences_and_no_trailing_blanks(artifact: Artifact) -> None:
     table = as_table(artifact)
     assert "\x1b" not in table
     assert all(line == line.rstrip() for line in table.splitlines())
 
 
-def test_json_is_the_manifest_and_the_certificate(artifact: artifacts.Artifact) -> None:
+def test_json_is_the_manifest_and_the_certificate(artifact: Artifact) -> None:
     content = json.loads(as_json(artifact))
     assert set(content) == {"manifest", "certificate", "signature"}
     assert content["signature"] is None
-    assert content["manifest"] == json.loads((artifact.path / artifacts.MANIFEST).read_text())
-    assert content["certificate"] == json.loads((artifact.path / artifacts.CERTIFICATE).read_text())
+    assert content["manifest"] == json.loads((artifact.path / MANIFEST).read_text())
+    assert content["certificate"] == json.loads((artifact.path / CERTIFICATE).read_text())
 
 
-def test_who_has_signed_it_is_shown(artifact: artifacts.Artifact, tmp_path: Path) -> None:
+def test_who_has_signed_it_is_shown(artifact: Artifact, tmp_path: Path) -> None:
     assert re.search(r"signed by +nobody", as_table(artifact))
     signed = store.sign(artifact, make_keys(tmp_path).key)
     assert signed.signed is not None
@@ -113,7 +113,7 @@ def test_who_has_signed_it_is_shown(artifact: artifacts.Artifact, tmp_path: Path
     assert json.loads(as_json(unchecked))["signature"]["checked"] is False
 
 
-def test_an_artifact_that_was_not_verified_says_so(artifact: artifacts.Artifact) -> None:
+def test_an_artifact_that_was_not_verified_says_so(artifact: Artifact) -> None:
     certificate = msgspec.structs.replace(
         artifact.certificate,
         kind="none",

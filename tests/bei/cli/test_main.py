@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bei import __version__
-from bei.artifact.cache import ModelCache, Use
+from bei.artifact.cache import EntryUse, ModelCache
 from bei.artifact.manifest import Artifact, Manifest
 from bei.artifact.signature import SIGNATURE
 from bei.artifact.signing_keys import fingerprint
@@ -41,7 +41,7 @@ def _no_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Served:
-    """What ``bei serve`` would have served, instead of serving it."""
+    """Records the calls of ``bei serve`` instead of serving."""
     calls: Served = []
     monkeypatch.setattr("bei.server.run.run", lambda paths, config: calls.append((paths, config)))
     return calls
@@ -238,7 +238,7 @@ def test_a_precision_is_held_against_every_artifact(
 def _pretend_to_build(monkeypatch: pytest.MonkeyPatch, available: set[str]) -> list[BuildConfig]:
     built: list[BuildConfig] = []
 
-    def build_cached(config: BuildConfig, cache: ModelCache, *_: object) -> tuple[Artifact, Use]:
+    def build_cached(config: BuildConfig, cache: ModelCache, *_: object) -> tuple[Artifact, EntryUse]:
         built.append(config)
         if config.model not in available:
             raise CheckpointNotFoundError(f"no {config.model}")

@@ -1,4 +1,4 @@
-"""Every flag that a message names is one that its reader has."""
+"""Messages name only flags and variables that their reader has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bei.cli import main
-from bei.config.build_flags import saying_variables, with_variables
+from bei.config.build_flags import variables_in_errors, with_variable_names
 from bei.config.settings import ServeConfig
 from bei.errors import BeiError, MissingDependencyError, VerificationError
 from bei_build.config import BuildConfig
@@ -107,7 +107,7 @@ def test_a_server_s_messages_name_flags_of_builds_only_where_they_speak_of_a_bui
 def test_what_a_build_of_a_server_says_names_what_the_server_has(place: str, text: str) -> None:
     names = {field.name for field in fields(BuildConfig)}
     served = {field.name for field in fields(ServeConfig)}
-    said = with_variables(text, BuildConfig)
+    said = with_variable_names(text, BuildConfig)
     for flag in FLAG.findall(text):
         name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
         if name in names - served:
@@ -118,16 +118,16 @@ def test_what_a_build_of_a_server_says_names_what_the_server_has(place: str, tex
 def test_switches_have_their_values() -> None:
     text = "lower --min-cosine, or --no-verify, or --allow-below-threshold, or --precision fp32."
     variables = "BEI_MIN_COSINE, BEI_VERIFY=false, BEI_ALLOW_BELOW_THRESHOLD=true"
-    assert with_variables(text, BuildConfig) == f"{text} Flags of 'bei build' are variables here: {variables}."
-    assert with_variables("build with --precision fp32.", BuildConfig) == "build with --precision fp32."
+    assert with_variable_names(text, BuildConfig) == f"{text} Flags of 'bei build' are variables here: {variables}."
+    assert with_variable_names("build with --precision fp32.", BuildConfig) == "build with --precision fp32."
 
 
 def test_an_error_keeps_its_class_and_fields() -> None:
     said = r"lower --min-cosine\. Flags .* BEI_MIN_COSINE\.$"
-    with pytest.raises(VerificationError, match=said), saying_variables(BuildConfig):
+    with pytest.raises(VerificationError, match=said), variables_in_errors(BuildConfig):
         raise VerificationError("lower --min-cosine.")
-    with pytest.raises(MissingDependencyError) as caught, saying_variables(BuildConfig):
+    with pytest.raises(MissingDependencyError) as caught, variables_in_errors(BuildConfig):
         raise MissingDependencyError("torch", "cuda", "Building with --target cuda")
     assert caught.value.remedy == "pip install 'bei[cuda]'"
-    with pytest.raises(BeiError, match=r"^as it is$"), saying_variables(BuildConfig):
+    with pytest.raises(BeiError, match=r"^as it is$"), variables_in_errors(BuildConfig):
         raise BeiError("as it is")

@@ -1,4 +1,4 @@
-"""Settings of the network that are wrong or exclude each other: refused by name."""
+"""Network settings that are invalid or exclude each other are refused by name."""
 
 from __future__ import annotations
 

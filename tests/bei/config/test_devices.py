@@ -1,4 +1,4 @@
-"""What ``--devices`` may say, and what engine processes make of it."""
+"""Values of ``--devices``, and their effect on engine processes."""
 
 from __future__ import annotations
 

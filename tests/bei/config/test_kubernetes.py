@@ -1,4 +1,4 @@
-"""Variables of Kubernetes' Services are told from settings by the form of names and values together."""
+"""Injected variables of Kubernetes Services are told from settings by names and values together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tests.support.artifacts import save_artifact
 
 
 def service(name: str, address: str = "10.0.0.1", port: int = 80, named: str = "HTTP") -> dict[str, str]:
-    """What the kubelet sets for a Service, https://kubernetes.io/docs/concepts/services-networking/service/."""
+    """The variables that the kubelet sets for a Service,
+    https://kubernetes.io/docs/concepts/services-networking/service/."""
     host = f"[{address}]" if ":" in address else address
     link = f"tcp://{host}:{port}"
     return {

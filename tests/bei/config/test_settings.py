@@ -1,4 +1,4 @@
-"""Where settings come from, in which order, and what a wrong one is told."""
+"""Sources of settings, their order, and errors for wrong values."""
 
 from __future__ import annotations
 

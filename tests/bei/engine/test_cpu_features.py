@@ -1,4 +1,4 @@
-"""Which CPUs add up products of INT8 exactly."""
+"""CPUs that accumulate INT8 products exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which library and which GPU there is, and what is said where there is none."""
+"""Detection of NVIDIA libraries and GPUs, and errors without them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenVINOEngine as the batch manager uses it. Whether its numbers are right is shown in tests/bei_build/."""
+"""OpenVINOEngine as the batch manager uses it. Its numbers are tested in tests/bei_build/."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_closed_engine_can_be_loaded_again(artifact: Artifact, tmp_path: Path)
 LOAD_AND_MEASURE = """
 import sys
 from pathlib import Path
-from bei.artifact.manifest import load
+from bei.artifact.store import load
 from bei.engine.load import load_engine
 
 def held():

@@ -1,4 +1,4 @@
-"""The laws of the tensors an engine is given: every real token goes out and comes back, and filler is harmless."""
+"""Laws of an engine's input tensors: every real token is there once, and filler has no effect."""
 
 from __future__ import annotations
 

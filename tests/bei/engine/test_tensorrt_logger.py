@@ -21,7 +21,7 @@ def said(logger: object, severity: str, message: str) -> None:
 
 @pytest.fixture
 def logger() -> object:
-    return process_logger(type("ILogger", (ILogger,), {}))  # of its own: others' lines stay out
+    return process_logger(type("ILogger", (ILogger,), {}))  # a class of its own: other tests' lines stay out
 
 
 def test_a_class_has_one_logger() -> None:

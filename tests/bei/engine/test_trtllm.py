@@ -108,7 +108,7 @@ def answer(engine: Engine, encodings: list[Encoding]) -> Float32Array:
 
 
 def hf_rows(folder: Path, encodings: list[Encoding]) -> Float32Array:
-    """What transformers' classes give, one text at a time, in FP32; a reward model's head by hand."""
+    """Rows of transformers' classes, one text at a time, in FP32; a reward model's head is computed here."""
     inputs = [torch.from_numpy(encoding.input_ids).long()[None] for encoding in encodings]
     with torch.no_grad():
         if folder.name == "classifier":

@@ -1,4 +1,4 @@
-"""What several processes' metrics say together: what one process would have counted, and no counter ever falls."""
+"""Aggregated metrics of several processes equal those of one process, and no counter decreases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from bei.metrics.aggregate import GAUGES, Snapshot, ended, together
+from bei.metrics.aggregate import GAUGES, Snapshot, counts_of_ended, merge_snapshots
 from bei.metrics.registry import Metrics, ModelMetrics
 from bei.port import LANES
 from tests.bei.metrics.test_registry import LIMITS, STATS
@@ -63,7 +63,7 @@ def counted(*answers: bytes) -> dict[tuple[Any, ...], float]:
     """Every sample of what ``answers`` say together, but gauges."""
     return {
         sample[:2]: sample[2]
-        for family in together(answers).families
+        for family in merge_snapshots(answers).families
         if family.name not in GAUGES and not family.name.startswith("process_")
         for sample in family.samples
     }
@@ -79,29 +79,29 @@ def test_processes_say_together_what_one_would_have_counted(events: list[tuple[i
     first, second, third = (part.snapshot() for part in parts)
     found = counted(first, second, third)
     assert found == counted(alone.snapshot())
-    assert {*together([first, second, third]).answered} == {*together([alone.snapshot()]).answered}
+    assert {*merge_snapshots([first, second, third]).answered} == {*merge_snapshots([alone.snapshot()]).answered}
     # However they are grouped, ended or not.
-    assert counted(ended([ended([third]), second]), first) == found
+    assert counted(counts_of_ended([counts_of_ended([third]), second]), first) == found
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["dies", "is silent", "works"]), EVENTS), max_size=12))
 def test_no_counter_falls_whoever_dies_or_does_not_answer(steps: list[tuple[int, str, tuple[Any, ...]]]) -> None:
     """As the supervisor does it: of each process either its answer counts or what was kept of it, once."""
-    living, gone = [new_metrics(), new_metrics()], ended([])
+    living, gone = [new_metrics(), new_metrics()], counts_of_ended([])
     kept = [metrics.snapshot() for metrics in living]
     before: dict[tuple[Any, ...], float] = {}
     for process, what, event in steps:
         happen(living[process], event)
         if what == "dies":  # what it had counted since it was asked last is lost
-            gone = ended([gone, kept[process]])
+            gone = counts_of_ended([gone, kept[process]])
             living[process] = new_metrics()
         fresh = {index: metrics.snapshot() for index, metrics in enumerate(living)}
         last = []
         if what == "is silent":
             last = [kept[process]]
             del fresh[process]
-        now = counted(*fresh.values(), ended([gone, *last]))
+        now = counted(*fresh.values(), counts_of_ended([gone, *last]))
         assert all(now.get(name, -1.0) >= value for name, value in before.items())
         before = now
         kept = [fresh.get(index, one) for index, one in enumerate(kept)]
@@ -113,7 +113,7 @@ def test_text_embeddings_inference_s_names_are_made_of_the_sums() -> None:
         event = (("request", "inputs", "step")[number % 3], "ab"[number % 2], LANES[number // 6], number + 1)
         happen(alone, event)
         happen(parts[number % 2], event)
-    text = parts[0].render_together(dict(enumerate_names(tuple(part.snapshot() for part in parts))), (), ())
+    text = parts[0].render_server(dict(enumerate_names(tuple(part.snapshot() for part in parts))), (), ())
     found = samples(text)
     assert {name: value for name, value in found.items() if name[0].startswith("te_")}
     assert found == samples(alone.render())
@@ -128,9 +128,7 @@ def test_gauges_are_put_together_by_their_rules() -> None:
     first.artifact("a", "1" * 64)
     second.artifact("a", "2" * 64)  # the first has not yet swapped it
     second.artifact_start.labels("a").set(5e9)
-    text = first.render_together(
-        dict(enumerate_names((first.snapshot(), second.snapshot(), engine.snapshot()))), (), ()
-    )
+    text = first.render_server(dict(enumerate_names((first.snapshot(), second.snapshot(), engine.snapshot()))), (), ())
     found = samples(text)
     assert found["bei_queue_tokens", "a", "bulk"] == STATS.lanes["bulk"].num_tokens  # of one queue, which both know
     assert found["bei_drain_seconds", "a", "bulk"] == 2.5
@@ -148,9 +146,9 @@ def test_gauges_are_put_together_by_their_rules() -> None:
 def test_of_a_process_that_has_ended_no_gauge_counts() -> None:
     metrics = new_metrics()
     metrics.artifact("a", "1" * 64)
-    kept = ended([metrics.snapshot()])
-    assert {family.kind for family in together([kept]).families} == {"counter", "histogram"}
-    assert "process_cpu_seconds" in {family.name for family in together([kept]).families}
+    kept = counts_of_ended([metrics.snapshot()])
+    assert {family.kind for family in merge_snapshots([kept]).families} == {"counter", "histogram"}
+    assert "process_cpu_seconds" in {family.name for family in merge_snapshots([kept]).families}
 
 
 def test_there_is_a_rule_for_every_gauge_and_no_other() -> None:
@@ -161,12 +159,12 @@ def test_there_is_a_rule_for_every_gauge_and_no_other() -> None:
 
 
 def test_nothing_together_is_nothing() -> None:
-    assert together([]) == Snapshot([])
+    assert merge_snapshots([]) == Snapshot([])
 
 
 def test_who_has_answered_and_who_has_not_is_said() -> None:
     metrics = new_metrics()
-    text = metrics.render_together({"front-0": metrics.snapshot()}, ["front-0"], ["front-1"]).decode()
+    text = metrics.render_server({"front-0": metrics.snapshot()}, ["front-0"], ["front-1"]).decode()
     assert 'bei_process_up{process="front-0"} 1.0' in text
     assert 'bei_process_up{process="front-1"} 0.0' in text
     assert 'bei_process_up{process="server"} 1.0' in metrics.render().decode()

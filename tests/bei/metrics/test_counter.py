@@ -1,4 +1,4 @@
-"""Counters that cost little: the same text as prometheus_client's own, but for when they were made."""
+"""Cheap counters: the same text as prometheus_client's, except creation times."""
 
 from __future__ import annotations
 

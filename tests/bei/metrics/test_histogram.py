@@ -1,4 +1,4 @@
-"""Histograms that take many values at once: the same text as prometheus_client's own."""
+"""Histograms of many values at once: the same text as prometheus_client's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The last minute: what is counted is there for sixty seconds, and percentiles are near what was measured."""
+"""The last minute: counts last sixty seconds, and percentiles are close to the measured values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bei.metrics.last_minute import (
 
 
 class Clock:
-    """Stands until it is told to go on."""
+    """Stands still until told to advance."""
 
     def __init__(self, now_s: float = 1000.25) -> None:
         self.now_s = now_s

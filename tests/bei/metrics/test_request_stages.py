@@ -1,4 +1,4 @@
-"""Stages of a request: they lie end to end from its headers to its answer, whatever its inputs did at once."""
+"""Stages of a request are contiguous from its headers to its answer, whatever its inputs do concurrently."""
 
 from __future__ import annotations
 

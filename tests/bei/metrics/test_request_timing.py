@@ -1,4 +1,4 @@
-"""Where the time of a request went: each part is measured where it passes, and nothing is counted twice."""
+"""Times of a request: each part is measured, and none counts twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.artifacts import LIMITS, save_artifact, token_ids
 from tests.support.engines import GatedEngine
 from tests.support.services import entered, run_async, running_service
 
-# How long a gate is held: what is measured has to be longer, whatever else the machine does.
+# How long a gate is held: measured times must be longer, however busy the machine is.
 HELD_S = 0.02
 
 

@@ -1,4 +1,4 @@
-"""text-embeddings-inference's names of metrics: what its dashboards ask for is there, and says what ours say."""
+"""Metrics under text-embeddings-inference's names: its dashboards find them, with the values of ours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bei.port import Lane
 from tests.bei.metrics.test_registry import STATS
 
 STAGES = ("duration", "tokenization_duration", "queue_duration", "inference_duration")
-# What TEI 1.9 exposes (router/src/prometheus.rs, router/src/http/server.rs, core/src), with types and labels.
+# Metrics of TEI 1.9 (router/src/prometheus.rs, router/src/http/server.rs, core/src), with types and labels.
 OF_TEI = {
     "te_request_count": ("counter", {"method"}),
     "te_request_success": ("counter", {"method"}),

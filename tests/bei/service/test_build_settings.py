@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from bei.artifact.certificate.thresholds import PRECISIONS
-from bei.artifact.manifest import Manifest, Source
+from bei.artifact.manifest import CheckpointSource, Manifest
 from bei.artifact.sides import Routes
 from bei.config.settings import ServeConfig
 from bei.config.sources import BUILD_SETTINGS
@@ -89,7 +89,7 @@ def test_a_variable_that_says_what_the_manifest_says_is_accepted_and_another_is_
 ) -> None:
     manifest = manifest_of(
         tmp_path / "artifact",
-        source=Source(model="org/model", kind="hub", revision="main", sha256="0" * 64, transformers="none"),
+        source=CheckpointSource(model="org/model", kind="hub", revision="main", sha256="0" * 64, transformers="none"),
         prompts={"query": "query: "},
         default_prompt_name="query",
     )

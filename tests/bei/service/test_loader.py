@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from bei.artifact import manifest as artifacts
 from bei.artifact import store
-from bei.artifact.manifest import Artifact
+from bei.artifact.manifest import Artifact, Manifest
 from bei.config.settings import ServeConfig
 from bei.engine.fake import FakeEngine
 from bei.errors import (
@@ -52,7 +51,7 @@ class Rig:
         self.options: dict[str, int] = {}  # of the last one
         monkeypatch.setattr(loader, "load_engine", self._load)
 
-    def _load(self, folder: Path, manifest: artifacts.Manifest, options: dict[str, int]) -> CountedEngine:
+    def _load(self, folder: Path, manifest: Manifest, options: dict[str, int]) -> CountedEngine:
         self.options = options
         self.engines.append(CountedEngine(manifest.limits, options.get("num_streams", 1)))
         return self.engines[-1]

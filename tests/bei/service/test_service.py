@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bei.artifact import manifest as artifacts
+from bei.artifact import store
 from bei.artifact.manifest import Artifact
 from bei.config.settings import ServeConfig
 from bei.core import Float32Array
@@ -434,7 +434,7 @@ def test_an_engine_that_can_be_is_replaced_where_it_hangs(
     monkeypatch.setattr(loader, "InferenceService", lambda *arguments: None)
     monkeypatch.setattr(loader, "costs_for", lambda artifact, engine, config: None)
     artifact = save_artifact(tmp_path / "artifact")
-    monkeypatch.setattr(artifacts, "load", lambda path: artifact)
+    monkeypatch.setattr(store, "load", lambda path: artifact)
     load_service(artifact.path, ServeConfig(tokenizer_threads=1), Metrics(), DeviceGate())
     (reload,) = given
     assert (reload is not None) == is_replaced

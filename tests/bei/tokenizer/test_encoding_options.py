@@ -191,7 +191,7 @@ def test_a_limit_without_room_for_text_says_so(text: Input, most: int) -> None:
     assert encoder("tiny").encode([text], EncodingOptions(max_tokens=most + 1))[0].num_tokens == most + 1
 
 
-# What may not be cut
+# Parts that must not be cut.
 
 
 @pytest.mark.parametrize("text", ["a " * 100, ("a", "b " * 100), ("a " * 100, "b"), "hello " * 500_000])

@@ -1,4 +1,4 @@
-"""Which prompt stands in front of texts, and as which side late interaction reads them."""
+"""The prompts of texts, and the side on which late interaction reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many cores a process counts."""
+"""The number of cores of a process."""
 
 from __future__ import annotations
 

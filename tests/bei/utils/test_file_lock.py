@@ -37,7 +37,7 @@ def test_several_share_it_and_nobody_has_it_alone_meanwhile(file: Path) -> None:
 
 
 def test_who_waits_for_a_file_that_is_removed_gets_the_next_one(file: Path) -> None:
-    """Else whoever comes later would lock another file, and both would have it."""
+    """Otherwise a later process would lock another file, and both would hold the lock."""
     first = acquire(file)
     got: list[file_lock.FileLock] = []
     waiting = threading.Thread(target=lambda: got.append(acquire(file)))

@@ -1,4 +1,4 @@
-"""What is left of the machine's memory and of a container's."""
+"""Available memory of the machine and of a container."""
 
 from __future__ import annotations
 

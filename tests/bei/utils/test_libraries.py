@@ -36,7 +36,7 @@ from tests.support.checkpoints import save_checkpoint
 ROOT = Path(__file__).parents[3]
 
 MISSING_SYSTEM_LIBRARY = "raise OSError('libodd.so.1: cannot open\\nshared object file')"
-# What pybind11 makes of Ctrl-C while a module of its kind is initialized.
+# pybind11 turns Ctrl-C during the initialization of a module into an ImportError.
 SWALLOWED_CTRL_C = """
 try:
     raise KeyboardInterrupt

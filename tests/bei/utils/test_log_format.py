@@ -18,7 +18,7 @@ from bei.utils.log_format import FIELDS, JsonFormatter
 
 
 def line(message: str, *arguments: object, **attributes: Any) -> dict[str, Any]:
-    """What is written of a record; it must be one line of ASCII."""
+    """The output for a record, which must be one line of ASCII."""
     exc_info = attributes.pop("exc_info", None)
     record = logging.LogRecord("bei.x", logging.WARNING, "x.py", 1, message, arguments, exc_info)
     for name, value in attributes.items():

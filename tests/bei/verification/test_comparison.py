@@ -9,15 +9,15 @@ from bei.artifact.certificate.record import Agreement
 from bei.artifact.certificate.thresholds import thresholds_of
 from bei.artifact.manifest import Classification
 from bei.core import Encoding, Float32Array
-from bei.verification.answers import EngineAnswers, HeldOut
-from bei.verification.comparison import HISTOGRAM_EDGES, Meaning, ReferenceAnswers, compare
+from bei.verification.comparison import HISTOGRAM_EDGES, OutputMeaning, ReferenceAnswers, compare
+from bei.verification.engine_answers import EngineAnswers, HeldOut
 
 NUM_TEXTS = 24
 LABELS = Classification(labels=["a", "b", "c"], function="softmax")
 
 
 def compared(
-    output: str, actual: list[Float32Array], expected: list[Float32Array], meaning: Meaning | None = None
+    output: str, actual: list[Float32Array], expected: list[Float32Array], meaning: OutputMeaning | None = None
 ) -> Agreement:
     questions = HeldOut(
         [f"text {index}" for index in range(len(actual))],
@@ -83,7 +83,7 @@ def test_vectors_have_the_rank_correlation_of_their_similarities() -> None:
 
 def test_a_rerankers_scores_have_kendalls_tau_and_nothing_of_labels() -> None:
     expected = random_rows(1)
-    meaning = Meaning(ranks=True, classification=Classification(labels=["score"], function="sigmoid"))
+    meaning = OutputMeaning(ranks=True, classification=Classification(labels=["score"], function="sigmoid"))
     row = compared("logits", expected, expected, meaning)
     assert (row.kendall_tau, row.label_agreement, row.kl_divergence, row.spearman) == (1.0, None, None, None)
     assert compared("logits", [3 * rows + 1 for rows in expected], expected, meaning).kendall_tau == 1.0
@@ -98,10 +98,10 @@ def test_a_rerankers_scores_have_kendalls_tau_and_nothing_of_labels() -> None:
 def test_a_classifiers_scores_have_labels_and_divergence(output: str) -> None:
     shape = (-1,) if output == "logits" else (2, 3)
     expected = [rows.reshape(shape) for rows in random_rows(3 if output == "logits" else 6)]
-    row = compared(output, expected, expected, Meaning(classification=LABELS))
+    row = compared(output, expected, expected, OutputMeaning(classification=LABELS))
     assert (row.label_agreement, row.kl_divergence, row.kendall_tau, row.spearman) == (1.0, 0.0, None, None)
     shifted = [np.roll(rows, 1, axis=-1) for rows in expected]
-    other = compared(output, shifted, expected, Meaning(classification=LABELS))
+    other = compared(output, shifted, expected, OutputMeaning(classification=LABELS))
     assert other.label_agreement == 0.0
     assert other.kl_divergence is not None
     assert other.kl_divergence > 0.1

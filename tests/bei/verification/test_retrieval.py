@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from bei.core import Encoding, EngineInfo, Float32Array, Limits, Outputs, PackedBatch
-from bei.verification.answers import Rows
-from bei.verification.retrieval import Ranking, RetrievalQuestions, agreement, ask_retrieval, ndcgs
+from bei.verification.engine_answers import Rows
+from bei.verification.retrieval import RetrievalQuestions, RetrievalRanking, agreement, ask_retrieval, ndcgs
 
 
 def asked(*lengths: int, **fields: Any) -> RetrievalQuestions:
     """A query, then documents, of so many tokens; their ids are 0, 1, 2, ..."""
     encodings = [Encoding(np.arange(length, dtype=np.int32)) for length in lengths]
     fields = {"output": "embedding", "num_documents": len(lengths) - 1, "grades": [{0: 2, 2: 1}], **fields}
-    return RetrievalQuestions(Ranking(**fields), encodings)
+    return RetrievalQuestions(RetrievalRanking(**fields), encodings)
 
 
 def rows(*vectors: list[Any]) -> list[Float32Array]:
@@ -100,7 +100,7 @@ def test_late_interaction_adds_the_best_match_of_each_of_the_querys_tokens() -> 
 def test_lexical_weights_match_by_token() -> None:
     """Tokens 0 of all are special, and left out; the largest weight of a token counts once."""
     encodings = [Encoding(np.array(ids, np.int32)) for ids in ([0, 5, 6], [0, 5, 5], [0, 6, 7], [0, 8, 9])]
-    ranking = Ranking(
+    ranking = RetrievalRanking(
         output="token_weights", num_documents=3, grades=[{1: 1}], query_skip_ids=[0], document_skip_ids=[0]
     )
     found = rows([[9], [1], [1]], [[9], [0.6], [0.5]], [[0], [0.7], [5]], [[9], [1], [1]])
@@ -108,7 +108,9 @@ def test_lexical_weights_match_by_token() -> None:
 
 
 def test_a_rerankers_rows_are_pairs_of_each_querys_candidates() -> None:
-    ranking = Ranking(output="logits", num_documents=9, grades=[{4: 1}, {8: 2}], candidates=[[3, 4], [8, 0, 1]])
+    ranking = RetrievalRanking(
+        output="logits", num_documents=9, grades=[{4: 1}, {8: 2}], candidates=[[3, 4], [8, 0, 1]]
+    )
     questions = RetrievalQuestions(ranking, [Encoding(np.zeros(1, np.int32))] * 5)
     assert ndcg(questions, {"logits": rows([0.1], [0.2], [5.0], [4.0], [3.0])}) == 1.0
     half = ndcg(questions, {"logits": rows([0.2], [0.1], [5.0], [4.0], [3.0])})
@@ -153,7 +155,9 @@ def test_a_loss_of_more_than_is_allowed_is_a_failure_with_figures() -> None:
 def test_a_loss_within_its_standard_error_is_none() -> None:
     """Of four queries one has lost a third: 9 % of all, give or take 9 %."""
     encodings = [Encoding(np.zeros(1, np.int32))] * 14
-    questions = RetrievalQuestions(Ranking(output="embedding", num_documents=10, grades=[{0: 1}] * 4), encodings)
+    questions = RetrievalQuestions(
+        RetrievalRanking(output="embedding", num_documents=10, grades=[{0: 1}] * 4), encodings
+    )
     vectors = [[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0], *([1 - place / 10, 0.0] for place in range(10))]
     vectors[5][1] = 0.5  # what the last query takes for the best
     found = agreement(questions, [1.0] * 4, {"embedding": rows(*vectors)}, 0.005)
@@ -211,7 +215,7 @@ class Stub:
 def test_an_engine_is_asked_in_batches_within_its_limits_until_it_is_enough() -> None:
     engine = Stub()
     encodings = [Encoding(np.array([index], np.int32)) for index in range(5)]
-    questions = RetrievalQuestions(Ranking(output="embedding", num_documents=4, grades=[{0: 1}]), encodings)
+    questions = RetrievalQuestions(RetrievalRanking(output="embedding", num_documents=4, grades=[{0: 1}]), encodings)
     found: Rows | None = ask_retrieval(engine, questions, lambda: False)
     assert found is not None
     assert [row.tolist() for row in found["embedding"]] == [[0], [1], [2], [3], [4]]

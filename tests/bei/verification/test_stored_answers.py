@@ -9,17 +9,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from bei.artifact import manifest as artifacts
 from bei.artifact import store
 from bei.artifact.certificate.record import Certificate, LayerSensitivity, QuantizationRecord
 from bei.artifact.certificate.thresholds import thresholds_of
-from bei.artifact.manifest import CERTIFICATE, REFERENCE_DIR, Artifact, OutputInfo
+from bei.artifact.manifest import CERTIFICATE, MANIFEST, REFERENCE_DIR, Artifact, OutputInfo
 from bei.core import Encoding, EngineInfo, Float32Array, Limits, Outputs, PackedBatch
 from bei.errors import ArtifactHashMismatchError, ArtifactManifestError, ConfigError, VerificationError
-from bei.verification.answers import HeldOut
 from bei.verification.comparison import ReferenceAnswers
-from bei.verification.retrieval import Ranking, RetrievalQuestions, ndcgs
-from bei.verification.stored_answers import RetrievalReference, complete, keep
+from bei.verification.engine_answers import HeldOut
+from bei.verification.retrieval import RetrievalQuestions, RetrievalRanking, ndcgs
+from bei.verification.stored_answers import RetrievalReference, complete_certificate, store_reference_answers
 from tests.support.artifacts import save_artifact
 
 WIDTH = 6
@@ -99,7 +98,7 @@ def pending(
     reference = ReferenceAnswers(
         "the reference", False, {"embedding": [rows[0] for rows in answered], "tokens": answered}
     )
-    certificate = keep(
+    certificate = store_reference_answers(
         path,
         reference,
         asked,
@@ -109,7 +108,7 @@ def pending(
         quantization=quantization,
         retrieval=retrieval,
     )
-    (path / artifacts.MANIFEST).unlink()
+    (path / MANIFEST).unlink()
     return store.save(path, saved.manifest, certificate)
 
 
@@ -119,7 +118,7 @@ def test_an_engine_that_answers_as_the_reference_passes(tmp_path: Path, settings
     assert (artifact.certificate.kind, artifact.manifest.verification) == ("pending", "pending")
     assert not artifact.certificate.passed
     assert artifact.certificate.verdict.startswith("PENDING")
-    completed, is_good = complete(artifact, Engine())
+    completed, is_good = complete_certificate(artifact, Engine())
     certificate = completed.certificate
     assert is_good
     assert certificate.passed
@@ -136,21 +135,21 @@ def test_an_engine_that_answers_as_the_reference_passes(tmp_path: Path, settings
 @pytest.mark.parametrize("allowed", [False, True])
 def test_an_engine_that_does_not_fails_unless_the_build_allowed_it(tmp_path: Path, allowed: bool) -> None:
     artifact = pending(tmp_path / "a", questions(), allow_below_threshold=allowed)
-    completed, is_good = complete(artifact, Engine(noise=0.5))
+    completed, is_good = complete_certificate(artifact, Engine(noise=0.5))
     assert is_good == allowed
     assert not completed.certificate.passed
     assert all(row.failures for row in completed.certificate.outputs)
 
 
 def test_texts_that_the_reference_had_no_time_for_are_not_counted(tmp_path: Path) -> None:
-    completed, _ = complete(pending(tmp_path / "a", questions(), num_answered=10), Engine())
+    completed, _ = complete_certificate(pending(tmp_path / "a", questions(), num_answered=10), Engine())
     assert (completed.certificate.num_texts, completed.certificate.num_held_out_texts) == (10, len(LENGTHS))
     assert completed.certificate.verdict == f"passed on 10 of {len(LENGTHS)} texts"
 
 
 def test_a_completed_certificate_is_sealed_and_everything_else_stays(tmp_path: Path) -> None:
     artifact = pending(tmp_path / "a", questions())
-    completed, _ = complete(artifact, Engine())
+    completed, _ = complete_certificate(artifact, Engine())
     assert store.load(artifact.path) == artifact, "completing writes nothing"
     sealed = store.recertify(artifact, completed.certificate)
     assert store.load(artifact.path) == sealed
@@ -163,7 +162,7 @@ def test_a_completed_certificate_is_sealed_and_everything_else_stays(tmp_path: P
     )
     assert kept == artifact.manifest
     assert not list(artifact.path.glob("*.partial"))
-    again, is_good = complete(sealed, Engine())  # on another device, say
+    again, is_good = complete_certificate(sealed, Engine())  # on another device, say
     assert is_good
     assert again.certificate == completed.certificate
 
@@ -179,7 +178,7 @@ def test_a_certificate_that_was_changed_by_hand_is_refused(tmp_path: Path) -> No
 
 def test_an_artifact_without_answers_cannot_be_completed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="keeps no answers of a reference"):
-        complete(save_artifact(tmp_path / "a"), Engine())
+        complete_certificate(save_artifact(tmp_path / "a"), Engine())
 
 
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 not a zip", b"{}"])
@@ -188,7 +187,7 @@ def test_answers_that_cannot_be_read_are_named(tmp_path: Path, damage: bytes) ->
     artifact = pending(tmp_path / "a", questions())
     (artifact.path / REFERENCE_DIR / "answers.npz").write_bytes(damage)
     with pytest.raises(ArtifactManifestError, match="cannot be read"):
-        complete(artifact, Engine())
+        complete_certificate(artifact, Engine())
 
 
 def test_a_reference_with_nan_is_not_kept(tmp_path: Path) -> None:
@@ -197,7 +196,7 @@ def test_a_reference_with_nan_is_not_kept(tmp_path: Path) -> None:
     rows[3][0, 0] = np.nan
     save_artifact(tmp_path / "a")
     with pytest.raises(VerificationError, match="itself gives NaN"):
-        keep(
+        store_reference_answers(
             tmp_path / "a",
             ReferenceAnswers("the reference", False, {"tokens": rows}),
             asked,
@@ -213,7 +212,7 @@ def retrieval_reference() -> RetrievalReference:
     rng = np.random.default_rng(5)
     documents = [Encoding(rng.integers(0, 90, n).astype(np.int32)) for n in (3, 5, 2, 4, 6, 1, 7, 3)]
     grades = [{0: 2}, {3: 1}, {5: 2}]
-    ranking = Ranking(output="embedding", num_documents=len(documents), grades=grades, similarity="cosine")
+    ranking = RetrievalRanking(output="embedding", num_documents=len(documents), grades=grades, similarity="cosine")
     asked = RetrievalQuestions(ranking, [documents[0], documents[3], documents[5], *documents])
     return RetrievalReference(asked, ndcgs(asked, {"embedding": [vectors_of(one)[0] for one in asked.encodings]}))
 
@@ -223,12 +222,12 @@ def test_a_retrieval_is_ranked_where_the_engine_runs(tmp_path: Path) -> None:
     assert reference.ndcgs == [1.0, 1.0, 1.0]
     artifact = store.load(pending(tmp_path / "a", questions(), retrieval=reference).path)
     assert artifact.certificate.retrieval is None
-    good, is_good = complete(artifact, Engine())
+    good, is_good = complete_certificate(artifact, Engine())
     assert is_good
     assert good.certificate.retrieval is not None
     assert (good.certificate.retrieval.ndcg_engine, good.certificate.retrieval.loss) == (1.0, 0.0)
     assert good.certificate.verdict == f"passed on {len(LENGTHS)} texts"
-    bad, is_good = complete(artifact, Engine(noise=3.0))
+    bad, is_good = complete_certificate(artifact, Engine(noise=3.0))
     assert not is_good
     assert [failure.split(":")[0] for failure in bad.certificate.failures] == ["embedding", "tokens", "retrieval"]
 
@@ -238,7 +237,7 @@ def test_a_retrieval_that_the_reference_had_no_time_for_is_named(tmp_path: Path)
     artifact = pending(tmp_path / "a", asked)
     record = artifact.path / REFERENCE_DIR / "reference.json"
     record.write_bytes(record.read_bytes().replace(b'"ndcg_loss": null', b'"ndcg_loss": 0.005'))
-    completed, is_good = complete(artifact, Engine())
+    completed, is_good = complete_certificate(artifact, Engine())
     assert is_good
     assert completed.certificate.retrieval is None
     assert completed.certificate.verdict == f"passed on {len(LENGTHS)} texts, retrieval not measured"
@@ -256,8 +255,8 @@ def test_how_the_engine_was_quantized_stays_in_the_certificate(tmp_path: Path) -
     )
     artifact = store.load(pending(tmp_path / "a", questions(), quantization=record).path)
     assert artifact.certificate.quantization == record
-    completed, _ = complete(artifact, Engine())
+    completed, _ = complete_certificate(artifact, Engine())
     assert completed.certificate.quantization == record
     sealed = store.recertify(artifact, completed.certificate)
-    again, _ = complete(sealed, Engine())
+    again, _ = complete_certificate(sealed, Engine())
     assert again.certificate.quantization == record

@@ -22,7 +22,7 @@ from bei.scheduler.device_gate import DeviceGate
 from bei.service.loader import load_service
 from bei.tasks.embed import embed_tokens
 from bei.tokenizer.prompts import prompt_of, role_of
-from bei.verification.answers import run
+from bei.verification.engine_answers import run
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.heads import HeadChoice
 from bei_build.checkpoint.locate import locate

@@ -22,8 +22,8 @@ from bei.artifact.manifest import TOKENIZER, Artifact
 from bei.core import Encoding, Engine, EngineInfo, Float32Array, Int32Array, Limits, Outputs, PackedBatch
 from bei.errors import VerificationError
 from bei.tokenizer.encoder import TextEncoder
-from bei.verification.answers import ask_canary, ask_engine
 from bei.verification.comparison import compare, normalized
+from bei.verification.engine_answers import ask_canary, ask_engine
 from bei_build.checkpoint.locate import locate
 from bei_build.checkpoint.read import read_checkpoint
 from bei_build.reference.held_out import (

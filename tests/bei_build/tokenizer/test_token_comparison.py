@@ -16,9 +16,8 @@ from rich.console import Console
 from tokenizers import AddedToken, Tokenizer, normalizers, processors
 from transformers import AutoModel, AutoTokenizer
 
-from bei.artifact import manifest as artifacts
 from bei.artifact import store
-from bei.artifact.manifest import TOKENIZER, Artifact
+from bei.artifact.manifest import TOKENIZER, Artifact, CheckpointSource
 from bei.errors import ArtifactError, TokenizerError
 from bei.offline.model import Model
 from bei_build import pipeline
@@ -105,7 +104,7 @@ def test_a_tokenizer_that_is_swapped_after_the_builds_start_is_found(
 ) -> None:
     folder, source_of = with_marker(tmp_path / "bert"), read.source_of
 
-    def swapped(checkpoint: checkpoints.Checkpoint) -> artifacts.Source:
+    def swapped(checkpoint: checkpoints.Checkpoint) -> CheckpointSource:
         (folder / name).write_text(content)
         return source_of(checkpoint)
 

@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from bei.artifact import store as artifacts
+from bei.artifact import store
 from bei.artifact.manifest import CERTIFICATE_PAGE, Manifest
 from bei.core import Engine, EngineInfo, Float32Array, Outputs, PackedBatch
 from bei.errors import VerificationError
@@ -131,4 +131,4 @@ def test_the_texts_hash_is_theirs(bert: Path, tmp_path: Path) -> None:
     assert certificate.reference_is_independent
     own = build_artifact(bert, tmp_path / "b", reference="engine").certificate
     assert not own.reference_is_independent
-    assert artifacts.load(tmp_path / "b").certificate == own
+    assert store.load(tmp_path / "b").certificate == own

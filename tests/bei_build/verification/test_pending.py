@@ -15,10 +15,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bei.artifact import manifest as artifacts
 from bei.artifact import store
 from bei.artifact.certificate import record
-from bei.artifact.manifest import Artifact
+from bei.artifact.manifest import CERTIFICATE_PAGE, Artifact
 from bei.cli.main import main
 from bei.config.settings import ServeConfig
 from bei.errors import ArtifactHashMismatchError, ConfigError, MissingDependencyError, VerificationError
@@ -113,12 +112,12 @@ def test_the_retrieval_of_a_quantized_engine_is_measured_where_it_runs(tmp_path:
     )
     certificate = artifact.certificate
     assert (certificate.retrieval, certificate.retrieval_is_missing) == (None, True)
-    assert "Not measured yet." in (artifact.path / artifacts.CERTIFICATE_PAGE).read_text()
+    assert "Not measured yet." in (artifact.path / CERTIFICATE_PAGE).read_text()
     main(["verify", str(artifact.path)])
     completed = store.load(artifact.path).certificate
     assert completed.retrieval is not None
     assert completed.retrieval.num_queries == 150
-    assert "Not measured" not in (artifact.path / artifacts.CERTIFICATE_PAGE).read_text()
+    assert "Not measured" not in (artifact.path / CERTIFICATE_PAGE).read_text()
 
 
 def test_serving_completes_it_once_and_says_so(pending: Artifact, caplog: pytest.LogCaptureFixture) -> None:
@@ -159,7 +158,7 @@ def test_an_artifact_on_a_full_disk_is_verified_and_served(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(artifacts, "recertify", full)
+    monkeypatch.setattr(store, "recertify", full)
     assert served(pending).passed
     assert "No space left on device" in caplog.text
     assert "verified at every start" in caplog.text

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from bei.artifact import store as artifacts
+from bei.artifact import store
 from bei.artifact.manifest import ENGINE_DIR, TENSORRT_GRAPH, TENSORRT_PLAN, EngineRequirements, Manifest
 from bei.core import Limits
 from bei.errors import CompileError
@@ -15,7 +15,7 @@ from bei.errors import CompileError
 
 def lender(path: Path) -> Manifest:
     """The manifest of the artifact at ``path``, whose plan has no weights. Raises ArtifactError, CompileError."""
-    manifest = artifacts.load(path).manifest
+    manifest = store.load(path).manifest
     if manifest.engine.plan is None or not manifest.engine.plan.refit:
         raise CompileError(f"The plan of {path} holds its own weights: build that artifact with --strip-weights.")
     return manifest

@@ -1,4 +1,4 @@
-"""What is kept of the canary's answer, and how far another machine may be from it."""
+"""The stored form of the canary's answer, and the tolerance for other machines."""
 
 from __future__ import annotations
 

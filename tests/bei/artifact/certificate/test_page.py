@@ -1,4 +1,4 @@
-"""certificate.html: it says all of the certificate, needs nothing but itself, and no text gets out of its place."""
+"""certificate.html shows the whole certificate, is self-contained, and escapes untrusted text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must be reached, in one table; and advice that applies."""
+"""Verification thresholds by precision, and remedies that apply."""
 
 from __future__ import annotations
 

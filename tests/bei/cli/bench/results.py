@@ -1,34 +1,35 @@
-"""Results made up for tests: every figure in them is another one."""
+"""Results for tests, in which all figures differ."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from bei.cli.bench.arrivals import LoadPlan
-from bei.cli.bench.recording import Histogram
+from bei.cli.bench.recorder import Interval, IntervalTotals, LatencyHistogram
 from bei.cli.bench.result import (
     SCHEMA,
+    BenchResult,
+    BenchSetup,
+    GeneratorMachine,
     IntervalResult,
-    Latency,
+    LatencyFigures,
     LoadResult,
-    Machine,
     PointResult,
-    Result,
     ServerFacts,
     ServerSample,
-    Setup,
 )
 from bei.cli.bench.texts import TextsPlan
 
 LOADS = [LoadPlan("interactive", words="uniform:5:11"), LoadPlan("bulk", concurrency=4, inputs="32", lane="bulk")]
 
 
-def setup_of(**changes: Any) -> Setup:
+def setup_of(**changes: Any) -> BenchSetup:
     """Of a sweep of one load beside another."""
-    setup = Setup(
+    setup = BenchSetup(
         dialect="openai",
         loads=LOADS,
         texts=TextsPlan(seed=17),
@@ -44,13 +45,13 @@ def setup_of(**changes: Any) -> Setup:
     return msgspec.structs.replace(setup, **changes)
 
 
-def result_of(setup: Setup | None = None, servers: tuple[str, ...] = ("server 1",), **changes: Any) -> Result:
+def result_of(setup: BenchSetup | None = None, servers: tuple[str, ...] = ("server 1",), **changes: Any) -> BenchResult:
     """A result of ``setup``, with a point for each rate and server."""
     setup = setup or setup_of()
     numbers = itertools.count(1)
     rates: list[float | None] = [*setup.rates] if setup.rates else [None]
     points = [_point(setup, server, rate, numbers) for rate in rates for server in servers]
-    result = Result(
+    result = BenchResult(
         schema=SCHEMA,
         bei="0.1.0",
         started="2026-01-01T00:00:00+00:00",
@@ -58,7 +59,7 @@ def result_of(setup: Setup | None = None, servers: tuple[str, ...] = ("server 1"
         interrupted=False,
         warnings=[],
         setup=setup,
-        machine=Machine("Linux 6 x86_64", "A <CPU>", 2, "3.12.1", {"bei": "0.1.0"}),
+        machine=GeneratorMachine("Linux 6 x86_64", "A <CPU>", 2, "3.12.1", {"bei": "0.1.0"}),
         servers=[
             ServerFacts(
                 name, "http://127.0.0.1:8000", "m", "bei 0.1.0", True, {"model_id": "m", "max_batch_tokens": 16384}
@@ -70,7 +71,7 @@ def result_of(setup: Setup | None = None, servers: tuple[str, ...] = ("server 1"
     return msgspec.structs.replace(result, **changes)
 
 
-def _point(setup: Setup, server: str, rate: float | None, numbers: itertools.count[int]) -> PointResult:
+def _point(setup: BenchSetup, server: str, rate: float | None, numbers: itertools.count[int]) -> PointResult:
     samples = [
         ServerSample(
             at_s=float(second),
@@ -100,7 +101,7 @@ def _load(name: str, numbers: itertools.count[int]) -> LoadResult:
     def figure(scale: float = 1.17) -> float:
         return round(next(numbers) * scale, 3)
 
-    histogram = Histogram()
+    histogram = LatencyHistogram()
     for _ in range(40):
         histogram.record(next(numbers) / 1e3)
     return LoadResult(
@@ -112,7 +113,7 @@ def _load(name: str, numbers: itertools.count[int]) -> LoadResult:
         failures={},
         retries=next(numbers),
         reconnects=next(numbers),
-        latency=Latency(40, figure(), figure(), figure(), figure(), figure(), None, None, None, figure()),
+        latency=LatencyFigures(40, figure(), figure(), figure(), figure(), figure(), None, None, None, figure()),
         lateness_p50=0.011,
         lateness_p99=figure(0.001),
         lateness_max=figure(0.002),
@@ -123,3 +124,10 @@ def _load(name: str, numbers: itertools.count[int]) -> LoadResult:
         ],
         histogram=histogram.packed(),
     )
+
+
+def merged(intervals: Iterable[Interval]) -> IntervalTotals:
+    total = IntervalTotals()
+    for interval in intervals:
+        total.add(interval)
+    return total

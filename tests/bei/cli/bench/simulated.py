@@ -1,4 +1,4 @@
-"""A world without sockets and without waiting: its clock goes to where the next thing happens."""
+"""A simulated network and clock for the driver, without sockets or waiting."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from bei.cli.bench.driver import Request
-from bei.cli.bench.http1 import Answer
-from bei.cli.bench.sockets import Handler
+from bei.cli.bench.driver import LoadRequest
+from bei.cli.bench.http1 import HttpResponse
+from bei.cli.bench.sockets import ConnectionHandler
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 
@@ -20,13 +20,13 @@ def response(status: int, body: bytes = b"{}", **headers: str) -> bytes:
     return f"HTTP/1.1 {status} X\r\n{lines}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
-# What a server does with a request that comes at a time: seconds until the answer, and the answer. None: the connection
-# is closed instead. An answer of None never comes.
+# A server's reaction to a request at a time: seconds until the answer, and the answer; an answer of None never comes.
+# None: the connection is closed.
 Server = Callable[[float, bytes], "tuple[float, bytes | None] | None"]
 
 
-class SimulatedWire:
-    """``bei.cli.bench.sockets.Wire`` around a server that is a function. ``begins_s``: what the clock says first."""
+class SimulatedNetwork:
+    """``bei.cli.bench.sockets.Network`` around a server that is a function. ``begins_s``: what the clock says first."""
 
     def __init__(
         self, server: Server, *, begins_s: float = 1000.0, refuses: Callable[[], bool] = lambda: False
@@ -43,14 +43,14 @@ class SimulatedWire:
     def now(self) -> float:
         return self.clock_s
 
-    def connect(self, handler: Handler) -> SimulatedChannel:
+    def connect(self, handler: ConnectionHandler) -> SimulatedConnection:
         self.num_connects += 1
-        channel = SimulatedChannel(self, handler)
+        connection = SimulatedConnection(self, handler)
         if self.refuses():
-            self.at(0.0, partial(channel.end, "refused"))
+            self.at(0.0, partial(connection.end, "refused"))
         self._open += 1
         self.most_open = max(self.most_open, self._open)
-        return channel
+        return connection
 
     def closed(self) -> None:
         self._open -= 1
@@ -75,23 +75,23 @@ class SimulatedWire:
         self._events.clear()
 
 
-class SimulatedChannel:
-    def __init__(self, wire: SimulatedWire, handler: Handler) -> None:
-        self._wire = wire
+class SimulatedConnection:
+    def __init__(self, network: SimulatedNetwork, handler: ConnectionHandler) -> None:
+        self._network = network
         self._handler = handler
         self._is_closed = False
 
     def send(self, data: bytes) -> None:
-        done = self._wire.server(self._wire.clock_s, data)
+        done = self._network.server(self._network.clock_s, data)
         if done is None:
-            self._wire.at(0.0, partial(self.end, ""))
+            self._network.at(0.0, partial(self.end, ""))
         elif done[1] is not None:
-            self._wire.at(done[0], partial(self._answer, done[1]))
+            self._network.at(done[0], partial(self._answer, done[1]))
 
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._wire.closed()
+            self._network.closed()
 
     def end(self, reason: str) -> None:
         if not self._is_closed:
@@ -103,19 +103,21 @@ class SimulatedChannel:
             self._handler.received(data)
 
 
-class Fates:
-    """A sink that keeps everything: (index, fate, due, done, is it tried again)."""
+class Outcomes:
+    """A sink that keeps everything: (index, outcome, due, done, is it tried again)."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, int, float, float, bool]] = []
 
-    def ended(self, request: Request, done_s: float, fate: int, answer: Answer | None, again_s: float | None) -> None:
-        self.rows.append((request.index, fate, request.due_s, done_s, again_s is not None))
+    def ended(
+        self, request: LoadRequest, done_s: float, outcome: int, answer: HttpResponse | None, again_s: float | None
+    ) -> None:
+        self.rows.append((request.index, outcome, request.due_s, done_s, again_s is not None))
 
     @property
-    def fates(self) -> list[int]:
+    def outcomes(self) -> list[int]:
         """Of the last tries."""
-        return [fate for _, fate, _, _, again in self.rows if not again]
+        return [outcome for _, outcome, _, _, again in self.rows if not again]
 
 
 class Line:

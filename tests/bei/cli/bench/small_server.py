@@ -1,5 +1,5 @@
-"""A server of embeddings on an event loop of its own thread, which answers as a test wants and writes down what it was
-asked, with how long each answer took by its own clock."""
+"""A small embedding server on an event loop in a thread of its own: it answers as a test wants, and records requests
+and the time of each answer by its own clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads as they are asked for, and as workers share them."""
+"""Loads from their flags, and their division among workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.cli.bench.arrivals import LoadPlan, Share, check_words, load_of
+from bei.cli.bench.arrivals import LoadPlan, WorkerShare, check_words, load_of
 from bei.errors import ConfigError
 
 DEFAULTS = {"rate": None, "concurrency": None, "inputs": "1", "words": "20"}
@@ -55,7 +55,7 @@ def test_generated_texts_must_be_long_enough_to_differ() -> None:
 
 @given(count=st.integers(0, 500), num_workers=st.integers(1, 16))
 def test_workers_share_connections_evenly(count: int, num_workers: int) -> None:
-    shares = [Share(worker, num_workers).of(count) for worker in range(num_workers)]
+    shares = [WorkerShare(worker, num_workers).of(count) for worker in range(num_workers)]
     assert sum(shares) == count
     assert max(shares) - min(shares) <= 1
 
@@ -63,7 +63,7 @@ def test_workers_share_connections_evenly(count: int, num_workers: int) -> None:
 @given(rate=st.floats(1, 500), num_workers=st.integers(1, 5))
 def test_constant_arrivals_are_evenly_spaced_however_many_workers_make_them(rate: float, num_workers: int) -> None:
     load = LoadPlan("x", rate=rate, arrivals="constant")
-    due = sorted(at for worker in range(num_workers) for at in Share(worker, num_workers).arrivals(load, 2.0, 0))
+    due = sorted(at for worker in range(num_workers) for at in WorkerShare(worker, num_workers).arrivals(load, 2.0, 0))
     np.testing.assert_allclose(due, np.arange(len(due)) / rate)
     assert len(due) == pytest.approx(rate * 2, abs=1)
 
@@ -71,15 +71,15 @@ def test_constant_arrivals_are_evenly_spaced_however_many_workers_make_them(rate
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_poisson_arrivals_are_of_the_rate_and_know_nothing_of_each_other(num_workers: int) -> None:
     load = LoadPlan("x", rate=50.0)
-    due = np.sort([at for w in range(num_workers) for at in Share(w, num_workers).arrivals(load, 100.0, 3)])
+    due = np.sort([at for w in range(num_workers) for at in WorkerShare(w, num_workers).arrivals(load, 100.0, 3)])
     assert 4_700 < len(due) < 5_300
     gaps = np.diff(due)
     assert 0.93 < gaps.std() / gaps.mean() < 1.07  # exponential
     assert due[0] > 0
     assert due[-1] < 100
-    again = list(Share(0, num_workers).arrivals(load, 100.0, 3))
-    assert again == list(Share(0, num_workers).arrivals(load, 100.0, 3))
-    assert again != list(Share(0, num_workers).arrivals(load, 100.0, 4))
+    again = list(WorkerShare(0, num_workers).arrivals(load, 100.0, 3))
+    assert again == list(WorkerShare(0, num_workers).arrivals(load, 100.0, 3))
+    assert again != list(WorkerShare(0, num_workers).arrivals(load, 100.0, 4))
 
 
 def test_loads_are_named_for_people() -> None:

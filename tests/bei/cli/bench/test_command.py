@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 
 from bei.cli import main
-from bei.cli.bench.result import Result, read_result
-from bei.cli.bench.workers import Fleet
+from bei.cli.bench.result import BenchResult, read_result
+from bei.cli.bench.workers import LoadWorkers
 from tests.bei.cli.bench.small_server import Asked, SmallServer, good
 from tests.bei.cli.test_main import fails_with
 from tests.support.tls_certificates import make_authority, make_certificate
 
-Bench = Callable[..., Result]
+Bench = Callable[..., BenchResult]
 SHORT = ("--duration", "1", "--warmup", "0.2", "--timeout", "60")
 
 
@@ -41,7 +41,7 @@ def bench(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     root = str(Path(__file__).parents[4])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((root, os.environ.get("PYTHONPATH", ""))))
 
-    def run(*arguments: str, code: int = 0) -> Result:
+    def run(*arguments: str, code: int = 0) -> BenchResult:
         out = tmp_path / "result"
         words = ["bench", *arguments, "--out", str(out)]
         if code:
@@ -86,7 +86,7 @@ def test_latencies_are_those_that_the_server_itself_measures(bench: Bench) -> No
         own = [asked.took_s * 1e3 for asked in server.posts[1:]]  # the first is the probe
     latency = result.points[0].loads[0].latency
     assert latency.count == len(own)
-    # What the client adds is bounded, and it can never be faster than the server.
+    # The client's overhead is bounded, and it is never faster than the server.
     for each, found in ((50, latency.p50), (75, latency.p75)):
         assert found is not None
         truth = float(np.percentile(own, each, method="inverted_cdf"))
@@ -150,7 +150,7 @@ def test_failures_are_counted_by_kind_and_an_exit_code_for_them_is_asked_for(ben
 def test_ctrl_c_ends_a_run_early_and_what_was_measured_is_written(
     server: SmallServer, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Fleet, "_messages", _interrupted_once(Fleet._messages, server))
+    monkeypatch.setattr(LoadWorkers, "_messages", _interrupted_once(LoadWorkers._messages, server))
     begin_s = time.monotonic()
     result = bench(server.url, "--concurrency", "2", "--duration", "3000", "--warmup", "0", code=130)
     assert time.monotonic() - begin_s < 600
@@ -166,7 +166,7 @@ def _interrupted_once(messages: Callable[..., object], server: SmallServer) -> C
     """Ctrl-C, once the server has answered a while."""
     done = threading.Event()
 
-    def interrupting(fleet: Fleet, timeout_s: float | None) -> object:
+    def interrupting(fleet: LoadWorkers, timeout_s: float | None) -> object:
         if len(server.posts) > 20 and not done.is_set():
             done.set()
             raise KeyboardInterrupt
@@ -219,7 +219,7 @@ def test_https_is_spoken_and_who_answers_is_checked(
         assert "--tls-ca" in fails_with(capsys, "bench", server.url, *SHORT)
 
 
-# What cannot be measured is one line and exit code 2.
+# Measurements that cannot be made: one line and exit code 2.
 
 
 def test_a_server_that_is_not_there_or_answers_something_else_is_one_line(

@@ -1,4 +1,4 @@
-"""A 200 counts only with what was asked for in it; and bei's own answers are taken for right."""
+"""A 200 counts only with a complete body; bei's own answers pass the checks."""
 
 from __future__ import annotations
 

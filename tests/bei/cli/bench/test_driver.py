@@ -1,4 +1,4 @@
-"""Loops, timeouts, retries and what is counted, on a clock that nobody waits for."""
+"""Loops, timeouts, retries and counts, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bei.cli.bench.arrivals import LoadPlan, Share
-from bei.cli.bench.driver import BROKEN, NOT_HTTP, TIMED_OUT, UNANSWERED, UNREACHABLE, Driver, Stream
-from bei.cli.bench.recording import LoadRecorder, merged
-from tests.bei.cli.bench.simulated import OK, Fates, Line, Server, SimulatedWire, response
+from bei.cli.bench.arrivals import LoadPlan, WorkerShare
+from bei.cli.bench.driver import BROKEN, NOT_HTTP, TIMED_OUT, UNANSWERED, UNREACHABLE, LoadDriver, RequestStream
+from bei.cli.bench.recorder import LoadRecorder
+from tests.bei.cli.bench.results import merged
+from tests.bei.cli.bench.simulated import OK, Line, Outcomes, Server, SimulatedNetwork, response
 
 START_S = 1000.0
 
@@ -29,13 +30,17 @@ def some(count: int) -> Callable[[], tuple[bytes, int] | None]:
     return lambda: None if (number := next(numbers, None)) is None else (str(number).encode(), 1)
 
 
-def driven(server: Server, *, seconds: float | None = None, wire: SimulatedWire | None = None, **stream: Any) -> Fates:
-    """The fates of one stream against ``server``."""
-    fates = Fates()
-    Driver(
-        wire or SimulatedWire(server), [Stream("one", **{"content": endless, **stream}, sink=fates)], seconds=seconds
+def driven(
+    server: Server, *, seconds: float | None = None, network: SimulatedNetwork | None = None, **stream: Any
+) -> Outcomes:
+    """The outcomes of one stream against ``server``."""
+    outcomes = Outcomes()
+    LoadDriver(
+        network or SimulatedNetwork(server),
+        [RequestStream("one", **{"content": endless, **stream}, sink=outcomes)],
+        seconds=seconds,
     ).run()
-    return fates
+    return outcomes
 
 
 def test_a_closed_loop_sends_each_request_once_and_never_more_at_once_than_its_concurrency() -> None:
@@ -45,30 +50,30 @@ def test_a_closed_loop_sends_each_request_once_and_never_more_at_once_than_its_c
         seen.append(data)
         return 0.01 * (1 + len(seen) % 3), OK
 
-    wire = SimulatedWire(server)
-    fates = driven(server, wire=wire, content=some(40), concurrency=3)
+    network = SimulatedNetwork(server)
+    outcomes = driven(server, network=network, content=some(40), concurrency=3)
     assert sorted(seen, key=int) == [str(number).encode() for number in range(40)]
-    assert fates.fates == [200] * 40
-    assert (wire.num_connects, wire.most_open) == (3, 3)
+    assert outcomes.outcomes == [200] * 40
+    assert (network.num_connects, network.most_open) == (3, 3)
 
 
 def test_a_closed_loop_ends_with_its_time_and_hears_what_is_on_its_way() -> None:
-    fates = driven(lambda now, data: (0.3, OK), seconds=1.0, concurrency=2)
-    assert [round(done, 6) for *_, done, _ in fates.rows] == [0.3, 0.3, 0.6, 0.6, 0.9, 0.9, 1.2, 1.2]
+    outcomes = driven(lambda now, data: (0.3, OK), seconds=1.0, concurrency=2)
+    assert [round(done, 6) for *_, done, _ in outcomes.rows] == [0.3, 0.3, 0.6, 0.6, 0.9, 0.9, 1.2, 1.2]
 
 
 def test_answers_taken_together_behind_the_end_are_followed_by_no_request_of_a_closed_loop() -> None:
     """As where the generator stands still over the end: it finds several answers at once."""
-    wire: SimulatedWire
+    network: SimulatedNetwork
 
     def server(now_s: float, data: bytes) -> tuple[float, bytes]:
         if START_S < now_s < START_S + 1.0:
-            wire.clock_s += 2.0
+            network.clock_s += 2.0
         return 0.3, OK
 
-    wire = SimulatedWire(server)
-    fates = driven(server, wire=wire, seconds=1.0, concurrency=3)
-    assert sorted(round(due, 6) for _, _, due, *_ in fates.rows) == [0.0, 0.0, 0.0, 0.3]
+    network = SimulatedNetwork(server)
+    outcomes = driven(server, network=network, seconds=1.0, concurrency=3)
+    assert sorted(round(due, 6) for _, _, due, *_ in outcomes.rows) == [0.0, 0.0, 0.0, 0.3]
 
 
 def test_an_open_loop_sends_when_requests_are_due_whatever_becomes_of_them() -> None:
@@ -78,21 +83,21 @@ def test_an_open_loop_sends_when_requests_are_due_whatever_becomes_of_them() -> 
         sent.append(now_s - START_S)
         return 5.0, OK
 
-    fates = driven(server, arrivals=iter([0.0, 0.1, 0.25, 0.25]))
+    outcomes = driven(server, arrivals=iter([0.0, 0.1, 0.25, 0.25]))
     np.testing.assert_allclose(sent, [0.0, 0.1, 0.25, 0.25], atol=1e-6)
-    assert fates.fates == [200] * 4
+    assert outcomes.outcomes == [200] * 4
 
 
 def recorded(server: Server, *, num_workers: int = 1, **plan: Any) -> LoadRecorder:
     """A load of ten seconds behind one of warm-up, as a worker records it."""
     load = LoadPlan(name="all", **plan)
     recorder = LoadRecorder(1.0, 11.0, 1.0, lambda body, count: None, is_open_loop=load.rate is not None)
-    stream = Stream("all", endless, recorder)
+    stream = RequestStream("all", endless, recorder)
     if load.rate is None:
         stream.concurrency = load.concurrency
     else:
-        stream.arrivals = Share(0, num_workers).arrivals(load, 11.0, seed=0)
-    Driver(SimulatedWire(server), [stream], seconds=11.0).run()
+        stream.arrivals = WorkerShare(0, num_workers).arrivals(load, 11.0, seed=0)
+    LoadDriver(SimulatedNetwork(server), [stream], seconds=11.0).run()
     return recorder
 
 
@@ -130,17 +135,17 @@ def test_percentiles_are_those_of_the_delays_the_server_has() -> None:
 
 
 def test_an_answer_that_takes_too_long_is_given_up_when_its_time_is_over_also_in_a_queue_for_connections() -> None:
-    fates = driven(lambda now, data: (0.0, None), arrivals=iter([0.0, 0.1, 0.2]), timeout_s=2.0, max_connections=1)
-    assert fates.fates == [TIMED_OUT] * 3
-    assert [done for *_, done, _ in fates.rows] == pytest.approx([2.0, 2.1, 2.2], abs=1e-6)
+    outcomes = driven(lambda now, data: (0.0, None), arrivals=iter([0.0, 0.1, 0.2]), timeout_s=2.0, max_connections=1)
+    assert outcomes.outcomes == [TIMED_OUT] * 3
+    assert [done for *_, done, _ in outcomes.rows] == pytest.approx([2.0, 2.1, 2.2], abs=1e-6)
 
 
 def test_a_closed_loop_goes_on_behind_a_timeout_on_a_new_connection() -> None:
     answers = iter([None, *[OK] * 1000])
-    wire = SimulatedWire(lambda now, data: (0.1, next(answers)))
-    fates = driven(wire.server, wire=wire, seconds=1.5, concurrency=1, timeout_s=1.0)
-    assert fates.fates == [TIMED_OUT, 200, 200, 200, 200, 200]
-    assert wire.num_connects == 2
+    network = SimulatedNetwork(lambda now, data: (0.1, next(answers)))
+    outcomes = driven(network.server, network=network, seconds=1.5, concurrency=1, timeout_s=1.0)
+    assert outcomes.outcomes == [TIMED_OUT, 200, 200, 200, 200, 200]
+    assert network.num_connects == 2
 
 
 @pytest.mark.parametrize(
@@ -155,61 +160,63 @@ def test_who_obeys_comes_again_when_told_and_the_latency_counts_from_the_first_t
     header: dict[str, str], waits_s: float | None
 ) -> None:
     answers = iter([response(429, b"{}", **header), OK])
-    fates = driven(lambda now, data: (0.05, next(answers)), content=some(1), concurrency=1, retry="obey")
+    outcomes = driven(lambda now, data: (0.05, next(answers)), content=some(1), concurrency=1, retry="obey")
     if waits_s is None:
-        assert fates.fates == [429]
+        assert outcomes.outcomes == [429]
     else:
-        assert [(fate, again) for _, fate, _, _, again in fates.rows] == [(429, True), (200, False)]
-        assert [due for _, _, due, _, _ in fates.rows] == [0.0, 0.0]
-        assert fates.rows[-1][3] == pytest.approx(0.1 + waits_s)
+        assert [(outcome, again) for _, outcome, _, _, again in outcomes.rows] == [(429, True), (200, False)]
+        assert [due for _, _, due, _, _ in outcomes.rows] == [0.0, 0.0]
+        assert outcomes.rows[-1][3] == pytest.approx(0.1 + waits_s)
 
 
 def test_where_nobody_listens_every_request_fails_and_the_loops_go_on() -> None:
-    wire = SimulatedWire(Line(0.01), refuses=lambda: True)
-    closed = driven(Line(0.01), wire=wire, seconds=0.1, concurrency=1)
-    assert set(closed.fates) == {UNREACHABLE}
-    assert 9 <= len(closed.fates) <= 11  # every ten milliseconds, not as fast as it can
-    wire = SimulatedWire(Line(0.01), refuses=lambda: True)
+    network = SimulatedNetwork(Line(0.01), refuses=lambda: True)
+    closed = driven(Line(0.01), network=network, seconds=0.1, concurrency=1)
+    assert set(closed.outcomes) == {UNREACHABLE}
+    assert 9 <= len(closed.outcomes) <= 11  # every ten milliseconds, not as fast as it can
+    network = SimulatedNetwork(Line(0.01), refuses=lambda: True)
     arrivals = iter([0.0] * 5000)  # none of them in the call of another
-    assert driven(Line(0.01), wire=wire, arrivals=arrivals, max_connections=1).fates == [UNREACHABLE] * 5000
+    assert driven(Line(0.01), network=network, arrivals=arrivals, max_connections=1).outcomes == [UNREACHABLE] * 5000
 
 
 def test_connections_that_break_are_failures_but_one_that_was_closed_while_idle_is_made_anew() -> None:
     behind = iter([(0.01, OK), None, (0.01, OK)])
-    assert driven(lambda now, data: next(behind), content=some(2), concurrency=1).fates == [200, 200]
+    assert driven(lambda now, data: next(behind), content=some(2), concurrency=1).outcomes == [200, 200]
     at_once = iter([None, (0.01, OK)])
-    assert driven(lambda now, data: next(at_once), content=some(2), concurrency=1).fates == [BROKEN, 200]
+    assert driven(lambda now, data: next(at_once), content=some(2), concurrency=1).outcomes == [BROKEN, 200]
 
 
 def test_what_is_not_http_is_a_failure() -> None:
-    assert driven(lambda now, data: (0.01, b"220 mail ready\r\n"), content=some(1), concurrency=1).fates == [NOT_HTTP]
+    assert driven(lambda now, data: (0.01, b"220 mail ready\r\n"), content=some(1), concurrency=1).outcomes == [
+        NOT_HTTP
+    ]
 
 
 def test_an_end_at_once_leaves_what_is_on_its_way_unanswered() -> None:
-    fates, wire = Fates(), SimulatedWire(lambda now, data: (10.0, OK))
-    driver = Driver(wire, [Stream("one", endless, fates, concurrency=3)])
+    outcomes, network = Outcomes(), SimulatedNetwork(lambda now, data: (10.0, OK))
+    driver = LoadDriver(network, [RequestStream("one", endless, outcomes, concurrency=3)])
     driver.at(1.0, driver.abort)
     driver.run()
-    assert fates.fates == [UNANSWERED] * 3
-    assert wire.clock_s == pytest.approx(START_S + 1.0)
+    assert outcomes.outcomes == [UNANSWERED] * 3
+    assert network.clock_s == pytest.approx(START_S + 1.0)
 
 
 def test_requests_that_are_due_at_the_end_are_sent_though_they_wait_for_a_connection() -> None:
-    fates = driven(Line(0.1), seconds=1.0, arrivals=iter([0.9] * 5), max_connections=1)
-    assert fates.fates == [200] * 5
-    assert fates.rows[-1][3] == pytest.approx(1.4)
+    outcomes = driven(Line(0.1), seconds=1.0, arrivals=iter([0.9] * 5), max_connections=1)
+    assert outcomes.outcomes == [200] * 5
+    assert outcomes.rows[-1][3] == pytest.approx(1.4)
 
 
 def test_streams_end_with_their_lead() -> None:
-    lead, beside = Fates(), Fates()
+    lead, beside = Outcomes(), Outcomes()
     streams = [
-        Stream("lead", some(10), lead, concurrency=1),
-        Stream("beside", endless, beside, arrivals=(number / 100 for number in itertools.count())),
+        RequestStream("lead", some(10), lead, concurrency=1),
+        RequestStream("beside", endless, beside, arrivals=(number / 100 for number in itertools.count())),
     ]
-    Driver(SimulatedWire(lambda now, data: (0.1, OK)), streams, lead="lead", abandons_waiting=True).run()
-    assert lead.fates == [200] * 10
-    assert len(beside.fates) == pytest.approx(100, abs=2)
-    assert set(beside.fates) == {200}
+    LoadDriver(SimulatedNetwork(lambda now, data: (0.1, OK)), streams, lead="lead", abandons_waiting=True).run()
+    assert lead.outcomes == [200] * 10
+    assert len(beside.outcomes) == pytest.approx(100, abs=2)
+    assert set(beside.outcomes) == {200}
 
 
 def test_a_stream_is_a_closed_loop_or_an_open_one() -> None:
@@ -224,7 +231,7 @@ OUTCOMES = st.sampled_from(["good", "slow", "never", "refused", "closed", "rubbi
 
 @settings(max_examples=60, deadline=None)
 @given(
-    outcomes=st.lists(OUTCOMES, min_size=1, max_size=20),
+    kinds=st.lists(OUTCOMES, min_size=1, max_size=20),
     gaps=st.lists(st.floats(0, 0.5), max_size=30),
     concurrency=st.integers(1, 4),
     is_open=st.booleans(),
@@ -232,9 +239,9 @@ OUTCOMES = st.sampled_from(["good", "slow", "never", "refused", "closed", "rubbi
     retry=st.sampled_from(["never", "obey"]),
 )
 def test_every_request_ends_exactly_once_whatever_the_server_does(
-    outcomes: list[str], gaps: list[float], concurrency: int, is_open: bool, connections: int, retry: str
+    kinds: list[str], gaps: list[float], concurrency: int, is_open: bool, connections: int, retry: str
 ) -> None:
-    turns = itertools.cycle(outcomes)
+    turns = itertools.cycle(kinds)
 
     def server(now_s: float, data: bytes) -> tuple[float, bytes | None] | None:
         what = next(turns)
@@ -247,7 +254,7 @@ def test_every_request_ends_exactly_once_whatever_the_server_does(
     loop: dict[str, Any] = {"concurrency": concurrency, "content": some(len(gaps))}
     if is_open:
         loop = {"arrivals": iter(arrivals), "max_connections": connections}
-    fates = driven(server, timeout_s=2.0, retry=retry, **loop)
-    ended = [index for index, *_, again in fates.rows if not again]
+    outcomes = driven(server, timeout_s=2.0, retry=retry, **loop)
+    ended = [index for index, *_, again in outcomes.rows if not again]
     assert sorted(ended) == list(range(len(gaps)))
-    assert all(done - due <= 2.0 + 1e-6 for _, _, due, done, _ in fates.rows)
+    assert all(done - due <= 2.0 + 1e-6 for _, _, due, done, _ in outcomes.rows)

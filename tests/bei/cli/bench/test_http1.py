@@ -1,4 +1,4 @@
-"""Answers of HTTP/1.1, in whatever pieces they come."""
+"""HTTP/1.1 responses, received in any pieces."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bei.cli.bench.driver import retry_after_s
-from bei.cli.bench.http1 import Answer, NotHttpError, head_of, request_of
+from bei.cli.bench.http1 import HttpResponse, NotHttpError, head_of, request_of
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;a=b\r\nhello\r\n1\r\n!\r\n0\r\nx: y\r\n\r\n"
 COUNTED = b"HTTP/1.1 429 Too Many\r\nRetry-After: 3\r\ncontent-length: 6\r\n\r\nhello!"
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n" + COUNTED
 
 
-def fed(raw: bytes, *, keeps_body: bool = True) -> Answer:
-    answer = Answer(keeps_body=keeps_body)
+def fed(raw: bytes, *, keeps_body: bool = True) -> HttpResponse:
+    answer = HttpResponse(keeps_body=keeps_body)
     answer.feed(raw)
     return answer
 
@@ -26,7 +26,7 @@ def fed(raw: bytes, *, keeps_body: bool = True) -> Answer:
 @given(raw=st.sampled_from((CHUNKED, COUNTED, INTERIM)), cuts=st.lists(st.integers(1, 90), max_size=12))
 def test_answers_are_whole_exactly_at_their_last_byte_in_whatever_pieces_they_come(raw: bytes, cuts: list[int]) -> None:
     edges = sorted({0, len(raw), *(cut for cut in cuts if cut < len(raw))})
-    answer = Answer(keeps_body=True)
+    answer = HttpResponse(keeps_body=True)
     for _ in range(2):  # one after the other on the same connection
         whole = [answer.feed(raw[start:end]) for start, end in itertools.pairwise(edges)]
         assert whole == [False] * (len(whole) - 1) + [True]
@@ -38,7 +38,7 @@ def test_answers_are_whole_exactly_at_their_last_byte_in_whatever_pieces_they_co
 
 
 def test_of_a_body_that_is_only_counted_the_beginning_is_kept() -> None:
-    answer = Answer(keeps_body=False)
+    answer = HttpResponse(keeps_body=False)
     answer.feed(b"HTTP/1.1 200 OK\r\ncontent-length: 3000\r\n\r\n" + b"a" * 300)
     for _ in range(27):
         assert not answer._is_whole

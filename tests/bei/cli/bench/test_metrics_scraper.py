@@ -1,4 +1,4 @@
-"""A bei server's metrics, between one scrape and the next; names are those that bei has."""
+"""Differences between scrapes of a bei server's metrics; the names are those that bei exposes."""
 
 from __future__ import annotations
 

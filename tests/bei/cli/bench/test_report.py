@@ -1,4 +1,4 @@
-"""Pages of results: all that the JSON has, in a page that needs nothing but itself, whatever texts are in it."""
+"""Result pages: all figures of the JSON, self-contained, with untrusted texts escaped."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ import msgspec
 import pytest
 
 from bei.cli.bench.compare import as_text, compared, page
-from bei.cli.bench.plots import latency_chart
-from bei.cli.bench.report import report_page
-from bei.cli.bench.result import SCHEMA, LoadResult, Result, read_result, write_result
+from bei.cli.bench.report import latency_chart, report_page
+from bei.cli.bench.result import SCHEMA, BenchResult, LoadResult, read_result, warnings_of, write_result
 from bei.cli.bench.terminal import summary
 from bei.cli.bench.texts import TextsPlan
-from bei.cli.bench.warnings import warnings_of
 from bei.errors import BenchError, ComparisonError
 from tests.bei.artifact.certificate.test_page import EVIL, Elements
 from tests.bei.cli.bench.results import LOADS, result_of, setup_of
@@ -41,7 +39,7 @@ RESULTS = pytest.mark.parametrize("result", [SINGLE, SWEEP, TWO], ids=["single",
 
 
 @RESULTS
-def test_the_page_has_every_number_of_the_json_and_needs_nothing_but_itself(result: Result) -> None:
+def test_the_page_has_every_number_of_the_json_and_needs_nothing_but_itself(result: BenchResult) -> None:
     shown = report_page(result)
     elements = Elements(shown)
     assert elements.open == []
@@ -168,10 +166,10 @@ def test_other_servers_or_runs_that_were_ended_early_are_refused() -> None:
         compared(SWEEP, result_of(interrupted=True))
 
 
-# What is warned of.
+# Warnings.
 
 
-def with_load(**changes: Any) -> Result:
+def with_load(**changes: Any) -> BenchResult:
     """A run at 100 requests a second; the latency's ``p50`` is that of a good server."""
     result = result_of(setup_of(rates=None, loads=[msgspec.structs.replace(LOADS[0], rate=100.0)]))
     point = result.points[0]

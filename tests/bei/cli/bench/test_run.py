@@ -1,17 +1,17 @@
-"""From what workers report to the figures of a result."""
+"""From workers' reports to the figures of a result."""
 
 from __future__ import annotations
 
 import pytest
 
-from bei.cli.bench.messages import LoadReport
-from bei.cli.bench.recording import Histogram, Interval, PackedHistogram
+from bei.cli.bench.recorder import Interval, LatencyHistogram, PackedHistogram
 from bei.cli.bench.run import load_result
+from bei.cli.bench.worker import LoadReport
 from bei.cli.bench.workers import LoadRecord
 
 
 def packed(*latencies_s: float) -> PackedHistogram:
-    histogram = Histogram()
+    histogram = LatencyHistogram()
     for latency_s in latencies_s:
         histogram.record(latency_s)
     return histogram.packed()

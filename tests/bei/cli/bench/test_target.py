@@ -1,4 +1,4 @@
-"""Where servers are; keys, which nothing shows."""
+"""URLs of servers, headers, and keys, which are never shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lengths are those asked for, and no two texts are alike unless that was asked for."""
+"""Lengths follow their distributions, and texts are unique unless repetition was requested."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from bei.cli.bench.texts import (
     NUM_SERIAL_WORDS,
     GeneratedTexts,
-    Lengths,
-    Numbered,
+    LengthDistribution,
     TextsPlan,
+    WordNumbers,
     lengths_of,
     lines_of,
     plan_of,
@@ -68,7 +68,7 @@ def test_what_is_no_distribution_is_refused_by_the_name_of_its_setting(text: str
 @settings(max_examples=30)
 @given(num_words=st.integers(1, 3), size=st.integers(1, 12))
 def test_numbers_in_words_are_a_permutation(num_words: int, size: int) -> None:
-    numbered = Numbered([f"w{number}" for number in range(size)], num_words)
+    numbered = WordNumbers([f"w{number}" for number in range(size)], num_words)
     written = [tuple(numbered[number]) for number in range(numbered.size)]
     assert len(set(written)) == numbered.size == size**num_words
     assert written[0] == tuple(numbered[numbered.size])
@@ -77,7 +77,7 @@ def test_numbers_in_words_are_a_permutation(num_words: int, size: int) -> None:
 @settings(max_examples=4, deadline=None)
 @given(words=st.integers(1, 40), num_workers=st.integers(1, 4))
 def test_no_two_texts_of_any_worker_are_alike(words: int, num_workers: int) -> None:
-    lengths = Lengths("fixed", words)
+    lengths = LengthDistribution("fixed", words)
     sources = [texts_of(TextsPlan(seed=1), worker, num_workers) for worker in range(num_workers)]
     texts = [source.take(lengths) for source in sources for _ in range(200)]
     assert len(set(texts)) == len(texts)
@@ -85,7 +85,7 @@ def test_no_two_texts_of_any_worker_are_alike(words: int, num_workers: int) -> N
 
 
 def test_words_come_as_often_as_in_prose_and_the_same_for_the_same_seed() -> None:
-    lengths = Lengths("fixed", 200)
+    lengths = LengthDistribution("fixed", 200)
     texts = [GeneratedTexts(seed, 0, 1).take(lengths) for seed in (3, 3, 4)]
     assert texts[0] == texts[1] != texts[2]
     source = GeneratedTexts(0, 0, 1)
@@ -106,7 +106,7 @@ def test_lines_of_a_file_come_in_their_order_and_numbered_when_they_come_again(f
     plan = plan_of(file, 0, None)
     assert (plan.file, plan.num_lines) == (str(file), 3)
     source = texts_of(plan, 0, 1)
-    texts = [source.take(Lengths("fixed", 9)) for _ in range(9)]
+    texts = [source.take(LengthDistribution("fixed", 9)) for _ in range(9)]
     assert texts[:3] == ["one", "two", "three"]
     assert [text.split()[1] for text in texts[3:]] == ["one", "two", "three"] * 2
     assert len(set(texts)) == 9
@@ -114,13 +114,13 @@ def test_lines_of_a_file_come_in_their_order_and_numbered_when_they_come_again(f
 
 def test_workers_share_the_lines_of_a_file(file: Path) -> None:
     sources = [texts_of(plan_of(file, 0, None), worker, 2) for worker in range(2)]
-    taken = [source.take(Lengths("fixed", 9)) for source in sources for _ in range(6)]
+    taken = [source.take(LengthDistribution("fixed", 9)) for source in sources for _ in range(6)]
     assert len(set(taken)) == 12
     assert {"one", "two", "three"} <= set(taken)
 
 
 def test_texts_are_repeated_where_that_is_asked_for(file: Path) -> None:
-    lengths = Lengths("fixed", 5)
+    lengths = LengthDistribution("fixed", 5)
     for plan in (TextsPlan(repeated=2), plan_of(file, 0, 2)):
         sources = [texts_of(plan, worker, 2) for worker in range(2)]
         taken = [[source.take(lengths) for _ in range(4)] for source in sources]

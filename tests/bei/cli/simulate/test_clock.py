@@ -1,4 +1,4 @@
-"""Events happen in order, whoever sets them."""
+"""Events run in order."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.cli.simulate.clock import Clock
+from bei.cli.simulate.clock import SimulatedClock
 
 
 @given(st.lists(st.integers(0, 5), max_size=20))
 def test_events_happen_in_the_order_of_their_times_and_of_one_instant_as_they_were_set(times: list[int]) -> None:
-    clock = Clock()
+    clock = SimulatedClock()
     seen: list[tuple[float, int]] = []
     for number, when in enumerate(times):
         clock.at(when, partial(lambda number: seen.append((clock.now_s, number)), number))
@@ -22,7 +22,7 @@ def test_events_happen_in_the_order_of_their_times_and_of_one_instant_as_they_we
 
 
 def test_an_event_may_set_another_but_not_in_the_past() -> None:
-    clock = Clock()
+    clock = SimulatedClock()
     seen: list[float] = []
     clock.at(1.0, lambda: clock.at(2.5, lambda: seen.append(clock.now_s)))
     clock.run()

@@ -10,7 +10,7 @@ import pytest
 
 from bei.artifact.cost_cache import CostCache
 from bei.cli.simulate import devices
-from bei.cli.simulate.devices import TABLES, Fleet, read_table
+from bei.cli.simulate.devices import TABLES, SimulatedDevices, read_table
 from bei.core import Limits
 from bei.errors import ConfigError
 from bei.scheduler.cost_model import CostModel
@@ -38,14 +38,14 @@ def test_what_bei_tune_kept_is_read_with_its_streams(tmp_path: Path) -> None:
     assert (table.num_streams, table.is_assumed) == (3, False)
     assert "a processor" in table.source
     assert table.model().seconds(100, 4, 30) == model.seconds(100, 4, 30)
-    assert Fleet(table, 2).num_streams == 6
+    assert SimulatedDevices(table, 2).num_streams == 6
 
 
 def test_a_model_s_plain_data_is_a_table_too(tmp_path: Path) -> None:
     path = tmp_path / "model.json"
     path.write_text(json.dumps(CostModel.assumed(LIMITS).to_json()))
     assert read_table(str(path)).is_assumed
-    assert Fleet(read_table(str(path))).limits == LIMITS
+    assert SimulatedDevices(read_table(str(path))).limits == LIMITS
 
 
 BAD: list[Any] = [1, [], {}, {"key": {}, "data": 1}, {"coefficients": {}}, {"device": "a", "model": "b", "source": "c"}]

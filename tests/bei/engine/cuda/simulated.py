@@ -1,7 +1,7 @@
-"""A GPU in the place of ``bei.engine.cuda.device``: its streams do nothing until somebody waits for them.
+"""A simulated GPU in place of ``bei.engine.cuda.device``: its streams do nothing until they are waited for.
 
-So whoever overwrites memory that a step still needs, or reads answers that are not there yet, gets wrong numbers. Fresh
-memory holds rubbish. The package's "embedding" names a sequence ([tokens, first id, last id, sum of ids]), its
+Overwriting memory that a step still needs, or reading outputs too early, therefore gives wrong numbers. Fresh memory
+holds garbage. The package's "embedding" identifies a sequence ([tokens, first id, last id, sum of ids]), its
 "token_embedding" a token ([id, position]).
 """
 
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from bei.artifact.manifest import CUDA_PACKAGE, EngineRequirements, Manifest, OutputInfo, Package
 from bei.core import Float32Array, PackedBatch
-from bei.engine.cuda.device import Block, Graph, Place, Results
+from bei.engine.cuda.device import HostBuffer, RecordedGraph, TensorSlice, TransferBuffer
 from bei.engine.cuda.engine import CudaEngine, CudaOptions
 from tests.support.artifacts import save_artifact
 from tests.support.engines import DEADLINE_S
@@ -36,37 +36,38 @@ GIGABYTE = 10**9
 
 
 class View:
-    """A tensor in a block, read when the work that needs it is done."""
+    """A tensor in a buffer, read when the work that needs it is done."""
 
-    def __init__(self, memory: npt.NDArray[np.uint8], place: Place) -> None:
+    def __init__(self, memory: npt.NDArray[np.uint8], place: TensorSlice) -> None:
         self._memory, self.place = memory, place
 
     def read(self) -> npt.NDArray[Any]:
-        """A copy of what is there now."""
+        """A copy of its current content."""
         return self._memory[self.place.start : self.place.end].view(self.place.dtype).reshape(self.place.shape).copy()
 
 
 class Answer:
-    """An output: nothing, until its step is done."""
+    """An output, empty until its step is done."""
 
     def __init__(self) -> None:
         self.rows: Float32Array | None = None
 
 
 class Stream:
-    """Work that waits. ``is_lost``: the device will do none of it."""
+    """Queued work. ``is_lost``: the device will do none of it."""
 
     def __init__(self) -> None:
         self.work: deque[Callable[[], None]] = deque()
 
     def drain(self) -> None:
-        """Do all of it."""
+        """Do all queued work."""
         while self.work:
             self.work.popleft()()
 
 
 class Simulated:
-    """``most_tokens``: what a step may have before memory is short. ``graph_bytes``: what each recorded step takes."""
+    """The device. ``most_tokens``: the largest step that fits into memory. ``graph_bytes``: memory of each recorded
+    step."""
 
     is_gpu = True
     name = "Simulated GPU (SM90)"
@@ -76,19 +77,19 @@ class Simulated:
         self.graph_bytes = graph_bytes
         self.free = GIGABYTE
         self.error: RuntimeError | None = None  # what the next step raises
-        self.lost: str | None = None  # the device's last word
+        self.lost: str | None = None  # the device's final error
         self.recording_error: RuntimeError | None = None
-        self.records_numbers = False  # graphs that have the numbers of the recording in them
+        self.records_numbers = False  # graphs contain the numbers of the recording
         self.computed: list[tuple[int, int]] = []  # tokens and sequences of steps that were not recorded
         self.replayed: list[tuple[int, int]] = []
         self.downloads: list[tuple[int, int]] = []  # rows and their width
-        self.barrier: threading.Barrier | None = None  # all streams must be given work before one is waited for
+        self.barrier: threading.Barrier | None = None  # all streams must have work before one is waited for
         self.is_released = False
-        self.held: tuple[int, int | None] | None = None  # bytes of weights, and the most that the process may have
+        self.held: tuple[int, int | None] | None = None  # bytes of weights, and the process's limit
         self._memory: list[weakref.ref[npt.NDArray[np.uint8]]] = []
 
     def load(self, path: Path) -> object:
-        """Whatever is there."""
+        """Accepts any file."""
         if not path.is_file():
             raise RuntimeError("no such package\nand a stack of C++ frames")
         self.free -= 1000
@@ -106,24 +107,24 @@ class Simulated:
         return memory
 
     def num_live(self) -> int:
-        """Pieces of memory that somebody still has."""
+        """Number of live pieces of memory."""
         return sum(memory() is not None for memory in self._memory)
 
-    def block(self, size: int) -> Block:
+    def block(self, size: int) -> TransferBuffer:
         host = self._new(size)
-        return Block(host, size, host, self._new(size))
+        return TransferBuffer(host, size, host, self._new(size))
 
-    def results(self, size: int) -> Results:
+    def results(self, size: int) -> HostBuffer:
         host = self._new(size)
-        return Results(host, size, host)
+        return HostBuffer(host, size, host)
 
-    def upload(self, block: Block, num_bytes: int, stream: Stream) -> None:
+    def upload(self, block: TransferBuffer, num_bytes: int, stream: Stream) -> None:
         def copy() -> None:
             block.memory[:num_bytes] = block.host[:num_bytes]
 
         stream.work.append(copy)
 
-    def views(self, block: Block, places: Sequence[Place]) -> list[View]:
+    def views(self, block: TransferBuffer, places: Sequence[TensorSlice]) -> list[View]:
         assert all(place.end <= block.size for place in places)
         return [View(block.memory, place) for place in places]
 
@@ -141,7 +142,7 @@ class Simulated:
         stream.work.append(lambda: _compute(inputs, answers))
         return answers
 
-    def download(self, rows: Answer, count: int, results: Results, start: int, stream: Stream) -> None:
+    def download(self, rows: Answer, count: int, results: HostBuffer, start: int, stream: Stream) -> None:
         def copy() -> None:
             assert rows.rows is not None
             values = rows.rows[:count]
@@ -155,16 +156,16 @@ class Simulated:
             self.barrier.wait(DEADLINE_S)
         stream.drain()
 
-    def record(self, package: object, inputs: Sequence[View], stream: Stream) -> Graph:
+    def record(self, package: object, inputs: Sequence[View], stream: Stream) -> RecordedGraph:
         assert not stream.work, "what was given before is recorded too"
         if self.recording_error is not None:
             raise self.recording_error
         self.free -= self.graph_bytes
         answers = [Answer() for _ in OUTPUTS]
         numbers = [view.read() for view in inputs]
-        return Graph(numbers if self.records_numbers else None, inputs, answers)
+        return RecordedGraph(numbers if self.records_numbers else None, inputs, answers)
 
-    def replay(self, graph: Graph, stream: Stream) -> None:
+    def replay(self, graph: RecordedGraph, stream: Stream) -> None:
         shapes = dict(zip(INPUTS, (view.place.shape for view in graph.inputs), strict=True))
         self.replayed.append((shapes["input_ids"][0], shapes["cu_query_lens"][0] - 1))
         stream.work.append(lambda: _compute(graph.inputs, graph.outputs, graph.executable))
@@ -184,14 +185,14 @@ class Simulated:
 
 
 def _compute(inputs: Sequence[View], answers: Sequence[Answer], numbers: Any = None) -> None:
-    """The package: reads its inputs as they are when it is done."""
+    """The package: reads its inputs when the work is done."""
     arrays = dict(zip(INPUTS, numbers or [view.read() for view in inputs], strict=True))
     for answer, rows in zip(answers, rows_of_the_package(arrays), strict=True):
         answer.rows = rows
 
 
 def rows_of_the_package(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[Float32Array, Float32Array]:
-    """Its outputs, filler rows too, for the inputs ``arrays``."""
+    """The package's outputs for the inputs ``arrays``, filler rows included."""
     ids, starts = arrays["input_ids"].astype(np.float32), arrays["cu_query_lens"]
     assert starts[-1] <= len(ids)
     parts = [ids[start:end] for start, end in pairwise(starts)]
@@ -201,7 +202,7 @@ def rows_of_the_package(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[Float32
 
 
 def expected(batch: PackedBatch) -> dict[str, Float32Array]:
-    """What the package says of ``batch``."""
+    """The package's outputs for ``batch``."""
     ids = batch.input_ids.astype(np.float32)
     spans = list(pairwise(batch.cu_seqlens))
     parts = [ids[start:end] for start, end in spans]
@@ -213,13 +214,13 @@ def expected(batch: PackedBatch) -> dict[str, Float32Array]:
 
 
 def batch_of(lengths: Sequence[int], seed: int = 0) -> PackedBatch:
-    """Random ids."""
+    """A batch of random ids."""
     ids = np.random.default_rng(seed).integers(1, 100, sum(lengths)).astype(np.int32)
     return PackedBatch(ids, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
 
 
 def check(engine: CudaEngine, batch: PackedBatch, outputs: frozenset[str] | None = None) -> None:
-    """The engine's answer is the package's."""
+    """Check that the engine's outputs are the package's."""
     answers, right = engine.run(batch, outputs), expected(batch)
     assert answers.keys() == (right.keys() if outputs is None else outputs)
     for name, rows in answers.items():
@@ -228,7 +229,7 @@ def check(engine: CudaEngine, batch: PackedBatch, outputs: frozenset[str] | None
 
 
 def manifest_in(folder: Path, weight_bytes: int = 1000, **changes: Any) -> Manifest:
-    """Of a package in ``folder``, with the file that stands for it."""
+    """The manifest of a package in ``folder``, with a file in its place."""
     about = Package(cuda="13.0", inputs=INPUTS, kernels=["flash"], fallbacks=[], weight_bytes=weight_bytes)
     needs = EngineRequirements(
         compiler="aotinductor", compiler_version="2.13.0", device="H200", capabilities=["SM90"], package=about

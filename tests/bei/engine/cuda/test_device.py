@@ -1,4 +1,4 @@
-"""What the engine asks of PyTorch on a GPU, with a stand-in of ``torch.cuda`` that has PyTorch's own signatures."""
+"""The engine's calls of PyTorch on a GPU, with a stand-in of ``torch.cuda`` that has PyTorch's own signatures."""
 
 from __future__ import annotations
 

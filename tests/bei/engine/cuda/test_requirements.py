@@ -1,4 +1,4 @@
-"""What is checked by name before a package is loaded: PyTorch, its CUDA, the GPU or the CPU it was compiled on."""
+"""Checks before a package is loaded: PyTorch, its CUDA, the GPU or the CPU it was compiled on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.bei.engine.cuda.simulated import manifest_in
 def torch_of(
     version: str = "2.13.0", cuda: str | None = "13.0", capability: tuple[int, int] = (9, 0), error: str = ""
 ) -> Any:
-    """What is asked of the module."""
+    """A module with the attributes that the checks use."""
 
     def init() -> None:
         if error:
@@ -114,7 +114,7 @@ def test_a_pytorch_that_is_too_old_or_broken_is_named(monkeypatch: pytest.Monkey
 
 
 def test_a_pytorch_without_cuda_is_told_from_a_machine_without_a_gpu(tmp_path: Path) -> None:
-    """The artifact's own build of PyTorch, if such a thing were possible."""
+    """The artifact's own build of PyTorch, hypothetically."""
     manifest = manifest_in(tmp_path)
     about = msgspec.structs.replace(manifest.engine.package, cuda=None)  # type: ignore[type-var]
     needs = msgspec.structs.replace(manifest.engine, package=about)

@@ -1,8 +1,8 @@
-"""PyTorch with a GPU that is this CPU, for ``bei.engine.cuda.device.TorchDevice``: tensors are real, CUDA is not.
+"""PyTorch with a simulated GPU, for ``bei.engine.cuda.device.TorchDevice``: tensors are real, CUDA is not.
 
-What is called of ``torch.cuda`` is checked against the signatures of the installed PyTorch, which has them without CUDA
-too. Kernels run when they are launched, but for those that are recorded: they run when the graph is replayed. ``log``
-has what was asked for, with the stream of it. The package is that of ``tests.bei.engine.cuda.simulated``.
+Calls of ``torch.cuda`` are checked against the signatures of the installed PyTorch, which has them without CUDA too.
+Kernels run when they are launched; recorded ones run when the graph is replayed. ``log`` holds the calls with their
+streams. The package is that of ``tests.bei.engine.cuda.simulated``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TOTAL_BYTES = 10**9
 
 
 def checked(real: Callable[..., Any], behaviour: Callable[..., Any]) -> Callable[..., Any]:
-    """``behaviour``, behind the signature of ``real``."""
+    """``behaviour`` with the signature of ``real``."""
     signature = inspect.signature(real)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -34,8 +34,8 @@ def checked(real: Callable[..., Any], behaviour: Callable[..., Any]) -> Callable
 
 
 class StandIn:
-    """``torch`` is what the engine gets. ``most_tokens``: what a step may have before memory is short; then
-    ``error_of`` says what is raised, and ``num_ooms`` counts, as PyTorch's allocator does."""
+    """``torch``: the module for the engine. ``most_tokens``: the largest step that fits into memory; beyond it,
+    ``error_of`` gives the error, and ``num_ooms`` counts like PyTorch's allocator."""
 
     def __init__(self) -> None:
         self.log: list[tuple[Any, ...]] = []
@@ -49,7 +49,7 @@ class StandIn:
         self._recording: Graph | None = None
         self._pinned: set[int] = set()
         self._on_the_device: set[int] = set()
-        self._tensors: list[Tensor] = []  # so that no memory is given out twice
+        self._tensors: list[Tensor] = []  # kept, so that no memory is reused
         real = torch.cuda
         cuda = SimpleNamespace(
             init=checked(real.init, lambda: None),
@@ -76,16 +76,16 @@ class StandIn:
         )
 
     def copies(self) -> TorchDispatchMode:
-        """While it is entered, copies of tensors are in the log: stream, from, to, whether they wait."""
+        """A context in which copies of tensors are logged: stream, from, to, whether they wait."""
         return _Copies(self)
 
     def place(self, tensor: Tensor) -> str:
-        """Where ``tensor`` lies."""
+        """The place of ``tensor``."""
         address = tensor.untyped_storage().data_ptr()
         return "pinned" if address in self._pinned else "device" if address in self._on_the_device else "host"
 
     def launch(self, inputs: list[Tensor]) -> list[Tensor]:
-        """What the package does, now or when it is replayed."""
+        """Run the package, now or at replay."""
         assert self._current is not None, "work without a stream waits for all others"
         assert all(self.place(tensor) == "device" for tensor in inputs)
         kept = list(inputs)

@@ -1,4 +1,4 @@
-"""Graphs that several tests use, written once."""
+"""Graphs shared by several tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.bei_build.targets.tiny import HIDDEN, VOCABULARY, tiny_spec, with_hea
 
 @pytest.fixture(scope="package", autouse=True)
 def _short_collections() -> Iterator[None]:
-    """Every test collects garbage (``Rig.check_clean``): what all of them share, modules above all, is left out."""
+    """Excludes shared objects, mainly modules, from the garbage collections of every test (``Rig.check_clean``)."""
     gc.collect()
     gc.freeze()
     yield
@@ -24,13 +24,13 @@ def _short_collections() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def graphs(tmp_path_factory: pytest.TempPathFactory) -> Graphs:
-    """Of a tiny BERT."""
+    """Graphs of a tiny BERT."""
     return Graphs(tmp_path_factory.mktemp("bert"), tiny_spec(), OUTPUTS)
 
 
 @pytest.fixture(scope="session")
 def many_outputs(tmp_path_factory: pytest.TempPathFactory) -> Graphs:
-    """The same with outputs a sequence and a token."""
+    """A tiny BERT with outputs for each sequence and each token."""
     outputs = [
         OutputInfo(name="embedding", dimension=HIDDEN),
         OutputInfo(name="token_weights", dimension=1, per_token=True),

@@ -1,6 +1,6 @@
-"""What an engine must do with CUDA and TensorRT, as functions of a rig: they raise where it does not.
+"""Requirements of an engine's use of CUDA and TensorRT, as functions of a rig that raise if one is violated.
 
-Tests run each on the engine as it is, and on engines from which the calls that it guards were taken.
+Tests run each on the engine as it is, and on engines without the calls that it guards.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _DEADLINE_S = 30.0
 
 
 def answers_of_both_profiles(rig: Rig) -> None:
-    """Batches of all sizes, one after the other, are answered as the graph answers them."""
+    """Consecutive batches of all sizes get the graph's outputs."""
     with rig.engine() as engine:
         for seed, lengths in enumerate([*SMALL, *LARGE, *reversed(SMALL)]):
             rig.check(engine, batch_of(lengths, seed))
 
 
 def two_batches_in_flight(rig: Rig) -> None:
-    """Two batches whose work is all given to the device before any of it is done do not meet."""
+    """Two batches, both given to the device before any work is done, do not interfere."""
     with rig.engine() as engine:
         both_given = threading.Barrier(2, timeout=_DEADLINE_S)
         rig.device.before_wait = both_given.wait  # type: ignore[assignment]
@@ -42,7 +42,7 @@ def _side_by_side(rig: Rig, engine: TensorRTEngine, both_given: threading.Barrie
         try:
             rig.check(engine, batch)
         except BaseException:
-            both_given.abort()  # nobody waits for a batch that will not come
+            both_given.abort()  # the other thread must not wait for ever
             raise
 
     with ThreadPoolExecutor(len(batches)) as threads:
@@ -53,7 +53,7 @@ def _side_by_side(rig: Rig, engine: TensorRTEngine, both_given: threading.Barrie
 
 
 def profile_of_a_batch(rig: Rig) -> None:
-    """The narrow profile takes what it holds, the wide one everything else."""
+    """The narrow profile takes what fits, the wide one everything else."""
     with rig.engine(num_streams=1) as engine:
         for lengths, profile in (([3], 0), ([64], 0), ([36, 36], 0), ([64, 9], 1), ([1] * 5, 1), ([64] * 4, 1)):
             engine.run(batch_of(lengths))
@@ -61,7 +61,7 @@ def profile_of_a_batch(rig: Rig) -> None:
 
 
 def answers_are_the_caller_s(rig: Rig) -> None:
-    """The next step changes nothing in an answer, nor does what the caller does to it in the next answer."""
+    """Later steps do not change an answer, and changes of an answer do not affect later steps."""
     with rig.engine(num_streams=1) as engine:
         batch = batch_of(SMALL[1])
         kept = engine.run(batch)["embedding"]
@@ -73,7 +73,7 @@ def answers_are_the_caller_s(rig: Rig) -> None:
 
 
 def recorded_steps(rig: Rig) -> None:
-    """Small batches are launched as recorded, others are not, and both are right in any order."""
+    """Small batches are launched as recorded steps, others are not, and both are right in any order."""
     with rig.engine(num_streams=1, cuda_graphs=GRAPHS_MB, warm=True) as engine:
         launched = rig.device.calls["cudaGraphLaunch"]
         assert launched, "nothing was recorded"
@@ -83,7 +83,7 @@ def recorded_steps(rig: Rig) -> None:
 
 
 def a_refused_step_leaves_nothing(rig: Rig) -> None:
-    """After a step that TensorRT refuses the stream serves the next one; closing frees all while the error lives."""
+    """After a step that TensorRT refuses the stream still works; closing frees all memory while the error is alive."""
     with rig.engine(num_streams=1) as engine:
         rig.library.refusals.append("an error of TensorRT's")
         with pytest.raises(EngineError, match=r"did not run a step: an error of TensorRT's") as raised:
@@ -103,7 +103,7 @@ def memory_is_allocated_once(rig: Rig) -> None:
 
 
 def a_failed_load_leaves_nothing(rig: Rig) -> None:
-    """Where memory ends while the last stream is made, all that was made before is released, in order."""
+    """If memory runs out at the last stream, everything made before is released, in order."""
     rig.library.contexts_left = 3
     with pytest.raises(EngineError, match=r"no execution context: Cannot allocate persistent memory"):
         rig.load(num_streams=2)
@@ -116,7 +116,7 @@ def a_failed_load_leaves_nothing(rig: Rig) -> None:
 
 
 def closing_frees_everything(rig: Rig) -> None:
-    """Whatever was recorded and allocated is released, once, while the engine itself is still referred to."""
+    """All recorded and allocated resources are released once, while the engine itself is still referred to."""
     engine = rig.load(2, GRAPHS_MB)
     engine.warmup()
     engine.close()

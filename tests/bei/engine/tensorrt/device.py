@@ -1,8 +1,8 @@
-"""A simulated GPU behind the names of ``cuda.bindings.runtime``: work is done only when somebody waits for it.
+"""A simulated GPU behind the names of ``cuda.bindings.runtime``: work is done only when it is waited for.
 
-Whatever a real device would let pass and answer nonsense for is a ``Violation`` here: memory that was freed, is
-pageable or too small, a source that changes before it is copied, two streams in the same memory. Statuses, flags and
-handles are those of the real module, and a function that it does not have cannot be called.
+Undefined behaviour of a real device is a ``Violation`` here: memory that was freed, is pageable or too small, a source
+that changes before it is copied, two streams in the same memory. Statuses, flags and handles are those of the real
+module, and functions that it lacks cannot be called.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Operation:
 
 @dataclass
 class StreamState:
-    """``queue``: what waits. ``captured``: what a capture has recorded; None where there is none under way."""
+    """``queue``: pending work. ``captured``: recorded work; None: no capture is in progress."""
 
     queue: deque[Operation] = field(default_factory=deque)
     captured: list[Operation] | None = None
@@ -48,9 +48,9 @@ class StreamState:
 
 @dataclass
 class Fault:
-    """``function`` answers ``status`` after ``after`` calls that work; ``is_sticky``: and everything else from then on.
+    """``function`` returns ``status`` after ``after`` successful calls; ``is_sticky``: all later calls return it too.
 
-    The function ``kernel`` is the work of a step: its error is met by whoever waits for it.
+    The function ``kernel`` is the work of a step: its error is returned to the thread that waits for it.
     """
 
     function: str
@@ -61,7 +61,7 @@ class Fault:
 
 
 class Device:
-    """What ``cuda.bindings.runtime`` is to an engine. ``calls`` counts functions by name."""
+    """``cuda.bindings.runtime`` for an engine. ``calls`` counts functions by name."""
 
     def __init__(
         self, *, name: str = "NVIDIA H200", capability: int = 90, driver: int = 13000, memory_bytes: int = 1 << 30
@@ -69,11 +69,11 @@ class Device:
         self.memory = Memory(memory_bytes)
         self.violations: list[str] = []
         self.calls: Counter[str] = Counter()
-        self.before_wait: Callable[[], None] = lambda: None  # called by whoever waits for an event
+        self.before_wait: Callable[[], None] = lambda: None  # called before waiting for an event
         self.used_by: set[int] = set()  # threads in which its context is current
-        self.held: dict[int, Range] = {}  # memory that somebody was given for longer than a step, by who that is
-        self.copied: list[tuple[str, int]] = []  # upload or download, and bytes, as they are asked for
-        self.graph_bytes = 1_000_000  # of the device, for each graph that can be launched
+        self.held: dict[int, Range] = {}  # memory in use for longer than a step, by its user
+        self.copied: list[tuple[str, int]] = []  # upload or download, and bytes, in order
+        self.graph_bytes = 1_000_000  # of device memory, for each executable graph
         self._properties = SimpleNamespace(
             name=name.encode() + b"\0" * 3,
             major=capability // 10,
@@ -86,23 +86,23 @@ class Device:
         self._lock = threading.RLock()
         self._next_handle = 1000
         self.streams: dict[int, StreamState] = {}
-        self.events: dict[int, tuple[StreamState, Operation] | None] = {}  # where in a stream's work each one stands
+        self.events: dict[int, tuple[StreamState, Operation] | None] = {}  # their positions in a stream's work
         self.graphs: dict[int, list[Operation]] = {}
         self.executables: dict[int, list[Operation]] = {}
 
-    # What a test asks and says.
+    # Interface for tests.
 
     def fail(self, function: str, status: Status, *, after: int = 0, is_sticky: bool = False, times: int = 1) -> None:
-        """Let ``function`` fail."""
+        """Make ``function`` fail."""
         self._faults.append(Fault(function, status, after, is_sticky, times))
 
     def violated(self, what: str) -> Violation:
-        """Remember ``what``, for whoever does not see the exception."""
+        """Record ``what``, in case the exception is lost."""
         self.violations.append(what)
         return Violation(what)
 
     def view(self, address: int, size: int, kind: Kind, use: str) -> npt.NDArray[np.uint8]:
-        """``Memory.view``; violations are remembered."""
+        """``Memory.view`` that records violations."""
         try:
             return self.memory.view(address, size, kind, use)
         except Violation as violation:
@@ -110,12 +110,12 @@ class Device:
             raise
 
     def module(self) -> Any:
-        """Itself behind the checks of ``tests.support.cuda_standin``: what an engine is given as cuda-python's runtime."""
+        """The device behind the checks of ``tests.support.cuda_standin``, as cuda-python's runtime for an engine."""
         names = [name[1:] for name in dir(type(self)) if name.startswith("_cuda")]
         return cuda_stand_in({name: getattr(self, name) for name in names})
 
     def leaks(self) -> list[str]:
-        """What was acquired and not released."""
+        """Resources that were not released."""
         held = [f"{block.kind} memory of {block.size} bytes" for block in self.memory.live()]
         for title, handles in (("stream", self.streams), ("event", self.events), ("graph", self.graphs)):
             held += [title] * len(handles)
@@ -145,7 +145,7 @@ class Device:
         if self._lost is not None and name not in ("cudaGetLastError", "cudaDriverGetVersion"):
             status = self._lost
         if status is not None:
-            if name == "cudaStreamEndCapture":  # which ends, with or without a graph
+            if name == "cudaStreamEndCapture":  # it ends in any case
                 self.stream(arguments[0]).captured = None
             return (status,)
         answer = own(self, *arguments)
@@ -278,7 +278,7 @@ class Device:
         return self._drain(state)
 
     def _drain(self, state: StreamState, until: Operation | None = None) -> Any:
-        """Do what waits, in order."""
+        """Do pending work in order."""
         with state.lock:
             if until is not None and until not in state.queue:
                 return None
@@ -297,7 +297,7 @@ class Device:
         return None
 
     def enqueue(self, stream: Any, operation: Operation) -> None:
-        """Give ``stream`` work; Violation where another stream's work meets it in memory."""
+        """Queue work on ``stream``; Violation if it shares memory with another stream's work."""
         state = self.stream(stream)
         if state.captured is not None:
             state.captured.append(operation)

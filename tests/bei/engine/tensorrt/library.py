@@ -1,7 +1,7 @@
-"""What the stand-in of TensorRT does: ONNX Runtime computes a plan's ONNX graph in the simulated device's memory.
+"""The stand-in of TensorRT: ONNX Runtime computes a plan's ONNX graph in the simulated device's memory.
 
-The rules are those of TensorRT's documentation: shapes within a profile that was chosen, every address set, activation
-memory that is large enough, aligned and in use by one step at a time, no change of what a recorded step was made from.
+The rules are those of TensorRT's documentation: shapes within a chosen profile, every address set, activation memory
+that is large enough, aligned and used by one step at a time, no change of what a recorded step was made from.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ Shape = tuple[int, ...]
 
 
 class Library:
-    """A library of ``version`` on ``device``. Tests say what it does next: ``refusals`` are errors of coming steps,
-    ``validity`` is TensorRT-RTX's opinion of plans, ``steps`` counts what was computed, by profile."""
+    """A library of ``version`` on ``device``. Tests set its behaviour: ``refusals``: errors of the next steps;
+    ``validity``: TensorRT-RTX's verdict on plans; ``steps``: numbers of computed steps by profile."""
 
     def __init__(self, device: Device, version: str) -> None:
         self.device = device
         self.version = version
         self.refusals: list[str] = []
-        self.contexts_left: int | None = None  # how many can still be made; None: any number
-        self.exceptions: dict[str, list[type[Exception]]] = {}  # what the bindings raise next, by the method's name
+        self.contexts_left: int | None = None  # remaining contexts; None: unlimited
+        self.exceptions: dict[str, list[type[Exception]]] = {}  # the bindings' next errors, by method
         self.validity = ("VALID", 0)
-        self.spoils_recorded = False  # a recorded step answers otherwise than it did
+        self.spoils_recorded = False  # recorded steps give wrong outputs
         self.steps: list[int] = []
-        self.shapes: dict[int, set[tuple[Shape, ...]]] = {}  # of inputs, that steps of each profile had
+        self.shapes: dict[int, set[tuple[Shape, ...]]] = {}  # shapes of the inputs of steps, by profile
         self.classes: dict[str, type] = {}
-        self.contexts: list[_Context] = []  # that live
+        self.contexts: list[_Context] = []  # live contexts
 
     def asked(self, method: str) -> None:
-        """Raise what is to be raised in ``method``, once."""
+        """Raise the next error of ``method``, if one is set."""
         if self.exceptions.get(method):
             raise self.exceptions[method].pop(0)("shapes\nare not known")
 
     def behaviours(self, *, is_rtx: bool) -> dict[str, type]:
-        """A class for each of the library's that an engine uses; objects of them know the library."""
+        """The classes of the library that an engine uses; their objects know the library."""
         runtime, config = (_RTXRuntime, _RTXRuntimeConfig) if is_rtx else (_Runtime, _RuntimeConfig)
         classes = {
             "Runtime": runtime,
@@ -62,7 +62,7 @@ class Library:
             "OnnxParserRefitter": _ParserRefitter,
             "ParserError": _ParserError,
         }
-        # A class of its own for each library: a class is what the behaviours know the library by.
+        # Separate classes for each library, which the behaviours find through their class.
         self.classes = {name: type(cls.__name__, (cls,), {"_library": self}) for name, cls in classes.items()}
         return self.classes
 
@@ -117,7 +117,7 @@ class _RTXRuntime(_Runtime):
 
 
 def _read_all(reader: Any, size: int) -> bytes:
-    """As the bindings do: ask again until there is enough, and stop where nothing comes."""
+    """Read like the bindings: until there is enough, or no bytes come."""
     pieces = b""
     while len(pieces) < size:
         piece = bytes(call(reader, "read", size - len(pieces), 0))
@@ -217,11 +217,11 @@ class _Context(_OfLibrary):
         self._addresses: dict[str, int] = {}
         self._activations: tuple[int, int] | None = None
         self._is_released = False
-        self._flushed: tuple[Any, ...] | None = None  # the shapes it has last run with
+        self._flushed: tuple[Any, ...] | None = None  # shapes of its last run
         self._library.contexts.append(self)
 
     def _strategies(self) -> list[str]:
-        """What TensorRT-RTX was told about CUDA graphs, and about kernels for shapes."""
+        """The settings of TensorRT-RTX for CUDA graphs and dynamic shapes."""
         kinds = (self._config.cuda_graph_strategy, self._config.dynamic_shapes_kernel_specialization_strategy)
         return [kind if isinstance(kind, str) else kind.name for kind in kinds]
 
@@ -285,7 +285,7 @@ class _Context(_OfLibrary):
         state = self._device.stream(stream)
         is_recorded = state.captured is not None
         if is_recorded and self._flushed != self._state():
-            state.capture_failed = True  # what is left to do for new shapes cannot be recorded
+            state.capture_failed = True  # deferred work for new shapes cannot be recorded
         self._flushed = self._state()
         self._library.shapes.setdefault(self._profile or 0, set()).add(tuple(self._shapes.values()))
         self._device.enqueue(stream, self._step(is_recorded=is_recorded))
@@ -295,7 +295,7 @@ class _Context(_OfLibrary):
         return (self._profile, dict(self._shapes), dict(self._addresses), self._activations)
 
     def _step(self, *, is_recorded: bool) -> Operation:
-        """The work of now: addresses and shapes are those of this moment, as a GPU's kernels have them."""
+        """A step with the current addresses and shapes, as GPU kernels get them."""
         state = self._state()
         profile, shapes, addresses, activations = state
         reads: list[Range] = []
@@ -339,7 +339,7 @@ class _Context(_OfLibrary):
         names = [*self._engine._outputs]
         try:
             answers = self._engine._session.run(names, feeds)
-        except Exception as error:  # ONNX Runtime's own: indices that are out of bounds
+        except Exception as error:  # ONNX Runtime's: indices out of bounds
             raise self._device.violated(f"a step reads nonsense: {error}") from error
         for name, rows in zip(names, answers, strict=True):
             target = self._device.view(addresses[name], rows.nbytes, "device", f"output {name}")
@@ -384,7 +384,7 @@ class _ParserRefitter(_OfLibrary):
     def refit_from_file(self, model: str) -> bool:
         try:
             self._refitter._graph = onnx.load(Path(model)).SerializeToString()
-        except Exception as error:  # whatever onnx says of a file that is none
+        except Exception as error:  # onnx's errors for an invalid file
             self._errors.append(f"{type(error).__name__} in the model")
             return False
         return True

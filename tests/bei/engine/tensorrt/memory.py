@@ -1,4 +1,4 @@
-"""Memory of a simulated device: real bytes of the host at addresses of their own, with bounds, kinds and lifetimes."""
+"""Memory of a simulated device: host memory at simulated addresses, with bounds, kinds and lifetimes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 ALIGNMENT = 256
-_FILL = 0xFF  # NaN of float32, -1 of int32: what nobody has written shows in answers
+_FILL = 0xFF  # NaN of float32, -1 of int32: unwritten memory shows in outputs
 
 Kind = Literal["device", "pinned"]
 
 
 class Violation(AssertionError):
-    """The engine did what CUDA or TensorRT call undefined, or what its contract with them forbids."""
+    """The engine did something that CUDA or TensorRT leave undefined or forbid."""
 
 
 @dataclass
 class Allocation:
-    """``size`` bytes from ``address`` on. What was freed keeps its address, so that a use of it is found."""
+    """``size`` bytes from ``address`` on. Freed allocations keep their addresses, so that later uses are detected."""
 
     kind: Kind
     size: int
@@ -40,7 +40,7 @@ class Allocation:
         return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
     def free(self) -> None:
-        """Nobody may use it from now on, and whoever does reads nonsense."""
+        """Free the memory; later reads give garbage."""
         self.bytes_at(self.address, self.size)[:] = _FILL
         self.is_freed = True
 
@@ -50,20 +50,20 @@ class Memory:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.reserved = 0  # by what is no allocation: weights, recorded graphs
+        self.reserved = 0  # by weights and recorded graphs
         self.allocations: list[Allocation] = []
 
     @property
     def used(self) -> int:
-        """Bytes of the device that are taken."""
+        """Used bytes of the device."""
         return self.reserved + sum(block.size for block in self.live("device"))
 
     def live(self, kind: Kind | None = None) -> list[Allocation]:
-        """What has not been freed."""
+        """Allocations that were not freed."""
         return [block for block in self.allocations if not block.is_freed and kind in (None, block.kind)]
 
     def allocate(self, kind: Kind, size: int) -> Allocation | None:
-        """None where the device is full."""
+        """A new allocation; None: the device is full."""
         if kind == "device" and self.used + size > self.limit:
             return None
         block = Allocation(kind, size)
@@ -71,7 +71,7 @@ class Memory:
         return block
 
     def view(self, address: int, size: int, kind: Kind, use: str) -> npt.NDArray[np.uint8]:
-        """The bytes; Violation where they are not of one live allocation of ``kind``."""
+        """The bytes; Violation unless they are in one live allocation of ``kind``."""
         for block in self.allocations:
             if block.address <= address < block.address + max(1, block.size):
                 if block.is_freed:

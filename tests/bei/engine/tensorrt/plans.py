@@ -21,7 +21,7 @@ Ranges = dict[str, list[list[int]]]  # input -> least, usual, most
 
 @dataclass(frozen=True)
 class SimulatedPlan:
-    """``graph``: ONNX bytes, its weights in it. ``has_weights``: not where it was compiled to be refitted."""
+    """A plan. ``graph``: ONNX bytes with weights. ``has_weights``: False if it was compiled to be refitted."""
 
     version: str
     graph: bytes
@@ -31,7 +31,7 @@ class SimulatedPlan:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all initializers."""
+        """Bytes of all initializers."""
         initializers = onnx.load_from_string(self.graph).graph.initializer
         return sum(onnx.numpy_helper.to_array(tensor).nbytes for tensor in initializers)
 
@@ -68,7 +68,7 @@ def _range(dimension: Any, profile: PlanProfile) -> tuple[int, int, int]:
 
 
 def body_size(header: bytes) -> int:
-    """How many bytes follow the header. Raises ValueError: it is of no plan."""
+    """The number of bytes after the header. Raises ValueError: not a plan."""
     if len(header) != HEADER_BYTES or not header.startswith(_MAGIC):
         raise ValueError("magic tag does not match")
     (size,) = struct.unpack("<q", header[len(_MAGIC) :])
@@ -76,7 +76,7 @@ def body_size(header: bytes) -> int:
 
 
 def plan_of(body: bytes) -> SimulatedPlan:
-    """Of what follows the header."""
+    """The plan in the bytes after the header."""
     (size,) = struct.unpack("<q", body[:8])
     facts = json.loads(body[8 : 8 + size])
     return SimulatedPlan(
@@ -85,7 +85,7 @@ def plan_of(body: bytes) -> SimulatedPlan:
 
 
 def zeroed(graph: bytes) -> bytes:
-    """The graph with weights of zeros: of a plan that has not been given any."""
+    """The graph with weights of zero, as in a plan without weights."""
     model = onnx.load_from_string(graph)
     for tensor in model.graph.initializer:
         if tensor.data_type == onnx.TensorProto.FLOAT:

@@ -1,6 +1,6 @@
-"""A TensorRT artifact on a simulated device. Its graph is a tiny model's, so what the engine answers can be checked.
+"""A TensorRT artifact on a simulated device. Its graph is a tiny model's, so that outputs can be checked.
 
-``Rig`` holds device, library and stand-in; ``engine()`` loads. ``expected`` is what the graph answers in ONNX Runtime.
+``Rig`` holds device, library and stand-in; ``engine()`` loads. ``expected`` gives the graph's outputs in ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Graphs:
         self.input_names = [value.name for value in self.session.get_inputs()]
 
     def expected(self, batch: PackedBatch) -> dict[str, Float32Array]:
-        """What ONNX Runtime answers to the graph itself, without filler rows."""
+        """Outputs of the graph in ONNX Runtime, without filler rows."""
         names = [output.name for output in self.outputs]
         answers = self.session.run(names, graph_inputs(batch, self.input_names))
         rows = {output.name: batch.num_tokens if output.per_token else batch.batch_size for output in self.outputs}
@@ -66,8 +66,8 @@ class Graphs:
 
 
 class Rig:
-    """A plan of ``graphs`` in ``folder``, and a device to run it on. Keywords change what is described by the manifest,
-    the plan or the device."""
+    """A plan of ``graphs`` in ``folder``, and a device to run it on. Keywords change the descriptions of manifest,
+    plan or device."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Rig:
 
     @contextmanager
     def engine(self, num_streams: int = 2, cuda_graphs: int = 0, *, warm: bool = False) -> Iterator[TensorRTEngine]:
-        """The engine; afterwards nothing of it may be left on the device, and no rule may have been broken."""
+        """The engine; at the end nothing of it may be left on the device, and no rule broken."""
         engine = self.load(num_streams, cuda_graphs)
         try:
             if warm:
@@ -142,19 +142,19 @@ class Rig:
         self.check_clean()
 
     def check_clean(self) -> None:
-        """Nothing is left on the device, no rule was broken."""
+        """Check that nothing is left on the device, and no rule was broken."""
         gc.collect()
         assert self.device.violations == []
         assert self.library.contexts == []
         assert self.device.leaks() == []
 
     def describe(self, **changes: Any) -> None:
-        """Change what the manifest says of the engine."""
+        """Change the manifest's description of the engine."""
         engine = msgspec.structs.replace(self.manifest.engine, **changes)
         self.manifest = msgspec.structs.replace(self.manifest, engine=engine)
 
     def check(self, engine: TensorRTEngine, batch: PackedBatch, outputs: frozenset[str] | None = None) -> None:
-        """The engine's answer is the graph's."""
+        """Check that the engine's outputs are the graph's."""
         answers = engine.run(batch, outputs)
         expected = self.graphs.expected(batch)
         assert set(answers) == (set(expected) if outputs is None else outputs)

@@ -1,4 +1,4 @@
-"""Closing an engine that is in use: nobody waits for ever, and nothing is freed that a step still uses."""
+"""Closing an engine in use: no thread waits for ever, and memory of running steps is not freed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Stuck:
         return self.threads.submit(self.engine.run, batch_of([5, 6]))
 
     def end(self) -> None:
-        """The step ends, and its answer is right."""
+        """End the step, and check its outputs."""
         self.may.set()
         rows = self.answer.result(_DEADLINE_S)["embedding"]
         assert abs(rows - self.rig.graphs.expected(batch_of([5, 6]))["embedding"]).max() < 2e-5

@@ -1,4 +1,4 @@
-"""Which steps are recorded, which of them a batch gets, and what becomes of those that cannot be recorded."""
+"""Sizes of recorded steps, the choice for a batch, and failures of recording."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_inputs_of_given_sizes_are_those_of_the_batch_with_more_filler(lengths: 
 
 
 def captured(rig: Rig, megabytes: int) -> int:
-    """How many steps are recorded within so much memory, on both streams."""
+    """The number of steps that are recorded within this memory, on both streams."""
     with rig.engine(cuda_graphs=megabytes, warm=True) as engine:
         count = len(rig.device.executables)
         for lengths in ([3], [5, 6, 7], [60]):

@@ -1,4 +1,4 @@
-"""What keeps an engine from loading or running, and what the user is told: one line with the remedy."""
+"""Errors that keep an engine from loading or running: one line with the remedy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ILLEGAL_ADDRESS = runtime.cudaError_t.cudaErrorIllegalAddress
 
 
 def error_of(act: Callable[[], object]) -> BaseException:
-    """What ``act`` raises, without what its frames hold."""
+    """The error that ``act`` raises, without its frames."""
     try:
         act()
     except BeiError as error:

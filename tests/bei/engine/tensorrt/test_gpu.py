@@ -1,6 +1,6 @@
-"""On a real GPU with a real library: a plan is built, loaded, run and compared, and both profiles are timed.
+"""A real GPU with a real library: a plan is built, loaded, run and compared, and both profiles are timed.
 
-``pytest -m gpu tests/bei/engine/tensorrt/test_gpu.py --log-cli-level=INFO`` shows the times. Nobody has run this yet.
+``pytest -m gpu tests/bei/engine/tensorrt/test_gpu.py --log-cli-level=INFO`` shows the times. Not run yet.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The batch manager over an engine on a simulated device: what fails there costs as little as it does on a CPU."""
+"""The batch manager over an engine on a simulated device: failures have the same effects as on a CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OUT_OF_MEMORY = runtime.cudaError_t.cudaErrorMemoryAllocation
 
 
 def check(rig: Rig, request: Request, encodings: list[Encoding]) -> None:
-    """Every input has its own answer."""
+    """Check the answer of every input."""
     assert request.error is None
     for row, encoding in zip(request.rows, encodings, strict=True):
         assert row is not None

@@ -1,4 +1,4 @@
-"""Each contract fails when the call that it guards is taken out of the engine: the source is changed and run again."""
+"""Each contract fails if the call that it guards is removed from the engine: the changed source is executed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.bei.engine.tensorrt.rig import Rig
 
 
 class Mutation(NamedTuple):
-    """``old`` is in the source of ``module`` once, and ``new`` takes its place; ``name`` is the class that changes."""
+    """``old`` occurs once in the source of ``module`` and is replaced by ``new``; ``name``: the class that changes."""
 
     title: str
     module: ModuleType
@@ -39,7 +39,7 @@ MUTATIONS = [
     Mutation(
         "nobody waits for the step",
         device_stream,
-        "DeviceStream",
+        "PlanStream",
         "        self._cuda.wait(self._done)\n",
         "",
         contracts.answers_of_both_profiles,
@@ -47,7 +47,7 @@ MUTATIONS = [
     Mutation(
         "inputs are not copied to the device",
         device_stream,
-        "DeviceStream",
+        "PlanStream",
         "        self._cuda.upload(self._inputs, size, self._stream)\n",
         "",
         contracts.answers_of_both_profiles,
@@ -87,7 +87,7 @@ MUTATIONS = [
     Mutation(
         "inputs have no address",
         device_stream,
-        "DeviceStream",
+        "PlanStream",
         "if not held.context.set_tensor_address(name, self._inputs.device + offsets[name]):",
         "if False:",
         contracts.answers_of_both_profiles,
@@ -95,7 +95,7 @@ MUTATIONS = [
     Mutation(
         "all inputs have the first one's address",
         device_stream,
-        "DeviceStream",
+        "PlanStream",
         "self._inputs.device + offsets[name]",
         "self._inputs.device",
         contracts.answers_of_both_profiles,
@@ -103,7 +103,7 @@ MUTATIONS = [
     Mutation(
         "shapes are not set",
         device_stream,
-        "DeviceStream",
+        "PlanStream",
         "if not held.context.set_input_shape(name, array.shape):",
         "if False:",
         contracts.answers_of_both_profiles,
@@ -127,7 +127,7 @@ MUTATIONS = [
     Mutation(
         "streams share their activation memory",
         device_stream,
-        "DeviceStream",
+        "PlanStream",
         "self._activations = cuda.device_memory(self._activation_bytes, resources)",
         'self._activations = plan.__dict__.setdefault("shared", None) or plan.__dict__.update(\n'
         "            shared=cuda.device_memory(self._activation_bytes, resources)) or plan.shared",
@@ -136,7 +136,7 @@ MUTATIONS = [
     Mutation(
         "answers are views of the buffer",
         device_stream,
-        "DeviceStream",
+        "PlanStream",
         ".reshape(-1, output.dimension).copy()",
         ".reshape(-1, output.dimension)",
         contracts.answers_are_the_caller_s,
@@ -144,7 +144,7 @@ MUTATIONS = [
     Mutation(
         "a failed step is not waited for",
         device_stream,
-        "DeviceStream",
+        "PlanStream",
         "            self._settle(error)\n            raise\n\n    def _enqueue",
         "            raise\n\n    def _enqueue",
         contracts.a_refused_step_leaves_nothing,
@@ -152,7 +152,7 @@ MUTATIONS = [
     Mutation(
         "a recorded step's inputs are not copied",
         device_stream,
-        "DeviceStream",
+        "PlanStream",
         "                self._upload(graph_inputs(batch, self._plan.input_names, captured.sizes))\n",
         "",
         contracts.recorded_steps,
@@ -160,7 +160,7 @@ MUTATIONS = [
     Mutation(
         "a recorded step's inputs lie as those of an unrecorded one",
         device_stream,
-        "DeviceStream",
+        "PlanStream",
         "self._upload(graph_inputs(batch, self._plan.input_names, captured.sizes))",
         "self._upload(graph_inputs(batch, self._plan.input_names))",
         contracts.recorded_steps,
@@ -168,8 +168,8 @@ MUTATIONS = [
     Mutation(
         "a step is recorded that has not run before",
         device_stream,
-        "DeviceStream",
-        "        self._answers(context, batch, sizes)  # once unrecorded",
+        "PlanStream",
+        "        self._answers(context, batch, sizes)  # first run uncaptured",
         "        self._bind(context, graph_inputs(batch, self._plan.input_names, sizes), "
         "_layout({name: array.shape for name, array in "
         "graph_inputs(batch, self._plan.input_names, sizes).items()})[0])  # ",
@@ -178,7 +178,7 @@ MUTATIONS = [
     Mutation(
         "recorded steps share the context of their profile",
         device_stream,
-        "DeviceStream",
+        "PlanStream",
         "context = self._context(profile, resources)",
         "context = self._contexts[profile.index]",
         contracts.recorded_steps,
@@ -186,7 +186,7 @@ MUTATIONS = [
     Mutation(
         "steps are allocated for anew",
         device_stream,
-        "DeviceStream",
+        "PlanStream",
         "        offsets = self._upload(inputs)\n",
         "        self._cuda.device_memory(1, ExitStack())\n        offsets = self._upload(inputs)\n",
         contracts.memory_is_allocated_once,
@@ -194,7 +194,7 @@ MUTATIONS = [
     Mutation(
         "contexts are kept",
         device_stream,
-        "DeviceStream",
+        "PlanStream",
         "        resources.callback(held.drop)\n",
         "",
         contracts.a_refused_step_leaves_nothing,
@@ -227,14 +227,14 @@ MUTATIONS = [
 
 
 def use(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let rigs load an engine with the class of ``mutation``, made of the changed source."""
+    """Make rigs load an engine with the class of ``mutation``, from the changed source."""
     module = mutation.module
     assert module.__file__ is not None
     with open(module.__file__) as file:
         source = file.read()
     assert source.count(mutation.old) == 1, f"{mutation.old!r} is in the source {source.count(mutation.old)} times"
     changed = ModuleType(f"{module.__name__}_mutated")
-    monkeypatch.setitem(sys.modules, changed.__name__, changed)  # dataclasses look for their module
+    monkeypatch.setitem(sys.modules, changed.__name__, changed)  # dataclasses look up their module
     exec(compile(source.replace(mutation.old, mutation.new), module.__file__, "exec"), vars(changed))
     user = rig_module if module is engine else engine
     monkeypatch.setattr(user, mutation.name, getattr(changed, mutation.name))
@@ -254,7 +254,7 @@ CONTROLS = sorted({(mutation.module.__name__, mutation.name, mutation.contract._
 def test_a_source_that_is_run_again_unchanged_keeps_the_contract(
     module: str, name: str, contract: str, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a contract would fail by how it is run, and not by what was taken out."""
+    """Otherwise a contract could fail because of how the source is executed."""
     line = f"class {name}:"
     checked: Callable[[Rig], None] = getattr(contracts, contract)
     use(Mutation("", sys.modules[module], name, line, line, checked), monkeypatch)

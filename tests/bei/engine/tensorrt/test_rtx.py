@@ -1,4 +1,4 @@
-"""What only TensorRT-RTX has: its opinion of a plan before it is loaded, and CUDA graphs that it records by itself."""
+"""TensorRT-RTX only: validity of plans before loading, and CUDA graphs that it captures itself."""
 
 from __future__ import annotations
 

@@ -1,29 +1,29 @@
-"""What became of requests, in numbers that add up: histograms of latencies, counts by kind of failure.
+"""Records results of requests in mergeable form: histograms of latencies, counts by kind of failure.
 
-Latencies are kept in HdrHistograms of three digits from a microsecond to an hour, one an interval and load, so that
-memory does not grow with the number of requests, and those of several processes add up to what one would have measured.
+Latencies are kept in HdrHistograms of three digits from a microsecond to an hour, one for each interval and load:
+memory does not grow with the number of requests, and histograms of several processes can be added exactly.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from hdrh.histogram import HdrHistogram
 
-from bei.cli.bench.driver import BROKEN, NOT_HTTP, TIMED_OUT, UNANSWERED, UNREACHABLE, Request
-from bei.cli.bench.http1 import Answer
+from bei.cli.bench.driver import BROKEN, NOT_HTTP, TIMED_OUT, UNANSWERED, UNREACHABLE, LoadRequest
+from bei.cli.bench.http1 import HttpResponse
 
-# 2 ** 32 microseconds are over an hour; what is longer counts as so long.
+# 2 ** 32 microseconds are over an hour; longer latencies are clamped.
 _MOST_US = (1 << 32) - 1
 _DIGITS = 3
 
 _ERRORS_KEPT = 5
 _ERROR_CHARS = 300
 
-# What failed and has no status. Unanswered: the run was ended before.
+# Failures without a status. Unanswered: the run was ended before.
 KINDS = {
     BROKEN: "connection broke",
     UNANSWERED: "unanswered",
@@ -35,8 +35,8 @@ WRONG_BODY = "wrong body"
 
 
 class PackedHistogram(msgspec.Struct, frozen=True):
-    """A histogram that can be sent and stored: HdrHistogram's compressed form V2 in base64, in microseconds, and what
-    it does not know exactly."""
+    """A serializable histogram: HdrHistogram's compressed form V2 in base64, in microseconds, and exact count, sum
+    and extremes."""
 
     encoded: str = ""
     count: int = 0
@@ -45,18 +45,17 @@ class PackedHistogram(msgspec.Struct, frozen=True):
     max_us: int = 0
 
 
-class Histogram:
-    """Latencies. Exact but for percentiles, which are up to 0.1 % too high."""
+class LatencyHistogram:
+    """A histogram of latencies. Exact except percentiles, which are up to 0.1 % too high."""
 
     def __init__(self) -> None:
         self.count = 0
         self._sum_us = 0
         self._min_us = _MOST_US
         self._max_us = 0
-        self._buckets: HdrHistogram | None = None  # 180 kB: made when there is something to count
+        self._buckets: HdrHistogram | None = None  # 180 kB: created on first use
 
     def record(self, seconds: float) -> None:
-        """Count one latency."""
         value = min(_MOST_US, max(1, round(seconds * 1e6)))
         if self._buckets is None:
             self._buckets = HdrHistogram(1, _MOST_US, _DIGITS)
@@ -69,7 +68,6 @@ class Histogram:
             self._max_us = value
 
     def add(self, packed: PackedHistogram) -> None:
-        """Count all of another one."""
         if not packed.count:
             return
         other = HdrHistogram.decode(packed.encoded)
@@ -83,7 +81,7 @@ class Histogram:
         self._max_us = max(self._max_us, packed.max_us)
 
     def packed(self) -> PackedHistogram:
-        """To send it."""
+        """The serializable form."""
         if self._buckets is None:
             return PackedHistogram()
         encoded = self._buckets.encode().decode()
@@ -91,21 +89,21 @@ class Histogram:
 
     @property
     def mean_ms(self) -> float | None:
-        """None where there is nothing."""
+        """Mean; None without latencies."""
         return self._sum_us / self.count / 1e3 if self.count else None
 
     @property
     def min_ms(self) -> float | None:
-        """None where there is nothing."""
+        """Minimum; None without latencies."""
         return self._min_us / 1e3 if self.count else None
 
     @property
     def max_ms(self) -> float | None:
-        """None where there is nothing."""
+        """Maximum; None without latencies."""
         return self._max_us / 1e3 if self.count else None
 
     def percentiles_ms(self, percentiles: Sequence[float]) -> list[float | None]:
-        """One each; None for one that so few latencies cannot have: beyond P99 there must be one in a hundred."""
+        """The percentiles; None for those that too few latencies cannot support (P99 needs a hundred)."""
         if self._buckets is None:
             return [None] * len(percentiles)
         found: dict[float, int] = self._buckets.get_percentile_to_value_dict(list(percentiles))
@@ -116,11 +114,12 @@ class Histogram:
 
 
 class Interval(msgspec.Struct):
-    """What one load's requests did in an interval of the window, in one process or in all.
+    """Results of one load in an interval of the window, of one process or all.
 
-    ``answers`` and ``inputs``: of the good answers that came in it, whenever they were asked for: they make throughput.
-    Everything else is of requests that were due in the window: ``latency`` from due to answer, ``lateness`` from due
-    until the generator came to it, ``failures`` by kind, ``retries``, the tries that were refused and made anew.
+    ``answers``, ``inputs``: of successful answers that arrived in it, whatever their due times; they give the
+    throughput. All other fields are of requests that were due in the window: ``latency`` from due time to answer,
+    ``lateness`` from due time until the generator processed it, ``failures`` by kind, ``retries``: tries that were
+    refused and repeated.
     """
 
     index: int
@@ -133,11 +132,32 @@ class Interval(msgspec.Struct):
     lateness: PackedHistogram = PackedHistogram()
 
 
-class LoadRecorder:
-    """Writes down one load in one process. The window begins at ``begin_s`` (behind the warm-up) and lasts until
-    ``end_s``; requests that are due in it are recorded however late their answer comes.
+class IntervalTotals:
+    """The counts of an interval, or of several; of one process, or of several."""
 
-    ``check(body, num_inputs)``: what is wrong with a 200, or None. Only an open loop can be late.
+    def __init__(self) -> None:
+        self.answers = self.inputs = self.bytes_received = self.retries = 0
+        self.failures: Counter[str] = Counter()
+        self.latency, self.lateness = LatencyHistogram(), LatencyHistogram()
+
+    def add(self, interval: Interval) -> None:
+        for name in ("answers", "inputs", "bytes_received", "retries"):
+            setattr(self, name, getattr(self, name) + getattr(interval, name))
+        self.failures.update(interval.failures)
+        self.latency.add(interval.latency)
+        self.lateness.add(interval.lateness)
+
+    def packed(self, index: int) -> Interval:
+        """The serializable form of interval number ``index``."""
+        counts = (self.answers, self.inputs, self.bytes_received, self.retries)
+        return Interval(index, *counts, dict(self.failures), self.latency.packed(), self.lateness.packed())
+
+
+class LoadRecorder:
+    """Records one load in one process. The window lasts from ``begin_s`` (after the warm-up) to ``end_s``; requests
+    that are due in it are recorded however late their answers come.
+
+    ``check(body, num_inputs)``: the problem of a body with status 200, or None. Only open loops have lateness.
     """
 
     def __init__(
@@ -155,14 +175,13 @@ class LoadRecorder:
         self._check = check
         self._is_open_loop = is_open_loop
         self._closed: list[Interval] = []
-        self._current = Interval(index=0)
-        self._failures: Counter[str] = Counter()
-        self._latency = Histogram()
-        self._lateness = Histogram()
+        self._index, self._current = 0, IntervalTotals()
         self.errors: list[str] = []
 
-    def ended(self, request: Request, done_s: float, fate: int, answer: Answer | None, again_s: float | None) -> None:
-        """A try has ended (``bei.cli.bench.driver.Sink``)."""
+    def ended(
+        self, request: LoadRequest, done_s: float, outcome: int, answer: HttpResponse | None, again_s: float | None
+    ) -> None:
+        """Record the end of a try (``bei.cli.bench.driver.RequestSink``)."""
         since_s = done_s - self._begin_s
         is_recorded = self._begin_s <= request.due_s < self._end_s
         if since_s < 0:
@@ -171,7 +190,7 @@ class LoadRecorder:
         if again_s is not None:
             self._current.retries += is_recorded
             return
-        problem = self._problem(request, fate, answer)
+        problem = self._problem(request, outcome, answer)
         if problem is None:
             assert answer is not None
             self._current.answers += 1
@@ -179,44 +198,42 @@ class LoadRecorder:
             self._current.bytes_received += answer.num_body_bytes
         if is_recorded:
             if problem is None:
-                self._latency.record(done_s - request.due_s)
+                self._current.latency.record(done_s - request.due_s)
             else:
-                self._failures[problem] += 1
+                self._current.failures[problem] += 1
             if self._is_open_loop:
-                self._lateness.record(request.taken_s - request.due_s)
+                self._current.lateness.record(request.taken_s - request.due_s)
 
-    def _problem(self, request: Request, fate: int, answer: Answer | None) -> str | None:
-        """The kind of failure; None: the answer is good."""
+    def _problem(self, request: LoadRequest, outcome: int, answer: HttpResponse | None) -> str | None:
+        """The kind of failure; None: success."""
         if answer is None:
-            return KINDS[fate]
-        if fate == 200:
+            return KINDS[outcome]
+        if outcome == 200:
             wrong = self._check(answer.body, request.num_inputs)
             if wrong is None:
                 return None
             self._keep(f"{WRONG_BODY}: {wrong}")
             return WRONG_BODY
-        self._keep(f"{fate} {answer.body.decode(errors='replace')}")
-        return str(fate)
+        self._keep(f"{outcome} {answer.body.decode(errors='replace')}")
+        return str(outcome)
 
     def _keep(self, error: str) -> None:
         if len(self.errors) < _ERRORS_KEPT and error[:_ERROR_CHARS] not in self.errors:
             self.errors.append(error[:_ERROR_CHARS])
 
     def _move_to(self, index: int) -> None:
-        if index > self._current.index:
+        if index > self._index:
             self._close()
-            self._current = Interval(index=index)
+            self._index = index
 
     def _close(self) -> None:
-        interval = self._current
-        interval.failures = dict(self._failures)
-        interval.latency, interval.lateness = self._latency.packed(), self._lateness.packed()
-        if interval.answers or interval.retries or interval.failures:
-            self._closed.append(interval)
-        self._failures, self._latency, self._lateness = Counter(), Histogram(), Histogram()
+        totals = self._current
+        if totals.answers or totals.retries or totals.failures:
+            self._closed.append(totals.packed(self._index))
+        self._current = IntervalTotals()
 
     def take(self, now_s: float, *, is_last: bool = False) -> list[Interval]:
-        """The intervals that are over at ``now_s`` and were not taken before; all where ``is_last``."""
+        """Remove and return the intervals that are over at ``now_s``; all if ``is_last``."""
         since_s = now_s - self._begin_s
         if since_s >= 0:
             self._move_to(int(since_s / self._interval_s))
@@ -226,37 +243,9 @@ class LoadRecorder:
         return taken
 
 
-class Merged:
-    """Intervals of the same index of several processes, as they come in; and the sum of all."""
-
-    def __init__(self) -> None:
-        self.answers = self.inputs = self.bytes_received = self.retries = 0
-        self.failures: Counter[str] = Counter()
-        self.latency = Histogram()
-        self.lateness = Histogram()
-
-    def add(self, interval: Interval) -> None:
-        """One more."""
-        self.answers += interval.answers
-        self.inputs += interval.inputs
-        self.bytes_received += interval.bytes_received
-        self.retries += interval.retries
-        self.failures.update(interval.failures)
-        self.latency.add(interval.latency)
-        self.lateness.add(interval.lateness)
-
-
-def merged(intervals: Iterable[Interval]) -> Merged:
-    """The sum of intervals."""
-    total = Merged()
-    for interval in intervals:
-        total.add(interval)
-    return total
-
-
 def curve(packed: PackedHistogram, num_points: int = 60) -> list[tuple[float, float]]:
-    """Points (percentile, ms) of the percentile curve, ever closer to 100 as far as the latencies carry it."""
-    histogram = Histogram()
+    """Points (percentile, ms) of the percentile curve, approaching 100 as far as the number of latencies permits."""
+    histogram = LatencyHistogram()
     histogram.add(packed)
     if not histogram.count:
         return []

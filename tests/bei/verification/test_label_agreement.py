@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from bei.artifact.certificate.labels import kl_divergence, label_agreement
 from bei.core import ScoreFunction
+from bei.verification.label_agreement import kl_divergence, label_agreement
 
 
 def logits_of(*rows: list[float]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

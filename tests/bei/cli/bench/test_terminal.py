@@ -1,4 +1,4 @@
-"""What a terminal shows while a point runs."""
+"""The progress display of a point."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 
 from rich.console import Console
 
-from bei.cli.bench.messages import LoadReport
-from bei.cli.bench.progress import Live
-from bei.cli.bench.recording import Histogram, Interval
+from bei.cli.bench.recorder import Interval, LatencyHistogram
+from bei.cli.bench.terminal import ProgressDisplay
+from bei.cli.bench.worker import LoadReport
 from bei.cli.bench.workers import LoadRecord, PointRecord
 from tests.bei.cli.bench.results import setup_of
 
@@ -17,7 +17,7 @@ from tests.bei.cli.bench.results import setup_of
 def shown(record: PointRecord) -> str:
     """The last that the terminal got, in one line."""
     terminal = io.StringIO()
-    with Live(setup_of(), 4, Console(file=terminal, force_terminal=True, width=120)) as live:
+    with ProgressDisplay(setup_of(), 4, Console(file=terminal, force_terminal=True, width=120)) as live:
         live.begin("bei", 21.5, 2)
         live.show(record)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
@@ -25,7 +25,7 @@ def shown(record: PointRecord) -> str:
 
 
 def test_a_terminal_shows_how_far_a_point_has_come_and_the_figures_of_each_load() -> None:
-    latencies = Histogram()
+    latencies = LatencyHistogram()
     for latency_s in (0.01, 0.02, 0.03):
         latencies.record(latency_s)
     interactive = LoadRecord()

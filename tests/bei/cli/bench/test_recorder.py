@@ -1,4 +1,4 @@
-"""Histograms add up, and every request is counted in one place."""
+"""Histograms add up, and every request is counted once."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bei.cli.bench.driver import TIMED_OUT, Request
-from bei.cli.bench.http1 import Answer
-from bei.cli.bench.recording import WRONG_BODY, Histogram, LoadRecorder, PackedHistogram, curve, merged
+from bei.cli.bench.driver import TIMED_OUT, LoadRequest
+from bei.cli.bench.http1 import HttpResponse
+from bei.cli.bench.recorder import WRONG_BODY, LatencyHistogram, LoadRecorder, PackedHistogram, curve
+from tests.bei.cli.bench.results import merged
 
 LATENCIES = st.lists(st.floats(1e-6, 4000), max_size=60)
 ASKED = [50, 75, 90, 95, 99, 99.9, 100]
 
 
-def histogram_of(latencies: list[float]) -> Histogram:
-    histogram = Histogram()
+def histogram_of(latencies: list[float]) -> LatencyHistogram:
+    histogram = LatencyHistogram()
     for latency in latencies:
         histogram.record(latency)
     return histogram
@@ -25,7 +26,7 @@ def histogram_of(latencies: list[float]) -> Histogram:
 @settings(max_examples=15, deadline=None)
 @given(parts=st.lists(LATENCIES, max_size=5))
 def test_histograms_of_several_processes_add_up_to_that_of_all_requests(parts: list[list[float]]) -> None:
-    total = Histogram()
+    total = LatencyHistogram()
     for part in parts:
         total.add(histogram_of(part).packed())
     whole = histogram_of([latency for part in parts for latency in part])
@@ -50,7 +51,7 @@ def test_percentiles_are_within_a_thousandth(latencies: list[float]) -> None:
 
 
 def test_an_empty_histogram_has_no_figures() -> None:
-    empty = Histogram()
+    empty = LatencyHistogram()
     assert empty.packed() == PackedHistogram()
     assert empty.percentiles_ms([50, 99]) == [None, None]
     assert (empty.mean_ms, empty.min_ms, empty.max_ms) == (None, None, None)
@@ -64,14 +65,14 @@ def test_the_curve_goes_as_far_as_the_answers_carry_it() -> None:
     assert [value for _, value in points] == sorted(value for _, value in points)
 
 
-def answer_of(status: int, body: bytes = b"{}") -> Answer:
-    answer = Answer(keeps_body=True)
+def answer_of(status: int, body: bytes = b"{}") -> HttpResponse:
+    answer = HttpResponse(keeps_body=True)
     answer.feed(f"HTTP/1.1 {status} X\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
     return answer
 
 
-def request_of(due_s: float) -> Request:
-    return Request(None, 0, b"", 2, due_s)  # type: ignore[arg-type]
+def request_of(due_s: float) -> LoadRequest:
+    return LoadRequest(None, 0, b"", 2, due_s)  # type: ignore[arg-type]
 
 
 def test_the_window_counts_answers_that_came_in_it_and_latencies_of_requests_that_were_due_in_it() -> None:

@@ -1,4 +1,4 @@
-"""A batch in two, where the device has no memory for the whole."""
+"""Splits a batch for which the device has not enough memory."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from bei.core import PackedBatch
 
 
 def halves(batch: PackedBatch) -> tuple[PackedBatch, PackedBatch]:
-    """``batch``, of two sequences or more, cut between the two sequences where it is nearest to half its tokens."""
+    """The halves of ``batch`` (two sequences or more), split between sequences as near to half its tokens as
+    possible."""
     inner = batch.cu_seqlens[1:-1]
     cut = 1 + int(np.abs(inner - batch.num_tokens / 2).argmin())
     return _part(batch, 0, cut), _part(batch, cut, batch.batch_size)
 
 
 def _part(batch: PackedBatch, first: int, end: int) -> PackedBatch:
-    """The sequences from ``first`` on, without ``end``."""
+    """The sequences ``first`` to ``end`` - 1."""
     starts = batch.cu_seqlens[first : end + 1]
     tokens = slice(starts[0], starts[-1])
     types, key_lens, unpooled_lens = batch.token_type_ids, batch.key_lens, batch.unpooled_lens

@@ -1,7 +1,7 @@
-"""What a process may take of the GPU's memory, over all its engines.
+"""The GPU memory limit of a process, over all its engines.
 
-PyTorch's allocator can be held to a share of the device; what is beyond it is out of memory. It does not count the
-weights of packages, which AOTInductor allocates by itself, so its share is what they leave; nor CUDA's own context.
+PyTorch's allocator can be limited to a fraction of the device. It does not count the weights of packages, which
+AOTInductor allocates itself, so its fraction is what they leave; nor CUDA's own context.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from bei.errors import EngineError
 
 
 class Budget:
-    """The weights of the engines that a process has, and what all of it may take together."""
+    """The weights of a process's engines, and the limit for all memory together."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # An owner that could not be opened is forgotten with what refers to it.
+        # Weak keys: an owner that failed to open is dropped automatically.
         self._weights: WeakKeyDictionary[object, int] = WeakKeyDictionary()
         self._most: int | None = None
 
     def hold(self, torch: Any, owner: object, weight_bytes: int, most: int | None) -> None:
-        """``owner`` is about to load so many bytes; ``most`` is from now on what all may have, None: all there is.
+        """Account for an owner that will load ``weight_bytes``; ``most``: the new limit for all owners, None: no limit.
 
-        Raises EngineError where that does not hold the weights.
+        Raises EngineError if the weights exceed the limit.
         """
         with self._lock:
             needed = sum(self._weights.values()) + weight_bytes
@@ -38,7 +38,7 @@ class Budget:
             self._apply(torch)
 
     def drop(self, torch: Any, owner: object) -> None:
-        """``owner`` has none any more."""
+        """Stop accounting for ``owner``."""
         with self._lock:
             if self._weights.pop(owner, None) is not None:
                 self._apply(torch)

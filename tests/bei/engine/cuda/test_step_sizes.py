@@ -1,4 +1,4 @@
-"""What steps are filled up to, and how a batch is cut in two: laws over all batches."""
+"""Padded sizes of steps, and batches split in two: laws over all batches."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bei.core import Limits, PackedBatch
+from bei.engine.cuda.batch_split import halves
 from bei.engine.cuda.device_stream import filled
-from bei.engine.cuda.sizes import LEAST_SEQUENCES, eager_sizes, fitting, recorded_sizes
-from bei.engine.cuda.splitting import halves
+from bei.engine.cuda.step_sizes import LEAST_SEQUENCES, eager_sizes, recorded_sizes, smallest_fitting
 from bei.engine.packing import graph_inputs
 from tests.bei.engine.cuda.simulated import batch_of
 
@@ -50,7 +50,7 @@ def test_recorded_steps_are_few_different_and_of_use(inputs: list[str], limits: 
 def test_the_smallest_recorded_step_that_holds_a_batch_is_taken(inputs: list[str], lengths: list[int]) -> None:
     batch = batch_of(lengths)
     planned = recorded_sizes(Limits(16384, 512, 512), inputs)
-    found = fitting([(sizes, sizes) for sizes in planned], batch, inputs)
+    found = smallest_fitting([(sizes, sizes) for sizes in planned], batch, inputs)
     holding = [sizes for sizes in planned if sizes.holds(batch)]
     assert (found is None) == (not holding)
     if found is not None:

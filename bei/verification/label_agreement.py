@@ -1,4 +1,4 @@
-"""What an engine makes of a classifier's labels, against the reference: the label it chooses, and its probabilities."""
+"""Agreement of classifiers: the label that scores highest, and the probabilities."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from bei.core import ScoreFunction
 
 
 def label_agreement(actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
-    """The share of rows, of scores [n, labels], in which both have the same label highest; of equal ones the first."""
+    """The share of rows of scores [n, labels] in which both score the same label highest (the first of equal ones)."""
     return float(np.mean(actual.argmax(axis=1) == expected.argmax(axis=1)))
 
 
 def kl_divergence(actual: npt.NDArray[Any], expected: npt.NDArray[Any], function: ScoreFunction) -> float | None:
-    """The mean over rows of KL(expected || actual) in nats, of logits [n, labels] made probabilities by ``function``.
+    """Mean over rows of KL(expected || actual) in nats, for logits [n, labels] turned into probabilities by
+    ``function``.
 
-    Of the sigmoid each label is a distribution of its own, and theirs are added. Scores that are no probabilities have
-    none: None.
+    With the sigmoid each label is a distribution of its own, and the divergences are added. None for scores that are
+    not probabilities.
     """
     if function not in ("sigmoid", "softmax"):
         return None
@@ -37,7 +38,7 @@ def _log_softmax(logits: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 
 def _log_sigmoid(logits: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Of each label the logarithms of both of its probabilities, [n, labels, 2]."""
+    """Logarithms of both probabilities of each label, [n, labels, 2]."""
     wide = logits.astype(np.float64)
     logs: npt.NDArray[np.float64] = -np.logaddexp(0.0, np.stack([-wide, wide], axis=2))
     return logs

@@ -1,4 +1,4 @@
-"""The GPU's memory for all engines of a process: what weights leave is what PyTorch's allocator is held to."""
+"""The GPU memory limit of all engines of a process: PyTorch's allocator gets what the weights leave."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bei.engine.cuda.budget import Budget
+from bei.engine.cuda.memory_budget import Budget
 from bei.errors import EngineError
 
 TOTAL = 1000
@@ -15,7 +15,7 @@ TOTAL = 1000
 
 @pytest.fixture
 def shares() -> list[float]:
-    """What the allocator was told, one after the other."""
+    """The fractions that the allocator was given, in order."""
     return []
 
 
@@ -32,7 +32,7 @@ class Owner:
 def test_the_allocator_may_have_what_weights_leave(torch: Any, shares: list[float]) -> None:
     budget, first, second = Budget(), Owner(), Owner()
     budget.hold(torch, first, 100, 600)
-    budget.hold(torch, second, 200, 600)  # or the build that takes the first one's place
+    budget.hold(torch, second, 200, 600)  # or the build that replaces the first
     budget.drop(torch, first)
     budget.drop(torch, first)
     assert shares == [0.5, 0.3, 0.4]

@@ -1,7 +1,7 @@
-"""What a step is filled up to: a little where it runs as it is, to one of few sizes where it was recorded.
+"""Padded sizes of steps: a little padding for eager steps, few fixed sizes for recorded ones.
 
-A small step takes the GPU less time than the host takes to launch its kernels one by one; a recorded one is launched in
-one call, and is of fixed sizes. What that gains has not been measured yet.
+For a small step the host takes longer to launch its kernels than the GPU to run them; a recorded step is a single
+launch of fixed sizes. The gain has not been measured yet.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 from bei.core import Limits, PackedBatch
 from bei.engine.packing import Sizes, bucket
 
-# torch.export takes sizes of 0 and 1 for constants, so that packages are for two sequences and more.
+# torch.export specializes sizes 0 and 1, so packages take at least two sequences.
 LEAST_SEQUENCES = 2
 
-# Of recorded steps. Beyond so many tokens a step keeps the GPU busy for longer than its launches take.
+# The limit for recorded steps: a larger step keeps the GPU busy for longer than its launches take.
 _TOKENS = (16, 32, 64, 128, 256, 512)
 _SEQUENCES = (LEAST_SEQUENCES, 8, 32)
 
@@ -25,12 +25,13 @@ StepT = TypeVar("StepT")
 
 
 def pads(inputs: Sequence[str]) -> bool:
-    """Whether a package that takes ``inputs`` pads its attention: its work grows with sequences times the longest."""
+    """True if a package with ``inputs`` pads its attention, so that its work grows with sequences times the longest."""
     return "pad_index" in inputs
 
 
 def eager_sizes(batch: PackedBatch) -> Sizes:
-    """As ``bei.engine.packing.graph_inputs`` would choose them, for two sequences or more; filler ones own a token each."""
+    """Sizes as ``bei.engine.packing.graph_inputs`` chooses them, for at least two sequences; filler ones own a token
+    each."""
     sequences = max(LEAST_SEQUENCES, bucket(batch.batch_size, min_step=1))
     tokens = bucket(batch.num_tokens + sequences - batch.batch_size)
     return Sizes(tokens, sequences, bucket(int(np.diff(batch.cu_seqlens).max())))
@@ -39,7 +40,7 @@ def eager_sizes(batch: PackedBatch) -> Sizes:
 def recorded_sizes(limits: Limits, inputs: Sequence[str]) -> list[Sizes]:
     """Sizes to record, the smallest steps first: they gain most.
 
-    Without padding the longest sequence costs nothing by itself, so that it may be as long as all tokens together.
+    Without padding, the longest sequence adds no cost, so that it may be as long as all tokens together.
     """
     found = []
     for tokens in (tokens for tokens in _TOKENS if tokens <= limits.max_num_tokens):
@@ -53,12 +54,14 @@ def recorded_sizes(limits: Limits, inputs: Sequence[str]) -> list[Sizes]:
     return sorted(found, key=lambda sizes: _work(sizes, inputs))
 
 
-def fitting(recorded: Iterable[tuple[Sizes, StepT]], batch: PackedBatch, inputs: Sequence[str]) -> StepT | None:
-    """The step of the least work of those that hold ``batch``; None where none does."""
+def smallest_fitting(
+    recorded: Iterable[tuple[Sizes, StepT]], batch: PackedBatch, inputs: Sequence[str]
+) -> StepT | None:
+    """The step of least work among those that hold ``batch``; None if none does."""
     holding = [(_work(sizes, inputs), step) for sizes, step in recorded if sizes.holds(batch)]
     return min(holding, key=lambda one: one[0])[1] if holding else None
 
 
 def _work(sizes: Sizes, inputs: Sequence[str]) -> int:
-    """About what a step computes: its tokens, and its slots where it is padded."""
+    """Estimated work of a step: its tokens, and its slots if attention is padded."""
     return sizes.tokens + sizes.sequences * (sizes.longest if pads(inputs) else 1)
