@@ -221,7 +221,7 @@ def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tu
         raise CheckpointError(
             f"{path} was refused by transformers ({reason}). Download the checkpoint again."
         ) from error
-    config.__dict__.pop("quantization_config", None)  # transformers would load the model in this format, which it cannot
+    config.__dict__.pop("quantization_config", None)  # transformers cannot load this format
     # transformers would try to load this format, and fail
     config.return_dict, config.chunk_size_feed_forward = True, 0
     return config, architecture, family, fp8

@@ -85,7 +85,7 @@ def _thetas(raw: _Raw, checkpoint: Checkpoint) -> Iterator[str]:
         return
     former = _FORMER_THETAS.get(raw["model_type"], {"": ("rope_theta", config.default_theta)})
     is_nested = "" not in former
-    if is_nested and not parameters.keys() >= former.keys():  # one rotation for all layers, which only version 5 can express
+    if is_nested and not parameters.keys() >= former.keys():  # one rotation for all layers: new in 5
         return
     now = {kind: (parameters[kind] if is_nested else parameters)["rope_theta"] for kind in former}
     then = {kind: raw.get(key, default) for kind, (key, default) in former.items()}

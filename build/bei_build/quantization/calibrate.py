@@ -1,4 +1,4 @@
-"""How a build finds its quantization: texts, an FP32 engine that shows its layers' inputs, scales, and what is kept."""
+"""Calibration of a build: texts, an FP32 engine that outputs its layers' inputs, scales, and ``quantization.json``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _METHODS: dict[Format, Method] = {"fp8": "max", "int8": "mse"}
 class _LayerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A linear layer in ``quantization.json``. Figures as in ``LayerQuantization``; ``error`` as in ``Chosen``.
 
-    ``effect``: what rounding it alone changes of the outputs (``effects``); None where that was not asked.
+    ``effect``: the change of the outputs from rounding this layer alone (``effects``); None where it was not measured.
     """
 
     input_amax: float
@@ -47,7 +47,7 @@ class _LayerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True):
-    """``quantization.json``."""
+    """The content of ``quantization.json``."""
 
     format: Format
     method: str
@@ -61,10 +61,10 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A quantization, how it was found, and which of its layers are left ``high`` all the same.
+    """A quantization, the way it was found, and its layers that are kept in ``high`` precision all the same.
 
-    ``effects``: by which layers are chosen for that (``with_more_high``); None: not asked for yet. Empty: they cannot
-    be measured, and layers' own errors count.
+    ``effects``: the order in which layers are kept high (``with_more_high``); None: not measured yet. Empty: they
+    cannot be measured, and the layers' own errors decide.
     """
 
     chosen: Chosen
@@ -78,12 +78,12 @@ class Calibrated:
 
     @property
     def quantization(self) -> Quantization:
-        """Of the layers that are quantized."""
+        """The quantization without the layers kept in high precision."""
         return self.chosen.quantization.without(self.high)
 
     def with_more_high(self, share: float) -> Calibrated | None:
-        """The same with more layers left high, those that do most; None where no more may be. ``share`` as in
-        ``needed``."""
+        """A copy with more layers kept in high precision, those with the largest effect; None where no more are
+        allowed. ``share`` as in ``needed``."""
         count = min(self.needed(share), self.most_high)
         if count <= len(self.high):
             return None
@@ -91,10 +91,10 @@ class Calibrated:
         return replace(self, high=frozenset(worst(self.effects or self.chosen.errors, layers, count)))
 
     def needed(self, share: float) -> int:
-        """How many layers are to be left high, so that ``share`` of what rounding changes now stays.
+        """Number of layers to keep in high precision, so that ``share`` of the present change from rounding remains.
 
-        Effects of layers add up, nearly, so they say how many that takes, and at least an eighth more than now; where
-        they are not known there are twice as many.
+        Effects of layers nearly add up, so they give that number, at least an eighth more than now; without effects it
+        is twice the present number.
         """
         layers, count = self.chosen.quantization.layers, len(self.high)
         if not self.effects:
@@ -105,7 +105,7 @@ class Calibrated:
 
     @property
     def record(self) -> QuantizationRecord:
-        """For the certificate."""
+        """The certificate's record."""
         return QuantizationRecord(
             format=self.chosen.quantization.format,
             method=self.method,
@@ -153,8 +153,8 @@ class Calibrated:
 
 
 def with_more_high(job: Job, calibrated: Calibrated, share: float, progress: Progress) -> Calibrated | None:
-    """``calibrated`` with more layers left high by their effects; None where no more may be, and a note says how many
-    that would have taken. ``share`` as in ``Calibrated.needed``. Raises EngineError."""
+    """``calibrated`` with more layers kept in high precision by their effects; None where no more are allowed, with a
+    note on the number that would be needed. ``share`` as in ``Calibrated.needed``. Raises EngineError."""
     measured = _with_effects(job, calibrated, progress)
     more = measured.with_more_high(share)
     needed, most = measured.needed(share), measured.most_high
@@ -167,7 +167,8 @@ def with_more_high(job: Job, calibrated: Calibrated, share: float, progress: Pro
 
 
 def _with_effects(job: Job, calibrated: Calibrated, progress: Progress) -> Calibrated:
-    """``calibrated`` with what rounding each layer changes of the outputs, if layers may be left high. Measured once.
+    """``calibrated`` with the change of the outputs from rounding each layer, if layers may be kept in high precision.
+    Measured once.
 
     Where that cannot be measured, layers are chosen by their own errors, and a note says so. Raises EngineError.
     """
@@ -184,10 +185,10 @@ def _with_effects(job: Job, calibrated: Calibrated, progress: Progress) -> Calib
 
 
 def kept_quantization(root: Path) -> Quantization:
-    """What ``quantization.json`` of the artifact at ``root`` says of the layers that are quantized.
+    """The quantized layers in ``quantization.json`` of the artifact at ``root``.
 
-    Matrices have scales by their largest values: those that an FP8 checkpoint brought are not in it. Raises OSError and
-    msgspec.DecodeError.
+    Matrices have scales by their largest values; row scales of an FP8 checkpoint are not stored in it. Raises OSError
+    and msgspec.DecodeError.
     """
     record = msgspec.json.decode((root / QUANTIZATION).read_bytes(), type=_Record)
     layers = {
@@ -202,7 +203,7 @@ def kept_quantization(root: Path) -> Quantization:
 
 @dataclass(frozen=True)
 class _Task:
-    """``layers`` are to be quantized. ``row_scales`` of matrices, ``ranges`` of inputs: what the checkpoint brings."""
+    """The ``layers`` to quantize. ``row_scales`` of matrices and ``ranges`` of inputs come from the checkpoint."""
 
     layers: Sequence[LinearLayer]
     number_format: Format
@@ -212,7 +213,8 @@ class _Task:
 
 
 def calibrated(job: Job, number_format: Format, progress: Progress) -> Calibrated:
-    """Scales for the model's linear layers. Raises ConfigError, VerificationError (memory), and what engines raise."""
+    """Scales for the model's linear layers. Raises ConfigError, VerificationError (memory), and the errors of
+    engines."""
     config, task = job.config, _task(job, number_format, progress)
     texts = calibration_texts(
         config.calibration_data, config.calibration_column, config.calibration_size, config.calibration_seed
@@ -254,7 +256,7 @@ def _encodings(job: Job, texts: CalibrationTexts) -> list[Encoding]:
 
 
 def _chosen(job: Job, task: _Task, encodings: Sequence[Encoding]) -> tuple[Chosen, str]:
-    """Scales, and how they were found."""
+    """Scales, and the name of the method."""
     config, read = job.config, job.weights.read
     groups = observed_layers(task.layers)
     widths = {group: layer.matrix(read).shape[1] for group, layer in groups.items()}
@@ -276,7 +278,7 @@ def _chosen(job: Job, task: _Task, encodings: Sequence[Encoding]) -> tuple[Chose
 
 
 def _by_modelopt(job: Job, encodings: Sequence[Encoding], method: Method) -> Mapping[str, float] | None:
-    """Ranges of inputs that ModelOpt measures; None: it is not asked to."""
+    """Ranges of inputs measured by ModelOpt; None where another method is used."""
     if job.config.calibrate_with != "modelopt":
         return None
     if method == "mse":

@@ -1,4 +1,4 @@
-"""The bundled retrieval set, as a model is asked about it: with its prompts, roles, pairs or template."""
+"""The bundled retrieval set, encoded for a model: with its prompts, roles, pairs or template."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from bei_build.checkpoint.heads import tasks_of
 from bei_build.reference.held_out import encode, encode_pairs
 from bei_build.spec.model_spec import ModelSpec
 
-# A reranker scores so many documents a query: those that answer it, the others of its subject, and the next subject's.
+# Documents per query that a reranker scores: those that answer it, others on its subject, and the next subject's.
 NUM_CANDIDATES = 10
-# And only every third query: with a query's pairs it costs ten times what an embedder costs.
+# Queries for a reranker: every third, because with a query's pairs it costs ten times as much as an embedder.
 _EVERY = 3
-# Below it most texts are cut to a few words.
+# For shorter limits most texts would be cut to a few words.
 LEAST_SEQ_LEN = 32
 _RANKING_TASKS = {"embed", "embed_sparse", "embed_tokens", "rerank"}
 _OUTPUTS = ("embedding", "sparse", "token_weights", "token_embedding")
@@ -49,7 +49,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class RetrievalSet:
-    """``grades[q]``: the documents that answer ``queries[q]``, and how well, 2 or 1. Documents of one subject are
+    """``grades[q]``: the documents that answer ``queries[q]``, with grade 2 (well) or 1. Documents on one subject are
     neighbours."""
 
     queries: tuple[str, ...]
@@ -73,7 +73,7 @@ def bundled() -> RetrievalSet:
 
 
 def check_ranks(spec: ModelSpec, max_seq_len: int) -> None:
-    """Raise ConfigError where the set cannot be asked for."""
+    """Raise ConfigError where the set does not suit the model."""
     tasks = {task for head in spec.heads for task in tasks_of(head, spec.hidden_size)}
     if not tasks & _RANKING_TASKS:
         raise ConfigError(
@@ -86,8 +86,8 @@ def check_ranks(spec: ModelSpec, max_seq_len: int) -> None:
 
 
 def ranking_output(manifest: Manifest) -> str | None:
-    """The output by which a model ranks documents, of several the first; None where it does not, or where the engine
-    answers one side only."""
+    """The output by which a model ranks documents, the first of several; None where it does not rank, or where the
+    engine encodes one side only."""
     if manifest.max_seq_len < LEAST_SEQ_LEN or any(role.table for role in manifest.roles.values()):
         return None
     if "rerank" in manifest.tasks:
@@ -98,7 +98,7 @@ def ranking_output(manifest: Manifest) -> str | None:
 def questions_of(
     manifest: Manifest, spec: ModelSpec, tokenizer: Tokenizer, asked: RetrievalSet
 ) -> RetrievalQuestions | None:
-    """How the model of ``manifest`` is asked; None where it does not rank, or has no tokens for the texts."""
+    """The set encoded for the model of ``manifest``; None where it does not rank, or has no tokens for the texts."""
     output, readable = ranking_output(manifest), _readable(asked, tokenizer)
     if output is None or not readable.queries:
         return None
@@ -121,7 +121,7 @@ def questions_of(
 
 
 def _readable(asked: RetrievalSet, tokenizer: Tokenizer) -> RetrievalSet:
-    """Without the texts that have no tokens, and the queries that are left without an answer."""
+    """The set without texts that have no tokens, and without queries that are left unanswered."""
     places: dict[int, int] = {}
     for document, text in enumerate(asked.documents):
         if tokenizer.encode(text).ids:
@@ -163,7 +163,7 @@ def _of_reranker(manifest: Manifest, spec: ModelSpec, tokenizer: Tokenizer, aske
 
 
 def _candidates(grades: dict[int, int], num_documents: int) -> list[int]:
-    """In the documents' order: those with grades, and their neighbours."""
+    """Documents with grades and their neighbours, in order."""
     first = min(grades)
     start = max(0, min(first - first % 5, num_documents - NUM_CANDIDATES))
     near = [document for document in range(start, num_documents) if document not in grades]
@@ -173,7 +173,7 @@ def _candidates(grades: dict[int, int], num_documents: int) -> list[int]:
 def _framed(
     tokenizer: Tokenizer, template: RerankTemplate, pairs: Sequence[tuple[str, str]], max_seq_len: int
 ) -> list[Encoding]:
-    """Only the body is cut."""
+    """Encodings of ``pairs`` in the template; truncation cuts only the body."""
     texts = [template.prefix, template.suffix, *(_filled(template, query, document) for query, document in pairs)]
     prefix, suffix, *bodies = (tokenizer.encode(text, add_special_tokens=False).ids for text in texts)
     room = max(1, max_seq_len - len(prefix) - len(suffix))
@@ -181,7 +181,7 @@ def _framed(
 
 
 def _filled(template: RerankTemplate, query: str, document: str) -> str:
-    """As ``bei.tokenizer.encoder`` fills it: what looks like a slot in a part stays as it is."""
+    """The template filled as ``bei.tokenizer.encoder`` does: a slot's name inside a text stays as it is."""
     parts = {"query": query, "document": document, "instruction": template.instruction}
     return re.sub(r"\{(query|document|instruction)\}", lambda slot: parts[slot[1]], template.body)
 
@@ -189,7 +189,8 @@ def _filled(template: RerankTemplate, query: str, document: str) -> str:
 def _of_side(
     manifest: Manifest, spec: ModelSpec, tokenizer: Tokenizer, side: Side, texts: Sequence[str]
 ) -> list[Encoding]:
-    """A prompt is in front of a text, or around it; a text that does not fit loses its end."""
+    """Encodings of one side's texts. A prompt precedes a text, or surrounds it; texts that are too long lose their
+    ends."""
     role = manifest.roles.get(side)
     before, _, behind = _prompt(manifest, side).partition("{text}")
     limit = min(role.max_tokens or manifest.max_seq_len, manifest.max_seq_len) if role else manifest.max_seq_len
@@ -204,7 +205,7 @@ def _of_side(
 
 
 def _prompt(manifest: Manifest, side: Side) -> str:
-    """The side's own; the default one where the prompts do not know sides."""
+    """The side's own prompt; the default one where the prompts do not distinguish sides."""
     own = prompt_of(manifest.prompts, side)
     if own is not None:
         return own
@@ -234,7 +235,7 @@ def _skip_ids(manifest: Manifest, output: str, side: Side, tokenizer: Tokenizer)
 
 
 def _special_ids(tokenizer: Tokenizer) -> list[int]:
-    """Those so called, and those that stand around every text."""
+    """Tokens marked as special, and tokens that surround every text."""
     added = tokenizer.get_added_tokens_decoder()
     special = {token_id for token_id, token in added.items() if token.special}
     return sorted(special | set(tokenizer.encode("").ids))

@@ -352,7 +352,7 @@ def _passed_over(folder: Path, loaded: Any) -> dict[str, str | None]:
     ids = {kind: backend.token_to_id(token) for kind, token in tokens.items() if token is not None}
     ids = {kind: index for kind, index in ids.items() if index is not None}
     empty = backend.encode("")
-    added = {index for index, is_read in zip(empty.ids, empty.attention_mask, strict=True) if is_read}  # without padding
+    added = {index for index, is_read in zip(empty.ids, empty.attention_mask, strict=True) if is_read}  # no padding
     asked = {kind for kind in ids if config.get(f"add_{kind}_token") is True}
     if all(ids[kind] in added for kind in asked) or not added <= set(ids.values()):  # or adds more than those two
         return {}

@@ -1,4 +1,4 @@
-"""The last question of a build: is the engine what it should be? Asked here, or left to the machine it runs on."""
+"""Certification of a build: verifies the engine here, or prepares its verification on the machine it runs on."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from bei_build.reference.held_out import ENGINE_SHARE, uncertified
 from bei_build.targets.base import Numerics
 from bei_build.verification.questions import Expected, Questions
 
-# The manifest and the certificate of an artifact.
+# Manifest and certificate of an artifact.
 Certified: TypeAlias = tuple[Manifest, Certificate]
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What verifying takes: the job, the manifest of the artifact so far, and, of a quantized engine, its scales."""
+    """Inputs of a verification: the job, the manifest of the artifact so far, and the scales of a quantized engine."""
 
     job: Job
     manifest: Manifest
@@ -45,10 +45,11 @@ class Verification:
 
 
 def certified(work: Verification, name: str, progress: Progress) -> Certified:
-    """The manifest and certificate of the artifact called ``name``, verified, or to be verified where its engine runs.
+    """Manifest and certificate of the artifact called ``name``: verified, or prepared to be verified where its engine
+    runs.
 
-    A quantized engine that is below its thresholds is compiled again with more layers left high, as long as it may be.
-    Raises VerificationError, and what engine and reference raise.
+    A quantized engine below its thresholds is compiled again with more layers kept in high precision, while more are
+    allowed. Raises VerificationError, and the errors of engine and reference.
     """
     absent = work.job.compiler.cannot_run()
     if absent is None:
@@ -68,7 +69,8 @@ def _with_tokens(work: Verification, answer: Certified) -> Certified:
 
 
 def _verified(work: Verification, progress: Progress) -> Certified:
-    """The engine is closed before the reference is opened: each may fill the memory. Raises VerificationError."""
+    """Verify the engine. It is closed before the reference is opened, because each may fill the memory. Raises
+    VerificationError."""
     questions, held_out, found = work.questions, work.questions.held_out, None
     is_enough = partial(questions.budget.is_used, ENGINE_SHARE)
     with progress.step("Run engine") as step:
@@ -121,7 +123,8 @@ def _opened(work: Verification) -> Iterator[Engine]:
 
 
 def _with_more_high(work: Verification, share: float, progress: Progress) -> Verification | None:
-    """The engine compiled again with more layers left high; None where it is not quantized, or no more may be."""
+    """The engine compiled again with more layers kept in high precision; None where it is not quantized, or no more are
+    allowed."""
     job = work.job
     if work.calibrated is None:
         return None
@@ -136,7 +139,7 @@ def _with_more_high(work: Verification, share: float, progress: Progress) -> Ver
 
 
 def _to_be_verified(work: Verification, progress: Progress) -> Certified:
-    """The reference's answers are kept in the artifact, for the machine that the engine runs on."""
+    """Store the reference's answers in the artifact, for the machine that the engine runs on."""
     expected = work.questions.answered(progress)
     certificate = _keep_reference(work, expected)
     if work.calibrated is not None:
@@ -145,7 +148,7 @@ def _to_be_verified(work: Verification, progress: Progress) -> Certified:
 
 
 def _keep_reference(work: Verification, expected: Expected) -> Certificate:
-    """Keep what was ``expected`` in the artifact; returns the certificate of an engine that is yet to be asked."""
+    """Store ``expected`` in the artifact; returns the certificate of an engine that is yet to be verified."""
     questions, retrieval = work.questions, None
     if questions.retrieval is not None and expected.ndcgs is not None:
         retrieval = RetrievalReference(questions.retrieval, expected.ndcgs)
@@ -162,7 +165,7 @@ def _keep_reference(work: Verification, expected: Expected) -> Certificate:
 
 
 def allowed_share(certificate: Certificate) -> float:
-    """Of what a quantized engine changes, the share that its thresholds allow: below 1 where cosines miss them."""
+    """The share of a quantized engine's changes that its thresholds allow: below 1 where cosines miss them."""
     needed = certificate.thresholds
     assert needed is not None, "it was compared"
     shares = [0.5] if certificate.retrieval and certificate.retrieval.failures else []
@@ -187,7 +190,7 @@ def figures(certificate: Certificate) -> list[str]:
 
 
 def check_certificate(config: BuildConfig, certificate: Certificate, progress: Progress) -> None:
-    """Raise VerificationError, or note that the engine is kept although it failed."""
+    """Raise VerificationError for a failed engine, or note that it is kept all the same."""
     if certificate.passed:
         return
     message = f"{'; '.join(certificate.failures)}, against {certificate.reference}"
@@ -200,7 +203,7 @@ def check_certificate(config: BuildConfig, certificate: Certificate, progress: P
 
 
 def _with_bytes(manifest: Manifest, rows: Rows) -> Manifest:
-    """``manifest`` with the range of vectors of bytes, by ``rows`` for the held-out texts."""
+    """``manifest`` with the range of int8 vectors, measured on ``rows`` for the held-out texts."""
     embeddings = rows.get("embedding")
     if manifest.embedding is None or not embeddings:
         return manifest

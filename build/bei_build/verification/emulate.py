@@ -1,4 +1,4 @@
-"""Verifies a quantization where its engine cannot run: on ONNX Runtime, which rounds as the engine will."""
+"""Verification of a quantization whose engine cannot run here: ONNX Runtime emulates the engine's rounding."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from bei_build.verification.questions import NOT_COMPILED, Questions
 
 
 def fitted(job: Job, calibrated: Calibrated, questions: Questions, progress: Progress) -> Calibrated:
-    """``calibrated`` with as many layers left high as the thresholds ask for.
+    """``calibrated`` with as many layers kept in high precision as the thresholds require.
 
     Raises VerificationError where they are missed all the same, unless the build was told to keep such an engine; and
-    MissingDependencyError, EngineError. Where there is not memory enough for it, a note says so.
+    MissingDependencyError, EngineError. Where memory does not suffice, a note says so.
     """
     needed, available = 4 * job.checkpoint.spec.num_parameters, memory.available_bytes()
     if available is not None and needed > available:
@@ -34,7 +34,7 @@ def fitted(job: Job, calibrated: Calibrated, questions: Questions, progress: Pro
         expected = questions.answered(progress)
         with progress.step("Verify emulation") as step:
             meaning, record = meaning_of(job.describe(NOT_COMPILED)), calibrated.record
-            thresholds = msgspec.structs.replace(questions.thresholds, ndcg_loss=None)  # asked where the engine runs
+            thresholds = msgspec.structs.replace(questions.thresholds, ndcg_loss=None)  # measured where the engine runs
             certificate = compare(
                 answers, expected.texts, questions.held_out, thresholds, meaning=meaning, quantization=record
             )
