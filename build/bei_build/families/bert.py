@@ -36,8 +36,8 @@ WEIGHTS = {
 
 
 def bert_like_spec(config: Any, architecture: str, uncounted_id: int | None = None) -> ModelSpec:
-    """The spec of a BERT-shaped config. ``uncounted_id`` u: of tokens other than u the n-th has position u + n of the
-    table, and u itself position u (transformers: create_position_ids_from_input_ids)."""
+    """The spec of a BERT-shaped config. With ``uncounted_id`` u, the n-th token other than u has row u + n of the
+    position table, and u itself row u (transformers: create_position_ids_from_input_ids)."""
     require(config, "position_embedding_type", "absolute")
     return absolute_spec(config, architecture, uncounted_id)
 
@@ -45,7 +45,7 @@ def bert_like_spec(config: Any, architecture: str, uncounted_id: int | None = No
 def absolute_spec(
     config: Any, architecture: str, uncounted_id: int | None, activation: Activation | None = None
 ) -> ModelSpec:
-    """The same, whatever kind of positions the config asks for, and whatever activation, where one is given."""
+    """The same, without regard to the config's type of positions, and to its activation where one is given."""
     require(config, "is_decoder", False)
     position_offset = uncounted_id or 0
     norm = NormSpec(config.layer_norm_eps)
@@ -72,9 +72,8 @@ def absolute_spec(
 
 
 def pre_norm(spec: ModelSpec, *, embeddings_norm: bool = True) -> ModelSpec:
-    """``spec`` with the norms of its layers in front, and one behind the last layer; ``embeddings_norm``: that of the
-    embeddings stays.
-    """
+    """``spec`` with the norms of its layers in front, and one after the last layer; ``embeddings_norm``: keep the norm
+    of the embeddings."""
     layer = replace(spec.layers[0], placement="pre")
     embeddings = spec.embeddings if embeddings_norm else replace(spec.embeddings, norm=None)
     return replace(spec, embeddings=embeddings, layers=(layer,) * len(spec.layers), final_norm=layer.norm)

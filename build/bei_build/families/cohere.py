@@ -1,6 +1,6 @@
 """Command R (Cohere 2024) and Command R7B (Cohere2: windows, and no positions in layers without one).
 
-Attention and MLP read one LayerNorm side by side; neighbouring components of a head turn together.
+Attention and MLP both read one LayerNorm; neighbouring components of a head rotate together.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""ESM-1b and ESM-2, language models of proteins (Rives et al. 2021; Lin et al. 2023): RoBERTa with its norms in front.
+"""ESM-1b and ESM-2, language models of proteins (Rives et al. 2021; Lin et al. 2023): pre-norm RoBERTa.
 
-Positions are learned or rotary. Masked tokens are trained as dropped ones: their embeddings are zeros, and those of the
-others are scaled up for it.
+Positions are learned or rotary. Training dropped tokens by masking them: embeddings of mask tokens are zeros, and the
+others are scaled up accordingly.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bei_build.families.rope import plain_rope
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.parts import MaskDropoutSpec
 
-# transformers fixes it: of the tokens that training chose (15 %) so many were masked (80 %).
+# Fixed in transformers: training chose 15 % of the tokens and masked 80 % of those.
 _MASKED_SHARE = 0.15 * 0.8
 
 
@@ -27,9 +27,9 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
     require(config, "is_folding_model", False, None)
     is_rotary = config.position_embedding_type == "rotary"
     uncounted_id = None if is_rotary else padding_id(config)
-    spec = bert.absolute_spec(config, architecture, uncounted_id, activation="gelu")  # whatever config.json says
+    spec = bert.absolute_spec(config, architecture, uncounted_id, activation="gelu")  # the class ignores config.json's
     spec = bert.pre_norm(spec, embeddings_norm=bool(config.emb_layer_norm_before))
-    # A config without mask token has none to drop.
+    # A config without mask token drops none.
     dropped = MaskDropoutSpec(config.mask_token_id, _MASKED_SHARE) if config.token_dropout else None
     embeddings = replace(spec.embeddings, mask_dropout=dropped)
     (layer, *_) = spec.layers
@@ -41,7 +41,7 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
 
 
 def _frequencies(spec: ModelSpec, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """What is stored beside rotary positions, [head_dim / 2]; beside learned ones nothing reads it."""
+    """The frequencies stored beside rotary positions, [head_dim / 2]; with learned ones they are unused."""
     rope = spec.layers[0].attention.rope
     return np.array(rope.inv_freq if rope else (), np.float32)
 

@@ -1,4 +1,4 @@
-"""Granite (IBM 2024, granite-3.0-language-models): Llama with factors of embeddings, scores, sums and token scores."""
+"""Granite (IBM 2024, granite-3.0-language-models): Llama with factors for embeddings, scores, sums and token scores."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Jina's XLM-RoBERTa (Sturua et al. 2024, arXiv:2409.10173): rotary positions, and adapters for tasks.
 
-transformers has it as ``jina_embeddings_v3``. The code it came with (jinaai/xlm-roberta-flash-implementation) goes
-under XLM-RoBERTa's model type, has other names, and its positions may be learned ones instead: jina-embeddings-v3 and
+transformers has it as ``jina_embeddings_v3``. The original code (jinaai/xlm-roberta-flash-implementation) uses
+XLM-RoBERTa's model type and other names, and its positions may be learned ones instead: jina-embeddings-v3 and
 jina-colbert-v2 are rotary, jina-reranker-v2-base-multilingual is not.
 """
 
@@ -27,11 +27,12 @@ from bei_build.families.bert import bert_like_spec
 from bei_build.families.rope import rope_from_config
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
 
-# The class of the original code's config: by it the code is known, wherever a copy of it lies.
+# The class of the original code's config, which identifies the code, wherever a copy of it lies.
 _CONFIG_CLASS = "XLMRobertaFlashConfig"
-# Its versions have other defaults of these, or no class of ours has the same: config.json must say them.
+# Keys with other defaults in its versions, or without a class of ours with the same default: config.json must have
+# them.
 _SAID = ("position_embedding_type", "num_attention_heads", "layer_norm_eps", "hidden_act", "max_position_embeddings")
-# What the code has a case for that is not read here: key -> the only value.
+# Settings of the code with a single supported value: key -> that value.
 _SWITCHES: Mapping[str, object] = {
     "last_layer_subset": False,
     "pad_vocab_size_multiple": 1,
@@ -68,7 +69,7 @@ def _check(config: Any) -> None:
 
 
 def _from_original(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config of the original code in terms of a native class."""
+    """The config of the original code as keys of a native class."""
     missing = [key for key in _SAID if key not in raw]
     if missing:
         raise CheckpointError(
@@ -84,12 +85,12 @@ def _from_original(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _original_embedder(config: Any) -> tuple[HeadSpec, ...]:
-    """What the code's ``encode`` gives where there are no sentence-transformers files."""
+    """The outputs of the code's ``encode`` where there are no sentence-transformers files."""
     return (HeadSpec("embedding", ("cls" if getattr(config, "emb_pooler", None) == "cls" else "mean",)),)
 
 
 def flash_variant(config: Mapping[str, Any]) -> Family | None:
-    """The family of the original code, where config.json says that its own code is that; None elsewhere."""
+    """The family of the original code, where config.json names that code; None otherwise."""
     auto_map = config.get("auto_map")
     places = auto_map.values() if isinstance(auto_map, dict) else ()
     if not any(str(place).endswith(f".{_CONFIG_CLASS}") for place in places):

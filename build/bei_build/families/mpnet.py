@@ -1,5 +1,5 @@
-"""MPNet (Song et al. 2020, arXiv:2004.09297): BERT with relative position biases; positions are counted
-as RoBERTa's are."""
+"""MPNet (Song et al. 2020, arXiv:2004.09297): BERT with relative position biases; positions are counted as in
+RoBERTa."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bei_build.families.bert import WEIGHTS, bert_like_spec
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.parts import RelativeBiasSpec
 
-# transformers fixes all three: the padding index, the buckets' number, and the distance where they end.
+# Fixed in transformers: the padding index, the number of buckets, and the distance where they end.
 _PADDING_ID = 1
 _NUM_BUCKETS = 32
 _MAX_DISTANCE = 128

@@ -10,7 +10,7 @@ from bei_build.families.decoder import NO_TOKEN_LABELS, decoder_family, decoder_
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.parts import NormSpec
 
-_NORM = NormSpec(1e-5, bias=False, weight=False)  # no key of the config says its eps
+_NORM = NormSpec(1e-5, bias=False, weight=False)  # the config has no key for its eps
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:

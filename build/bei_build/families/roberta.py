@@ -1,6 +1,6 @@
 """RoBERTa (Liu et al. 2019, arXiv:1907.11692) and models of its form: XLM-RoBERTa (arXiv:1911.02116), CamemBERT
-(arXiv:1911.03894), data2vec for text (arXiv:2202.03555), LUKE for texts without entities (arXiv:2010.01057). With their
-norms in front: XLM-RoBERTa XL (arXiv:2105.00572), efficient_mlm (arXiv:2202.08005).
+(arXiv:1911.03894), data2vec for text (arXiv:2202.03555), LUKE for texts without entities (arXiv:2010.01057). Pre-norm
+ones: XLM-RoBERTa XL (arXiv:2105.00572), efficient_mlm (arXiv:2202.08005).
 
 BERT, but positions are counted from ``pad_token_id + 1`` over all tokens that are not padding.
 """
@@ -82,7 +82,7 @@ PRE_NORM_FAMILY = replace(
 )
 
 _LUKE = _family("luke", "Luke", "luke.")
-# What layers ask entities by.
+# Layers for attention to entities.
 _ENTITY_QUERIES = tuple(
     f"encoder.layer.{index}.attention.self.{name}_query" for index in range(64) for name in ("w2e", "e2w", "e2e")
 )

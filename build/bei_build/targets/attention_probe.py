@@ -1,12 +1,11 @@
-"""Whether TensorRT has a fused attention kernel: build one attention layer that may not be decomposed, and see.
+"""Probe for TensorRT's fused attention kernels: builds one attention layer that must not be decomposed.
 
 ``decomposable`` is off, so the build fails where the library has no fused kernel for the layer, and its log says so.
 The module (``tensorrt``, ``tensorrt_rtx``) is an argument. A layer has four heads and takes one or two sequences of up
-to 8,192 tokens; its inputs are those that the graph of a model gives it. The answer says that a kernel exists, not how
-fast it is.
+to 8,192 tokens; its inputs are those in the graph of a model. The result shows that a kernel exists, not its speed.
 
-``probed`` builds in a process of its own (``python -m bei_build.targets.attention_probe TARGET``): the library writes
-to stdout by itself, and a crash of it must not end the caller.
+``probed`` builds in a separate process (``python -m bei_build.targets.attention_probe TARGET``): the library writes to
+stdout by itself, and a crash of it must not end the caller.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ FORMS = ("padded", "causal", "masked", "packed")
 PRECISIONS = ("bf16", "fp16", "fp8")
 
 _NUM_HEADS = 4
-_SEQUENCES = (1, 1, 2)  # least, usual, most
-_TOKENS = (1, 128, 8192)  # of a sequence
+_SEQUENCES = (1, 1, 2)  # minimum, usual, maximum
+_TOKENS = (1, 128, 8192)  # per sequence
 _SECONDS_OF_A_LAYER = 120.0
 _REASON_LENGTH = 300
 
-# What the library's log says where the answer is no; any other error leaves the question open.
+# Messages in the library's log for the answer no; any other error leaves the question open.
 _NO = {
     re.compile(r"no fused|not supported by a dedicated kernel"): "the library has no fused kernel for it",
     re.compile(r"HW-specific datatypes"): "the GPU does not compute in this type",
@@ -60,7 +59,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class Answer:
-    """``fused`` is no where the library says that it has no kernel, unknown where the build failed otherwise.
+    """The result for a layer. ``fused`` is no where the library reports that it has no kernel, unknown where the build
+    failed otherwise.
 
     ``reason`` is empty for yes.
     """
@@ -72,7 +72,7 @@ class Answer:
 
 
 def probe(trt: Any, layer: Layer) -> Answer:
-    """Build ``layer`` with the library ``trt``. Whatever the library raises is an answer."""
+    """Build ``layer`` with the library ``trt``. Any exception of the library becomes an answer."""
     started = time.perf_counter()
     try:
         fused, reason = _build(trt, layer)
@@ -98,7 +98,7 @@ def _build(trt: Any, layer: Layer) -> tuple[Literal["yes", "no", "unknown"], str
 
 
 class _CannotError(Exception):
-    """The build cannot begin; ``is_open``: which leaves the question open."""
+    """The build cannot begin; ``is_open``: the question stays open."""
 
     def __init__(self, reason: str, *, is_open: bool) -> None:
         super().__init__(reason)
@@ -106,7 +106,7 @@ class _CannotError(Exception):
 
 
 def _plan(trt: Any, logger: Any, layer: Layer) -> Any:
-    """What the library makes of ``layer``; None where it makes nothing."""
+    """The plan that the library builds for ``layer``; None where it builds none."""
     builder = trt.Builder(logger)
     network = builder.create_network(0)
     config = builder.create_builder_config()
@@ -121,12 +121,13 @@ def _plan(trt: Any, logger: Any, layer: Layer) -> Any:
     if config.add_optimization_profile(profile) < 0:
         raise _CannotError("the library refused the profile", is_open=True)
     plan = builder.build_serialized_network(network, config)
-    del constants  # they had to live so long
+    del constants  # they had to live until here
     return plan
 
 
 def _add_layer(trt: Any, network: Any, profile: Any, layer: Layer) -> list[Any]:
-    """Returns arrays that TensorRT reads during the build and does not copy."""
+    """Add the layer's inputs and attention. Returns arrays that TensorRT reads during the build without copying
+    them."""
     is_packed, inputs = layer.form == "packed", _Inputs(trt, network, profile)
     dtype = trt.bfloat16 if layer.precision == "bf16" else trt.float16
     width = math.ceil(layer.head_size / HEAD_DIM_STEP) * HEAD_DIM_STEP
@@ -145,7 +146,7 @@ def _add_layer(trt: Any, network: Any, profile: Any, layer: Layer) -> list[Any]:
         attention.normalization_quantize_scale = scale
     if is_packed:
         attention.query_form = attention.key_value_form = trt.AttentionIOForm.PACKED_NHD
-        attention.query_lengths = inputs.add("cu_q", trt.int32, "B+1")  # one tensor for both crashed TensorRT
+        attention.query_lengths = inputs.add("cu_q", trt.int32, "B+1")  # TensorRT crashed on one tensor for both
         attention.key_value_lengths = inputs.add("cu_kv", trt.int32, "B+1")
     else:
         attention.key_value_lengths = inputs.add("lens", trt.int32, "B")
@@ -158,7 +159,7 @@ def _add_layer(trt: Any, network: Any, profile: Any, layer: Layer) -> list[Any]:
 
 
 class _Inputs:
-    """Adds inputs whose sizes have names, with their ranges."""
+    """Adds inputs whose dimensions have names and ranges."""
 
     def __init__(self, trt: Any, network: Any, profile: Any) -> None:
         self._network, self._profile = network, profile
@@ -181,10 +182,10 @@ def _one_line(text: str) -> str:
 
 
 def probed(target: str, layers: Sequence[Layer], seconds: float = _SECONDS_OF_A_LAYER) -> Iterator[Answer]:
-    """An answer to each of ``layers``, in order, by the library of ``target`` in another process.
+    """An answer for each of ``layers``, in order, from the library of ``target`` in another process.
 
-    A layer at which that process dies, or that takes longer than ``seconds``, is unknown, and a new process goes on
-    behind it. Where two processes answer nothing at all, the rest is unknown too.
+    A layer at which that process dies, or that takes longer than ``seconds``, is unknown, and a new process continues
+    after it. If two processes in a row answer nothing at all, the rest is unknown too.
     """
     left, failures = list(layers), 0
     while left and failures < 2:
@@ -226,7 +227,7 @@ class _Worker:
             thread.start()
 
     def next_answer(self, seconds: float) -> Answer | None:
-        """None where the process ended, or did not answer in time."""
+        """The next answer; None where the process ended, or did not answer in time."""
         try:
             line = self._lines.get(timeout=seconds)
         except queue.Empty:
@@ -238,7 +239,7 @@ class _Worker:
         return msgspec.json.decode(line, type=Answer)
 
     def end(self) -> str:
-        """End the process if it has not ended; returns how it came to that."""
+        """End the process if it still runs; returns the cause of its end."""
         if self._process.poll() is None:
             self._process.kill()
         code = self._process.wait()
@@ -250,7 +251,7 @@ class _Worker:
 
     def _write(self, content: bytes) -> None:
         assert self._process.stdin
-        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:  # where it died before it read them
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:  # it died before it read them
             pipe.write(content)
 
     def _read(self) -> None:
@@ -267,7 +268,7 @@ class _Worker:
 
 
 def main() -> None:
-    """Read layers as JSON on stdin; write an answer a line on stdout, which is not the library's own any more."""
+    """Read layers as JSON on stdin; write one answer per line on stdout, which is redirected for the library."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     layers = msgspec.json.decode(sys.stdin.buffer.read(), type=list[Layer])

@@ -28,7 +28,7 @@ from tests.support.checkpoints import (
 )
 from tests.support.tokenizing import tokenizer_of
 
-HELD_OUT = Path(__file__).parents[2] / "build" / "bei_build" / "data" / "held_out.txt"
+HELD_OUT = Path(__file__).parents[3] / "build" / "bei_build" / "data" / "held_out.txt"
 TEXTS = [
     *(line for line in HELD_OUT.read_text(encoding="utf-8").splitlines() if line),
     "",

@@ -1,4 +1,4 @@
-"""What TensorRT's log says of a build."""
+"""TensorRT's log messages of a build."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _UNUSED = re.compile(r"Unused Input|is unused")
 
 
 def serious(log: Sequence[Line]) -> list[str]:
-    """The messages that no good build has: errors, and warnings that an input leads nowhere."""
+    """The messages that no successful build has: errors, and warnings about unused inputs."""
     return [text for severity, text in log if severity in ERRORS or (severity == "WARNING" and _UNUSED.search(text))]
 
 

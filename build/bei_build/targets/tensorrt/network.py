@@ -1,4 +1,4 @@
-"""ONNX file to TensorRT's network, and what the parser takes without a word: guarded here."""
+"""ONNX file to TensorRT's network, with checks for what the parser drops silently."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def parse(
 ) -> tuple[TensorRTModule.INetworkDefinition, TensorRTModule.OnnxParser]:
     """The network of the graph at ``path``, whose attentions are written as ``lowerings``, and the parser.
 
-    The network uses the parser's memory: whoever holds the one holds the other. Raises CompileError that quotes
-    TensorRT's log, also where TensorRT has no objection: for an input that nothing reads, and for an attention that is
-    not the one that was written, because the parser drops what it does not know.
+    The network uses the parser's memory, so both must be kept. Raises CompileError that quotes TensorRT's log, and also
+    without an error in it: for an unused input, and for an attention that differs from the written one, because the
+    parser drops what it does not know.
     """
     network = builder.create_network(0)
     parser = trt.OnnxParser(network, logger)
@@ -46,7 +46,7 @@ def layers_of(network: TensorRTModule.INetworkDefinition) -> list[TensorRTModule
 
 
 def attentions_of(trt: TensorRTModule, network: TensorRTModule.INetworkDefinition) -> list[TensorRTModule.ILayer]:
-    """The layers that hold the inputs of an attention."""
+    """The layers that read the inputs of an attention."""
     return [layer for layer in layers_of(network) if layer.type == trt.LayerType.ATTENTION_INPUT]
 
 

@@ -1,4 +1,4 @@
-"""A plan without weights, taken from the artifact of another fine-tune instead of compiling it again."""
+"""Reuse of a plan without weights from another fine-tune's artifact, instead of compiling it again."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def lender(path: Path) -> Manifest:
 
 
 def take(path: Path, wanted: EngineRequirements, precision: str, limits: Limits, folder: Path) -> None:
-    """Copy the plan of the artifact at ``path`` to ``folder``, where the graph is, if it is what would be compiled.
+    """Copy the plan of the artifact at ``path`` to ``folder``, which holds the graph, if compiling would give the same
+    plan.
 
-    ``wanted``: what a compiled plan would be. The graphs must be the same byte for byte; weights are in a file of their
+    ``wanted``: the description of that plan. The graphs must be equal byte for byte; weights are in a file of their
     own. Raises CompileError that names the first difference.
     """
     manifest = lender(path)
