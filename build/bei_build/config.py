@@ -1,4 +1,4 @@
-"""What a build is asked to do. Defaults live here and nowhere else; the CLI makes its flags from these fields."""
+"""Settings of a build. Defaults live here and nowhere else; the CLI makes its flags from these fields."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CALIBRATED_TARGETS = ("cpu", *_TENSORRT, "cuda", "cuda-twin")
 
 
 def _option(default: object, text: str, choices: tuple[str, ...] = (), targets: tuple[str, ...] = _ALL_TARGETS) -> Any:
-    """A setting; of ``targets`` only, where it means nothing to others."""
+    """A setting, for ``targets`` only."""
     return field(default=default, metadata={"help": text, "choices": choices, "targets": targets})
 
 
@@ -44,14 +44,14 @@ def _of_quantization(
     targets: tuple[str, ...] = _CALIBRATED_TARGETS,
     precisions: tuple[str, ...] = _QUANTIZED,
 ) -> Any:
-    """A setting of quantized ``precisions``."""
+    """A setting for quantized ``precisions``."""
     option = _option(default, text, choices, targets)
     return field(default=default, metadata={**option.metadata, "precisions": precisions})
 
 
 @dataclass(frozen=True)
 class BuildConfig:
-    """One build. None means: as the checkpoint's files say, or as the target recommends."""
+    """Settings of one build. None means: as in the checkpoint's files, or as the target recommends."""
 
     model: str = field(
         default="", metadata={"help": "checkpoint: folder, installed package or hub id", "positional": True}
@@ -167,14 +167,14 @@ class BuildConfig:
     sign_passphrase: str | None = field(
         default=None,
         repr=False,
-        metadata={"help": "passphrase of that key", "file_only": True, "secret": True},  # ps shows flags to everybody
+        metadata={"help": "passphrase of that key", "file_only": True, "secret": True},  # flags are visible in ps
     )
     sign_passphrase_file: str | None = _option(None, "file whose first line is the passphrase of that key")
 
     def __post_init__(self) -> None:
         if not self.model:
             raise ConfigError("bei build needs a model: a checkpoint folder, an installed package, or a hub id.")
-        for option in fields(self):  # argparse holds the command line to its choices, nobody the file and environment
+        for option in fields(self):  # argparse checks choices on the command line, but not in the file and environment
             value, choices = getattr(self, option.name), option.metadata.get("choices")
             if choices and value is not None and value not in choices:
                 raise ConfigError(f"{option.name} must be one of {', '.join(choices)}, not {value!r}.")
@@ -184,7 +184,7 @@ class BuildConfig:
                 only = " or ".join(targets)
                 raise ConfigError(f"{option.name} is a setting of target {only}, not of {self.target}: leave it out.")
         self._check_quantization()
-        if self.sign is None and self.sign_passphrase_file is not None:  # the variable may be there for bei sign
+        if self.sign is None and self.sign_passphrase_file is not None:  # the variable may be set for bei sign
             raise ConfigError("sign_passphrase_file is of a signing key: set sign too, or leave it out.")
         if self.plan_of is not None and not self.strip_weights:
             raise ConfigError("plan_of takes a plan without weights: add --strip-weights, which keeps them beside it.")

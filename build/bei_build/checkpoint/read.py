@@ -201,7 +201,7 @@ def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tu
     with importing("transformers", "cpu", "Reading a checkpoint"):
         from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
         from transformers.utils import logging
-    logging.set_verbosity_error()  # its warnings are refused below, or harmless
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # its warnings are refused below, or harmless
     try:
         translated = family.translate(raw) if family.translate else raw
         check_sizes(path, translated)

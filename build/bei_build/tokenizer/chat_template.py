@@ -201,7 +201,7 @@ def _template_of(folder: Path) -> str:
 def _rendered(folder: Path, source: str, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
     """Render in transformers' sandbox (jinja2's ImmutableSandboxedEnvironment)."""
     with importing("jinja2", "cpu", _PURPOSE):
-        import jinja2  # the renderer needs it, and does not report that on import
+        import jinja2  # noqa: F401  # the renderer needs it, and does not report that on import
     with importing("transformers", "cpu", _PURPOSE):
         from transformers.utils.chat_template_utils import render_jinja_template
     try:

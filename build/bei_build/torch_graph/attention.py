@@ -1,4 +1,4 @@
-"""Attention of one layer: projections, norms and rotation of queries and keys, and the kernel of its choice."""
+"""Attention of one layer: projections, norms and rotation of queries and keys, and the chosen kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bei_build.torch_graph.positions import RelativeBias, RelativePositions, Rot
 
 
 class PositionModules:
-    """Modules about positions that layers share; the model owns those with weights."""
+    """Position modules that layers share; the model owns those with weights."""
 
     def __init__(self, max_seq_len: int) -> None:
         self.max_seq_len = max_seq_len
@@ -68,7 +68,7 @@ class Attention(nn.Module):
             self.register_buffer("slopes", slopes, persistent=False)
         self._add_disentangled(hidden_size, storage)
         self._readers = ("query",) if cross else ("query", "key", "value")
-        # DeBERTa's table goes through them one by one.
+        # DeBERTa's table goes through query and key separately.
         self.joinable = () if spec.disentangled else (("key", "value") if cross else self._readers,)
         self._is_rotation_fused = spec.rope is not None and storage.fusions.has("rotation")
 
@@ -77,7 +77,7 @@ class Attention(nn.Module):
         if positions is None:
             return
         if positions.share_keys:
-            self.read_exactly = ("query", "key")  # the table is no input that scales are made for
+            self.read_exactly = ("query", "key")  # the table is not an input with calibrated scales
             return
         if positions.content_to_position:
             self.position_key = Linear(hidden_size, spec.width, positions.key_bias, storage)
@@ -86,11 +86,11 @@ class Attention(nn.Module):
 
     @property
     def rounding(self) -> Rounding | None:
-        """Of the input, where all that read it do so in FP8 alike."""
+        """Rounding of the input, if all layers that read it use the same FP8 rounding."""
         return read_by(self, self._readers)
 
     def forward(self, hidden: Reading, step: Step, encoded: Tensor | None = None) -> Tensor:
-        """Tokens ``hidden`` [T, hidden] look at each other, or at the states ``encoded`` [T, hidden]."""
+        """Attention of tokens ``hidden`` [T, hidden] to each other, or to the states ``encoded`` [T, hidden]."""
         spec = self._spec
         hidden = rounded_once(hidden, self.rounding, step)
         if encoded is None:
@@ -128,7 +128,7 @@ class Attention(nn.Module):
         terms = self._terms(query, key, step)
         if self._kernel == "plain":
             return attention_kernels.plain(query, key, value, spec, terms, step, partial_keys=partial_keys)
-        from bei_build.torch_graph.ragged_attention import ragged  # Triton is not everywhere
+        from bei_build.torch_graph.ragged_attention import ragged  # Triton is not always installed
 
         return ragged(query, key, value, spec, terms, step, partial_keys=partial_keys)
 

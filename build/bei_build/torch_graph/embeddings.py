@@ -1,4 +1,4 @@
-"""Embeddings in front of the layers, the convolution behind the first, and ids that a decoder reads."""
+"""Embeddings before the layers, the convolution after the first, and shifted ids for a decoder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bei_build.torch_graph.parameters import Linear, Storage, Table
 class Embeddings(nn.Module):
     """Sum of word, position and type rows, then a norm and a projection.
 
-    ``with_words``: the table of words is this module's own; a decoder's is the encoder's, handed in.
+    ``with_words``: this module owns the word table; a decoder gets the encoder's as an argument.
     """
 
     def __init__(self, spec: EmbeddingsSpec, hidden_size: int, storage: Storage, *, with_words: bool = True) -> None:
@@ -68,14 +68,14 @@ class Embeddings(nn.Module):
 
 
 def _factors(input_ids: Tensor, spec: MaskDropoutSpec, step: Step) -> Tensor:
-    """What each token's row is multiplied by, float32 [T]."""
+    """Factors of the tokens' rows, float32 [T]."""
     others = (input_ids != spec.token_id).float()
     ratio = step.of_sequences(torch.ones_like(others), "sum") / step.of_sequences(others, "sum")
     return others * (ratio * (1.0 - spec.share)).index_select(0, step["sequence_ids"])
 
 
 class MovedIds(nn.Module):
-    """The ids that a decoder of ``spec`` reads: of each token that of the one before it."""
+    """Ids for a decoder of ``spec``: each token's is that of the token before it."""
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class MovedIds(nn.Module):
             self.reads += ("cu_query_lens", "first_index", "sequence_ids", self._counted)
 
     def forward(self, input_ids: Tensor, step: Step) -> Tensor:
-        """INT32 [T]."""
+        """Shifted ids, INT32 [T]."""
         before = functional.pad(input_ids[:-1], (1, 0))
         if self._start_id is None:
             counts = step.index_of_sequences(step[self._counted], "max")
@@ -99,7 +99,7 @@ class MovedIds(nn.Module):
 
 
 class Convolution(nn.Module):
-    """``norm(h + act(c))``, c a product with the neighbours of each token in its sequence."""
+    """``norm(h + act(c))``, with c a convolution over each token's neighbours in its sequence."""
 
     reads = ("position_ids", "token_seq_lens")
 
@@ -111,7 +111,8 @@ class Convolution(nn.Module):
         self.norm = Norm(spec.norm, hidden_size, storage)
 
     def forward(self, hidden: Tensor, embedded: Tensor, step: Step) -> Tensor:
-        """The states ``hidden`` [T, hidden] behind the first layer, given those in front of it."""
+        """States after the convolution, from ``hidden`` [T, hidden], the states after the first layer, and
+        ``embedded``, those before it."""
         reach = self._spec.kernel_size // 2
         beside = torch.cat([_neighbours(embedded, offset, step) for offset in range(-reach, reach + 1)], dim=1)
         product = functional.linear(beside, self.weight.transpose(1, 2).flatten(1), self.bias)
@@ -119,7 +120,7 @@ class Convolution(nn.Module):
 
 
 def _neighbours(rows: Tensor, offset: int, step: Step) -> Tensor:
-    """Of each token the row of the one ``offset`` behind it, zeros where its sequence has none."""
+    """For each token the row of the token ``offset`` later, zeros where its sequence has none."""
     position = step["position_ids"] + offset
     is_there = (position >= 0) & (position < step["token_seq_lens"])
     index = (step.token_index + offset).clamp(0, rows.shape[0] - 1)

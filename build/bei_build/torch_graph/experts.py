@@ -1,7 +1,7 @@
 """Mixtures of experts: an FP32 router, and the experts in one of two ways.
 
 ``grouped``: tokens sorted by expert, one product for all experts (CUDA, in BF16; in FP8 on SM 9.0). Otherwise every
-expert computes all tokens, and what it makes of those that did not choose it is multiplied by zero: the slow twin,
+expert computes all tokens, and its results for tokens that did not choose it are multiplied by zero: the slow twin,
 which runs anywhere.
 """
 
@@ -19,7 +19,7 @@ from bei_build.torch_graph.parameters import ExpertMatrices, Linear, Storage
 
 
 class _Stored(nn.Module):
-    """What the checkpoint has of all experts together."""
+    """The stacked weights of all experts, as the checkpoint stores them."""
 
     def __init__(self, count: int, rows: int, hidden_size: int, has_bias: bool, storage: Storage) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class _Stored(nn.Module):
 class Experts(nn.Module):
     """``spec.experts`` on token states [T, hidden_size]. ``grouped`` None: wherever there is a grouped product."""
 
-    rounding = None  # the router reads the states as they are, so that nobody rounds them before
+    rounding = None  # the router reads unrounded states, so nothing rounds them before
 
     def __init__(self, spec: MLPSpec, hidden_size: int, storage: Storage, *, grouped: bool | None = None) -> None:
         super().__init__()
@@ -45,12 +45,12 @@ class Experts(nn.Module):
 
     @property
     def is_grouped(self) -> bool:
-        """Whether both layers of the experts are one product each."""
+        """True if both layers of the experts are one product each."""
         return not self._against_groups() if self._grouped is None else self._grouped
 
     @property
     def products(self) -> dict[str, ProductChoice]:
-        """How the FP8 products of the experts are computed, by the layer's name."""
+        """The choice of FP8 products of the experts, by the layer's name."""
         layers = {"experts.up": self.experts.up, "experts.down": self.experts.down}
         found = {name: layer.each for name, layer in layers.items() if isinstance(layer, FP8Experts)}
         if self.is_grouped:
@@ -69,9 +69,9 @@ class Experts(nn.Module):
         return total if bias is None else total + bias
 
     def _routed(self, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Each token's experts and what they contribute to it, [T, top_k]; the shares are float32."""
+        """Each token's experts and their shares, [T, top_k]; shares are float32."""
         scores = self.router(value.float())
-        # The best are chosen by their scores, which the softmax would only round.
+        # The best are chosen by scores, because the softmax would only add rounding.
         chosen = scores.topk(self._experts.top_k, dim=-1).indices
         shares = scores.softmax(-1).gather(1, chosen)
         return shares / shares.sum(-1, keepdim=True) if self._experts.normalized else shares, chosen
@@ -91,7 +91,7 @@ class Experts(nn.Module):
         return total
 
     def _of_chosen(self, value: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
-        """Rows in the order of their experts, multiplied group by group and put back."""
+        """Rows sorted by expert, multiplied group by group, and returned to their order."""
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
         owners = flat[order]

@@ -1,6 +1,6 @@
-"""From token states to outputs: layers on every token, pooling, layers on what it gives.
+"""From token states to outputs: layers on every token, pooling, layers on the result.
 
-As in the ONNX graph, layers on tokens compute in the model's type, everything from the pooling on, or from a layer that
+As in the ONNX graph, layers on tokens compute in the model's type; everything from the pooling on, or from a layer that
 16 bits are too narrow for, in FP32. Pooling reads packed tokens: no padding, whatever the lengths are.
 """
 
@@ -44,7 +44,7 @@ _MARKS = {"last_marked", "first_marked", "largest_id"}
 
 @dataclass(frozen=True)
 class _Layer:
-    """``module`` belongs to the model; None where the layer has no weights."""
+    """A layer of a head. ``module`` belongs to the model; None where the layer has no weights."""
 
     spec: HeadLayer
     module: nn.Module | None
@@ -70,7 +70,7 @@ class _Layer:
 
 
 class Head:
-    """One output of ``model``, to which it adds its modules under the names of the spec."""
+    """One output of ``model``; adds its modules to the model under the names of the spec."""
 
     def __init__(self, head: HeadSpec, spec: ModelSpec, model: nn.Module, storage: Storage) -> None:
         self.spec = head
@@ -94,13 +94,13 @@ class Head:
         return names | {"token_pool_mask"} if is_mean and not self._model_spec.pools_prompt else names
 
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
-        """Float32 [B, width] from ``hidden`` [T, hidden]; without pooling [T, width]."""
+        """Output float32 [B, width] from ``hidden`` [T, hidden]; without pooling [T, width]."""
         value = hidden
         for layer in self._token_layers:
             value = layer(value)
         layers = self._layers
         if self.spec.pooling:
-            # The unit length of one mode is the kernel's.
+            # The kernel normalizes vectors of a single mode.
             normalizes = self._is_fused and len(self.spec.pooling) == 1 and self._is_normalized_at_once
             value = self._pooled(value, step, normalizes=normalizes)
             layers = layers[normalizes:]
@@ -149,7 +149,7 @@ def _added(layer: HeadLayer, model: nn.Module, storage: Storage) -> nn.Module | 
 
 
 def pooled(mode: Pooling, hidden: Tensor, spec: ModelSpec, step: Step, passed_id: int | None = None) -> Tensor:
-    """One mode over ``hidden`` [T, width]; float32 [B, width]. ``passed_id``: see ``HeadSpec``. The twin of
+    """One pooling mode over ``hidden`` [T, width]; float32 [B, width]. ``passed_id``: see ``HeadSpec``. The twin of
     ``fused.pool``."""
     rows = _rows(mode, spec, step, passed_id)
     if rows is not None:
@@ -170,7 +170,7 @@ def by_triton(
     mode: Pooling, hidden: Tensor, spec: ModelSpec, step: Step, passed_id: int | None = None, *, normalizes: bool
 ) -> Tensor:
     """The same by the fused kernel; ``normalizes``: to length 1."""
-    from bei_build.torch_graph.fused.pool import pool  # Triton is not everywhere
+    from bei_build.torch_graph.fused.pool import pool  # Triton is not always installed
 
     vectors: Tensor
     rows = _rows(mode, spec, step, passed_id)
@@ -185,7 +185,7 @@ def by_triton(
 
 
 def _rows(mode: Pooling, spec: ModelSpec, step: Step, passed_id: int | None) -> Tensor | None:
-    """The packed position of each sequence's vector, [B]; None where it is made of several."""
+    """The packed position of each sequence's vector, [B]; None where it combines several tokens."""
     if mode == "last" and passed_id is not None:
         return _last_where(step["input_ids"] != passed_id, step["first_index"], step)
     if mode in ("cls", "last"):
@@ -194,7 +194,7 @@ def _rows(mode: Pooling, spec: ModelSpec, step: Step, passed_id: int | None) -> 
 
 
 def _weights(mode: Pooling, spec: ModelSpec, step: Step) -> Tensor:
-    """What each token counts, float32 [T]: 1 or, in "weighted_mean", its rank among those that count; 0 where it is
+    """The weight of each token, float32 [T]: 1 or, in "weighted_mean", its rank among the counted ones; 0 where it is
     left out."""
     ids = step["input_ids"]
     weights = step["token_pool_mask"] if not spec.pools_prompt else torch.ones_like(ids, dtype=torch.float32)

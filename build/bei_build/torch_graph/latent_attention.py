@@ -12,7 +12,8 @@ from bei_build.torch_graph.parameters import Linear, Storage, Table
 
 
 class LatentAttention(nn.Module):
-    """Every token looks at all rows and goes through a gated MLP, each with a norm in front and a residual sum."""
+    """Every token attends to all learned rows and goes through a gated MLP, each with a norm in front and a residual
+    sum."""
 
     def __init__(self, spec: LatentAttentionSpec, storage: Storage) -> None:
         super().__init__()
@@ -31,7 +32,7 @@ class LatentAttention(nn.Module):
         )
 
     def forward(self, value: Tensor) -> Tensor:
-        """[T, width] of ``value`` [T, width]."""
+        """Result [T, width] for ``value`` [T, width]."""
         heads, head_dim = self._spec.num_heads, self._spec.head_dim
         query = self.query(self.norm(value)).unflatten(-1, (heads, head_dim))
         rows = self.key_value(self.latents_norm(self.latents.weight)).unflatten(-1, (2 * heads, head_dim))

@@ -20,7 +20,7 @@ from bei_build.torch_graph.parameters import Storage
 
 
 class Layer(nn.Module):
-    """``spec``, a layer of ``model``. Raises CompileError where a decoder's layer has norms behind its parts."""
+    """The layer ``spec`` of ``model``. Raises CompileError where a decoder's layer has norms after its parts."""
 
     def __init__(
         self,
@@ -60,16 +60,16 @@ class Layer(nn.Module):
 
     @property
     def rounding(self) -> Rounding | None:
-        """How the layer's first part rounds the states that it reads; None where it does not, or a norm is between."""
+        """Rounding of the states by the layer's first part; None where it does not round, or a norm comes first."""
         first: Attention = getattr(self, self._parts[0])
         return None if self.spec.norms_input else first.rounding
 
     def forward(
         self, states: States, step: Step, encoded: Tensor | None = None, following: Rounding | None = None
     ) -> States:
-        """The states behind ``states`` [T, hidden]; a decoder's layer also reads the states ``encoded``.
+        """The states after the layer, from ``states`` [T, hidden]; a decoder's layer also reads the states ``encoded``.
 
-        ``following``: how the next layer rounds them.
+        ``following``: rounding of the states by the next layer.
         """
         spec = self.spec
         entering = states
@@ -90,7 +90,7 @@ class Layer(nn.Module):
         return states
 
     def _read(self, part: str, states: States, shared: Reading | None, step: Step) -> tuple[States, Reading]:
-        """The states without a sum left to be made, and what ``part`` reads of them."""
+        """The states with their sum computed, and the input of ``part``."""
         spec, norm = self.spec, f"{part}_norm"
         if part == "mlp" and spec.parallel:
             assert shared is not None

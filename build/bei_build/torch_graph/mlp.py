@@ -27,11 +27,11 @@ class MLP(nn.Module):
 
     @property
     def rounding(self) -> Rounding | None:
-        """Of the input, where all that read it do so in FP8 alike."""
+        """Rounding of the input, if all layers that read it use the same FP8 rounding."""
         return read_by(self, self._names)
 
     def forward(self, value: Reading, step: Step) -> Tensor:
-        """[T, hidden] of ``value`` [T, hidden]."""
+        """Result [T, hidden] for ``value`` [T, hidden]."""
         first, *others = project(self, rounded_once(value, self.rounding, step), self._names)
         rounding = rounding_of(self.down)
         inner = gated(first, others[0] if others else None, self._spec.activation, rounding, self._fusions)

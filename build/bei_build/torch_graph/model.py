@@ -1,4 +1,4 @@
-"""ModelSpec to a module over packed tokens: embeddings, layers, heads; and the same run on a packed batch."""
+"""ModelSpec to a module over packed tokens: embeddings, layers, heads; and its run on a packed batch."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from bei_build.torch_graph.quantize import check, quantize
 class PackedModel(nn.Module):
     """``spec`` for sequences of up to ``max_seq_len`` tokens, without values; ``load`` reads them.
 
-    ``kernel`` takes the place of what ``kernels.choose`` says of each layer, ``fusions`` of what
-    ``fusions.choose_fusions`` says. ``quantization``: the linear layers in it are FP8. Do not change types with
-    ``nn.Module.to``: some parts are FP32 whatever the model's type is. Raises CompileError for a spec or a quantization
-    that it does not compute.
+    ``kernel`` overrides ``attention_kernels.choose`` for all layers, ``fusions`` overrides
+    ``fusion_choice.choose_fusions``. ``quantization``: its linear layers are FP8. Do not change types with
+    ``nn.Module.to``: some parts are FP32 whatever the model's type is. Raises CompileError for an unsupported spec or
+    quantization.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class PackedModel(nn.Module):
         self._positions = PositionModules(max_seq_len)
         self._add_position_weights()
         self.embeddings = Embeddings(spec.embeddings, spec.hidden_size, storage)
-        # Layers that share weights have scales of their own, and so matrices.
+        # Layers that share weights have scales of their own, and so matrices of their own.
         owners = spec.weights_of if quantization is None else None
         self._order = [str(index) for index in owners or range(len(spec.layers))]
         self._stored_name: Callable[[str], str] = str if quantization is None else spec.weight_read_as
@@ -107,7 +107,7 @@ class PackedModel(nn.Module):
         return {head.spec.output: head(hidden, step) for head in self._heads}
 
     def _rounding_behind(self, index: int) -> Rounding | None:
-        """How the layer behind the one at ``index`` rounds the states."""
+        """Rounding of the states by the layer after the one at ``index``."""
         if index + 1 == len(self._order):
             return None
         layer = self.layers[self._order[index + 1]]
@@ -116,21 +116,21 @@ class PackedModel(nn.Module):
 
     @property
     def products(self) -> dict[str, ProductChoice]:
-        """How each FP8 layer's product is computed, by its path; of experts those of all together."""
+        """The method for each FP8 layer's product, by its path; for experts that of all together."""
         found = {path: module.choice for path, module in self.named_modules() if isinstance(module, FP8Linear)}
         of_experts = ((path, module.products) for path, module in self.named_modules() if isinstance(module, Experts))
         return found | {f"{path}.{name}": choice for path, of_each in of_experts for name, choice in of_each.items()}
 
     def weights_by_name(self) -> dict[str, Tensor]:
-        """Every weight by its name in ``spec.weights()``: to read or fill, until ``storage.join_linear_layers``. Those
-        of FP8 layers are not among them: they are no numbers of the model's any more.
+        """Every weight by its name in ``spec.weights()``: to read or fill, until ``parameters.join_linear_layers``.
+        Weights of FP8 layers are missing: they are no longer numbers of the model's type.
 
-        The state dict's names, but for token types: a module cannot have a submodule called ``type``.
+        The names are those of the state dict, except for token types: a module cannot have a submodule called ``type``.
         """
         return {name.replace("embeddings.types.", "embeddings.type."): it for name, it in self.state_dict().items()}
 
     def load(self, read: Callable[[str], npt.NDArray[np.float32]]) -> PackedModel:
-        """Fill every weight with what ``read`` gives for its name; one is in memory at a time. Raises WeightsError."""
+        """Fill every weight with ``read`` of its name; one is in memory at a time. Raises WeightsError."""
 
         def array_of(name: str, shape: torch.Size) -> npt.NDArray[np.float32]:
             array = np.require(read(self._stored_name(name)), np.float32, ["C", "W"])
@@ -155,7 +155,7 @@ class PackedModel(nn.Module):
         return Decoder(spec, self.spec.hidden_size, layers, self._storage)
 
     def _add_position_weights(self) -> None:
-        """The tables that the attention of all layers shares; which they are, the first layer says."""
+        """The tables that the attention of all layers shares, by the first layer's spec."""
         if not self.spec.layers:
             return
         attention, hidden, positions = self.spec.layers[0].attention, self.spec.hidden_size, self._positions
@@ -177,7 +177,7 @@ class PackedModel(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Layers that read the text moved by one token, and the encoder's states."""
+    """Layers that read the text shifted by one token, and the encoder's states."""
 
     def __init__(self, spec: DecoderSpec, hidden_size: int, layers: nn.ModuleDict, storage: Storage) -> None:
         super().__init__()
@@ -219,20 +219,20 @@ def packed_model(
     quantization: Quantization | None = None,
     fusions: Fusions | None = None,
 ) -> PackedModel:
-    """The model of ``spec`` with the weights that ``read`` gives by their names in ``spec.weights()``."""
+    """The model of ``spec`` with weights from ``read`` by their names in ``spec.weights()``."""
     storage = Storage(torch.device(device), dtype)
     return PackedModel(spec, max_seq_len, storage, kernel, quantization, fusions).load(read)
 
 
 def tensors_of(model: PackedModel, batch: PackedBatch, sizes: Sizes | None = None) -> dict[str, Tensor]:
-    """What ``model`` reads of ``batch``, on its device, filled up as ``bei.engine.packing.graph_inputs`` says."""
+    """The inputs of ``model`` for ``batch``, on its device, filled up as in ``bei.engine.packing.graph_inputs``."""
     arrays = graph_inputs(batch, model.input_names, sizes)
     device = model.embeddings.word.weight.device
     return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
 
 
 def run(model: PackedModel, batch: PackedBatch, sizes: Sizes | None = None) -> dict[str, Float32Array]:
-    """The outputs of ``batch``, a row a sequence or, without pooling, a token."""
+    """The outputs for ``batch``, a row per sequence or, without pooling, per token."""
     with torch.inference_mode():
         outputs = model(tensors_of(model, batch, sizes))
     counts = {head.output: batch.batch_size if head.pooling else batch.num_tokens for head in model.spec.heads}

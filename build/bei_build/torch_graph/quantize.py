@@ -1,4 +1,4 @@
-"""FP8 layers in the places of a module's linear layers, as a quantization says, and what of one is refused."""
+"""Replacement of a module's linear layers by FP8 layers, and the checks of a quantization."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEAST_CAPABILITY = (8, 9)
 
 
 def check(spec: ModelSpec, quantization: Quantization, device: torch.device) -> None:
-    """Raise CompileError for what of ``quantization`` is not computed here, or not on ``device``."""
+    """Raise CompileError for a ``quantization`` that is not supported here, or not on ``device``."""
     if quantization.format != "fp8":
         raise CompileError(
             f"The module for PyTorch has no products in {quantization.format.upper()}: build with --precision fp8 or "
@@ -47,7 +47,7 @@ def check(spec: ModelSpec, quantization: Quantization, device: torch.device) -> 
 def quantize(model: nn.Module, spec: ModelSpec, quantization: Quantization, storage: Storage) -> None:
     """Put FP8 layers in place of the linear layers of ``model``, which has no values yet, that are in ``quantization``.
 
-    ``check`` has nothing against it. Layers of one input that have equal scales share its rounding.
+    ``check`` must have passed. Layers with one input and equal scales share its rounding.
     """
     roundings = _Roundings(storage)
     experts: dict[str, list[LinearLayer]] = {}
@@ -80,7 +80,7 @@ def _place(model: nn.Module, weight: str) -> tuple[nn.Module, str]:
 
 
 class _Roundings:
-    """One for all layers of a group with equal scales."""
+    """One rounding for all layers of a group with equal scales."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
