@@ -37,7 +37,7 @@ def _option(default: object, text: str, choices: tuple[str, ...] = (), targets: 
     return field(default=default, metadata={"help": text, "choices": choices, "targets": targets})
 
 
-def _of_quantization(
+def _quantization_option(
     default: object,
     text: str,
     choices: tuple[str, ...] = (),
@@ -122,27 +122,27 @@ class BuildConfig:
         None, "artifact of such a model, built with --strip-weights, whose plan is taken", targets=("tensorrt",)
     )
     timing_cache: str | None = _option(None, "file that keeps measured kernels between builds", targets=("tensorrt",))
-    calibration_data: str | None = _of_quantization(
+    calibration_data: str | None = _quantization_option(
         None, "file of texts to calibrate quantization with: .txt, .jsonl, .csv, .tsv (default: bei's own list)"
     )
-    calibration_column: str | None = _of_quantization(None, "column of the texts in it (default: text)")
-    calibration_size: int = _of_quantization(128, "most texts to calibrate with")
-    calibration_length: int = _of_quantization(512, "most tokens of each")
-    calibration_seed: int = _of_quantization(0, "which texts are chosen, if there are more")
-    calibration_method: str = _of_quantization(
+    calibration_column: str | None = _quantization_option(None, "column of the texts in it (default: text)")
+    calibration_size: int = _quantization_option(128, "most texts to calibrate with")
+    calibration_length: int = _quantization_option(512, "most tokens of each")
+    calibration_seed: int = _quantization_option(0, "which texts are chosen, if there are more")
+    calibration_method: str = _quantization_option(
         "auto",
         "range of a layer's input: the largest value (max), a percentile, or what changes products least (mse); auto: "
         "max for fp8, mse for int8",
         ("auto", *get_args(Method)),
     )
-    calibrate_with: str = _of_quantization(
+    calibrate_with: str = _quantization_option(
         "engine", "bei's own FP32 engine, or nvidia-modelopt on transformers' model", ("engine", "modelopt")
     )
-    calibration_percentile: float = _of_quantization(_PERCENTILE, "percentile, if that is the method")
-    fp8_outputs: bool = _of_quantization(
+    calibration_percentile: float = _quantization_option(_PERCENTILE, "percentile, if that is the method")
+    fp8_outputs: bool = _quantization_option(
         False, "round queries, keys and values to fp8 too, for attention", targets=_TENSORRT, precisions=("fp8",)
     )
-    max_highprec_layers: int | None = _of_quantization(
+    max_highprec_layers: int | None = _quantization_option(
         None, "most linear layers that may be left unquantized to pass verification (default: a quarter; 0: none)"
     )
     min_cosine: float | None = _option(

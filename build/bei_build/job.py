@@ -15,7 +15,7 @@ from bei.core import Engine, Limits
 from bei_build import memory
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.config import BuildConfig
-from bei_build.onnx_graph.writer import Observed
+from bei_build.onnx_graph.writer import ObservedTensor
 from bei_build.targets.base import Compiler, Numerics, Say
 from bei_build.targets.choose import compiler_for
 from bei_build.weights.model_weights import ModelWeights
@@ -49,7 +49,7 @@ class Job:
 
 
 @contextmanager
-def opened_fp32(job: Job, purpose: str, observed: Mapping[str, Observed]) -> Iterator[tuple[Engine, str]]:
+def open_fp32(job: Job, purpose: str, observed: Mapping[str, ObservedTensor]) -> Iterator[tuple[Engine, str]]:
     """bei's own FP32 engine of the job's model and its compiler's name, with additional outputs ``observed``.
 
     Raises VerificationError where memory does not suffice, and the errors of compilers and engines.

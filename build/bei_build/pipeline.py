@@ -47,15 +47,15 @@ from bei_build.config import BuildConfig
 from bei_build.families.base import UNLIMITED
 from bei_build.job import Job, OpenEngine
 from bei_build.progress import Progress
-from bei_build.quantization.calibrate import Calibrated, calibrated
+from bei_build.quantization.calibrate import Calibration, calibrate
 from bei_build.reference.held_out import held_out_texts
 from bei_build.spec.precision import PRECISIONS
 from bei_build.targets.base import Compiler, Numerics
 from bei_build.targets.choose import compiler_for, with_target
 from bei_build.tokenizer.chat_template import derive_template
 from bei_build.tokenizer.token_table import check_table
-from bei_build.verification.certify import Verification, certified
-from bei_build.verification.emulate import fitted
+from bei_build.verification.certify import VerificationJob, certify
+from bei_build.verification.emulate import meet_thresholds
 from bei_build.verification.questions import Questions, check_verifiable
 
 if TYPE_CHECKING:
@@ -143,8 +143,8 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
                     progress.note(fallback)
             _write_table(checkpoint, scratch, progress)
             # 6. Does the engine match its reference?
-            work = Verification(job, describe(requirements), questions, scales)
-            manifest, certificate = certified(work, out.name, progress)
+            work = VerificationJob(job, describe(requirements), questions, scales)
+            manifest, certificate = certify(work, out.name, progress)
         # 7. Seal it and put it in place.
         with progress.step("Write artifact") as step:
             artifact = save(scratch, manifest, certificate)
@@ -172,7 +172,7 @@ def _write_table(checkpoint: Checkpoint, scratch: Path, progress: Progress) -> N
     with progress.step(f"Write the table of the {side} side") as step:
         write_token_weights(scratch / TOKEN_WEIGHTS, checkpoint.token_weights)
         vocab_size = checkpoint.spec.embeddings.vocab_size
-        count = check_table(scratch, folder, checkpoint.reading, vocab_size, held_out_texts())
+        count = check_table(scratch, folder, checkpoint.tokenizer_settings, vocab_size, held_out_texts())
         step.details.append(f"{vocab_size:,} weights; {count} texts as in sentence-transformers' module")
 
 
@@ -186,14 +186,14 @@ def _signing_key(config: BuildConfig, progress: Progress) -> Ed25519PrivateKey |
     return key
 
 
-def _scales(job: Job, questions: Questions, progress: Progress) -> Calibrated | None:
+def _scales(job: Job, questions: Questions, progress: Progress) -> Calibration | None:
     """The engine's quantization; None where its precision needs no calibration."""
     number_format = PRECISIONS[job.precision].quantized
     if number_format is None or job.precision not in job.compiler.calibrated:
         return None
-    found = calibrated(job, number_format, progress)
+    found = calibrate(job, number_format, progress)
     # Where the engine cannot run, it is emulated instead: errors should show on the machine where they can be fixed.
-    return found if job.compiler.cannot_run() is None else fitted(job, found, questions, progress)
+    return found if job.compiler.cannot_run() is None else meet_thresholds(job, found, questions, progress)
 
 
 def _put_in_place(scratch: Path, out: Path) -> None:

@@ -19,7 +19,7 @@ from bei_build.checkpoint.sentence_transformers import SentenceTransformersFiles
 from bei_build.families.base import Family
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.tokenizer.library_tokenizer import (
-    TokenizerReading,
+    TokenizerSettings,
 )
 from bei_build.weights.lora import Adapter
 from bei_build.weights.model_weights import ModelWeights, SideModule
@@ -40,7 +40,7 @@ class Checkpoint:
     family: Family
     spec: ModelSpec
     tokenizer: Tokenizer
-    reading: TokenizerReading
+    tokenizer_settings: TokenizerSettings
     tokenization: Tokenization
     rowless: tuple[str, ...]
     max_seq_len: int

@@ -39,14 +39,14 @@ from bei_build.spec.model_spec import ModelSpec
 from bei_build.tokenizer.artifact_tokenizer import (
     artifact_tokenizer,
     drop_token_types,
-    fitted_to_table,
     model_max_length,
     stored_truncation,
     unknown_id,
+    without_rowless_tokens,
 )
 from bei_build.tokenizer.library_tokenizer import (
     TokenizerChoice,
-    TokenizerReading,
+    TokenizerSettings,
     check_model,
     open_tokenizer,
     stored_tokenizer,
@@ -55,7 +55,7 @@ from bei_build.tokenizer.library_tokenizer import (
 from bei_build.tokenizer.token_table import read_table, table_roles
 from bei_build.weights.lora import Adapter, choose_adapter
 from bei_build.weights.model_weights import stored_shape, with_stored_widths
-from bei_build.weights.quantized_format import StoredFP8, is_modelopts, stored_fp8
+from bei_build.weights.quantized_format import StoredFP8, is_modelopt, parse_fp8_settings
 from bei_build.weights.tensor_store import check_weights, weight_files
 
 
@@ -86,7 +86,7 @@ def read_checkpoint(
     if chosen:
         files = with_adapters_prompt(files, chosen, getattr(config, "task_instructions", None))
     spec = _spec(family, config, architecture)
-    reading = TokenizerReading(
+    tokenizer_settings = TokenizerSettings(
         tokenizer_choice,
         files.tokenizer_args,
         is_static=not family.special_tokens,
@@ -94,10 +94,10 @@ def read_checkpoint(
         markers=files.markers,
         ends_in_eos=getattr(config, "ends_in_eos", False),
     )
-    library = open_tokenizer(folder, reading)
-    check_model(stored, library, reading)
-    tokenizer = artifact_tokenizer(library, reading, folder)
-    tokenizer, rowless = fitted_to_table(tokenizer, stored, spec.embeddings.vocab_size)
+    library = open_tokenizer(folder, tokenizer_settings)
+    check_model(stored, library, tokenizer_settings)
+    tokenizer = artifact_tokenizer(library, tokenizer_settings, folder)
+    tokenizer, rowless = without_rowless_tokens(tokenizer, stored, spec.embeddings.vocab_size)
     if spec.embeddings.type_vocab_size > 1 and not library.gives_token_types:
         drop_token_types(tokenizer)
     heads = choose_heads(family, config, architecture, files, choice or HeadChoice(), tokenizer)
@@ -135,7 +135,7 @@ def read_checkpoint(
         family,
         spec,
         tokenizer,
-        reading,
+        tokenizer_settings,
         tokenization_of(library),
         rowless,
         longest,
@@ -255,8 +255,8 @@ def _stored_fp8(folder: Path, raw: dict[str, Any]) -> StoredFP8 | None:
     settings = raw.get("quantization_config") or raw.get("compression_config")
     method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else settings
     own = read_object(path) if (path := folder / _MODELOPT_CONFIG).is_file() else None
-    if is_modelopts(settings) or (own is not None and not method):
-        return stored_fp8([each for each in (settings, own) if each])
+    if is_modelopt(settings) or (own is not None and not method):
+        return parse_fp8_settings([each for each in (settings, own) if each])
     for name, writer in _QUANTIZATION_CONFIGS.items():
         if not method and (folder / name).is_file():
             method = writer

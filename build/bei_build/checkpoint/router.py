@@ -45,7 +45,7 @@ def class_of(kind: str) -> str:
     return kind.rsplit(".", 1)[-1]
 
 
-def routed(modules: Sequence[Module], asked: str | None) -> tuple[list[Module], Routing | None]:
+def select_route(modules: Sequence[Module], asked: str | None) -> tuple[list[Module], Routing | None]:
     """``modules`` with the Router replaced by the modules of one route: route ``asked``, else its default.
 
     Also the texts that they read, None where they read all. Raises CheckpointError, ConfigError.

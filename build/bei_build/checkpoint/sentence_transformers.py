@@ -15,7 +15,7 @@ from bei.errors import CheckpointError, ConfigError
 from bei.utils.untrusted_files import UnfitError, within
 from bei_build.checkpoint.colbert import Sides, check_token_pooling, module_sides, original_sides, pylate_sides
 from bei_build.checkpoint.remote_code import check_module_types
-from bei_build.checkpoint.router import Routing, class_of, routed
+from bei_build.checkpoint.router import Routing, class_of, select_route
 from bei_build.files.json_settings import read_json, read_object, setting
 from bei_build.spec.parts import Activation, DenseSpec, HeadLayer, NormalizeSpec, NormLayerSpec, NormSpec, Pooling
 from bei_build.tokenizer.chat_template import ChatSettings, chat_settings
@@ -140,7 +140,7 @@ def read_sentence_transformers(folder: Path, route: str | None = None) -> Senten
         return SentenceTransformersFiles(transformer_folder=folder, folders=(folder,), **settings)
     raw = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
     given = [(entry["type"], _module_folder(folder, entry["path"])) for entry in _modules(folder)]
-    listed, routing = routed(given, route)
+    listed, routing = select_route(given, route)
     check_module_types([kind for kind, _ in listed], raw)
     entries = [(class_of(kind), path) for kind, path in listed]
     for _, path in (module for module in entries if module[0] == "HierarchicalTokenPooling"):

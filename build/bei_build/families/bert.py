@@ -45,7 +45,8 @@ def bert_like_spec(config: Any, architecture: str, uncounted_id: int | None = No
 def absolute_spec(
     config: Any, architecture: str, uncounted_id: int | None, activation: Activation | None = None
 ) -> ModelSpec:
-    """The same, without regard to the config's type of positions, and to its activation where one is given."""
+    """The spec of a BERT-shaped config as in ``bert_like_spec``, for any type of positions in the config;
+    ``activation`` overrides the config's."""
     require(config, "is_decoder", False)
     position_offset = uncounted_id or 0
     norm = NormSpec(config.layer_norm_eps)

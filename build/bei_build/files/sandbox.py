@@ -15,11 +15,11 @@ _STATM = Path("/proc/self/statm")
 _DONE, _FAILED = b"+", b"-"
 
 
-class OutOfBoundsError(Exception):
+class SandboxError(Exception):
     """The work failed, or took too long or too much memory; the message names the cause."""
 
 
-def within_bounds(work: Callable[[], str], seconds: float, extra_bytes: int) -> str:
+def run_bounded(work: Callable[[], str], seconds: float, extra_bytes: int) -> str:
     """Run ``work`` in a forked copy of this process and return its result. The copy is killed after ``seconds``, and
     may use ``extra_bytes`` more memory than this process has. Only the result is passed back. Raises OutOfBoundsError.
     """
@@ -28,7 +28,7 @@ def within_bounds(work: Callable[[], str], seconds: float, extra_bytes: int) -> 
         warnings.simplefilter("ignore", DeprecationWarning)  # about forks beside threads: the copy uses no threads
         child = os.fork()
     if not child:
-        _answer(work, writing, extra_bytes)
+        _run_in_copy(work, writing, extra_bytes)
     os.close(writing)
     try:
         answer = _read(reading, time.monotonic() + seconds)
@@ -37,13 +37,13 @@ def within_bounds(work: Callable[[], str], seconds: float, extra_bytes: int) -> 
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     if answer is None:
-        raise OutOfBoundsError(f"it took more than {seconds:g} s")
+        raise SandboxError(f"it took more than {seconds:g} s")
     if not answer.startswith(_DONE):
-        raise OutOfBoundsError(answer[1:].decode() or "it ended without an answer")
+        raise SandboxError(answer[1:].decode() or "it ended without an answer")
     return answer[1:].decode("utf-8", "surrogatepass")
 
 
-def _answer(work: Callable[[], str], writing: int, extra_bytes: int) -> None:
+def _run_in_copy(work: Callable[[], str], writing: int, extra_bytes: int) -> None:
     """In the copy: write the result and exit."""
     try:
         if _STATM.is_file():

@@ -201,7 +201,7 @@ class _PoolingEmitter:
         return self._shared["view"]
 
     def _rows(self) -> str:
-        """The same in the graph's type."""
+        """The padded view in the graph's type."""
         if "rows" not in self._shared:
             index = self._graph.input("pad_index", DType.INT32, ["B", "S"])
             self._shared["rows"] = self._graph.op("Gather", [self._hidden, index], f"{self._prefix}.rows", axis=0)

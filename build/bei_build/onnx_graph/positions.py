@@ -77,7 +77,8 @@ class ScoreBiases:
         return self._once(("additive", _key(spec)), lambda: self._combine(self._empty_slots(), spec, relative_bias))
 
     def without_empty_slots(self, spec: AttentionSpec, relative_bias: npt.NDArray[np.float32] | None) -> str:
-        """The same without empty slots, which the attention op masks itself; boolean (True: visible) if possible."""
+        """Masks and biases without empty slots, which the attention op masks itself; boolean (True: visible) if
+        possible."""
         if spec.alibi or relative_bias is not None:
             return self._once(("by position", _key(spec)), lambda: self._combine(None, spec, relative_bias))
         return self._once(("visible", spec.causal, spec.window), lambda: self._visible_4d(spec))

@@ -18,7 +18,7 @@ from bei_build.onnx_graph.attention import AttentionCore, AttentionEmitter, Posi
 from bei_build.onnx_graph.experts import ExpertsEmitter
 from bei_build.onnx_graph.heads import HeadEmitter
 from bei_build.onnx_graph.positions import Rotations, halved
-from bei_build.onnx_graph.writer import GraphTypes, GraphWriter, Observed
+from bei_build.onnx_graph.writer import GraphTypes, GraphWriter, ObservedTensor
 from bei_build.spec.dtypes import DType, FloatArray
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.parts import (
@@ -50,7 +50,7 @@ def write_graph(
     types: GraphTypes,
     core: AttentionCore,
     max_seq_len: int,
-    observed: Mapping[str, Observed] | None = None,
+    observed: Mapping[str, ObservedTensor] | None = None,
 ) -> Path:
     """Write the packed graph of ``spec`` for sequences of up to ``max_seq_len`` tokens into ``folder``.
 
@@ -121,12 +121,12 @@ class _TransformerEmitter:
 
     def decoder(self, spec: DecoderSpec, encoded: str) -> str:
         """The last states of layers that read the text shifted by one token, and ``encoded``."""
-        hidden = self._embeddings(self._moved_ids(spec), spec.embeddings, "decoder.embeddings")
+        hidden = self._embeddings(self._shifted_ids(spec), spec.embeddings, "decoder.embeddings")
         for index, layer in enumerate(spec.layers):
             hidden = self._layer(hidden, layer, f"decoder.layers.{index}", encoded)
         return self._norm(hidden, spec.final_norm, "decoder.final_norm") if spec.final_norm else hidden
 
-    def _moved_ids(self, spec: DecoderSpec) -> str:
+    def _shifted_ids(self, spec: DecoderSpec) -> str:
         """Ids shifted by one: each token's is that of the token before it."""
         graph, name = self._graph, "decoder.moved"
         bounds = [graph.constant([bound]) for bound in (0, -1, 0)]

@@ -41,7 +41,7 @@ class GraphTypes:
 
 
 @dataclass(frozen=True)
-class Observed:
+class ObservedTensor:
     """A graph output, float32 [tokens, ``width``]: the input of linear layer ``layer``, or its product."""
 
     layer: str
@@ -179,13 +179,13 @@ class GraphWriter:
         return self._round(product, layer.output_amax, quantization.format, f"{name}.rounded")
 
     def linear_fp32(self, name: str, value: str, weight: FloatArray, bias: FloatArray | None = None) -> str:
-        """The same in FP32, whatever the graph's types: for the part after the pooling, and for routers."""
+        """``linear`` in FP32, whatever the graph's types: for the part after the pooling, and for routers."""
         inputs = [value, self.fp32(f"{name}.weight", weight)]
         if bias is not None:
             inputs.append(self.fp32(f"{name}.bias", bias))
         return self.op("Gemm", inputs, name, transB=1)
 
-    def observe(self, output: str, of: Observed) -> None:
+    def observe(self, output: str, of: ObservedTensor) -> None:
         """Declare the value described by ``of`` as the graph output ``output``. KeyError if there is no such layer."""
         value = self._linear_inputs[of.layer]
         seen = self.cast(of.layer if of.is_product else value, DType.FP32, f"{output}.fp32")

@@ -23,7 +23,7 @@ _MOST_SAMPLE_BYTES = 1 << 30  # for all layers together
 
 
 @dataclass
-class Observation:
+class ActivationStats:
     """``channel_amax`` [in]: the largest absolute value of each channel over all tokens. ``sample`` [n, in]: the inputs
     of some tokens, the first and the last of each text among them."""
 
@@ -42,7 +42,7 @@ class _Collected:
         self.rows.append(rows[chosen])
 
 
-def observed_layers(layers: Sequence[LinearLayer]) -> dict[str, LinearLayer]:
+def input_groups(layers: Sequence[LinearLayer]) -> dict[str, LinearLayer]:
     """One layer of each group, by the group's name: the others have the same input."""
     first: dict[str, LinearLayer] = {}
     for layer in layers:
@@ -50,9 +50,9 @@ def observed_layers(layers: Sequence[LinearLayer]) -> dict[str, LinearLayer]:
     return first
 
 
-def observe(
+def collect_stats(
     engine: Engine, encodings: Sequence[Encoding], widths: Mapping[str, int], seed: int
-) -> dict[str, Observation]:
+) -> dict[str, ActivationStats]:
     """Statistics by group. The engine has an output ``OUTPUT`` + name for each group, and runs one text after the
     other.
 
@@ -72,7 +72,7 @@ def observe(
         chosen = np.sort(np.concatenate([ends, between]))
         for group, it in collected.items():
             it.add(rows[OUTPUT + group], chosen)
-    return {group: _observation(it, most) for group, it in collected.items()}
+    return {group: _stats(it, most) for group, it in collected.items()}
 
 
 def largest_products(engine: Engine, encodings: Sequence[Encoding], layers: Collection[str]) -> dict[str, float]:
@@ -88,6 +88,6 @@ def largest_products(engine: Engine, encodings: Sequence[Encoding], layers: Coll
     return {name: rounded(value) for name, value in largest.items()}
 
 
-def _observation(collected: _Collected, most: int) -> Observation:
+def _stats(collected: _Collected, most: int) -> ActivationStats:
     assert collected.channel_amax is not None, "there is a text"
-    return Observation(collected.channel_amax, np.concatenate(collected.rows)[:most])
+    return ActivationStats(collected.channel_amax, np.concatenate(collected.rows)[:most])

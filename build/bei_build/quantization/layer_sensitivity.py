@@ -42,7 +42,7 @@ _MOST_OPERATIONS = 1e14  # for all runs together: about ten minutes on two cores
 _LEAST = 1e-30
 
 
-def effects(
+def measure_effects(
     spec: ModelSpec,
     read: Callable[[str], FloatArray],
     quantization: Quantization,

@@ -90,7 +90,7 @@ def hf_modules(spec: ModelSpec, family: Family, modules: Collection[str]) -> dic
     stored: dict[str, tuple[int, ...]] = {f"{prefix}{module}.weight": () for module in modules}
     names, found = StoredNames(family), {}
     for layer in linear_layers(spec):
-        tensors = [names.of(weight, stored) for weight in layer.weights]
+        tensors = [names.find(weight, stored) for weight in layer.weights]
         missing = next((tensor for tensor in tensors if tensor not in stored), None)
         if missing is not None:
             raise ConfigError(

@@ -15,7 +15,7 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
-from bei_build.quantization.activation_stats import Observation
+from bei_build.quantization.activation_stats import ActivationStats
 from bei_build.quantization.rounding import LEAST_SIZE, rounded_product
 from bei_build.spec.linear_layers import LinearLayer
 from bei_build.spec.quantization import Format, LayerQuantization, Method, Quantization, rounded
@@ -33,7 +33,7 @@ _WORTH_A_RANGE_A_TOKEN = 0.8
 
 
 @dataclass(frozen=True)
-class Given:
+class KnownScales:
     """Known facts about linear layers, by name, before any choice.
 
     ``ranges``: input ranges that were measured elsewhere; ``row_scales``: scales of matrices that are rounded already
@@ -45,11 +45,11 @@ class Given:
     products: Mapping[str, float] = field(default_factory=dict)
 
 
-NOTHING = Given()
+NOTHING = KnownScales()
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenScales:
     """A quantization, and for each layer, quantized or not, the error that it has or would have: the fourth root of the
     mean over sampled tokens of r^4, where r is |quantized product - exact product| / |exact product|."""
 
@@ -57,16 +57,16 @@ class Chosen:
     errors: Mapping[str, float]
 
 
-def choose(
+def choose_scales(
     layers: Sequence[LinearLayer],
-    observations: Mapping[str, Observation],
+    observations: Mapping[str, ActivationStats],
     read: Callable[[str], FloatArray],
     number_format: Format,
     method: Method,
     percentile: float,
-    given: Given = NOTHING,
+    given: KnownScales = NOTHING,
     matrix_bits: int = 8,
-) -> Chosen:
+) -> ChosenScales:
     """Scales for all ``layers``; ``read`` gives a weight by its name. Given ranges are used as they are."""
     chosen: dict[str, LayerQuantization] = {}
     errors: dict[str, float] = {}
@@ -85,7 +85,7 @@ def choose(
             chosen[layer.name] = replace(range_, row_scales=stored, output_amax=given.products.get(layer.name))
             errors[layer.name] = rounded(_Trial(seen, [matrix], number_format, matrix_bits).error(chosen[layer.name]))
     ordered = [layer.name for layer in layers]
-    return Chosen(
+    return ChosenScales(
         Quantization(number_format, {name: chosen[name] for name in ordered}), {name: errors[name] for name in ordered}
     )
 
@@ -94,7 +94,7 @@ class _Trial:
     """Trial of ranges for one input, on the products with all ``matrices`` that read it."""
 
     def __init__(
-        self, seen: Observation, matrices: Sequence[FloatArray], number_format: Format, matrix_bits: int
+        self, seen: ActivationStats, matrices: Sequence[FloatArray], number_format: Format, matrix_bits: int
     ) -> None:
         self._seen = seen
         self._bits = matrix_bits

@@ -57,7 +57,7 @@ class RetrievalSet:
     grades: tuple[dict[int, int], ...]
 
 
-def bundled() -> RetrievalSet:
+def bundled_set() -> RetrievalSet:
     """The set in ``data/retrieval.json``."""
     content = (resources.files("bei_build") / "data" / "retrieval.json").read_bytes()
     queries: list[str] = []
@@ -95,15 +95,15 @@ def ranking_output(manifest: Manifest) -> str | None:
     return next((name for name in _OUTPUTS if manifest.dimension(name) is not None), None)
 
 
-def questions_of(
+def retrieval_questions(
     manifest: Manifest, spec: ModelSpec, tokenizer: Tokenizer, asked: RetrievalSet
 ) -> RetrievalQuestions | None:
     """The set encoded for the model of ``manifest``; None where it does not rank, or has no tokens for the texts."""
-    output, readable = ranking_output(manifest), _readable(asked, tokenizer)
+    output, readable = ranking_output(manifest), _with_tokens(asked, tokenizer)
     if output is None or not readable.queries:
         return None
     if output == "logits":
-        return _of_reranker(manifest, spec, tokenizer, readable)
+        return _reranker_questions(manifest, spec, tokenizer, readable)
     ranking = Ranking(
         output=output,
         num_documents=len(readable.documents),
@@ -114,13 +114,13 @@ def questions_of(
         document_skip_ids=_skip_ids(manifest, output, "document", tokenizer),
     )
     encodings = [
-        *_of_side(manifest, spec, tokenizer, "query", readable.queries),
-        *_of_side(manifest, spec, tokenizer, "document", readable.documents),
+        *_encode_side(manifest, spec, tokenizer, "query", readable.queries),
+        *_encode_side(manifest, spec, tokenizer, "document", readable.documents),
     ]
     return RetrievalQuestions(ranking, encodings)
 
 
-def _readable(asked: RetrievalSet, tokenizer: Tokenizer) -> RetrievalSet:
+def _with_tokens(asked: RetrievalSet, tokenizer: Tokenizer) -> RetrievalSet:
     """The set without texts that have no tokens, and without queries that are left unanswered."""
     places: dict[int, int] = {}
     for document, text in enumerate(asked.documents):
@@ -139,7 +139,9 @@ def _readable(asked: RetrievalSet, tokenizer: Tokenizer) -> RetrievalSet:
     )
 
 
-def _of_reranker(manifest: Manifest, spec: ModelSpec, tokenizer: Tokenizer, asked: RetrievalSet) -> RetrievalQuestions:
+def _reranker_questions(
+    manifest: Manifest, spec: ModelSpec, tokenizer: Tokenizer, asked: RetrievalSet
+) -> RetrievalQuestions:
     queries, grades_of = asked.queries[::_EVERY], asked.grades[::_EVERY]
     candidates = [_candidates(grades, len(asked.documents)) for grades in grades_of]
     pairs = [
@@ -152,7 +154,7 @@ def _of_reranker(manifest: Manifest, spec: ModelSpec, tokenizer: Tokenizer, aske
         prompted = [(before + query + behind, document) for query, document in pairs]
         encodings = encode_pairs(tokenizer, prompted, spec, manifest.max_seq_len)
     else:
-        encodings = _framed(tokenizer, manifest.rerank_template, pairs, manifest.max_seq_len)
+        encodings = _encode_in_template(tokenizer, manifest.rerank_template, pairs, manifest.max_seq_len)
     ranking = Ranking(
         output="logits",
         num_documents=len(asked.documents),
@@ -170,23 +172,23 @@ def _candidates(grades: dict[int, int], num_documents: int) -> list[int]:
     return sorted([*grades, *near[: max(0, NUM_CANDIDATES - len(grades))]])
 
 
-def _framed(
+def _encode_in_template(
     tokenizer: Tokenizer, template: RerankTemplate, pairs: Sequence[tuple[str, str]], max_seq_len: int
 ) -> list[Encoding]:
     """Encodings of ``pairs`` in the template; truncation cuts only the body."""
-    texts = [template.prefix, template.suffix, *(_filled(template, query, document) for query, document in pairs)]
+    texts = [template.prefix, template.suffix, *(_fill(template, query, document) for query, document in pairs)]
     prefix, suffix, *bodies = (tokenizer.encode(text, add_special_tokens=False).ids for text in texts)
     room = max(1, max_seq_len - len(prefix) - len(suffix))
     return [Encoding(np.array([*prefix, *body[:room], *suffix], np.int32)) for body in bodies]
 
 
-def _filled(template: RerankTemplate, query: str, document: str) -> str:
+def _fill(template: RerankTemplate, query: str, document: str) -> str:
     """The template filled as ``bei.tokenizer.encoder`` does: a slot's name inside a text stays as it is."""
     parts = {"query": query, "document": document, "instruction": template.instruction}
     return re.sub(r"\{(query|document|instruction)\}", lambda slot: parts[slot[1]], template.body)
 
 
-def _of_side(
+def _encode_side(
     manifest: Manifest, spec: ModelSpec, tokenizer: Tokenizer, side: Side, texts: Sequence[str]
 ) -> list[Encoding]:
     """Encodings of one side's texts. A prompt precedes a text, or surrounds it; texts that are too long lose their

@@ -21,16 +21,16 @@ from bei_build.weights.model_weights import ModelWeights
 _PURPOSE = "Verifying with PyTorch"
 
 
-def why_not(checkpoint: Checkpoint) -> str | None:
+def unsupported_reason(checkpoint: Checkpoint) -> str | None:
     """The reason why the module cannot be the reference of ``checkpoint`` here; None where it can."""
     if not hf.is_available():
         return "torch is not installed"
     try:
         torch = load_torch(_PURPOSE)
         from bei_build.torch_graph.model import PackedModel
-        from bei_build.torch_graph.parameters import Storage
+        from bei_build.torch_graph.parameters import TensorOptions
 
-        PackedModel(checkpoint.spec, checkpoint.max_seq_len, Storage(torch.device("meta"), torch.float32))
+        PackedModel(checkpoint.spec, checkpoint.max_seq_len, TensorOptions(torch.device("meta"), torch.float32))
     except CompileError as error:
         return f"bei's PyTorch module does not compute this model ({error})"
     except BeiError as error:  # torch is too old, or broken

@@ -28,7 +28,7 @@ def flops(spec: ModelSpec, lengths: Iterable[int]) -> int:
         total += num_tokens * 2 * spec.embeddings.width * spec.hidden_size
     if spec.convolution:
         total += num_tokens * 2 * spec.convolution.kernel_size * spec.hidden_size**2
-    return total + sum(_of_head(head, num_tokens, len(lengths)) for head in spec.heads)
+    return total + sum(_head_flops(head, num_tokens, len(lengths)) for head in spec.heads)
 
 
 def _linear_per_token(layer: LayerSpec, hidden: int) -> int:
@@ -51,13 +51,13 @@ def visible_pairs(spec: AttentionSpec, length: int) -> int:
     return length + one_side * (1 if spec.causal else 2)
 
 
-def _of_head(head: HeadSpec, num_tokens: int, num_sequences: int) -> int:
+def _head_flops(head: HeadSpec, num_tokens: int, num_sequences: int) -> int:
     rows = num_sequences if head.pooling else num_tokens
-    on_tokens = sum(_of_layer(layer) for layer in head.token_layers)
-    return num_tokens * on_tokens + rows * sum(_of_layer(layer) for layer in head.layers)
+    on_tokens = sum(_head_layer_flops(layer) for layer in head.token_layers)
+    return num_tokens * on_tokens + rows * sum(_head_layer_flops(layer) for layer in head.layers)
 
 
-def _of_layer(layer: object) -> int:
+def _head_layer_flops(layer: object) -> int:
     """Operations for one row of a head's layer."""
     if isinstance(layer, DenseSpec):
         return 2 * layer.in_features * layer.out_features * (1 + layer.projects_residual)

@@ -44,9 +44,9 @@ class LinearLayer:
 
 def linear_layers(spec: ModelSpec) -> tuple[LinearLayer, ...]:
     """All quantizable layers in the order in which they run. Layers may share weights (``ModelSpec.weights_of``)."""
-    found = [layer for index, one in enumerate(spec.layers) for layer in _of_layer(one, f"layers.{index}")]
+    found = [layer for index, one in enumerate(spec.layers) for layer in _layer_products(one, f"layers.{index}")]
     for index, one in enumerate(spec.decoder.layers if spec.decoder else ()):
-        found += _of_layer(one, f"decoder.layers.{index}")
+        found += _layer_products(one, f"decoder.layers.{index}")
     return tuple(replace(one, parts=one.weights, weights=tuple(map(spec.weight_read_as, one.weights))) for one in found)
 
 
@@ -55,21 +55,21 @@ def is_projection(layer: LinearLayer) -> bool:
     return layer.name.rpartition(".")[2] in ("qkv", "q", "kv")
 
 
-def _of_layer(spec: LayerSpec, name: str) -> Iterator[LinearLayer]:
-    yield from _of_attention(f"{name}.attention", (("query", "key", "value"),))
+def _layer_products(spec: LayerSpec, name: str) -> Iterator[LinearLayer]:
+    yield from _attention_products(f"{name}.attention", (("query", "key", "value"),))
     if spec.cross_attention:
-        yield from _of_attention(f"{name}.cross_attention", (("query",), ("key", "value")))
-    yield from _of_mlp(spec.mlp, f"{name}.mlp")
+        yield from _attention_products(f"{name}.cross_attention", (("query",), ("key", "value")))
+    yield from _mlp_products(spec.mlp, f"{name}.mlp")
 
 
-def _of_attention(attention: str, products: tuple[tuple[str, ...], ...]) -> Iterator[LinearLayer]:
+def _attention_products(attention: str, products: tuple[tuple[str, ...], ...]) -> Iterator[LinearLayer]:
     for roles in products:
         name = f"{attention}.{''.join(role[0] for role in roles)}"
         yield LinearLayer(name, name, tuple(f"{attention}.{role}.weight" for role in roles))
     yield LinearLayer(f"{attention}.output", f"{attention}.output", (f"{attention}.output.weight",))
 
 
-def _of_mlp(spec: MLPSpec, mlp: str) -> Iterator[LinearLayer]:
+def _mlp_products(spec: MLPSpec, mlp: str) -> Iterator[LinearLayer]:
     if spec.experts:
         for index in range(spec.experts.count):
             up, down = (f"{mlp}.experts.{index}.{role}" for role in ("up", "down"))

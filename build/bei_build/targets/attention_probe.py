@@ -48,7 +48,7 @@ _NO = {
 
 
 @dataclass(frozen=True)
-class Layer:
+class ProbedLayer:
     """One attention layer. ``capability``: 89 for a GPU of compute capability 8.9; None is this machine's GPU."""
 
     capability: int | None
@@ -58,30 +58,30 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProbeResult:
     """The result for a layer. ``fused`` is no where the library reports that it has no kernel, unknown where the build
     failed otherwise.
 
     ``reason`` is empty for yes.
     """
 
-    layer: Layer
+    layer: ProbedLayer
     fused: Literal["yes", "no", "unknown"]
     reason: str = ""
     seconds: float = 0.0
 
 
-def probe(trt: Any, layer: Layer) -> Answer:
+def probe(trt: Any, layer: ProbedLayer) -> ProbeResult:
     """Build ``layer`` with the library ``trt``. Any exception of the library becomes an answer."""
     started = time.perf_counter()
     try:
         fused, reason = _build(trt, layer)
     except Exception as error:  # TypeError for no builder, RuntimeError, AttributeError of an older version, ...
         fused, reason = "unknown", f"{type(error).__name__}: {error}"
-    return Answer(layer, fused, _one_line(reason), round(time.perf_counter() - started, 3))
+    return ProbeResult(layer, fused, _one_line(reason), round(time.perf_counter() - started, 3))
 
 
-def _build(trt: Any, layer: Layer) -> tuple[Literal["yes", "no", "unknown"], str]:
+def _build(trt: Any, layer: ProbedLayer) -> tuple[Literal["yes", "no", "unknown"], str]:
     logger = process_logger(trt.ILogger)
     with logger.recording() as lines:
         try:
@@ -105,7 +105,7 @@ class _CannotError(Exception):
         self.is_open = is_open
 
 
-def _plan(trt: Any, logger: Any, layer: Layer) -> Any:
+def _plan(trt: Any, logger: Any, layer: ProbedLayer) -> Any:
     """The plan that the library builds for ``layer``; None where it builds none."""
     builder = trt.Builder(logger)
     network = builder.create_network(0)
@@ -125,7 +125,7 @@ def _plan(trt: Any, logger: Any, layer: Layer) -> Any:
     return plan
 
 
-def _add_layer(trt: Any, network: Any, profile: Any, layer: Layer) -> list[Any]:
+def _add_layer(trt: Any, network: Any, profile: Any, layer: ProbedLayer) -> list[Any]:
     """Add the layer's inputs and attention. Returns arrays that TensorRT reads during the build without copying
     them."""
     is_packed, inputs = layer.form == "packed", _Inputs(trt, network, profile)
@@ -181,7 +181,7 @@ def _one_line(text: str) -> str:
     return line if len(line) <= _REASON_LENGTH else line[: _REASON_LENGTH - 3] + "..."
 
 
-def probed(target: str, layers: Sequence[Layer], seconds: float = _SECONDS_OF_A_LAYER) -> Iterator[Answer]:
+def probed(target: str, layers: Sequence[ProbedLayer], seconds: float = _SECONDS_OF_A_LAYER) -> Iterator[ProbeResult]:
     """An answer for each of ``layers``, in order, from the library of ``target`` in another process.
 
     A layer at which that process dies, or that takes longer than ``seconds``, is unknown, and a new process continues
@@ -196,17 +196,17 @@ def probed(target: str, layers: Sequence[Layer], seconds: float = _SECONDS_OF_A_
                 yield answer
             if left:
                 failures += len(left) == num_before
-                yield Answer(left.pop(0), "unknown", worker.end())
+                yield ProbeResult(left.pop(0), "unknown", worker.end())
         finally:
             worker.end()
     for layer in left:
-        yield Answer(layer, "unknown", "not tried: the library's process ended twice without any answer")
+        yield ProbeResult(layer, "unknown", "not tried: the library's process ended twice without any answer")
 
 
 class _Worker:
     """A process that answers ``layers`` in order, one line of JSON each."""
 
-    def __init__(self, target: str, layers: Sequence[Layer]) -> None:
+    def __init__(self, target: str, layers: Sequence[ProbedLayer]) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, target],
             stdin=subprocess.PIPE,
@@ -226,7 +226,7 @@ class _Worker:
         for thread in self._threads:
             thread.start()
 
-    def next_answer(self, seconds: float) -> Answer | None:
+    def next_answer(self, seconds: float) -> ProbeResult | None:
         """The next answer; None where the process ended, or did not answer in time."""
         try:
             line = self._lines.get(timeout=seconds)
@@ -236,7 +236,7 @@ class _Worker:
         if not line:
             self._process.wait()
             return None
-        return msgspec.json.decode(line, type=Answer)
+        return msgspec.json.decode(line, type=ProbeResult)
 
     def end(self) -> str:
         """End the process if it still runs; returns the cause of its end."""
@@ -271,7 +271,7 @@ def main() -> None:
     """Read layers as JSON on stdin; write one answer per line on stdout, which is redirected for the library."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    layers = msgspec.json.decode(sys.stdin.buffer.read(), type=list[Layer])
+    layers = msgspec.json.decode(sys.stdin.buffer.read(), type=list[ProbedLayer])
     try:
         trt = load_library(sys.argv[1], "Building an attention layer")
     except BeiError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from bei.artifact.manifest import EngineRequirements
 from bei.core import Limits
-from bei_build.onnx_graph.writer import Observed
+from bei_build.onnx_graph.writer import ObservedTensor
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.quantization import Quantization
 from bei_build.weights.model_weights import ModelWeights
@@ -30,7 +30,7 @@ class Numerics:
 
     precision: str
     quantization: Quantization | None = None
-    observed: Mapping[str, Observed] = field(default_factory=dict)
+    observed: Mapping[str, ObservedTensor] = field(default_factory=dict)
 
 
 class Compiler(Protocol):

@@ -117,7 +117,7 @@ class TRTLLMCompiler:
         if precision not in model_class.precisions:
             others = " or ".join(model_class.precisions)
             raise CompileError(
-                f"TensorRT-LLM's {model_class.name} computes in {others}, not in {precision}{_why_not(model_class)}: "
+                f"TensorRT-LLM's {model_class.name} computes in {others}, not in {precision}{_mismatch(model_class)}: "
                 f"build with --precision {others}."
             )
         config = {**model_class.config(spec, limits), "torch_dtype": _TYPE_NAMES[precision]}
@@ -155,7 +155,7 @@ def class_of(spec: ModelSpec) -> ModelClass:
     return model_class
 
 
-def _why_not(model_class: ModelClass) -> str:
+def _mismatch(model_class: ModelClass) -> str:
     return " (it casts to float16 whatever is stored, and has no FP8)" if model_class.family is bert.FAMILY else ""
 
 
@@ -173,17 +173,17 @@ def _difference(ours: Any, theirs: Any, path: str = "") -> str | None:
         return None
     if isinstance(ours, tuple) and any(isinstance(part, float) for part in ours):
         return f"its {path} has other numbers than there"
-    return f"its {path} is {_said(ours)}, and there {_said(theirs)}"
+    return f"its {path} is {_describe(ours)}, and there {_describe(theirs)}"
 
 
 def _are_parts(value: Any) -> bool:
     return isinstance(value, tuple) and all(dataclasses.is_dataclass(part) for part in value)
 
 
-def _said(value: Any) -> str:
+def _describe(value: Any) -> str:
     """A spec's value for people; long ones are described."""
     if isinstance(value, tuple):
-        return ", ".join(_said(part) for part in value) or "none"
+        return ", ".join(_describe(part) for part in value) or "none"
     if isinstance(value, HeadSpec):
         return value.output
     if isinstance(value, DenseSpec):

@@ -121,7 +121,7 @@ class _Scales:
         self._read = read
         self._known: dict[tuple[str, ...], np.float32] = {}
 
-    def of(self, group: tuple[str, ...]) -> np.float32:
+    def scale_of(self, group: tuple[str, ...]) -> np.float32:
         """Largest absolute value / 448; 1 for zeros."""
         if group not in self._known:
             largest = max(float(np.abs(_finite(name, self._read(name))).max()) for name in group)
@@ -149,7 +149,7 @@ class _Quantized:
 
     def __call__(self) -> npt.NDArray[Any]:
         assert self.tensor.scale_group is not None
-        scaled = self.read(self.tensor.weight) / self.scales.of(self.tensor.scale_group)
+        scaled = self.read(self.tensor.weight) / self.scales.scale_of(self.tensor.scale_group)
         quantized: npt.NDArray[Any] = np.clip(scaled, -_LARGEST_FP8, _LARGEST_FP8).astype(_TYPES["F8_E4M3"])
         return quantized
 
@@ -160,7 +160,7 @@ class _Scale:
     scales: _Scales
 
     def __call__(self) -> npt.NDArray[Any]:
-        return np.array(self.scales.of(self.group), np.float32)
+        return np.array(self.scales.scale_of(self.group), np.float32)
 
 
 def _finite(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -208,7 +208,7 @@ def _quantization(unquantized: Sequence[str], producer: Mapping[str, str]) -> di
 
 
 def _inline_quantization(unquantized: Sequence[str], producer: Mapping[str, str]) -> dict[str, Any]:
-    """The same for config.json, in ModelOpt's newer, flat form. Activations are scaled dynamically."""
+    """ModelOpt's newer, flat form of the same settings, for config.json. Activations are scaled dynamically."""
     eight_bits = {"num_bits": 8, "type": "float"}
     group = {
         "weights": {**eight_bits, "dynamic": False},

@@ -22,7 +22,7 @@ from tokenizers.processors import Sequence as ProcessorSequence
 from bei.errors import TokenizerError
 from bei.utils.untrusted_files import MOST_TOKENIZER_BYTES, read_bounded
 from bei_build.files.json_settings import read_object
-from bei_build.tokenizer.library_tokenizer import LibraryTokenizer, TokenizerReading, stored_tokenizer, token_of
+from bei_build.tokenizer.library_tokenizer import LibraryTokenizer, TokenizerSettings, stored_tokenizer, token_of
 
 # transformers writes int(1e30) for "no limit".
 _NO_LIMIT = 1 << 24
@@ -41,7 +41,7 @@ class _Stored(msgspec.Struct):
     truncation: _Truncation | None = None
 
 
-def artifact_tokenizer(library: LibraryTokenizer, reading: TokenizerReading, folder: Path) -> Tokenizer:
+def artifact_tokenizer(library: LibraryTokenizer, settings: TokenizerSettings, folder: Path) -> Tokenizer:
     """The tokenizer of ``folder`` as the runtime uses it; changes ``library``'s own in place. Raises TokenizerError.
 
     If the library's class is written in Python, it is the unchanged tokenizer.json, whose ids are compared later.
@@ -52,23 +52,23 @@ def artifact_tokenizer(library: LibraryTokenizer, reading: TokenizerReading, fol
     tokenizer.no_padding()
     if library.surrounded_by:
         _surround(tokenizer, library.surrounded_by)
-    adapt(tokenizer, reading)
-    if reading.ends_in_eos:
+    adapt(tokenizer, settings)
+    if settings.ends_in_eos:
         _end_in_eos(tokenizer, folder)
-    if reading.is_static:
+    if settings.is_static:
         tokenizer.post_processor = ProcessorSequence(_without_templates(tokenizer.post_processor))
     return tokenizer
 
 
-def adapt(tokenizer: Tokenizer, reading: TokenizerReading) -> None:
+def adapt(tokenizer: Tokenizer, settings: TokenizerSettings) -> None:
     """Apply the changes that sentence-transformers and PyLate make to a loaded tokenizer."""
-    if reading.lowercase and not _lowers(tokenizer.normalizer):
+    if settings.lowercase and not _lowers(tokenizer.normalizer):
         before: list[Normalizer] = [Lowercase()]
         tokenizer.normalizer = NormalizerSequence(before + ([tokenizer.normalizer] if tokenizer.normalizer else []))
-    _keep_whole(tokenizer, reading.markers)
+    _keep_whole(tokenizer, settings.markers)
 
 
-def fitted_to_table(
+def without_rowless_tokens(
     tokenizer: Tokenizer, stored: Tokenizer | None, vocab_size: int
 ) -> tuple[Tokenizer, tuple[str, ...]]:
     """``tokenizer`` without the added tokens that only the class defines, not tokenizer.json (``stored``), and for

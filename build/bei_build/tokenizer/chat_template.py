@@ -19,7 +19,7 @@ from bei.artifact.manifest import RerankTemplate
 from bei.errors import CheckpointError
 from bei.utils.libraries import importing
 from bei_build.files.json_settings import read_object, setting
-from bei_build.files.sandbox import OutOfBoundsError, within_bounds
+from bei_build.files.sandbox import SandboxError, run_bounded
 from bei_build.tokenizer.artifact_tokenizer import special_tokens
 from bei_build.tokenizer.library_tokenizer import read_template
 
@@ -104,7 +104,7 @@ def derive_template(
             {"role": role, "content": [{"type": "text", "text": texts[role]}] if structured else texts[role]}
             for role in roles
         ]
-        return _rendered(folder, source, messages, arguments)
+        return _render(folder, source, messages, arguments)
 
     shapes = {_shape(render, marks, instruction) for marks in _MARKS}
     if len(shapes) > 1:
@@ -198,7 +198,7 @@ def _template_of(folder: Path) -> str:
     return template
 
 
-def _rendered(folder: Path, source: str, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
+def _render(folder: Path, source: str, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
     """Render in transformers' sandbox (jinja2's ImmutableSandboxedEnvironment)."""
     with importing("jinja2", "cpu", _PURPOSE):
         import jinja2  # noqa: F401  # the renderer needs it, and does not report that on import
@@ -206,11 +206,11 @@ def _rendered(folder: Path, source: str, messages: list[dict[str, Any]], argumen
         from transformers.utils.chat_template_utils import render_jinja_template
     try:
         # It returns texts and their locations.
-        return within_bounds(
+        return run_bounded(
             lambda: str(render_jinja_template([messages], chat_template=source, **arguments)[0][0]),
             _MOST_S,
             _MOST_EXTRA_BYTES,
         )
-    except OutOfBoundsError as error:
+    except SandboxError as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"The chat template in {folder} cannot be rendered ({reason}). {_REMEDY}") from error

@@ -47,7 +47,7 @@ class TokenIds(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TokenizerReading:
+class TokenizerSettings:
     """Settings for loading a checkpoint's tokenizer files.
 
     ``choice``: "transformers", the tokenizer of the installed version's class; "auto", the same with BOS and EOS that
@@ -91,17 +91,17 @@ class LibraryTokenizer(Protocol):
         ...
 
 
-def open_tokenizer(folder: Path, reading: TokenizerReading) -> LibraryTokenizer:
+def open_tokenizer(folder: Path, settings: TokenizerSettings) -> LibraryTokenizer:
     """The tokenizer of ``folder``. Raises TokenizerError, MissingDependencyError."""
-    if reading.is_static or reading.choice == "file":
-        return _StoredTokenizer(folder, special_tokens=not reading.is_static)
+    if settings.is_static or settings.choice == "file":
+        return _StoredTokenizer(folder, special_tokens=not settings.is_static)
     _check_files(folder)
-    loaded = _load(folder, reading.arguments)
-    asked = _passed_over(folder, loaded) if reading.choice == "auto" else {}
+    loaded = _load(folder, settings.arguments)
+    asked = _passed_over(folder, loaded) if settings.choice == "auto" else {}
     if not asked:
         return _TransformersTokenizer(loaded)
     added = {f"add_{kind}_token": token is not None for kind, token in asked.items()}
-    return _TransformersTokenizer(_load(folder, {**reading.arguments, **added}), _backend(loaded), asked)
+    return _TransformersTokenizer(_load(folder, {**settings.arguments, **added}), _backend(loaded), asked)
 
 
 def tokenization_of(library: LibraryTokenizer) -> Tokenization:
@@ -114,14 +114,14 @@ def tokenization_of(library: LibraryTokenizer) -> Tokenization:
     )
 
 
-def check_model(stored: Tokenizer | None, library: LibraryTokenizer, reading: TokenizerReading) -> None:
+def check_model(stored: Tokenizer | None, library: LibraryTokenizer, settings: TokenizerSettings) -> None:
     """Refuse a class that loads tokenizer.json, ``stored``, as the vocabulary of another model, unless the user chose
     it: it would find hardly a word. Raises TokenizerError.
 
     paraphrase-multilingual-MiniLM-L12-v2, a BERT with XLM-RoBERTa's tokenizer, named no class until its authors fixed
     it (https://github.com/embeddings-benchmark/mteb/pull/5377).
     """
-    if stored is None or library.backend is None or reading.choice != "auto":
+    if stored is None or library.backend is None or settings.choice != "auto":
         return
     own, other = (type(tokenizer.model).__name__ for tokenizer in (stored, library.backend))
     if own != other:

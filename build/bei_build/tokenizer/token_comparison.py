@@ -25,7 +25,7 @@ from bei_build.tokenizer.library_tokenizer import (
     LibraryTokenizer,
     Texts,
     TokenIds,
-    TokenizerReading,
+    TokenizerSettings,
     open_tokenizer,
     token_of,
 )
@@ -102,10 +102,10 @@ class TokenSources:
         self._known: dict[tuple[tuple[Texts, ...], int], list[TokenIds]] = {}
 
     @classmethod
-    def opened(
+    def open(
         cls,
         folder: Path,
-        reading: TokenizerReading,
+        settings: TokenizerSettings,
         artifact: Path,
         tokenization: Tokenization,
         max_seq_len: int,
@@ -115,10 +115,10 @@ class TokenSources:
     ) -> TokenSources:
         """Open the library's tokenizer of the checkpoint in ``folder``, and the tokenizer.json ``artifact`` as a server
         reads it with ``tokenization``. Raises TokenizerError."""
-        library = open_tokenizer(folder, reading)
-        eos = token_of(folder, "eos") if reading.ends_in_eos else None
+        library = open_tokenizer(folder, settings)
+        eos = token_of(folder, "eos") if settings.ends_in_eos else None
         if library.runs is not None:
-            adapt(library.runs, reading)
+            adapt(library.runs, settings)
         encoder = TextEncoder(
             artifact,
             max_seq_len,
@@ -130,7 +130,7 @@ class TokenSources:
             eos_id = None
         return cls(library, encoder, eos_id, num_rows, types_matter=types_matter)
 
-    def of(self, library: LibraryTokenizer) -> TokenSources:
+    def with_library(self, library: LibraryTokenizer) -> TokenSources:
         """A copy with another library's tokenizer."""
         return TokenSources(library, self.encoder, self._eos, self._num_rows, types_matter=self._types_matter)
 
@@ -195,7 +195,7 @@ class Probes:
     pairs: list[Texts]
 
 
-def probes_of(sources: TokenSources, texts: Iterable[str], prompts: Iterable[str], max_seq_len: int) -> Probes:
+def make_probes(sources: TokenSources, texts: Iterable[str], prompts: Iterable[str], max_seq_len: int) -> Probes:
     """``texts``, every added token in several places, ``prompts`` before a text, a text that is too long, and each with
     the next one as a pair."""
     known = sources.library.runs
@@ -216,7 +216,7 @@ def probes_of(sources: TokenSources, texts: Iterable[str], prompts: Iterable[str
     return Probes([(text,) for text in singles], [pair for pair in pairs if sum(map(len, pair)) < _MOST_PAIR_CHARS])
 
 
-def compared(sources: TokenSources, probes: Probes, max_seq_len: int, sha256: str) -> TokenAgreement:
+def compare_tokens(sources: TokenSources, probes: Probes, max_seq_len: int, sha256: str) -> TokenAgreement:
     """Compare both ways on ``probes``; ``sha256`` is that of the artifact's file.
 
     Raises TokenizerError naming the first text that differs, with both lists.
@@ -229,7 +229,7 @@ def compared(sources: TokenSources, probes: Probes, max_seq_len: int, sha256: st
         sources.differences(cuts, max_seq_len, room),
     )
     if (one := next(found, None)) is not None:
-        raise TokenizerError(_named(one, sources.library))
+        raise TokenizerError(_message(one, sources.library))
     return TokenAgreement(
         library=sources.library.library,
         tokenizer_class=sources.library.tokenizer_class,
@@ -239,18 +239,18 @@ def compared(sources: TokenSources, probes: Probes, max_seq_len: int, sha256: st
     )
 
 
-def other_reading(
-    folder: Path, reading: TokenizerReading, sources: TokenSources, probes: Probes, max_seq_len: int
+def reading_difference(
+    folder: Path, settings: TokenizerSettings, sources: TokenSources, probes: Probes, max_seq_len: int
 ) -> str | None:
     """A sentence on how the library's ids, or token types that matter, differ from those of the unchanged
     tokenizer.json; None where they are equal, or where the user chose that file."""
     library = sources.library
     if library.backend is None or library.tokenizer_class == STORED or not (folder / "tokenizer.json").is_file():
         return None
-    stored = open_tokenizer(folder, replace(reading, choice="file"))
+    stored = open_tokenizer(folder, replace(settings, choice="file"))
     assert stored.runs is not None
-    adapt(stored.runs, reading)
-    as_stored = sources.of(stored)
+    adapt(stored.runs, settings)
+    as_stored = sources.with_library(stored)
     others: list[Texts] = []
     for texts in (probes.texts, probes.pairs):
         both = (one.by_library(texts, max_seq_len) for one in (sources, as_stored))
@@ -270,7 +270,7 @@ def other_reading(
     )
 
 
-def _named(found: Difference, library: LibraryTokenizer) -> str:
+def _message(found: Difference, library: LibraryTokenizer) -> str:
     ids = [_ids_of(side) for side in (found.library, found.artifact)]
     message = (
         f"{library.library} ({library.tokenizer_class}) and the artifact's tokenizer give {_shown(found.texts)} other "

@@ -22,7 +22,7 @@ from bei.errors import CheckpointError, TokenizerError, VerificationError
 from bei.tokenizer.file import read_tokenizer
 from bei_build.files.json_settings import read_object
 from bei_build.tokenizer.artifact_tokenizer import model_max_length
-from bei_build.tokenizer.library_tokenizer import TokenizerReading, open_tokenizer
+from bei_build.tokenizer.library_tokenizer import TokenizerSettings, open_tokenizer
 from bei_build.weights.tensor_store import open_weights
 
 _TENSOR = "weight"
@@ -68,13 +68,15 @@ def read_table(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> Float32Ar
     return np.append(weights, np.zeros(vocab_size - count, np.float32)).astype(np.float32)
 
 
-def check_table(artifact: Path, folder: Path, reading: TokenizerReading, vocab_size: int, texts: Sequence[str]) -> int:
+def check_table(
+    artifact: Path, folder: Path, settings: TokenizerSettings, vocab_size: int, texts: Sequence[str]
+) -> int:
     """Compare the vectors from the artifact's own files for ``texts`` with those of the library's module in ``folder``,
     whose tokenizer settings are the other side's; returns the number of texts.
 
     Raises VerificationError where a weight differs, TokenizerError where ``folder`` has another tokenizer.
     """
-    tokenizer, library = read_tokenizer(artifact / TOKENIZER), open_tokenizer(folder, reading)
+    tokenizer, library = read_tokenizer(artifact / TOKENIZER), open_tokenizer(folder, settings)
     table = read_token_weights(artifact / TOKEN_WEIGHTS, vocab_size)
     with closing(open_weights(folder)) as store:
         weights = store.read(_TENSOR)

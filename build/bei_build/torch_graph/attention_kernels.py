@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bei_build.spec.parts import AttentionSpec
-from bei_build.torch_graph.packed_step import Step
+from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.positions import ScoreTerms
 
 Kernel: TypeAlias = Literal["flash", "ragged", "plain"]
@@ -25,27 +25,27 @@ _PACKED_TYPES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
-class Choice:
+class KernelChoice:
     """A kernel, and the reasons against faster ones; empty where there is none."""
 
     kernel: Kernel
     reasons: tuple[str, ...] = ()
 
 
-def choose(spec: AttentionSpec, device: torch.device, dtype: torch.dtype, *, partial_keys: bool) -> Choice:
+def choose_kernel(spec: AttentionSpec, device: torch.device, dtype: torch.dtype, *, partial_keys: bool) -> KernelChoice:
     """The fastest kernel that computes ``spec``."""
     if device.type != "cuda":
-        return Choice("plain", (f"packed kernels need CUDA, and the device is {device.type}",))
+        return KernelChoice("plain", (f"packed kernels need CUDA, and the device is {device.type}",))
     if dtype not in _PACKED_TYPES:
-        return Choice("plain", (f"packed kernels take bfloat16 and float16, and the model computes in {dtype}",))
+        return KernelChoice("plain", (f"packed kernels take bfloat16 and float16, and the model computes in {dtype}",))
     reasons = tuple(_against_flash(spec, partial_keys))
     if not reasons:
-        return Choice("flash")
+        return KernelChoice("flash")
     if spec.head_dim > _WIDEST_HEAD:
-        return Choice("plain", (*reasons, f"the Triton kernel takes heads of up to {_WIDEST_HEAD}"))
+        return KernelChoice("plain", (*reasons, f"the Triton kernel takes heads of up to {_WIDEST_HEAD}"))
     if importlib.util.find_spec("triton") is None:
-        return Choice("plain", (*reasons, "Triton is not installed"))
-    return Choice("ragged", reasons)
+        return KernelChoice("plain", (*reasons, "Triton is not installed"))
+    return KernelChoice("ragged", reasons)
 
 
 def _against_flash(spec: AttentionSpec, partial_keys: bool) -> list[str]:
@@ -70,7 +70,9 @@ def reads(kernel: Kernel, *, partial_keys: bool) -> tuple[str, ...]:
     return ("cu_query_lens", "slot_ids", *(("key_lens",) if partial_keys else ()))
 
 
-def flash(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, step: Step, *, partial_keys: bool) -> Tensor:
+def flash(
+    query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, step: PackedStep, *, partial_keys: bool
+) -> Tensor:
     """Attention of ``query`` [T, heads, head_dim] to ``key`` and ``value`` [T, kv_heads, head_dim]; shape and type of
     ``query``.
 
@@ -99,9 +101,16 @@ def flash(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, step: 
 
 
 def plain(
-    query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, terms: ScoreTerms, step: Step, *, partial_keys: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    spec: AttentionSpec,
+    terms: ScoreTerms,
+    step: PackedStep,
+    *,
+    partial_keys: bool,
 ) -> Tensor:
-    """The same with any mask and any terms, in FP32, on padded tokens: memory grows with the square of the longest
+    """Attention with any mask and any terms, in FP32, on padded tokens: memory grows with the square of the longest
     sequence.
 
     A query without a visible key gets zeros.
@@ -119,20 +128,20 @@ def plain(
     return by_slot.index_select(0, step["unpad_index"]).to(query.dtype)
 
 
-def _padded(heads: Tensor, step: Step) -> Tensor:
+def _padded(heads: Tensor, step: PackedStep) -> Tensor:
     """``heads`` [T, heads, any] as float32 [B, heads, S, any]."""
     index = step["pad_index"]
     rows = torch.unflatten(heads.index_select(0, index.flatten()), 0, (index.shape[0], index.shape[1]))
     return rows.transpose(1, 2).float()
 
 
-def _distances(step: Step) -> Tensor:
+def _distances(step: PackedStep) -> Tensor:
     """Key less query of each pair of slots, INT64 [S, S]."""
     slots = step["slot_ids"].long()
     return step.once("distances", lambda: slots[None, :] - slots[:, None])
 
 
-def _visible(spec: AttentionSpec, step: Step, *, partial_keys: bool) -> Tensor:
+def _visible(spec: AttentionSpec, step: PackedStep, *, partial_keys: bool) -> Tensor:
     """True where the query (row) sees the key (column), BOOL [B, 1, 1 or S, S]."""
 
     def made() -> Tensor:
@@ -144,7 +153,7 @@ def _visible(spec: AttentionSpec, step: Step, *, partial_keys: bool) -> Tensor:
     return step.once(("visible", spec.causal, spec.window), made)
 
 
-def _by_distance(terms: ScoreTerms, step: Step) -> Tensor | float:
+def _by_distance(terms: ScoreTerms, step: PackedStep) -> Tensor | float:
     """Score terms that depend on the distance alone, [heads, S, S]."""
     total: Tensor | float = 0.0
     if terms.relative_bias is not None:
@@ -156,7 +165,7 @@ def _by_distance(terms: ScoreTerms, step: Step) -> Tensor | float:
     return total
 
 
-def _disentangled(terms: ScoreTerms, step: Step) -> Tensor | float:
+def _disentangled(terms: ScoreTerms, step: PackedStep) -> Tensor | float:
     """DeBERTa's terms, added before the scale, [B, heads, S, S]."""
     total: Tensor | float = 0.0
     if terms.rows is None:

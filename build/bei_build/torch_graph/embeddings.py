@@ -11,8 +11,8 @@ from bei_build.spec.parts import ConvolutionSpec, DecoderSpec, EmbeddingsSpec, M
 from bei_build.spec.position_tables import position_rows
 from bei_build.torch_graph.activation import activated
 from bei_build.torch_graph.norms import Norm
-from bei_build.torch_graph.packed_step import Step
-from bei_build.torch_graph.parameters import Linear, Storage, Table
+from bei_build.torch_graph.packed_step import PackedStep
+from bei_build.torch_graph.parameters import Linear, Table, TensorOptions
 
 
 class Embeddings(nn.Module):
@@ -21,20 +21,22 @@ class Embeddings(nn.Module):
     ``with_words``: this module owns the word table; a decoder gets the encoder's as an argument.
     """
 
-    def __init__(self, spec: EmbeddingsSpec, hidden_size: int, storage: Storage, *, with_words: bool = True) -> None:
+    def __init__(
+        self, spec: EmbeddingsSpec, hidden_size: int, options: TensorOptions, *, with_words: bool = True
+    ) -> None:
         super().__init__()
         self._spec = spec
         width = spec.width or hidden_size
         if with_words:
-            self.word = Table(spec.vocab_size, width, storage)
+            self.word = Table(spec.vocab_size, width, options)
         if spec.max_positions:
-            self.position = Table(spec.max_positions, width, storage)
+            self.position = Table(spec.max_positions, width, options)
         if spec.type_vocab_size:
-            self.types = Table(spec.type_vocab_size, width, storage)
+            self.types = Table(spec.type_vocab_size, width, options)
         if spec.task_vocab_size:
-            self.task = Table(spec.task_vocab_size, width, storage)
-        self.norm = Norm(spec.norm, width, storage) if spec.norm else None
-        self.projection = Linear(width, hidden_size, True, storage) if spec.width else None
+            self.task = Table(spec.task_vocab_size, width, options)
+        self.norm = Norm(spec.norm, width, options) if spec.norm else None
+        self.projection = Linear(width, hidden_size, True, options) if spec.width else None
         self.reads = tuple(
             name
             for name, is_read in {
@@ -46,7 +48,7 @@ class Embeddings(nn.Module):
             if is_read
         )
 
-    def forward(self, input_ids: Tensor, words: Table, step: Step) -> Tensor:
+    def forward(self, input_ids: Tensor, words: Table, step: PackedStep) -> Tensor:
         """States of the tokens ``input_ids`` [T], [T, hidden]."""
         spec = self._spec
         total = words(input_ids)
@@ -67,14 +69,14 @@ class Embeddings(nn.Module):
         return self.projection(total) if self.projection else total  # type: ignore[no-any-return]
 
 
-def _factors(input_ids: Tensor, spec: MaskDropoutSpec, step: Step) -> Tensor:
+def _factors(input_ids: Tensor, spec: MaskDropoutSpec, step: PackedStep) -> Tensor:
     """Factors of the tokens' rows, float32 [T]."""
     others = (input_ids != spec.token_id).float()
     ratio = step.of_sequences(torch.ones_like(others), "sum") / step.of_sequences(others, "sum")
     return others * (ratio * (1.0 - spec.share)).index_select(0, step["sequence_ids"])
 
 
-class MovedIds(nn.Module):
+class ShiftedIds(nn.Module):
     """Ids for a decoder of ``spec``: each token's is that of the token before it."""
 
     def __init__(self, spec: DecoderSpec) -> None:
@@ -86,7 +88,7 @@ class MovedIds(nn.Module):
             self._counted = position_ids_but(spec.padding_id)
             self.reads += ("cu_query_lens", "first_index", "sequence_ids", self._counted)
 
-    def forward(self, input_ids: Tensor, step: Step) -> Tensor:
+    def forward(self, input_ids: Tensor, step: PackedStep) -> Tensor:
         """Shifted ids, INT32 [T]."""
         before = functional.pad(input_ids[:-1], (1, 0))
         if self._start_id is None:
@@ -103,14 +105,14 @@ class Convolution(nn.Module):
 
     reads = ("position_ids", "token_seq_lens")
 
-    def __init__(self, spec: ConvolutionSpec, hidden_size: int, storage: Storage) -> None:
+    def __init__(self, spec: ConvolutionSpec, hidden_size: int, options: TensorOptions) -> None:
         super().__init__()
         self._spec = spec
-        self.weight = storage.empty(hidden_size, hidden_size, spec.kernel_size)
-        self.bias = storage.empty(hidden_size)
-        self.norm = Norm(spec.norm, hidden_size, storage)
+        self.weight = options.empty(hidden_size, hidden_size, spec.kernel_size)
+        self.bias = options.empty(hidden_size)
+        self.norm = Norm(spec.norm, hidden_size, options)
 
-    def forward(self, hidden: Tensor, embedded: Tensor, step: Step) -> Tensor:
+    def forward(self, hidden: Tensor, embedded: Tensor, step: PackedStep) -> Tensor:
         """States after the convolution, from ``hidden`` [T, hidden], the states after the first layer, and
         ``embedded``, those before it."""
         reach = self._spec.kernel_size // 2
@@ -119,7 +121,7 @@ class Convolution(nn.Module):
         return self.norm(hidden + activated(product, self._spec.activation))  # type: ignore[no-any-return]
 
 
-def _neighbours(rows: Tensor, offset: int, step: Step) -> Tensor:
+def _neighbours(rows: Tensor, offset: int, step: PackedStep) -> Tensor:
     """For each token the row of the token ``offset`` later, zeros where its sequence has none."""
     position = step["position_ids"] + offset
     is_there = (position >= 0) & (position < step["token_seq_lens"])

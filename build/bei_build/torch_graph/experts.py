@@ -12,20 +12,20 @@ from torch import Tensor, nn
 
 from bei_build.spec.parts import ExpertsSpec, MLPSpec
 from bei_build.torch_graph.activation import activated, gated
-from bei_build.torch_graph.fp8 import ProductChoice, rounded_once, with_ones
+from bei_build.torch_graph.fp8 import ProductChoice, round_once, with_ones
 from bei_build.torch_graph.fp8_experts import FP8Experts
-from bei_build.torch_graph.packed_step import Step
-from bei_build.torch_graph.parameters import ExpertMatrices, Linear, Storage
+from bei_build.torch_graph.packed_step import PackedStep
+from bei_build.torch_graph.parameters import ExpertMatrices, Linear, TensorOptions
 
 
 class _Stored(nn.Module):
     """The stacked weights of all experts, as the checkpoint stores them."""
 
-    def __init__(self, count: int, rows: int, hidden_size: int, has_bias: bool, storage: Storage) -> None:
+    def __init__(self, count: int, rows: int, hidden_size: int, has_bias: bool, options: TensorOptions) -> None:
         super().__init__()
-        self.up: ExpertMatrices | FP8Experts = ExpertMatrices(count, rows, hidden_size, storage, is_transposed=False)
-        self.down: ExpertMatrices | FP8Experts = ExpertMatrices(count, rows, hidden_size, storage, is_transposed=True)
-        self.bias = storage.empty(hidden_size) if has_bias else None
+        self.up: ExpertMatrices | FP8Experts = ExpertMatrices(count, rows, hidden_size, options, is_transposed=False)
+        self.down: ExpertMatrices | FP8Experts = ExpertMatrices(count, rows, hidden_size, options, is_transposed=True)
+        self.bias = options.empty(hidden_size) if has_bias else None
 
 
 class Experts(nn.Module):
@@ -33,15 +33,15 @@ class Experts(nn.Module):
 
     rounding = None  # the router reads unrounded states, so nothing rounds them before
 
-    def __init__(self, spec: MLPSpec, hidden_size: int, storage: Storage, *, grouped: bool | None = None) -> None:
+    def __init__(self, spec: MLPSpec, hidden_size: int, options: TensorOptions, *, grouped: bool | None = None) -> None:
         super().__init__()
         assert spec.experts is not None
         self._spec = spec
         self._experts: ExpertsSpec = spec.experts
         self._grouped = grouped
-        self._fusions = storage.fusions
-        self.router = Linear(hidden_size, spec.experts.count, False, storage.fp32)
-        self.experts = _Stored(spec.experts.count, spec.intermediate_size, hidden_size, spec.down_bias, storage)
+        self._fusions = options.fusions
+        self.router = Linear(hidden_size, spec.experts.count, False, options.fp32)
+        self.experts = _Stored(spec.experts.count, spec.intermediate_size, hidden_size, spec.down_bias, options)
 
     @property
     def is_grouped(self) -> bool:
@@ -61,7 +61,7 @@ class Experts(nn.Module):
     def _against_groups(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.experts.up.against_groups, *self.experts.down.against_groups)))
 
-    def forward(self, value: Tensor, step: Step) -> Tensor:
+    def forward(self, value: Tensor, step: PackedStep) -> Tensor:
         """The sum of the outputs of each token's experts, [T, hidden_size]."""
         shares, chosen = self._routed(value)
         total = self._of_chosen(value, shares, chosen) if self.is_grouped else self._of_all(value, shares, chosen, step)
@@ -76,17 +76,17 @@ class Experts(nn.Module):
         shares = scores.softmax(-1).gather(1, chosen)
         return shares / shares.sum(-1, keepdim=True) if self._experts.normalized else shares, chosen
 
-    def _of_all(self, value: Tensor, shares: Tensor, chosen: Tensor, step: Step) -> Tensor:
+    def _of_all(self, value: Tensor, shares: Tensor, chosen: Tensor, step: PackedStep) -> Tensor:
         up, down, count = self.experts.up, self.experts.down, self._experts.count
         by_expert = shares.new_zeros(value.shape[0], count).scatter(1, chosen, shares).to(value.dtype)
         different = dict.fromkeys(map(up.rounding, range(count)))
-        inputs = {rounding: rounded_once(value, rounding, step) for rounding in different}
+        inputs = {rounding: round_once(value, rounding, step) for rounding in different}
         total = torch.zeros_like(value)
         for index in range(count):
             rounding = down.rounding(index)
-            inner = up.of(index, inputs[up.rounding(index)])  # type: ignore[arg-type] # Rounded only where it rounds
+            inner = up.product(index, inputs[up.rounding(index)])  # type: ignore[arg-type] # Rounded only where it rounds
             inner = gated(inner, None, self._spec.activation, rounding, self._fusions)
-            output = down.of(index, inner if rounding is None else with_ones(inner, step))  # type: ignore[arg-type]
+            output = down.product(index, inner if rounding is None else with_ones(inner, step))  # type: ignore[arg-type]
             total = total + output * by_expert[:, index : index + 1]
         return total
 

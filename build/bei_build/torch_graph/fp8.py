@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from bei_build.spec.dtypes import FloatArray
 from bei_build.spec.quantization import LARGEST, LEAST_OF_A_ROW, LayerQuantization
-from bei_build.torch_graph.packed_step import Step
-from bei_build.torch_graph.parameters import Linear, Storage
+from bei_build.torch_graph.packed_step import PackedStep
+from bei_build.torch_graph.parameters import Linear, TensorOptions
 
 FP8 = torch.float8_e4m3fn
 Product: TypeAlias = Literal["tensorwise", "rowwise", "grouped", "plain"]
@@ -67,7 +67,7 @@ class Rounded(NamedTuple):
     ones: Tensor
 
 
-Reading: TypeAlias = "Tensor | Rounded"
+LinearInput: TypeAlias = "Tensor | Rounded"
 
 
 class Rounding(nn.Module):
@@ -76,13 +76,13 @@ class Rounding(nn.Module):
     ``inverse`` float32 [1], or [width] where channels are smoothed: the factor of values.
     """
 
-    def __init__(self, layer: LayerQuantization, storage: Storage) -> None:
+    def __init__(self, layer: LayerQuantization, options: TensorOptions) -> None:
         super().__init__()
-        self._fusions = storage.fusions
+        self._fusions = options.fusions
         factors = np.array(layer.smoothing or (1.0,), np.float64)
         inverse = torch.from_numpy((_LARGEST / (layer.input_amax * factors)).astype(np.float32))
         self.inverse: Tensor
-        self.register_buffer("inverse", inverse.to(storage.device), persistent=False)
+        self.register_buffer("inverse", inverse.to(options.device), persistent=False)
 
     def forward(self, value: Tensor) -> Tensor:
         """``value`` [T, width] as float8_e4m3fn."""
@@ -91,10 +91,10 @@ class Rounding(nn.Module):
 
             codes: Tensor = activate(value, None, self.inverse, "identity")
             return codes
-        return times(value, self.inverse)
+        return to_fp8(value, self.inverse)
 
 
-def times(value: Tensor, inverse: Tensor) -> Tensor:
+def to_fp8(value: Tensor, inverse: Tensor) -> Tensor:
     """``value`` times the broadcast float32 ``inverse``, as numbers of FP8."""
     return (value.float() * inverse).clamp(-_LARGEST, _LARGEST).to(FP8)
 
@@ -116,7 +116,7 @@ def rounded_matrix(
     return codes, scales * (layer.input_amax / _LARGEST)
 
 
-def with_ones(codes: Tensor, step: Step | None = None) -> Rounded:
+def with_ones(codes: Tensor, step: PackedStep | None = None) -> Rounded:
     """``codes`` as input of linear layers; the ones are made once for a whole ``step``."""
 
     def ones() -> Tensor:
@@ -126,15 +126,15 @@ def with_ones(codes: Tensor, step: Step | None = None) -> Rounded:
 
 
 def product_of(
-    reading: Rounded, codes: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype, product: Product
+    rounded: Rounded, codes: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype, product: Product
 ) -> Tensor:
-    """``reading`` [T, in] times ``codes`` [out, in] with ``scales`` [1, out], plus ``bias``, in ``dtype``."""
+    """``rounded`` [T, in] times ``codes`` [out, in] with ``scales`` [1, out], plus ``bias``, in ``dtype``."""
     if product == "plain":  # products of two numbers of FP8 are exact in FP32, and sums are FP32
-        total = nn.functional.linear(reading.codes.float(), codes.float()) * scales
+        total = nn.functional.linear(rounded.codes.float(), codes.float()) * scales
         return (total if bias is None else total + bias.float()).to(dtype)
     is_rowwise = product == "rowwise"
-    of_rows, of_columns = (reading.ones, scales) if is_rowwise else (reading.ones[:1], scales[:, :1])
-    arguments = reading.codes, codes.t(), of_rows, of_columns
+    of_rows, of_columns = (rounded.ones, scales) if is_rowwise else (rounded.ones[:1], scales[:, :1])
+    arguments = rounded.codes, codes.t(), of_rows, of_columns
     return torch._scaled_mm(*arguments, bias=bias, out_dtype=dtype, use_fast_accum=True)
 
 
@@ -186,19 +186,19 @@ class FP8Linear(nn.Module):
         self.scales.copy_(scales)
         self._product = self.choice.product
 
-    def forward(self, value: Reading) -> Tensor:
+    def forward(self, value: LinearInput) -> Tensor:
         """Product [T, out] with ``value`` [T, in], which is rounded here unless it is already."""
-        reading = value if isinstance(value, Rounded) else with_ones(self.rounding(value))
-        return product_of(reading, self.codes, self.scales, self.bias, self._dtype, self._product)
+        rounded = value if isinstance(value, Rounded) else with_ones(self.rounding(value))
+        return product_of(rounded, self.codes, self.scales, self.bias, self._dtype, self._product)
 
     def exact(self, value: Tensor) -> Tensor:
         """The product with the matrix before rounding. Only with ``keeps_weight``."""
         assert self.weight is not None
         return nn.functional.linear(value, self.weight, self.bias)
 
-    def plain(self, reading: Rounded) -> Tensor:
+    def plain(self, rounded: Rounded) -> Tensor:
         """The slow twin of the fast product."""
-        return product_of(reading, self.codes, self.scales, self.bias, self._dtype, "plain")
+        return product_of(rounded, self.codes, self.scales, self.bias, self._dtype, "plain")
 
     @property
     def stored_shape(self) -> torch.Size:
@@ -235,7 +235,7 @@ class JoinedFP8Linear(FP8Linear):
         self._product = self.choice.product
 
 
-def rounded_once(value: Reading, rounding: Rounding | None, step: Step) -> Reading:
+def round_once(value: LinearInput, rounding: Rounding | None, step: PackedStep) -> LinearInput:
     """``value`` rounded for layers with ``rounding``, unless it is already."""
     return value if rounding is None or isinstance(value, Rounded) else with_ones(rounding(value), step)
 
@@ -249,7 +249,7 @@ def rounding_of(*layers: nn.Module) -> Rounding | None:
     return first.rounding if is_shared else None
 
 
-def read_by(module: nn.Module, names: tuple[str, ...]) -> Rounding | None:
+def common_rounding(module: nn.Module, names: tuple[str, ...]) -> Rounding | None:
     """``rounding_of`` the linear layers ``names`` of ``module``, joined or not."""
     joined = getattr(module, "_".join(names), None)
     return rounding_of(*((joined,) if joined is not None else (getattr(module, name) for name in names)))

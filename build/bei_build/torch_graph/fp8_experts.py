@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from bei_build.spec.quantization import LayerQuantization
 from bei_build.torch_graph.fp8 import (
     FP8,
-    Reading,
+    LinearInput,
     Rounded,
     Rounding,
     choose_product,
     product_of,
     rounded_matrix,
-    times,
+    to_fp8,
     with_ones,
 )
 from bei_build.torch_graph.parameters import ExpertMatrices
@@ -107,20 +107,20 @@ class FP8Experts(nn.Module):
         assert isinstance(found, Rounding)
         return found
 
-    def of(self, index: int, value: Reading) -> Tensor:
+    def product(self, index: int, value: LinearInput) -> Tensor:
         """Product [T, out] of ``value`` [T, in] with the expert at ``index``."""
         place, rounding = self._places[index], self.rounding(index)
         if rounding is None:
             assert isinstance(value, Tensor)
             return nn.functional.linear(value, self.high[place])
-        reading = value if isinstance(value, Rounded) else with_ones(rounding(value))
+        rounded = value if isinstance(value, Rounded) else with_ones(rounding(value))
         scales = self.scales[place : place + 1]
-        return product_of(reading, self.codes[place], scales, None, self._dtype, self.each.product)
+        return product_of(rounded, self.codes[place], scales, None, self._dtype, self.each.product)
 
     def grouped(self, rows: Tensor, owners: Tensor, ends: Tensor) -> Tensor:
         """Product [n, out] of ``rows`` [n, in], sorted by their experts ``owners`` [n]; ``ends`` int32 [count] are the
         ends of the experts' groups."""
-        codes = times(rows, self.inverse[owners])
+        codes = to_fp8(rows, self.inverse[owners])
         ones = torch.ones(rows.shape[0], device=rows.device)
         arguments = codes, self.codes.transpose(1, 2), ones, self.scales
         return torch._scaled_grouped_mm(*arguments, offs=ends, out_dtype=self._dtype, use_fast_accum=True)

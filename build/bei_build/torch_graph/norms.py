@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bei_build.spec.parts import NormSpec
-from bei_build.torch_graph.fp8 import Reading, Rounded, Rounding, with_ones
-from bei_build.torch_graph.packed_step import Step
-from bei_build.torch_graph.parameters import Storage
+from bei_build.torch_graph.fp8 import LinearInput, Rounded, Rounding, with_ones
+from bei_build.torch_graph.packed_step import PackedStep
+from bei_build.torch_graph.parameters import TensorOptions
 
 _WIDEST = 16_384  # columns: the Triton kernel holds a row in registers
 
@@ -38,7 +38,7 @@ class States(NamedTuple):
         return States(self.total, value, factor)
 
 
-class Normed(NamedTuple):
+class NormResult(NamedTuple):
     """A norm's input sum, and its result, unrounded and rounded; None where it was not requested."""
 
     total: Tensor | None
@@ -46,7 +46,7 @@ class Normed(NamedTuple):
     rounded: Rounded | None
 
     @property
-    def reading(self) -> Reading:
+    def linear_input(self) -> LinearInput:
         """The input of the next linear layers."""
         found = self.value if self.rounded is None else self.rounded
         assert found is not None
@@ -59,14 +59,14 @@ class Norm(nn.Module):
     With an offset all of it is computed in FP32: 1 + w in BF16 would keep two or three digits of w.
     """
 
-    def __init__(self, spec: NormSpec, width: int, storage: Storage) -> None:
+    def __init__(self, spec: NormSpec, width: int, options: TensorOptions) -> None:
         super().__init__()
         self.spec = spec
         self._width = width
-        self._is_fused = storage.fusions.has("norm") and width <= _WIDEST
+        self._is_fused = options.fusions.has("norm") and width <= _WIDEST
         has_bias = spec.weight and spec.kind == "layer" and spec.bias
-        self.weight = storage.empty(width) if spec.weight else None
-        self.bias = storage.empty(width) if has_bias else None
+        self.weight = options.empty(width) if spec.weight else None
+        self.bias = options.empty(width) if has_bias else None
 
     def forward(self, value: Tensor) -> Tensor:
         """``value`` [..., width], normalized."""
@@ -77,13 +77,19 @@ class Norm(nn.Module):
         return wide.to(value.dtype)
 
     def of_sum(
-        self, states: States, step: Step, rounding: Rounding | None = None, *, total: bool = False, value: bool = True
-    ) -> Normed:
+        self,
+        states: States,
+        step: PackedStep,
+        rounding: Rounding | None = None,
+        *,
+        total: bool = False,
+        value: bool = True,
+    ) -> NormResult:
         """The norm of the sum ``states``: the sum itself if ``total``, the norm if ``value``, and the norm rounded if
         there is a ``rounding``. Everything is computed in FP32 and rounded once."""
         compute = self._by_triton if self._is_fused else self._composed
         sum_, normalized, codes = compute(states, rounding, total, value)
-        return Normed(
+        return NormResult(
             sum_ if total else None,
             normalized if value else None,
             None if codes is None else with_ones(codes, step),

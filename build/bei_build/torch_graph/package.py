@@ -15,7 +15,7 @@ from bei_build.torch_graph.model import PackedModel, tensors_of
 _EXAMPLE_LENGTHS = (9, 3, 17)
 
 
-def exported(model: PackedModel) -> torch.export.ExportedProgram:
+def export_model(model: PackedModel) -> torch.export.ExportedProgram:
     """``model`` as a graph whose inputs may have any number of tokens, sequences and slots.
 
     Raises CompileError where PyTorch would fix one of them to the example's.
@@ -43,4 +43,4 @@ def write_package(model: PackedModel, path: Path) -> None:
 
     The package has the inputs of ``model``. For a CPU it needs a C++ compiler.
     """
-    torch._inductor.aoti_compile_and_package(exported(model), package_path=str(path))
+    torch._inductor.aoti_compile_and_package(export_model(model), package_path=str(path))

@@ -11,7 +11,7 @@ from torch import Tensor
 T = TypeVar("T")
 
 
-class Step:
+class PackedStep:
     """The tensors of ``bei.engine.packing.graph_inputs`` by name."""
 
     def __init__(self, inputs: Mapping[str, Tensor]) -> None:
@@ -43,5 +43,5 @@ class Step:
         return torch.segment_reduce(rows, reduce, lengths=lengths, axis=0, unsafe=True)
 
     def index_of_sequences(self, values: Tensor, reduce: str) -> Tensor:
-        """The same for integers below 2^53, [T] to INT64 [B]: ``segment_reduce`` takes floating point only."""
+        """``of_sequences`` for integers below 2^53, [T] to INT64 [B]: ``segment_reduce`` takes floating point only."""
         return self.of_sequences(values.double(), reduce).long()

@@ -13,7 +13,7 @@ from bei_build.torch_graph.fusion_choice import NONE, Fusions
 
 
 @dataclass(frozen=True)
-class Storage:
+class TensorOptions:
     """Device of the parameters, type in which the model computes, and the parts that Triton computes."""
 
     device: torch.device
@@ -21,7 +21,7 @@ class Storage:
     fusions: Fusions = NONE
 
     @property
-    def fp32(self) -> Storage:
+    def fp32(self) -> TensorOptions:
         """The same device with FP32, for parts that compute in FP32 whatever the model's type."""
         return replace(self, dtype=torch.float32)
 
@@ -33,8 +33,8 @@ class Storage:
 class Linear(nn.Linear):
     """``value @ weight.T + bias`` without values."""
 
-    def __init__(self, in_features: int, out_features: int, bias: bool, storage: Storage) -> None:
-        super().__init__(in_features, out_features, bias, device=storage.device, dtype=storage.dtype)
+    def __init__(self, in_features: int, out_features: int, bias: bool, options: TensorOptions) -> None:
+        super().__init__(in_features, out_features, bias, device=options.device, dtype=options.dtype)
         self.requires_grad_(False)
 
     def reset_parameters(self) -> None:
@@ -54,9 +54,9 @@ class Linear(nn.Linear):
 class Table(nn.Module):
     """Rows of ``weight`` [rows, width] by their indices."""
 
-    def __init__(self, num_rows: int, width: int, storage: Storage) -> None:
+    def __init__(self, num_rows: int, width: int, options: TensorOptions) -> None:
         super().__init__()
-        self.weight = storage.empty(num_rows, width)
+        self.weight = options.empty(num_rows, width)
 
     def forward(self, index: Tensor) -> Tensor:
         """Rows [..., width] for ``index`` [...]."""
@@ -70,7 +70,7 @@ class JoinedLinear(Linear):
         weight = parts[0].weight
         sizes = [part.out_features for part in parts]
         has_bias = any(part.bias is not None for part in parts)
-        super().__init__(parts[0].in_features, sum(sizes), has_bias, Storage(weight.device, weight.dtype))
+        super().__init__(parts[0].in_features, sum(sizes), has_bias, TensorOptions(weight.device, weight.dtype))
         self.sizes = sizes
         with torch.no_grad():
             torch.cat([part.weight for part in parts], out=self.weight)
@@ -86,12 +86,12 @@ class ExpertMatrices(nn.Module):
     """One linear layer of each expert: stacked matrices, [count * intermediate_size, hidden_size], each [out, in], or
     [in, out] if ``is_transposed``. ``against_groups``: reasons against one product for all of them."""
 
-    def __init__(self, count: int, rows: int, hidden_size: int, storage: Storage, *, is_transposed: bool) -> None:
+    def __init__(self, count: int, rows: int, hidden_size: int, options: TensorOptions, *, is_transposed: bool) -> None:
         super().__init__()
         self._count = count
         self.is_transposed = is_transposed
-        self.weight = storage.empty(count * rows, hidden_size)
-        has_groups = storage.device.type == "cuda" and storage.dtype == torch.bfloat16
+        self.weight = options.empty(count * rows, hidden_size)
+        has_groups = options.device.type == "cuda" and options.dtype == torch.bfloat16
         self.against_groups = () if has_groups else ("one product for all experts needs CUDA and bfloat16",)
 
     @property
@@ -103,7 +103,7 @@ class ExpertMatrices(nn.Module):
     def rounding(self, index: int) -> None:
         """None: inputs are not rounded."""
 
-    def of(self, index: int, value: Tensor) -> Tensor:
+    def product(self, index: int, value: Tensor) -> Tensor:
         """Product [T, out] of ``value`` [T, in] with the expert at ``index``."""
         return value @ self.factors[index]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 from bei_build.spec.parts import AttentionSpec
-from bei_build.torch_graph.packed_step import Step
+from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.positions import ScoreTerms
 
 _NARROWEST = 16  # the minimum of tl.dot
@@ -190,7 +190,14 @@ def _ragged(
 
 
 def ragged(
-    query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, terms: ScoreTerms, step: Step, *, partial_keys: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    spec: AttentionSpec,
+    terms: ScoreTerms,
+    step: PackedStep,
+    *,
+    partial_keys: bool,
 ) -> Tensor:
     """Attention of ``query`` [T, heads, head_dim] to ``key`` and ``value`` [T, kv_heads, head_dim]; shape and type of
     ``query``.

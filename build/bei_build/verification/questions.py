@@ -19,7 +19,7 @@ from bei.verification.comparison import ReferenceAnswers
 from bei.verification.retrieval import RetrievalQuestions
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.config import BuildConfig
-from bei_build.job import Job, fp32_compiler, opened_fp32
+from bei_build.job import Job, fp32_compiler, open_fp32
 from bei_build.progress import Progress
 from bei_build.reference import hf_model as hf
 from bei_build.reference import torch_model as module
@@ -32,18 +32,18 @@ from bei_build.reference.held_out import (
     held_out_texts,
     rank_by_reference,
 )
-from bei_build.reference.retrieval_set import bundled, check_ranks, questions_of
+from bei_build.reference.retrieval_set import bundled_set, check_ranks, retrieval_questions
 from bei_build.spec.precision import PRECISIONS
 from bei_build.targets.base import Compiler
 from bei_build.tokenizer.library_tokenizer import Texts, own_code
-from bei_build.tokenizer.token_comparison import TokenSources, compared, other_reading, probes_of
+from bei_build.tokenizer.token_comparison import TokenSources, compare_tokens, make_probes, reading_difference
 
 # Requirements before compiling: the questions do not depend on the engine.
 NOT_COMPILED = EngineRequirements(compiler="", compiler_version="", device="", capabilities=[])
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedAnswers:
     """The reference's answers: rows for the held-out texts, the row for the canary, and nDCG@10 for each query of the
     retrieval set (None: not asked, or out of time)."""
 
@@ -65,7 +65,7 @@ class Questions:
         self.budget = Budget(job.config.verify_budget)
         self.outputs = [str(head.output) for head in job.checkpoint.spec.heads]  # the canary's is the first
         self._job = job
-        self._expected: Expected | None = None
+        self._expected: ExpectedAnswers | None = None
 
     @property
     def thresholds(self) -> Thresholds:
@@ -82,12 +82,12 @@ class Questions:
         if not _measures_retrieval(job):
             return None
         described = job.describe(NOT_COMPILED)
-        found = questions_of(described, job.checkpoint.spec, job.checkpoint.tokenizer, bundled())
+        found = retrieval_questions(described, job.checkpoint.spec, job.checkpoint.tokenizer, bundled_set())
         if found is None and is_asked:
             raise ConfigError("--verify-retrieval: the model's tokenizer has no tokens for the texts. Leave it out.")
         return found
 
-    def answered(self, progress: Progress, num_texts: int | None = None, *, ranked: bool = True) -> Expected:
+    def answered(self, progress: Progress, num_texts: int | None = None, *, ranked: bool = True) -> ExpectedAnswers:
         """The reference's answers to ``num_texts`` texts (None: all) and, if ``ranked``, to the retrieval set."""
         if self._expected is None:
             with progress.step("Ask reference") as step, _reference(self._job) as reference:
@@ -96,7 +96,7 @@ class Questions:
                 ndcgs = None
                 if ranked and self.retrieval is not None:
                     ndcgs = rank_by_reference(reference, self.retrieval, self.budget)
-                self._expected = Expected(texts, canary, ndcgs)
+                self._expected = ExpectedAnswers(texts, canary, ndcgs)
                 step.details.append(f"{texts.num_texts} texts, {texts.name}")
         return self._expected
 
@@ -128,7 +128,7 @@ def _kind(config: BuildConfig, checkpoint: Checkpoint) -> Literal["hf", "module"
     if config.reference == "auto":
         if is_known:
             return "hf" if hf.is_available() else "engine"
-        return "engine" if module.why_not(checkpoint) else "module"
+        return "engine" if module.unsupported_reason(checkpoint) else "module"
     if config.reference == "hf" and not is_known:
         raise ConfigError(
             f"--reference hf: transformers has no {checkpoint.spec.architecture}. Use --reference engine."
@@ -139,7 +139,7 @@ def _kind(config: BuildConfig, checkpoint: Checkpoint) -> Literal["hf", "module"
         return "hf"
     if config.reference == "engine":
         return "engine"
-    if reason := module.why_not(checkpoint):
+    if reason := module.unsupported_reason(checkpoint):
         raise ConfigError(f"--reference module: {reason}. Use --reference engine.")
     return "module"
 
@@ -152,7 +152,7 @@ def _reference(job: Job) -> Iterator[Reference]:
         made = hf.HFReference if kind == "hf" else module.ModuleReference
         yield made(job.checkpoint, job.weights)
         return
-    with opened_fp32(job, "The FP32 engine to verify with", {}) as (engine, compiler):
+    with open_fp32(job, "The FP32 engine to verify with", {}) as (engine, compiler):
         yield EngineReference(engine, f"{compiler} engine, FP32, one text at a time")
 
 
@@ -171,9 +171,9 @@ def _tokenized(job: Job, progress: Progress) -> tuple[TokenAgreement, HeldOut, H
     with progress.step("Compare tokens") as step:
         path = job.root / TOKENIZER
         sha256 = sha256_of_file(path)  # before it is read: the sealed file must be the compared one
-        sources = TokenSources.opened(
+        sources = TokenSources.open(
             checkpoint.folder,
-            checkpoint.reading,
+            checkpoint.tokenizer_settings,
             path,
             checkpoint.tokenization,
             limit,
@@ -182,13 +182,13 @@ def _tokenized(job: Job, progress: Progress) -> tuple[TokenAgreement, HeldOut, H
         )
         texts = held_out_texts()
         if _measures_retrieval(job):
-            texts += [*bundled().queries, *bundled().documents]
-        probes = probes_of(sources, texts, checkpoint.files.prompts.values(), limit)
-        tokens = compared(sources, probes, limit, sha256)
+            texts += [*bundled_set().queries, *bundled_set().documents]
+        probes = make_probes(sources, texts, checkpoint.files.prompts.values(), limit)
+        tokens = compare_tokens(sources, probes, limit, sha256)
         step.details.append(
             f"{tokens.num_texts} texts and {tokens.num_pairs} pairs, as {tokens.library} ({tokens.tokenizer_class})"
         )
-        other = other_reading(checkpoint.folder, checkpoint.reading, sources, probes, limit)
+        other = reading_difference(checkpoint.folder, checkpoint.tokenizer_settings, sources, probes, limit)
     if other is not None:
         progress.note(other)
     if checkpoint.rowless:
@@ -196,7 +196,7 @@ def _tokenized(job: Job, progress: Progress) -> tuple[TokenAgreement, HeldOut, H
             f"{tokens.tokenizer_class} adds {', '.join(map(repr, checkpoint.rowless))}, for which the model has no "
             "row: left out, so that texts which have it are read as other text, where transformers fails"
         )
-    if checkpoint.reading.choice == "auto" and (code := own_code(checkpoint.folder)) is not None:
+    if checkpoint.tokenizer_settings.choice == "auto" and (code := own_code(checkpoint.folder)) is not None:
         progress.note(
             f"the tokenizer's own code ({code} in tokenizer_config.json) was not run: {tokens.tokenizer_class} of "
             f"{tokens.library} read its files"

@@ -186,7 +186,7 @@ class ModelWeights:
         stored = store.shapes
         elsewhere = {f"{module}.{kind}" for module in modules for kind in _KINDS} | self._factors.keys()
         shapes = {name: shape for name, shape in self._spec.weights() if name not in elsewhere}
-        chosen = {name: self._names.of(name, stored) for name in shapes}
+        chosen = {name: self._names.find(name, stored) for name in shapes}
         copies = {name: self._names.copies(name, stored) for name in shapes}
         computed = {tensor: values for tensor in stored if (values := self._names.computed(tensor))}
         wanted: dict[str, Shape] = {}
@@ -257,7 +257,7 @@ def _open(folder: Path, family: Family, fp8: StoredFP8 | None = None) -> TensorS
         library = names.unwrapped(store.shapes)
         if any(stored != name for stored, name in library.items()):
             store = RenamedStore(store, library)
-        return SharedRowsStore(store, names.of(_WORDS, store.shapes)) if family.shares_rows else store
+        return SharedRowsStore(store, names.find(_WORDS, store.shapes)) if family.shares_rows else store
     except BaseException:  # an interrupt too must unmap the files
         store.close()
         raise
@@ -316,7 +316,7 @@ def stored_shape(name: str, family: Family, folder: Path) -> tuple[int, int]:
         shapes = store.shapes
     finally:
         store.close()
-    stored = StoredNames(family).of(name, shapes)
+    stored = StoredNames(family).find(name, shapes)
     if len(shape := shapes.get(stored, ())) != 2:
         raise WeightsError(f"Tensor {stored} is missing or no matrix. Download the checkpoint again.")
     return shape[0], shape[1]

@@ -29,7 +29,7 @@ class StoredFP8:
     excluded: tuple[str, ...] = ()
 
 
-def is_modelopts(settings: object) -> bool:
+def is_modelopt(settings: object) -> bool:
     """True if ``settings``, a ``quantization_config``, are ModelOpt's: not all of its versions name the method."""
     if not isinstance(settings, Mapping):
         return False
@@ -39,9 +39,9 @@ def is_modelopts(settings: object) -> bool:
     )
 
 
-def stored_fp8(said: Sequence[Mapping[str, Any]]) -> StoredFP8:
+def parse_fp8_settings(sources: Sequence[Mapping[str, Any]]) -> StoredFP8:
     """Parse ModelOpt's settings, from one place or two. Raises CheckpointError for another format."""
-    settings = [_flat(each) for each in said]
+    settings = [_flat(each) for each in sources]
     algorithms = {each["quant_algo"] for each in settings if isinstance(each.get("quant_algo"), str)}
     caches = [each for each in settings if each.get("kv_cache_quant_algo") or each.get("kv_cache_scheme")]
     if len(algorithms) > 1:

@@ -43,7 +43,7 @@ class StoredNames:
             f"{prefix}{start}" for prefix in self._prefixes for start in (*family.unused, *_own(family))
         )
 
-    def of(self, name: str, stored: Collection[str]) -> str:
+    def find(self, name: str, stored: Collection[str]) -> str:
         """The checkpoint's name of ``name``: the first of the family's alternatives that is stored."""
         candidates = self._candidates(name)
         if found := self._found(candidates, stored):
@@ -54,7 +54,7 @@ class StoredNames:
         return next((p for p in self._prefixes if p and any(n.startswith(p) for n in stored)), "") + candidates[0]
 
     def copies(self, name: str, stored: Collection[str]) -> list[str]:
-        """The other stored names of ``name``; all must hold the same values as the tensor that ``of`` returns."""
+        """The other stored names of ``name``; all must hold the same values as the tensor that ``find`` returns."""
         candidates = self._candidates(name)
         return self._found(candidates[:1] if name in _TIED else candidates, stored)[1:]
 

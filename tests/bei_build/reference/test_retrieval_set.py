@@ -26,10 +26,10 @@ from bei_build.reference.held_out import held_out_texts
 from bei_build.reference.retrieval_set import (
     NUM_CANDIDATES,
     RetrievalSet,
-    bundled,
+    bundled_set,
     check_ranks,
-    questions_of,
     ranking_output,
+    retrieval_questions,
 )
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
 from bei_build.spec.parts import DenseSpec
@@ -40,7 +40,7 @@ from tests.support.checkpoints import HIDDEN, save_checkpoint
 
 
 def test_the_set_is_small_and_its_texts_are_its_own() -> None:
-    found = bundled()
+    found = bundled_set()
     assert (len(found.queries), len(found.documents), len(found.grades)) == (150, 150, 150)
     texts = [*found.queries, *found.documents]
     assert len(set(texts)) == len(texts)
@@ -51,7 +51,7 @@ def test_the_set_is_small_and_its_texts_are_its_own() -> None:
 
 
 def test_each_query_has_an_answer_and_hard_negatives_beside_it() -> None:
-    found = bundled()
+    found = bundled_set()
     for grades in found.grades:
         assert set(grades.values()) <= {1, 2}
         assert 2 in grades.values()
@@ -91,7 +91,7 @@ def ask(bert_artifact: Artifact, spec: ModelSpec, tokenizer: Tokenizer) -> Ask:
 
     def questions(asked: RetrievalSet = SMALL, spec: ModelSpec = spec, **fields: Any) -> RetrievalQuestions:
         manifest = msgspec.structs.replace(bert_artifact.manifest, **fields)
-        found = questions_of(manifest, spec, tokenizer, asked)
+        found = retrieval_questions(manifest, spec, tokenizer, asked)
         assert found is not None
         return found
 
@@ -197,10 +197,10 @@ def test_lexical_weights_leave_special_tokens_out(ask: Ask, encoder: TextEncoder
 def test_rerankers_read_pairs_of_each_query_and_its_candidates(
     ask: Ask, bert_artifact: Artifact, encoder: TextEncoder
 ) -> None:
-    found = ask(bundled(), **logits(bert_artifact.manifest))
+    found = ask(bundled_set(), **logits(bert_artifact.manifest))
     candidates = found.ranking.candidates
     assert candidates is not None
-    everything = bundled()
+    everything = bundled_set()
     assert found.ranking.grades == list(everything.grades[::3])
     for grades, documents in zip(found.ranking.grades, candidates, strict=True):
         assert len(set(documents)) == len(documents) == NUM_CANDIDATES
@@ -245,12 +245,12 @@ def test_texts_without_tokens_are_left_out_with_what_they_answer(
     bare = Tokenizer.from_str(tokenizer.to_str())
     bare.post_processor = None
     asked = RetrievalSet(("cat", "  ", "mat"), ("", "cat", "mat"), ({1: 2, 0: 1}, {2: 2}, {0: 2}))
-    found = questions_of(bert_artifact.manifest, spec, bare, asked)
+    found = retrieval_questions(bert_artifact.manifest, spec, bare, asked)
     assert found is not None
     assert found.ranking.grades == [{0: 2}]
     assert found.ranking.num_documents == 2
     assert len(found.encodings) == 3
-    assert questions_of(bert_artifact.manifest, spec, bare, RetrievalSet(("  ",), ("cat",), ({0: 1},))) is None
+    assert retrieval_questions(bert_artifact.manifest, spec, bare, RetrievalSet(("  ",), ("cat",), ({0: 1},))) is None
 
 
 # Who is asked.

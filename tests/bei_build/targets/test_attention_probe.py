@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from bei_build.targets.attention_probe import FORMS, PRECISIONS, Layer, probe, probed
+from bei_build.targets.attention_probe import FORMS, PRECISIONS, ProbedLayer, probe, probed
 from tests.bei_build.targets.rtx import needs_rtx
 
-LAYER = Layer(89, "fp16", "padded", 64)
+LAYER = ProbedLayer(89, "fp16", "padded", 64)
 
 
 # TensorRT-RTX
@@ -21,9 +21,9 @@ LAYER = Layer(89, "fp16", "padded", 64)
 def test_a_layer_with_a_kernel_is_built_and_one_without_is_not() -> None:
     layers = [
         LAYER,
-        Layer(89, "fp16", "padded", 264),
-        Layer(120, "bf16", "packed", 64),
-        Layer(90, "bf16", "padded", 64),
+        ProbedLayer(89, "fp16", "padded", 264),
+        ProbedLayer(120, "bf16", "packed", 64),
+        ProbedLayer(90, "bf16", "padded", 64),
     ]
     answers = list(probed("tensorrt-rtx", layers))
     assert [answer.layer for answer in answers] == layers
@@ -40,7 +40,7 @@ def test_a_layer_with_a_kernel_is_built_and_one_without_is_not() -> None:
 def test_heads_of_any_size_are_tried_as_the_graph_writes_them() -> None:
     import tensorrt_rtx_bindings as rtx
 
-    assert probe(rtx, Layer(89, "fp16", "padded", 26)).fused == "yes"
+    assert probe(rtx, ProbedLayer(89, "fp16", "padded", 26)).fused == "yes"
 
 
 @needs_rtx
@@ -48,7 +48,7 @@ def test_heads_of_any_size_are_tried_as_the_graph_writes_them() -> None:
 @pytest.mark.parametrize("capability", [75, 80, 86, 89, 120])
 def test_padded_layers_of_usual_sizes_have_kernels_and_packed_ones_have_none(capability: int) -> None:
     layers = [
-        Layer(capability, precision, form, head_size)
+        ProbedLayer(capability, precision, form, head_size)
         for precision in PRECISIONS
         for form in FORMS
         for head_size in (32, 64, 80, 96, 128, 256)

@@ -27,7 +27,7 @@ from bei_build.checkpoint import read
 from bei_build.config import BuildConfig
 from bei_build.progress import Progress
 from bei_build.tokenizer.artifact_tokenizer import artifact_tokenizer
-from bei_build.tokenizer.library_tokenizer import LibraryTokenizer, TokenizerReading
+from bei_build.tokenizer.library_tokenizer import LibraryTokenizer, TokenizerSettings
 from tests.support.builds import build_artifact, open_engine
 from tests.support.checkpoints import bpe_tokenizer, save_checkpoint, wordpiece_tokenizer, write_json
 
@@ -77,8 +77,8 @@ def without_end(tokenizer: Tokenizer) -> Tokenizer:
 def test_a_tokenizer_that_is_not_the_librarys_fails_by_name(
     change: Callable[[Tokenizer], Tokenizer], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def changed(library: LibraryTokenizer, reading: TokenizerReading, folder: Path) -> Tokenizer:
-        return change(artifact_tokenizer(library, reading, folder))
+    def changed(library: LibraryTokenizer, settings: TokenizerSettings, folder: Path) -> Tokenizer:
+        return change(artifact_tokenizer(library, settings, folder))
 
     monkeypatch.setattr(checkpoints, "artifact_tokenizer", changed)
     with pytest.raises(TokenizerError, match=message) as info:

@@ -26,7 +26,7 @@ from transformers import AutoTokenizer
 from bei.errors import InvalidRequestError
 from bei.tokenizer.encoder import EncodingOptions, Input, TextEncoder
 from bei_build.tokenizer.artifact_tokenizer import artifact_tokenizer
-from bei_build.tokenizer.library_tokenizer import TokenizerReading, open_tokenizer
+from bei_build.tokenizer.library_tokenizer import TokenizerSettings, open_tokenizer
 from bei_build.tokenizer.token_comparison import PROBES
 from tests.support.checkpoints import write_json
 
@@ -235,7 +235,7 @@ class Both:
 
     def __init__(self, folder: Path, **reading: Any) -> None:
         self.library = AutoTokenizer.from_pretrained(folder)
-        asked = TokenizerReading(**reading)
+        asked = TokenizerSettings(**reading)
         opened = open_tokenizer(folder, asked)
         artifact_tokenizer(opened, asked, folder).save(str(folder / "artifact.json"))
         self.encoder = TextEncoder(

@@ -295,4 +295,4 @@ def test_a_length_among_the_arguments_of_the_class_counts(tmp_path: Path) -> Non
     write_json(tmp_path / "sentence_bert_config.json", {"tokenizer_args": {"model_max_length": 16, "revision": "main"}})
     checkpoint = read_checkpoint(locate(str(tmp_path)))
     assert checkpoint.max_seq_len == 16
-    assert checkpoint.reading.arguments == {"model_max_length": 16}
+    assert checkpoint.tokenizer_settings.arguments == {"model_max_length": 16}

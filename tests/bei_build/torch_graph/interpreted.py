@@ -18,7 +18,7 @@ from bei.engine.packing import graph_inputs
 from bei_build.spec.parts import AttentionSpec, DisentangledSpec
 from bei_build.spec.position_tables import alibi_slopes, disentangled_rows
 from bei_build.torch_graph.attention_kernels import plain, reads
-from bei_build.torch_graph.packed_step import Step
+from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.positions import ScoreTerms
 from bei_build.torch_graph.ragged_attention import ragged
 from tests.support.builds import random_encodings
@@ -74,7 +74,7 @@ def difference(case: dict[str, Any]) -> float:
     batch = PackedBatch.from_encodings(encodings)
     names = {name for kernel in ("plain", "ragged") for name in reads(kernel, partial_keys=is_partial)}
     arrays = graph_inputs(batch, sorted({*names, "input_ids"}))
-    step = Step({name: torch.from_numpy(array) for name, array in arrays.items()})
+    step = PackedStep({name: torch.from_numpy(array) for name, array in arrays.items()})
     num_tokens = len(arrays["input_ids"])
     heads = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
     # Parts of one product, as joined layers give them: tokens are farther apart than their heads.

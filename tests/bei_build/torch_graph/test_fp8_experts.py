@@ -19,7 +19,7 @@ from bei_build.torch_graph.experts import Experts
 from bei_build.torch_graph.fp8 import ProductChoice, choose_product
 from bei_build.torch_graph.fp8_experts import FP8Experts
 from bei_build.torch_graph.model import PackedModel, packed_model
-from bei_build.torch_graph.parameters import ExpertMatrices, Storage
+from bei_build.torch_graph.parameters import ExpertMatrices, TensorOptions
 from tests.bei_build.targets.test_fp8 import quantization_of
 from tests.bei_build.targets.tiny import MAX_SEQ_LEN, VOCABULARY, random_weights, tiny_spec, with_experts
 from tests.bei_build.torch_graph.test_fp8 import LENGTHS, assert_close, flat
@@ -141,7 +141,7 @@ def test_the_choice_of_a_product_says_why_it_is_not_one_for_all(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     spec = with_experts(tiny_spec())
     quantization = quantization_of(spec, "fp8").without(left_high)
-    model = PackedModel(spec, MAX_SEQ_LEN, Storage(torch.device("cpu"), dtype), quantization=quantization)
+    model = PackedModel(spec, MAX_SEQ_LEN, TensorOptions(torch.device("cpu"), dtype), quantization=quantization)
     choices = {path: choice for path, choice in model.products.items() if ".experts." in path}
     assert choices.keys() == {"layers.1.mlp.experts.up", "layers.1.mlp.experts.down"}
     for choice in choices.values():

@@ -14,7 +14,7 @@ import torch
 
 from bei_build.torch_graph.fusion_choice import ALL, PARTS, choose_fusions
 from bei_build.torch_graph.model import packed_model
-from bei_build.torch_graph.package import exported
+from bei_build.torch_graph.package import export_model
 from tests.bei_build.targets.test_fp8 import quantization_of
 from tests.bei_build.targets.tiny import MAX_SEQ_LEN, random_weights
 
@@ -74,6 +74,6 @@ def test_an_exported_graph_has_the_kernels_and_leaves_activations_to_inductor() 
     model = packed_model(
         spec, random_weights(spec), MAX_SEQ_LEN, quantization=quantization_of(spec, "fp8"), fusions=ALL, kernel="ragged"
     )
-    called = {str(node.target) for node in exported(model).graph.nodes if node.op == "call_function"}
+    called = {str(node.target) for node in export_model(model).graph.nodes if node.op == "call_function"}
     assert {f"bei.{name}.default" for name in ("add_norm", "rotate", "pool", "ragged_attention")} <= called
     assert "bei.activate.default" not in called

@@ -17,7 +17,7 @@ from bei.errors import VerificationError
 from bei_build.checkpoint.locate import locate
 from bei_build.checkpoint.read import read_checkpoint
 from bei_build.reference.held_out import encode, held_out_texts
-from bei_build.reference.retrieval_set import RetrievalSet, bundled
+from bei_build.reference.retrieval_set import RetrievalSet, bundled_set
 from bei_build.verification import questions
 from tests.support.builds import build_artifact, open_engine
 
@@ -98,7 +98,9 @@ def test_what_failed_is_in_the_certificate_and_on_its_page_where_it_is_kept(bert
 
 
 # Each document is its own query, so even random weights rank.
-SELF = RetrievalSet(bundled().documents[:20], bundled().documents[:20], tuple({index: 2} for index in range(20)))
+SELF = RetrievalSet(
+    bundled_set().documents[:20], bundled_set().documents[:20], tuple({index: 2} for index in range(20))
+)
 
 
 def test_a_ranking_that_was_lost_fails_the_build_by_name(bert: Path, tmp_path: Path) -> None:
@@ -113,7 +115,7 @@ def test_a_ranking_that_was_lost_fails_the_build_by_name(bert: Path, tmp_path: P
                 bad.remove(ids.tolist())  # the query comes before the document, which is the same text
                 found["embedding"][row] *= -1
 
-    with mock.patch.object(questions, "bundled", return_value=SELF):
+    with mock.patch.object(questions, "bundled_set", return_value=SELF):
         exact = build_artifact(bert, tmp_path / "exact", verify_retrieval=True).certificate
         assert exact.retrieval is not None
         assert (exact.retrieval.ndcg_engine, exact.retrieval.is_judged) == (1.0, True)

@@ -193,7 +193,7 @@ def test_an_engine_that_fails_is_not_served_and_verify_says_why(
     tmp_path: Path, elsewhere: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The precision is int8, the threshold that of exact arithmetic, and nothing was emulated."""
-    monkeypatch.setattr(pipeline, "fitted", lambda job, found, questions, progress: found)
+    monkeypatch.setattr(pipeline, "meet_thresholds", lambda job, found, questions, progress: found)
     checkpoint = save_checkpoint(tmp_path / "checkpoint")
     artifact = build_artifact(checkpoint, tmp_path / "artifact", precision="int8", min_cosine=1.0)
     with pytest.raises(VerificationError, match="differs from its reference"):

@@ -118,10 +118,10 @@ def test_whatever_is_in_front_of_all_tensors_each_is_found(case: Case, segments:
     family = family_of(config_of(case).model_type, case.architecture, {})
     names = StoredNames(family)
     front = "".join(f"{segment}." for segment in segments) + (family.prefix if has_prefix else "")
-    stored = {ours: front + names.of(ours, ()) for ours, _ in spec_of(case).weights()}
+    stored = {ours: front + names.find(ours, ()) for ours, _ in spec_of(case).weights()}
     library = names.unwrapped(set(stored.values()))
     for ours, name in stored.items():
-        assert library[name] == names.of(ours, library.values())
+        assert library[name] == names.find(ours, library.values())
 
 
 def test_tensors_that_are_not_behind_the_wrapper_are_refused_by_name(tmp_path: Path) -> None:

@@ -22,7 +22,14 @@ from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.precision import PRECISIONS, check_precision
 from bei_build.targets.base import Numerics, Say
 from bei_build.targets.tensorrt import shared_plan, timing_cache
-from bei_build.targets.tensorrt.devices import PACKED_ON, architecture, dotted, parsed, without_bf16, without_fp8
+from bei_build.targets.tensorrt.devices import (
+    PACKED_ON,
+    architecture,
+    dotted,
+    parse_capabilities,
+    without_bf16,
+    without_fp8,
+)
 from bei_build.targets.tensorrt.plan import NoPlanError, PlanSettings, write_plan
 from bei_build.targets.tensorrt.profiles import profiles_of
 from bei_build.weights.model_weights import ModelWeights
@@ -79,9 +86,9 @@ class TensorRTCompiler:
         trt = self._trt
         capabilities = self._capabilities
         if self._target == "tensorrt-rtx":
-            parsed(list(map(str, capabilities)), trt)  # it may not know this machine's GPU
+            parse_capabilities(list(map(str, capabilities)), trt)  # it may not know this machine's GPU
         if self._config.timing_cache is not None:
-            timing_cache.check_place(Path(self._config.timing_cache))
+            timing_cache.check_writable(Path(self._config.timing_cache))
 
     def cannot_run(self) -> str | None:
         """The reason why a plan of this build cannot run here: no GPU, another one, no cuda-python."""
@@ -137,13 +144,13 @@ class TensorRTCompiler:
         self, path: Path, spec: ModelSpec, weights: ModelWeights, numerics: Numerics, limits: Limits, folder: Path
     ) -> EngineRequirements:
         """The plan of the artifact at ``path`` with this model's graph and weights."""
-        lent = shared_plan.lender(path).engine.plan
+        lent = shared_plan.plan_source(path).engine.plan
         assert lent is not None
         core = AttentionCore.TRT_PACKED if "packed" in lent.lowerings else AttentionCore.TRT_ATTENTION
         plan = msgspec.structs.replace(self._plan(lowerings(spec, core), limits), fallbacks=lent.fallbacks)
         write_graph(spec, weights.read, folder, _types(numerics), core, limits.max_seq_len)
         requirements = self._requirements(plan)
-        shared_plan.take(path, requirements, numerics.precision, limits, folder)
+        shared_plan.copy_plan(path, requirements, numerics.precision, limits, folder)
         return requirements
 
     def _plan(self, written: list[Lowering], limits: Limits) -> Plan:
@@ -210,7 +217,7 @@ class TensorRTCompiler:
         """GPUs that the plan is for. Raises DeviceNotFoundError where that is this machine's, and it has none."""
         asked = self._config.compute_capability
         if asked:
-            return parsed(asked, self._trt)
+            return parse_capabilities(asked, self._trt)
         try:
             return (self._gpu.capability,)
         except DeviceNotFoundError as error:

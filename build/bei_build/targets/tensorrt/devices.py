@@ -38,7 +38,7 @@ def dotted(capability: int) -> str:
     return f"{capability // 10}.{capability % 10}"
 
 
-def parsed(words: Sequence[str], trt: TensorRTRTXModule) -> tuple[int, ...]:
+def parse_capabilities(words: Sequence[str], trt: TensorRTRTXModule) -> tuple[int, ...]:
     """The setting ``compute_capability`` as numbers, each once. Raises ConfigError for ones that the library does not
     support."""
     known = sorted(int(name[2:]) for name in trt.ComputeCapability.__members__ if name.startswith("SM"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bei.errors import CompileError
 from bei_build.onnx_graph.attention import Lowering
-from bei_build.targets.tensorrt.log_messages import refusal, serious
+from bei_build.targets.tensorrt.log_messages import compile_error, serious_messages
 
 if TYPE_CHECKING:
     from tensorrt_module import TensorRTModule
@@ -29,7 +29,7 @@ def parse(
     network = builder.create_network(0)
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(path)):
-        raise refusal("refused the graph", _parser_errors(parser) or serious(logger.lines))
+        raise compile_error("refused the graph", _parser_errors(parser) or serious_messages(logger.lines))
     _check_attentions(trt, network, [lowering for lowering in lowerings if lowering != "primitive"])
     _check_inputs(network)
     return network, parser

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tensorrt_module import TensorRTModule
 
 
-def check_place(path: Path) -> None:
+def check_writable(path: Path) -> None:
     """Raise ConfigError if a timing cache cannot be written to ``path``."""
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise ConfigError(f"timing_cache {path} must be a file in a folder that exists and can be written to.")
