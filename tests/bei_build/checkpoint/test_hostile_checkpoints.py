@@ -1,4 +1,4 @@
-"""Checkpoints made to do harm are refused by name before anything of them is used; the tables are in
+"""Hostile checkpoints are refused by name before any part of them is used; the tables are in
 tests/support/hostile_checkpoints.py, and tests/e2e/test_hostile.py starts processes on them."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def folder(bert: Path, tmp_path: Path) -> Path:
 
 
 def opened(folder: Path) -> None:
-    """As far as a build goes before it compiles."""
+    """The steps of a build before it compiles."""
     read(folder).weights().close()
 
 
@@ -123,7 +123,7 @@ def test_few_tokens_mean_as_few_sequences_at_most(bert: Path, tmp_path: Path) ->
     assert (artifact.manifest.max_num_tokens, artifact.manifest.max_batch_size) == (48, 48)
 
 
-# Where there is no home.
+# Without a home directory.
 
 
 def test_without_a_home_directory_a_path_of_it_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_static_embeddings_are_hostile_too(tmp_path: Path) -> None:
 
 
 def test_work_is_ended_when_its_time_is_over() -> None:
-    """Also where Python would not come back from it."""
+    """Even where Python would not return from it."""
     started = time.monotonic()
     with pytest.raises(SandboxError, match=r"it took more than 0\.2 s"):
         run_bounded(lambda: str(10 ** len(str(10**4000)) ** 3), 0.2, 1 << 30)

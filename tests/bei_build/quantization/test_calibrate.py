@@ -1,4 +1,5 @@
-"""Builds in int8, from checkpoint to certificate: calibration, layers left high, and what a certificate catches."""
+"""Builds in int8, from checkpoint to certificate: calibration, layers in high precision, and errors that a certificate
+catches."""
 
 from __future__ import annotations
 
@@ -60,8 +61,8 @@ def artifact(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Arti
 
 
 def with_outlier(folder: Path) -> Path:
-    """In the second layer one channel in front of the last product is far larger than the others, for all tokens, and
-    those matter."""
+    """In the second layer one input channel of the last product is far larger than the others, for all tokens, but the
+    others matter."""
     save_checkpoint(folder)
     tensors = read_tensors(folder)
     up, down = (f"encoder.layer.1.{part}.dense" for part in ("intermediate", "output"))
@@ -148,7 +149,7 @@ def test_a_layer_with_an_outlier_is_left_high_and_the_artifact_says_so(tmp_path:
 
 
 def calibrated_of(effects: dict[str, float] | None) -> Calibration:
-    """Five layers, of which three may be left high; their own errors rise in the order in which effects fall."""
+    """Five layers, of which three may stay in high precision; their own errors rise in the order of falling effects."""
     layers = dict.fromkeys("abcde", LayerQuantization(1.0))
     errors = {name: 0.01 * (1 + index) for index, name in enumerate(layers)}
     chosen, texts = ChosenScales(Quantization("fp8", layers), errors), CalibrationTexts("a list", ("a text",))
@@ -164,7 +165,7 @@ def test_effects_say_which_layers_are_left_high_and_how_many_that_takes() -> Non
         assert more.quantization.layers.keys() == set("abcde") - set(names)
         assert (more.with_more_high(0.5) is None) == (names == "abc")  # no more may be
         assert [layer.effect for layer in more.record.layers] == [8.0, 4.0, 2.0, 1.0, 1.0]
-    assert [found.needed(share) for share in (0.5, 0.25, 0.2, 0.01)] == [1, 2, 3, 5]  # whether they may be or not
+    assert [found.needed(share) for share in (0.5, 0.25, 0.2, 0.01)] == [1, 2, 3, 5]  # allowed or not
 
 
 def test_where_no_more_may_be_left_high_a_note_says_how_many_it_would_take() -> None:

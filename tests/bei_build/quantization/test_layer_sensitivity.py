@@ -1,4 +1,4 @@
-"""What rounding one layer does to the outputs: against graphs in which that layer alone is rounded."""
+"""Effects of rounding single layers, against graphs in which only that layer is rounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scales: what each method chooses, and that outliers are found."""
+"""Scales: the choice of each method, and outliers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_layers_that_read_one_input_have_one_scale_for_it() -> None:
 
 
 def test_an_outlying_channel_is_smoothed_and_the_error_falls() -> None:
-    """One that the matrix hardly reads."""
+    """The matrix has small weights for it."""
     weights = matrices()
     for name in ("up", "gate"):
         weights[name][:, 3] *= 1e-4

@@ -1,4 +1,4 @@
-"""Whether a fused attention kernel exists: single layers with the real TensorRT-RTX, and libraries that misbehave."""
+"""Probes for fused attention kernels: single layers with the real TensorRT-RTX, and misbehaving libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Triton kernel in Triton's interpreter: how far it is from the plain one, as JSON by case.
+"""The Triton kernel in Triton's interpreter: its distance from the plain one, as JSON by case.
 
 TRITON_INTERPRET=1 python -m tests.bei_build.torch_graph.interpreted [CASE ...]
 """
@@ -64,7 +64,7 @@ def terms_of(spec: AttentionSpec, case: dict[str, Any], num_tokens: int, generat
 
 
 def difference(case: dict[str, Any]) -> float:
-    """The largest between the two kernels, over all tokens of sequences."""
+    """The largest difference between the two kernels, over all tokens of sequences."""
     generator = torch.Generator().manual_seed(0)
     known = {name: case[name] for name in ("causal", "window", "softcap", "head_dim", "num_kv_heads") if name in case}
     spec, is_partial = replace(SPEC, **known), bool(case.get("partial"))

@@ -1,9 +1,9 @@
-"""The fused Triton kernels in Triton's interpreter: how far they are from their twins, as JSON by case.
+"""The fused Triton kernels in Triton's interpreter: their distances from their twins, as JSON by case.
 
 TRITON_INTERPRET=1 python -m tests.bei_build.torch_graph.interpreted_fused [CASE ...]
 
-A difference is relative to the largest value. Of results in FP8, it is the share of numbers that are not the twin's, or
-1 where one of them is more than one step away: a value between two numbers may go to either.
+A difference is relative to the largest value. For results in FP8, it is the share of numbers that differ from the
+twin's, or 1 if one of them is more than one step away: a value between two numbers may go to either.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from tests.support.builds import random_encodings
 CPU = torch.device("cpu")
 TRITON, COMPOSED = (TensorOptions(CPU, torch.float32, fusions) for fusions in (ALL, NONE))
 WIDTH = 48  # no power of two
-LENGTHS = [70, 1, 33, 5]  # of pooled sequences: more than a block of rows, and less
+LENGTHS = [70, 1, 33, 5]  # lengths of pooled sequences: above and below a block of rows
 
 
 def round_as_hardware_does() -> None:
-    """Give the interpreter the GPU's conversion to FP8: its own drops the digits that are too many."""
+    """Give the interpreter the GPU's conversion to FP8: its own truncates digits."""
     own = interpreter._convert_float
 
     def convert(values: Any, of: Any, to: Any, mode: Any) -> Any:
@@ -67,7 +67,7 @@ def away(found: Tensor, expected: Tensor) -> float:
 
 
 def in_order(codes: Tensor) -> Tensor:
-    """FP8 as integers that are in the order of the numbers."""
+    """FP8 as integers in the order of the numbers."""
     bits = codes.view(torch.uint8).int()
     return torch.where(bits >= 128, 128 - bits, bits)
 
@@ -113,7 +113,7 @@ def of_activation(activation: Activation, *, is_gated: bool = False, smooth: boo
 
 
 def of_extremes() -> float:
-    """What is too large becomes the largest number, and NaN stays."""
+    """Too large values become the largest number, and NaN stays."""
     rows = torch.tensor([[1e30, -1e30, float("nan"), float("inf"), 0.0, -0.0, 1e-30, 2.0]])
     layer = LayerQuantization(448.0)
     found, expected = (Rounding(layer, options)(rows).view(torch.uint8) for options in (TRITON, COMPOSED))
@@ -157,7 +157,7 @@ def of_pooling(mode: Pooling, *, normalizes: bool = False, prompts: bool = True)
 
 
 def of_nan() -> float:
-    """A text of NaN has a vector of NaN in all modes, and no other text has."""
+    """A text with NaN has a vector of NaN in all modes, and no other text has."""
     hidden = torch.randn(10, 8, generator=torch.Generator().manual_seed(4))
     hidden[7] = torch.nan
     from bei_build.torch_graph.fused.pool import pool

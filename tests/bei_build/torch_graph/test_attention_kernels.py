@@ -1,4 +1,4 @@
-"""Which attention kernel a layer gets, and the Triton kernel in Triton's interpreter against the plain one."""
+"""The choice of a layer's attention kernel, and the Triton kernel in Triton's interpreter against the plain one."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_plain_kernel_is_left_where_no_other_can(
     ],
 )
 def test_the_triton_kernel_equals_the_plain_one(cases: tuple[str, ...]) -> None:
-    """In a process of its own: Triton decides when it is imported whether its functions are interpreted."""
+    """In a separate process: Triton decides at import if its functions are interpreted."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed: pip install --no-deps triton")
     command = [sys.executable, "-m", "tests.bei_build.torch_graph.interpreted", *cases]

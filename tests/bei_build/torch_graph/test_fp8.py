@@ -1,4 +1,4 @@
-"""Linear layers in FP8: numbers as in the ONNX graph, products as its emulation has them, and what is refused."""
+"""Linear layers in FP8: numbers as in the ONNX graph, products as in its emulation, and refusals."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def flat(spec: ModelSpec, model: PackedModel, encodings: list[Encoding]) -> dict
 def assert_close(
     actual: Mapping[str, Float32Array], expected: Mapping[str, Float32Array], exact: Mapping[str, Float32Array]
 ) -> None:
-    """By a tenth of what the rounding changes: a value between two numbers may go to either."""
+    """Within a tenth of the rounding's change: a value between two numbers may go to either."""
     assert actual.keys() == expected.keys()
     for name, rows in expected.items():
         away = np.abs(exact[name] - rows).mean()
@@ -271,7 +271,7 @@ def test_the_choice_of_a_product_says_why_it_is_no_faster_one(
 def test_the_fast_product_is_asked_for_what_the_slow_one_computes(
     one_scale: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``torch._scaled_mm`` as its shapes and scales are documented, in FP32; its layouts are those that CUDA takes."""
+    """``torch._scaled_mm`` by its documented shapes and scales, in FP32; its layouts are those that CUDA requires."""
     generator = torch.Generator().manual_seed(0)
     matrix = torch.randn(48, 32, generator=generator)
     scales = np.full(48, 0.01, np.float32) if one_scale else None

@@ -1,4 +1,5 @@
-"""The fused kernels: which are chosen and why, in Triton's interpreter against their twins, and in exported graphs."""
+"""The fused kernels: their choice and its reasons, in Triton's interpreter against their twins, and in exported
+graphs."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ FIRST = (
     [pytest.param(FIRST, id="some cases"), pytest.param((), id="all cases", marks=pytest.mark.slow)],
 )
 def test_the_kernels_equal_their_twins(cases: tuple[str, ...]) -> None:
-    """In a process of its own: Triton decides when it is imported whether its functions are interpreted."""
+    """In a separate process: Triton decides at import if its functions are interpreted."""
     command = [sys.executable, "-m", "tests.bei_build.torch_graph.interpreted_fused", *cases]
     path = os.pathsep.join([str(ROOT), str(ROOT / "build")])
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}

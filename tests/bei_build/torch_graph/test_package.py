@@ -24,7 +24,7 @@ from tests.bei_build.torch_graph.test_parity_graph import SPECS, encodings_of, m
 
 
 def assert_same(compiled: Any, model: PackedModel, spec: ModelSpec) -> None:
-    """On batches of other sizes than the example's, filler rows left out."""
+    """On batches of other sizes than the example's, without filler rows."""
     for encodings in (encodings_of(spec), encodings_of(spec)[:2]):
         batch = PackedBatch.from_encodings(encodings)
         expected = run(model, batch)

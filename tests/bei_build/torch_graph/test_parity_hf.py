@@ -1,4 +1,5 @@
-"""The module for PyTorch against the Hugging Face classes: every case of ``tests.support.zoo``; and each feature matters."""
+"""The module for PyTorch against the Hugging Face classes: every case of ``tests.support.zoo``; each feature
+matters."""
 
 from __future__ import annotations
 

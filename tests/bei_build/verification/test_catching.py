@@ -1,4 +1,4 @@
-"""A certificate that catches: what is broken on purpose fails the build, by name."""
+"""A certificate that catches errors: builds broken on purpose fail by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Fault = Callable[[PackedBatch, dict[str, Float32Array]], None]
 
 
 class Faulty:
-    """An engine whose answers go through ``fault``, which changes them in place."""
+    """An engine whose answers ``fault`` changes in place."""
 
     def __init__(self, engine: Engine, fault: Fault) -> None:
         self._engine = engine
@@ -104,7 +104,7 @@ SELF = RetrievalSet(
 
 
 def test_a_ranking_that_was_lost_fails_the_build_by_name(bert: Path, tmp_path: Path) -> None:
-    """Held-out texts are exact; of twenty queries of the retrieval set seven get the opposite vector."""
+    """Held-out texts are exact; seven of twenty queries of the retrieval set get the opposite vector."""
     checkpoint = read_checkpoint(locate(str(bert)))
     encodings = encode(checkpoint.tokenizer, list(SELF.queries[3:10]), checkpoint.spec, checkpoint.max_seq_len)
     bad = [one.input_ids.tolist() for one in encodings]

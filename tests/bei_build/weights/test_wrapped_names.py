@@ -1,6 +1,5 @@
-"""Tensors that torch's wrappers, or a model around the model, have put something in front of: for the engine, and for
-the reference, which transformers would fill with random numbers without a word.
-"""
+"""Tensors with prefixes from torch's wrappers, or from a model around the model: for the engine, and for the reference,
+which transformers would silently fill with random numbers."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ def behind(prefix: str) -> Rename:
 
 
 def compiled_layers(name: str) -> str:
-    """As torch.compile of each layer of a compiled model leaves them."""
+    """Names that torch.compile leaves for each layer of a compiled model."""
     return "_orig_mod." + re.sub(r"(layers?\.\d+\.)", r"\1_orig_mod.", name)
 
 
@@ -164,7 +163,7 @@ def test_a_reference_whose_tensors_transformers_does_not_find_is_refused(
 
 
 def test_a_reference_of_untied_embeddings_that_are_not_stored_is_refused(tmp_path: Path) -> None:
-    """transformers reads BART's ``shared`` for nothing where config.json says that its tables are not tied."""
+    """transformers reads BART's ``shared`` without using it if config.json unties its tables."""
     checkpoint = read(change_config(saved(tmp_path, "BartModel"), tie_word_embeddings=False))
     with (
         checkpoint.weights() as weights,
@@ -174,7 +173,7 @@ def test_a_reference_of_untied_embeddings_that_are_not_stored_is_refused(tmp_pat
 
 
 def test_a_reference_without_its_pooler_is_one(tmp_path: Path) -> None:
-    """Nothing that is built depends on it; transformers' class has one, with random numbers."""
+    """No built output depends on it; transformers' class has one, with random numbers."""
     folder = saved(tmp_path, "BertModel")
     kept = {name: tensor for name, tensor in read_tensors(folder).items() if not name.startswith("pooler.")}
     checkpoint = read(write_tensors(folder, kept))
