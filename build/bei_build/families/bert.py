@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from bei_build.families.base import (
     Family,
+    HeadsOf,
     activation_named,
     classifier,
     embedder,
@@ -33,6 +35,26 @@ WEIGHTS = {
     "layers.{i}.mlp_norm": "encoder.layer.{i}.output.LayerNorm",
     "classifier": "classifier",
 }
+# Heads of RoBERTa's classes, whose names several families share.
+ROBERTA_HEAD_WEIGHTS: Mapping[str, str | tuple[str, ...]] = {
+    "classifier.dense": "classifier.dense",
+    "classifier.out": "classifier.out_proj",
+    "mlm.dense": "lm_head.dense",
+    "mlm.norm": "lm_head.layer_norm",
+    "mlm.decoder.weight": ("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),
+    "mlm.decoder.bias": ("lm_head.decoder.bias", "lm_head.bias"),
+}
+
+
+def roberta_architectures(class_prefix: str) -> dict[str, HeadsOf]:
+    """The classes of a family with RoBERTa's heads."""
+    heads = {
+        "Model": embedder,
+        "ForMaskedLM": masked_lm(activation="gelu"),
+        "ForSequenceClassification": classifier("classifier.dense", "classifier.out", activation="tanh"),
+        "ForTokenClassification": token_classifier(),
+    }
+    return {f"{class_prefix}{suffix}": head for suffix, head in heads.items()}
 
 
 def bert_like_spec(config: Any, architecture: str, uncounted_id: int | None = None) -> ModelSpec:

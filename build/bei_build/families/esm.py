@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bei_build.families import bert
-from bei_build.families.base import Family, classifier, embedder, masked_lm, padding_id, require, token_classifier
+from bei_build.families.base import Family, padding_id, require
 from bei_build.families.rope import plain_rope
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.parts import MaskDropoutSpec
@@ -48,12 +48,7 @@ def _frequencies(spec: ModelSpec, shape: tuple[int, ...]) -> npt.NDArray[np.floa
 
 FAMILY = Family(
     model_type="esm",
-    architectures={
-        "EsmModel": embedder,
-        "EsmForMaskedLM": masked_lm(activation="gelu"),
-        "EsmForSequenceClassification": classifier("classifier.dense", "classifier.out", activation="tanh"),
-        "EsmForTokenClassification": token_classifier(),
-    },
+    architectures=bert.roberta_architectures("Esm"),
     prefix="esm.",
     weights={
         **bert.WEIGHTS,
@@ -61,11 +56,7 @@ FAMILY = Family(
         "layers.{i}.attention_norm": "encoder.layer.{i}.attention.LayerNorm",
         "layers.{i}.mlp_norm": "encoder.layer.{i}.LayerNorm",
         "final_norm": "encoder.emb_layer_norm_after",
-        "classifier.dense": "classifier.dense",
-        "classifier.out": "classifier.out_proj",
-        "mlm.dense": "lm_head.dense",
-        "mlm.norm": "lm_head.layer_norm",
-        "mlm.decoder.weight": ("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),
+        **bert.ROBERTA_HEAD_WEIGHTS,
         "mlm.decoder.bias": "lm_head.bias",
     },
     unused=("pooler.", "lm_head.", "contact_head.", "embeddings.position_"),

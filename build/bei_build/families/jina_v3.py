@@ -12,18 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from bei.errors import CheckpointError
-from bei_build.families.base import (
-    Family,
-    HeadsOf,
-    classifier,
-    embedder,
-    late_interaction,
-    masked_lm,
-    padding_id,
-    require,
-    token_classifier,
-)
-from bei_build.families.bert import bert_like_spec
+from bei_build.families.base import Family, late_interaction, padding_id, require
+from bei_build.families.bert import ROBERTA_HEAD_WEIGHTS, bert_like_spec, roberta_architectures
 from bei_build.families.rope import rope_from_config
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
 
@@ -100,17 +90,11 @@ def flash_variant(config: Mapping[str, Any]) -> Family | None:
     return ADAPTED_FAMILY if config.get("lora_adaptations") else ROTARY_FAMILY
 
 
-_HEADS: Mapping[str, HeadsOf] = {
-    "Model": embedder,
-    "ForMaskedLM": masked_lm(activation="gelu"),
-    "ForSequenceClassification": classifier("classifier.dense", "classifier.out", activation="tanh"),
-    "ForTokenClassification": token_classifier(),
-}
 _LAYER = "encoder.layers.{i}"
 
 FAMILY = Family(
     model_type="jina_embeddings_v3",
-    architectures={f"JinaEmbeddingsV3{suffix}": heads for suffix, heads in _HEADS.items()},
+    architectures=roberta_architectures("JinaEmbeddingsV3"),
     prefix="roberta.",
     weights={
         "embeddings.word": "embeddings.word_embeddings",
@@ -126,13 +110,8 @@ FAMILY = Family(
         "layers.{i}.mlp.down": ("layers.{i}.mlp.fc2", f"{_LAYER}.mlp.fc2"),
         "layers.{i}.mlp_norm": ("layers.{i}.post_mlp_layernorm", f"{_LAYER}.norm2"),
         "classifier": "classifier",
-        "classifier.dense": "classifier.dense",
-        "classifier.out": "classifier.out_proj",
+        **ROBERTA_HEAD_WEIGHTS,
         "colbert": "linear",
-        "mlm.dense": "lm_head.dense",
-        "mlm.norm": "lm_head.layer_norm",
-        "mlm.decoder.weight": ("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),
-        "mlm.decoder.bias": ("lm_head.decoder.bias", "lm_head.bias"),
     },
     unused=("pooler.", "lm_head.", "embeddings.position_ids"),
     spec_from_config=_rotary_spec,
@@ -141,7 +120,7 @@ FAMILY = Family(
 ROTARY_FAMILY = replace(
     FAMILY,
     architectures={
-        **{f"XLMRoberta{suffix}": heads for suffix, heads in _HEADS.items()},
+        **roberta_architectures("XLMRoberta"),
         **dict.fromkeys(("XLMRobertaModel", "XLMRobertaLoRA"), _original_embedder),
         "HF_ColBERT": late_interaction("colbert"),
     },

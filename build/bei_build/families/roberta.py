@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from bei_build.families import bert, jina_v3
-from bei_build.families.base import Family, HeadsOf, classifier, embedder, masked_lm, padding_id, token_classifier
+from bei_build.families.base import Family, classifier, padding_id
 from bei_build.spec.model_spec import ModelSpec
 
 
@@ -28,25 +28,11 @@ def _pre_norm_spec_from_config(config: Any, architecture: str) -> ModelSpec:
 
 
 def _family(model_type: str, class_prefix: str, prefix: str = "roberta.") -> Family:
-    heads: dict[str, HeadsOf] = {
-        "Model": embedder,
-        "ForMaskedLM": masked_lm(activation="gelu"),
-        "ForSequenceClassification": classifier("classifier.dense", "classifier.out", activation="tanh"),
-        "ForTokenClassification": token_classifier(),
-    }
     return Family(
         model_type=model_type,
-        architectures={f"{class_prefix}{suffix}": head for suffix, head in heads.items()},
+        architectures=bert.roberta_architectures(class_prefix),
         prefix=prefix,
-        weights={
-            **bert.WEIGHTS,
-            "classifier.dense": "classifier.dense",
-            "classifier.out": "classifier.out_proj",
-            "mlm.dense": "lm_head.dense",
-            "mlm.norm": "lm_head.layer_norm",
-            "mlm.decoder.weight": ("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),
-            "mlm.decoder.bias": ("lm_head.decoder.bias", "lm_head.bias"),
-        },
+        weights={**bert.WEIGHTS, **bert.ROBERTA_HEAD_WEIGHTS},
         unused=("pooler.", "lm_head.", "embeddings.position_ids"),
         spec_from_config=_spec_from_config,
     )

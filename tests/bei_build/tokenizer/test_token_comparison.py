@@ -24,6 +24,7 @@ from bei.offline.model import Model
 from bei_build import pipeline
 from bei_build.checkpoint import read
 from bei_build.checkpoint import read as checkpoints
+from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.config import BuildConfig
 from bei_build.progress import Progress
 from bei_build.tokenizer.artifact_tokenizer import artifact_tokenizer
@@ -105,7 +106,7 @@ def test_a_tokenizer_that_is_swapped_after_the_builds_start_is_found(
 ) -> None:
     folder, source_of = with_marker(tmp_path / "bert"), read.source_of
 
-    def swapped(checkpoint: checkpoints.Checkpoint) -> artifacts.Source:
+    def swapped(checkpoint: Checkpoint) -> artifacts.Source:
         (folder / name).write_text(content)
         return source_of(checkpoint)
 
