@@ -46,7 +46,7 @@ from bei_build.config import BuildConfig
 from bei_build.pipeline import build
 from bei_build.progress import Progress
 from bei_build.quantization.calibrate import read_quantization
-from bei_build.quantization.emulation import emulated
+from bei_build.quantization.emulation import emulated_engine
 from benchmarks import scifact
 from benchmarks.common import RESULTS, write
 from benchmarks.models import minilm_folder
@@ -238,7 +238,7 @@ class Work:
         quantization = read_quantization(artifact.path)
         with (
             checkpoint.weights() as weights,
-            emulated(checkpoint.spec, weights.read, quantization, _EMULATED, self._folder) as emulation,
+            emulated_engine(checkpoint.spec, weights.read, quantization, _EMULATED, self._folder) as emulation,
         ):
             yield emulation
 

@@ -78,8 +78,8 @@ def _inputs(case: Case, lengths: list[int], device: torch.device) -> tuple[Packe
     """A step, random BF16 queries, keys and values as one product gives them, and random terms."""
     spec = case.spec
     names = {
-        *attention_kernels.reads("plain", partial_keys=False),
-        *attention_kernels.reads(case.kernel, partial_keys=False),
+        *attention_kernels.tensors_read("plain", partial_keys=False),
+        *attention_kernels.tensors_read(case.kernel, partial_keys=False),
         "input_ids",
     }
     arrays = graph_inputs(batch_of(lengths, 1000), sorted(names))

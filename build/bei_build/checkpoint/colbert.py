@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from bei.artifact.sides import SIDES, Role
 from bei.core import Expansion
 from bei.errors import CheckpointError
-from bei_build.files.json_settings import read_object, setting, texts
+from bei_build.files.json_settings import read_object, setting, string_list
 from bei_build.tokenizer.artifact_tokenizer import expansion_id, padding_id
 
 Side = Literal["query", "document"]
@@ -65,7 +65,7 @@ def pylate_sides(path: Path, config: dict[str, Any]) -> Sides:
     if config.get("model_type") != "ColBERT" and _PYLATE_KEYS.isdisjoint(config):
         return {}
     lengths = {side: _length(path, config, f"{side}_length") or usual for side, usual in _PYLATE_LENGTHS.items()}
-    skipped = texts(path, config, "skiplist_words")
+    skipped = string_list(path, config, "skiplist_words")
     expands = setting(path, config, "do_query_expansion", bool)
     attended = bool(setting(path, config, "attend_to_expansion_tokens", bool))
     expansion = None if expands is False else ExpansionSettings(lengths["query"], attended)
@@ -110,7 +110,7 @@ def check_token_pooling(folder: Path) -> None:
     path = folder / "config.json"
     config = read_object(path) if path.is_file() else {}
     factor = setting(path, config, "pool_factor", int) or 1
-    if factor > 1 and texts(path, config, "tasks") != ():
+    if factor > 1 and string_list(path, config, "tasks") != ():
         raise CheckpointError(
             f"{folder.name} (HierarchicalTokenPooling) makes clusters of a text's vectors, one for every {factor}, "
             "which bei does not do: take the module out of modules.json, and pool the vectors where they are stored."
@@ -123,8 +123,8 @@ def _skipped(mask: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     config = read_object(path) if path.is_file() else {}
     if config.get("keep_only_token_ids"):
         raise CheckpointError(f"{path} has keep_only_token_ids, which is about images: bei reads texts only.")
-    of_sides = texts(path, config, "skiplist_tasks")
-    return texts(path, config, "skiplist_words") or (), ("document",) if of_sides is None else of_sides
+    of_sides = string_list(path, config, "skiplist_tasks")
+    return string_list(path, config, "skiplist_words") or (), ("document",) if of_sides is None else of_sides
 
 
 def _expansion(path: Path, config: dict[str, Any], length: int | None) -> tuple[ExpansionSettings, int | None]:

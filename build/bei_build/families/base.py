@@ -147,7 +147,7 @@ def require(config: Any, key: str, *expected: object) -> None:
         )
 
 
-def positive(config: Any, key: str) -> float:
+def positive_number(config: Any, key: str) -> float:
     """The number above 0 under ``key`` of the config. Raises CheckpointError."""
     value = getattr(config, key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):

@@ -41,7 +41,7 @@ def setting(path: Path, config: dict[str, Any], key: str, kind: type[_T]) -> _T 
     return value
 
 
-def texts(path: Path, config: dict[str, Any], key: str) -> tuple[str, ...] | None:
+def string_list(path: Path, config: dict[str, Any], key: str) -> tuple[str, ...] | None:
     """``config[key]``, a list of strings, None where it is absent or null. Raises CheckpointError."""
     values = setting(path, config, key, list)
     if values is not None and not all(isinstance(value, str) for value in values):

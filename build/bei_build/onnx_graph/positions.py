@@ -199,7 +199,7 @@ class ScoreBiases:
         return self._shared[key]
 
 
-def halved(rows: npt.NDArray[np.float32], spec: AttentionSpec) -> npt.NDArray[np.float32]:
+def rows_for_halves(rows: npt.NDArray[np.float32], spec: AttentionSpec) -> npt.NDArray[np.float32]:
     """Rows of a projection [heads * head_dim, ...] reordered for rotation by halves, where neighbours rotate together.
 
     Scores stay the same, because queries and keys have the same order.

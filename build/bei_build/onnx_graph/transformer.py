@@ -17,7 +17,7 @@ from bei_build.onnx_graph.activation import emit_activation
 from bei_build.onnx_graph.attention import AttentionCore, AttentionEmitter, PositionTables
 from bei_build.onnx_graph.experts import ExpertsEmitter
 from bei_build.onnx_graph.heads import HeadEmitter
-from bei_build.onnx_graph.positions import Rotations, halved
+from bei_build.onnx_graph.positions import Rotations, rows_for_halves
 from bei_build.onnx_graph.writer import GraphTypes, GraphWriter, ObservedTensor
 from bei_build.spec.dtypes import DType, FloatArray
 from bei_build.spec.model_spec import ModelSpec
@@ -108,9 +108,9 @@ class _TransformerEmitter:
             states.append(hidden)
         if spec.final_norm:
             states[-1] = self._norm(hidden, spec.final_norm, "final_norm")
-        return self._mixed(states, spec.layer_shares) if spec.layer_shares else states[-1]
+        return self._weighted_sum(states, spec.layer_shares) if spec.layer_shares else states[-1]
 
-    def _mixed(self, states: Sequence[str], shares: Sequence[float]) -> str:
+    def _weighted_sum(self, states: Sequence[str], shares: Sequence[float]) -> str:
         """The sum of ``states``, each times its share, added in FP32."""
         graph, name, parts = self._graph, "layers.mixed", []
         for index, (state, share) in enumerate(zip(states, shares, strict=True)):
@@ -307,7 +307,7 @@ class _TransformerEmitter:
 
         def in_order(rows: FloatArray, role: str) -> FloatArray:
             rows = rows * np.float32(factors.get(role, 1.0))
-            return halved(rows, spec) if spec.rope and spec.rope.interleaved and role != "value" else rows
+            return rows_for_halves(rows, spec) if spec.rope and spec.rope.interleaved and role != "value" else rows
 
         def bias(role: str) -> FloatArray:
             is_there = role != "key" or spec.key_bias

@@ -63,7 +63,7 @@ class EmulatedEngine:
 
 
 @contextmanager
-def emulated(
+def emulated_engine(
     spec: ModelSpec, read: Callable[[str], FloatArray], quantization: Quantization, limits: Limits, scratch: Path
 ) -> Iterator[EmulatedEngine]:
     """An engine for ``spec`` with linear layers rounded by ``quantization``. Raises EngineError,

@@ -56,7 +56,7 @@ def measure_effects(
     Measured on some of ``encodings``. None where ONNX Runtime is not installed, where memory or ten minutes do not
     suffice, and where the graph computes some layer's product other than as one product. Raises EngineError.
     """
-    batch = PackedBatch.from_encodings(_few(encodings))
+    batch = PackedBatch.from_encodings(_sample(encodings))
     operations = 2.0 * spec.num_parameters * batch.num_tokens * len(quantization.layers)
     if importlib.util.find_spec("onnxruntime") is None or operations > _MOST_OPERATIONS:
         return None
@@ -66,11 +66,11 @@ def measure_effects(
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         types = GraphTypes(DType.FP32, DType.FP32)
         path = write_graph(spec, read, Path(folder), types, AttentionCore.TRT_ATTENTION, max_seq_len)
-        graph = _Changeable(path, quantization, [str(head.output) for head in spec.heads], batch)
+        graph = _PerturbedGraph(path, quantization, [str(head.output) for head in spec.heads], batch)
         return {name: rounded(graph.effect(name)) for name in quantization.layers} if graph.is_whole else None
 
 
-def _few(encodings: Sequence[Encoding]) -> list[Encoding]:
+def _sample(encodings: Sequence[Encoding]) -> list[Encoding]:
     """The first short encodings, so that several texts are used; the shortest one where none is short."""
     short = [encoding for encoding in encodings if encoding.num_tokens <= _LONGEST]
     chosen: list[Encoding] = []
@@ -81,7 +81,7 @@ def _few(encodings: Sequence[Encoding]) -> list[Encoding]:
     return chosen
 
 
-class _Changeable:
+class _PerturbedGraph:
     """The graph at ``path`` with inputs for changes, run on ``batch``. ``is_whole``: it has every layer's product."""
 
     def __init__(self, path: Path, quantization: Quantization, outputs: Sequence[str], batch: PackedBatch) -> None:

@@ -161,7 +161,7 @@ def rank_by_reference(reference: Reference, questions: RetrievalQuestions, budge
     return ndcgs(questions, joined(parts))
 
 
-def uncertified(answers: EngineAnswers, questions: HeldOut) -> Certificate:
+def uncompared_certificate(answers: EngineAnswers, questions: HeldOut) -> Certificate:
     """The certificate of an engine that was compared with nothing. Raises VerificationError for NaN or Inf."""
     if not np.isfinite(answers.canary).all():
         raise VerificationError(

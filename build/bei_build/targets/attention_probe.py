@@ -4,8 +4,8 @@
 The module (``tensorrt``, ``tensorrt_rtx``) is an argument. A layer has four heads and takes one or two sequences of up
 to 8,192 tokens; its inputs are those in the graph of a model. The result shows that a kernel exists, not its speed.
 
-``probed`` builds in a separate process (``python -m bei_build.targets.attention_probe TARGET``): the library writes to
-stdout by itself, and a crash of it must not end the caller.
+``probe_layers`` builds in a separate process (``python -m bei_build.targets.attention_probe TARGET``): the library
+writes to stdout by itself, and a crash of it must not end the caller.
 """
 
 from __future__ import annotations
@@ -181,7 +181,9 @@ def _one_line(text: str) -> str:
     return line if len(line) <= _REASON_LENGTH else line[: _REASON_LENGTH - 3] + "..."
 
 
-def probed(target: str, layers: Sequence[ProbedLayer], seconds: float = _SECONDS_OF_A_LAYER) -> Iterator[ProbeResult]:
+def probe_layers(
+    target: str, layers: Sequence[ProbedLayer], seconds: float = _SECONDS_OF_A_LAYER
+) -> Iterator[ProbeResult]:
     """An answer for each of ``layers``, in order, from the library of ``target`` in another process.
 
     A layer at which that process dies, or that takes longer than ``seconds``, is unknown, and a new process continues

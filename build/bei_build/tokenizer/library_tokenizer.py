@@ -97,7 +97,7 @@ def open_tokenizer(folder: Path, settings: TokenizerSettings) -> LibraryTokenize
         return _StoredTokenizer(folder, special_tokens=not settings.is_static)
     _check_files(folder)
     loaded = _load(folder, settings.arguments)
-    asked = _passed_over(folder, loaded) if settings.choice == "auto" else {}
+    asked = _missing_special_tokens(folder, loaded) if settings.choice == "auto" else {}
     if not asked:
         return _TransformersTokenizer(loaded)
     added = {f"add_{kind}_token": token is not None for kind, token in asked.items()}
@@ -174,7 +174,7 @@ class _TransformersTokenizer:
         self.library = f"transformers {transformers.__version__}"
         self.tokenizer_class = type(loaded).__name__
         self.runs = _backend(loaded)
-        self.backend = backend or _kept(self.runs)
+        self.backend = backend or _serializable(self.runs)
         self.surrounded_by = surrounded_by or {}
         self.truncation_side: Side = "left" if loaded.truncation_side == "left" else "right"
         self.splits_special_tokens = bool(loaded.split_special_tokens)
@@ -274,7 +274,7 @@ def _load(folder: Path, arguments: Mapping[str, Any]) -> Any:
         raise TokenizerError(
             f"{folder} has no tokenizer.json and no other file with a vocabulary. Download the tokenizer's files too."
         )
-    if _kept(_backend(loaded)) is None and not (folder / "tokenizer.json").is_file():
+    if _serializable(_backend(loaded)) is None and not (folder / "tokenizer.json").is_file():
         raise TokenizerError(
             f"The checkpoint's tokenizer ({type(loaded).__name__}) is written in Python, and bei runs those of a "
             "tokenizer.json: write one that gives the same ids, or choose another checkpoint."
@@ -326,7 +326,7 @@ def _backend(loaded: Any) -> Tokenizer | None:
     return found
 
 
-def _kept(backend: Tokenizer | None) -> Tokenizer | None:
+def _serializable(backend: Tokenizer | None) -> Tokenizer | None:
     """``backend``, None where parts of it are written in Python: a tokenizer.json cannot hold them."""
     for part in (backend.normalizer, backend.pre_tokenizer) if backend else ():
         try:
@@ -336,7 +336,7 @@ def _kept(backend: Tokenizer | None) -> Tokenizer | None:
     return backend
 
 
-def _passed_over(folder: Path, loaded: Any) -> dict[str, str | None]:
+def _missing_special_tokens(folder: Path, loaded: Any) -> dict[str, str | None]:
     """BOS and EOS to add around texts, by kind, where tokenizer_config.json asks for one by name and ``loaded`` does
     not add it; else empty.
 

@@ -63,7 +63,7 @@ def _against_flash(spec: AttentionSpec, partial_keys: bool) -> list[str]:
     return [reason for reason, is_so in found.items() if is_so]
 
 
-def reads(kernel: Kernel, *, partial_keys: bool) -> tuple[str, ...]:
+def tensors_read(kernel: Kernel, *, partial_keys: bool) -> tuple[str, ...]:
     """The tensors of a step that ``kernel`` reads."""
     if kernel == "plain":
         return ("pad_index", "unpad_index", "slot_ids", "key_mask" if partial_keys else "slot_mask")
@@ -174,12 +174,12 @@ def _disentangled(terms: ScoreTerms, step: PackedStep) -> Tensor | float:
     # By query less key, [query, key]; its transpose is by [key, query].
     rows = terms.rows[(reach - _distances(step)).clamp(0, 2 * reach)].long()
     if terms.by_query is not None:
-        total = total + _picked(_padded(terms.by_query, step), rows)
+        total = total + _gathered(_padded(terms.by_query, step), rows)
     if terms.by_key is not None:
-        total = total + _picked(_padded(terms.by_key, step), rows.T).transpose(2, 3)
+        total = total + _gathered(_padded(terms.by_key, step), rows.T).transpose(2, 3)
     return total
 
 
-def _picked(products: Tensor, rows: Tensor) -> Tensor:
+def _gathered(products: Tensor, rows: Tensor) -> Tensor:
     """For each slot, the entries of ``products`` [B, heads, S, table] at ``rows`` [S, S]."""
     return products.gather(3, rows.expand(*products.shape[:2], -1, -1))

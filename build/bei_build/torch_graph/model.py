@@ -101,7 +101,7 @@ class PackedModel(nn.Module):
                 passed.append(states.total)
         hidden = _finished(states, self.final_norm, step)
         if self.spec.layer_shares:
-            hidden = _mixed([*passed[:-1], hidden], self.spec.layer_shares)
+            hidden = _weighted_sum([*passed[:-1], hidden], self.spec.layer_shares)
         if self.decoder:
             hidden = self.decoder(ids, self.embeddings.word, hidden, step)
         return {head.spec.output: head(hidden, step) for head in self._heads}
@@ -202,7 +202,7 @@ def _finished(states: States, norm: Norm | None, step: PackedStep) -> Tensor:
     return found
 
 
-def _mixed(states: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+def _weighted_sum(states: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     """The sum of ``states``, each times its share, added in FP32."""
     parts = [state.float() * share for state, share in zip(states, shares, strict=True) if share]
     return torch.stack(parts).sum(0).to(states[0].dtype)

@@ -26,7 +26,7 @@ from bei_build.config import BuildConfig
 from bei_build.job import Job
 from bei_build.progress import Progress
 from bei_build.quantization.calibrate import Calibration, with_more_high
-from bei_build.reference.held_out import ENGINE_SHARE, uncertified
+from bei_build.reference.held_out import ENGINE_SHARE, uncompared_certificate
 from bei_build.targets.base import Numerics
 from bei_build.verification.questions import ExpectedAnswers, Questions
 
@@ -79,7 +79,7 @@ def _verify(work: VerificationJob, progress: Progress) -> Certified:
             if questions.retrieval is not None:
                 found = ask_retrieval(engine, questions.retrieval, is_enough)
         step.details.append(f"{answers.num_texts} texts")
-    expected = questions.answered(progress, answers.num_texts, ranked=found is not None)
+    expected = questions.expected_answers(progress, answers.num_texts, ranked=found is not None)
     ranked = None
     if questions.retrieval is not None and found is not None and expected.ndcgs is not None:
         ranked = agreement(questions.retrieval, expected.ndcgs, found, questions.thresholds.ndcg_loss)
@@ -113,7 +113,7 @@ def _skip_verification(work: VerificationJob, progress: Progress) -> Certified:
     progress.note("not verified, as --no-verify asked; the certificate says so")
     if work.calibration is not None:
         work.calibration.write(work.job.root)
-    return work.manifest, uncertified(answers, work.questions.held_out)
+    return work.manifest, uncompared_certificate(answers, work.questions.held_out)
 
 
 @contextmanager
@@ -140,7 +140,7 @@ def _with_more_high(work: VerificationJob, share: float, progress: Progress) -> 
 
 def _prepare_verification(work: VerificationJob, progress: Progress) -> Certified:
     """Store the reference's answers in the artifact, for the machine that the engine runs on."""
-    expected = work.questions.answered(progress)
+    expected = work.questions.expected_answers(progress)
     certificate = _store_reference(work, expected)
     if work.calibration is not None:
         work.calibration.write(work.job.root)

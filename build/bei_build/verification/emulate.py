@@ -11,7 +11,7 @@ from bei_build import memory
 from bei_build.job import Job
 from bei_build.progress import Progress
 from bei_build.quantization.calibrate import Calibration, with_more_high
-from bei_build.quantization.emulation import emulated
+from bei_build.quantization.emulation import emulated_engine
 from bei_build.verification.certify import allowed_share, check_certificate, summary
 from bei_build.verification.questions import NOT_COMPILED, Questions
 
@@ -31,7 +31,7 @@ def meet_thresholds(job: Job, calibration: Calibration, questions: Questions, pr
         return calibration
     while True:
         answers = _answers(job, calibration, questions, progress)
-        expected = questions.answered(progress)
+        expected = questions.expected_answers(progress)
         with progress.step("Verify emulation") as step:
             meaning, record = meaning_of(job.describe(NOT_COMPILED)), calibration.record
             thresholds = msgspec.structs.replace(questions.thresholds, ndcg_loss=None)  # measured where the engine runs
@@ -53,7 +53,7 @@ def _answers(job: Job, calibration: Calibration, questions: Questions, progress:
     spec, read = job.checkpoint.spec, job.weights.read
     with (
         progress.step("Emulate") as step,
-        emulated(spec, read, calibration.quantization, job.limits, job.root) as engine,
+        emulated_engine(spec, read, calibration.quantization, job.limits, job.root) as engine,
     ):
         answers = ask_engine(engine, questions.held_out, questions.outputs)
         step.details.append(f"{answers.num_texts} texts")

@@ -87,7 +87,9 @@ class Questions:
             raise ConfigError("--verify-retrieval: the model's tokenizer has no tokens for the texts. Leave it out.")
         return found
 
-    def answered(self, progress: Progress, num_texts: int | None = None, *, ranked: bool = True) -> ExpectedAnswers:
+    def expected_answers(
+        self, progress: Progress, num_texts: int | None = None, *, ranked: bool = True
+    ) -> ExpectedAnswers:
         """The reference's answers to ``num_texts`` texts (None: all) and, if ``ranked``, to the retrieval set."""
         if self._expected is None:
             with progress.step("Ask reference") as step, _reference(self._job) as reference:

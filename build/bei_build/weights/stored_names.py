@@ -40,7 +40,7 @@ class StoredNames:
         self._tied = tied
         self._prefixes = (family.prefix, "", *(f"{alias}." for alias in family.aliases))
         self._unused = tuple(
-            f"{prefix}{start}" for prefix in self._prefixes for start in (*family.unused, *_own(family))
+            f"{prefix}{start}" for prefix in self._prefixes for start in (*family.unused, *_head_prefixes(family))
         )
 
     def find(self, name: str, stored: Collection[str]) -> str:
@@ -129,7 +129,7 @@ def layer_of(name: str) -> str:
     return found[0] if found else ""
 
 
-def _own(family: Family) -> list[str]:
+def _head_prefixes(family: Family) -> list[str]:
     """The prefixes of the family's head names: tensors of heads that are not built may be left over."""
     stored: dict[bool, list[str]] = {True: [], False: []}  # by True for the backbone's names, which heads may share
     for name, names in family.weights.items():

@@ -10,7 +10,7 @@ import pytest
 from bei.core import Encoding, Float32Array, Limits, PackedBatch
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.quantization import layer_sensitivity as module
-from bei_build.quantization.emulation import emulated
+from bei_build.quantization.emulation import emulated_engine
 from bei_build.quantization.layer_sensitivity import measure_effects
 from bei_build.spec.quantization import Format, Quantization
 from tests.bei_build.targets.test_fp8 import quantization_of
@@ -24,7 +24,7 @@ def outputs_of(
     checkpoint: Checkpoint, quantization: Quantization, encodings: list[Encoding], scratch: Path
 ) -> dict[str, Float32Array]:
     limits = Limits(256, 16, checkpoint.max_seq_len)
-    with emulated(checkpoint.spec, checkpoint.weights().read, quantization, limits, scratch) as engine:
+    with emulated_engine(checkpoint.spec, checkpoint.weights().read, quantization, limits, scratch) as engine:
         return dict(engine.run(PackedBatch.from_encodings(encodings)))
 
 

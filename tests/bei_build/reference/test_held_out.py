@@ -38,7 +38,7 @@ from bei_build.reference.held_out import (
     encode_pairs,
     held_out,
     held_out_texts,
-    uncertified,
+    uncompared_certificate,
 )
 from bei_build.spec.model_spec import HeadSpec, ModelSpec, Output
 from bei_build.spec.parts import DenseSpec
@@ -497,7 +497,7 @@ def test_without_verification_the_certificate_has_the_canary_and_nothing_else(
 ) -> None:
     engine = StubEngine()
     questions = held_out(encoding_with(tokenizer, spec), spec, LIMITS.max_seq_len)
-    certificate = uncertified(ask_canary(engine, questions, "embedding"), questions)
+    certificate = uncompared_certificate(ask_canary(engine, questions, "embedding"), questions)
     assert [batch.batch_size for batch in engine.batches] == [1]
     assert (certificate.kind, certificate.passed, certificate.outputs, certificate.thresholds) == (
         "none",
@@ -517,4 +517,4 @@ def test_an_engine_that_gives_nan_is_refused_without_verification_too(tokenizer:
     questions = held_out(encoding_with(tokenizer, spec), spec, LIMITS.max_seq_len)
     engine = StubEngine(lambda rows: rows * np.float32(np.nan))
     with pytest.raises(VerificationError, match="gives NaN or Inf for a short text"):
-        uncertified(ask_canary(engine, questions, "embedding"), questions)
+        uncompared_certificate(ask_canary(engine, questions, "embedding"), questions)

@@ -14,7 +14,7 @@ from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.onnx_graph.attention import AttentionCore, lowerings
 from bei_build.onnx_graph.transformer import write_graph
 from bei_build.onnx_graph.writer import GraphTypes
-from bei_build.quantization.emulation import emulated
+from bei_build.quantization.emulation import emulated_engine
 from bei_build.spec.dtypes import DType
 from bei_build.spec.linear_layers import linear_layers
 from bei_build.spec.model_spec import ModelSpec
@@ -125,7 +125,7 @@ def test_the_graph_computes_what_the_rounded_hf_model_computes(
     encodings = encodings_of(case, LENGTHS, checkpoint.spec.embeddings.vocab_size)
     quantization = quantization_of(checkpoint.spec, number_format, **form)
     limits = Limits(256, 16, checkpoint.max_seq_len)
-    with emulated(checkpoint.spec, checkpoint.weights().read, quantization, limits, tmp_path) as engine:
+    with emulated_engine(checkpoint.spec, checkpoint.weights().read, quantization, limits, tmp_path) as engine:
         actual = np.stack(list(engine.run(PackedBatch.from_encodings(encodings))["embedding"]))
     expected, exact = (np.stack(hf_states(checkpoint, name, encodings, it)) for it in (quantization, None))
     away = np.abs(exact - expected).mean()

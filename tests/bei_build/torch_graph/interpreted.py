@@ -17,7 +17,7 @@ from bei.core import PackedBatch
 from bei.engine.packing import graph_inputs
 from bei_build.spec.parts import AttentionSpec, DisentangledSpec
 from bei_build.spec.position_tables import alibi_slopes, disentangled_rows
-from bei_build.torch_graph.attention_kernels import plain, reads
+from bei_build.torch_graph.attention_kernels import plain, tensors_read
 from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.positions import ScoreTerms
 from bei_build.torch_graph.ragged_attention import ragged
@@ -72,7 +72,7 @@ def difference(case: dict[str, Any]) -> float:
     if is_partial:
         encodings = [one._replace(num_keys=max(1, one.num_tokens // 3)) for one in encodings]
     batch = PackedBatch.from_encodings(encodings)
-    names = {name for kernel in ("plain", "ragged") for name in reads(kernel, partial_keys=is_partial)}
+    names = {name for kernel in ("plain", "ragged") for name in tensors_read(kernel, partial_keys=is_partial)}
     arrays = graph_inputs(batch, sorted({*names, "input_ids"}))
     step = PackedStep({name: torch.from_numpy(array) for name, array in arrays.items()})
     num_tokens = len(arrays["input_ids"])

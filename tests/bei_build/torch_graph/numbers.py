@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from bei.core import Encoding, Float32Array, PackedBatch
 from bei.engine.packing import graph_inputs
 from bei_build.onnx_graph.attention import AttentionCore
-from bei_build.onnx_graph.positions import halved
+from bei_build.onnx_graph.positions import rows_for_halves
 from bei_build.onnx_graph.transformer import Read, write_graph
 from bei_build.onnx_graph.writer import GraphTypes
 from bei_build.quantization.emulation import session_of
@@ -114,7 +114,7 @@ def _row_order(model: PackedModel, layer: LinearLayer, module: FP8Linear) -> Ten
     attention = model.get_submodule(layer.name.rpartition(".")[0])
     if isinstance(attention, Attention) and module in (getattr(attention, it, None) for it in ("query", "key")):
         rope = attention._spec.rope
-        rows = halved(rows, attention._spec) if rope and rope.interleaved else rows
+        rows = rows_for_halves(rows, attention._spec) if rope and rope.interleaved else rows
     return torch.from_numpy(rows.astype(np.int64))
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bei.core import Encoding, Float32Array, Limits, PackedBatch
-from bei_build.quantization.emulation import emulated
+from bei_build.quantization.emulation import emulated_engine
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.quantization import Quantization
 from bei_build.torch_graph import fp8_experts
@@ -47,7 +47,7 @@ def of_the_emulation(
     spec: ModelSpec, quantization: Quantization, encodings: list[Encoding], folder: Path
 ) -> dict[str, Float32Array]:
     """ONNX Runtime on the graph with the same quantization; rows of sequences end to end."""
-    with emulated(spec, random_weights(spec), quantization, Limits(256, 16, MAX_SEQ_LEN), folder) as engine:
+    with emulated_engine(spec, random_weights(spec), quantization, Limits(256, 16, MAX_SEQ_LEN), folder) as engine:
         return dict(engine.run(PackedBatch.from_encodings(encodings)))
 
 
