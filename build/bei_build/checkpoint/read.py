@@ -69,7 +69,7 @@ def read_checkpoint(
     tokenizer_choice: TokenizerChoice = "auto",
     route: str | None = None,
 ) -> Checkpoint:
-    """Read config, sentence-transformers files and tokenizer. Arguments override what the files say.
+    """Read config, sentence-transformers files and tokenizer. Arguments override the files' settings.
 
     Raises CheckpointError and its subclasses, ConfigError.
     """

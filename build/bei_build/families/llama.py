@@ -35,7 +35,7 @@ def _pooling(config: Any) -> Pooling:
 
 
 def _from_remote(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same config; the original code divides a classifier's scores by a temperature, which transformers drops."""
+    """Keep the config; the original code divides a classifier's scores by a temperature, which transformers drops."""
     classifies = "ForSequenceClassification" in str(raw.get("architectures"))
     if raw.get("model_type") == "llama_bidirec" and classifies and raw.get("temperature", 1.0) != 1.0:
         raise CheckpointError(f"config.json has temperature {raw['temperature']!r}; supported for scores: 1.0.")

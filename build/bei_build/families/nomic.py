@@ -80,7 +80,7 @@ _GATED = ("swiglu", "geglu")
 
 
 def _nomic_from_remote(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config of the original code, which is GPT-2's with switches, in the native class's keys."""
+    """The original code's config, which has GPT-2's keys and switches, in the native class's keys."""
     if "n_embd" not in raw:
         return raw
     activation = raw.get("activation_function")

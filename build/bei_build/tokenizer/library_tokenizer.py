@@ -267,7 +267,7 @@ def _load(folder: Path, arguments: Mapping[str, Any]) -> Any:
         loaded = AutoTokenizer.from_pretrained(folder, **arguments)
         vocabulary, special = set(loaded.get_vocab()), set(loaded.all_special_tokens)
     except BaseException as error:  # transformers raises OSError, ValueError, KeyError, AttributeError, TypeError, ...
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of the tokenizers library
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # tokenizers raises it
             raise
         raise _unreadable(folder, error) from error
     if not (folder / "tokenizer.json").is_file() and vocabulary <= special:  # made from a folder without vocabulary

@@ -87,7 +87,7 @@ class Rounding(nn.Module):
     def forward(self, value: Tensor) -> Tensor:
         """``value`` [T, width] as float8_e4m3fn."""
         if self._fusions.has("activation"):
-            from bei_build.torch_graph.fused.activate import activate  # Triton is not everywhere
+            from bei_build.torch_graph.fused.activate import activate  # Triton is not always installed
 
             codes: Tensor = activate(value, None, self.inverse, "identity")
             return codes

@@ -29,7 +29,7 @@ class PackedStep:
 
     @property
     def token_index(self) -> Tensor:
-        """0, 1, 2, ..., one a token, INT64 [T]."""
+        """0, 1, 2, ..., one per token, INT64 [T]."""
         ids = self["input_ids"]
         return self.once("token index", lambda: torch.arange(ids.shape[0], device=ids.device))
 

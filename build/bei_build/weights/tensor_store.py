@@ -258,7 +258,7 @@ class WrappedStore(TensorStore):
 
     @property
     def types(self) -> frozenset[str]:
-        """The element types of what is stored."""
+        """The element types of the stored tensors."""
         return self._store.types
 
     def read(self, name: str) -> npt.NDArray[np.float32]:

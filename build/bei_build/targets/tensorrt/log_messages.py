@@ -17,6 +17,6 @@ def serious_messages(log: Sequence[Line]) -> list[str]:
 
 
 def compile_error(what: str, texts: list[str], error: type[CompileError] = CompileError) -> CompileError:
-    """``TensorRT WHAT: TEXTS`` on one line, whatever the texts' line breaks."""
+    """A CompileError with the message ``TensorRT WHAT: TEXTS`` on one line, whatever the texts' line breaks."""
     quoted = [" ".join(text.split()) for text in texts]
     return error(f"TensorRT {what}: {'; '.join(quoted) or 'it gave no reason'}")
