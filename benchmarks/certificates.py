@@ -45,8 +45,8 @@ from bei_build.checkpoint.read import read_checkpoint
 from bei_build.config import BuildConfig
 from bei_build.pipeline import build
 from bei_build.progress import Progress
-from bei_build.quantization.calibrate import kept_quantization
-from bei_build.quantization.emulation import emulated
+from bei_build.quantization.calibrate import read_quantization
+from bei_build.quantization.emulation import emulated_engine
 from benchmarks import scifact
 from benchmarks.common import RESULTS, write
 from benchmarks.models import minilm_folder
@@ -235,10 +235,10 @@ class Work:
         settings = MODELS[self._name].settings
         choice = HeadChoice(settings.get("task", "auto"), settings.get("pooling"))
         checkpoint = read_checkpoint(locate(str(self._checkpoint)), choice, _MAX_SEQ_LEN)
-        quantization = kept_quantization(artifact.path)
+        quantization = read_quantization(artifact.path)
         with (
             checkpoint.weights() as weights,
-            emulated(checkpoint.spec, weights.read, quantization, _EMULATED, self._folder) as emulation,
+            emulated_engine(checkpoint.spec, weights.read, quantization, _EMULATED, self._folder) as emulation,
         ):
             yield emulation
 

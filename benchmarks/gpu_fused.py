@@ -20,10 +20,10 @@ from bei_build.spec.quantization import LayerQuantization
 from bei_build.torch_graph.activation import gated
 from bei_build.torch_graph.fp8 import FP8, FP8Linear, Rounded, Rounding, with_ones
 from bei_build.torch_graph.fusion_choice import ALL, NONE
-from bei_build.torch_graph.heads import by_triton, pooled
+from bei_build.torch_graph.heads import pool_by_triton, pool_tokens
 from bei_build.torch_graph.norms import Norm, States
-from bei_build.torch_graph.packed_step import Step
-from bei_build.torch_graph.parameters import Linear, Storage
+from bei_build.torch_graph.packed_step import PackedStep
+from bei_build.torch_graph.parameters import Linear, TensorOptions
 from bei_build.torch_graph.positions import Rotation
 from benchmarks.gpu_peers import require
 from benchmarks.gpu_record import Found, Skipped, rounded, throughput
@@ -45,10 +45,10 @@ class Case:
     num_tokens: int = 32_768
 
 
-def _storages(device: torch.device) -> tuple[Storage, Storage]:
+def _options(device: torch.device) -> tuple[TensorOptions, TensorOptions]:
     """By Triton, where that runs, and composed."""
     fusions = ALL if device.type == "cuda" else NONE
-    return Storage(device, torch.bfloat16, fusions), Storage(device, torch.bfloat16)
+    return TensorOptions(device, torch.bfloat16, fusions), TensorOptions(device, torch.bfloat16)
 
 
 def _random(device: torch.device, *shape: int) -> Tensor:
@@ -60,13 +60,13 @@ def _norm(spec: NormSpec, width: int, is_pre: bool, device: torch.device, num_to
     """Sum, norm and FP8: in front of a product, where the sum goes on, or behind one, where the norm does."""
     hidden, added = _random(device, num_tokens, width), _random(device, num_tokens, width) * 0.5
 
-    def by(storage: Storage) -> Work:
-        norm, rounding = Norm(spec, width, storage), Rounding(LayerQuantization(8.0), storage)
+    def by(options: TensorOptions) -> Work:
+        norm, rounding = Norm(spec, width, options), Rounding(LayerQuantization(8.0), options)
         for parameter in norm.parameters():
             parameter.fill_(0.5)
 
         def work() -> Iterable[Tensor]:
-            found = norm.of_sum(States(hidden, added), Step({}), rounding, total=is_pre, value=not is_pre)
+            found = norm.of_sum(States(hidden, added), PackedStep({}), rounding, total=is_pre, value=not is_pre)
             kept = found.total if is_pre else found.value
             assert kept is not None
             assert found.rounded is not None
@@ -74,7 +74,7 @@ def _norm(spec: NormSpec, width: int, is_pre: bool, device: torch.device, num_to
 
         return work
 
-    ours, twin = map(by, _storages(device))
+    ours, twin = map(by, _options(device))
     return ours, twin, num_tokens * width * (2 + 2 + 2 + 1)
 
 
@@ -84,11 +84,11 @@ def _activation(
     """Both halves of one product, or one, to FP8."""
     value, *gates = torch.split(_random(device, num_tokens, width * (1 + is_gated)), width, dim=1)
 
-    def by(storage: Storage) -> Work:
-        rounding = Rounding(LayerQuantization(16.0), storage)
-        return lambda: (gated(value, gates[0] if gates else None, name, rounding, storage.fusions),)
+    def by(options: TensorOptions) -> Work:
+        rounding = Rounding(LayerQuantization(16.0), options)
+        return lambda: (gated(value, gates[0] if gates else None, name, rounding, options.fusions),)
 
-    ours, twin = map(by, _storages(device))
+    ours, twin = map(by, _options(device))
     return ours, twin, num_tokens * width * (3 + 2 * is_gated)
 
 
@@ -105,18 +105,18 @@ def _rotation(
     norms = None
     if has_norms:
         norm = NormSpec(1e-6, kind="rms", bias=False)
-        norms = Norm(norm, head_dim, _storages(device)[1]), Norm(norm, head_dim, _storages(device)[1])
+        norms = Norm(norm, head_dim, _options(device)[1]), Norm(norm, head_dim, _options(device)[1])
         for each in norms:
             for parameter in each.parameters():
                 parameter.fill_(0.5)
 
     def twin() -> Iterable[Tensor]:
-        step = Step({"position_ids": positions})
+        step = PackedStep({"position_ids": positions})
         sides = (query, key) if norms is None else (norms[0](query), norms[1](key))
         return [rotation(side, step) for side in sides]
 
     def ours() -> Iterable[Tensor]:
-        return rotation.of_both(query, key, norms, Step({"position_ids": positions}))
+        return rotation.of_both(query, key, norms, PackedStep({"position_ids": positions}))
 
     num_bytes = num_tokens * sum(heads) * head_dim * 4
     return ours if device.type == "cuda" else twin, twin, num_bytes
@@ -135,10 +135,10 @@ def _pooling(width: int, device: torch.device, num_tokens: int) -> tuple[Work, W
     spec = SHAPES["minilm"].spec
 
     def twin() -> Iterable[Tensor]:
-        return (pooled("mean", hidden, spec, Step(inputs)),)
+        return (pool_tokens("mean", hidden, spec, PackedStep(inputs)),)
 
     def ours() -> Iterable[Tensor]:
-        return (by_triton("mean", hidden, spec, Step(inputs), normalizes=False),)
+        return (pool_by_triton("mean", hidden, spec, PackedStep(inputs), normalizes=False),)
 
     return ours if device.type == "cuda" else twin, twin, num_tokens * width * 2
 
@@ -213,13 +213,13 @@ def product(case: Product, device: torch.device, *, budget_s: float) -> Found:
         raise Skipped("FP8 products need a GPU of compute capability 8.9 or later")
     divisor = 64 if is_dry else 1
     rows, inner, columns = (max(16, size // divisor) for size in (case.rows, case.in_features, case.out_features))
-    storage, layer = _storages(device)[0], LayerQuantization(8.0)
-    like = Linear(inner, columns, True, storage)
+    options, layer = _options(device)[0], LayerQuantization(8.0)
+    like = Linear(inner, columns, True, options)
     assert like.bias is not None
     like.bias.copy_(_random(device, columns))
     like.weight.copy_(_random(device, columns, inner) * inner**-0.5)
     one = torch.full((columns,), float(like.weight.abs().max()) / 448).numpy() if case.has_one_scale else None
-    module = FP8Linear(like, Rounding(layer, storage), layer, one)
+    module = FP8Linear(like, Rounding(layer, options), layer, one)
     module.fill(like.weight.float())
     value = _random(device, rows, inner)
     with torch.inference_mode():

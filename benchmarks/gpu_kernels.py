@@ -13,7 +13,7 @@ from bei_build.spec.flops import visible_pairs
 from bei_build.spec.parts import AttentionSpec, DisentangledSpec, RelativeBiasSpec
 from bei_build.spec.position_tables import alibi_slopes, disentangled_rows
 from bei_build.torch_graph import attention_kernels
-from bei_build.torch_graph.packed_step import Step
+from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.positions import ScoreTerms
 from benchmarks.gpu_peers import require
 from benchmarks.gpu_record import Found, Skipped, rounded, throughput
@@ -74,16 +74,16 @@ def measured(case: Case, device: torch.device, *, budget_s: float) -> Found:
     return {**timed, "tflops": rate, "relative_error": round(float(error), 5), "tokens": sum(lengths)}
 
 
-def _inputs(case: Case, lengths: list[int], device: torch.device) -> tuple[Step, tuple[Tensor, ...], ScoreTerms]:
+def _inputs(case: Case, lengths: list[int], device: torch.device) -> tuple[PackedStep, tuple[Tensor, ...], ScoreTerms]:
     """A step, random BF16 queries, keys and values as one product gives them, and random terms."""
     spec = case.spec
     names = {
-        *attention_kernels.reads("plain", partial_keys=False),
-        *attention_kernels.reads(case.kernel, partial_keys=False),
+        *attention_kernels.tensors_read("plain", partial_keys=False),
+        *attention_kernels.tensors_read(case.kernel, partial_keys=False),
         "input_ids",
     }
     arrays = graph_inputs(batch_of(lengths, 1000), sorted(names))
-    step = Step({name: torch.from_numpy(array).to(device) for name, array in arrays.items()})
+    step = PackedStep({name: torch.from_numpy(array).to(device) for name, array in arrays.items()})
     generator = torch.Generator(device).manual_seed(0)
     num_tokens, heads = len(arrays["input_ids"]), (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
     joined = torch.randn(num_tokens, sum(heads) * spec.head_dim, generator=generator, device=device).bfloat16()
@@ -107,7 +107,7 @@ def _terms(spec: AttentionSpec, num_tokens: int, generator: torch.Generator) -> 
     return ScoreTerms(by_query=products[0], by_key=products[1], rows=rows)
 
 
-def _computed(case: Case, parts: tuple[Tensor, ...], terms: ScoreTerms, step: Step) -> Callable[[], Tensor]:
+def _computed(case: Case, parts: tuple[Tensor, ...], terms: ScoreTerms, step: PackedStep) -> Callable[[], Tensor]:
     query, key, value = parts
     if case.kernel == "flash":
         return lambda: attention_kernels.flash(query, key, value, case.spec, step, partial_keys=False)

@@ -27,7 +27,7 @@ from bei_build.spec.quantization import LayerQuantization, Quantization
 from bei_build.torch_graph.attention_kernels import Kernel
 from bei_build.torch_graph.fp8 import FP8Linear
 from bei_build.torch_graph.model import PackedModel
-from bei_build.torch_graph.parameters import Storage, join_linear_layers
+from bei_build.torch_graph.parameters import TensorOptions, join_linear_layers
 
 _WIDEST_INPUT = 32.0  # of linear layers of these models
 
@@ -154,7 +154,7 @@ def random_model(
     """``shape`` with random weights, the same numbers in every type: they are BF16's. ``is_fp8``: all linear layers of
     its layers are FP8."""
     quantization = quantization_of(shape.spec) if is_fp8 else None
-    model = PackedModel(shape.spec, shape.max_seq_len, Storage(device, dtype), kernel, quantization)
+    model = PackedModel(shape.spec, shape.max_seq_len, TensorOptions(device, dtype), kernel, quantization)
     for name, tensor in model.weights_by_name().items():
         tensor.copy_(_random(name, tensor.shape, device))
     for path, module in model.named_modules():

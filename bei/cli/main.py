@@ -383,7 +383,7 @@ def _builder_for_doctor() -> Any:
     except (MissingDependencyError, BrokenDependencyError) as error:
         return error
     from bei_build.config import TARGETS
-    from bei_build.targets.attention_probe import FORMS, PRECISIONS, Layer, probed
+    from bei_build.targets.attention_probe import FORMS, PRECISIONS, ProbedLayer, probe_layers
     from bei_build.targets.choose import compiler_for
 
     return Builder(
@@ -393,7 +393,7 @@ def _builder_for_doctor() -> Any:
         ),
         forms=FORMS,
         precisions=PRECISIONS,
-        probed=lambda target, asked: probed(target, [Layer(*one) for one in asked]),
+        probed=lambda target, asked: probe_layers(target, [ProbedLayer(*one) for one in asked]),
     )
 
 

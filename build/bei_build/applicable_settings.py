@@ -1,5 +1,5 @@
-"""Settings of a build that mean nothing to the model at hand: refused, as the model would answer as if they were not
-there."""
+"""Refusal of build settings without meaning for the model at hand: it would otherwise answer as if they were not
+set."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.heads import tasks_of
 from bei_build.config import BuildConfig
 
-# What can be asked for with a prompt.
+# Tasks that can have a prompt.
 _PROMPTED = frozenset(("embedding", "sparse", "token_weights", "token_embedding"))
 
 
 def check_applicable(config: BuildConfig, checkpoint: Checkpoint) -> None:
-    """Raise ConfigError that names the first of them."""
+    """Raise ConfigError that names the first such setting."""
     spec = checkpoint.spec
     outputs = {head.output for head in spec.heads}
     what = f"{spec.architecture}, as it is built, has none"

@@ -1,4 +1,4 @@
-"""Artifacts that ``bei serve CHECKPOINT`` builds on the way, kept for the next start (``bei.artifact.cache``)."""
+"""Cached artifacts that ``bei serve CHECKPOINT`` builds at start and reuses at the next (``bei.artifact.cache``)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ from bei_build.targets.choose import compiler_for, with_target
 def build_cached(
     config: BuildConfig, cache: ModelCache, open_engine: OpenEngine, progress: Progress
 ) -> tuple[Artifact, EntryUse]:
-    """The artifact of ``config`` in ``cache``, verified; built, with a note that says so, unless it is there. ``out``
-    is ours. It stays in the cache until its use, which comes with it, is closed.
+    """The verified artifact of ``config`` in ``cache``; it is built, with a note, unless it is there. ``out`` is set
+    here. It stays in the cache until the returned use is closed.
 
-    The key covers the checkpoint's files by name, size and time of change, the settings, what the compiler says of the
-    machine, and the versions of bei.
-    Raises what ``build`` raises.
+    The key covers the checkpoint's files by name, size and time of change, the settings, the compiler's record of the
+    machine, and the versions of bei. Raises the errors of ``build``.
     """
     config = with_target(config)
     location = locate(config.model, config.revision)
@@ -58,7 +57,7 @@ def _found(path: Path) -> Artifact | None:
 
 
 def _built(config: BuildConfig, path: Path, open_engine: OpenEngine, progress: Progress) -> Artifact:
-    shutil.rmtree(path, ignore_errors=True)  # whatever is left of it: the cache is ours
+    shutil.rmtree(path, ignore_errors=True)  # remains of an earlier build: only bei writes into the cache
     progress.note(f"{config.model} is a checkpoint: building it into {path} (once)")
     return build(replace(config, out=str(path)), open_engine, progress)
 

@@ -1,4 +1,4 @@
-"""What a build is asked to do. Defaults live here and nowhere else; the CLI makes its flags from these fields."""
+"""Settings of a build. Defaults live here and nowhere else; the CLI makes its flags from these fields."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ _CALIBRATED_TARGETS = ("cpu", *_TENSORRT, "cuda", "cuda-twin")
 
 
 def _option(default: object, text: str, choices: tuple[str, ...] = (), targets: tuple[str, ...] = _ALL_TARGETS) -> Any:
-    """A setting; of ``targets`` only, where it means nothing to others."""
+    """A setting, for ``targets`` only."""
     return field(default=default, metadata={"help": text, "choices": choices, "targets": targets})
 
 
-def _of_quantization(
+def _quantization_option(
     default: object,
     text: str,
     choices: tuple[str, ...] = (),
     targets: tuple[str, ...] = _CALIBRATED_TARGETS,
     precisions: tuple[str, ...] = _QUANTIZED,
 ) -> Any:
-    """A setting of quantized ``precisions``."""
+    """A setting for quantized ``precisions``."""
     option = _option(default, text, choices, targets)
     return field(default=default, metadata={**option.metadata, "precisions": precisions})
 
 
 @dataclass(frozen=True)
 class BuildConfig:
-    """One build. None means: as the checkpoint's files say, or as the target recommends."""
+    """Settings of one build. None means: as in the checkpoint's files, or as the target recommends."""
 
     model: str = field(
         default="", metadata={"help": "checkpoint: folder, installed package or hub id", "positional": True}
@@ -124,33 +124,33 @@ class BuildConfig:
         None, "artifact built with --strip-weights whose plan this build takes", targets=("tensorrt",)
     )
     timing_cache: str | None = _option(None, "file that keeps measured kernels between builds", targets=("tensorrt",))
-    calibration_data: str | None = _of_quantization(
+    calibration_data: str | None = _quantization_option(
         None, "file of texts to calibrate quantization with: .txt, .jsonl, .csv, .tsv (default: bei's own list)"
     )
-    calibration_column: str | None = _of_quantization(
+    calibration_column: str | None = _quantization_option(
         None, "column of the calibration texts in their file (default: text)"
     )
-    calibration_size: int = _of_quantization(128, "most texts to calibrate with")
-    calibration_length: int = _of_quantization(512, "most tokens of a calibration text")
-    calibration_seed: int = _of_quantization(
+    calibration_size: int = _quantization_option(128, "most texts to calibrate with")
+    calibration_length: int = _quantization_option(512, "most tokens of a calibration text")
+    calibration_seed: int = _quantization_option(
         0, "seed for the choice of texts, if there are more than --calibration-size"
     )
-    calibration_method: str = _of_quantization(
+    calibration_method: str = _quantization_option(
         "auto",
         "range of a layer's input: the largest value (max), a percentile, or what changes products least (mse); auto: "
         "max for fp8, mse for int8",
         ("auto", *get_args(Method)),
     )
-    calibrate_with: str = _of_quantization(
+    calibrate_with: str = _quantization_option(
         "engine",
         "what measures inputs: bei's own FP32 engine, or nvidia-modelopt on transformers' model",
         ("engine", "modelopt"),
     )
-    calibration_percentile: float = _of_quantization(_PERCENTILE, "percentile for --calibration-method percentile")
-    fp8_outputs: bool = _of_quantization(
+    calibration_percentile: float = _quantization_option(_PERCENTILE, "percentile for --calibration-method percentile")
+    fp8_outputs: bool = _quantization_option(
         False, "round queries, keys and values to fp8 too, for attention", targets=_TENSORRT, precisions=("fp8",)
     )
-    max_highprec_layers: int | None = _of_quantization(
+    max_highprec_layers: int | None = _quantization_option(
         None, "most linear layers that may be left unquantized to pass verification (default: a quarter; 0: none)"
     )
     min_cosine: float | None = _option(
@@ -179,14 +179,14 @@ class BuildConfig:
             "help": "passphrase of the signing key",
             "file_only": True,
             "secret": True,
-        },  # ps shows flags to everybody
+        },  # flags are visible in ps
     )
     sign_passphrase_file: str | None = _option(None, "file whose first line is the passphrase of the signing key")
 
     def __post_init__(self) -> None:
         if not self.model:
             raise ConfigError("bei build needs a model: a checkpoint folder, an installed package, or a hub id.")
-        for option in fields(self):  # argparse holds the command line to its choices, nobody the file and environment
+        for option in fields(self):  # argparse checks choices on the command line, but not in the file and environment
             value, choices = getattr(self, option.name), option.metadata.get("choices")
             if choices and value is not None and value not in choices:
                 raise ConfigError(f"{option.name} must be one of {', '.join(choices)}, not {value!r}.")
@@ -196,7 +196,7 @@ class BuildConfig:
                 only = " or ".join(targets)
                 raise ConfigError(f"{option.name} is a setting of target {only}, not of {self.target}: leave it out.")
         self._check_quantization()
-        if self.sign is None and self.sign_passphrase_file is not None:  # the variable may be there for bei sign
+        if self.sign is None and self.sign_passphrase_file is not None:  # the variable may be set for bei sign
             raise ConfigError("sign_passphrase_file needs a signing key: set sign too, or leave it out.")
         if self.plan_of is not None and not self.strip_weights:
             raise ConfigError("plan_of takes a plan without weights: add --strip-weights, which keeps them beside it.")

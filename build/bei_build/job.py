@@ -1,4 +1,4 @@
-"""What one build makes, and bei's own FP32 engine of the same model, which calibrates and may be the reference."""
+"""Inputs and output folder of one build, and bei's own FP32 engine of the same model, for calibration and reference."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from bei.core import Engine, Limits
 from bei_build import memory
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.config import BuildConfig
-from bei_build.onnx_graph.writer import Observed
+from bei_build.onnx_graph.writer import ObservedTensor
 from bei_build.targets.base import Compiler, Numerics, Say
 from bei_build.targets.choose import compiler_for
 from bei_build.weights.model_weights import ModelWeights
 
-# Opens a compiled engine; the runtime's loader is handed in, so that what is verified is what will be served.
+# Opens a compiled engine; it is the runtime's loader, so that the verified engine is the served one.
 OpenEngine = Callable[[Path, Manifest], Engine]
 
-# The manifest of an artifact whose engine needs this.
+# Makes the artifact's manifest from its engine's requirements.
 Describe = Callable[[EngineRequirements], Manifest]
 
 
 @dataclass(frozen=True)
 class Job:
-    """``root`` is the artifact under construction; ``precision`` is never "auto"."""
+    """One build. ``root`` is the artifact under construction; ``precision`` is never "auto"."""
 
     config: BuildConfig
     compiler: Compiler
@@ -42,17 +42,17 @@ class Job:
     open_engine: OpenEngine
 
     def compile(self, numerics: Numerics, say: Say) -> EngineRequirements:
-        """Write the engine folder of the artifact, and say what the engine needs. Raises CompileError."""
+        """Write the engine folder of the artifact; returns the engine's requirements. Raises CompileError."""
         folder = self.root / ENGINE_DIR
         folder.mkdir()
         return self.compiler.compile(self.checkpoint.spec, self.weights, numerics, self.limits, folder, say)
 
 
 @contextmanager
-def opened_fp32(job: Job, purpose: str, observed: Mapping[str, Observed]) -> Iterator[tuple[Engine, str]]:
-    """bei's own FP32 engine of the job's model and its compiler's name, with outputs ``observed`` beside the model's.
+def open_fp32(job: Job, purpose: str, observed: Mapping[str, ObservedTensor]) -> Iterator[tuple[Engine, str]]:
+    """bei's own FP32 engine of the job's model and its compiler's name, with additional outputs ``observed``.
 
-    Raises VerificationError where there is not memory enough, and what compilers and engines raise.
+    Raises VerificationError where memory does not suffice, and the errors of compilers and engines.
     """
     memory.require(4 * job.checkpoint.spec.num_parameters, purpose)
     compiler = fp32_compiler(job.config, job.compiler, shows_layers=bool(observed))
@@ -72,8 +72,8 @@ def opened_fp32(job: Job, purpose: str, observed: Mapping[str, Observed]) -> Ite
 
 
 def fp32_compiler(config: BuildConfig, compiler: Compiler, *, shows_layers: bool = False) -> Compiler:
-    """Of bei's own FP32 engine. Where the target's engines cannot run, not in FP32 or, if they are to show layers,
-    without what calibration looks at, the CPU's can."""
+    """The compiler of bei's own FP32 engine: the target's, or the CPU's where the target's engines cannot run, not in
+    FP32 or, if ``shows_layers``, without the outputs for calibration."""
     is_able = "fp32" in compiler.precisions and compiler.cannot_run() is None
     is_able = is_able and (compiler.shows_layers or not shows_layers)
     return compiler if is_able else compiler_for(BuildConfig(model=config.model))

@@ -1,4 +1,4 @@
-"""Whether what a build is about to do fits into memory."""
+"""Check that the next part of a build fits into memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from bei.utils.free_memory import available_bytes as available_bytes
 
 
 def require(size: int, what: str) -> None:
-    """Raise VerificationError where ``what`` would take more memory than there is: the system would end the build."""
+    """Raise VerificationError where ``what`` would take more memory than is available: the system would kill the
+    build."""
     available = available_bytes()
     if available is not None and size > available:
         raise VerificationError(

@@ -1,4 +1,4 @@
-"""``build``: checkpoint to artifact, the recipe in numbered steps."""
+"""``build``: checkpoint to artifact, in numbered steps."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ from bei_build.config import BuildConfig
 from bei_build.families.base import UNLIMITED
 from bei_build.job import Job, OpenEngine
 from bei_build.progress import Progress
-from bei_build.quantization.calibrate import Calibrated, calibrated
+from bei_build.quantization.calibrate import Calibration, calibrate
 from bei_build.reference.held_out import held_out_texts
 from bei_build.spec.precision import PRECISIONS
 from bei_build.targets.base import Compiler, Numerics
 from bei_build.targets.choose import compiler_for, with_target
 from bei_build.tokenizer.chat_template import derive_template
 from bei_build.tokenizer.token_table import check_table
-from bei_build.verification.certify import Verification, certified
-from bei_build.verification.emulate import fitted
+from bei_build.verification.certify import VerificationJob, certify
+from bei_build.verification.emulate import meet_thresholds
 from bei_build.verification.questions import Questions, check_verifiable
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
 
     Raises BuildError and its subclasses, ConfigError, MissingDependencyError. A failed build leaves nothing behind.
     """
-    # 1. Can this machine do it at all? Ask before reading gigabytes.
+    # 1. Can this machine build it at all? Checked before gigabytes are read.
     config = with_target(config)
     compiler = compiler_for(config)
     precision = compiler.resolve_precision(config.precision)
@@ -96,7 +96,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             config.route,
         )
         check_applicable(config, checkpoint)
-        checkpoint.weights().close()  # what is wrong with them is known before anything else is done
+        checkpoint.weights().close()  # invalid weights are reported before anything else is done
         step.details.append(f"{checkpoint.spec.architecture}, {checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
     for difference in version_notes(checkpoint, config.attention):  # type: ignore[arg-type]
         progress.note(difference)
@@ -129,7 +129,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
                 return _manifest(config, checkpoint, source, template, precision, limits, needs)
 
             job = Job(config, compiler, precision, checkpoint, weights, limits, scratch, describe, open_engine)
-            # 3. Tokenizer. It decides what the engine is asked, so it comes first.
+            # 3. Tokenizer. The engine's inputs depend on it, so it comes first.
             checkpoint.tokenizer.save(str(scratch / TOKENIZER), pretty=False)
             questions = Questions(job, progress)
             # 4. Scales, where the precision needs them.
@@ -142,9 +142,9 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
                 for fallback in compiled.fallbacks if compiled else ():
                     progress.note(fallback)
             _write_table(checkpoint, scratch, progress)
-            # 6. Is the engine what it should be?
-            work = Verification(job, describe(requirements), questions, scales)
-            manifest, certificate = certified(work, out.name, progress)
+            # 6. Does the engine match its reference?
+            work = VerificationJob(job, describe(requirements), questions, scales)
+            manifest, certificate = certify(work, out.name, progress)
         # 7. Seal it and put it in place.
         with progress.step("Write artifact") as step:
             artifact = save(scratch, manifest, certificate)
@@ -164,7 +164,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
 
 
 def _write_table(checkpoint: Checkpoint, scratch: Path, progress: Progress) -> None:
-    """The table of a side that no engine reads, compared with what the library makes of the checkpoint's."""
+    """Write the table of the side without an engine, after comparing it with the library's."""
     routing = checkpoint.files.routing
     if checkpoint.token_weights is None or routing is None or routing.table is None:
         return
@@ -172,12 +172,12 @@ def _write_table(checkpoint: Checkpoint, scratch: Path, progress: Progress) -> N
     with progress.step(f"Write the table of the {side} side") as step:
         write_token_weights(scratch / TOKEN_WEIGHTS, checkpoint.token_weights)
         vocab_size = checkpoint.spec.embeddings.vocab_size
-        count = check_table(scratch, folder, checkpoint.reading, vocab_size, held_out_texts())
+        count = check_table(scratch, folder, checkpoint.tokenizer_settings, vocab_size, held_out_texts())
         step.details.append(f"{vocab_size:,} weights; {count} texts as in sentence-transformers' module")
 
 
 def _signing_key(config: BuildConfig, progress: Progress) -> Ed25519PrivateKey | None:
-    """Read now: a wrong passphrase is known before anything is computed."""
+    """Read the key before anything is computed, so that a wrong passphrase is reported first."""
     if config.sign is None:
         return None
     key = private_key(config.sign, config.sign_passphrase, config.sign_passphrase_file)
@@ -186,21 +186,21 @@ def _signing_key(config: BuildConfig, progress: Progress) -> Ed25519PrivateKey |
     return key
 
 
-def _scales(job: Job, questions: Questions, progress: Progress) -> Calibrated | None:
-    """How the engine is quantized; None where its precision needs no calibration."""
+def _scales(job: Job, questions: Questions, progress: Progress) -> Calibration | None:
+    """The engine's quantization; None where its precision needs no calibration."""
     number_format = PRECISIONS[job.precision].quantized
     if number_format is None or job.precision not in job.compiler.calibrated:
         return None
-    found = calibrated(job, number_format, progress)
-    # Where the engine cannot run, it is emulated instead: what is wrong should show where it can be mended.
-    return found if job.compiler.cannot_run() is None else fitted(job, found, questions, progress)
+    found = calibrate(job, number_format, progress)
+    # Where the engine cannot run, it is emulated instead: errors should show on the machine where they can be fixed.
+    return found if job.compiler.cannot_run() is None else meet_thresholds(job, found, questions, progress)
 
 
 def _put_in_place(scratch: Path, out: Path) -> None:
-    """Rename; what is there steps aside first, so that a crash between the two renames loses neither."""
+    """Rename; an existing artifact is moved aside first, so that a crash between the two renames loses neither."""
     scratch.chmod(0o755)  # mkdtemp gives 0700
     if out.exists():
-        _check_replaceable(out)  # again: the build took a while
+        _check_replaceable(out)  # again, because the build took a while
         replaced = scratch.with_name(scratch.name + ".replaced")
         out.rename(replaced)
         scratch.rename(out)
@@ -215,7 +215,7 @@ def _check_replaceable(out: Path) -> None:
 
 
 def _check_names(config: BuildConfig, location: Location) -> None:
-    """Raise ConfigError for names that cannot be written into a manifest, or shown."""
+    """Raise ConfigError for names that cannot be written into a manifest, or displayed."""
     if fault := name_fault(location.model):
         raise ConfigError(f"The checkpoint's name cannot be kept ({fault}): rename its folder.")
     if config.name is not None and (fault := name_fault(config.name)):
@@ -237,7 +237,7 @@ def _check_prompts(config: BuildConfig, checkpoint: Checkpoint) -> None:
 
 
 def _prompts(config: BuildConfig, checkpoint: Checkpoint) -> dict[str, str]:
-    """The files' and the user's. A side or a route that has none under any name may be named too."""
+    """Prompts of the files and the user. The names of sides or routes without a prompt are allowed too."""
     prompts = {**checkpoint.files.prompts, **dict(config.prompts)}
     routing = checkpoint.files.routing
     sides = [*checkpoint.roles, *([routing.default] if routing and routing.default in SIDES else [])]
@@ -246,7 +246,7 @@ def _prompts(config: BuildConfig, checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether bei wrote ``folder``, in whatever version: a manifest.json alone proves nothing, many tools write one."""
+    """True if bei, in any version, wrote ``folder``: many tools write a manifest.json."""
     try:
         keys = msgspec.json.decode(read_bounded(folder / MANIFEST), type=dict[str, msgspec.Raw]).keys()
     except (OSError, msgspec.DecodeError, ValueError, RecursionError):
@@ -255,7 +255,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _limits(config: BuildConfig, compiler: Compiler, max_seq_len: int) -> Limits:
-    """The target's, and the user's. Raises ConfigError for those that contradict each other."""
+    """The target's limits with the user's. Raises ConfigError for contradictory ones."""
     limits = compiler.default_limits(max_seq_len)
     if config.max_num_tokens is not None and config.max_num_tokens < max_seq_len:
         raise ConfigError(
@@ -328,14 +328,14 @@ def _manifest(
         max_num_tokens=limits.max_num_tokens,
         max_batch_size=limits.max_batch_size,
         max_seq_len=limits.max_seq_len,
-        verification="none",  # and the files: sealing the artifact says them
+        verification="none",  # and the files: sealing the artifact sets them
         files=[],
         routes=_routes(checkpoint),
     )
 
 
 def _routes(checkpoint: Checkpoint) -> Routes | None:
-    """Which texts the artifact's modules read. Raises CheckpointError."""
+    """The texts that the artifact's modules read. Raises CheckpointError."""
     routing = checkpoint.files.routing
     if routing is None:
         return None
@@ -350,7 +350,7 @@ def _embedding(config: BuildConfig, checkpoint: Checkpoint) -> Embedding | None:
     head, files = checkpoint.spec.head("embedding"), checkpoint.files
     if head is None:
         return None
-    # Where neither modules.json nor the config says it: clients of embedding APIs expect unit length.
+    # If neither modules.json nor the config says it: clients of embedding APIs expect unit length.
     own = getattr(checkpoint.config, "unit_length", None)
     normalize = next(choice for choice in (config.normalize, files.normalize, own, True) if choice is not None)
     return Embedding(
@@ -358,14 +358,14 @@ def _embedding(config: BuildConfig, checkpoint: Checkpoint) -> Embedding | None:
         normalize=normalize,
         similarity=files.similarity,
         matryoshka_dimensions=list(files.matryoshka_dimensions) if files.matryoshka_dimensions else None,
-        int8_largest=None,  # the engine's answers say it
+        int8_largest=None,  # set from the engine's answers
         pools_prompt=checkpoint.spec.pools_prompt,
         layers_follow_pooling=head.layers != (),
     )
 
 
 def _rerank_template(config: BuildConfig, checkpoint: Checkpoint) -> RerankTemplate | None:
-    """What the user says, else what the checkpoint's chat template says. Raises CheckpointError."""
+    """The user's template, else the one from the checkpoint's chat template. Raises CheckpointError."""
     if config.rerank_body:
         return RerankTemplate(
             prefix=config.rerank_prefix,

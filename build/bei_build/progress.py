@@ -1,4 +1,4 @@
-"""What a build says while it runs: steps with their times, and bytes written."""
+"""Output of a running build: steps with their times, and bytes written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.markup import escape
 
 
 class Step:
-    """``details`` are printed when the step is done; ``say`` shows, on a terminal, what it is at."""
+    """``details`` are printed at the end of the step; ``say`` shows its current work on a terminal."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.details: list[str] = []
@@ -19,7 +19,7 @@ class Step:
 
 
 class Progress:
-    """Reports to stderr: live on a terminal, one line a step in a log. ``worded``: what notes become."""
+    """Reports to stderr: live on a terminal, one line per step in a log. ``worded`` rewrites notes."""
 
     def __init__(self, console: Console | None = None, worded: Callable[[str], str] = str) -> None:
         self._worded = worded
@@ -28,7 +28,7 @@ class Progress:
 
     @contextmanager
     def step(self, title: str) -> Iterator[Step]:
-        """Time a step. The details that it is given are printed behind its title."""
+        """Time a step. Its details are printed after its title."""
         started = time.perf_counter()
         with self._console.status(f"{title} ...") as status:
             step = Step(lambda text: status.update(f"{title} ... {escape(text)}"))
@@ -38,10 +38,10 @@ class Progress:
         self._console.print(f"  {title:<24} {seconds:7.2f} s  {details}", markup=False, soft_wrap=True)
 
     def note(self, text: str) -> None:
-        """Something the user should know."""
+        """Print a note for the user."""
         self._console.print(f"  note: {self._worded(text)}", markup=False, soft_wrap=True)
 
     def finish(self, text: str) -> None:
-        """The last line."""
+        """Print the last line."""
         seconds = time.perf_counter() - self._started
         self._console.print(f"{text} in {seconds:.1f} s", markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""A setting that the model at hand has no use for is refused: it would be built as if nobody had said it."""
+"""Settings without meaning for the model at hand are refused, because the build would ignore them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check(folder: Path, **settings: Any) -> None:
 def test_it_is_accepted_of_models_that_it_changes_and_of_no_others(
     settings: dict[str, Any], kinds: list[str], checkpoints: dict[str, Path]
 ) -> None:
-    """A template made a reranker of three labels by their first."""
+    """A template turned a reranker with three labels into one by the first label."""
     (name,) = settings
     for kind, folder in checkpoints.items():
         if kind in kinds:

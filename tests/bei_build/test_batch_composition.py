@@ -1,4 +1,4 @@
-"""Who shares a batch with a text must not change its vector. The law of packing, on a real engine in FP32."""
+"""A text's vector does not depend on the other texts in its batch: the law of packing, on a real engine in FP32."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ODD_CHARACTERS = [
 
 @pytest.fixture(scope="session", params=FAMILIES)
 def artifact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    """All six pooling modes in one vector, so that every one of them is held to the law."""
+    """All six pooling modes in one vector, so that the law is tested for each."""
     folder = tmp_path_factory.mktemp(f"composition-{request.param}")
     checkpoint = add_modules(save_checkpoint(folder / "checkpoint", request.param), tuple(POOLINGS))
     return build_artifact(checkpoint, folder / "artifact")

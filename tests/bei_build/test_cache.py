@@ -35,7 +35,7 @@ def checkpoint(bert: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def build(checkpoint: Path, tmp_path: Path) -> Build:
-    """Builds through one cache; gives the artifact's folder and what was said. Nobody uses it any more."""
+    """Build through one cache, with its use closed; returns the artifact's folder and the output."""
 
     def build(**settings: str) -> tuple[Path, str]:
         text = io.StringIO()
@@ -79,7 +79,7 @@ def test_a_checkpoint_that_was_changed_is_built_again(build: Build, checkpoint: 
 
 @pytest.fixture
 def serve(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
-    """``bei serve CHECKPOINT`` up to where engines are loaded; gives what would be served, and what the cache has."""
+    """``bei serve CHECKPOINT`` up to loading engines; returns the artifact to serve, and the cache's content."""
     cache = ModelCache(tmp_path / "cache")
     found: list[tuple[Artifact, list[Path]]] = []
 
@@ -97,7 +97,7 @@ def serve(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_start_hashes_each_file_of_the_artifact_once(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first start when it seals what it has built, every other one when it looks whether that is whole."""
+    """The first start when it seals the built artifact, later ones when they check that it is whole."""
     hashed: list[str] = []
     sha256_of_file = store.sha256_of_file
 

@@ -1,4 +1,4 @@
-"""What a build can be asked to do."""
+"""Settings of a build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Classifiers and rerankers of sentence-transformers: what is put on their scores, and in front of their queries."""
+"""Classifiers and rerankers of sentence-transformers: the activation of their scores, and the prompts of their
+queries."""
 
 from __future__ import annotations
 
@@ -99,7 +100,7 @@ def test_an_activation_that_bei_does_not_have_is_refused_with_the_way_out(tmp_pa
 
 
 def test_files_that_the_library_does_not_read_for_a_cross_encoder_say_nothing(tmp_path: Path) -> None:
-    """It reads them where there is a modules.json, and its model type is CrossEncoder."""
+    """It reads them if there is a modules.json, and its model type is CrossEncoder."""
     folder = save_checkpoint(tmp_path, task="ForSequenceClassification", num_labels=1)
     settings = {"activation_fn": TANH, "prompts": {"query": "query: "}, "default_prompt_name": "query"}
     for changes in ({"model_type": "SentenceTransformer"}, {"model_type": None}, {}):
@@ -125,7 +126,7 @@ def test_a_cross_encoder_saved_with_modules_is_its_class(tmp_path: Path) -> None
 
 
 def reranker(folder: Path, activation: str | None = IDENTITY, labels: int = 1, **last: Any) -> Path:
-    """As the Ettin rerankers: Transformer, Pooling, Dense, LayerNorm and a Dense that gives scores."""
+    """Like the Ettin rerankers: Transformer, Pooling, Dense, LayerNorm and a Dense that gives scores."""
     save_case(folder, next(case for case in CASES if case.name == "ModernBertModel"))
     base = "sentence_transformers.base.modules"
     kinds = ("transformer.Transformer", "pooling.Pooling", "dense.Dense", "layer_norm.LayerNorm", "dense.Dense")
@@ -257,7 +258,7 @@ def classifier(folder: Path, labels: int, **config: Any) -> Path:
 
 
 def library_logits(folder: Path, prompt: str = "") -> torch.Tensor:
-    """As CrossEncoder.predict: the prompt stands in front of the query, and the longer text cut. [documents, labels]"""
+    """Like CrossEncoder.predict: the prompt precedes the query, and the longer text is cut. [documents, labels]"""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
     rows = []

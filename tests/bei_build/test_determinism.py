@@ -29,7 +29,7 @@ def artifact(request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory:
 
 
 def built(checkpoint: Path, out: Path, precision: str) -> Artifact:
-    """As the command builds it."""
+    """An artifact built like the command does."""
     return build_artifact(checkpoint, out, precision=precision, reference="hf", all_texts=True, verify_retrieval=None)
 
 

@@ -74,7 +74,7 @@ def test_other_poolings_are_refused(checkpoint: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_with_a_dense_module_behind_its_mean_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    """Its chunks would have other vectors than its texts: the states are those in front of the module."""
+    """Its chunks would have other vectors than its texts: the states are those before the module."""
     dense = shutil.copytree(checkpoint, tmp_path / "dense")
     add_modules(dense, tail=[Dense(HIDDEN), Normalize()])
     built = build_artifact(dense, tmp_path / "artifact", token_embeddings=True, reference="engine")

@@ -1,4 +1,4 @@
-"""What does not fit into memory is refused."""
+"""Builds that do not fit into memory are refused."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Padding ids that somebody wrote into a text, or that end every text: read as transformers reads them.
+"""Padding ids written in a text, or at the end of every text: read as transformers reads them.
 
 Texts go through transformers' own tokenizer there and through an artifact's here, so nothing is shared. The cases of
-``tests.support.zoo`` have padding among their ids too, which holds every family.
+``tests.support.zoo`` have padding among their ids too, which tests every family.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "cls_token": "<s>", "
 
 
 def functions_that_count() -> list[Callable[[torch.Tensor, int], torch.Tensor]]:
-    """transformers' own, one a module that has one."""
+    """transformers' own functions, one for each module that has one."""
     found: dict[str, Any] = {}
     for case in CASES:
         module = sys.modules[getattr(transformers, case.architecture).__module__]
@@ -75,7 +75,7 @@ def test_positions_are_those_of_transformers(sequences: list[list[int]], padding
 
 @pytest.mark.parametrize("case", [*FIRST_OF_FAMILY, BY_NAME["EsmModel-learned_positions"]], ids=lambda case: case.name)
 def test_a_family_counts_positions_where_its_hf_class_does(case: Case) -> None:
-    """By the class's source: a family that is added cannot forget it."""
+    """By the class's source, so that a new family cannot forget it."""
     source = inspect.getsource(sys.modules[getattr(transformers, case.architecture).__module__])
     spec = spec_of(case)
     counts = f"{COUNTS}(input_ids" in source and spec.embeddings.max_positions > 0
@@ -137,7 +137,7 @@ def test_vectors_of_texts_with_padding_are_those_of_transformers(name: str, padd
 
 @pytest.mark.parametrize("padding", [None, 1, 2], ids=["no_padding", "padding", "every_text_ends_in_padding"])
 def test_scores_of_decoders_read_the_last_token_that_is_not_padding(padding: int | None, tmp_path: Path) -> None:
-    """transformers' class looks for it by its id: where the end of a text is the padding token, at the one before."""
+    """transformers' class finds it by its id: if the end token is the padding token, it is the one before."""
     folder = saved_with_tokenizer(tmp_path / "checkpoint", "Qwen3ForSequenceClassification", padding)
     artifact = build_artifact(folder, tmp_path / "artifact", allow_below_threshold=True)  # few random logits
     expected = answers_of_transformers(transformers.AutoModelForSequenceClassification, folder, TEXTS)
@@ -151,5 +151,5 @@ def test_scores_of_decoders_read_the_last_token_that_is_not_padding(padding: int
 def test_a_padding_id_that_positions_cannot_be_counted_by_is_refused(
     name: str, padding: object, tmp_path: Path
 ) -> None:
-    """Of a vocabulary of 268 and of 50 rows, of which one behind the padding's must be a token's."""
+    """With a vocabulary of 268 and a table of 50 rows, one row after the padding's must exist for a token."""
     refused(saved(tmp_path / "checkpoint", name, padding), CheckpointError, "pad_token_id")

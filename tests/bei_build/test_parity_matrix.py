@@ -1,4 +1,5 @@
-"""Every case of ``tests.support.zoo``, saved, built and run, against its Hugging Face class; and that each feature matters."""
+"""Every case of ``tests.support.zoo``, saved, built and run, against its Hugging Face class; and each feature
+matters."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ BY_NAME = {case.name: case for case in CASES}
 
 @dataclass(frozen=True)
 class Saved:
-    """A case on disk; ``rows`` are what the HF class gives for ``encodings``."""
+    """A case on disk; ``rows`` are those of the HF class for ``encodings``."""
 
     case: Case
     folder: Path
@@ -112,7 +113,7 @@ def test_the_bf16_engine_stays_close_to_the_hf_class(saved: Saved, tmp_path: Pat
 @needs_bf16
 @pytest.mark.parametrize("name", ["BartForSequenceClassification", "CLIPTextModelWithProjection", "EsmModel"])
 def test_ids_and_places_beyond_256_stay_exact_in_bf16(name: str, tmp_path: Path) -> None:
-    """BF16 has 8 bits: a graph that computes with token ids or with indices of a batch must not do so in it."""
+    """BF16 has 8 bits: a graph must not compute token ids or indices of a batch in it."""
     case = next(case for case in CASES if case.name == name)
     case = replace(case, settings={**case.settings, "vocab_size": 40_000})
     checkpoint = save_case(tmp_path / "checkpoint", case)
@@ -273,7 +274,7 @@ FEATURES = [
 
 
 class Builds:
-    """Cases that are saved and built once each, pooled as their class is."""
+    """Cases that are saved and built once each, with the pooling of their class."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""``build`` end to end: what arrives in the artifact, what a failure leaves behind, what is never overwritten."""
+"""``build`` end to end: the artifact's content, the remains of a failure, and folders that are never overwritten."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def out(tmp_path: Path) -> Path:
 
 
 class RotatedRows:
-    """An engine that gives each sequence of a batch its neighbour's vector."""
+    """An engine that returns for each sequence of a batch its neighbour's vector."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -80,7 +80,7 @@ def files_under(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
-# What arrives.
+# Content of the artifact.
 
 
 def test_the_artifact_holds_the_documented_files_and_no_scratch(bert_artifact: Artifact) -> None:
@@ -336,7 +336,7 @@ def test_a_reference_that_does_not_fit_is_refused_before_it_is_made(
     assert build_artifact(checkpoint, out).certificate.passed  # FP32 weights are the checkpoint's own pages
 
 
-# What is there already.
+# Existing output folders.
 
 
 def test_an_artifact_is_replaced_at_the_end_and_only_by_a_good_one(checkpoint: Path, out: Path) -> None:
@@ -425,7 +425,7 @@ def test_an_artifact_may_be_built_inside_the_checkpoint_and_built_again(checkpoi
     assert build_artifact(checkpoint, checkpoint / "artifact").manifest.digest == first.manifest.digest
 
 
-# What is refused.
+# Refusals.
 
 
 @pytest.mark.parametrize(

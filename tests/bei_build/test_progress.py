@@ -1,4 +1,4 @@
-"""What a build says."""
+"""Output of a build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Language models as rerankers: the scores of one or two tokens, held to transformers, and what is refused."""
+"""Language models as rerankers: the scores of one or two tokens, against transformers, and refusals."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_soft_cap_of_a_language_model_bends_each_score(name: str, tokens: tu
 
 
 def assert_scores_are_those_of_transformers(folder: Path, tokens: tuple[str, ...], tmp_path: Path) -> Float32Array:
-    """The scores, of texts of two lengths."""
+    """Compare the scores for texts of two lengths."""
     checkpoint = read(folder, score_tokens=tokens)
     *no, yes = (checkpoint.tokenizer.token_to_id(token) for token in tokens)
     texts = random_encodings([4, 13], 50)

@@ -1,4 +1,4 @@
-"""Reading a checkpoint, and giving its weights under our names."""
+"""A checkpoint after reading, and its weights under our names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bei_build.checkpoint.sentence_transformers import SentenceTransformersFiles
 from bei_build.families.base import Family
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.tokenizer.library_tokenizer import (
-    TokenizerReading,
+    TokenizerSettings,
 )
 from bei_build.weights.lora import Adapter
 from bei_build.weights.model_weights import ModelWeights, SideModule
@@ -28,10 +28,11 @@ from bei_build.weights.quantized_format import StoredFP8
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint, read but for its weights. ``rowless``: tokens that the tokenizer's class adds and the model has no
-    row for; they are left out. ``fp8``: what it says of its matrices where they are stored in FP8.
+    """A checkpoint without its weights.
 
-    ``token_weights``: float32 [vocabulary], what one side's sparse vectors are looked up in, if they are.
+    ``rowless``: tokens that the tokenizer's class adds and for which the model has no row; they are left out. ``fp8``:
+    its FP8 settings, where its matrices are stored in FP8. ``token_weights``: float32 [vocabulary], the table of the
+    side whose sparse vectors are looked up, if there is one.
     """
 
     location: Location
@@ -39,7 +40,7 @@ class Checkpoint:
     family: Family
     spec: ModelSpec
     tokenizer: Tokenizer
-    reading: TokenizerReading
+    tokenizer_settings: TokenizerSettings
     tokenization: Tokenization
     rowless: tuple[str, ...]
     max_seq_len: int
@@ -53,7 +54,7 @@ class Checkpoint:
 
     @property
     def folder(self) -> Path:
-        """Where config, tokenizer and weights of the transformer lie."""
+        """The folder with config, tokenizer and weights of the transformer."""
         return self.files.transformer_folder
 
     def weights(self) -> ModelWeights:

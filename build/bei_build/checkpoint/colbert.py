@@ -1,7 +1,7 @@
-"""How late interaction reads queries and documents (ColBERT, arXiv:2004.12832), from three kinds of files.
+"""Settings of late interaction for queries and documents (ColBERT, arXiv:2004.12832), from three kinds of files.
 
-PyLate's keys of ``config_sentence_transformers.json``, the original ColBERT's ``artifact.metadata``, and what
-sentence-transformers 6 keeps with its modules. What their own code does is written down in docs/decisions.md.
+PyLate's keys of ``config_sentence_transformers.json``, the original ColBERT's ``artifact.metadata``, and the module
+settings of sentence-transformers 6. docs/decisions.md describes what their own code does.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from tokenizers import Tokenizer
 from bei.artifact.sides import SIDES, Role
 from bei.core import Expansion
 from bei.errors import CheckpointError
-from bei_build.files.json_settings import read_object, setting, texts
+from bei_build.files.json_settings import read_object, setting, string_list
 from bei_build.tokenizer.artifact_tokenizer import expansion_id, padding_id
 
 Side = Literal["query", "document"]
 
-# What PyLate and the original code take where their files do not say.
+# Defaults of PyLate and of the original code for missing keys.
 _PYLATE_LENGTHS: dict[Side, int] = {"query": 32, "document": 180}
 _ORIGINAL_LENGTHS: dict[Side, int] = {"query": 32, "document": 220}
-# Any of these shows that a file is PyLate's.
+# Any of these keys identifies PyLate's files.
 _PYLATE_KEYS = {f"{side}_{end}" for side in _PYLATE_LENGTHS for end in ("prefix", "length")}
 _PYLATE_KEYS |= {"do_query_expansion", "attend_to_expansion_tokens", "skiplist_words"}
-# What sentence-transformers 6 keeps among the Transformer's settings.
+# Keys of sentence-transformers 6 in the Transformer's settings.
 _MODULE_KEYS = ("query_length", "document_length", "query_expansion")
 _PUNCTUATION = tuple(string.punctuation)
 
 
 @dataclass(frozen=True)
 class ExpansionSettings:
-    """Tokens ``token`` (None: the mask token, else the end of a text) behind a query of less than ``length`` tokens."""
+    """Query expansion: tokens ``token`` (None: the mask token, else the end of a text) after a query, up to
+    ``length``."""
 
     length: int
     attended: bool = False
@@ -44,10 +45,10 @@ class ExpansionSettings:
 
 @dataclass(frozen=True)
 class SideSettings:
-    """One side: most tokens (None: what the model takes), and the ``skipped`` words, whose vectors are left out.
+    """One side: most tokens (None: the model's), and the ``skipped`` words, whose vectors are left out.
 
-    ``finds_padding``: padding is known by its id, also where it is written in a text. In one that is filled up it is as
-    the tokens behind it; of another its vectors are left out.
+    ``finds_padding``: padding is recognized by its id, even where it is written in a text. In a text that is filled up,
+    such tokens are treated like the expansion tokens; in other texts their vectors are left out.
     """
 
     length: int | None = None
@@ -60,11 +61,11 @@ Sides = Mapping[Side, SideSettings]
 
 
 def pylate_sides(path: Path, config: dict[str, Any]) -> Sides:
-    """What PyLate reads from ``config``; nothing where none of its keys is there. Raises CheckpointError."""
+    """PyLate's settings in ``config``; empty where none of its keys is present. Raises CheckpointError."""
     if config.get("model_type") != "ColBERT" and _PYLATE_KEYS.isdisjoint(config):
         return {}
     lengths = {side: _length(path, config, f"{side}_length") or usual for side, usual in _PYLATE_LENGTHS.items()}
-    skipped = texts(path, config, "skiplist_words")
+    skipped = string_list(path, config, "skiplist_words")
     expands = setting(path, config, "do_query_expansion", bool)
     attended = bool(setting(path, config, "attend_to_expansion_tokens", bool))
     expansion = None if expands is False else ExpansionSettings(lengths["query"], attended)
@@ -75,7 +76,7 @@ def pylate_sides(path: Path, config: dict[str, Any]) -> Sides:
 
 
 def original_sides(path: Path, config: dict[str, Any]) -> Sides:
-    """What the original code reads from its ``artifact.metadata``. Raises CheckpointError."""
+    """Settings of the original code's ``artifact.metadata``. Raises CheckpointError."""
     named: dict[Side, str] = {"query": "query_maxlen", "document": "doc_maxlen"}
     lengths = {side: _length(path, config, key) or _ORIGINAL_LENGTHS[side] for side, key in named.items()}
     attended = bool(setting(path, config, "attend_to_mask_tokens", bool))
@@ -87,8 +88,8 @@ def original_sides(path: Path, config: dict[str, Any]) -> Sides:
 
 
 def module_sides(transformer: Path | None, mask: Path | None) -> Sides:
-    """What sentence-transformers 6 reads: lengths and expansion from the ``transformer``'s settings, the skipped words
-    from the MultiVectorMask in the folder ``mask``; nothing where there is neither. Raises CheckpointError."""
+    """Settings of sentence-transformers 6: lengths and expansion from the ``transformer``'s settings, the skipped words
+    from the MultiVectorMask in the folder ``mask``; empty where there is neither. Raises CheckpointError."""
     settings = read_object(transformer) if transformer else {}
     if mask is None and all(settings.get(key) is None for key in _MODULE_KEYS):
         return {}
@@ -104,12 +105,12 @@ def module_sides(transformer: Path | None, mask: Path | None) -> Sides:
 
 
 def check_token_pooling(folder: Path) -> None:
-    """Raise CheckpointError where a HierarchicalTokenPooling would make fewer vectors of a text's; PyLate's files have
-    none, there it is an argument of a call."""
+    """Raise CheckpointError where a HierarchicalTokenPooling would reduce a text's vectors. PyLate's files have no such
+    setting: there it is an argument of a call."""
     path = folder / "config.json"
     config = read_object(path) if path.is_file() else {}
     factor = setting(path, config, "pool_factor", int) or 1
-    if factor > 1 and texts(path, config, "tasks") != ():
+    if factor > 1 and string_list(path, config, "tasks") != ():
         raise CheckpointError(
             f"{folder.name} (HierarchicalTokenPooling) makes clusters of a text's vectors, one for every {factor}, "
             "which bei does not do: take the module out of modules.json, and pool the vectors where they are stored."
@@ -117,17 +118,18 @@ def check_token_pooling(folder: Path) -> None:
 
 
 def _skipped(mask: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The words that a MultiVectorMask skips, and the sides of which it does."""
+    """The words that a MultiVectorMask skips, and the sides on which it skips them."""
     path = mask / "config.json"
     config = read_object(path) if path.is_file() else {}
     if config.get("keep_only_token_ids"):
         raise CheckpointError(f"{path} has keep_only_token_ids, which is about images: bei reads texts only.")
-    of_sides = texts(path, config, "skiplist_tasks")
-    return texts(path, config, "skiplist_words") or (), ("document",) if of_sides is None else of_sides
+    of_sides = string_list(path, config, "skiplist_tasks")
+    return string_list(path, config, "skiplist_words") or (), ("document",) if of_sides is None else of_sides
 
 
 def _expansion(path: Path, config: dict[str, Any], length: int | None) -> tuple[ExpansionSettings, int | None]:
-    """And the most tokens of a query: strategy "fixed" cuts at the length that it fills up to, "min" does not."""
+    """The query's expansion, and its most tokens: strategy "fixed" cuts queries at the expansion length, "min" does
+    not."""
     filled, strategy = _length(path, config, "length"), config.get("strategy")
     if filled is None or strategy not in ("fixed", "min"):
         raise CheckpointError(f"{path} has query_expansion {config}: it needs a length and the strategy fixed or min.")
@@ -138,14 +140,15 @@ def _expansion(path: Path, config: dict[str, Any], length: int | None) -> tuple[
 
 
 def prompt_of(prompts: Mapping[str, str], side: Side) -> str | None:
-    """The prompt of ``side``, whichever of its names it has there."""
+    """The prompt of ``side``, under whichever of its names it has in ``prompts``."""
     return next((prompts[name] for name in SIDES[side] if name in prompts), None)
 
 
 def roles_of(
     sides: Sides, prompts: Mapping[str, str], tokenizer: Tokenizer, folder: Path, max_seq_len: int
 ) -> dict[Side, Role]:
-    """``sides`` in ids of ``tokenizer``, whose files lie in ``folder``. Raises CheckpointError, TokenizerError."""
+    """``sides`` with token ids of ``tokenizer``, whose files are in ``folder``. Raises CheckpointError,
+    TokenizerError."""
     roles: dict[Side, Role] = {}
     for side, settings in sides.items():
         around = len(tokenizer.encode(prompt_of(prompts, side) or "").ids)
@@ -164,7 +167,7 @@ def roles_of(
                 )
             token_id = expansion_id(tokenizer, folder, settings.expansion.token)
             expansion = Expansion(token_id, settings.expansion.length, settings.expansion.attended, padding)
-        # A word that is no token would be the unknown token, which stands for others too.
+        # A word that is not a token would map to the unknown token, which stands for other words too.
         skipped = [tokenizer.token_to_id(word) for word in settings.skipped]
         if expansion is None:
             skipped.append(padding)

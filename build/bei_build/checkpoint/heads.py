@@ -1,4 +1,4 @@
-"""Which heads a checkpoint gets: what its class, its sentence-transformers files and the user say, in that order."""
+"""Choice of a checkpoint's heads: by its class, its sentence-transformers files and the user, in rising priority."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from bei_build.weights.model_weights import SideModule, stored_width
 
 TASKS = ("auto", "embed", "embed_sparse", "embed_tokens", "classify", "rerank", "classify_tokens")
 
-# Files beside the weights that hold one linear layer on every token: layer, and file without .pt -> output. BGE-M3
-# (arXiv:2402.03216) has both; the dense embedding, lexical weights and token vectors then come out of one pass.
+# Files beside the weights that hold one linear layer for every token: layer, and file without .pt -> output. BGE-M3
+# (arXiv:2402.03216) has both; dense embedding, lexical weights and token vectors then come from one pass.
 _TOKEN_FILES: dict[str, Output] = {"sparse_linear": "token_weights", "colbert_linear": "token_embedding"}
 
 _TASKS_OF: dict[Output, tuple[str, ...]] = {
@@ -31,7 +31,8 @@ _TASKS_OF: dict[Output, tuple[str, ...]] = {
     "token_logits": ("classify_tokens",),
 }
 
-# What sentence-transformers' CrossEncoder puts on its scores: torch's class -> ours. One label has no softmax.
+# Activations that sentence-transformers' CrossEncoder applies to its scores: torch's class -> ours. One label has no
+# softmax.
 _CROSS_ENCODER_FUNCTIONS: dict[str, ScoreFunction] = {
     "Identity": "none",
     "Sigmoid": "sigmoid",
@@ -47,17 +48,17 @@ _PROBLEM_FUNCTIONS: dict[str, ScoreFunction] = {
 }
 
 
-# What two scores are multiplied by where the first, or the second, is preferred.
+# Factors of two labels' scores where the first, or the second, is the relevant one.
 _PREFERENCES = ((1.0, -1.0), (-1.0, 1.0))
 
 
 @dataclass(frozen=True)
 class HeadChoice:
-    """What the user asks for.
+    """The user's choice of heads.
 
-    ``score_tokens``: a language model's token whose score counts, (yes,), or two to compare, (no, yes).
-    ``token_states``: beside an embedding also every token's state. ``include_prompt``: whether a prompt's tokens count
-    in the mean. ``relevant_label``: of a classifier of two labels, the one that means relevant to a reranker.
+    ``score_tokens``: the language model's token whose score is the output, (yes,), or two to compare, (no, yes).
+    ``token_states``: add every token's state to an embedding. ``include_prompt``: the prompt's tokens count in the
+    mean. ``relevant_label``: the label of a classifier with two that means relevant to a reranker.
     """
 
     task: str = "auto"
@@ -70,7 +71,7 @@ class HeadChoice:
 
 @dataclass(frozen=True)
 class Labels:
-    """What the columns of ``logits`` or ``token_logits`` mean, and what makes scores of them."""
+    """Meaning of the columns of ``logits`` or ``token_logits``, and the function that turns them into scores."""
 
     names: tuple[str, ...]
     function: ScoreFunction
@@ -84,7 +85,7 @@ def choose_heads(
     choice: HeadChoice,
     tokenizer: Tokenizer,
 ) -> tuple[HeadSpec, ...]:
-    """The heads to build; of a named task only those that serve it. Raises CheckpointError, ConfigError."""
+    """The heads to build; for a named task only the heads that serve it. Raises CheckpointError, ConfigError."""
     own = family.architectures[architecture](config)
     heads = _all_heads(family, config, own, files, choice, tokenizer)
     if choice.task == "rerank":
@@ -104,17 +105,17 @@ def choose_heads(
 
 
 def tasks_of(head: HeadSpec, hidden_size: int) -> tuple[str, ...]:
-    """What a served ``head`` can do. A classifier of one label is a scorer: it reranks."""
+    """Tasks that a served ``head`` supports. A classifier with one label is a scorer: it reranks."""
     if head.output == "logits":
         return ("rerank", "classify") if head.dimension(hidden_size) == 1 else ("classify",)
     return _TASKS_OF[head.output]
 
 
 def labels_of(spec: ModelSpec, config: Any, files: SentenceTransformersFiles | None = None) -> Labels | None:
-    """The labels of a classifier, and its function; ``files`` may name that of a CrossEncoder.
+    """The labels of a classifier, and its function; ``files`` may name a CrossEncoder's function.
 
-    A reranker of two labels has the relevant one, and its share of both. Raises CheckpointError for a function that is
-    not supported.
+    For a reranker with two labels: only the relevant one, and its softmax share. Raises CheckpointError for an
+    unsupported function.
     """
     head = spec.head("logits") or spec.head("token_logits")
     if head is None:
@@ -133,10 +134,9 @@ def _label_names(config: Any, count: int) -> tuple[str, ...]:
 
 
 def _function(config: Any, files: SentenceTransformersFiles | None, count: int) -> ScoreFunction:
-    """``function_to_apply`` of the config, else that of a CrossEncoder, else by ``problem_type``, else the sigmoid of
-    one label and the softmax of several. A CrossEncoder's Identity says nothing of several labels: it is what they have
-    where nobody has chosen.
-    """
+    """The first of: ``function_to_apply`` of the config, a CrossEncoder's function, the function for ``problem_type``,
+    the sigmoid for one label or the softmax for several. A CrossEncoder's Identity with several labels is ignored: it
+    is the library's default."""
     if asked := _asked_function(config):
         return asked
     own = _cross_encoder_function(config, files, count)
@@ -155,10 +155,10 @@ def _asked_function(config: Any) -> ScoreFunction | None:
 
 
 def _cross_encoder_function(config: Any, files: SentenceTransformersFiles | None, count: int) -> ScoreFunction | None:
-    """What sentence-transformers applies to ``count`` scores.
+    """The function that sentence-transformers applies to ``count`` scores.
 
-    Its own file says it, or else its key of the config, or that before version 4. Where none does, scores of a Dense
-    module get a sigmoid if the config has one label; a config that says nothing of labels has two.
+    It is read from its own file, its key of the config, or the key used before version 4. Without any, scores of a
+    Dense module get a sigmoid if the config has one label; a config without labels has two.
     """
     nested = getattr(config, "sentence_transformers", None)
     said = nested.get("activation_fn") if isinstance(nested, dict) else None
@@ -181,10 +181,11 @@ def _cross_encoder_function(config: Any, files: SentenceTransformersFiles | None
 def _as_scorer(
     heads: tuple[HeadSpec, ...], config: Any, files: SentenceTransformersFiles, relevant: str | None
 ) -> tuple[HeadSpec, ...]:
-    """Of a classifier of two labels the score of the relevant one less that of the other. Its sigmoid is the softmax.
+    """A classifier with two labels as a scorer: the score of the relevant label less that of the other. Its sigmoid
+    equals the softmax share.
 
-    Unless ``relevant`` names it, it is the second label of a checkpoint that gives its labels no names, as monoBERT's
-    (arXiv:1901.04085) and those after it. Other heads stay. Raises ConfigError.
+    Unless ``relevant`` names it, the relevant label is the second of a checkpoint whose labels have no names, as in
+    monoBERT (arXiv:1901.04085) and its successors. Other heads stay. Raises ConfigError.
     """
     head = heads[0]
     last = head.layers[-1] if head.output == "logits" and head.layers else None
@@ -210,7 +211,7 @@ def _as_scorer(
 
 
 def _preferred(head: HeadSpec) -> int | None:
-    """The place of the label that ``_as_scorer`` has preferred; None for other heads."""
+    """The index of the label that ``_as_scorer`` has preferred; None for other heads."""
     last = head.layers[-1] if head.layers else None
     if not isinstance(last, DenseSpec) or last.factors not in _PREFERENCES or last.name.startswith("lm_head."):
         return None
@@ -218,7 +219,7 @@ def _preferred(head: HeadSpec) -> int | None:
 
 
 def side_modules(spec: ModelSpec, files: SentenceTransformersFiles) -> dict[str, SideModule]:
-    """Where the weights of head layers lie that are not in the transformer's files, by layer name."""
+    """Locations of the head weights outside the transformer's files, by layer name."""
     stored: Mapping[str, str] = {
         layer.name: "norm" if isinstance(layer, NormLayerSpec) else "linear"
         for head in spec.heads
@@ -240,7 +241,7 @@ def _all_heads(
     choice: HeadChoice,
     tokenizer: Tokenizer,
 ) -> tuple[HeadSpec, ...]:
-    """What the user says comes first, then the files, then ``own``, what the class says."""
+    """Heads by the user's choice first, then by the files, then ``own``, the heads of the class."""
     if choice.score_tokens:
         _require_token_scores(family, config)
         return (_token_score(family, config, _ids_of(choice.score_tokens, tokenizer)),)
@@ -282,13 +283,14 @@ def _sparse(own: tuple[HeadSpec, ...], pooling: SparsePooling) -> HeadSpec:
             "correct its architectures to the ForMaskedLM class, or download the checkpoint again."
         )
     logarithms = (ActivationSpec("log1p_relu"),) * pooling.logarithms
-    if pooling.mode == "max":  # the logarithm grows with its argument: the largest one's is the largest
+    if pooling.mode == "max":  # the logarithm is monotonic: the largest argument gives the largest value
         return HeadSpec(head.output, ("max",), head.token_layers, logarithms)
     return HeadSpec(head.output, ("sum",), (*head.token_layers, *logarithms))
 
 
 def _token_heads(config: Any, files: SentenceTransformersFiles, task: str) -> tuple[HeadSpec, ...]:
-    """The heads of the files beside the weights; of a named ``task`` only its own, as the files may need torch."""
+    """The heads of the files beside the weights; for a named ``task`` only its own, as reading the files may need
+    torch."""
     heads = []
     for name, output in _TOKEN_FILES.items():
         path = files.transformer_folder / f"{name}.pt"
@@ -307,8 +309,8 @@ def _require_token_scores(family: Family, config: Any) -> None:
 
 
 def _token_score(family: Family, config: Any, ids: tuple[int, ...]) -> HeadSpec:
-    """The score of the last of one or two tokens, at the last position; of two, less that of the first, so that its
-    sigmoid is the share of "yes". One row of a matrix, unless a soft cap bends each score before they are compared.
+    """The score of the last of one or two tokens, at the last position; for two, less that of the first, so that its
+    sigmoid is the share of "yes". It is one row of a matrix, unless a soft cap bends each score before the subtraction.
     """
     signs = (1.0, -1.0)[: len(ids)]
     cap, factor = _score_cap(config), family.score_factor(config) if family.score_factor else 1.0
@@ -325,8 +327,7 @@ def _token_score(family: Family, config: Any, ids: tuple[int, ...]) -> HeadSpec:
 
 def _score_cap(config: Any) -> float | None:
     """The cap c of a language model whose scores s are c * tanh(s / c) (Gemma 2, arXiv:2408.00118); Gemma 3 has none
-    unless its config says so.
-    """
+    unless its config gives one."""
     cap = getattr(config, "final_logit_softcapping", None)
     if cap is None:
         return None
@@ -339,7 +340,7 @@ def _score_cap(config: Any) -> float | None:
 
 
 def _ids_of(tokens: tuple[str, ...], tokenizer: Tokenizer) -> tuple[int, ...]:
-    ids = [tokenizer.token_to_id(token) for token in tokens]  # None for a text that is no token
+    ids = [tokenizer.token_to_id(token) for token in tokens]  # None for a text that is not a token
     unknown = [token for token, index in zip(tokens, ids, strict=True) if index is None]
     if unknown:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""sentence-transformers' WeightedLayerPooling: token states that are a weighted mean of those of several layers."""
+"""sentence-transformers' WeightedLayerPooling: token states as a weighted mean of the states of several layers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from bei_build.files.json_settings import read_object, setting
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.weights.tensor_store import open_weights
 
-# What the library takes where the module's config.json does not say it.
+# The library's defaults for keys that the module's config.json lacks.
 _FIRST = 4
 
 
 def with_layer_shares(spec: ModelSpec, folder: Path, config: Any) -> ModelSpec:
-    """``spec`` with the weighted mean that the module in ``folder`` makes of the layers' states.
+    """``spec`` with the weighted mean of layer states that the module in ``folder`` computes.
 
-    ``config`` is the Transformer's. Raises CheckpointError for a mean that the library would not compute, or bei does
-    not.
+    ``config`` is the Transformer's. Raises CheckpointError for a mean that the library or bei does not support.
     """
     if not getattr(config, "output_hidden_states", False):
         raise CheckpointError(

@@ -13,16 +13,16 @@ from bei.utils.untrusted_files import UnfitError, check_regular, home_expanded
 
 _HUB_PATTERNS = ["*.json", "*.txt", "*.model", "*.safetensors", "*.safetensors.index.json", "*_linear.pt"]
 _HUB_PATTERNS += ["artifact.metadata", "*.jinja"]
-# The ends of the names of all files that may be read.
+# Endings of the names of all files that may be read.
 _READ = (".json", ".txt", ".model", ".metadata", ".jinja", ".safetensors", ".bin", ".pt")
-# Variables that say where huggingface_hub keeps its files; else it is below the home directory.
+# Variables that set huggingface_hub's cache folder; the default is below the home directory.
 _HUB_FOLDERS = {"HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"}
 _HUB_FALLBACK = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*/pytorch_model.bin"]
 
 
 @dataclass(frozen=True)
 class Location:
-    """Where a checkpoint was found. ``kind`` is path, package or hub."""
+    """Location of a checkpoint. ``kind`` is path, package or hub."""
 
     folder: Path
     model: str
@@ -33,7 +33,7 @@ class Location:
 def locate(model: str, revision: str | None = None) -> Location:
     """Find ``model``: an existing folder, else an installed package, else a hub repository.
 
-    Raises CheckpointNotFoundError; ConfigError for a ``revision`` of what is not on the hub.
+    Raises CheckpointNotFoundError; ConfigError for a ``revision`` of a model that is not on the hub.
     """
     path = home_expanded(model)
     if path.is_dir():
@@ -55,9 +55,8 @@ def _check_no_revision(revision: str | None, what: str) -> None:
 
 
 def check_entries(folder: Path) -> None:
-    """Raise CheckpointError for what is called as a file of a checkpoint is, and is a pipe, a device, or a link to
-    nothing: reading would wait for ever, or take the checkpoint for one without that file.
-    """
+    """Raise CheckpointError for an entry with a checkpoint file's name that is a pipe, a device, or a broken link:
+    reading it could block for ever, or the checkpoint be read without that file."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if not path.name.endswith(_READ) or path.is_dir():
             continue
@@ -87,7 +86,7 @@ def _package_folder(model: str) -> Path | None:
 
 
 def _folders_with_weights(folder: Path) -> list[Path]:
-    """The root and those modules of a downloaded repository that have weights."""
+    """The root of a downloaded repository, and its module folders that have weights."""
     return [folder, *(path.parent for kind in ("Dense", "LayerNorm") for path in folder.glob(f"*_{kind}/config.json"))]
 
 
@@ -110,4 +109,4 @@ def _from_hub(model: str, revision: str | None) -> Location:
             f"{model!r} is neither a folder here nor an installed package, and the hub did not give it "
             f"({type(error).__name__}). Check the name, or the network, or pass the path of a downloaded checkpoint."
         ) from error
-    return Location(folder, model, "hub", folder.name)  # a snapshot's folder is called after its commit
+    return Location(folder, model, "hub", folder.name)  # a snapshot's folder has the name of its commit

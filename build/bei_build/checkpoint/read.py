@@ -1,4 +1,4 @@
-"""Reads a checkpoint: config, sentence-transformers' files, heads, sides. Nothing of it is executed."""
+"""Reading of a checkpoint: config, sentence-transformers' files, heads, sides. No code in it is executed."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from bei_build.spec.model_spec import ModelSpec
 from bei_build.tokenizer.artifact_tokenizer import (
     artifact_tokenizer,
     drop_token_types,
-    fitted_to_table,
     model_max_length,
     stored_truncation,
     unknown_id,
+    without_rowless_tokens,
 )
 from bei_build.tokenizer.library_tokenizer import (
     TokenizerChoice,
-    TokenizerReading,
+    TokenizerSettings,
     check_model,
     open_tokenizer,
     stored_tokenizer,
@@ -55,7 +55,7 @@ from bei_build.tokenizer.library_tokenizer import (
 from bei_build.tokenizer.token_table import read_table, table_roles
 from bei_build.weights.lora import Adapter, choose_adapter
 from bei_build.weights.model_weights import stored_shape, with_stored_widths
-from bei_build.weights.quantized_format import StoredFP8, is_modelopts, stored_fp8
+from bei_build.weights.quantized_format import StoredFP8, is_modelopt, parse_fp8_settings
 from bei_build.weights.tensor_store import check_weights, weight_files
 
 
@@ -69,7 +69,7 @@ def read_checkpoint(
     tokenizer_choice: TokenizerChoice = "auto",
     route: str | None = None,
 ) -> Checkpoint:
-    """Read config, sentence-transformers files and tokenizer. Arguments override what the files say.
+    """Read config, sentence-transformers files and tokenizer. Arguments override the files' settings.
 
     Raises CheckpointError and its subclasses, ConfigError.
     """
@@ -78,7 +78,7 @@ def read_checkpoint(
     for module in files.folders:
         check_entries(module)
     folder = files.transformer_folder
-    # Before libraries are loaded that take seconds.
+    # Before libraries are imported, which takes seconds.
     check_weights(folder)
     stored = stored_tokenizer(folder)
     config, architecture, family, fp8 = _config(folder, attention, is_static=files.is_static)
@@ -86,7 +86,7 @@ def read_checkpoint(
     if chosen:
         files = with_adapters_prompt(files, chosen, getattr(config, "task_instructions", None))
     spec = _spec(family, config, architecture)
-    reading = TokenizerReading(
+    tokenizer_settings = TokenizerSettings(
         tokenizer_choice,
         files.tokenizer_args,
         is_static=not family.special_tokens,
@@ -94,10 +94,10 @@ def read_checkpoint(
         markers=files.markers,
         ends_in_eos=getattr(config, "ends_in_eos", False),
     )
-    library = open_tokenizer(folder, reading)
-    check_model(stored, library, reading)
-    tokenizer = artifact_tokenizer(library, reading, folder)
-    tokenizer, rowless = fitted_to_table(tokenizer, stored, spec.embeddings.vocab_size)
+    library = open_tokenizer(folder, tokenizer_settings)
+    check_model(stored, library, tokenizer_settings)
+    tokenizer = artifact_tokenizer(library, tokenizer_settings, folder)
+    tokenizer, rowless = without_rowless_tokens(tokenizer, stored, spec.embeddings.vocab_size)
     if spec.embeddings.type_vocab_size > 1 and not library.gives_token_types:
         drop_token_types(tokenizer)
     heads = choose_heads(family, config, architecture, files, choice or HeadChoice(), tokenizer)
@@ -110,7 +110,7 @@ def read_checkpoint(
     if not family.pools_unknown:
         spec = replace(spec, unpooled_id=unknown_id(tokenizer))
     _check_marked(spec, tokenizer)
-    if spec.head("logits") and not files.is_cross_encoder:  # the library's CrossEncoder passes over these prompts
+    if spec.head("logits") and not files.is_cross_encoder:  # the library's CrossEncoder ignores these prompts
         files = replace(files, prompts={}, default_prompt_name=None)
     files = replace(files, sides=_sides(files, spec, document_length))
     said = model_max_length(folder, files.tokenizer_args)
@@ -135,7 +135,7 @@ def read_checkpoint(
         family,
         spec,
         tokenizer,
-        reading,
+        tokenizer_settings,
         tokenization_of(library),
         rowless,
         longest,
@@ -176,9 +176,8 @@ def source_of(checkpoint: Checkpoint) -> CheckpointSource:
 
 
 def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tuple[Any, str, Family, StoredFP8 | None]:
-    """The HF config (its class knows the defaults that config.json leaves out), the architecture's name, its family,
-    and what is said of matrices in FP8.
-    """
+    """The HF config (its class holds the defaults that config.json leaves out), the architecture's name, its family,
+    and the FP8 settings."""
     raw = _raw_config(folder, is_static=is_static)
     fp8 = _stored_fp8(folder, raw)
     path = folder / "config.json"
@@ -186,7 +185,7 @@ def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tu
     architecture = architectures[0] if isinstance(architectures, list) and architectures else None
     if not isinstance(architecture, str):
         raise CheckpointError(f'{path} does not name its architectures. Add the class, e.g. ["BertModel"].')
-    # Before transformers, which would only say that it does not know it.
+    # Before transformers, which would only report an unknown format.
     family = family_of(raw["model_type"], architecture, raw)
     check_remote_code(raw, family, architecture, attention)
     if is_static and family.has_layers:
@@ -197,12 +196,12 @@ def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tu
     if family.stored_sizes:
         vocab_size, hidden_size = stored_shape("embeddings.word.weight", family, folder)
         raw = {**raw, "vocab_size": vocab_size, "hidden_size": hidden_size}
-    # Without torch, which configs do not need, transformers would print that models are not available.
+    # transformers warns without torch that models are not available; configs do not need it.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     with importing("transformers", "cpu", "Reading a checkpoint"):
         from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
         from transformers.utils import logging
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # what it warns of is refused below, or harmless
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # its warnings are refused below, or harmless
     try:
         translated = family.translate(raw) if family.translate else raw
         check_sizes(path, translated)
@@ -215,21 +214,21 @@ def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tu
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         else:
             config = config_class.from_dict({**translated, "model_type": family.model_type})
-    except CheckpointError:  # of translate and the checks behind it
+    except CheckpointError:  # from translate and the checks after it
         raise
     except Exception as error:  # transformers validates with several exception types
         reason = " ".join(str(error).split())[:1000]
         raise CheckpointError(
             f"{path} was refused by transformers ({reason}). Download the checkpoint again."
         ) from error
-    config.__dict__.pop("quantization_config", None)  # transformers would load the model as it says, which it cannot
-    # How a model answers and in which pieces it computes: the reference does it in one way.
+    config.__dict__.pop("quantization_config", None)  # transformers cannot load this format
+    # transformers would try to load this format, and fail
     config.return_dict, config.chunk_size_feed_forward = True, 0
     return config, architecture, family, fp8
 
 
 def _raw_config(folder: Path, *, is_static: bool) -> dict[str, Any]:
-    """config.json, or what stands for it beside a StaticEmbedding."""
+    """config.json, or its stand-in beside a StaticEmbedding."""
     path = folder / "config.json"
     if (folder / "adapter_config.json").is_file():
         raise CheckpointError(
@@ -252,12 +251,12 @@ def _raw_config(folder: Path, *, is_static: bool) -> dict[str, Any]:
 
 
 def _stored_fp8(folder: Path, raw: dict[str, Any]) -> StoredFP8 | None:
-    """What the configs say of matrices in FP8, None where none are quantized. Raises CheckpointError for others."""
+    """FP8 settings of the configs, None where no matrices are quantized. Raises CheckpointError for other formats."""
     settings = raw.get("quantization_config") or raw.get("compression_config")
     method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else settings
     own = read_object(path) if (path := folder / _MODELOPT_CONFIG).is_file() else None
-    if is_modelopts(settings) or (own is not None and not method):
-        return stored_fp8([each for each in (settings, own) if each])
+    if is_modelopt(settings) or (own is not None and not method):
+        return parse_fp8_settings([each for each in (settings, own) if each])
     for name, writer in _QUANTIZATION_CONFIGS.items():
         if not method and (folder / name).is_file():
             method = writer
@@ -270,7 +269,7 @@ def _stored_fp8(folder: Path, raw: dict[str, Any]) -> StoredFP8 | None:
 
 
 def _spec(family: Family, config: Any, architecture: str) -> ModelSpec:
-    """The family's reading of ``config``. transformers checks the types of its values, not that they make a model."""
+    """The family's spec for ``config``. transformers checks the types of its values, not that they describe a model."""
     try:
         spec = family.spec_from_config(config, architecture)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -281,7 +280,7 @@ def _spec(family: Family, config: Any, architecture: str) -> ModelSpec:
 
 
 def _refuse_other_than_means(spec: ModelSpec) -> None:
-    """Raise ConfigError where rows of a table would be taken for states of tokens that have seen the others."""
+    """Raise ConfigError for other poolings of static embeddings, whose rows have seen no other tokens."""
     if any(head.pooling != ("mean",) for head in spec.heads):
         raise ConfigError(
             f"{spec.architecture} gives means of its table's rows, and nothing else: leave pooling and "
@@ -290,7 +289,7 @@ def _refuse_other_than_means(spec: ModelSpec) -> None:
 
 
 def _check_sparse(spec: ModelSpec) -> None:
-    """Raise ConfigError where one side of a sparse retriever would be built as something else."""
+    """Raise ConfigError where one side of a sparse retriever would be built as another kind of model."""
     if [head.output for head in spec.heads] != ["sparse"]:
         raise ConfigError(
             "One side of the checkpoint's Router is a table of weights (SparseStaticEmbedding), which goes with sparse "
@@ -300,7 +299,7 @@ def _check_sparse(spec: ModelSpec) -> None:
 
 
 def _pools_prompt(spec: ModelSpec, files: SentenceTransformersFiles, choice: HeadChoice) -> bool:
-    """Whether a prompt's tokens count in the mean, as the user or the files say. Raises CheckpointError."""
+    """True if the prompt's tokens count in the mean, by the user's choice or the files. Raises CheckpointError."""
     asked = files.include_prompt if choice.include_prompt is None else choice.include_prompt
     head = spec.head("embedding")
     if head is None or asked is not False:
@@ -314,7 +313,7 @@ def _pools_prompt(spec: ModelSpec, files: SentenceTransformersFiles, choice: Hea
 
 
 def _check_marked(spec: ModelSpec, tokenizer: Tokenizer) -> None:
-    """Raise CheckpointError where the tokenizer does not put the token around texts whose state the model reads."""
+    """Raise CheckpointError where the tokenizer does not add the marked token whose state the model reads."""
     if not any("last_marked" in head.pooling for head in spec.heads):
         return
     for text in (("a",), ("a", "b")):
@@ -326,7 +325,7 @@ def _check_marked(spec: ModelSpec, tokenizer: Tokenizer) -> None:
 
 
 def _sides(files: SentenceTransformersFiles, spec: ModelSpec, document_length: int | None) -> Sides:
-    """How late interaction reads its two sides; nothing for other models, whatever their files say."""
+    """Settings of the two sides for late interaction; empty for other models, whatever their files contain."""
     sides = dict(files.sides) if [head.output for head in spec.heads] == ["token_embedding"] else {}
     if document_length is not None:
         if "document" not in sides:
@@ -346,9 +345,10 @@ def _longest(
     usual: int | None,
     asked: int | None,
 ) -> int:
-    """Relative and rotary positions reach as far as the config says; a table of positions has no more rows.
+    """Most tokens of a text. Relative and rotary positions reach as far as the config allows; a position table has a
+    fixed number of rows.
 
-    ``usual`` is what the config, the tokenizer's files or the family give a text if nothing else is said.
+    ``usual``: the default of the config, of the tokenizer's files or of the family. ``asked``: the user's.
     """
     table = min(spec.embeddings.longest or _position_limit(family, config), spec.longest or UNLIMITED)
     if asked is not None and asked > table:
@@ -357,13 +357,13 @@ def _longest(
         )
     if files.max_seq_length is not None and files.max_seq_length < 1:
         raise CheckpointError(f"max_seq_length {files.max_seq_length} of the checkpoint's files must be at least 1.")
-    # PyLate's max_seq_length is what its last call has left there: its code sets it by the lengths of the two sides.
+    # PyLate's max_seq_length is left over from its last call: its code sets it by the lengths of the two sides.
     lengths = [side.length for side in files.sides.values() if side.length is not None]
     return asked or min(table, max(files.max_seq_length or usual or table, *lengths, 0))
 
 
 def _position_limit(family: Family, config: Any) -> int:
-    """The longest text of a model without a position table. Raises CheckpointError where config.json must say it."""
+    """The longest text of a model without a position table. Raises CheckpointError where config.json must give it."""
     if not family.position_limit:
         return UNLIMITED
     limit = getattr(config, "max_position_embeddings", None)
@@ -379,23 +379,23 @@ def _position_limit(family: Family, config: Any) -> int:
 _READ_SUFFIXES = (".json", ".txt", ".model", ".metadata", ".jinja")
 
 
-# Files in which quantizers leave their settings where config.json does not have them.
+# Files in which quantizers store their settings if config.json does not have them.
 _MODELOPT_CONFIG = "hf_quant_config.json"
 
 
 _QUANTIZATION_CONFIGS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
-# What stands for the config.json that sentence-transformers does not write beside a StaticEmbedding.
+# Stand-in for the config.json that sentence-transformers does not write beside a StaticEmbedding.
 _STATIC_EMBEDDING = {"model_type": "static_embedding", "architectures": ["StaticEmbedding"]}
 
 
 def with_adapters_prompt(
     files: SentenceTransformersFiles, adapter: Adapter, instructions: Mapping[str, str] | None
 ) -> SentenceTransformersFiles:
-    """``files`` with the prompt of ``adapter``, which its texts have in front, and without those of other adapters.
+    """``files`` with the prompt of ``adapter``, which precedes its texts, and without those of other adapters.
 
-    ``instructions`` are what config.json has as prompts by adapter. Raises CheckpointError.
+    ``instructions``: config.json's prompts by adapter. Raises CheckpointError.
     """
     prompts = {**(instructions or {}), **files.prompts}
     prompts = {name: text for name, text in prompts.items() if name == adapter.name or name not in adapter.names}

@@ -1,7 +1,7 @@
-"""Code that a repository brings along: ``auto_map`` of config.json and module types of modules.json.
+"""Code in a repository: ``auto_map`` of config.json and module types of modules.json.
 
-bei runs none of it. What a family knows to read is built; what nobody knows is refused, because it may give other
-numbers under the names of a native class (GritLM-7B is a MistralForCausalLM whose tokens all see each other).
+bei runs none of it. Code that a family knows is built natively; unknown code is refused, because it may compute other
+numbers under the names of a native class (GritLM-7B is a MistralForCausalLM with bidirectional attention).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ ATTENTIONS: tuple[Attention, ...] = ("causal", "bidirectional")
 
 _AUTO = "AutoModel"
 _BIDIRECTIONAL = "use_bidirectional_attention"
-# Model types whose class obeys ``is_causal`` = false in eager attention, and masks what comes later in SDPA.
+# Model types whose class obeys ``is_causal`` = false in eager attention, and masks later tokens in SDPA.
 _CAUSAL_IN_SDPA = ("nemotron", "stablelm")
 
 
 def check_remote_code(raw: Mapping[str, Any], family: Family, architecture: str, asked: Attention | None) -> None:
-    """Refuse code in ``auto_map`` that would compute the model we build, and that ``family`` does not claim.
+    """Refuse code in ``auto_map`` that would compute the model, unless ``family`` claims it.
 
-    A family claims code by the names of its classes, or where config.json has the key that says what such code can
-    change. ``asked`` is what the user says it does. Raises CheckpointError.
+    A family claims code by the names of its classes, or by the config.json key that states what such code can change.
+    ``asked`` is the attention that the user gives for it. Raises CheckpointError.
     """
     unknown = [place for place in _places(raw, architecture) if not _is_claimed(place, raw, family)]
     if unknown and asked is None:
@@ -39,12 +39,12 @@ def check_remote_code(raw: Mapping[str, Any], family: Family, architecture: str,
 
 
 def has_own_code(raw: Mapping[str, Any], architecture: str) -> bool:
-    """Whether ``auto_map`` has code that would compute the model we build."""
+    """True if ``auto_map`` has code that would compute the model."""
     return bool(_places(raw, architecture))
 
 
 def with_attention(raw: Mapping[str, Any], asked: Attention | None, config_class: type) -> Mapping[str, Any]:
-    """``raw`` with ``asked`` in the keys by which transformers' ``config_class``, or ``raw`` itself, says it."""
+    """``raw`` with ``asked`` in the keys that express it, for transformers' ``config_class`` or in ``raw`` itself."""
     if asked is None:
         return raw
     said: dict[str, Any] = {"is_causal": asked == "causal"}
@@ -56,9 +56,8 @@ def with_attention(raw: Mapping[str, Any], asked: Attention | None, config_class
 def check_unread_attention(
     raw: Mapping[str, Any], family: Family, architecture: str, asked: Attention | None, config_class: type
 ) -> None:
-    """Refuse a key for bidirectional attention that transformers' class does not read, or not always, where neither
-    code of the repository's own does, nor the user says what is meant. Raises CheckpointError.
-    """
+    """Refuse a key for bidirectional attention that transformers' class ignores, always or sometimes, unless the
+    repository's own code reads it or the user states the attention. Raises CheckpointError."""
     is_said = asked is not None or has_own_code(raw, architecture) or "Bidirectional" in architecture
     if is_said or not family.attention_keys:
         return
@@ -75,15 +74,15 @@ def check_unread_attention(
 
 
 def attention_of(spec: ModelSpec) -> Attention:
-    """Which tokens see each other in a model with layers."""
+    """The attention of a model with layers: causal or bidirectional."""
     return "causal" if spec.layers[0].attention.causal else "bidirectional"
 
 
 def check_attention(spec: ModelSpec, asked: Attention | None, config: Any, max_seq_len: int) -> None:
-    """Refuse what was ``asked`` for where the model cannot have it, or what says too little.
+    """Refuse an ``asked`` attention that the model cannot have, or that is ambiguous for it.
 
-    Whether a decoder made bidirectional keeps its windows is its own code's affair: GritLM's drops them, transformers
-    widens them by a token. Texts no longer than a window are the same either way. Raises ConfigError.
+    Code of decoders made bidirectional treats windows in its own way: GritLM's drops them, transformers widens them by
+    a token. For texts no longer than a window both are the same. Raises ConfigError.
     """
     if asked is not None and (not spec.layers or attention_of(spec) != asked):
         raise ConfigError(f"{spec.architecture} has no {asked} attention: leave --attention out.")
@@ -98,10 +97,10 @@ def check_attention(spec: ModelSpec, asked: Attention | None, config: Any, max_s
 
 
 def check_module_types(types: list[str], config: Mapping[str, Any]) -> None:
-    """Refuse modules of modules.json that are no library's. Raises CheckpointError.
+    """Refuse modules of modules.json that belong to no supported library. Raises CheckpointError.
 
-    jina-embeddings-v3 has a Transformer of its own, which chooses one of the adapters that ``config`` lists: the build
-    does that.
+    jina-embeddings-v3 has its own Transformer class, which selects one of the adapters that ``config`` lists; the build
+    does the same.
     """
     claimed = ("custom_st.Transformer",) if config.get("lora_adaptations") else ()
     libraries = ("sentence_transformers", "pylate")
@@ -126,7 +125,7 @@ def _places(raw: Mapping[str, Any], architecture: str) -> list[str]:
 
 
 def _class_of(place: str) -> str:
-    """The class of "owner/repository--module.Class"."""
+    """The class name in "owner/repository--module.Class"."""
     return place.rsplit(".", 1)[-1]
 
 

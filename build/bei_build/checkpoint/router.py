@@ -1,8 +1,8 @@
-"""sentence-transformers' Router (once Asym): several lists of modules, its routes, of which one reads a text.
+"""sentence-transformers' Router (once Asym): several lists of modules, its routes; one route reads a text.
 
-Which one, the text's task says: "query" or "document". An artifact holds one route, beside which a table of weights, a
-SparseStaticEmbedding, may read the other side. Formats of sentence-transformers 2 to 6. Where an Asym has no default,
-versions from 5 on take its first route and earlier ones none: the first one is taken here.
+The text's task, "query" or "document", selects it. An artifact holds one route; a table of weights, a
+SparseStaticEmbedding, may serve the other side beside it. Formats of sentence-transformers 2 to 6. For an Asym without
+a default, versions from 5 on take its first route and earlier ones none: bei takes the first.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _MODALITY = "text"
 
 @dataclass(frozen=True)
 class Routing:
-    """Which texts the chosen modules read.
+    """The texts that the chosen modules read.
 
-    ``default``: what texts are of which nobody says it, None where that is refused; ``absent``: names of texts that
-    they do not read. ``table``: the side that a table of weights reads in their place, and its module's folder.
+    ``default``: the task of texts for which none is given, None where that is refused; ``absent``: names of tasks that
+    they do not read. ``table``: the side that a table of weights serves instead, and its module's folder.
     """
 
     default: str | None
@@ -41,14 +41,14 @@ class Routing:
 
 
 def class_of(kind: str) -> str:
-    """The class at the end of a module's ``kind``, which names where it is imported from."""
+    """The class name at the end of a module's ``kind``, its import path."""
     return kind.rsplit(".", 1)[-1]
 
 
-def routed(modules: Sequence[Module], asked: str | None) -> tuple[list[Module], Routing | None]:
-    """``modules`` with those of one route in the place of the Router: of the route ``asked`` for, else of its default.
+def select_route(modules: Sequence[Module], asked: str | None) -> tuple[list[Module], Routing | None]:
+    """``modules`` with the Router replaced by the modules of one route: route ``asked``, else its default.
 
-    And which texts they read, None where they read all. Raises CheckpointError, ConfigError.
+    Also the texts that they read, None where they read all. Raises CheckpointError, ConfigError.
     """
     places = [place for place, (kind, _) in enumerate(modules) if class_of(kind) in _ROUTERS]
     if not places:
@@ -66,7 +66,7 @@ def routed(modules: Sequence[Module], asked: str | None) -> tuple[list[Module], 
 
 
 class _Router:
-    """What the files in ``folder`` say of a Router."""
+    """A Router's settings in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -91,7 +91,7 @@ class _Router:
         return ", ".join(self._structure)
 
     def modules(self, route: str) -> list[Module]:
-        """Those of ``route``. Raises CheckpointError for a place outside of the checkpoint."""
+        """The modules of ``route``. Raises CheckpointError for a path outside of the checkpoint."""
         try:
             return [(self._types[name], within(self._folder, name)) for name in self._structure[route]]
         except UnfitError as error:
@@ -100,7 +100,7 @@ class _Router:
             ) from error
 
     def with_table(self) -> tuple[str | None, Routing | None]:
-        """The route beside a table of weights that reads the other side; (None, None) where there is no such table."""
+        """The route beside a table of weights that serves the other side; (None, None) where there is no such table."""
         routes = {side: self._route_of(side) for side in get_args(Side)}
         tables = {side: route for side, route in routes.items() if route is not None and self._is_table(route)}
         if len(tables) != 1 or {*self._structure} != {*routes.values()}:
@@ -112,7 +112,7 @@ class _Router:
         return routes[other], Routing(named, table=(side, self.modules(table)[0][1]))
 
     def chosen(self, asked: str | None) -> tuple[str, Routing | None]:
-        """The route ``asked`` for, else the default, and the texts that others read."""
+        """Route ``asked``, else the default, and the texts that other routes read."""
         if asked is not None and asked not in self._structure:
             raise ConfigError(f"--route {asked}: the checkpoint's Router has {self._names}.")
         route = asked or (next(iter(self._structure)) if len(self._structure) == 1 else self._route_of(None))
@@ -140,7 +140,7 @@ class _Router:
 
 
 def _mappings(path: Path, stored: Mapping[str, Any]) -> dict[tuple[Any, ...], str]:
-    """By (task, modality): keys are written as Python writes tuples."""
+    """Routes by (task, modality): the keys are Python tuples written as text."""
     found: dict[tuple[Any, ...], str] = {}
     for key, route in stored.items():
         try:
@@ -154,5 +154,5 @@ def _mappings(path: Path, stored: Mapping[str, Any]) -> dict[tuple[Any, ...], st
 
 
 def _is_name(part: object) -> bool:
-    """Whether it is a task or a modality, which may be several; None is any."""
+    """True if ``part`` is a task or a modality, or several; None means any."""
     return part is None or isinstance(part, str) or (isinstance(part, tuple) and all(isinstance(p, str) for p in part))

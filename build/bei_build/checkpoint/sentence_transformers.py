@@ -1,4 +1,4 @@
-"""The files sentence-transformers writes beside a checkpoint, read without the library.
+"""Files that sentence-transformers writes beside a checkpoint, read without the library.
 
 ``modules.json`` and the modules' folders, ``sentence_bert_config.json``, ``config_sentence_transformers.json``, and
 ColBERT's ``artifact.metadata``. Formats of sentence-transformers 2 to 6 and of PyLate.
@@ -15,7 +15,7 @@ from bei.errors import CheckpointError, ConfigError
 from bei.utils.untrusted_files import UnfitError, within
 from bei_build.checkpoint.colbert import Sides, check_token_pooling, module_sides, original_sides, pylate_sides
 from bei_build.checkpoint.remote_code import check_module_types
-from bei_build.checkpoint.router import Routing, class_of, routed
+from bei_build.checkpoint.router import Routing, class_of, select_route
 from bei_build.files.json_settings import read_json, read_object, setting
 from bei_build.spec.parts import Activation, DenseSpec, HeadLayer, NormalizeSpec, NormLayerSpec, NormSpec, Pooling
 from bei_build.tokenizer.chat_template import ChatSettings, chat_settings
@@ -28,7 +28,7 @@ _POOLING_NAMES: dict[str, Pooling] = {
     "weightedmean": "weighted_mean",
     "lasttoken": "last",
 }
-# Up to version 5 one boolean per mode; several are concatenated in this order.
+# Up to version 5: one boolean per mode; several are concatenated in this order.
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -37,7 +37,7 @@ _POOLING_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-# Classes of torch by their names alone: files say nothing of their arguments, and the library takes the defaults.
+# torch classes by name only: the files hold no arguments, and the library uses the defaults.
 _DENSE_ACTIVATIONS: dict[str, Activation] = {
     "Identity": "identity",
     "Tanh": "tanh",
@@ -51,8 +51,8 @@ _DENSE_ACTIVATIONS: dict[str, Activation] = {
     "Mish": "mish",
     "Sigmoid": "sigmoid",
 }
-# Modules that are no layers: one works in training only, one says which tokens' vectors are left out, and one makes
-# fewer vectors of a text's, or does nothing.
+# Modules that are not layers: Dropout acts in training only, MultiVectorMask selects the tokens whose vectors are left
+# out, HierarchicalTokenPooling reduces a text's vectors or does nothing.
 _IDLE_MODULES = ("Dropout", "MultiVectorMask", "HierarchicalTokenPooling")
 _SUPPORTED_MODULES = (
     "Transformer -> Pooling -> Dense / LayerNorm / Normalize, the same with WeightedLayerPooling in front of the "
@@ -62,7 +62,7 @@ _SUPPORTED_MODULES = (
     "Transformer alone for sequence-classification, and a Router with a route of these"
 )
 _TAIL_MODULES = {"Dense", "LayerNorm", "Normalize"}
-_SCORES = "scores"  # what a CrossEncoder reads of its last module
+_SCORES = "scores"  # the feature that a CrossEncoder reads from its last module
 _MATRYOSHKA_KEYS = ("matryoshka_dims", "matryoshka_dimensions")
 _TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
@@ -72,7 +72,8 @@ _TRANSFORMER_CONFIGS = tuple(
 
 @dataclass(frozen=True)
 class SparsePooling:
-    """How scores of the vocabulary become one row (SPLADE): ``logarithms`` times log(1 + x) of the positive ones."""
+    """Pooling of vocabulary scores into one row (SPLADE): log(1 + x) of the positive ones, applied ``logarithms``
+    times."""
 
     mode: Literal["max", "sum"]
     logarithms: int = 1
@@ -80,21 +81,19 @@ class SparsePooling:
 
 @dataclass(frozen=True)
 class SentenceTransformersFiles:
-    """What the files say; defaults are those of a checkpoint without them.
+    """Contents of the files; defaults are those of a checkpoint without them.
 
-    ``normalize`` is None where there is no ``modules.json``. ``include_prompt``: whether a prompt's tokens count in the
-    mean. ``tail`` are the layers behind the pooling, on each token
-    where there is no ``pooling`` (``per_token``, late interaction); ``tail_folders[name]`` holds a layer's weights.
-    ``layer_pooling``: where the module lies that makes a mean of the layers' states.
-    ``gives_scores``: the last of these layers gives a reranker's scores, not an embedding.
-    ``sparse`` is how scores of the vocabulary are pooled (SPLADE), None for other models. ``score_ids`` are the token
-    (yes,) whose score a reranker gives, or the two (no, yes) that it compares; ``chat``: its pairs are put into the
-    checkpoint's chat template; ``activation`` is the class of what a CrossEncoder puts on its scores.
-    ``markers`` are prompts that ColBERT was trained with as one token each; ``sides`` is how it reads its two sides.
-    ``is_cross_encoder``: the library takes activation and prompts for those of a CrossEncoder, and else for none.
-    ``transformer_folder`` holds config, tokenizer and weights; ``folders`` are all modules' folders. ``is_static``: its
-    module is a StaticEmbedding, and the config may be missing. ``routing``: which texts the modules read, where a
-    Router says it.
+    ``normalize`` is None where there is no ``modules.json``. ``include_prompt``: the prompt's tokens count in the mean.
+    ``tail``: the layers after the pooling, or on each token where there is no ``pooling`` (``per_token``, late
+    interaction); ``tail_folders[name]`` holds a layer's weights. ``layer_pooling``: the folder of the module that
+    averages the states of layers. ``gives_scores``: the last of the layers gives a reranker's scores, not an embedding.
+    ``sparse``: pooling of vocabulary scores (SPLADE), None for other models. ``score_ids``: the token (yes,) whose
+    score a reranker gives, or the two (no, yes) that it compares; ``chat``: its pairs are put into the checkpoint's
+    chat template; ``activation``: the class that a CrossEncoder applies to its scores. ``markers``: prompts that were
+    one token each in ColBERT's training; ``sides``: settings of its two sides. ``is_cross_encoder``: activation and
+    prompts are those of a CrossEncoder; the library ignores them otherwise. ``transformer_folder`` holds config,
+    tokenizer and weights; ``folders`` are all modules' folders. ``is_static``: the only module is a StaticEmbedding,
+    and the config may be missing. ``routing``: the texts that the modules read, where a Router selects them.
     """
 
     transformer_folder: Path
@@ -126,7 +125,8 @@ class SentenceTransformersFiles:
 
 
 def read_sentence_transformers(folder: Path, route: str | None = None) -> SentenceTransformersFiles:
-    """Read all files; a folder without ``modules.json`` gives the defaults. ``route``: of a Router, else its default.
+    """Read all files; a folder without ``modules.json`` gives the defaults. ``route``: a Router's route, else its
+    default.
 
     Raises CheckpointError, ConfigError.
     """
@@ -140,7 +140,7 @@ def read_sentence_transformers(folder: Path, route: str | None = None) -> Senten
         return SentenceTransformersFiles(transformer_folder=folder, folders=(folder,), **settings)
     raw = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
     given = [(entry["type"], _module_folder(folder, entry["path"])) for entry in _modules(folder)]
-    listed, routing = routed(given, route)
+    listed, routing = select_route(given, route)
     check_module_types([kind for kind, _ in listed], raw)
     entries = [(class_of(kind), path) for kind, path in listed]
     for _, path in (module for module in entries if module[0] == "HierarchicalTokenPooling"):
@@ -176,7 +176,8 @@ def _unsupported(kinds: list[str]) -> CheckpointError:
 
 
 def _form(kinds: list[str], task: str | None) -> str:
-    """What kind of head the modules make, "" where bei knows none. ``task`` is what the Transformer is loaded for."""
+    """The kind of head that the modules make, "" for an unknown one. ``task``: the task for which the Transformer is
+    loaded."""
     second, behind = kinds[1:2], set(kinds[2:])
     if kinds[0] == "StaticEmbedding":
         return "static" if set(kinds[1:]) <= _TAIL_MODULES else ""
@@ -217,12 +218,12 @@ def _static(modules: list[tuple[str, Path]]) -> dict[str, Any]:
 
 
 def _per_token(modules: list[tuple[str, Path]]) -> dict[str, Any]:
-    # PyLate lists no Normalize: its vectors are normalized when they are encoded.
+    # PyLate lists no Normalize: it normalizes vectors when it encodes.
     return {**_tail(modules, "token_embeddings"), "per_token": True, "normalize": True}
 
 
 def _tail(modules: list[tuple[str, Path]], feature: str, last: str | None = None) -> dict[str, Any]:
-    """The layers of ``modules``, which read and write ``feature``; the last one writes ``last``, if that is given.
+    """The layers of ``modules``, which read and write ``feature``; the last one writes ``last`` if it is given.
 
     A final Normalize is left to the runtime.
     """
@@ -238,16 +239,16 @@ def _tail(modules: list[tuple[str, Path]], feature: str, last: str | None = None
 
 
 def _feature_names(folder: Path) -> dict[str, str | None]:
-    """What a module reads and writes by its config.json; None where that does not say it."""
+    """Input and output features in a module's config.json; None where they are missing."""
     path = folder / "config.json"
-    if not path.is_file():  # Normalize had none before sentence-transformers 6; the others say so when they are read
+    if not path.is_file():  # Normalize had none before sentence-transformers 6; others fail when they are read
         return {"input": None, "output": None}
     config = read_object(path)
     return {end: setting(path, config, f"module_{end}_name", str) for end in ("input", "output")}
 
 
 def _check_features(kind: str, folder: Path, read: str, written: str) -> None:
-    """Refuse a module that reads or writes something else than ``read`` and ``written``."""
+    """Refuse a module whose features differ from ``read`` and ``written``."""
     named = _feature_names(folder)
     other = {
         name
@@ -319,7 +320,7 @@ def _modules(folder: Path) -> list[dict[str, str]]:
 
 
 def _module_folder(folder: Path, path: str) -> Path:
-    """Where a module lies. Raises CheckpointError for a place outside of the checkpoint."""
+    """The folder of a module. Raises CheckpointError for a path outside of the checkpoint."""
     try:
         return within(folder, path)
     except UnfitError as error:
@@ -361,15 +362,14 @@ def _dense(folder: Path, name: str) -> DenseSpec:
 
 
 def torch_class(path: str) -> str:
-    """The name of the class of torch's that ``path`` imports, "" for one that is not torch's: sentence-transformers
-    runs that only if it may run remote code, and takes its default in its place.
-    """
+    """The name of the torch class at import path ``path``, "" for one outside torch: sentence-transformers runs such a
+    class only with remote code allowed, and uses its default instead."""
     return path.rsplit(".", 1)[-1] if path.startswith("torch.") else ""
 
 
-# What sentence-transformers gives transformers' class; the first name is that before version 5.4.
+# Arguments that sentence-transformers passes to transformers' class; the first name is the one before version 5.4.
 _TOKENIZER_ARGS = ("tokenizer_args", "processor_kwargs")
-# Of them, those that say where files are.
+# Those of them that locate files.
 _HUB_ARGS = frozenset(
     {"trust_remote_code", "revision", "local_files_only", "token", "cache_dir", "use_fast", "subfolder"}
 )
@@ -394,13 +394,13 @@ def _transformer_settings(folder: Path) -> tuple[str | None, dict[str, Any]]:
 
 
 def _tokenizer_args(path: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """What the tokenizer's class is given beside its files."""
+    """Arguments of the tokenizer's class besides its files."""
     found = {key: value for name in _TOKENIZER_ARGS for key, value in (setting(path, config, name, dict) or {}).items()}
     return {key: value for key, value in found.items() if key not in _HUB_ARGS}
 
 
 def _model_settings(folder: Path) -> dict[str, Any]:
-    """config_sentence_transformers.json."""
+    """Settings of config_sentence_transformers.json."""
     path = folder / "config_sentence_transformers.json"
     if not path.is_file():
         return {}
@@ -413,7 +413,7 @@ def _model_settings(folder: Path) -> dict[str, Any]:
     default = setting(path, config, "default_prompt_name", str)
     if not all(isinstance(prompt, str) for prompt in prompts.values()):
         raise CheckpointError(f"{path} has prompts that are not texts: correct them, or download the checkpoint again.")
-    # PyLate puts a marker in front of the text, and of the prompt where there is one too.
+    # PyLate puts a marker before the text, and before the prompt if there is one.
     named = {name: setting(path, config, f"{name}_prefix", str) for name in ("query", "document")}
     markers = {name: marker for name, marker in named.items() if marker}
     prompts.update({name: marker + prompts.get(name, "").removeprefix(marker) for name, marker in markers.items()})
@@ -434,8 +434,8 @@ def _model_settings(folder: Path) -> dict[str, Any]:
 
 
 def _with_colbert_settings(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """``settings`` and, where they do not say how the two sides are read, the original ColBERT's artifact.metadata: its
-    lengths, and its markers, tokens of the vocabulary that it puts behind [CLS], in front of prompts."""
+    """``settings`` and, where they lack the two sides, those of the original ColBERT's artifact.metadata: its lengths,
+    and its markers, tokens of the vocabulary that it puts after [CLS], before prompts."""
     path = folder / "artifact.metadata"
     if settings.get("sides") or not path.is_file():
         return settings

@@ -1,7 +1,7 @@
-"""What transformers 4 reads otherwise in a config.json than the version that builds.
+"""Differences between transformers 4 and the installed version in reading a config.json.
 
-The build takes what the installed version reads, and says where another would have read something else. The list was
-found by loading a checkpoint of every family, and 170 variants of its config.json, in 4.57.6 and 5.24.0.
+The build follows the installed version, and notes where the other would read it differently. The list was found by
+loading a checkpoint of every family, and 170 variants of its config.json, in 4.57.6 and 5.24.0.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _Raw: TypeAlias = Mapping[str, Any]
 
-# Where transformers 4 read theta from, and its default, by type of layer ("": all), where this is not "rope_theta" and
-# the default of the class that there is now.
+# Key of theta in transformers 4, and its default, by type of layer ("": all); for models where these are not
+# "rope_theta" and the default of today's class.
 _FORMER_THETAS: Mapping[str, Mapping[str, tuple[str, float]]] = {
     "cohere": {"": ("rope_theta", 10_000.0)},
     "olmo3": dict.fromkeys(("full_attention", "sliding_attention"), ("rope_theta", 10_000.0)),
@@ -36,15 +36,14 @@ _FORMER_THETAS: Mapping[str, Mapping[str, tuple[str, float]]] = {
     },
     "modernbert-decoder": dict.fromkeys(("full_attention", "sliding_attention"), ("global_rope_theta", 160_000.0)),
 }
-# transformers 4 had no classes of these.
+# Model types without a class in transformers 4.
 _NEW_TYPES = ("eurobert", "gte", "jina_embeddings_v3", "nomic_bert")
 _FORMER_LOCAL_ATTENTION = 128  # ModernBERT's decoder
 
 
 def check_versions(raw: _Raw) -> None:
-    """Refuse keys of config.json that change a model of any family in one version of transformers, and are ignored in
-    another. Raises CheckpointError.
-    """
+    """Refuse keys of config.json that one version of transformers obeys in any family and another ignores. Raises
+    CheckpointError."""
     if raw.get("pruned_heads"):
         raise CheckpointError(
             "config.json has pruned_heads: transformers 4 leaves these heads out, 5 ignores the key, and bei builds "
@@ -59,10 +58,10 @@ def check_versions(raw: _Raw) -> None:
 
 
 def version_notes(checkpoint: Checkpoint, attention: Attention | None = None) -> Iterator[str]:
-    """A sentence for each difference: what was taken, and how to ask for the other.
+    """A sentence for each difference: the value that was used, and how to get the other.
 
-    None where transformers 5 or later has saved the config, where 4 knew no such model, where it is remote code's, and
-    about the ``attention`` that the user has named.
+    There are no notes if transformers 5 or later saved the config, if 4 had no such model or the code is remote, or
+    about an ``attention`` that the user has named.
     """
     path = checkpoint.folder / "config.json"
     raw = read_object(path) if path.is_file() else {}
@@ -80,13 +79,13 @@ def _note(what: str, now: object, former: object, remedy: str) -> str:
 
 
 def _thetas(raw: _Raw, checkpoint: Checkpoint) -> Iterator[str]:
-    """The base of rotations: its defaults, and what counts where config.json says it twice."""
+    """The base of rotations: its defaults, and its value where config.json gives two."""
     config, parameters = checkpoint.config, _rope_parameters(checkpoint)
     if parameters is None:
         return
     former = _FORMER_THETAS.get(raw["model_type"], {"": ("rope_theta", config.default_theta)})
     is_nested = "" not in former
-    if is_nested and not parameters.keys() >= former.keys():  # one rotation for all layers, as only 5 can say it
+    if is_nested and not parameters.keys() >= former.keys():  # one rotation for all layers: new in 5
         return
     now = {kind: (parameters[kind] if is_nested else parameters)["rope_theta"] for kind in former}
     then = {kind: raw.get(key, default) for kind, (key, default) in former.items()}
@@ -105,12 +104,12 @@ def _thetas(raw: _Raw, checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _rope_types(raw: _Raw, checkpoint: Checkpoint) -> Iterator[str]:
-    """Which scaling of rotations is obeyed."""
+    """The scaling of rotations that is used."""
     parameters, scaling = _rope_parameters(checkpoint), raw.get("rope_scaling") or {}
     if parameters is None or raw["model_type"] == "phi3":  # both versions rename its types
         return
     now = parameters.get("full_attention", parameters)["rope_type"]
-    if raw["model_type"] == "nemotron":  # its class in transformers 4 knew no scaling
+    if raw["model_type"] == "nemotron":  # its class in transformers 4 had no scaling
         if now != "default":
             yield _note("rope_scaling", now, "none", 'set "rope_scaling": null')
     elif now == "default" and scaling.get("type", now) != now and "rope_type" not in scaling:
@@ -122,14 +121,14 @@ def _rope_types(raw: _Raw, checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _rope_parameters(checkpoint: Checkpoint) -> dict[str, Any] | None:
-    """What the config's class has made of config.json's keys; None for models that do not turn by it."""
+    """Rotary parameters that the config's class derives from config.json; None for models without rotations."""
     is_read = hasattr(type(checkpoint.config), "rope_parameters")
     turns = any(attention.rope for attention in checkpoint.spec.attentions)
     return checkpoint.config.rope_parameters if is_read and turns else None
 
 
 def _windows(raw: _Raw, checkpoint: Checkpoint) -> Iterator[str]:
-    """ModernBERT's decoder: 4 saved the half of local_attention under a name that it did not read."""
+    """ModernBERT's decoder: 4 saved half of local_attention under a name that it did not read."""
     if raw["model_type"] != "modernbert-decoder":
         return
     now, former = checkpoint.config.sliding_window, (raw.get("local_attention") or _FORMER_LOCAL_ATTENTION) // 2
@@ -138,21 +137,21 @@ def _windows(raw: _Raw, checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _activations(raw: _Raw, checkpoint: Checkpoint) -> Iterator[str]:
-    """Gemma: what the first checkpoints call gelu."""
+    """Gemma: the function that the first checkpoints call gelu."""
     if raw["model_type"] == "gemma" and raw.get("hidden_act") == "gelu":
         remedy = 'set "hidden_act": "gelu_python"'
         yield _note("hidden_act 'gelu'", "the tanh form", "(4.57; earlier ones did not) the exact one", remedy)
 
 
 def _masks(raw: _Raw, checkpoint: Checkpoint) -> Iterator[str]:
-    """Language models: 4 obeyed ``is_causal`` in no native class."""
+    """Language models: no native class of 4 obeyed ``is_causal``."""
     said = raw.get("is_causal") is False and checkpoint.family.is_decoder
     if said and not has_own_code(raw, checkpoint.spec.architecture):
         yield _note("is_causal = false", "no causal mask", "one", "build with --attention causal")
 
 
 def _ties(raw: _Raw, checkpoint: Checkpoint) -> Iterator[str]:
-    """A matrix of token scores that is stored although it is tied: 4 put the embeddings in its place."""
+    """A stored matrix of token scores although the embeddings are tied: 4 replaced it by the embeddings."""
     layers = [layer for head in checkpoint.spec.heads for layer in (*head.token_layers, *head.layers)]
     names = [f"{layer.name}.weight" for layer in layers if isinstance(layer, DenseSpec)]
     tied = [name for name in names if isinstance(checkpoint.family.weights.get(name), tuple)]

@@ -1,1 +1,1 @@
-"""Model families, one file each: how an HF config reads as a ModelSpec, and the names of its tensors (``table``)."""
+"""Model families, one file each: an HF config as a ModelSpec, and the names of its tensors (``table``)."""

@@ -23,9 +23,9 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
     spec = bert_like_spec(config, architecture)
     return replace(
         spec,
-        # Projected even where the widths are the same.
+        # Projected even where the widths are equal.
         embeddings=replace(spec.embeddings, width=config.embedding_size),
-        # As transformers divides, in floating point.
+        # Floating-point division, as in transformers.
         weights_of=tuple(int(index / (num_layers / num_groups)) for index in range(num_layers)),
     )
 

@@ -1,5 +1,5 @@
-"""BART (Lewis et al. 2019, arXiv:1910.13461) and mBART (Liu et al. 2020, arXiv:2001.08210), which has its norms in
-front: an encoder, and a decoder that reads the same text moved by one token. Positions count from 2 in their tables."""
+"""BART (Lewis et al. 2019, arXiv:1910.13461) and the pre-norm mBART (Liu et al. 2020, arXiv:2001.08210): an encoder,
+and a decoder that reads the same text shifted by one token. Positions start at row 2 of their tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bei_build.spec.model_spec import HeadSpec, ModelSpec
 from bei_build.spec.parts import AttentionSpec, DecoderSpec, DenseSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormSpec
 
 _POSITION_OFFSET = 2
-_NORM = NormSpec(eps=1e-5)  # torch's default, which transformers leaves
+_NORM = NormSpec(eps=1e-5)  # torch's default, which transformers does not override
 
 
 def _bart_spec(config: Any, architecture: str) -> ModelSpec:
@@ -28,7 +28,7 @@ def _mbart_spec(config: Any, architecture: str) -> ModelSpec:
 
 def _spec(config: Any, architecture: str, placement: Literal["post", "pre"], start_id: int | None) -> ModelSpec:
     _require_token(config, "eos_token_id")
-    require(config, "is_causal", True, None)  # the class would not mask what comes later
+    require(config, "is_causal", True, None)  # the class would not mask later tokens
     activation = activation_named(config.activation_function)
     attention = _attention(config, config.decoder_attention_heads)
     encoder_layer = LayerSpec(
@@ -81,7 +81,7 @@ def _attention(config: Any, num_heads: int) -> AttentionSpec:
 
 
 def _classifier(config: Any) -> tuple[HeadSpec, ...]:
-    """Two linear layers on the state of the last end of a sentence."""
+    """Two linear layers on the state of the last end-of-sentence token."""
     width = config.d_model
     dense = DenseSpec("classifier.dense", width, width, activation="tanh")
     return (

@@ -1,4 +1,4 @@
-"""What a family file says, and what family files share."""
+"""``Family``, the description of a model family, and helpers of family files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from bei.errors import CheckpointError
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
 from bei_build.spec.parts import Activation, ActivationSpec, DenseSpec, NormLayerSpec, NormSpec, Pooling
 
-# transformers' ACT2FN names -> ours. "gelu" there is the exact form; of the tanh one there are five, which differ in
-# how they are rounded. Left out are those with parameters (prelu, xielu), and two of mechanisms that are not built
-# (laplace, sqrtsoftplus).
+# transformers' ACT2FN names -> ours. "gelu" there is the exact form; of the tanh form there are five, which differ in
+# rounding. Left out are those with parameters (prelu, xielu), and two from mechanisms that are not built (laplace,
+# sqrtsoftplus).
 _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -39,16 +39,16 @@ _ACTIVATIONS: dict[str, Activation] = {
     "linear": "identity",
 }
 
-# From an HF config to the heads of one architecture.
+# Makes the heads of one architecture from an HF config.
 HeadsOf: TypeAlias = Callable[[Any], tuple[HeadSpec, ...]]
 
 # The longest text of a model without a position limit.
 UNLIMITED = 1_000_000
 
-# From a spec, and the shape of a stored tensor, to the values that the tensor must have.
+# Computes the values that a tensor must have from a spec and the stored tensor's shape.
 Computed: TypeAlias = Callable[[ModelSpec, tuple[int, ...]], npt.NDArray[np.float32]]
 
-# ``out_features`` of a layer whose width the config does not say: as many as its stored matrix has rows.
+# ``out_features`` of a layer whose width the config does not give: the number of rows of its stored matrix.
 AS_STORED = 0
 
 
@@ -56,47 +56,43 @@ AS_STORED = 0
 class Family:
     """One HF config class.
 
-    ``model_type`` is transformers' name of it; ``aliases`` are model types of remote code. ``translate`` turns the
-    config.json of remote code into one of the native class; it gets and leaves the native ones as they are, and raises
-    CheckpointError. ``architectures`` says which heads a class has.
+    ``model_type`` is its name in transformers; ``aliases`` are model types of remote code. ``translate`` turns the
+    config.json of remote code into one of the native class; it leaves native ones unchanged, and raises
+    CheckpointError. ``architectures`` gives the heads of each class.
 
     ``weights`` maps our module names to the checkpoint's; ``{i}`` is the layer index; ``.weight`` and ``.bias`` are
-    appended on both sides, unless our name ends so already. A tuple lists alternatives: names of one tensor, which must
-    be equal where several of them are stored.
-    Several names of one layer may have the same tensor: then they are its rows, in the order of the table. Several
-    layers may have the same tensor too: each reads all of it. ``joined_by_head``: the rows of a tensor that query, key
-    and value have together are those of the first head's three, then those of the second head's, and so on. ``prefix``
-    is what task classes put before the names of their base model. ``unused`` are the beginnings of tensor names
-    (without prefix) that may be left aside: the reference class does not load them, or nothing that is built depends on
-    them. ``computed``: by the ends of their names, tensors that the class loads and bei computes; stored values are
-    compared with those.
+    appended on both sides, unless our name has that ending already. A tuple lists alternatives: names of one tensor,
+    which must be equal where several of them are stored. If several names of one layer have the same tensor, they are
+    its rows, in the order of the table. Several layers may have the same tensor too: each reads all of it.
+    ``joined_by_head``: the rows of a tensor that joins query, key and value are those of the first head's three, then
+    those of the second head's, and so on. ``prefix``: the prefix that task classes put before the names of their base
+    model. ``unused``: prefixes of tensor names (without ``prefix``) that may be left over: the reference class does not
+    load them, or no built output depends on them. ``computed``: by the endings of their names, tensors that the class
+    loads and bei computes; stored values are compared with the computed ones.
 
-    ``reference_class`` names the transformers class that engines are verified with: it loads the checkpoint's backbone
-    and its output has ``last_hidden_state`` (of T5 the encoder alone: "T5EncoderModel"; AutoModel would load the
-    decoder too). Behind a dot is the module in it that gives them. None: transformers has no such class, and engines
-    are verified with bei's own FP32 engine. ``reference_prefix`` is what the checkpoint puts before that class's names,
-    where the class does not know it.
-    ``position_limit``: the config's ``max_position_embeddings`` (or the position table) says how long a text may be.
-    Without one nothing in the model limits a text, and ``usual_length`` is how many tokens of it are read where no file
-    says it.
+    ``reference_class`` names the transformers class for verification: it loads the checkpoint's backbone and its output
+    has ``last_hidden_state`` (for T5 the encoder alone: "T5EncoderModel"; AutoModel would load the decoder too). A dot
+    and the name of a submodule may follow. None: transformers has no such class, and engines are verified with bei's
+    own FP32 engine. ``reference_prefix``: a prefix of the checkpoint's names that this class does not know.
+    ``position_limit``: the config's ``max_position_embeddings`` (or the position table) limits the length of a text.
+    Without it the model has no limit, and ``usual_length`` is the number of tokens read where no file gives one.
 
-    ``variant`` gives the family that reads a config.json in this one's place, if one does: remote code can have several
-    models under one name.
+    ``variant`` returns the family that reads a config.json in this one's place, if there is one: remote code can have
+    several models under one name.
 
-    ``remote_classes`` are the beginnings of those class names in ``auto_map`` whose code reads config and tensors as
-    this family does. ``attention_keys``: where config.json has one of them, true or false, it says which tokens see
-    each other, and that is all that code under this family's native names is taken to change (``remote_code``).
+    ``remote_classes``: prefixes of class names in ``auto_map`` whose code reads config and tensors like this family.
+    ``attention_keys``: keys of config.json that switch between causal and bidirectional attention; code under this
+    family's native names is assumed to change nothing else (``remote_code``).
 
-    ``score_factor``: a language model multiplies its scores of tokens by this number of the config.
+    ``score_factor``: a factor in the config by which a language model multiplies its token scores.
 
     ``asks_about_prompts``: some of these models leave a prompt out of the mean, and their files do not say so.
 
-    Unless ``special_tokens`` nothing is put around texts. Unless ``pools_unknown`` the token of what is in no
-    vocabulary is left out of means. ``stored_sizes``: no config says how many rows and columns the table of words has.
-    ``shares_rows``: several tokens may have one row of it (``shared_rows``).
-    A config may have keys of ours, from ``translate``: ``usual_length``, the tokens of a text that are read if
-    nothing else is said (None: all), ``unit_length``, whether vectors are made so, and ``ends_in_eos``, whether every
-    text ends in the tokenizer's EOS, whatever the tokenizer's files say.
+    Without ``special_tokens`` none are put around texts. Without ``pools_unknown`` means leave out the unknown token.
+    ``stored_sizes``: no config gives the shape of the word table. ``shares_rows``: several tokens may have one row of
+    it (``shared_rows``). ``translate`` may add keys of ours to a config: ``usual_length``, the default for the tokens
+    of a text that are read (None: all); ``unit_length``, true if vectors are normalized; and ``ends_in_eos``, true if
+    every text ends in the tokenizer's EOS, whatever the tokenizer's files contain.
     """
 
     model_type: str
@@ -125,24 +121,24 @@ class Family:
 
     @property
     def is_decoder(self) -> bool:
-        """Whether these are language models, which predict tokens."""
+        """True for language models, which predict tokens."""
         return "score" in self.weights
 
     @property
     def has_layers(self) -> bool:
-        """Without any a text is the mean of its tokens' rows, whatever is asked for."""
+        """False for static embeddings: a text's vector is the mean of its tokens' rows, whatever the user chooses."""
         return any(name.startswith("layers.") for name in self.weights)
 
 
 def activation_named(name: object) -> Activation:
-    """Our name for transformers' activation ``name``; CheckpointError if there is none."""
+    """Our name for transformers' activation ``name``. Raises CheckpointError if there is none."""
     if isinstance(name, str) and name in _ACTIVATIONS:
         return _ACTIVATIONS[name]
     raise CheckpointError(f"Activation {name!r} is not supported. Supported: {', '.join(sorted(_ACTIVATIONS))}.")
 
 
 def require(config: Any, key: str, *expected: object) -> None:
-    """Refuse a config whose ``key`` (if present) asks for something the family does not describe."""
+    """Refuse a config whose ``key`` (if present) has a value that the family does not describe."""
     value = getattr(config, key, expected[0])
     if value not in expected:
         raise CheckpointError(
@@ -151,8 +147,8 @@ def require(config: Any, key: str, *expected: object) -> None:
         )
 
 
-def positive(config: Any, key: str) -> float:
-    """The number above 0 that the config has as ``key``. Raises CheckpointError."""
+def positive_number(config: Any, key: str) -> float:
+    """The number above 0 under ``key`` of the config. Raises CheckpointError."""
     value = getattr(config, key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
         raise CheckpointError(f"config.json has {key} = {value!r}: it must be a number above 0.")
@@ -160,8 +156,8 @@ def positive(config: Any, key: str) -> float:
 
 
 def padding_id(config: Any) -> int:
-    """``pad_token_id`` of a config whose positions are counted by it. Raises CheckpointError: it is not one of the
-    vocabulary, or behind it the table has no position for a token."""
+    """``pad_token_id`` of a config whose positions are counted from it. Raises CheckpointError if it is not in the
+    vocabulary, or if the table has no position after it."""
     value, most = config.pad_token_id, min(config.vocab_size, config.max_position_embeddings - 1)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < most:
         raise CheckpointError(
@@ -172,7 +168,7 @@ def padding_id(config: Any) -> int:
 
 
 def embedder(config: Any) -> tuple[HeadSpec, ...]:
-    """Base models: an embedding. Its pooling is what the sentence-transformers files or the user say."""
+    """The head of base models: an embedding. The sentence-transformers files or the user choose its pooling."""
     return (HeadSpec("embedding", ("mean",)),)
 
 
@@ -200,7 +196,8 @@ def token_classifier(name: str = "classifier", bias: bool = True) -> HeadsOf:
 
 
 def late_interaction(name: str) -> HeadsOf:
-    """ColBERT (arXiv:2004.12832): a linear layer without bias on every token's state, as wide as its stored matrix."""
+    """ColBERT (arXiv:2004.12832): a linear layer without bias on every token's state; its stored matrix gives its
+    width."""
 
     def heads(config: Any) -> tuple[HeadSpec, ...]:
         layer = DenseSpec(name, config.hidden_size, AS_STORED, bias=False)
@@ -212,15 +209,16 @@ def late_interaction(name: str) -> HeadsOf:
 def masked_lm(
     norm: NormSpec | None = None, activation: Activation | None = None, width: Callable[[Any], int] | None = None
 ) -> HeadsOf:
-    """A masked language model's scores as SPLADE reads them: log(1 + relu(score)), the largest over the tokens.
+    """A masked language model's scores for SPLADE: log(1 + relu(score)), the maximum over the tokens (arXiv:2109.10086,
+    equation 1 with max pooling).
 
-    (arXiv:2109.10086, equation 1 with max pooling.) Names: ``mlm.dense``, ``mlm.norm``, ``mlm.decoder``.
+    Names: ``mlm.dense``, ``mlm.norm``, ``mlm.decoder``.
     """
 
     def heads(config: Any) -> tuple[HeadSpec, ...]:
         hidden = config.hidden_size
         inner = width(config) if width else hidden
-        key = "activation" if hasattr(type(config), "activation") else "hidden_act"  # DistilBERT's, or everyone's
+        key = "activation" if hasattr(type(config), "activation") else "hidden_act"  # DistilBERT's, or all others'
         function = activation or activation_named(getattr(config, key))
         dense = DenseSpec("mlm.dense", hidden, inner, activation=function)
         layers = (

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from bei_build.families.base import (
     Family,
+    HeadsOf,
     activation_named,
     classifier,
     embedder,
@@ -33,11 +35,31 @@ WEIGHTS = {
     "layers.{i}.mlp_norm": "encoder.layer.{i}.output.LayerNorm",
     "classifier": "classifier",
 }
+# Heads of RoBERTa's classes, whose names several families share.
+ROBERTA_HEAD_WEIGHTS: Mapping[str, str | tuple[str, ...]] = {
+    "classifier.dense": "classifier.dense",
+    "classifier.out": "classifier.out_proj",
+    "mlm.dense": "lm_head.dense",
+    "mlm.norm": "lm_head.layer_norm",
+    "mlm.decoder.weight": ("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),
+    "mlm.decoder.bias": ("lm_head.decoder.bias", "lm_head.bias"),
+}
+
+
+def roberta_architectures(class_prefix: str) -> dict[str, HeadsOf]:
+    """The classes of a family with RoBERTa's heads."""
+    heads = {
+        "Model": embedder,
+        "ForMaskedLM": masked_lm(activation="gelu"),
+        "ForSequenceClassification": classifier("classifier.dense", "classifier.out", activation="tanh"),
+        "ForTokenClassification": token_classifier(),
+    }
+    return {f"{class_prefix}{suffix}": head for suffix, head in heads.items()}
 
 
 def bert_like_spec(config: Any, architecture: str, uncounted_id: int | None = None) -> ModelSpec:
-    """The spec of a BERT-shaped config. ``uncounted_id`` u: of tokens other than u the n-th has position u + n of the
-    table, and u itself position u (transformers: create_position_ids_from_input_ids)."""
+    """The spec of a BERT-shaped config. With ``uncounted_id`` u, the n-th token other than u has row u + n of the
+    position table, and u itself row u (transformers: create_position_ids_from_input_ids)."""
     require(config, "position_embedding_type", "absolute")
     return absolute_spec(config, architecture, uncounted_id)
 
@@ -45,7 +67,8 @@ def bert_like_spec(config: Any, architecture: str, uncounted_id: int | None = No
 def absolute_spec(
     config: Any, architecture: str, uncounted_id: int | None, activation: Activation | None = None
 ) -> ModelSpec:
-    """The same, whatever kind of positions the config asks for, and whatever activation, where one is given."""
+    """The spec of a BERT-shaped config as in ``bert_like_spec``, for any type of positions in the config;
+    ``activation`` overrides the config's."""
     require(config, "is_decoder", False)
     position_offset = uncounted_id or 0
     norm = NormSpec(config.layer_norm_eps)
@@ -72,9 +95,8 @@ def absolute_spec(
 
 
 def pre_norm(spec: ModelSpec, *, embeddings_norm: bool = True) -> ModelSpec:
-    """``spec`` with the norms of its layers in front, and one behind the last layer; ``embeddings_norm``: that of the
-    embeddings stays.
-    """
+    """``spec`` with the norms of its layers in front, and one after the last layer; ``embeddings_norm``: keep the norm
+    of the embeddings."""
     layer = replace(spec.layers[0], placement="pre")
     embeddings = spec.embeddings if embeddings_norm else replace(spec.embeddings, norm=None)
     return replace(spec, embeddings=embeddings, layers=(layer,) * len(spec.layers), final_norm=layer.norm)

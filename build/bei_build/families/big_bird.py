@@ -1,7 +1,7 @@
-"""BigBird (Zaheer et al. 2020, arXiv:2007.14062), as far as its tokens see all others: then it is BERT.
+"""BigBird (Zaheer et al. 2020, arXiv:2007.14062), where all tokens attend to each other: then it is BERT.
 
-``block_sparse`` attention is the full one up to the length from which transformers cuts a text into blocks. Beyond it
-tokens see random blocks, other ones at each start: such texts are not built.
+``block_sparse`` attention equals full attention up to the length from which transformers cuts a text into blocks. In
+longer texts tokens attend to random blocks, different ones at each start: such texts are not supported.
 """
 
 from __future__ import annotations

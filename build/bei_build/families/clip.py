@@ -1,6 +1,6 @@
 """CLIP's text tower (Radford et al. 2021, arXiv:2103.00020): a causal encoder, pooled at the end of the text.
 
-The whole model is read too, for its text: of its config and tensors the image's are left aside.
+A checkpoint of the whole model is read for its text tower: the image's config and tensors are ignored.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from bei_build.spec.model_spec import HeadSpec, ModelSpec
 from bei_build.spec.parts import AttentionSpec, DenseSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormSpec, Pooling
 
 _LAYER = "encoder.layers.{i}"
-# Configs before transformers 4.31 say 2, whatever the vocabulary: their models pool at the largest id, which was the
-# end's.
+# Configs before transformers 4.31 say 2, whatever the vocabulary: their models pool at the largest id, which was that
+# of the end token.
 _UNKNOWN_END = 2
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
     require(config, "is_decoder", False)
-    require(config, "is_causal", True, None)  # the class would not mask what comes later
+    require(config, "is_causal", True, None)  # the class would not mask later tokens
     norm = NormSpec(config.layer_norm_eps)
     num_heads, head_dim = config.num_attention_heads, config.hidden_size // config.num_attention_heads
     layer = LayerSpec(
@@ -42,7 +42,7 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
 
 
 def _of_text(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The text's part of a whole model's config, which has the width of both towers' embeddings."""
+    """The text part of a whole model's config, which has the width of both towers' embeddings."""
     text = raw.get("text_config")
     if not isinstance(text, dict):
         if raw.get("model_type") == "clip":

@@ -1,6 +1,6 @@
 """Command R (Cohere 2024) and Command R7B (Cohere2: windows, and no positions in layers without one).
 
-Attention and MLP read one LayerNorm side by side; neighbouring components of a head turn together.
+Attention and MLP both read one LayerNorm; neighbouring components of a head rotate together.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bei_build.families.base import positive, require
+from bei_build.families.base import positive_number, require
 from bei_build.families.decoder import (
     NO_LABELS,
     Rope,
@@ -44,9 +44,9 @@ def _cohere2_spec(config: Any, architecture: str) -> ModelSpec:
 
 FAMILY = replace(
     decoder_family("cohere", "Cohere", _cohere_spec, tasks=NO_LABELS),
-    score_factor=lambda config: positive(config, "logit_scale"),
+    score_factor=lambda config: positive_number(config, "logit_scale"),
 )
 COHERE2_FAMILY = replace(
     decoder_family("cohere2", "Cohere2", _cohere2_spec, tasks=NO_LABELS),
-    score_factor=lambda config: positive(config, "logit_scale"),
+    score_factor=lambda config: positive_number(config, "logit_scale"),
 )

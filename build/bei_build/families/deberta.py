@@ -1,7 +1,7 @@
 """DeBERTa, v2 and v3 (He et al., arXiv:2006.03654, arXiv:2111.09543): BERT with disentangled attention.
 
 The first version has no buckets, and projections of its own for positions; the larger models of v2 have a convolution
-behind their first layer.
+after their first layer.
 """
 
 from __future__ import annotations

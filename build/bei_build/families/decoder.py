@@ -1,9 +1,7 @@
-"""What the decoder families share: pre-norm layers with rotary, grouped-query, causal attention.
+"""Common parts of decoder families: pre-norm layers with rotary, grouped-query, causal attention.
 
-Unless a family says otherwise they have RMSNorm, and gated MLPs.
-
-As embedders they give the last token's state unless the checkpoint says otherwise; as classifiers and reward models
-its linear ``score``.
+By default they have RMSNorm and gated MLPs. As embedders they output the last token's state unless the checkpoint says
+otherwise; as classifiers and reward models its linear ``score``.
 """
 
 from __future__ import annotations
@@ -18,10 +16,10 @@ from bei_build.families.rope import rope_from_config
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
 from bei_build.spec.parts import AttentionSpec, DenseSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormSpec, RopeSpec
 
-# Which layers of transformers' class have a window: none, all that the config gives one, or those of the type.
+# Layers with a window in transformers' class: none, all if the config has a window, or those of the type.
 Windows = Literal["none", "all", "by_type"]
 
-# From a config, the width of a head and the type of a layer to the layer's rotation.
+# Makes a layer's rotation from a config, the width of a head and the type of the layer.
 Rope: TypeAlias = Callable[[Any, int, str], RopeSpec | None]
 
 WEIGHTS: dict[str, str | tuple[str, ...]] = {
@@ -58,9 +56,10 @@ def decoder_spec(
     windows: Windows = "none",
     rope: Rope | None = None,
 ) -> ModelSpec:
-    """The spec of a Llama-shaped config. ``bias`` is that of query, key and value; ``causal`` None: see below.
+    """The spec of a Llama-shaped config. ``bias``: query, key and value have biases; ``causal`` None: see
+    ``is_causal``.
 
-    ``windows`` and ``rope`` say what transformers' class reads of the config; ``norm`` None: its RMSNorm.
+    ``windows`` and ``rope``: the parts of the config that transformers' class reads; ``norm`` None: its RMSNorm.
     """
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     causal = is_causal(config, architecture) if causal is None else causal
@@ -100,7 +99,7 @@ def decoder_spec(
 def _layer_types(config: Any, windows: Windows) -> tuple[str, ...]:
     """The type of each layer, "full_attention" or "sliding_attention". Raises CheckpointError.
 
-    What transformers' class ignores is refused: other engines of the same model obey it.
+    Settings that transformers' class ignores are refused: other engines of the same model obey them.
     """
     if windows == "none":
         require(config, "sliding_window", None)
@@ -117,17 +116,17 @@ def _layer_types(config: Any, windows: Windows) -> tuple[str, ...]:
 
 
 def with_layers(spec: ModelSpec, change: Callable[[int, LayerSpec], LayerSpec]) -> ModelSpec:
-    """``spec`` with each layer, by its index, changed."""
+    """``spec`` with ``change`` applied to each layer and its index."""
     return replace(spec, layers=tuple(change(index, layer) for index, layer in enumerate(spec.layers)))
 
 
 def output_norms(spec: ModelSpec) -> ModelSpec:
-    """``spec`` with norms on what attention and MLP give, and none in front of them."""
+    """``spec`` with norms on the outputs of attention and MLP, and none in front of them."""
     return with_layers(spec, lambda _, layer: replace(layer, placement="output"))
 
 
 def without_rope(layer: LayerSpec) -> LayerSpec:
-    """``layer`` with an attention that knows no positions."""
+    """``layer`` with an attention without positions."""
     return replace(layer, attention=replace(layer.attention, rope=None))
 
 
@@ -137,9 +136,9 @@ def rms(config: Any, offset: float = 0.0) -> NormSpec:
 
 
 def is_causal(config: Any, architecture: str) -> bool:
-    """Whether tokens see only what is before them.
+    """True if tokens attend only to themselves and earlier ones.
 
-    Embedders made from decoders say otherwise in three ways: ``is_causal`` (GTE-Qwen2), ``use_bidirectional_attention``
+    Embedders made from decoders change that in three ways: ``is_causal`` (GTE-Qwen2), ``use_bidirectional_attention``
     (EmbeddingGemma), or a class of their own (Nemotron's LlamaBidirectionalModel).
     """
     if getattr(config, "is_causal", None) is False or getattr(config, "use_bidirectional_attention", None):
@@ -148,7 +147,7 @@ def is_causal(config: Any, architecture: str) -> bool:
 
 
 def window(config: Any, layer_type: str) -> int | None:
-    """How far a token of such a layer sees; transformers counts the token itself in ``sliding_window``."""
+    """Visible distance in a layer of this type; transformers counts the token itself in ``sliding_window``."""
     width = getattr(config, "sliding_window", None)
     if layer_type == "full_attention":
         return None
@@ -168,25 +167,26 @@ def rope_of_all(*, partial: bool = False, interleaved: bool = False) -> Rope:
 
 
 def last_token_embedder(config: Any) -> tuple[HeadSpec, ...]:
-    """The state of the last token, which has seen all others; the checkpoint's files or the user may say otherwise."""
+    """The state of the last token, which has attended to all others; the checkpoint's files or the user may choose
+    another pooling."""
     return (HeadSpec("embedding", ("last",)),)
 
 
 def score(config: Any) -> tuple[HeadSpec, ...]:
     """``ForSequenceClassification``: a linear layer without bias on the state of the last token that is not padding.
 
-    transformers looks for it by its id: padding that is written in a text, or ends every text, is passed over too.
+    transformers finds it by its id: padding that is written in a text, or ends every text, is skipped too.
     """
     layer = DenseSpec("score", config.hidden_size, config.num_labels, bias=False)
     return (HeadSpec("logits", ("last",), layers=(layer,), passed_id=config.pad_token_id),)
 
 
 def token_score(config: Any) -> tuple[HeadSpec, ...]:
-    """``ForTokenClassification``: a linear layer on every token's state, with a bias unless the config says not."""
+    """``ForTokenClassification``: a linear layer on every token's state, with a bias unless the config excludes it."""
     return token_classifier("score", bias=getattr(config, "token_classification_bias", True))(config)
 
 
-# The classes that a decoder family may have, by the ends of their names.
+# The classes that a decoder family may have, by the endings of their names.
 _HEADS: dict[str, HeadsOf] = {
     "Model": last_token_embedder,
     "ForCausalLM": last_token_embedder,
@@ -199,7 +199,7 @@ NO_LABELS = ALL_TASKS[:2]
 
 
 def architectures(class_prefix: str, tasks: Sequence[str] = ALL_TASKS) -> dict[str, HeadsOf]:
-    """The classes of a decoder family: those of its ``tasks`` that transformers has."""
+    """The classes of a decoder family: those for ``tasks`` that transformers has."""
     return {f"{class_prefix}{task}": _HEADS[task] for task in tasks}
 
 
@@ -210,7 +210,7 @@ def decoder_family(
     weights: Mapping[str, str | tuple[str, ...]] = WEIGHTS,
     tasks: Sequence[str] = ALL_TASKS,
 ) -> Family:
-    """A family whose tensors are called as Llama's."""
+    """A family with Llama's tensor names."""
     return Family(
         model_type=model_type,
         architectures=architectures(class_prefix, tasks),

@@ -1,6 +1,6 @@
-"""DPR's encoders of questions and passages (Karpukhin et al. 2020, arXiv:2004.04906): BERT, whose first token's state
-is the embedding, in some through a linear layer. The two are classes of one config, and their tensors differ by prefix.
-"""
+"""DPR's encoders of questions and passages (Karpukhin et al. 2020, arXiv:2004.04906): BERT with the first token's state
+as the embedding, in some models through a linear layer. The two are classes of one config, and their tensors differ by
+prefix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""ERNIE (Sun et al. 2019, arXiv:1904.09223; ERNIE 3.0, arXiv:2107.02137): BERT, some with a row for tasks."""
+"""ERNIE (Sun et al. 2019, arXiv:1904.09223; ERNIE 3.0, arXiv:2107.02137): BERT, in some models with a table of task
+types."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""ESM-1b and ESM-2, language models of proteins (Rives et al. 2021; Lin et al. 2023): RoBERTa with its norms in front.
+"""ESM-1b and ESM-2, language models of proteins (Rives et al. 2021; Lin et al. 2023): pre-norm RoBERTa.
 
-Positions are learned or rotary. Masked tokens are trained as dropped ones: their embeddings are zeros, and those of the
-others are scaled up for it.
+Positions are learned or rotary. Training dropped tokens by masking them: embeddings of mask tokens are zeros, and the
+others are scaled up accordingly.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from bei_build.families import bert
-from bei_build.families.base import Family, classifier, embedder, masked_lm, padding_id, require, token_classifier
+from bei_build.families.base import Family, padding_id, require
 from bei_build.families.rope import plain_rope
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.parts import MaskDropoutSpec
 
-# transformers fixes it: of the tokens that training chose (15 %) so many were masked (80 %).
+# Fixed in transformers: training chose 15 % of the tokens and masked 80 % of those.
 _MASKED_SHARE = 0.15 * 0.8
 
 
@@ -27,9 +27,9 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
     require(config, "is_folding_model", False, None)
     is_rotary = config.position_embedding_type == "rotary"
     uncounted_id = None if is_rotary else padding_id(config)
-    spec = bert.absolute_spec(config, architecture, uncounted_id, activation="gelu")  # whatever config.json says
+    spec = bert.absolute_spec(config, architecture, uncounted_id, activation="gelu")  # the class ignores config.json's
     spec = bert.pre_norm(spec, embeddings_norm=bool(config.emb_layer_norm_before))
-    # A config without mask token has none to drop.
+    # A config without mask token drops none.
     dropped = MaskDropoutSpec(config.mask_token_id, _MASKED_SHARE) if config.token_dropout else None
     embeddings = replace(spec.embeddings, mask_dropout=dropped)
     (layer, *_) = spec.layers
@@ -41,19 +41,14 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
 
 
 def _frequencies(spec: ModelSpec, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """What is stored beside rotary positions, [head_dim / 2]; beside learned ones nothing reads it."""
+    """The frequencies stored beside rotary positions, [head_dim / 2]; with learned ones they are unused."""
     rope = spec.layers[0].attention.rope
     return np.array(rope.inv_freq if rope else (), np.float32)
 
 
 FAMILY = Family(
     model_type="esm",
-    architectures={
-        "EsmModel": embedder,
-        "EsmForMaskedLM": masked_lm(activation="gelu"),
-        "EsmForSequenceClassification": classifier("classifier.dense", "classifier.out", activation="tanh"),
-        "EsmForTokenClassification": token_classifier(),
-    },
+    architectures=bert.roberta_architectures("Esm"),
     prefix="esm.",
     weights={
         **bert.WEIGHTS,
@@ -61,11 +56,7 @@ FAMILY = Family(
         "layers.{i}.attention_norm": "encoder.layer.{i}.attention.LayerNorm",
         "layers.{i}.mlp_norm": "encoder.layer.{i}.LayerNorm",
         "final_norm": "encoder.emb_layer_norm_after",
-        "classifier.dense": "classifier.dense",
-        "classifier.out": "classifier.out_proj",
-        "mlm.dense": "lm_head.dense",
-        "mlm.norm": "lm_head.layer_norm",
-        "mlm.decoder.weight": ("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),
+        **bert.ROBERTA_HEAD_WEIGHTS,
         "mlm.decoder.bias": "lm_head.bias",
     },
     unused=("pooler.", "lm_head.", "contact_head.", "embeddings.position_"),

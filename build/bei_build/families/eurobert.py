@@ -1,4 +1,4 @@
-"""EuroBERT (Boizard et al. 2025, arXiv:2503.05500): Llama's layers, every token sees every other."""
+"""EuroBERT (Boizard et al. 2025, arXiv:2503.05500): Llama's layers with bidirectional attention."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _classifier(config: Any) -> tuple[HeadSpec, ...]:
 
 
 def _masked_lm(config: Any) -> tuple[HeadSpec, ...]:
-    """As ``base.masked_lm``, of scores that are one linear layer."""
+    """Like ``base.masked_lm``, for scores from a single linear layer."""
     layer = DenseSpec("mlm.decoder", config.hidden_size, config.vocab_size, bias=config.mlp_bias)
     return (HeadSpec("sparse", ("max",), token_layers=(layer,), layers=(ActivationSpec("log1p_relu"),)),)
 
@@ -48,5 +48,5 @@ FAMILY = Family(
     },
     unused=("lm_head.",),
     spec_from_config=_spec_from_config,
-    remote_classes=("EuroBert",),  # the code it was published with, which became transformers' class
+    remote_classes=("EuroBert",),  # its original remote code, which became transformers' class
 )

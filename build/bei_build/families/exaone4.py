@@ -1,6 +1,6 @@
-"""EXAONE 4.0 (LG 2025, arXiv:2507.11407): norms of query and key, and on what attention and MLP give.
+"""EXAONE 4.0 (LG 2025, arXiv:2507.11407): norms of query and key, and on the outputs of attention and MLP.
 
-Where some layers have a window, the others know no positions.
+Where some layers have a window, the others have no positions.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Gemma (arXiv:2403.08295), Gemma 2 (arXiv:2408.00118: soft caps, windows), Gemma 3 text (arXiv:2503.19786: norms of
 query and key).
 
-Embeddings are scaled by the root of the width, norms multiply by 1 + weight; from Gemma 2 on there are norms on both
-sides of attention and MLP.
+Embeddings are scaled by the square root of the width, norms multiply by 1 + weight; from Gemma 2 on there are norms on
+both sides of attention and MLP.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _WEIGHTS = {
 
 
 def _check_attention(config: Any) -> None:
-    """Refuse what transformers' Gemma and Gemma 2 read in two ways: masks ignore it, and SDPA without one obeys it."""
+    """Refuse a setting that transformers' Gemma and Gemma 2 read in two ways: masks ignore it, and SDPA without a mask
+    obeys it."""
     if getattr(config, "use_bidirectional_attention", None) and getattr(config, "is_causal", True):
         raise CheckpointError(
             f"config.json has use_bidirectional_attention, which transformers' {config.model_type} obeys or not, by "

@@ -1,6 +1,6 @@
 """GLM-4 of 2024 (arXiv:2406.12793) and of 2025 (Glm4: norms on both sides): Llama with gate and up in one tensor.
 
-Neighbouring components of half a head turn together.
+Neighbouring components of half a head rotate together.
 """
 
 from __future__ import annotations

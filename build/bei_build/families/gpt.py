@@ -1,7 +1,7 @@
-"""GPT-Neo (EleutherAI 2021) and GPT-J (EleutherAI 2021), which SGPT (arXiv:2202.08904) is made of.
+"""GPT-Neo (EleutherAI 2021) and GPT-J (EleutherAI 2021), the base of SGPT (arXiv:2202.08904).
 
-LayerNorm and plain MLPs. GPT-Neo has learned positions, layers with a window, and scores that nothing divides; in
-GPT-J neighbouring components of heads turn together, and attention and MLP read one norm side by side.
+LayerNorm and plain MLPs. GPT-Neo has learned positions, layers with a window, and unscaled scores; in GPT-J
+neighbouring components of heads rotate together, and attention and MLP both read one norm.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _J_WEIGHTS: dict[str, str | tuple[str, ...]] = {
 
 
 def _neo_spec(config: Any, architecture: str) -> ModelSpec:
-    require(config, "is_causal", True, None)  # transformers' class masks what comes later whatever this says
+    require(config, "is_causal", True, None)  # transformers' class masks later tokens regardless of it
     heads, hidden, norm = config.num_attention_heads, config.hidden_size, NormSpec(config.layer_norm_epsilon)
     mlp = MLPSpec(config.intermediate_size or 4 * hidden, activation_named(config.activation_function))
 

@@ -1,6 +1,6 @@
 """GTE (Zhang et al. 2024, arXiv:2407.19669): NomicBERT with biases.
 
-Both names of every tensor are read: the ones of the original remote code and the ones transformers saves.
+Both names of every tensor are read: those of the original remote code and those that transformers saves.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bei_build.spec.model_spec import ModelSpec
 
 
 def _from_remote(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The original code's fixed NTK scaling (https://kexue.fm/archives/9706, equation 6) in terms of the native class.
+    """The original code's fixed NTK scaling (https://kexue.fm/archives/9706, equation 6) as keys of the native class.
 
     It multiplies the base by ``factor`` and divides all frequencies by ``factor ** (2 / head_dim)``: a linear scaling.
     """

@@ -1,4 +1,4 @@
-"""Helium (Kyutai 2025): Llama with neighbouring components of a head that turn together."""
+"""Helium (Kyutai 2025): Llama whose neighbouring components of a head rotate together."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """JinaBERT v2 (Günther et al. 2023, arXiv:2310.19923): BERT with ALiBi (arXiv:2108.12409) and a gated MLP.
 
-Its classes came with the authors' own code, under BERT's model type; transformers has none. There are two models of
-the same names: jinaai/jina-bert-implementation, and for jina-embeddings-v2-base-code jinaai/jina-bert-v2-qk-post-norm,
-which also normalizes queries and keys and adds the layer's input to the attention's twice (read from
-text-embeddings-inference's jina_code.rs, which implements it).
+Its classes are the authors' own code, under BERT's model type; transformers has none. Two models have the same names:
+jinaai/jina-bert-implementation, and for jina-embeddings-v2-base-code jinaai/jina-bert-v2-qk-post-norm, which also
+normalizes queries and keys and adds the layer's input to the attention's twice (read from text-embeddings-inference's
+jina_code.rs, which implements it).
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def _code_spec_from_config(config: Any, architecture: str) -> ModelSpec:
 
 
 def _variant(config: Mapping[str, Any]) -> Family | None:
-    """The tensors of the two models differ, their configs only in where they say the code is."""
+    """The family for ``config``: the two models differ in tensors, but their configs only in the location of the
+    code."""
     auto_map = config.get("auto_map")
     places = auto_map.values() if isinstance(auto_map, dict) else ()
     return CODE_FAMILY if any(_CODE in str(place) for place in (config.get("_name_or_path"), *places)) else None

@@ -1,7 +1,7 @@
 """Jina's XLM-RoBERTa (Sturua et al. 2024, arXiv:2409.10173): rotary positions, and adapters for tasks.
 
-transformers has it as ``jina_embeddings_v3``. The code it came with (jinaai/xlm-roberta-flash-implementation) goes
-under XLM-RoBERTa's model type, has other names, and its positions may be learned ones instead: jina-embeddings-v3 and
+transformers has it as ``jina_embeddings_v3``. The original code (jinaai/xlm-roberta-flash-implementation) uses
+XLM-RoBERTa's model type and other names, and its positions may be learned ones instead: jina-embeddings-v3 and
 jina-colbert-v2 are rotary, jina-reranker-v2-base-multilingual is not.
 """
 
@@ -12,26 +12,17 @@ from dataclasses import replace
 from typing import Any
 
 from bei.errors import CheckpointError
-from bei_build.families.base import (
-    Family,
-    HeadsOf,
-    classifier,
-    embedder,
-    late_interaction,
-    masked_lm,
-    padding_id,
-    require,
-    token_classifier,
-)
-from bei_build.families.bert import bert_like_spec
+from bei_build.families.base import Family, late_interaction, padding_id, require
+from bei_build.families.bert import ROBERTA_HEAD_WEIGHTS, bert_like_spec, roberta_architectures
 from bei_build.families.rope import rope_from_config
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
 
-# The class of the original code's config: by it the code is known, wherever a copy of it lies.
+# The class of the original code's config, which identifies the code, wherever a copy of it lies.
 _CONFIG_CLASS = "XLMRobertaFlashConfig"
-# Its versions have other defaults of these, or no class of ours has the same: config.json must say them.
+# Keys with other defaults in its versions, or without a class of ours with the same default: config.json must have
+# them.
 _SAID = ("position_embedding_type", "num_attention_heads", "layer_norm_eps", "hidden_act", "max_position_embeddings")
-# What the code has a case for that is not read here: key -> the only value.
+# Settings of the code with a single supported value: key -> that value.
 _SWITCHES: Mapping[str, object] = {
     "last_layer_subset": False,
     "pad_vocab_size_multiple": 1,
@@ -68,7 +59,7 @@ def _check(config: Any) -> None:
 
 
 def _from_original(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config of the original code in terms of a native class."""
+    """The config of the original code as keys of a native class."""
     missing = [key for key in _SAID if key not in raw]
     if missing:
         raise CheckpointError(
@@ -84,12 +75,12 @@ def _from_original(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _original_embedder(config: Any) -> tuple[HeadSpec, ...]:
-    """What the code's ``encode`` gives where there are no sentence-transformers files."""
+    """The outputs of the code's ``encode`` where there are no sentence-transformers files."""
     return (HeadSpec("embedding", ("cls" if getattr(config, "emb_pooler", None) == "cls" else "mean",)),)
 
 
 def flash_variant(config: Mapping[str, Any]) -> Family | None:
-    """The family of the original code, where config.json says that its own code is that; None elsewhere."""
+    """The family of the original code, where config.json names that code; None otherwise."""
     auto_map = config.get("auto_map")
     places = auto_map.values() if isinstance(auto_map, dict) else ()
     if not any(str(place).endswith(f".{_CONFIG_CLASS}") for place in places):
@@ -99,17 +90,11 @@ def flash_variant(config: Mapping[str, Any]) -> Family | None:
     return ADAPTED_FAMILY if config.get("lora_adaptations") else ROTARY_FAMILY
 
 
-_HEADS: Mapping[str, HeadsOf] = {
-    "Model": embedder,
-    "ForMaskedLM": masked_lm(activation="gelu"),
-    "ForSequenceClassification": classifier("classifier.dense", "classifier.out", activation="tanh"),
-    "ForTokenClassification": token_classifier(),
-}
 _LAYER = "encoder.layers.{i}"
 
 FAMILY = Family(
     model_type="jina_embeddings_v3",
-    architectures={f"JinaEmbeddingsV3{suffix}": heads for suffix, heads in _HEADS.items()},
+    architectures=roberta_architectures("JinaEmbeddingsV3"),
     prefix="roberta.",
     weights={
         "embeddings.word": "embeddings.word_embeddings",
@@ -125,13 +110,8 @@ FAMILY = Family(
         "layers.{i}.mlp.down": ("layers.{i}.mlp.fc2", f"{_LAYER}.mlp.fc2"),
         "layers.{i}.mlp_norm": ("layers.{i}.post_mlp_layernorm", f"{_LAYER}.norm2"),
         "classifier": "classifier",
-        "classifier.dense": "classifier.dense",
-        "classifier.out": "classifier.out_proj",
+        **ROBERTA_HEAD_WEIGHTS,
         "colbert": "linear",
-        "mlm.dense": "lm_head.dense",
-        "mlm.norm": "lm_head.layer_norm",
-        "mlm.decoder.weight": ("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),
-        "mlm.decoder.bias": ("lm_head.decoder.bias", "lm_head.bias"),
     },
     unused=("pooler.", "lm_head.", "embeddings.position_ids"),
     spec_from_config=_rotary_spec,
@@ -140,7 +120,7 @@ FAMILY = Family(
 ROTARY_FAMILY = replace(
     FAMILY,
     architectures={
-        **{f"XLMRoberta{suffix}": heads for suffix, heads in _HEADS.items()},
+        **roberta_architectures("XLMRoberta"),
         **dict.fromkeys(("XLMRobertaModel", "XLMRobertaLoRA"), _original_embedder),
         "HF_ColBERT": late_interaction("colbert"),
     },

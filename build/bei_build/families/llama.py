@@ -21,12 +21,13 @@ def _llama_spec(config: Any, architecture: str) -> ModelSpec:
 
 
 def _mistral_spec(config: Any, architecture: str) -> ModelSpec:
-    """A Mistral with layers of several types is read by transformers' AutoConfig as a Ministral, which has them."""
+    """The spec of a Mistral; transformers' AutoConfig reads one with layers of several types as a Ministral, which
+    supports them."""
     return decoder_spec(config, architecture, windows="by_type" if config.model_type == "ministral" else "all")
 
 
 def _pooling(config: Any) -> Pooling:
-    """The bidirectional classes' own setting; their code's default is the mean."""
+    """The setting of the bidirectional classes; their code's default is the mean."""
     name = getattr(config, "pooling", "avg")
     if name not in _POOLINGS:
         raise CheckpointError(f"config.json has pooling {name!r}; supported: {', '.join(_POOLINGS)}.")
@@ -34,7 +35,7 @@ def _pooling(config: Any) -> Pooling:
 
 
 def _from_remote(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same config; the original code divides a classifier's scores by a temperature, which transformers drops."""
+    """Keep the config; the original code divides a classifier's scores by a temperature, which transformers drops."""
     classifies = "ForSequenceClassification" in str(raw.get("architectures"))
     if raw.get("model_type") == "llama_bidirec" and classifies and raw.get("temperature", 1.0) != 1.0:
         raise CheckpointError(f"config.json has temperature {raw['temperature']!r}; supported for scores: 1.0.")
@@ -47,7 +48,7 @@ def _bidirectional_embedder(config: Any) -> tuple[HeadSpec, ...]:
 
 def _bidirectional_score(config: Any) -> tuple[HeadSpec, ...]:
     (head,) = score(config)
-    return (replace(head, pooling=(_pooling(config),), passed_id=None),)  # their code looks for it by the mask
+    return (replace(head, pooling=(_pooling(config),), passed_id=None),)  # their code finds the last token by the mask
 
 
 _LLAMA = decoder_family("llama", "Llama", _llama_spec)

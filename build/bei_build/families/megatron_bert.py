@@ -1,4 +1,4 @@
-"""Megatron-BERT (Shoeybi et al. 2019, arXiv:1909.08053, section 5.3): BERT with its norms in front."""
+"""Megatron-BERT (Shoeybi et al. 2019, arXiv:1909.08053, section 5.3): pre-norm BERT."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def _masked_lm(config: Any) -> tuple[HeadSpec, ...]:
 
 
 def _decoder_spec(config: Any, architecture: str) -> ModelSpec:
-    """The same layers, each token of which sees what is before it."""
+    """The encoder's layers with causal attention."""
     spec, causal = _spec_from_config(config, architecture), is_causal(config, architecture)
     layers = zip(spec.layers, config.layer_types, strict=True)
 

@@ -1,17 +1,17 @@
-"""MPNet (Song et al. 2020, arXiv:2004.09297): BERT with relative position biases; positions are counted
-as RoBERTa's are."""
+"""MPNet (Song et al. 2020, arXiv:2004.09297): BERT with relative position biases; positions are counted as in
+RoBERTa."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from bei_build.families.base import Family, classifier, embedder, masked_lm, require, token_classifier
-from bei_build.families.bert import WEIGHTS, bert_like_spec
+from bei_build.families.base import Family, require
+from bei_build.families.bert import ROBERTA_HEAD_WEIGHTS, WEIGHTS, bert_like_spec, roberta_architectures
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.parts import RelativeBiasSpec
 
-# transformers fixes all three: the padding index, the buckets' number, and the distance where they end.
+# Fixed in transformers: the padding index, the number of buckets, and the distance where they end.
 _PADDING_ID = 1
 _NUM_BUCKETS = 32
 _MAX_DISTANCE = 128
@@ -27,12 +27,7 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
 
 FAMILY = Family(
     model_type="mpnet",
-    architectures={
-        "MPNetModel": embedder,
-        "MPNetForMaskedLM": masked_lm(activation="gelu"),
-        "MPNetForSequenceClassification": classifier("classifier.dense", "classifier.out", activation="tanh"),
-        "MPNetForTokenClassification": token_classifier(),
-    },
+    architectures=roberta_architectures("MPNet"),
     prefix="mpnet.",
     weights={
         **WEIGHTS,
@@ -42,12 +37,7 @@ FAMILY = Family(
         "layers.{i}.attention.value": "encoder.layer.{i}.attention.attn.v",
         "layers.{i}.attention.output": "encoder.layer.{i}.attention.attn.o",
         "layers.{i}.attention_norm": "encoder.layer.{i}.attention.LayerNorm",
-        "classifier.dense": "classifier.dense",
-        "classifier.out": "classifier.out_proj",
-        "mlm.dense": "lm_head.dense",
-        "mlm.norm": "lm_head.layer_norm",
-        "mlm.decoder.weight": ("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),
-        "mlm.decoder.bias": ("lm_head.decoder.bias", "lm_head.bias"),
+        **ROBERTA_HEAD_WEIGHTS,
     },
     unused=("pooler.", "lm_head.", "embeddings.position_ids"),
     spec_from_config=_spec_from_config,

@@ -1,5 +1,5 @@
 """Nemotron-4 and Minitron (arXiv:2402.16819, 2407.14679): LayerNorm that multiplies by 1 + weight, a plain MLP with
-squared ReLU, and heads that turn in part."""
+squared ReLU, and partial rotations of heads."""
 
 from __future__ import annotations
 

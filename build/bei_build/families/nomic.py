@@ -1,11 +1,11 @@
 """NomicBERT (Nussbaum et al. 2024, arXiv:2402.01613): BERT with rotary positions and a gated MLP.
 
-Both names of every tensor are read: the ones of the original remote code and the ones transformers saves.
+Both names of every tensor are read: those of the original remote code and those that transformers saves.
 
-NomicBERT's original code (nomic-ai/nomic-bert-2048, modeling_hf_nomic_bert.py; training in nomic-ai/contrastors) can
-also have biases, MLPs without gates and experts, as nomic-embed-text-v2-moe does (Nussbaum and Duderstadt 2025,
-arXiv:2502.07972; also in text-embeddings-inference's nomic.rs). transformers' class cannot: it would take such a
-checkpoint and leave out what it does not know.
+NomicBERT's original code (nomic-ai/nomic-bert-2048, modeling_hf_nomic_bert.py; training in nomic-ai/contrastors) also
+supports biases, MLPs without gates and experts, which nomic-embed-text-v2-moe has (Nussbaum and Duderstadt 2025,
+arXiv:2502.07972; also in text-embeddings-inference's nomic.rs). transformers' class does not: it would load such a
+checkpoint and leave out the unknown parts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HEADS = {"pooler": "pooler.dense", "classifier": "classifier"}
 
 
 def encoder_spec(config: Any, architecture: str, *, bias: bool) -> ModelSpec:
-    """BERT with rotary positions and a gated MLP. ``bias``: of the attention and of the MLP's second layer."""
+    """BERT with rotary positions and a gated MLP. ``bias``: the attention and the MLP's second layer have biases."""
     num_heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
     norm = NormSpec(config.layer_norm_eps)
@@ -52,7 +52,7 @@ def encoder_spec(config: Any, architecture: str, *, bias: bool) -> ModelSpec:
     )
 
 
-# What the original code can be configured to and the published models are not: key -> the only value read here.
+# Settings of the original code that no published model uses: key -> the only supported value.
 _NOMIC_SWITCHES: Mapping[str, object] = {
     "causal": False,
     "expert_choice_router": False,
@@ -65,7 +65,7 @@ _NOMIC_SWITCHES: Mapping[str, object] = {
     "rotary_emb_scale_base": None,
     "use_rms_norm": False,
 }
-# What the original code has and transformers' class has not; the code's own defaults.
+# Settings of the original code that transformers' class lacks, with the code's defaults.
 _ORIGINAL_BIASES = {"qkv_proj_bias": True, "mlp_fc1_bias": True, "mlp_fc2_bias": True}
 _NOMIC_KEYS = {
     "n_embd": "hidden_size",
@@ -80,7 +80,7 @@ _GATED = ("swiglu", "geglu")
 
 
 def _nomic_from_remote(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config of the original code, which is GPT-2's with switches, in the native class's keys."""
+    """The original code's config, which has GPT-2's keys and switches, in the native class's keys."""
     if "n_embd" not in raw:
         return raw
     activation = raw.get("activation_function")
@@ -94,7 +94,7 @@ def _nomic_from_remote(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     config["rope_parameters"] = {"rope_type": "default", "rope_theta": raw.get("rotary_emb_base", 10000.0)}
     if config.get("intermediate_size") is None:
         config["intermediate_size"] = 4 * config["hidden_size"]
-    if raw.get("rotary_scaling_factor"):  # behind the trained length the frequencies would change with every token
+    if raw.get("rotary_scaling_factor"):  # beyond the trained length the frequencies would change with every token
         config["max_position_embeddings"] = raw.get("max_trained_positions", 2048)
     return config
 
@@ -131,7 +131,7 @@ def _experts(config: Any) -> ExpertsSpec | None:
     if not count:
         return None
     require(config, "activation_function", "gelu")
-    # MegaBlocks divides by the norm of this order; of shares, that of order 1 is their sum.
+    # MegaBlocks divides by the norm of this order; the norm of order 1 of shares is their sum.
     require(config, "moe_normalize_expert_weights", False, None, 1)
     chosen: Any = getattr(config, "moe_top_k", None)
     every: Any = getattr(config, "moe_every_n_layers", None)
@@ -145,7 +145,8 @@ def _experts(config: Any) -> ExpertsSpec | None:
 
 
 def _nomic_variant(config: Mapping[str, Any]) -> Family | None:
-    """The original code's own family for what transformers' class lacks, and for task classes, whose prefix differs."""
+    """The original code's own family, for settings that transformers' class lacks, and for task classes, whose prefix
+    differs."""
     if "n_embd" not in config:
         return None
     more = config.get("num_experts") or config.get("activation_function") not in _GATED
@@ -157,7 +158,7 @@ NOMIC_FAMILY = Family(
     model_type="nomic_bert",
     architectures={
         "NomicBertModel": embedder,
-        "NomicBertForPreTraining": embedder,  # the original code's; what it predicts is left aside
+        "NomicBertForPreTraining": embedder,  # the original code's; its prediction heads are ignored
         "NomicBertForMaskedLM": masked_lm(),
         "NomicBertForSequenceClassification": classifier("pooler", "classifier", activation="tanh"),
         "NomicBertForTokenClassification": token_classifier(),

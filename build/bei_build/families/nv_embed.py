@@ -1,6 +1,5 @@
-"""NV-Embed (Lee et al. 2024, arXiv:2405.17428): Mistral without a causal mask, every token's state through an attention
-to learned rows, and the mean of what comes out over the tokens behind the instruction. Remote code.
-"""
+"""NV-Embed (Lee et al. 2024, arXiv:2405.17428): Mistral without a causal mask, attention of every token's state to
+learned rows, and the mean of the results over the tokens after the instruction. Remote code."""
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ from bei_build.spec.parts import LatentAttentionSpec, NormSpec
 
 _BLOCKS = "latent_attention_model.cross_attend_blocks"
 _SIZES = ("num_latents_value", "num_cross_heads", "cross_dim_head", "latent_dim", "hidden_dim")
-_MLP_RATIO = 4  # the code's own
+_MLP_RATIO = 4  # fixed in the code
 _NORM = NormSpec(eps=1e-5)  # torch's default
 
 
 def _from_original(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config of its Mistral, as transformers' class reads it. The code gives it no causal mask and no window."""
+    """The config of its Mistral, as transformers' class reads it. The code uses no causal mask and no window."""
     if raw.get("model_type") != "nvembed":
         return raw
     text, latent = raw.get("text_config"), raw.get("latent_attention_config")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bei_build.families.base import positive
+from bei_build.families.base import positive_number
 from bei_build.families.decoder import NO_TOKEN_LABELS, decoder_family, decoder_spec, with_layers
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.parts import NormSpec
 
-_NORM = NormSpec(1e-5, bias=False, weight=False)  # no key of the config says its eps
+_NORM = NormSpec(1e-5, bias=False, weight=False)  # the config has no key for its eps
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
@@ -18,7 +18,7 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
     spec = decoder_spec(config, architecture, bias=bias, output_bias=bias, norm=_NORM)
     if config.clip_qkv is None:
         return spec
-    clip = positive(config, "clip_qkv")
+    clip = positive_number(config, "clip_qkv")
     return with_layers(spec, lambda _, layer: replace(layer, attention=replace(layer.attention, clip=clip)))
 
 

@@ -1,6 +1,6 @@
-"""OLMo 2 (arXiv:2501.00656): Llama with norms on what attention and MLP give, and over all heads of query and key.
+"""OLMo 2 (arXiv:2501.00656): Llama with norms on the outputs of attention and MLP, and over all heads of query and key.
 
-OLMo 3 (arXiv:2512.13961) has layers with windows, which turn by frequencies of their own.
+OLMo 3 (arXiv:2512.13961) has layers with windows, which have rotary frequencies of their own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bei_build.families.decoder import (
 from bei_build.families.rope import rope_from_config
 from bei_build.spec.model_spec import ModelSpec
 
-# Also EXAONE 4's.
+# Also the names of EXAONE 4.
 OUTPUT_NORM_WEIGHTS: dict[str, str | tuple[str, ...]] = {
     **WEIGHTS,
     "layers.{i}.attention_post_norm": "layers.{i}.post_attention_layernorm",

@@ -16,7 +16,7 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
     require(config, "word_embed_proj_dim", config.hidden_size)  # OPT-350M projects its embeddings
     heads, hidden, bias = config.num_attention_heads, config.hidden_size, config.enable_bias
     has_weights, is_first = config.layer_norm_elementwise_affine, config.do_layer_norm_before
-    norm = NormSpec(1e-5, bias=has_weights, weight=has_weights)  # torch's default: no key of the config says its eps
+    norm = NormSpec(1e-5, bias=has_weights, weight=has_weights)  # torch's default: the config has no key for its eps
     attention = AttentionSpec(
         heads,
         hidden // heads,

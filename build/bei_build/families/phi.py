@@ -1,6 +1,6 @@
-"""Phi-1, 1.5 and 2 (arXiv:2306.11644, 2309.05463): attention and a plain MLP read one LayerNorm side by side.
+"""Phi-1, 1.5 and 2 (arXiv:2306.11644, 2309.05463): attention and a plain MLP both read one LayerNorm.
 
-Heads turn in part, and every matrix has a bias.
+Heads rotate in part, and every matrix has a bias.
 """
 
 from __future__ import annotations

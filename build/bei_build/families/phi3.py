@@ -7,7 +7,7 @@ from typing import Any
 from bei_build.families.decoder import WEIGHTS, decoder_family, decoder_spec, rope_of_all
 from bei_build.spec.model_spec import ModelSpec
 
-# Gate and up lie in one tensor.
+# Gate and up are one tensor.
 JOINED_MLP_WEIGHTS: dict[str, str | tuple[str, ...]] = {
     **WEIGHTS,
     "layers.{i}.mlp.gate": "layers.{i}.mlp.gate_up_proj",

@@ -35,7 +35,8 @@ _QWEN2 = decoder_family("qwen2", "Qwen2", _qwen2_spec)
 
 
 def _voyage_variant(raw: Mapping[str, Any]) -> Family | None:
-    """The family of what config.json calls a Qwen3ForCausalLM and ``auto_map`` a Qwen3BidirectionalModel."""
+    """The family of a config.json whose architecture is Qwen3ForCausalLM and whose ``auto_map`` names a
+    Qwen3BidirectionalModel."""
     auto_map = raw.get("auto_map")
     place = str(auto_map.get("AutoModel")) if isinstance(auto_map, dict) else ""
     return VOYAGE_FAMILY if place.rsplit(".", 1)[-1] == _VOYAGE_CLASS else None

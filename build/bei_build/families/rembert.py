@@ -13,7 +13,7 @@ from bei_build.spec.model_spec import ModelSpec
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
     spec = bert_like_spec(config, architecture)
-    # Projected even where the widths are the same.
+    # Projected even where the widths are equal.
     return replace(spec, embeddings=replace(spec.embeddings, width=config.input_embedding_size))
 
 

@@ -1,6 +1,6 @@
 """RoBERTa (Liu et al. 2019, arXiv:1907.11692) and models of its form: XLM-RoBERTa (arXiv:1911.02116), CamemBERT
-(arXiv:1911.03894), data2vec for text (arXiv:2202.03555), LUKE for texts without entities (arXiv:2010.01057). With their
-norms in front: XLM-RoBERTa XL (arXiv:2105.00572), efficient_mlm (arXiv:2202.08005).
+(arXiv:1911.03894), data2vec for text (arXiv:2202.03555), LUKE for texts without entities (arXiv:2010.01057). Pre-norm
+ones: XLM-RoBERTa XL (arXiv:2105.00572), efficient_mlm (arXiv:2202.08005).
 
 BERT, but positions are counted from ``pad_token_id + 1`` over all tokens that are not padding.
 """
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from bei_build.families import bert, jina_v3
-from bei_build.families.base import Family, HeadsOf, classifier, embedder, masked_lm, padding_id, token_classifier
+from bei_build.families.base import Family, classifier, padding_id
 from bei_build.spec.model_spec import ModelSpec
 
 
@@ -28,25 +28,11 @@ def _pre_norm_spec_from_config(config: Any, architecture: str) -> ModelSpec:
 
 
 def _family(model_type: str, class_prefix: str, prefix: str = "roberta.") -> Family:
-    heads: dict[str, HeadsOf] = {
-        "Model": embedder,
-        "ForMaskedLM": masked_lm(activation="gelu"),
-        "ForSequenceClassification": classifier("classifier.dense", "classifier.out", activation="tanh"),
-        "ForTokenClassification": token_classifier(),
-    }
     return Family(
         model_type=model_type,
-        architectures={f"{class_prefix}{suffix}": head for suffix, head in heads.items()},
+        architectures=bert.roberta_architectures(class_prefix),
         prefix=prefix,
-        weights={
-            **bert.WEIGHTS,
-            "classifier.dense": "classifier.dense",
-            "classifier.out": "classifier.out_proj",
-            "mlm.dense": "lm_head.dense",
-            "mlm.norm": "lm_head.layer_norm",
-            "mlm.decoder.weight": ("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),
-            "mlm.decoder.bias": ("lm_head.decoder.bias", "lm_head.bias"),
-        },
+        weights={**bert.WEIGHTS, **bert.ROBERTA_HEAD_WEIGHTS},
         unused=("pooler.", "lm_head.", "embeddings.position_ids"),
         spec_from_config=_spec_from_config,
     )
@@ -82,7 +68,7 @@ PRE_NORM_FAMILY = replace(
 )
 
 _LUKE = _family("luke", "Luke", "luke.")
-# What layers ask entities by.
+# Layers for attention to entities.
 _ENTITY_QUERIES = tuple(
     f"encoder.layer.{index}.attention.self.{name}_query" for index in range(64) for name in ("w2e", "e2w", "e2e")
 )

@@ -1,4 +1,4 @@
-"""RoFormer (Su et al. 2021, arXiv:2104.09864): BERT with rotary positions, whose pairs of components are neighbours."""
+"""RoFormer (Su et al. 2021, arXiv:2104.09864): BERT with rotary positions; neighbouring components rotate together."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
 
 
 def _sines(spec: ModelSpec, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """What transformers' table of positions holds, [positions, head_dim]: sines, then cosines."""
+    """The content of transformers' position table, [positions, head_dim]: sines, then cosines."""
     head_dim = spec.layers[0].attention.head_dim
     angles = np.outer(np.arange(shape[0] if shape else 0), _THETA ** (-np.arange(0, head_dim, 2) / head_dim))
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)

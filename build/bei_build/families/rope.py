@@ -1,4 +1,4 @@
-"""Rotary frequencies as an HF config gives them. Formulas: transformers, modeling_rope_utils.py, in float32 too."""
+"""Rotary frequencies from an HF config. Formulas: transformers, modeling_rope_utils.py, in float32 too."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rope_from_config(
     """The rotation of ``config.rope_parameters``, or of its entry for ``layer_type``. Raises CheckpointError.
 
     ``partial``: transformers' class obeys partial_rotary_factor; most ignore it, or fail. ``interleaved``: neighbouring
-    components of a head turn together.
+    components of a head rotate together.
     """
     rope = _rope(config, head_dim, layer_type, partial)
     return replace(rope, interleaved=True) if interleaved else rope
@@ -42,7 +42,7 @@ def _rope(config: Any, head_dim: int, layer_type: str | None, partial: bool) -> 
         raise CheckpointError(f"config.json has rope_theta = {parameters['rope_theta']!r}: it must be positive.")
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     plain = (1.0 / np.float32(parameters["rope_theta"]) ** exponents).astype(np.float32)
-    if kind in ("default", "dynamic"):  # dynamic: no text is longer than the range it begins behind (max_positions)
+    if kind in ("default", "dynamic"):  # dynamic: texts are no longer than the range it starts at (max_positions)
         return RopeSpec(_tuple(plain))
     if kind == "linear":
         return RopeSpec(_tuple(plain / np.float32(parameters["factor"])))
@@ -58,7 +58,7 @@ def _rope(config: Any, head_dim: int, layer_type: str | None, partial: bool) -> 
 
 
 def plain_rope(theta: float, head_dim: int) -> RopeSpec:
-    """The rotation of a model that knows no scaling."""
+    """The rotation of a model without scaling."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     return RopeSpec(_tuple((1.0 / np.float32(theta) ** exponents).astype(np.float32)))
 
@@ -66,13 +66,13 @@ def plain_rope(theta: float, head_dim: int) -> RopeSpec:
 def longest_rope_position(config: Any) -> int:
     """Most tokens of a sequence for which ``rope_from_config`` holds.
 
-    ``max_position_embeddings``: behind it dynamic NTK scaling changes the frequencies with every token.
+    ``max_position_embeddings``: beyond it dynamic NTK scaling changes the frequencies with every token.
     """
     return int(config.max_position_embeddings)
 
 
 def _llama3(plain: _Frequencies, parameters: Mapping[str, Any]) -> _Frequencies:
-    """Llama 3.1: long waves slowed by ``factor``, short ones kept, a ramp between."""
+    """Llama 3.1: long waves slowed by ``factor``, short ones unchanged, a ramp between."""
     factor, context = parameters["factor"], parameters["original_max_position_embeddings"]
     low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
     waves = 2 * math.pi / plain
@@ -95,7 +95,7 @@ def _yarn(plain: _Frequencies, dim: int, parameters: Mapping[str, Any], max_posi
         attention_factor = magnitude(factor, part) / magnitude(factor, whole) if part and whole else magnitude(factor)
 
     def component(rotations: float) -> float:
-        """The component that turns so often within the original context."""
+        """The component that makes so many rotations within the original context."""
         return dim * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     first = component(parameters.get("beta_fast") or 32)
@@ -109,7 +109,8 @@ def _yarn(plain: _Frequencies, dim: int, parameters: Mapping[str, Any], max_posi
 
 
 def _longrope(plain: _Frequencies, parameters: Mapping[str, Any], max_positions: int) -> RopeSpec:
-    """LongRoPE (arXiv:2402.13753): factors a frequency, one list for short texts, one for those behind the context."""
+    """LongRoPE (arXiv:2402.13753): a factor for each frequency, one list for short texts, one for texts beyond the
+    context."""
     context = parameters["original_max_position_embeddings"]
     factor = parameters.get("factor") or max_positions / context
     attention_factor = parameters.get("attention_factor")

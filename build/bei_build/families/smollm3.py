@@ -1,4 +1,4 @@
-"""SmolLM3 (Hugging Face 2025): Llama with layers that know no positions (arXiv:2501.18795)."""
+"""SmolLM3 (Hugging Face 2025): Llama with some layers without positions (arXiv:2501.18795)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""StableLM 3B and StableLM 2 (arXiv:2402.17834): Llama with LayerNorm, and heads that turn in part.
+"""StableLM 3B and StableLM 2 (arXiv:2402.17834): Llama with LayerNorm, and partial rotations of heads.
 
-In some, attention and MLP read one norm side by side.
+In some models attention and MLP both read one norm.
 """
 
 from __future__ import annotations

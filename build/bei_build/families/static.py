@@ -1,8 +1,9 @@
 """Static embeddings: one table, and a text's vector is the mean of its tokens' rows. No layers, no special tokens.
 
-model2vec's StaticModel leaves unknown tokens out of the mean and reads 512 tokens unless its config says otherwise, and
-its tokens may share rows (``shared_rows``). Its config's other keys say how the table was made; nothing reads them.
-sentence-transformers' StaticEmbedding counts every token and reads all of them. transformers has no class of either.
+model2vec's StaticModel leaves unknown tokens out of the mean and reads 512 tokens unless its config has another limit,
+and its tokens may share rows (``shared_rows``). Its config's other keys describe the making of the table; they are not
+read. sentence-transformers' StaticEmbedding counts every token and reads all of them. transformers has a class for
+neither.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from bei_build.families.base import Family, embedder
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.parts import EmbeddingsSpec
 
-_MODEL2VEC_LENGTH = 512  # what model2vec reads of a text by default
+_MODEL2VEC_LENGTH = 512  # model2vec's default limit for the tokens of a text
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
@@ -33,7 +34,7 @@ def _from_model2vec(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     length = raw.get("max_length", _MODEL2VEC_LENGTH)
     if length is not None and (type(length) is not int or length < 1):
         raise CheckpointError(f"config.json has max_length = {length!r}: correct it to a number of tokens, or null.")
-    normalize = raw.get("normalize") or False  # as model2vec takes null
+    normalize = raw.get("normalize") or False  # model2vec allows null
     if type(normalize) is not bool:
         raise CheckpointError(f"config.json has normalize = {normalize!r}: correct it to true or false.")
     return {**raw, "usual_length": length, "unit_length": normalize}
@@ -56,7 +57,7 @@ MODEL2VEC_FAMILY = Family(
 )
 SENTENCE_TRANSFORMERS_FAMILY = replace(
     MODEL2VEC_FAMILY,
-    model_type="static_embedding",  # a name of ours: it has no config.json
+    model_type="static_embedding",  # our own name: it has no config.json
     architectures={"StaticEmbedding": embedder},
     translate=None,
     pools_unknown=True,

@@ -1,5 +1,5 @@
 """T5's encoder (Raffel et al. 2019, arXiv:1910.10683), and mT5's (arXiv:2010.11934): relative biases in place of
-positions, no biases of matrices, scores that are not scaled. The decoder is left aside."""
+positions, matrices without biases, unscaled scores. The decoder is ignored."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _family(model_type: str, class_prefix: str) -> Family:
             "layers.{i}.attention.value": f"{_ATTENTION}.SelfAttention.v",
             "layers.{i}.attention.output": f"{_ATTENTION}.SelfAttention.o",
             "layers.{i}.attention_norm": f"{_ATTENTION}.layer_norm",
-            # In a gated MLP wi_0 is the gate, and wi_1 what it is multiplied with.
+            # In a gated MLP wi_0 is the gate, and wi_1 its factor.
             "layers.{i}.mlp.gate": f"{_MLP}.DenseReluDense.wi_0",
             "layers.{i}.mlp.up": (f"{_MLP}.DenseReluDense.wi", f"{_MLP}.DenseReluDense.wi_1"),
             "layers.{i}.mlp.down": f"{_MLP}.DenseReluDense.wo",
@@ -61,7 +61,7 @@ def _family(model_type: str, class_prefix: str) -> Family:
         spec_from_config=_spec_from_config,
         reference_class=f"{class_prefix}EncoderModel",
         position_limit=False,
-        usual_length=512,  # as they were trained
+        usual_length=512,  # the length in training
         asks_about_prompts=True,  # INSTRUCTOR
     )
 

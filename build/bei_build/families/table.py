@@ -1,6 +1,6 @@
-"""Model families. A family is data: how an HF config reads as a ModelSpec, and what its tensors are called.
+"""The table of model families. A family is data: an HF config as a ModelSpec, and the names of its tensors.
 
-Adding a family is one file beside this one and one line in ``FAMILIES``. No family file emits graph nodes.
+A new family is one file beside this one and one line in ``FAMILIES``. No family file emits graph nodes.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ FAMILIES: tuple[Family, ...] = (
 def family_of(model_type: str, architecture: str, config: Mapping[str, Any]) -> Family:
     """The family whose config class is ``model_type`` and that lists ``architecture``, or its variant for ``config``.
 
-    Raises UnsupportedArchitectureError, which names what there is of the same type, or a type with the same stem.
+    Raises UnsupportedArchitectureError, which names the known architectures of the type, or a type with the same stem.
     """
     for family in FAMILIES:
         if model_type in (family.model_type, *family.aliases):
@@ -152,6 +152,6 @@ def family_of(model_type: str, architecture: str, config: Mapping[str, Any]) -> 
 
 
 def _stem(model_type: str) -> str:
-    """The letters a type begins with: those of qwen2_moe and qwen3 are the same."""
+    """The leading letters of a type, which qwen2_moe and qwen3 have in common."""
     found = re.match(r"[a-z]+", model_type.lower())
     return found[0] if found else model_type

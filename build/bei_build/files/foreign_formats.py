@@ -1,4 +1,4 @@
-"""What a folder holds that is no checkpoint of transformers': each kind by its name, and what to build instead."""
+"""Model formats other than transformers' checkpoints: each kind by its name, and what to build instead."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 _FROM_THE_ORIGINAL = "Build from the original checkpoint, the one with config.json and safetensors."
 
-# Files that say what a folder is, most telling first.
+# Files that identify a folder's format, most telling first.
 _KINDS = (
     ("gliner_config.json", "a GLiNER model, which finds spans for labels given with a request: bei has no such task"),
     ("*.gguf", f"a GGUF file, the form of llama.cpp. {_FROM_THE_ORIGINAL}"),
@@ -19,5 +19,5 @@ _KINDS = (
 
 
 def foreign_kind(folder: Path) -> str | None:
-    """What ``folder`` holds instead of a checkpoint, with what to do; None where nothing is known of it."""
+    """The format that ``folder`` holds instead of a checkpoint, with a remedy; None if no known one."""
     return next((kind.rstrip(".") for pattern, kind in _KINDS if any(folder.glob(pattern))), None)

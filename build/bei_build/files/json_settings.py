@@ -1,4 +1,4 @@
-"""Settings in JSON files of a checkpoint: read, and checked one by one."""
+"""JSON settings of a checkpoint: parsed, and checked one by one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from bei.utils.untrusted_files import read_bounded, unique_keys
 _T = TypeVar("_T")
 
 
-# Of configs and indexes of shards: the largest have a name for each of 100,000 labels, or of as many tensors.
+# Bound for configs and shard indexes: the largest name each of 100,000 labels, or as many tensors.
 _MOST_BYTES = 16_000_000
 
 
 def read_json(path: Path) -> Any:
-    """Parse a JSON file of a checkpoint; CheckpointError if it is not JSON, too large to be one of its configs, or
-    gives a key twice.
-    """
+    """Parse a JSON file of a checkpoint. Raises CheckpointError if it is not JSON, too large for a config, or gives a
+    key twice."""
     try:
         return json.loads(read_bounded(path, _MOST_BYTES), object_pairs_hook=unique_keys)
     except (ValueError, OSError, RecursionError) as error:
@@ -27,7 +26,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Parse a JSON file that holds settings by name; CheckpointError if it does not."""
+    """Parse a JSON file that holds settings by name. Raises CheckpointError if it does not."""
     content = read_json(path)
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} does not hold a JSON object. Download the checkpoint again.")
@@ -35,15 +34,15 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def setting(path: Path, config: dict[str, Any], key: str, kind: type[_T]) -> _T | None:
-    """``config[key]``, None where it is absent or null. Raises CheckpointError where it is not a ``kind``."""
+    """``config[key]``, None where it is absent or null. Raises CheckpointError if it is not a ``kind``."""
     value = config.get(key)
     if value is not None and type(value) is not kind:
         raise CheckpointError(f"{path} has {key} = {value!r}: correct it to a value of type {kind.__name__}.")
     return value
 
 
-def texts(path: Path, config: dict[str, Any], key: str) -> tuple[str, ...] | None:
-    """``config[key]``, a list of texts, None where it is absent or null. Raises CheckpointError."""
+def string_list(path: Path, config: dict[str, Any], key: str) -> tuple[str, ...] | None:
+    """``config[key]``, a list of strings, None where it is absent or null. Raises CheckpointError."""
     values = setting(path, config, key, list)
     if values is not None and not all(isinstance(value, str) for value in values):
         raise CheckpointError(f"{path} has {key} = {values!r}: correct it to a list of texts.")

@@ -1,7 +1,7 @@
-"""Numbers of a config.json that things are made of, bounded before anybody makes as many.
+"""Bounds for the sizes in config.json, checked before anything of that size is allocated.
 
-A config class may make a list as long as there are layers, or a name for each label, before it looks at anything else:
-1,000,000,000 layers took 8 GB until they were refused.
+A config class may make a list with an entry per layer, or a name per label, before it checks anything: 1,000,000,000
+layers took 8 GB until they were refused.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 from bei.errors import CheckpointError
 
-# By what keys are called in all families, the first that fits counts. The deepest model of the hub has some 130 layers,
-# the widest some 20,000 components, and the largest vocabulary a million words.
+# Matched by parts of key names in all families; the first match counts. The deepest model of the hub has some 130
+# layers, the widest some 20,000 components, and the largest vocabulary a million words.
 _MOST = (
     (re.compile(r"(num|n|encoder|decoder)_(\w+_)?layers?|num_hidden_groups"), 2_000),
     (re.compile(r"num_labels"), 1_000_000),
@@ -24,25 +24,25 @@ _MOST = (
     (re.compile(r"\w*(hidden|intermediate|embedding|inner|kernel)_size|\w*_dim|dim|\w*_rank|d_(model|kv|ff)"), 1 << 20),
     (re.compile(r"\w*_heads|n_(inner|embd|head|ctx)|num_experts\w*|\w*num_buckets|position_buckets"), 1 << 20),
 )
-# A switch that is called as a size is (LFM2's block_auto_adjust_ff_dim).
+# A switch with the name of a size (LFM2's block_auto_adjust_ff_dim).
 _SWITCH = re.compile(r"\w*auto_\w*")
 
 
 def check_sizes(path: Path, config: Mapping[str, Any]) -> None:
-    """Raise CheckpointError for a size in ``config``, the content of ``path``, that no model has."""
+    """Raise CheckpointError for a size in ``config``, the content of ``path``, beyond that of any model."""
     for key, value in _entries(config):
         most = next((most for pattern, most in _MOST if pattern.fullmatch(key)), None)
         if most is None or _SWITCH.fullmatch(key) or not isinstance(value, (int, float, str)):
             continue
         if type(value) is not int:
             raise CheckpointError(f"{path} has {key} = {json.dumps(value)[:80]}: correct it to a whole number.")
-        if not -1 <= value <= most:  # -1 is what some write for "none"
+        if not -1 <= value <= most:  # some configs write -1 for "none"
             shown = str(value) if abs(value) < 10**30 else "a number of more than 30 digits"
             raise CheckpointError(f"{path} has {key} = {shown}, and no model has more than {most:,}: correct it.")
 
 
 def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Keys and values, those of nested objects too, however deep."""
+    """Keys and values, including those of nested objects at any depth."""
     waiting = [config]
     while waiting:
         for key, value in waiting.pop().items():

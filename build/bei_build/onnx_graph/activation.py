@@ -12,7 +12,7 @@ _OPS = {"relu": "Relu", "hardswish": "HardSwish", "mish": "Mish", "tanh": "Tanh"
 
 
 def emit_activation(graph: GraphWriter, value: str, activation: Activation, name: str, *, in_fp32: bool = False) -> str:
-    """Apply ``activation`` to ``value``, which is of the graph's type or, as for SPLADE's ``log1p_relu``, FP32."""
+    """Apply ``activation`` to ``value``, which has the graph's type or, for SPLADE's ``log1p_relu``, FP32."""
     dtype = np.dtype(np.float32) if in_fp32 else graph.types.compute.numpy
     if activation == "identity":
         return value

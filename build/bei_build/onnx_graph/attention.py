@@ -1,10 +1,10 @@
-"""Lowerings of the attention core, chosen layer by layer. All take and give packed tokens, ``[T, width]``.
+"""Lowerings of the attention core, chosen for each layer. Inputs and outputs are packed tokens, ``[T, width]``.
 
-``padded``: two Gathers around a padded core; everything else of the model stays packed. The core is a function of the
-target, because what fuses best differs (docs/decisions.md): OpenVINO recognizes MatMul-Add-Softmax-MatMul, TensorRT
-wants its own attention op with per-sequence lengths. ``masked``: the same op with a mask (windows, biases by
-position). ``primitive``: TensorRT's op has no place for soft caps and DeBERTa's scores; those are written out.
-``packed``: the op on packed tokens, told where sequences begin, for GPUs that have a kernel for it.
+``padded``: two Gathers around a padded core; all other parts of the model stay packed. The core depends on the target,
+because different patterns fuse best (docs/decisions.md): OpenVINO recognizes MatMul-Add-Softmax-MatMul, TensorRT has
+its own attention op with per-sequence lengths. ``masked``: the same op with a mask (windows, biases by position).
+``primitive``: TensorRT's op does not support soft caps and DeBERTa's scores; those are composed of primitives.
+``packed``: the op on packed tokens, with the starts of sequences, for GPUs that have a kernel for it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HEAD_DIM_STEP = 8  # TensorRT-RTX fails on attention over heads of other widths 
 
 
 class AttentionCore(Enum):
-    """How the core is written: out, as TensorRT's op, or as that on packed tokens wherever it can be."""
+    """Form of the core: primitives, TensorRT's op, or that op on packed tokens wherever possible."""
 
     MATMUL_SOFTMAX = "matmul_softmax"
     TRT_ATTENTION = "trt_attention"
@@ -38,10 +38,11 @@ class AttentionCore(Enum):
 
 @dataclass(frozen=True)
 class PositionTables:
-    """What one layer's scores get from weights about positions.
+    """Position tables of one layer's scores.
 
-    ``relative_bias`` float32 [2 * max_seq_len - 1, heads], of all layers; DeBERTa's tables through the layer's own
-    projections, names of values: ``keys`` [heads, head_dim, rows] for the queries, ``queries`` the same for the keys.
+    ``relative_bias`` float32 [2 * max_seq_len - 1, heads], shared by all layers; DeBERTa's tables through the layer's
+    own projections, as names of values: ``keys`` [heads, head_dim, rows] for the queries, ``queries`` the same for the
+    keys.
     """
 
     relative_bias: npt.NDArray[np.float32] | None = None
@@ -50,12 +51,13 @@ class PositionTables:
 
 
 def lowerings(spec: ModelSpec, core: AttentionCore) -> list[Lowering]:
-    """How each attention of ``spec`` is written with ``core``, in the graph's order."""
+    """The lowering of each attention of ``spec`` with ``core``, in the graph's order."""
     return [_lowering(attention, core, partial_keys=spec.partial_keys) for attention in spec.attentions]
 
 
 def _lowering(spec: AttentionSpec, core: AttentionCore, *, partial_keys: bool) -> Lowering:
-    """Packed keys lie end to end: where some tokens of a sequence are none, they cannot be told so."""
+    """The lowering of one attention. Packed keys lie end to end, so the packed form cannot exclude some tokens of a
+    sequence."""
     if core is AttentionCore.MATMUL_SOFTMAX or spec.softcap is not None or spec.disentangled is not None:
         return "primitive"
     if spec.window is not None or spec.alibi or spec.relative_bias is not None:
@@ -64,9 +66,9 @@ def _lowering(spec: AttentionSpec, core: AttentionCore, *, partial_keys: bool) -
 
 
 class AttentionEmitter:
-    """Emits the attention of all layers. Made once per graph: indices and masks are shared.
+    """Emits the attention of all layers. One instance per graph: indices and masks are shared.
 
-    ``partial_keys``: tokens at the end of a sequence may be no keys, and queries all the same.
+    ``partial_keys``: tokens at the end of a sequence may be queries only, not keys.
     """
 
     def __init__(self, graph: GraphWriter, core: AttentionCore, max_seq_len: int, *, partial_keys: bool) -> None:
@@ -76,7 +78,7 @@ class AttentionEmitter:
         self._biases = ScoreBiases(graph, max_seq_len, partial_keys=partial_keys)
 
     def emit(self, query: str, key: str, value: str, spec: AttentionSpec, tables: PositionTables, name: str) -> str:
-        """Attention over packed ``query`` [T, width], scaled already, ``key`` and ``value`` [T, kv_width]."""
+        """Attention over packed ``query`` [T, width], which is scaled already, ``key`` and ``value`` [T, kv_width]."""
         lowering = _lowering(spec, self._core, partial_keys=self._partial_keys)
         if lowering == "packed":
             return self._packed(query, key, value, spec, name)
@@ -95,7 +97,8 @@ class AttentionEmitter:
         packed = graph.op("Gather", [flat, unpad_index], f"{name}.unpadded", axis=0)
         if not self._partial_keys or spec.window is None:
             return packed
-        # No key in its window: what the core gives is of its padding, or NaN. Torch's attention gives zeros.
+        # Rows without a key in their window: the core's result comes from padding, or is NaN. Torch's attention gives
+        # zeros.
         nothing = graph.constant(0.0, graph.types.compute.numpy)
         return graph.op("Where", [self._biases.near_a_key(spec.window), packed, nothing], f"{name}.seen")
 
@@ -109,7 +112,7 @@ class AttentionEmitter:
         ):
             split = graph.op("Reshape", [tensor, graph.constant([0, num_heads, spec.head_dim])], f"{name}.{role}.heads")
             heads.append(self._widened(split, spec.head_dim, rank=3))
-        # Two inputs of equal values: TensorRT has been seen to crash on one that is wired to both.
+        # Two inputs with equal values: TensorRT has crashed on one tensor wired to both.
         lengths = [graph.input(f"cu_{role}_lens", DType.INT32, ["B+1"]) for role in ("query", "key")]
         form = Form.PACKED_CAUSAL if spec.causal else Form.PACKED
         context = self._attention_op(form, [*heads, "", *lengths], spec, f"{name}.attention", rank=3)
@@ -129,14 +132,14 @@ class AttentionEmitter:
     def _fused(self, query: str, key: str, value: str, spec: AttentionSpec, tables: PositionTables, name: str) -> str:
         lengths = self._graph.input("key_lens" if self._partial_keys else "seq_lens", DType.INT32, ["B"])
         mask, form = "", Form.PADDED_CAUSAL if spec.causal else Form.PADDED
-        if _lowering(spec, self._core, partial_keys=self._partial_keys) == "masked":  # what is causal is in the mask
+        if _lowering(spec, self._core, partial_keys=self._partial_keys) == "masked":  # the mask includes causality
             mask = self._biases.without_empty_slots(spec, tables.relative_bias)
             form = Form.ADDITIVE if spec.alibi or tables.relative_bias is not None else Form.BOOLEAN
         heads = [self._widened(tensor, spec.head_dim, rank=4) for tensor in (query, key, value)]
         return self._attention_op(form, [*heads, mask, "", lengths], spec, f"{name}.attention", rank=4)
 
     def _attention_op(self, form: Form, inputs: list[str], spec: AttentionSpec, name: str, rank: int) -> str:
-        """``inputs``: Q, K, V, mask, query_lengths, kv_lengths."""
+        """The op with ``inputs``: Q, K, V, mask, query_lengths, kv_lengths."""
         graph = self._graph
         graph.function(body_of(form))
         graph.op(OP, inputs, name, domain=DOMAIN, overload=form.value, **form.attributes)
@@ -146,7 +149,7 @@ class AttentionEmitter:
         return graph.op("Slice", [name, *window], f"{name}.narrowed")
 
     def _widened(self, heads: str, head_dim: int, rank: int) -> str:
-        """``heads`` [..., head_dim] with zeros behind each head, up to a width that the attention op takes."""
+        """``heads`` [..., head_dim] with zeros after each head, up to a width that the attention op supports."""
         if head_dim % HEAD_DIM_STEP == 0:
             return heads
         filler = self._graph.constant([0] * (2 * rank - 1) + [-head_dim % HEAD_DIM_STEP])
@@ -174,7 +177,8 @@ class AttentionEmitter:
         return graph.op("MatMul", [weights, value], f"{name}.context")
 
     def _add_by_row(self, scores: str, value: str, table: str, rows: str, name: str, *, transposed: bool) -> str:
-        """Add ``value @ table`` [B, heads, S, rows], each slot's row read at ``rows`` [S, S], to the scores."""
+        """Add ``value @ table`` [B, heads, S, rows] to the scores, with the entries at ``rows`` [S, S] for each pair of
+        slots."""
         graph = self._graph
         of_all_rows = graph.op("MatMul", [value, table], f"{name}.all")
         shape = graph.op("Shape", [scores], f"{name}.shape")

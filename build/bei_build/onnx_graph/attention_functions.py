@@ -1,9 +1,9 @@
-"""What ``trt::TRT_Attention`` computes, in standard operators: a local function for each form of the op.
+"""``trt::TRT_Attention`` in standard operators: a local function for each form of the op.
 
-TensorRT's parser goes by the op's name and uses its own importer; ONNX Runtime inlines the body, which is how graphs
-for TensorRT are tested without a GPU (TensorRT documentation: TRT_custom_ops). The forms are overloads of one function,
-so every layer has the form that it needs. A parser that took the bodies, and mixed them up, would leave attentions
-without their lengths: the compiler looks at those.
+TensorRT's parser goes by the op's name and uses its own importer; ONNX Runtime inlines the body, so graphs for TensorRT
+can be tested without a GPU (TensorRT documentation: TRT_custom_ops). The forms are overloads of one function, so every
+layer has the form that it needs. A parser that used the bodies, and confused them, would leave attentions without their
+lengths: the compiler checks for that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _INPUTS = ["Q", "K", "V", "attn_mask", "query_lengths", "kv_lengths"]
 
 class Form(Enum):
     """Forms of the op. Padded ones [B, heads, S, head_dim] have the lengths of keys, ``kv_lengths`` [B]; packed ones
-    [T, heads, head_dim] where each sequence's queries and keys begin, [B + 1]."""
+    [T, heads, head_dim] have the starts of each sequence's queries and keys, [B + 1]."""
 
     PADDED = "padded"
     PADDED_CAUSAL = "padded_causal"
@@ -33,7 +33,7 @@ class Form(Enum):
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """The op's attributes. Without leave to decompose it, TensorRT fails where it has no kernel."""
+        """The op's attributes. It must not be decomposed, so that TensorRT fails where it has no kernel."""
         packed = {"query_form": "packed_nhd", "kv_form": "packed_nhd"} if self in _PACKED else {}
         causal = {"causal_kind": "upper_left"} if self in _CAUSAL else {}
         return {"TRT_decomposable": 1, **packed, **causal}
@@ -44,7 +44,7 @@ _CAUSAL = (Form.PADDED_CAUSAL, Form.PACKED_CAUSAL)
 
 
 def body_of(form: Form) -> FunctionProto:
-    """The function of ``form``, which is its overload."""
+    """The function of ``form``, an overload with its name."""
     body = _Body()
     if form in _PACKED:
         body.packed(causal=form in _CAUSAL)
@@ -65,7 +65,7 @@ class _Body:
         self._node("Constant", [], "one", value_int=1)
 
     def padded(self, form: Form) -> None:
-        """Attention where the mask is True; the standard op wants it as [B, 1, S, S]."""
+        """Attention where the mask is True; the standard op needs it as [B, 1, S, S]."""
         self._node("Constant", [], "axes", value_ints=[1, 2, 3])
         self._slots("key", "K", axis=2)
         self._slots("query", "Q", axis=2)
@@ -88,7 +88,7 @@ class _Body:
         self._node("Attention", ["Q", "K", "V", final], "Y", scale=1.0)
 
     def packed(self, *, causal: bool) -> None:
-        """Attention of all tokens to all, where the mask says that both are of one sequence."""
+        """Attention of all tokens to all, with a mask for pairs within one sequence."""
         for role, tensor, lengths in (("query", "Q", "query_lengths"), ("key", "K", "kv_lengths")):
             self._slots(role, tensor, axis=0)
             self._sequences(role, lengths)
@@ -106,13 +106,14 @@ class _Body:
         self._node("Transpose", ["Y_by_head"], "Y", perm=[1, 0, 2])
 
     def _slots(self, role: str, tensor: str, axis: int) -> None:
-        """``{role}_slots``: 0, 1, 2, ... along ``axis`` of ``tensor``, and how many, ``num_{role}`` [1]."""
+        """``{role}_slots``: 0, 1, 2, ... along ``axis`` of ``tensor``, and their count, ``num_{role}`` [1]."""
         self._node("Shape", [tensor], f"num_{role}", start=axis, end=axis + 1)
         self._node("Squeeze", [f"num_{role}", "axis_zero"], f"num_{role}_scalar")
         self._node("Range", ["zero", f"num_{role}_scalar", "one"], f"{role}_slots")
 
     def _sequences(self, role: str, lengths: str) -> None:
-        """``{role}_sequence`` and ``{role}_position`` of every token. Tokens behind the last sequence are one more."""
+        """``{role}_sequence`` and ``{role}_position`` of every token. Tokens after the last sequence form another
+        one."""
         self._node("Constant", [], f"{role}_far", value_ints=[2**31])
         self._node("Cast", [lengths], f"{role}_starts", to=TensorProto.INT64)
         self._node("Slice", [f"{role}_starts", "axis_one", f"{role}_far", "axis_zero"], f"{role}_ends")

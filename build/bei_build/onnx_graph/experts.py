@@ -1,8 +1,8 @@
 """Mixtures of experts: the router, and the experts in one of two ways (docs/decisions.md has the figures).
 
-On the tokens that chose it: each expert gathers them, and adds its rows to theirs. No token is twice among them, so no
-sum depends on who comes first. How many they are is known only when it runs; where shapes must not depend on values,
-every expert computes all tokens, and what it makes of those that did not choose it is multiplied by zero.
+On the tokens that chose it: each expert gathers them, and adds its rows to theirs. Each token occurs once per expert,
+so no sum depends on the order. Their number is known only at run time; where shapes must not depend on values, every
+expert computes all tokens, and its results for tokens that did not choose it are multiplied by zero.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class ExpertsEmitter:
         return total
 
     def _shares(self, value: str, spec: ExpertsSpec, name: str) -> str:
-        """What each expert contributes to each token, [T, count]: zero where it was not chosen. Computed in FP32, in
-        the graph: OpenVINO computes it in BF16 all the same, where it computes in BF16 (docs/decisions.md).
+        """Each expert's share for each token, [T, count]: zero where it was not chosen. FP32 in the graph: OpenVINO
+        computes it in BF16 all the same, where it computes in BF16 (docs/decisions.md).
 
-        The best are chosen by their scores, which the softmax would only round.
+        The best are chosen by scores, because the softmax would only add rounding.
         """
         graph = self._graph
         states = graph.cast(value, DType.FP32, f"{name}.states")
@@ -66,7 +66,7 @@ class ExpertsEmitter:
         return graph.cast(shares, graph.types.compute, f"{name}.cast")
 
     def _bias_of_all(self, value: str, mlp: MLPSpec, name: str) -> str:
-        """The one bias of all experts (or zero) for each token, [T, hidden]: what their outputs are added to."""
+        """The one bias of all experts (or zero) for each token, [T, hidden], to which their outputs are added."""
         graph = self._graph
         if mlp.down_bias:
             bias = graph.vector(f"{name}.experts.bias", self._read(f"{name}.experts.bias"))
@@ -75,7 +75,7 @@ class ExpertsEmitter:
         return graph.op("Expand", [bias, graph.op("Shape", [value], f"{name}.shape")], f"{name}.experts.biases")
 
     def _tokens_of(self, share: str, expert: str) -> str:
-        """The places of the tokens whose ``share`` [T, 1] is not zero, INT64 [n]."""
+        """The indices of the tokens whose ``share`` [T, 1] is not zero, INT64 [n]."""
         graph = self._graph
         flat = graph.op("Squeeze", [share, graph.constant([1])], f"{expert}.share_of_token")
         found = graph.op("NonZero", [flat], f"{expert}.found")

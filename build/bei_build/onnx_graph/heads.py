@@ -1,6 +1,6 @@
-"""From token states to outputs: layers on every token, pooling, layers on what it gives.
+"""From token states to outputs: layers on every token, pooling, layers on the result.
 
-Layers on tokens compute in the graph's type, everything from the pooling on, or from a layer that 16 bits are too
+Layers on tokens compute in the graph's type; everything from the pooling on, or from a layer that 16 bits are too
 narrow for, in FP32. The pooling modes are those of sentence-transformers' Pooling module, and a sum; several are
 concatenated.
 """
@@ -28,7 +28,7 @@ from bei_build.spec.parts import (
 
 
 class HeadEmitter:
-    """Emits heads over ``hidden`` [T, hidden_size]. ``spec`` says which tokens pooling leaves out or looks for."""
+    """Emits heads over ``hidden`` [T, hidden_size]. ``spec`` gives the tokens that pooling leaves out or looks for."""
 
     def __init__(self, graph: GraphWriter, read: Callable[[str], FloatArray], hidden: str, spec: ModelSpec) -> None:
         self._graph = graph
@@ -38,7 +38,7 @@ class HeadEmitter:
         self._pooled: dict[str, _PoolingEmitter] = {}
 
     def emit(self, head: HeadSpec) -> str:
-        """FP32 [B, width]; without pooling [T, width]."""
+        """Output of a head, FP32 [B, width]; without pooling [T, width]."""
         graph, name = self._graph, head.output
         value, in_fp32 = self._hidden, False
         for index, layer in enumerate(head.token_layers):
@@ -59,8 +59,8 @@ class HeadEmitter:
         graph = self._graph
         vector = graph.fp32 if in_fp32 else graph.vector
         if isinstance(layer, DenseSpec) and layer.factors:
-            # Not as a matrix product: OpenVINO computes those in BF16 if it may, too coarse for what two scores near
-            # their cap differ by.
+            # Not as a matrix product: OpenVINO would compute it in BF16 if allowed, too coarse for the difference of
+            # two scores near their cap.
             factors = vector(f"{name}.weight", self._read(f"{layer.name}.weight"))
             products = graph.op("Mul", [value, factors], f"{name}.products")
             return graph.op("ReduceSum", [products, graph.constant([1])], name, keepdims=1)
@@ -90,12 +90,12 @@ class HeadEmitter:
             assert not in_fp32  # it is the first layer on tokens
             return emit_latent_attention(graph, self._read, value, layer, name)
         norm = graph.op("ReduceL2", [value, graph.constant([1])], f"{name}.norm", keepdims=1)
-        floor = graph.constant(1e-12, np.float32)  # torch.nn.functional.normalize's eps
+        floor = graph.constant(1e-12, np.float32)  # the eps of torch.nn.functional.normalize
         return graph.op("Div", [value, graph.op("Max", [norm, floor], f"{name}.floor")], name)
 
 
 class _PoolingEmitter:
-    """Shares the padded view and its token counts between modes."""
+    """Emits pooling modes; the padded view and its token counts are shared."""
 
     def __init__(self, graph: GraphWriter, hidden: str, spec: ModelSpec) -> None:
         self._graph = graph
@@ -107,7 +107,7 @@ class _PoolingEmitter:
         self._shared: dict[str, str] = {}
 
     def emit(self, mode: Pooling, passed_id: int | None) -> str:
-        """One mode; FP32 [B, width]. Emitted once, however many heads ask for it. ``passed_id``: see ``HeadSpec``."""
+        """One mode; FP32 [B, width]. Emitted once, even if several heads use it. ``passed_id``: see ``HeadSpec``."""
         key = mode if passed_id is None else f"{mode}.but.{passed_id}"
         if key not in self._shared:
             self._shared[key] = self._emit(mode, passed_id, f"{self._prefix}.{key}")
@@ -141,20 +141,20 @@ class _PoolingEmitter:
     def _last_where(self, wanted: str, otherwise: str, name: str) -> str:
         graph = self._graph
         pad_index = graph.input("pad_index", DType.INT32, ["B", "S"])
-        # The position of every wanted slot, -1 for others. Slots behind the end repeat the last token's.
+        # The position of every wanted slot, -1 for others. Slots after the end repeat the last token's.
         found = graph.op("Where", [wanted, pad_index, graph.constant(-1, np.int32)], f"{name}.found")
         latest = graph.op("ReduceMax", [found, graph.constant([1])], f"{name}.latest", keepdims=0)
         is_there = graph.op("GreaterOrEqual", [latest, graph.constant(0, np.int32)], f"{name}.is_there")
         return graph.op("Where", [is_there, latest, graph.input(otherwise, DType.INT32, ["B"])], f"{name}.index")
 
     def _are(self, token_id: int, name: str) -> str:
-        """Which slots hold ``token_id``, BOOL [B, S]."""
+        """True for slots that hold ``token_id``, BOOL [B, S]."""
         return self._graph.op("Equal", [self._ids(), self._graph.constant(token_id, np.int32)], name)
 
     def _first_of_largest(self, mode: Pooling, name: str) -> str:
-        """The packed position of each sequence's first token with the largest id, or, where tokens ``marked_id`` count
-        as 1 and others as 0, of its first marked one (of its first token, if there is none). Slots behind the end
-        repeat the last token's."""
+        """The packed position of each sequence's first token with the largest id. With ``marked_id``, tokens of that id
+        count as 1 and others as 0, which gives the first marked one (the first token if there is none). Slots after the
+        end repeat the last token's."""
         graph, values = self._graph, self._ids()
         if mode == "first_marked":
             assert self._marked_id is not None
@@ -162,7 +162,7 @@ class _PoolingEmitter:
         largest = graph.op("ReduceMax", [values, graph.constant([1])], f"{name}.largest", keepdims=1)
         is_largest = graph.op("Equal", [values, largest], f"{name}.is_largest")
         pad_index = graph.input("pad_index", DType.INT32, ["B", "S"])
-        # OpenVINO computes this in FP32: a number that FP32 does not hold would come back as another.
+        # OpenVINO computes this in FP32, which would change numbers that FP32 cannot hold.
         places = [is_largest, pad_index, graph.constant(2**24, np.int32)]
         found = graph.op("Where", places, f"{name}.found")
         return graph.op("ReduceMin", [found, graph.constant([1])], f"{name}.index", keepdims=0)
@@ -172,7 +172,7 @@ class _PoolingEmitter:
         return self._graph.cast(rows, DType.FP32, name)
 
     def _max(self, name: str) -> str:
-        """Slots behind a sequence's end repeat its last token (``bei.engine.packing``), so the largest needs no mask."""
+        """Slots after a sequence's end repeat its last token (``bei.engine.packing``): the maximum needs no mask."""
         largest = self._graph.op("ReduceMax", [self._rows(), self._graph.constant([1])], f"{name}.largest", keepdims=0)
         return self._graph.cast(largest, DType.FP32, name)
 
@@ -195,13 +195,13 @@ class _PoolingEmitter:
         return graph.op("Div", [total, count], name)
 
     def _view(self) -> str:
-        """Padded token states, FP32 [B, S, width]; slots behind a sequence's end are not zero."""
+        """Padded token states, FP32 [B, S, width]; slots after a sequence's end are not zero."""
         if "view" not in self._shared:
             self._shared["view"] = self._graph.cast(self._rows(), DType.FP32, f"{self._prefix}.view")
         return self._shared["view"]
 
     def _rows(self) -> str:
-        """The same in the graph's type."""
+        """The padded view in the graph's type."""
         if "rows" not in self._shared:
             index = self._graph.input("pad_index", DType.INT32, ["B", "S"])
             self._shared["rows"] = self._graph.op("Gather", [self._hidden, index], f"{self._prefix}.rows", axis=0)

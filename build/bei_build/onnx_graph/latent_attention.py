@@ -1,6 +1,6 @@
 """Attention of tokens to learned rows (NV-Embed, arXiv:2405.17428, section 3.1), as a layer of a head.
 
-Keys and values of the rows are constant, and so is all that the query's and the output's matrices make of them: scores
+Keys and values of the rows are constant, and so are their products with the query's and the output's matrices: scores
 and context are one product each with [num_heads * num_latents, width], an eighth of the stored matrices at NV-Embed's
 sizes.
 """
@@ -46,8 +46,8 @@ def emit_latent_attention(
 
 
 def _folded(read: Callable[[str], FloatArray], layer: LatentAttentionSpec) -> tuple[FloatArray, FloatArray]:
-    """From a token's normalized state to its scores, [num_heads * num_latents, width]; from their softmax to what the
-    attention adds, [width, num_heads * num_latents]."""
+    """Two matrices: from a token's normalized state to its scores, [num_heads * num_latents, width], and from their
+    softmax to the attention's output, [width, num_heads * num_latents]."""
     rows = read(f"{layer.name}.latents.weight")
     centred = rows - rows.mean(axis=1, keepdims=True)
     deviation = np.sqrt(np.square(centred).mean(axis=1, keepdims=True) + np.float32(layer.norm.eps))

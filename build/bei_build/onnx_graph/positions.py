@@ -1,6 +1,6 @@
-"""What positions add to attention: rotations of queries and keys, masks and biases of the scores.
+"""Effects of positions on attention: rotations of queries and keys, masks and biases of the scores.
 
-Everything that depends on positions alone is emitted once per graph and shared by all layers.
+Values that depend on positions alone are emitted once per graph and shared by all layers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bei_build.spec.position_tables import alibi_slopes, disentangled_rows, rota
 
 
 class Rotations:
-    """Rotary positions of packed queries and keys. Tables reach up to ``max_seq_len``; no sequence is longer."""
+    """Rotary positions of packed queries and keys. Tables end at ``max_seq_len``, the longest sequence."""
 
     def __init__(self, graph: GraphWriter, position_ids: str, max_seq_len: int) -> None:
         self._graph = graph
@@ -26,7 +26,7 @@ class Rotations:
         self._tables: dict[RopeSpec, tuple[str, str]] = {}
 
     def emit(self, value: str, spec: RopeSpec, head_dim: int, name: str) -> str:
-        """Turn ``value`` [T, heads, head_dim]: (a, b) -> (a cos - b sin, b cos + a sin) of the two rotary halves."""
+        """Rotate ``value`` [T, heads, head_dim]: (a, b) -> (a cos - b sin, b cos + a sin) for the two rotary halves."""
         graph = self._graph
         cos, sin = self._tables.get(spec) or self._emit_tables(spec)
         half, rest = spec.rotary_dim // 2, head_dim - spec.rotary_dim
@@ -62,29 +62,30 @@ class Rotations:
 
 
 class ScoreBiases:
-    """Masks and biases of the padded scores [B, heads, S, S], and the distances they are made of."""
+    """Masks and biases of the padded scores [B, heads, S, S], and the distances they are computed from."""
 
     def __init__(self, graph: GraphWriter, max_seq_len: int, *, partial_keys: bool) -> None:
         self._graph = graph
         self._max_seq_len = max_seq_len
         self._slots = "key_mask" if partial_keys else "slot_mask"
         self._shared: dict[object, str] = {}
-        # Added where a token must not look; finite, so that no row of a softmax can be NaN.
+        # Added for invisible keys; finite, so that no row of a softmax can be NaN.
         self._masked = -6e4 if graph.types.compute is DType.FP16 else -1e9
 
     def additive(self, spec: AttentionSpec, relative_bias: npt.NDArray[np.float32] | None) -> str:
-        """All of it as one additive tensor that broadcasts to the scores, empty slots included."""
+        """All masks and biases as one additive tensor that broadcasts to the scores, empty slots included."""
         return self._once(("additive", _key(spec)), lambda: self._combine(self._empty_slots(), spec, relative_bias))
 
     def without_empty_slots(self, spec: AttentionSpec, relative_bias: npt.NDArray[np.float32] | None) -> str:
-        """The same but for empty slots, which the attention op leaves out itself; boolean (True: look) if it can be."""
+        """Masks and biases without empty slots, which the attention op masks itself; boolean (True: visible) if
+        possible."""
         if spec.alibi or relative_bias is not None:
             return self._once(("by position", _key(spec)), lambda: self._combine(None, spec, relative_bias))
         return self._once(("visible", spec.causal, spec.window), lambda: self._visible_4d(spec))
 
     def near_a_key(self, window: int) -> str:
-        """BOOL [T, 1]: whether a token has a key in its ``window``. Keys are the first tokens of a sequence: to those
-        behind them the last key is the nearest."""
+        """BOOL [T, 1]: True if a token has a key in its ``window``. Keys are the first tokens of a sequence: for tokens
+        after them the last key is the nearest."""
         return self._once(("near a key", window), lambda: self._emit_near_a_key(window))
 
     def distances(self, *, negated: bool = False) -> str:
@@ -128,7 +129,7 @@ class ScoreBiases:
         return self._once("empty slots", self._emit_empty_slots)
 
     def _emit_empty_slots(self) -> str:
-        """[B, 1, 1, S]: 0 where a slot holds a token that may be looked at."""
+        """[B, 1, 1, S]: 0 where a slot holds a visible key."""
         graph = self._graph
         one, scale = graph.constant(1.0, np.float32), graph.constant(-self._masked, np.float32)
         shifted = graph.op("Sub", [graph.input(self._slots, DType.FP32, ["B", "S"]), one], "mask.shifted")
@@ -138,7 +139,7 @@ class ScoreBiases:
         )
 
     def _visible(self, spec: AttentionSpec) -> str:
-        """BOOL [S, S]: whether the query (row) may look at the key (column)."""
+        """BOOL [S, S]: True if the query (row) may attend to the key (column)."""
         return self._once(("visible 2d", spec.causal, spec.window), lambda: self._emit_visible(spec))
 
     def _emit_visible(self, spec: AttentionSpec) -> str:
@@ -149,7 +150,7 @@ class ScoreBiases:
         if spec.window is not None:
             away = graph.op("Abs", [self.distances()], f"{name}.away")
             parts.append(graph.op("LessOrEqual", [away, graph.constant(spec.window, np.int32)], f"{name}.near"))
-        if not parts:  # beside layers with a window: everything
+        if not parts:  # all are visible, beside layers with a window
             away = graph.op("Abs", [self.distances()], f"{name}.away")
             parts.append(graph.op("GreaterOrEqual", [away, graph.constant(0, np.int32)], f"{name}.any"))
         return parts[0] if len(parts) == 1 else graph.op("And", parts, name)
@@ -159,7 +160,7 @@ class ScoreBiases:
         return self._graph.op("Unsqueeze", [visible, self._graph.constant([0, 1])], f"{visible}.4d")
 
     def _relative(self, table: npt.NDArray[np.float32]) -> str:
-        """[1, heads, S, S] from ``table`` [rows, heads], one row a distance."""
+        """[1, heads, S, S] from ``table`` [rows, heads], one row per distance."""
         graph = self._graph
         stored = graph.vector("relative_bias.table", table)
         rows = self._by_distance(stored, len(table), self.distances(), "relative_bias.rows")
@@ -174,11 +175,11 @@ class ScoreBiases:
         return graph.cast(graph.op("Mul", [slopes, away], "alibi.fp32"), graph.types.compute, "alibi")
 
     def _by_distance(self, table: str, num_rows: int, distances: str, name: str) -> str:
-        """Of the ``num_rows`` of ``table`` those at ``distances`` [S, S]; its middle row is distance 0, and its ends
-        are farther ones too."""
+        """The rows of ``table``, ``num_rows`` in all, at ``distances`` [S, S]; its middle row is distance 0, and its
+        ends also serve farther distances."""
         graph, reach = self._graph, num_rows // 2
         shifted = graph.op("Add", [distances, graph.constant(reach, np.int32)], f"{name}.shifted")
-        least, most = graph.constant(0, np.int32), graph.constant(num_rows - 1, np.int32)  # S has filler beyond
+        least, most = graph.constant(0, np.int32), graph.constant(num_rows - 1, np.int32)  # S has filler beyond it
         clipped = graph.op("Min", [graph.op("Max", [shifted, least], f"{name}.least"), most], f"{name}.clipped")
         return graph.op("Gather", [table, clipped], name, axis=0)
 
@@ -198,10 +199,10 @@ class ScoreBiases:
         return self._shared[key]
 
 
-def halved(rows: npt.NDArray[np.float32], spec: AttentionSpec) -> npt.NDArray[np.float32]:
-    """Rows of a projection [heads * head_dim, ...] whose neighbours turn together, in the order where halves do.
+def rows_for_halves(rows: npt.NDArray[np.float32], spec: AttentionSpec) -> npt.NDArray[np.float32]:
+    """Rows of a projection [heads * head_dim, ...] reordered for rotation by halves, where neighbours rotate together.
 
-    Scores are the same: queries and keys are put in the same order.
+    Scores stay the same, because queries and keys have the same order.
     """
     assert spec.rope is not None
     assert spec.qk_norm is None, "its weights would have to be put in order too"

@@ -17,8 +17,8 @@ from bei_build.onnx_graph.activation import emit_activation
 from bei_build.onnx_graph.attention import AttentionCore, AttentionEmitter, PositionTables
 from bei_build.onnx_graph.experts import ExpertsEmitter
 from bei_build.onnx_graph.heads import HeadEmitter
-from bei_build.onnx_graph.positions import Rotations, halved
-from bei_build.onnx_graph.writer import GraphTypes, GraphWriter, Observed
+from bei_build.onnx_graph.positions import Rotations, rows_for_halves
+from bei_build.onnx_graph.writer import GraphTypes, GraphWriter, ObservedTensor
 from bei_build.spec.dtypes import DType, FloatArray
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.parts import (
@@ -50,16 +50,16 @@ def write_graph(
     types: GraphTypes,
     core: AttentionCore,
     max_seq_len: int,
-    observed: Mapping[str, Observed] | None = None,
+    observed: Mapping[str, ObservedTensor] | None = None,
 ) -> Path:
     """Write the packed graph of ``spec`` for sequences of up to ``max_seq_len`` tokens into ``folder``.
 
-    ``read`` gives a weight by its name in ``spec.weights()``. Every head is a float32 output of its name, [B, width]
-    or, without pooling, [T, width]; an embedding is not normalized at the end. ``observed``: outputs by
-    name, of linear layers. Returns the path of the ONNX file.
+    ``read`` gives a weight by its name in ``spec.weights()``. Every head is a float32 output with its name, [B, width]
+    or, without pooling, [T, width]; an embedding is not normalized at the end. ``observed``: additional outputs by
+    name, taken from linear layers. Returns the path of the ONNX file.
     """
     graph = GraphWriter(folder, types)
-    # TensorRT wants shapes that do not depend on values, and who observes wants a row a token.
+    # TensorRT needs shapes that do not depend on values; calibration needs a row per token.
     on_all_tokens = core is not AttentionCore.MATMUL_SOFTMAX or bool(observed)
     emitter = _TransformerEmitter(graph, read, spec, core, max_seq_len, on_all_tokens=on_all_tokens)
     hidden = emitter.encoder()
@@ -97,7 +97,7 @@ class _TransformerEmitter:
         self._relative_bias: npt.NDArray[np.float32] | None = None
 
     def encoder(self) -> str:
-        """The last states of the layers, which all models have."""
+        """The last states of the layers, which every model has."""
         spec = self._spec
         hidden = self._embeddings(self._input_ids, spec.embeddings, "embeddings")
         states = [hidden]
@@ -108,9 +108,9 @@ class _TransformerEmitter:
             states.append(hidden)
         if spec.final_norm:
             states[-1] = self._norm(hidden, spec.final_norm, "final_norm")
-        return self._mixed(states, spec.layer_shares) if spec.layer_shares else states[-1]
+        return self._weighted_sum(states, spec.layer_shares) if spec.layer_shares else states[-1]
 
-    def _mixed(self, states: Sequence[str], shares: Sequence[float]) -> str:
+    def _weighted_sum(self, states: Sequence[str], shares: Sequence[float]) -> str:
         """The sum of ``states``, each times its share, added in FP32."""
         graph, name, parts = self._graph, "layers.mixed", []
         for index, (state, share) in enumerate(zip(states, shares, strict=True)):
@@ -120,14 +120,14 @@ class _TransformerEmitter:
         return graph.cast(graph.op("Sum", parts, f"{name}.sum"), graph.types.compute, name)
 
     def decoder(self, spec: DecoderSpec, encoded: str) -> str:
-        """The last states of layers that read the text moved by one token, and ``encoded``."""
-        hidden = self._embeddings(self._moved_ids(spec), spec.embeddings, "decoder.embeddings")
+        """The last states of layers that read the text shifted by one token, and ``encoded``."""
+        hidden = self._embeddings(self._shifted_ids(spec), spec.embeddings, "decoder.embeddings")
         for index, layer in enumerate(spec.layers):
             hidden = self._layer(hidden, layer, f"decoder.layers.{index}", encoded)
         return self._norm(hidden, spec.final_norm, "decoder.final_norm") if spec.final_norm else hidden
 
-    def _moved_ids(self, spec: DecoderSpec) -> str:
-        """Each token's id is that of the one before it."""
+    def _shifted_ids(self, spec: DecoderSpec) -> str:
+        """Ids shifted by one: each token's is that of the token before it."""
         graph, name = self._graph, "decoder.moved"
         bounds = [graph.constant([bound]) for bound in (0, -1, 0)]
         before = graph.op("Slice", [self._input_ids, *bounds], f"{name}.before")
@@ -137,12 +137,12 @@ class _TransformerEmitter:
         return graph.op("Where", [is_first, start, moved], name)
 
     def _own_start(self, spec: DecoderSpec) -> str:
-        """Of each token, the id that its own sequence begins with where it is moved, INT32 [T]."""
+        """For each token, the id that starts its sequence's shifted text, INT32 [T]."""
         graph, name = self._graph, "decoder.start"
         assert spec.padding_id is not None
         pad_index = graph.input("pad_index", DType.INT32, ["B", "S"])
         counted = graph.input(position_ids_but(spec.padding_id), DType.INT32, ["T"])
-        # Slots behind a sequence's end repeat its last token's.
+        # Slots after a sequence's end repeat its last token's.
         in_slots = graph.op("Gather", [counted, pad_index], f"{name}.counted")
         count = graph.op("ReduceMax", [in_slots, graph.constant([1])], f"{name}.count", keepdims=0)
         places = graph.op("Sub", [count, graph.constant(1, np.int32)], f"{name}.places")
@@ -153,14 +153,14 @@ class _TransformerEmitter:
         return self._of_tokens(column, pad_index, name)
 
     def _of_tokens(self, column: str, pad_index: str, name: str) -> str:
-        """Values of sequences, [B, 1], as those of their tokens, [T]."""
+        """Values of sequences, [B, 1], repeated for their tokens, [T]."""
         graph = self._graph
         by_slot = graph.op("Expand", [column, graph.op("Shape", [pad_index], f"{name}.shape")], f"{name}.by_slot")
         flat = graph.op("Reshape", [by_slot, graph.constant([-1])], f"{name}.flat")
         return graph.op("Gather", [flat, graph.input("unpad_index", DType.INT32, ["T"])], name)
 
     def _without_masked(self, rows: str, input_ids: str, spec: MaskDropoutSpec, name: str) -> str:
-        """``rows`` [T, width] times the tokens' factors, which are counted in FP32."""
+        """``rows`` [T, width] times the tokens' dropout factors, which are computed in FP32."""
         graph = self._graph
         pad_index = graph.input("pad_index", DType.INT32, ["B", "S"])
         slot_mask = graph.input("slot_mask", DType.FP32, ["B", "S"])
@@ -180,7 +180,7 @@ class _TransformerEmitter:
     def _embeddings(self, input_ids: str, spec: EmbeddingsSpec, name: str) -> str:
         graph = self._graph
         if self._words is None:
-            self._words = self._table("embeddings.word")  # the decoder's too
+            self._words = self._table("embeddings.word")  # also the decoder's
         total = graph.lookup(self._words, input_ids, f"{name}.words")
         if spec.scale != 1.0:
             total = self._scaled(total, spec.scale, f"{name}.scaled")
@@ -193,7 +193,7 @@ class _TransformerEmitter:
         return self._linear(total, f"{name}.projection") if spec.width else total
 
     def _layer(self, hidden: str, spec: LayerSpec, name: str, encoded: str | None = None) -> str:
-        """Attention, in a decoder that to ``encoded``, and MLP, each ``h + f(h)`` with the norms where the spec places
+        """Attention, in a decoder also to ``encoded``, and MLP, each ``h + f(h)`` with the norms where the spec places
         them."""
         entering, shared = hidden, ""
         for part in ("attention", "cross_attention", "mlp") if spec.cross_attention else ("attention", "mlp"):
@@ -217,7 +217,8 @@ class _TransformerEmitter:
         return hidden
 
     def _convolved(self, hidden: str, embedded: str, spec: ConvolutionSpec) -> str:
-        """A product with the neighbours of each token side by side, as all sequences lie end to end."""
+        """The convolution as a product with each token's neighbours side by side, because all sequences lie end to
+        end."""
         graph, name, reach = self._graph, "convolution", spec.kernel_size // 2
         offsets = range(-reach, reach + 1)
         parts = [self._neighbour(embedded, offset, f"{name}.neighbour.{offset + reach}") for offset in offsets]
@@ -229,7 +230,7 @@ class _TransformerEmitter:
         return self._norm(graph.op("Add", [hidden, activated], f"{name}.residual"), spec.norm, f"{name}.norm")
 
     def _neighbour(self, rows: str, offset: int, name: str) -> str:
-        """Of each token the row of the one ``offset`` behind it, zeros where its sequence has none."""
+        """For each token the row of the token ``offset`` later, zeros where its sequence has none."""
         if offset == 0:
             return rows
         graph, count = self._graph, abs(offset)
@@ -281,14 +282,15 @@ class _TransformerEmitter:
         return parts
 
     def _attend(self, hidden: str, encoded: str | None, spec: AttentionSpec, name: str) -> str:
-        """Tokens look at each other, or at the states ``encoded``."""
+        """Attention of tokens to each other, or to the states ``encoded``."""
         if encoded is None:
             query, key, value = self._projected(hidden, ("query", "key", "value"), spec, name)
         else:
             (query,) = self._projected(hidden, ("query",), spec, name)
             key, value = self._projected(encoded, ("key", "value"), spec, name)
         if spec.qk_norm or spec.rope:
-            # The score scale is in the query's weights; a norm would take it out again, so there it goes behind.
+            # The score scale is folded into the query's weights; a norm would remove it, so with one it is applied
+            # after that.
             query = self._turned(query, spec, spec.num_heads, f"{name}.query", spec.scale if spec.qk_norm else 1.0)
             key = self._turned(key, spec, spec.num_kv_heads, f"{name}.key", 1.0)
         context = self._attention.emit(query, key, value, spec, self._position_tables(spec, name), name)
@@ -305,7 +307,7 @@ class _TransformerEmitter:
 
         def in_order(rows: FloatArray, role: str) -> FloatArray:
             rows = rows * np.float32(factors.get(role, 1.0))
-            return halved(rows, spec) if spec.rope and spec.rope.interleaved and role != "value" else rows
+            return rows_for_halves(rows, spec) if spec.rope and spec.rope.interleaved and role != "value" else rows
 
         def bias(role: str) -> FloatArray:
             is_there = role != "key" or spec.key_bias
@@ -374,7 +376,8 @@ class _TransformerEmitter:
         )
 
     def _projected_positions(self, spec: AttentionSpec, name: str, role: str, scale: float) -> str:
-        """DeBERTa's table through a projection of the layer, [heads, head_dim, rows]: constant, so computed here."""
+        """DeBERTa's table through a projection of the layer, [heads, head_dim, rows]: constant, so computed at build
+        time."""
         assert spec.disentangled is not None
         rows = self._read("relative_positions.weight")
         if spec.disentangled.norm:

@@ -1,6 +1,6 @@
-"""Writes an ONNX graph node by node, weights streamed to an external data file. Knows ONNX, not models.
+"""ONNX graph writer, node by node, with weights streamed to an external data file. Knows ONNX, not models.
 
-Weights go to disk as they come, so a build never holds more than one tensor. The bytes depend only on the calls made:
+Weights are written to disk at once, so a build never holds more than one tensor. The bytes depend only on the calls:
 the same calls give the same two files.
 """
 
@@ -20,8 +20,8 @@ from bei_build.spec.quantization import LARGEST, Format, LayerQuantization, Quan
 
 OPSET = 23  # the newest that TensorRT 11.1 and OpenVINO 2026 both read
 _IR_VERSION = 11
-_LEAST_SIZE = 1e-6  # of a token's input, which may be all zeros
-_ALIGNMENT = 4096  # a page: lets readers map tensors instead of copying them
+_LEAST_SIZE = 1e-6  # lower bound of the size of a token's input, which may be all zeros
+_ALIGNMENT = 4096  # a page, so that readers can map tensors instead of copying them
 WEIGHTS_FILE = "model.weights"
 MODEL_FILE = "model.onnx"
 
@@ -39,9 +39,9 @@ _ONNX_TYPES: Mapping[DType, int] = {
 
 @dataclass(frozen=True)
 class GraphTypes:
-    """``compute`` is the type of activations; matrices and tables are stored as ``storage`` and cast if it differs.
+    """``compute``: the type of activations; matrices and tables are stored as ``storage`` and cast if it differs.
 
-    ``quantization`` says which linear layers are quantized, inputs and matrices, and how.
+    ``quantization``: the linear layers that are quantized, inputs and matrices, and their scales.
     """
 
     compute: DType
@@ -50,8 +50,8 @@ class GraphTypes:
 
 
 @dataclass(frozen=True)
-class Observed:
-    """A graph's output, float32 [tokens, ``width``], that is the input of linear layer ``layer``, or its product."""
+class ObservedTensor:
+    """A graph output, float32 [tokens, ``width``]: the input of linear layer ``layer``, or its product."""
 
     layer: str
     width: int
@@ -59,7 +59,7 @@ class Observed:
 
 
 class _Rounded(NamedTuple):
-    """A rounded value; what its rows were divided by before, [rows, 1], or None."""
+    """A rounded value, and the divisors of its rows, [rows, 1], or None."""
 
     value: str
     sizes: str | None
@@ -82,7 +82,7 @@ class GraphWriter:
         self._rounded: dict[tuple[str, LayerQuantization], _Rounded] = {}
 
     def input(self, name: str, dtype: DType, shape: Sequence[Dim]) -> str:
-        """Declare a graph input, once. Equal dimension names mean equal sizes (TensorRT holds us to it)."""
+        """Declare a graph input, once. Equal dimension names mean equal sizes (TensorRT enforces it)."""
         if all(name != declared.name for declared in self._inputs):
             self._inputs.append(helper.make_tensor_value_info(name, _ONNX_TYPES[dtype], list(shape)))
         return name
@@ -93,7 +93,7 @@ class GraphWriter:
         self._outputs.append(helper.make_tensor_value_info(name, _ONNX_TYPES[dtype], list(shape)))
 
     def function(self, function: FunctionProto) -> None:
-        """Attach a local function, once: the body of an op that not every reader has, or of one of its overloads."""
+        """Attach a local function, once: the body of an op, or of an overload, that not every reader supports."""
         if function not in self._functions:
             self._functions.append(function)
 
@@ -114,13 +114,13 @@ class GraphWriter:
         return outputs
 
     def top_k(self, value: str, k: int, name: str) -> str:
-        """The places of the ``k`` largest along the last axis, INT64, largest first."""
+        """The indices of the ``k`` largest values along the last axis, INT64, largest first."""
         inputs = [value, self.constant([k])]
         self._nodes.append(helper.make_node("TopK", inputs, [f"{name}.values", name], name=name, axis=-1))
         return name
 
     def constant(self, value: npt.ArrayLike, dtype: npt.DTypeLike = np.int64) -> str:
-        """A small constant inside the graph; equal constants are one."""
+        """A small constant inside the graph; equal constants are emitted once."""
         array = np.asarray(value, dtype)
         key = (array.tobytes(), array.dtype.str, array.shape)
         if key not in self._constants:
@@ -134,11 +134,11 @@ class GraphWriter:
         return self._external(name, array, self.types.compute)
 
     def fp32(self, name: str, array: FloatArray) -> str:
-        """A parameter of the FP32 part behind the pooling."""
+        """A parameter of the FP32 part after the pooling."""
         return self._external(name, array, DType.FP32)
 
     def table(self, name: str, array: FloatArray) -> str:
-        """An embedding table, stored narrow; its rows are cast after the lookup (``lookup``)."""
+        """An embedding table in the storage type; its rows are cast after the lookup (``lookup``)."""
         return self._external(name, array, self.types.storage)
 
     def lookup(self, table: str, indices: str, name: str) -> str:
@@ -147,11 +147,11 @@ class GraphWriter:
         return self.cast(rows, self.types.compute, name)
 
     def cast(self, value: str, dtype: DType, name: str) -> str:
-        """``value`` as ``dtype``. The reader drops a cast to the type the value has already."""
+        """``value`` as ``dtype``. Readers drop casts without effect."""
         return self.op("Cast", [value], name, to=_ONNX_TYPES[dtype])
 
     def quantized(self, name: str) -> LayerQuantization | None:
-        """How the linear layer ``name`` is quantized; None: it is not."""
+        """Quantization of the linear layer ``name``; None: it is not quantized."""
         return self.types.quantization.layers.get(name) if self.types.quantization else None
 
     def linear(
@@ -164,9 +164,8 @@ class GraphWriter:
     ) -> str:
         """``value @ weight.T + bias`` for ``value`` [rows, in] and ``weight`` [out, in], in the compute type.
 
-        Quantized where the graph's quantization has a layer ``name``: input and matrix are rounded to its format, and
-        the product is of what the rounded numbers stand for. ``scales`` [out]: of the matrix's rows, where it is
-        rounded already.
+        If the graph's quantization has a layer ``name``, input and matrix are rounded to its format, and the product is
+        computed from the rounded numbers. ``scales`` [out]: scales of the matrix's rows, if it is rounded already.
         """
         self._linear_inputs[name] = value
         quantization, layer = self.types.quantization, self.quantized(name)
@@ -189,14 +188,14 @@ class GraphWriter:
         return self._round(product, layer.output_amax, quantization.format, f"{name}.rounded")
 
     def linear_fp32(self, name: str, value: str, weight: FloatArray, bias: FloatArray | None = None) -> str:
-        """The same in FP32, whatever the graph's types: of the part behind the pooling, and of routers."""
+        """``linear`` in FP32, whatever the graph's types: for the part after the pooling, and for routers."""
         inputs = [value, self.fp32(f"{name}.weight", weight)]
         if bias is not None:
             inputs.append(self.fp32(f"{name}.bias", bias))
         return self.op("Gemm", inputs, name, transB=1)
 
-    def observe(self, output: str, of: Observed) -> None:
-        """Declare what ``of`` says as the graph output ``output``. KeyError if there is no such layer."""
+    def observe(self, output: str, of: ObservedTensor) -> None:
+        """Declare the value described by ``of`` as the graph output ``output``. KeyError if there is no such layer."""
         value = self._linear_inputs[of.layer]
         seen = self.cast(of.layer if of.is_product else value, DType.FP32, f"{output}.fp32")
         self.output(output, seen, DType.FP32, ["T", of.width])
@@ -227,8 +226,8 @@ class GraphWriter:
         )
 
     def _rounded_matrix(self, name: str, array: FloatArray, number_format: Format, scales: FloatArray) -> str:
-        """``array`` [out, in] as numbers of the format, with a scale a row."""
-        # In the type that it is stored in, which may be coarse: what matters is that both sides use the same number.
+        """``array`` [out, in] as numbers of the format, with a scale per row."""
+        # Scales in the storage type, which may be coarse: both sides must use the same number.
         scale = scales.astype(self.types.compute.numpy)
         dtype = DType(number_format)
         codes = array / scale.astype(np.float32)[:, None]
@@ -242,7 +241,7 @@ class GraphWriter:
         return self.op("DequantizeLinear", inputs, f"{name}.dequantized", axis=0)
 
     def _rounded_input(self, value: str, layer: LayerQuantization, number_format: Format) -> _Rounded:
-        """``value`` as layer ``layer`` reads it. Layers that share an input and its scale share the rounded one."""
+        """``value`` as the input of ``layer``. Layers that share an input and its scale share the rounded one."""
         key = value, replace(layer, output_amax=None)
         if key not in self._rounded:
             name, sizes = f"{value}.rounded.{len(self._rounded)}", None
@@ -263,7 +262,7 @@ class GraphWriter:
         return self.op("Max", [largest, least], f"{name}.sizes")
 
     def _times_sizes(self, name: str, product: str, sizes: str, bias: FloatArray | None) -> str:
-        """``product`` of rows that were divided by ``sizes``, and the bias."""
+        """``product`` times the divisors of its rows, ``sizes``, plus the bias."""
         if bias is None:
             return self.op("Mul", [product, sizes], name)
         scaled = self.op("Mul", [product, sizes], f"{name}.scaled")
@@ -277,7 +276,7 @@ class GraphWriter:
         return self.op("DequantizeLinear", [codes, scale, zero], name)
 
     def _zero(self, dtype: DType) -> str:
-        """The zero point of values, which also says their type."""
+        """The zero point, which also sets the type of values."""
         name = f"zero.{dtype.value}"
         if all(tensor.name != name for tensor in self._initializers):
             self._initializers.append(TensorProto(name=name, data_type=_ONNX_TYPES[dtype], raw_data=b"\0"))

@@ -1,4 +1,4 @@
-"""What the inputs of linear layers are like: seen on an FP32 engine that gives them as outputs."""
+"""Statistics of the inputs of linear layers, collected from an FP32 engine that has them as outputs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from bei_build.spec.quantization import rounded
 
 FloatArray = npt.NDArray[np.float32]
 
-OUTPUT = "input:"  # and the layer's name: an engine's output that is a linear layer's input
-PRODUCT = "product:"  # the same of its product
+OUTPUT = "input:"  # followed by a layer's name: the engine output that is a linear layer's input
+PRODUCT = "product:"  # the same for its product
 
-# Tokens whose inputs are kept, to choose scales by what they do to products. More changed nothing on MiniLM.
+# Sampled tokens, whose inputs choose scales by the error of products. More tokens changed nothing on MiniLM.
 _MOST_SAMPLES = 768
-_MOST_SAMPLE_BYTES = 1 << 30  # of all layers together
+_MOST_SAMPLE_BYTES = 1 << 30  # for all layers together
 
 
 @dataclass
-class Observation:
+class ActivationStats:
     """``channel_amax`` [in]: the largest absolute value of each channel over all tokens. ``sample`` [n, in]: the inputs
     of some tokens, the first and the last of each text among them."""
 
@@ -42,7 +42,7 @@ class _Collected:
         self.rows.append(rows[chosen])
 
 
-def observed_layers(layers: Sequence[LinearLayer]) -> dict[str, LinearLayer]:
+def input_groups(layers: Sequence[LinearLayer]) -> dict[str, LinearLayer]:
     """One layer of each group, by the group's name: the others have the same input."""
     first: dict[str, LinearLayer] = {}
     for layer in layers:
@@ -50,12 +50,13 @@ def observed_layers(layers: Sequence[LinearLayer]) -> dict[str, LinearLayer]:
     return first
 
 
-def observe(
+def collect_stats(
     engine: Engine, encodings: Sequence[Encoding], widths: Mapping[str, int], seed: int
-) -> dict[str, Observation]:
-    """Inputs by group, from an engine whose outputs ``OUTPUT`` and the group's name they are, one text after the other.
+) -> dict[str, ActivationStats]:
+    """Statistics by group. The engine has an output ``OUTPUT`` + name for each group, and runs one text after the
+    other.
 
-    ``widths``: of the input of each group. Raises EngineError.
+    ``widths``: width of each group's input. Raises EngineError.
     """
     random = np.random.default_rng(seed)
     most = min(_MOST_SAMPLES, _MOST_SAMPLE_BYTES // (4 * sum(widths.values())))
@@ -65,17 +66,17 @@ def observe(
     for encoding in encodings:
         rows = engine.run(PackedBatch.from_encodings([encoding]), outputs)
         count = encoding.num_tokens
-        # The first and the last, which are special tokens in many models and unlike all others, and some between.
+        # The first and the last token, often special tokens with unusual values, and some between.
         ends = np.unique([0, count - 1])
         between = random.permutation(np.arange(1, count - 1))[: max(0, a_text - len(ends))]
         chosen = np.sort(np.concatenate([ends, between]))
         for group, it in collected.items():
             it.add(rows[OUTPUT + group], chosen)
-    return {group: _observation(it, most) for group, it in collected.items()}
+    return {group: _stats(it, most) for group, it in collected.items()}
 
 
 def largest_products(engine: Engine, encodings: Sequence[Encoding], layers: Collection[str]) -> dict[str, float]:
-    """The largest absolute value of each layer's product; the engine has these as outputs. Raises EngineError."""
+    """The largest absolute value of each layer's product, an output of the engine. Raises EngineError."""
     largest = dict.fromkeys(layers, 0.0)
     if not layers:
         return largest
@@ -87,6 +88,6 @@ def largest_products(engine: Engine, encodings: Sequence[Encoding], layers: Coll
     return {name: rounded(value) for name, value in largest.items()}
 
 
-def _observation(collected: _Collected, most: int) -> Observation:
+def _stats(collected: _Collected, most: int) -> ActivationStats:
     assert collected.channel_amax is not None, "there is a text"
-    return Observation(collected.channel_amax, np.concatenate(collected.rows)[:most])
+    return ActivationStats(collected.channel_amax, np.concatenate(collected.rows)[:most])

@@ -1,4 +1,4 @@
-"""How a build finds its quantization: texts, an FP32 engine that shows its layers' inputs, scales, and what is kept."""
+"""Calibration of a build: texts, an FP32 engine that outputs its layers' inputs, scales, and ``quantization.json``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from bei.artifact.certificate.record import LayerSensitivity, QuantizationRecord
 from bei.core import Encoding
 from bei.errors import ConfigError
 from bei_build.checkpoint.heads import tasks_of
-from bei_build.job import Job, opened_fp32
-from bei_build.onnx_graph.writer import Observed
+from bei_build.job import Job, open_fp32
+from bei_build.onnx_graph.writer import ObservedTensor
 from bei_build.progress import Progress
-from bei_build.quantization.activation_stats import OUTPUT, PRODUCT, largest_products, observe, observed_layers
+from bei_build.quantization.activation_stats import OUTPUT, PRODUCT, collect_stats, input_groups, largest_products
 from bei_build.quantization.calibration_texts import CalibrationTexts, calibration_texts
 from bei_build.quantization.checkpoint_scales import stored_ranges, stored_row_scales
-from bei_build.quantization.layer_sensitivity import effects
-from bei_build.quantization.scales import Chosen, Given, choose, worst
+from bei_build.quantization.layer_sensitivity import measure_effects
+from bei_build.quantization.scales import ChosenScales, KnownScales, choose_scales, worst
 from bei_build.reference.held_out import encode
 from bei_build.spec.dtypes import FloatArray
 from bei_build.spec.linear_layers import LinearLayer, is_projection, linear_layers
@@ -31,9 +31,10 @@ _METHODS: dict[Format, Method] = {"fp8": "max", "int8": "mse"}
 
 
 class _LayerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A linear layer in ``quantization.json``. Figures as in ``LayerQuantization``; ``error`` as in ``Chosen``.
+    """A linear layer in ``quantization.json``. Figures as in ``LayerQuantization``; ``error`` as in ``ChosenScales``.
 
-    ``effect``: what rounding it alone changes of the outputs (``effects``); None where that was not asked.
+    ``effect``: the change of the outputs from rounding this layer alone (``layer_sensitivity``); None where it was not
+    measured.
     """
 
     input_amax: float
@@ -47,7 +48,7 @@ class _LayerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True):
-    """``quantization.json``."""
+    """The content of ``quantization.json``."""
 
     format: Format
     method: str
@@ -60,14 +61,14 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Calibrated:
-    """A quantization, how it was found, and which of its layers are left ``high`` all the same.
+class Calibration:
+    """A quantization, the way it was found, and its layers that are kept in ``high`` precision all the same.
 
-    ``effects``: by which layers are chosen for that (``with_more_high``); None: not asked for yet. Empty: they cannot
-    be measured, and layers' own errors count.
+    ``effects``: the order in which layers are kept high (``with_more_high``); None: not measured yet. Empty: they
+    cannot be measured, and the layers' own errors decide.
     """
 
-    chosen: Chosen
+    chosen: ChosenScales
     method: str
     texts: CalibrationTexts
     num_tokens: int
@@ -78,12 +79,12 @@ class Calibrated:
 
     @property
     def quantization(self) -> Quantization:
-        """Of the layers that are quantized."""
+        """The quantization without the layers kept in high precision."""
         return self.chosen.quantization.without(self.high)
 
-    def with_more_high(self, share: float) -> Calibrated | None:
-        """The same with more layers left high, those that do most; None where no more may be. ``share`` as in
-        ``needed``."""
+    def with_more_high(self, share: float) -> Calibration | None:
+        """A copy with more layers kept in high precision, those with the largest effect; None where no more are
+        allowed. ``share`` as in ``needed``."""
         count = min(self.needed(share), self.most_high)
         if count <= len(self.high):
             return None
@@ -91,10 +92,10 @@ class Calibrated:
         return replace(self, high=frozenset(worst(self.effects or self.chosen.errors, layers, count)))
 
     def needed(self, share: float) -> int:
-        """How many layers are to be left high, so that ``share`` of what rounding changes now stays.
+        """Number of layers to keep in high precision, so that ``share`` of the present change from rounding remains.
 
-        Effects of layers add up, nearly, so they say how many that takes, and at least an eighth more than now; where
-        they are not known there are twice as many.
+        Effects of layers nearly add up, so they give that number, at least an eighth more than now; without effects it
+        is twice the present number.
         """
         layers, count = self.chosen.quantization.layers, len(self.high)
         if not self.effects:
@@ -105,7 +106,7 @@ class Calibrated:
 
     @property
     def record(self) -> QuantizationRecord:
-        """For the certificate."""
+        """The certificate's record."""
         return QuantizationRecord(
             format=self.chosen.quantization.format,
             method=self.method,
@@ -124,7 +125,7 @@ class Calibrated:
             ],
         )
 
-    def keep(self, root: Path) -> None:
+    def write(self, root: Path) -> None:
         """Write ``quantization.json`` into the artifact at ``root``."""
         layers = {
             name: _LayerRecord(
@@ -152,10 +153,10 @@ class Calibrated:
         (root / QUANTIZATION).write_bytes(msgspec.json.encode(record) + b"\n")
 
 
-def with_more_high(job: Job, calibrated: Calibrated, share: float, progress: Progress) -> Calibrated | None:
-    """``calibrated`` with more layers left high by their effects; None where no more may be, and a note says how many
-    that would have taken. ``share`` as in ``Calibrated.needed``. Raises EngineError."""
-    measured = _with_effects(job, calibrated, progress)
+def with_more_high(job: Job, calibration: Calibration, share: float, progress: Progress) -> Calibration | None:
+    """``calibration`` with more layers kept in high precision by their effects; None where no more are allowed, with a
+    note on the number that would be needed. ``share`` as in ``Calibration.needed``. Raises EngineError."""
+    measured = _with_effects(job, calibration, progress)
     more = measured.with_more_high(share)
     needed, most = measured.needed(share), measured.most_high
     if more is None and measured.effects and needed > most:
@@ -166,30 +167,31 @@ def with_more_high(job: Job, calibrated: Calibrated, share: float, progress: Pro
     return more
 
 
-def _with_effects(job: Job, calibrated: Calibrated, progress: Progress) -> Calibrated:
-    """``calibrated`` with what rounding each layer changes of the outputs, if layers may be left high. Measured once.
+def _with_effects(job: Job, calibration: Calibration, progress: Progress) -> Calibration:
+    """``calibration`` with the change of the outputs from rounding each layer, if layers may be kept in high precision.
+    Measured once.
 
     Where that cannot be measured, layers are chosen by their own errors, and a note says so. Raises EngineError.
     """
-    if calibrated.effects is not None or not calibrated.most_high:
-        return calibrated
+    if calibration.effects is not None or not calibration.most_high:
+        return calibration
     with progress.step("Measure layers") as step:
-        quantization, encodings = calibrated.chosen.quantization, _encodings(job, calibrated.texts)
+        quantization, encodings = calibration.chosen.quantization, _encodings(job, calibration.texts)
         spec, read, longest = job.checkpoint.spec, job.weights.read, job.limits.max_seq_len
-        found = effects(spec, read, quantization, encodings, longest, job.root)
+        found = measure_effects(spec, read, quantization, encodings, longest, job.root)
         step.details.append(f"what rounding each of {len(quantization.layers)} changes of the outputs")
     if found is None:
         progress.note(
             "the effects of layers on the outputs were not measured: their own errors choose which stay unquantized"
         )
-    return replace(calibrated, effects=found or {})
+    return replace(calibration, effects=found or {})
 
 
-def kept_quantization(root: Path) -> Quantization:
-    """What ``quantization.json`` of the artifact at ``root`` says of the layers that are quantized.
+def read_quantization(root: Path) -> Quantization:
+    """The quantized layers in ``quantization.json`` of the artifact at ``root``.
 
-    Matrices have scales by their largest values: those that an FP8 checkpoint brought are not in it. Raises OSError and
-    msgspec.DecodeError.
+    Matrices have scales by their largest values; row scales of an FP8 checkpoint are not stored in it. Raises OSError
+    and msgspec.DecodeError.
     """
     record = msgspec.json.decode((root / QUANTIZATION).read_bytes(), type=_Record)
     layers = {
@@ -204,7 +206,7 @@ def kept_quantization(root: Path) -> Quantization:
 
 @dataclass(frozen=True)
 class _Task:
-    """``layers`` are to be quantized. ``row_scales`` of matrices, ``ranges`` of inputs: what the checkpoint brings."""
+    """The ``layers`` to quantize. ``row_scales`` of matrices and ``ranges`` of inputs come from the checkpoint."""
 
     layers: Sequence[LinearLayer]
     number_format: Format
@@ -213,8 +215,9 @@ class _Task:
     ranges: Mapping[str, float] | None
 
 
-def calibrated(job: Job, number_format: Format, progress: Progress) -> Calibrated:
-    """Scales for the model's linear layers. Raises ConfigError, VerificationError (memory), and what engines raise."""
+def calibrate(job: Job, number_format: Format, progress: Progress) -> Calibration:
+    """Scales for the model's linear layers. Raises ConfigError, VerificationError (memory), and the errors of
+    engines."""
     config, task = job.config, _task(job, number_format, progress)
     texts = calibration_texts(
         config.calibration_data, config.calibration_column, config.calibration_size, config.calibration_seed
@@ -228,7 +231,7 @@ def calibrated(job: Job, number_format: Format, progress: Progress) -> Calibrate
         )
     most = config.max_highprec_layers
     most_high = max(1, len(task.layers) // 4) if most is None else min(most, len(task.layers))
-    return Calibrated(chosen, how, texts, num_tokens, config.calibration_seed, most_high)
+    return Calibration(chosen, how, texts, num_tokens, config.calibration_seed, most_high)
 
 
 def _task(job: Job, number_format: Format, progress: Progress) -> _Task:
@@ -255,22 +258,25 @@ def _encodings(job: Job, texts: CalibrationTexts) -> list[Encoding]:
     return [encoding for encoding in encodings if encoding.num_tokens]
 
 
-def _chosen(job: Job, task: _Task, encodings: Sequence[Encoding]) -> tuple[Chosen, str]:
-    """Scales, and how they were found."""
+def _chosen(job: Job, task: _Task, encodings: Sequence[Encoding]) -> tuple[ChosenScales, str]:
+    """Scales, and the name of the method."""
     config, read = job.config, job.weights.read
-    groups = observed_layers(task.layers)
+    groups = input_groups(task.layers)
     widths = {group: layer.matrix(read).shape[1] for group, layer in groups.items()}
     rounded_too = [layer for layer in task.layers if config.fp8_outputs and is_projection(layer)]
     by_modelopt = None if task.ranges else _by_modelopt(job, encodings, task.method)
-    outputs = {OUTPUT + group: Observed(layer.name, widths[group]) for group, layer in groups.items()}
+    outputs = {OUTPUT + group: ObservedTensor(layer.name, widths[group]) for group, layer in groups.items()}
     for layer in rounded_too:
-        outputs[PRODUCT + layer.name] = Observed(layer.name, len(layer.matrix(read)), is_product=True)
-    with opened_fp32(job, "The FP32 engine to calibrate with", outputs) as (engine, _):
-        seen = observe(engine, encodings, widths, config.calibration_seed)
+        outputs[PRODUCT + layer.name] = ObservedTensor(layer.name, len(layer.matrix(read)), is_product=True)
+    with open_fp32(job, "The FP32 engine to calibrate with", outputs) as (engine, _):
+        seen = collect_stats(engine, encodings, widths, config.calibration_seed)
         products = largest_products(engine, encodings, [layer.name for layer in rounded_too])
-    percentile, given = config.calibration_percentile, Given(task.ranges or by_modelopt, task.row_scales, products)
+    percentile, given = (
+        config.calibration_percentile,
+        KnownScales(task.ranges or by_modelopt, task.row_scales, products),
+    )
     bits = job.compiler.matrix_bits
-    chosen = choose(task.layers, seen, read, task.number_format, task.method, percentile, given, bits)
+    chosen = choose_scales(task.layers, seen, read, task.number_format, task.method, percentile, given, bits)
     if task.ranges:
         return chosen, "the checkpoint's own"
     how = f"percentile {percentile:g}" if task.method == "percentile" else task.method
@@ -278,7 +284,7 @@ def _chosen(job: Job, task: _Task, encodings: Sequence[Encoding]) -> tuple[Chose
 
 
 def _by_modelopt(job: Job, encodings: Sequence[Encoding], method: Method) -> Mapping[str, float] | None:
-    """Ranges of inputs that ModelOpt measures; None: it is not asked to."""
+    """Ranges of inputs measured by ModelOpt; None where another method is used."""
     if job.config.calibrate_with != "modelopt":
         return None
     if method == "mse":

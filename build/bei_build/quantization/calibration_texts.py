@@ -1,4 +1,4 @@
-"""The texts to calibrate with: the bundled list, or a file of the user's."""
+"""Calibration texts: the bundled list, or the user's file."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from bei_build.reference.held_out import held_out_texts
 
 _COLUMN = "text"
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
-_JOINED = 12  # of the bundled texts, most of which are short, every fourth is joined with so many that follow
+_JOINED = 12  # texts: most bundled ones are short, so every fourth is joined with those after it, this many in all
 
 
 @dataclass(frozen=True)
 class CalibrationTexts:
-    """``source``: where they come from, for people."""
+    """``source``: the origin of the texts, for people."""
 
     source: str
     texts: tuple[str, ...]
 
     @property
     def sha256(self) -> str:
-        """Of all texts, in order."""
+        """Hash of all texts, in order."""
         return hashlib.sha256("\0".join(self.texts).encode()).hexdigest()
 
 
 def calibration_texts(path: str | None, column: str | None, size: int, seed: int) -> CalibrationTexts:
-    """``size`` texts, chosen by ``seed``, of the file ``path`` (None: of the bundled list), never a held-out one.
+    """``size`` texts, chosen by ``seed``, from the file ``path`` (None: the bundled list), without held-out ones.
 
-    A .txt file has a text a line; .jsonl, .csv and .tsv files have them in ``column`` (None: "text"). Raises
+    A .txt file has a text per line; .jsonl, .csv and .tsv files have them in ``column`` (None: "text"). Raises
     ConfigError.
     """
     held_out = set(held_out_texts())

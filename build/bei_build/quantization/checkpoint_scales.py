@@ -13,10 +13,10 @@ from bei_build.weights.model_weights import ModelWeights
 
 
 def stored_ranges(weights: ModelWeights, spec: ModelSpec) -> dict[str, float] | None:
-    """The largest input of each linear layer of ``spec`` by the checkpoint's scales; None: it has none of inputs.
+    """The largest input of each linear layer of ``spec`` by the checkpoint's scales; None: it has no input scales.
 
-    Matrices that are one product share the largest scale of their inputs, and so do gate and up. A layer of which some
-    matrix has no such scale is left out, and stays high. Values are the file's: they are not rounded.
+    Matrices of one product share the largest scale of their inputs, and so do gate and up. A layer with a matrix that
+    has no input scale is left out, and keeps its precision. Values are the file's, not rounded.
     """
     amax = {}
     for layer in linear_layers(spec):
@@ -27,7 +27,7 @@ def stored_ranges(weights: ModelWeights, spec: ModelSpec) -> dict[str, float] | 
 
 
 def stored_row_scales(weights: ModelWeights, spec: ModelSpec) -> dict[str, Mapping[str, FloatArray]]:
-    """The scales of the matrices of the linear layers that the checkpoint has in FP8, all of a layer's.
+    """Row scales of the matrices of the linear layers that the checkpoint has in FP8 completely.
 
     By layers, and by the names of their parts. Experts, which are parts of a tensor, have none.
     """

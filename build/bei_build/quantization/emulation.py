@@ -1,7 +1,7 @@
-"""What a quantized engine will answer, computed by ONNX Runtime in FP32 around the rounded numbers.
+"""Emulation of a quantized engine: ONNX Runtime in FP32 around the rounded numbers.
 
-It runs the same QuantizeLinear and DequantizeLinear nodes as the target does. What it does not show is what the target
-adds: 16-bit arithmetic between the layers, and its own kernels.
+It runs the same QuantizeLinear and DequantizeLinear nodes as the target. It leaves out the target's 16-bit arithmetic
+between the layers, and its own kernels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bei_build.spec.dtypes import DType, FloatArray
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.quantization import Quantization
 
-# They leave out a ReLU or a Clip in front of a QuantizeLinear unless its zero point forbids it, and know none of FP8's.
+# These fusions drop a ReLU or a Clip before a QuantizeLinear unless its zero point forbids it, and do not know FP8's.
 _WRONG_FOR_FP8 = ["ReluQuantRewrite", "ClipQuantRewrite"]
 
 
@@ -41,21 +41,21 @@ class EmulatedEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """The facts."""
+        """Facts about the engine."""
         return self._info
 
     def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
-        """Compute ``outputs`` (None: all), float32, a row a sequence or a token. Raises EngineError."""
+        """Compute ``outputs`` (None: all), float32, a row per sequence or per token. Raises EngineError."""
         names = [name for name in self._info.outputs if outputs is None or name in outputs]
         try:
             values: list[Any] = self._session.run(names, graph_inputs(batch, self._input_names))
-        except Exception as error:  # its classes have no base of their own
+        except Exception as error:  # its classes have no common base
             raise EngineError(f"ONNX Runtime failed on a batch: {error}") from error
         rows = {name: batch.num_tokens if name in self._info.per_token else batch.batch_size for name in names}
         return {name: np.asarray(value, np.float32)[: rows[name]] for name, value in zip(names, values, strict=True)}
 
     def warmup(self) -> None:
-        """Nothing is prepared."""
+        """No-op."""
 
     def close(self) -> None:
         """Free the session."""
@@ -63,10 +63,11 @@ class EmulatedEngine:
 
 
 @contextmanager
-def emulated(
+def emulated_engine(
     spec: ModelSpec, read: Callable[[str], FloatArray], quantization: Quantization, limits: Limits, scratch: Path
 ) -> Iterator[EmulatedEngine]:
-    """``spec`` with its linear layers rounded as ``quantization`` says. Raises EngineError, MissingDependencyError."""
+    """An engine for ``spec`` with linear layers rounded by ``quantization``. Raises EngineError,
+    MissingDependencyError."""
     types = GraphTypes(DType.FP32, DType.FP32, quantization)
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         path = write_graph(spec, read, Path(folder), types, AttentionCore.TRT_ATTENTION, limits.max_seq_len)
@@ -78,7 +79,7 @@ def emulated(
 
 
 def session_of(path: Path) -> Any:
-    """ONNX Runtime's session of the graph at ``path``. Raises EngineError, MissingDependencyError."""
+    """An ONNX Runtime session for the graph at ``path``. Raises EngineError, MissingDependencyError."""
     onnxruntime = _onnxruntime()
     options = onnxruntime.SessionOptions()
     # Its fusion of QuantizeLinear and DequantizeLinear with their neighbours is wrong for FP8 in FP32 graphs.
@@ -88,12 +89,12 @@ def session_of(path: Path) -> Any:
         return onnxruntime.InferenceSession(
             path, options, providers=["CPUExecutionProvider"], disabled_optimizers=_WRONG_FOR_FP8
         )
-    except Exception as error:  # its classes have no base of their own
+    except Exception as error:  # its classes have no common base
         raise EngineError(f"ONNX Runtime cannot run the graph: {error}") from error
 
 
 def check_able() -> None:
-    """Raise MissingDependencyError or BrokenDependencyError where there is no ONNX Runtime that loads."""
+    """Raise MissingDependencyError or BrokenDependencyError where ONNX Runtime cannot be imported."""
     _onnxruntime()
 
 

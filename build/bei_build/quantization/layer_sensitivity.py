@@ -1,8 +1,9 @@
-"""What rounding one linear layer does to a model's outputs: the order in which layers are left high.
+"""Sensitivity of a model's outputs to the rounding of single linear layers: the order of layers to keep high.
 
-The FP32 graph runs in ONNX Runtime with an input beside each layer's product, which is added to it. What rounding
-changes of a product is computed from the input that the layer has in this graph; given there, it shows in the outputs.
-A layer in front of many others may do much with a small error of its own, and the other way round (docs/decisions.md).
+The FP32 graph runs in ONNX Runtime with an input beside each layer's product, which is added to it. The change of a
+product is computed from the layer's input in this graph, and fed to that input; its effect shows in the outputs. A
+layer before many others may have a large effect with a small error of its own, and the other way round
+(docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from bei_build.spec.quantization import Quantization, rounded
 # Values by name.
 Values: TypeAlias = "dict[str, FloatArray]"
 
-_CHANGE = "change:"  # and a layer's name: the graph's input that is added to its product
-_MOST_TOKENS = 320  # of all texts together: the graph runs on them once a layer
+_CHANGE = "change:"  # followed by a layer's name: the graph input that is added to its product
+_MOST_TOKENS = 320  # for all texts together: the graph runs on them once per layer
 _LONGEST = 48
-_MOST_OPERATIONS = 1e14  # of all runs together: about ten minutes of two cores
+_MOST_OPERATIONS = 1e14  # for all runs together: about ten minutes on two cores
 _LEAST = 1e-30
 
 
-def effects(
+def measure_effects(
     spec: ModelSpec,
     read: Callable[[str], FloatArray],
     quantization: Quantization,
@@ -49,13 +50,13 @@ def effects(
     max_seq_len: int,
     scratch: Path,
 ) -> Mapping[str, float] | None:
-    """For each layer of ``quantization``, what rounding it alone changes: over all outputs, the sum of
-    |changed - exact|^2 / |exact|^2.
+    """For each layer of ``quantization``, the change from rounding it alone: the sum over all outputs of |changed -
+    exact|^2 / |exact|^2.
 
-    Measured on some of ``encodings``. None where ONNX Runtime is not installed, where the memory or ten minutes would
-    not do, and where the graph computes some layer's product as something else than one product. Raises EngineError.
+    Measured on some of ``encodings``. None where ONNX Runtime is not installed, where memory or ten minutes do not
+    suffice, and where the graph computes some layer's product other than as one product. Raises EngineError.
     """
-    batch = PackedBatch.from_encodings(_few(encodings))
+    batch = PackedBatch.from_encodings(_sample(encodings))
     operations = 2.0 * spec.num_parameters * batch.num_tokens * len(quantization.layers)
     if importlib.util.find_spec("onnxruntime") is None or operations > _MOST_OPERATIONS:
         return None
@@ -65,12 +66,12 @@ def effects(
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         types = GraphTypes(DType.FP32, DType.FP32)
         path = write_graph(spec, read, Path(folder), types, AttentionCore.TRT_ATTENTION, max_seq_len)
-        graph = _Changeable(path, quantization, [str(head.output) for head in spec.heads], batch)
+        graph = _PerturbedGraph(path, quantization, [str(head.output) for head in spec.heads], batch)
         return {name: rounded(graph.effect(name)) for name in quantization.layers} if graph.is_whole else None
 
 
-def _few(encodings: Sequence[Encoding]) -> list[Encoding]:
-    """The first that are short, so that several texts have a say; the shortest where none is."""
+def _sample(encodings: Sequence[Encoding]) -> list[Encoding]:
+    """The first short encodings, so that several texts are used; the shortest one where none is short."""
     short = [encoding for encoding in encodings if encoding.num_tokens <= _LONGEST]
     chosen: list[Encoding] = []
     for encoding in short or sorted(encodings, key=lambda encoding: encoding.num_tokens):
@@ -80,8 +81,8 @@ def _few(encodings: Sequence[Encoding]) -> list[Encoding]:
     return chosen
 
 
-class _Changeable:
-    """The graph at ``path`` with inputs for changes, on ``batch``. ``is_whole``: every layer's product is in it."""
+class _PerturbedGraph:
+    """The graph at ``path`` with inputs for changes, run on ``batch``. ``is_whole``: it has every layer's product."""
 
     def __init__(self, path: Path, quantization: Quantization, outputs: Sequence[str], batch: PackedBatch) -> None:
         model = onnx.load(path, load_external_data=False)
@@ -100,9 +101,9 @@ class _Changeable:
         self._exact = self._run({}, [*self._outputs, *set(self._read_by.values())])
 
     def effect(self, layer: str) -> float:
-        """What rounding ``layer`` changes."""
+        """The effect of rounding ``layer``."""
         rows, matrix = self._exact[self._read_by[layer]], self._matrices[layer]
-        # Scales that a checkpoint brings are of rows without the score scale, which queries have here.
+        # A checkpoint's scales are for rows without the score scale, which queries have here.
         how = replace(self._quantization.layers[layer], row_scales={})
         change = rounded_product(rows, matrix, how, self._quantization.format) - rows @ matrix.T
         found = self._run({_CHANGE + layer: change}, self._outputs)
@@ -112,7 +113,7 @@ class _Changeable:
     def _run(self, changes: Mapping[str, FloatArray], names: Sequence[str]) -> Values:
         try:
             return dict(zip(names, self._session.run(names, {**self._inputs, **changes}), strict=True))
-        except Exception as error:  # its classes have no base of their own
+        except Exception as error:  # its classes have no common base
             raise EngineError(f"ONNX Runtime failed on a batch: {error}") from error
 
 
@@ -127,7 +128,8 @@ def _products(model: ModelProto, quantization: Quantization) -> list[tuple[Any, 
 
 
 def _with_changes(model: ModelProto, layers: Mapping[str, FloatArray]) -> dict[str, str]:
-    """Add inputs to ``model`` whose values are added to products; returns what each layer reads, an output then."""
+    """Add inputs to ``model`` whose values are added to products; returns the input of each layer, which becomes an
+    output."""
     read_by, nodes = {}, []
     for node in model.graph.node:
         nodes.append(node)

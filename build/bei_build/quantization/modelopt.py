@@ -1,7 +1,7 @@
-"""Calibration by nvidia-modelopt: it measures what goes into the linear layers of the Hugging Face model.
+"""Calibration by nvidia-modelopt: it measures the inputs of the linear layers of the Hugging Face model.
 
-The only file that imports modelopt. It takes from it the quantizers and their calibrators, for inputs of linear layers;
-scales of matrices follow from the matrices. Texts run one by one, in FP32, and nothing is quantized while they do.
+The only file that imports modelopt. It uses its quantizers and their calibrators for inputs of linear layers; scales of
+matrices follow from the matrices. Texts run one by one, in FP32, without quantization.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bei_build.weights.stored_names import StoredNames
 
 Method: TypeAlias = Literal["max", "percentile"]
 
-# ModelOpt's own is 99.99, which is too low for numbers with exponents (docs/decisions.md, "What ModelOpt gives").
+# ModelOpt's default is 99.99, which is too low for floating-point formats (docs/decisions.md, "What ModelOpt gives").
 PERCENTILE = 99.999
 
 
@@ -41,10 +41,10 @@ def calibrate_with_modelopt(
 ) -> dict[str, float]:
     """The largest absolute input of each linear layer, by its name in the graph, over ``encodings``.
 
-    ``method`` "percentile": not the largest one, but that which ``percentile`` percent (above 0, at most 100) of the
-    values are below, of a histogram. Matrices that are one product have one value, and so have an MLP's gate and up;
-    layers that share their weights have one too, because transformers has one module for them.
-    Raises ConfigError for a model or a layer that transformers has no linear module for, MissingDependencyError.
+    ``method`` "percentile": the bound of ``percentile`` percent (above 0, at most 100) of the values, by a histogram,
+    instead of the largest. Matrices of one product have one value, and so have an MLP's gate and up; layers that share
+    their weights have one too, because transformers has one module for them. Raises ConfigError for a model or a layer
+    without a linear module in transformers, MissingDependencyError.
     """
     if not 0.0 < percentile <= 100.0:
         raise ConfigError(f"A percentile of inputs is above 0 and at most 100, not {percentile}.")
@@ -73,14 +73,14 @@ def calibrate_with_modelopt(
 
 
 def linear_modules(model: Any) -> dict[str, Any]:
-    """The linear layers of a torch.nn.Module by name; one that has several names under the first of them."""
+    """The linear layers of a torch.nn.Module by name; a layer with several names by the first."""
     import torch
 
     return {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
 
 
 def hf_modules(spec: ModelSpec, family: Family, modules: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """Which of ``modules``, the linear ones of the family's reference class, hold each linear layer's matrices.
+    """The ``modules``, linear ones of the family's reference class, that hold each linear layer's matrices.
 
     By the layer's name in the graph; a module that holds several of them is named once. Raises ConfigError for a layer
     whose matrices are in none of them.
@@ -90,7 +90,7 @@ def hf_modules(spec: ModelSpec, family: Family, modules: Collection[str]) -> dic
     stored: dict[str, tuple[int, ...]] = {f"{prefix}{module}.weight": () for module in modules}
     names, found = StoredNames(family), {}
     for layer in linear_layers(spec):
-        tensors = [names.of(weight, stored) for weight in layer.weights]
+        tensors = [names.find(weight, stored) for weight in layer.weights]
         missing = next((tensor for tensor in tensors if tensor not in stored), None)
         if missing is not None:
             raise ConfigError(
@@ -113,10 +113,10 @@ def _imported() -> Any:
 def _measured(
     modelopt: Any, layers: Sequence[Any], run: Callable[[], object], method: Method, percentile: float
 ) -> list[float]:
-    """The ``method``'s largest input of each of ``layers``, torch.nn.Linear, while ``run`` runs. Changes them.
+    """The largest input by ``method`` of each of ``layers``, torch.nn.Linear, while ``run`` runs. Changes the layers.
 
-    They get ModelOpt's FP8 quantizers by themselves, without the model around them: ModelOpt has classes for parts of
-    some models, of the versions of transformers that it knows, and none of them is needed here.
+    They get ModelOpt's FP8 quantizers one by one, without the model around them: ModelOpt's own classes for parts of
+    some models depend on versions of transformers, and none of them is needed here.
     """
     import torch
 
@@ -136,13 +136,13 @@ def _measured(
     )
     with _quiet():
         for quantizer in quantizers:
-            quantizer.load_calib_amax(strict=False, **arguments)  # NaN where it has seen nothing
+            quantizer.load_calib_amax(strict=False, **arguments)  # NaN where it has seen no values
     return [float(quantizer.amax) for quantizer in quantizers]
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """ModelOpt prints what it does, and warns of versions of transformers that it has not been tested with."""
+    """Silence ModelOpt's prints, and its warnings about versions of transformers that it was not tested with."""
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,4 +1,4 @@
-"""Rounding to a format in numpy: what engines compute with, so that scales can be chosen by it."""
+"""Rounding to a format in numpy, as engines compute it, for the choice of scales."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from bei_build.spec.quantization import LARGEST, Format, LayerQuantization, scal
 
 FloatArray = npt.NDArray[np.float32]
 
-LEAST_SIZE = 1e-5  # of an input, or of a token's
+LEAST_SIZE = 1e-5  # lower bound of the size of an input, or of a token's
 
 
 def round_to(values: FloatArray, scale: npt.ArrayLike, number_format: Format) -> FloatArray:
-    """``values`` as what their rounded numbers stand for; what is too large becomes the largest number."""
+    """``values`` rounded to numbers of the format times ``scale``; larger ones become the largest number."""
     largest = LARGEST[number_format]
     wide = np.asarray(scale, np.float32)
     codes = np.clip(values / wide, -largest, largest)
@@ -27,14 +27,14 @@ def round_to(values: FloatArray, scale: npt.ArrayLike, number_format: Format) ->
 
 
 def round_rows(matrix: FloatArray, number_format: Format, bits: int = 8) -> FloatArray:
-    """``matrix`` [out, in] with a scale a row. ``bits`` as in ``LayerQuantization``."""
+    """``matrix`` [out, in] rounded with a scale per row. ``bits`` as in ``LayerQuantization``."""
     return round_to(matrix, scales_of_rows(matrix, number_format, bits)[:, None], number_format)
 
 
 def rounded_product(
     rows: FloatArray, matrix: FloatArray, layer: LayerQuantization, number_format: Format
 ) -> FloatArray:
-    """``rows @ matrix.T`` as a layer that is quantized so computes it; ``rows`` [n, in], ``matrix`` [out, in]."""
+    """``rows @ matrix.T`` as a quantized layer computes it; ``rows`` [n, in], ``matrix`` [out, in]."""
     if layer.smoothing is not None:
         factors = np.array(layer.smoothing, np.float32)
         rows, matrix = rows / factors, matrix * factors

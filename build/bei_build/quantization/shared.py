@@ -1,4 +1,4 @@
-"""Inputs that several linear layers read."""
+"""Shared inputs of linear layers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 
 def shared_by_gate_and_up(amax: Mapping[str, float]) -> dict[str, float]:
-    """``amax`` of the inputs of linear layers, by name, with one for an MLP's gate and up: they read the same."""
+    """``amax`` of the inputs of linear layers, by name, with one value for an MLP's gate and up, which read the same
+    input."""
     shared = dict(amax)
     for name in amax:
         mlp, _, role = name.rpartition(".")

@@ -1,1 +1,1 @@
-"""What an engine is compared with: the HF model, the PyTorch module, held-out texts, the retrieval set."""
+"""References that engines are compared with: the HF model, the PyTorch module, held-out texts, the retrieval set."""

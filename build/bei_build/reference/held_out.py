@@ -1,4 +1,4 @@
-"""What an engine is verified with: held-out texts, and a reference that answers them within a budget of time."""
+"""Held-out texts, and references that answer them within a time budget."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from bei_build.spec.model_spec import ModelSpec
 from bei_build.tokenizer.library_tokenizer import Texts
 
 CANARY_TEXT = "The quick brown fox jumps over the lazy dog."
-_UNPOOLED = 5  # tokens of a prompt, where the model leaves it out
-# Of a budget, for the engine: in packed batches it takes a fraction of the reference's time for a text.
+_UNPOOLED = 5  # length of the prompt, in models that leave it out of the mean
+# The engine's share of a budget: in packed batches it takes a fraction of the reference's time for a text.
 ENGINE_SHARE = 0.5
 
 
 class Budget:
-    """The time for verifying; ``seconds`` None: as long as it takes. Begins when it is made."""
+    """The time for verification, from construction on; ``seconds`` None: no limit."""
 
     def __init__(self, seconds: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
@@ -37,30 +37,31 @@ class Budget:
 
     @property
     def is_limited(self) -> bool:
-        """Whether it can be used up at all."""
+        """True if there is a limit."""
         return self._seconds is not None
 
     def is_used(self, share: float = 1.0) -> bool:
-        """Whether ``share`` of the time is over."""
+        """True if ``share`` of the time is over."""
         return self._seconds is not None and self._clock() - self._started >= self._seconds * share
 
 
-# Texts or pairs, all of one kind, for a model; None for one without tokens.
+# Encodes texts or pairs, all of one kind, for a model; None for one without tokens.
 Encode: TypeAlias = "Callable[[Sequence[Texts]], list[Encoding | None]]"
 
 
 class Reference(Protocol):
-    """Something that computes a model's outputs by other means than the engine under test."""
+    """An implementation of a model that is independent of the engine under test."""
 
     name: str
-    is_own: bool  # bei's own engine: what is certified is self-consistency
+    is_own: bool  # bei's own engine: the certificate states self-consistency
 
     def run(self, encodings: Sequence[Encoding], outputs: Sequence[str]) -> Rows:
-        """Each of ``outputs`` of each encoding: float32 [width], or [tokens, width] of an output per token."""
+        """Outputs ``outputs`` of each encoding: float32 [width], or [tokens, width] for an output per token."""
 
 
 class EngineReference:
-    """An FP32 engine as the reference where torch is not installed: one text at a time, so packing is still tested."""
+    """An FP32 engine as the reference where torch is not installed. It runs one text at a time, so that packing is
+    still tested."""
 
     def __init__(self, engine: Engine, name: str) -> None:
         self.name = name
@@ -68,12 +69,12 @@ class EngineReference:
         self._engine = engine
 
     def run(self, encodings: Sequence[Encoding], outputs: Sequence[str]) -> Rows:
-        """Each of ``outputs`` of each encoding: float32 [width], or [tokens, width] of an output per token."""
+        """Outputs ``outputs`` of each encoding: float32 [width], or [tokens, width] for an output per token."""
         return joined([run(self._engine, [encoding], outputs) for encoding in encodings])
 
 
 def held_out_texts() -> list[str]:
-    """The texts of ``data/held_out.txt``, one a line; lines that start with # are comments."""
+    """The texts of ``data/held_out.txt``, one per line; lines that start with # are comments."""
     text = (resources.files("bei_build") / "data" / "held_out.txt").read_text(encoding="utf-8")
     return [line for line in text.splitlines() if line and not line.startswith("#")]
 
@@ -81,7 +82,8 @@ def held_out_texts() -> list[str]:
 def encode(
     tokenizer: Tokenizer, texts: Sequence[str], spec: ModelSpec, max_seq_len: int, *, pairs: bool = False
 ) -> list[Encoding]:
-    """Tokenize ``texts`` as the server will: truncated with special tokens kept. ``pairs``: each with the next one."""
+    """Tokenize ``texts`` like the server: truncated, with special tokens kept. ``pairs``: each text with the next
+    one."""
     if pairs:
         return encode_pairs(tokenizer, list(zip(texts, [*texts[1:], texts[0]], strict=True)), spec, max_seq_len)
     tokenizer = _truncating(tokenizer, max_seq_len)
@@ -91,13 +93,13 @@ def encode(
 def encode_pairs(
     tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], spec: ModelSpec, max_seq_len: int
 ) -> list[Encoding]:
-    """As ``encode``, of two texts each that the model reads together."""
+    """Like ``encode``, for pairs that the model reads together."""
     tokenizer = _truncating(tokenizer, max_seq_len)
     return [_encoding(tokenizer.encode(first, second), spec) for first, second in pairs]
 
 
 def _truncating(tokenizer: Tokenizer, max_seq_len: int) -> Tokenizer:
-    """A copy: truncation is state."""
+    """A copy with truncation, which is state of a tokenizer."""
     copy = Tokenizer.from_str(tokenizer.to_str())
     copy.enable_truncation(max_seq_len)
     return copy
@@ -109,8 +111,8 @@ def _encoding(encoded: tokenizers.Encoding, spec: ModelSpec) -> Encoding:
 
 
 def held_out(encode: Encode, spec: ModelSpec, max_seq_len: int, expansion: Expansion | None = None) -> HeldOut:
-    """A scorer of pairs gets pairs; every other text gets the ``expansion`` of a query, or is pooled without its first
-    tokens where the model leaves prompts out."""
+    """The held-out texts as the model reads them: pairs for a scorer; else every other text gets the ``expansion`` of a
+    query, or is pooled without its first tokens where the model leaves prompts out."""
     found = [(text, encoding) for (text,), encoding in _encoded(encode, [(text,) for text in held_out_texts()])]
     texts, encodings = [text for text, _ in found], [encoding for _, encoding in found]
     if "rerank" in tasks_of(spec.heads[0], spec.hidden_size) and max_seq_len > 8:
@@ -127,7 +129,7 @@ def held_out(encode: Encode, spec: ModelSpec, max_seq_len: int, expansion: Expan
 
 
 def _encoded(encode: Encode, texts: Sequence[Texts]) -> list[tuple[Texts, Encoding]]:
-    """Those that have tokens: without special ones a text may have none."""
+    """The texts that have tokens, with their encodings: without special tokens a text may have none."""
     found = zip(texts, encode(texts), strict=True)
     return [(text, encoding) for text, encoding in found if encoding is not None]
 
@@ -135,7 +137,7 @@ def _encoded(encode: Encode, texts: Sequence[Texts]) -> list[tuple[Texts, Encodi
 def ask_reference(
     reference: Reference, encodings: Sequence[Encoding], outputs: Sequence[str], budget: Budget
 ) -> ReferenceAnswers:
-    """Its rows for the first of ``encodings``: for all of them unless the budget ends before."""
+    """The reference's rows for the first of ``encodings``: for all of them unless the budget ends earlier."""
     if not budget.is_limited:
         return ReferenceAnswers(reference.name, reference.is_own, reference.run(encodings, outputs))
     parts: list[Rows] = []
@@ -147,7 +149,7 @@ def ask_reference(
 
 
 def rank_by_reference(reference: Reference, questions: RetrievalQuestions, budget: Budget) -> list[float] | None:
-    """Its nDCG@10 for each query of ``questions``; None where the budget ends before it has answered all of them."""
+    """The reference's nDCG@10 for each query of ``questions``; None where the budget ends before all are answered."""
     encodings, output = questions.encodings, questions.ranking.output
     if not budget.is_limited:
         return ndcgs(questions, reference.run(encodings, [output]))
@@ -159,7 +161,7 @@ def rank_by_reference(reference: Reference, questions: RetrievalQuestions, budge
     return ndcgs(questions, joined(parts))
 
 
-def uncertified(answers: EngineAnswers, questions: HeldOut) -> Certificate:
+def uncompared_certificate(answers: EngineAnswers, questions: HeldOut) -> Certificate:
     """The certificate of an engine that was compared with nothing. Raises VerificationError for NaN or Inf."""
     if not np.isfinite(answers.canary).all():
         raise VerificationError(

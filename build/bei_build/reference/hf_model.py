@@ -1,7 +1,7 @@
-"""The Hugging Face implementation in FP32: what every engine is held against.
+"""The Hugging Face implementation in FP32: the reference for engines.
 
-One text at a time, without padding; shares the spec of the heads with the graph, and no code. The only file that
-imports torch and transformers' model classes.
+It runs one text at a time, without padding; it shares the spec of the heads with the graph, and no code. The only file
+that imports torch and transformers' model classes.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from bei_build.spec.parts import (
 from bei_build.weights.model_weights import ModelWeights
 from bei_build.weights.stored_names import StoredNames
 
-# Models of this many bytes of FP32 weights are widened module by module, if they are stored in one 16-bit type. The
-# numbers are the same, and no more of the weights lies in memory as FP32 than one module's; a text takes longer by
-# the time of widening (docs/decisions.md, "Memory of large models").
+# Models with this many bytes of FP32 weights are widened module by module, if they are stored in one 16-bit type. The
+# numbers are the same, and only one module's weights are in memory as FP32; each text takes longer by the time of
+# widening (docs/decisions.md, "Memory of large models").
 WIDEN_FROM_BYTES = 2 << 30
 _NARROW_TYPES = {"BF16": "bfloat16", "F16": "float16", "torch.bfloat16": "bfloat16", "torch.float16": "float16"}
 
 
 def is_available() -> bool:
-    """Whether torch is installed, in a version that transformers works with."""
+    """True if torch is installed in a version that transformers supports."""
     if importlib.util.find_spec("torch") is None:
         return False
     from transformers.utils.import_utils import is_torch_available
@@ -52,7 +52,7 @@ def is_available() -> bool:
 
 
 class HFReference:
-    """The backbone is transformers' model class; pooling and heads are written here, in torch."""
+    """transformers' model class as the backbone, with pooling and heads written here in torch."""
 
     def __init__(self, checkpoint: Checkpoint, weights: ModelWeights) -> None:
         # Torch's threads spin by default while they wait for each other: on shared cores, or under a container's quota,
@@ -70,12 +70,12 @@ class HFReference:
         self.is_own = False
         self._spec = checkpoint.spec
         self._torch = torch
-        # A token may have no key in its window: torch's attention gives zeros, as the graph does, the eager one a mean
+        # Rows without a key in their window: torch's attention gives zeros, as the graph does, the eager one a mean
         # over padding.
         windows = any(layer.attention.window is not None for layer in checkpoint.spec.layers)
         implementation = "sdpa" if checkpoint.spec.partial_keys and windows else "eager"
-        # Decoders made bidirectional by their authors' own code: transformers would mask what comes later, but for
-        # classes that know the key by which config.json says it.
+        # Decoders made bidirectional by their authors' own code: transformers would mask later tokens, except in
+        # classes that know the config.json key for it.
         known = hasattr(type(checkpoint.config), "use_bidirectional_attention")
         own_mask = known and bool(checkpoint.config.use_bidirectional_attention)
         is_decoder = checkpoint.family.is_decoder
@@ -84,7 +84,7 @@ class HFReference:
         reads_files = not checkpoint.fp8 and not weights.is_renamed
         self._model: Any = self._widened(checkpoint, implementation, weights.stored_types) if reads_files else None
         if self._model is None:
-            # Else the model's weights are the file's own pages.
+            # Otherwise the model's weights are the mapped pages of the file.
             if not reads_files or weights.stored_types - {"F32", "torch.float32"}:
                 memory.require(4 * checkpoint.spec.num_parameters, "The reference, a copy of the model in FP32,")
             tensors = None if reads_files else {n: torch.from_numpy(array) for n, array in weights.stored_tensors()}
@@ -92,17 +92,17 @@ class HFReference:
 
     @property
     def model(self) -> Any:
-        """transformers' module that gives the token states, a torch.nn.Module."""
+        """transformers' module that computes the token states, a torch.nn.Module."""
         return self._model
 
     def _widened(self, checkpoint: Checkpoint, implementation: str, stored: frozenset[str]) -> Any:
-        """The model with weights as stored and FP32 arithmetic; None where it is small, or where this is not exact."""
+        """The model with weights as stored and FP32 arithmetic; None for small models, and where this is not exact."""
         torch, narrow = self._torch, [_NARROW_TYPES.get(name) for name in stored]
         if 4 * checkpoint.spec.num_parameters < WIDEN_FROM_BYTES or len(narrow) != 1 or narrow[0] is None:
             return None
         self._model = model = _load_model(checkpoint, implementation, getattr(torch, narrow[0]))
         if any(buffer.is_floating_point() and buffer.dtype != torch.float32 for buffer in model.buffers()):
-            return None  # constants that transformers has rounded to the stored type (Gemma's scale of embeddings)
+            return None  # transformers has rounded constants to the stored type (Gemma's scale of embeddings)
         widen_modules(model)
         try:
             with torch.inference_mode():
@@ -112,7 +112,7 @@ class HFReference:
         return model if states.dtype == torch.float32 else None
 
     def run(self, encodings: Sequence[Encoding], outputs: Sequence[str]) -> Mapping[str, list[Float32Array]]:
-        """Each of ``outputs`` of each encoding: float32 [width], or [tokens, width] of an output per token."""
+        """Outputs ``outputs`` of each encoding: float32 [width], or [tokens, width] for an output per token."""
         heads = [head for head in self._spec.heads if head.output in outputs]
         rows: dict[str, list[Float32Array]] = {head.output: [] for head in heads}
         with self._torch.inference_mode():
@@ -139,7 +139,7 @@ class HFReference:
             if shares is None:
                 return outputs.last_hidden_state[0]
             return sum(share * states[0] for share, states in zip(shares, outputs.hidden_states, strict=True))
-        except Exception as error:  # whatever the model's code raises
+        except Exception as error:  # the model's code may raise anything
             raise _unusable(f"transformers' {type(self._model).__name__} failed on a text", error) from error
 
     def _head(self, states: Any, head: HeadSpec, encoding: Encoding) -> Any:
@@ -245,7 +245,7 @@ class HFReference:
 def widen_modules(model: Any) -> None:
     """Give each module of ``model`` FP32 copies of its own parameters while it runs.
 
-    A module raises TypeError for a 16-bit input: other code has rounded it.
+    A module raises TypeError for a 16-bit input, which other code has rounded.
     """
     import torch
 
@@ -259,15 +259,14 @@ def widen_modules(model: Any) -> None:
 
 
 class _Widening:
-    """Hooks around a module. Matrices of linear layers are widened into memory that was used before: most of the time
-    of widening went into fresh pages. Other modules might hand out their parameters, so theirs are new each time.
-    """
+    """Hooks around a module. Matrices of linear layers are widened into reused memory: most of the time of widening
+    went into fresh pages. Other modules might return their parameters, so their copies are new each time."""
 
     def __init__(self) -> None:
         self._free: dict[Any, list[Any]] = {}
 
     def widen(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before the module runs."""
+        """Hook before the module runs."""
         import torch
 
         for value in (*args, *kwargs.values()):
@@ -281,7 +280,7 @@ class _Widening:
                 module._parameters[name] = wide.copy_(parameter)
 
     def narrow(self, module: Any, *_: Any) -> None:
-        """After it has run, or failed."""
+        """Hook after it has run, or failed."""
         import torch
 
         stored = module.__dict__.pop("stored_parameters", {})
@@ -293,8 +292,7 @@ class _Widening:
 
 def _load_model(checkpoint: Checkpoint, implementation: str, dtype: Any, tensors: dict[str, Any] | None = None) -> Any:
     """The family's reference class with the checkpoint's weights as ``dtype``; ``tensors``, by the checkpoint's names,
-    in place of what its files hold. Raises VerificationError.
-    """
+    replace the content of its files. Raises VerificationError."""
     import transformers
 
     assert checkpoint.family.reference_class is not None, "the caller asks only for families that have a reference"
@@ -302,7 +300,7 @@ def _load_model(checkpoint: Checkpoint, implementation: str, dtype: Any, tensors
     renamed = {f"^{re.escape(name)}": "" for name in (checkpoint.family.reference_prefix,) if name}
     try:
         model_class = getattr(transformers, name)
-        if tensors is not None and name == "AutoModel":  # it asks for a folder; the class that it stands for does not
+        if tensors is not None and name == "AutoModel":  # AutoModel needs a folder; the class that it selects does not
             model_class = _class_of(checkpoint.config)
         model, found = model_class.from_pretrained(
             checkpoint.folder if tensors is None else None,
@@ -320,9 +318,8 @@ def _load_model(checkpoint: Checkpoint, implementation: str, dtype: Any, tensors
 
 
 def _refuse_random(name: str, family: Family, missing: Iterable[str]) -> None:
-    """Raise VerificationError for tensors that transformers has not found and has filled with random numbers; it
-    computes some itself, and what nothing that is built depends on may be anything.
-    """
+    """Raise VerificationError for tensors that transformers did not find and filled with random numbers. Tensors that
+    it computes are allowed, and those on which no output depends."""
     names = StoredNames(family)
     random = sorted(tensor for tensor in missing if names.is_read(tensor) and not names.computed(tensor))
     if random:
@@ -334,7 +331,7 @@ def _refuse_random(name: str, family: Family, missing: Iterable[str]) -> None:
 
 
 def _class_of(config: Any) -> Any:
-    """The class that transformers' AutoModel makes of ``config``."""
+    """The class that transformers' AutoModel selects for ``config``."""
     import torch
     import transformers
 
@@ -343,7 +340,7 @@ def _class_of(config: Any) -> Any:
 
 
 def _unusable(what: str, error: Exception) -> VerificationError:
-    reason = next(iter(str(error).splitlines()), "")  # what follows lists all classes that there are
+    reason = next(iter(str(error).splitlines()), "")  # later lines list all existing classes
     return VerificationError(
         f"{what} ({type(error).__name__}: {reason}). Build with --reference engine to verify with bei's own FP32 "
         "engine instead. If transformers has another class for this model, its family must name it as reference_class."

@@ -1,4 +1,4 @@
-"""The bundled retrieval set, as a model is asked about it: with its prompts, roles, pairs or template."""
+"""The bundled retrieval set, encoded for a model: with its prompts, roles, pairs or template."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from bei_build.checkpoint.heads import tasks_of
 from bei_build.reference.held_out import encode, encode_pairs
 from bei_build.spec.model_spec import ModelSpec
 
-# A reranker scores so many documents a query: those that answer it, the others of its subject, and the next subject's.
+# Documents per query that a reranker scores: those that answer it, others on its subject, and the next subject's.
 NUM_CANDIDATES = 10
-# And only every third query: with a query's pairs it costs ten times what an embedder costs.
+# Queries for a reranker: every third, because with a query's pairs it costs ten times as much as an embedder.
 _EVERY = 3
-# Below it most texts are cut to a few words.
+# For shorter limits most texts would be cut to a few words.
 LEAST_SEQ_LEN = 32
 _RANKING_TASKS = {"embed", "embed_sparse", "embed_tokens", "rerank"}
 _OUTPUTS = ("embedding", "sparse", "token_weights", "token_embedding")
@@ -49,7 +49,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class RetrievalSet:
-    """``grades[q]``: the documents that answer ``queries[q]``, and how well, 2 or 1. Documents of one subject are
+    """``grades[q]``: the documents that answer ``queries[q]``, with grade 2 (well) or 1. Documents on one subject are
     neighbours."""
 
     queries: tuple[str, ...]
@@ -57,7 +57,7 @@ class RetrievalSet:
     grades: tuple[dict[int, int], ...]
 
 
-def bundled() -> RetrievalSet:
+def bundled_set() -> RetrievalSet:
     """The set in ``data/retrieval.json``."""
     content = (resources.files("bei_build") / "data" / "retrieval.json").read_bytes()
     queries: list[str] = []
@@ -73,7 +73,7 @@ def bundled() -> RetrievalSet:
 
 
 def check_ranks(spec: ModelSpec, max_seq_len: int) -> None:
-    """Raise ConfigError where the set cannot be asked for."""
+    """Raise ConfigError where the set does not suit the model."""
     tasks = {task for head in spec.heads for task in tasks_of(head, spec.hidden_size)}
     if not tasks & _RANKING_TASKS:
         raise ConfigError(
@@ -86,8 +86,8 @@ def check_ranks(spec: ModelSpec, max_seq_len: int) -> None:
 
 
 def ranking_output(manifest: Manifest) -> str | None:
-    """The output by which a model ranks documents, of several the first; None where it does not, or where the engine
-    answers one side only."""
+    """The output by which a model ranks documents, the first of several; None where it does not rank, or where the
+    engine encodes one side only."""
     if manifest.max_seq_len < LEAST_SEQ_LEN or any(role.table for role in manifest.roles.values()):
         return None
     if "rerank" in manifest.tasks:
@@ -95,15 +95,15 @@ def ranking_output(manifest: Manifest) -> str | None:
     return next((name for name in _OUTPUTS if manifest.dimension(name) is not None), None)
 
 
-def questions_of(
+def retrieval_questions(
     manifest: Manifest, spec: ModelSpec, tokenizer: Tokenizer, asked: RetrievalSet
 ) -> RetrievalQuestions | None:
-    """How the model of ``manifest`` is asked; None where it does not rank, or has no tokens for the texts."""
-    output, readable = ranking_output(manifest), _readable(asked, tokenizer)
+    """The set encoded for the model of ``manifest``; None where it does not rank, or has no tokens for the texts."""
+    output, readable = ranking_output(manifest), _with_tokens(asked, tokenizer)
     if output is None or not readable.queries:
         return None
     if output == "logits":
-        return _of_reranker(manifest, spec, tokenizer, readable)
+        return _reranker_questions(manifest, spec, tokenizer, readable)
     ranking = RetrievalRanking(
         output=output,
         num_documents=len(readable.documents),
@@ -114,14 +114,14 @@ def questions_of(
         document_skip_ids=_skip_ids(manifest, output, "document", tokenizer),
     )
     encodings = [
-        *_of_side(manifest, spec, tokenizer, "query", readable.queries),
-        *_of_side(manifest, spec, tokenizer, "document", readable.documents),
+        *_encode_side(manifest, spec, tokenizer, "query", readable.queries),
+        *_encode_side(manifest, spec, tokenizer, "document", readable.documents),
     ]
     return RetrievalQuestions(ranking, encodings)
 
 
-def _readable(asked: RetrievalSet, tokenizer: Tokenizer) -> RetrievalSet:
-    """Without the texts that have no tokens, and the queries that are left without an answer."""
+def _with_tokens(asked: RetrievalSet, tokenizer: Tokenizer) -> RetrievalSet:
+    """The set without texts that have no tokens, and without queries that are left unanswered."""
     places: dict[int, int] = {}
     for document, text in enumerate(asked.documents):
         if tokenizer.encode(text).ids:
@@ -139,7 +139,9 @@ def _readable(asked: RetrievalSet, tokenizer: Tokenizer) -> RetrievalSet:
     )
 
 
-def _of_reranker(manifest: Manifest, spec: ModelSpec, tokenizer: Tokenizer, asked: RetrievalSet) -> RetrievalQuestions:
+def _reranker_questions(
+    manifest: Manifest, spec: ModelSpec, tokenizer: Tokenizer, asked: RetrievalSet
+) -> RetrievalQuestions:
     queries, grades_of = asked.queries[::_EVERY], asked.grades[::_EVERY]
     candidates = [_candidates(grades, len(asked.documents)) for grades in grades_of]
     pairs = [
@@ -152,7 +154,7 @@ def _of_reranker(manifest: Manifest, spec: ModelSpec, tokenizer: Tokenizer, aske
         prompted = [(before + query + behind, document) for query, document in pairs]
         encodings = encode_pairs(tokenizer, prompted, spec, manifest.max_seq_len)
     else:
-        encodings = _framed(tokenizer, manifest.rerank_template, pairs, manifest.max_seq_len)
+        encodings = _encode_in_template(tokenizer, manifest.rerank_template, pairs, manifest.max_seq_len)
     ranking = RetrievalRanking(
         output="logits",
         num_documents=len(asked.documents),
@@ -163,33 +165,34 @@ def _of_reranker(manifest: Manifest, spec: ModelSpec, tokenizer: Tokenizer, aske
 
 
 def _candidates(grades: dict[int, int], num_documents: int) -> list[int]:
-    """In the documents' order: those with grades, and their neighbours."""
+    """Documents with grades and their neighbours, in order."""
     first = min(grades)
     start = max(0, min(first - first % 5, num_documents - NUM_CANDIDATES))
     near = [document for document in range(start, num_documents) if document not in grades]
     return sorted([*grades, *near[: max(0, NUM_CANDIDATES - len(grades))]])
 
 
-def _framed(
+def _encode_in_template(
     tokenizer: Tokenizer, template: RerankTemplate, pairs: Sequence[tuple[str, str]], max_seq_len: int
 ) -> list[Encoding]:
-    """Only the body is cut."""
-    texts = [template.prefix, template.suffix, *(_filled(template, query, document) for query, document in pairs)]
+    """Encodings of ``pairs`` in the template; truncation cuts only the body."""
+    texts = [template.prefix, template.suffix, *(_fill(template, query, document) for query, document in pairs)]
     prefix, suffix, *bodies = (tokenizer.encode(text, add_special_tokens=False).ids for text in texts)
     room = max(1, max_seq_len - len(prefix) - len(suffix))
     return [Encoding(np.array([*prefix, *body[:room], *suffix], np.int32)) for body in bodies]
 
 
-def _filled(template: RerankTemplate, query: str, document: str) -> str:
-    """As ``bei.tokenizer.encoder`` fills it: what looks like a slot in a part stays as it is."""
+def _fill(template: RerankTemplate, query: str, document: str) -> str:
+    """The template filled as ``bei.tokenizer.encoder`` does: a slot's name inside a text stays as it is."""
     parts = {"query": query, "document": document, "instruction": template.instruction}
     return re.sub(r"\{(query|document|instruction)\}", lambda slot: parts[slot[1]], template.body)
 
 
-def _of_side(
+def _encode_side(
     manifest: Manifest, spec: ModelSpec, tokenizer: Tokenizer, side: Side, texts: Sequence[str]
 ) -> list[Encoding]:
-    """A prompt is in front of a text, or around it; a text that does not fit loses its end."""
+    """Encodings of one side's texts. A prompt precedes a text, or surrounds it; texts that are too long lose their
+    ends."""
     role = manifest.roles.get(side)
     before, _, behind = _prompt(manifest, side).partition("{text}")
     limit = min(role.max_tokens or manifest.max_seq_len, manifest.max_seq_len) if role else manifest.max_seq_len
@@ -204,7 +207,7 @@ def _of_side(
 
 
 def _prompt(manifest: Manifest, side: Side) -> str:
-    """The side's own; the default one where the prompts do not know sides."""
+    """The side's own prompt; the default one where the prompts do not distinguish sides."""
     own = prompt_of(manifest.prompts, side)
     if own is not None:
         return own
@@ -234,7 +237,7 @@ def _skip_ids(manifest: Manifest, output: str, side: Side, tokenizer: Tokenizer)
 
 
 def _special_ids(tokenizer: Tokenizer) -> list[int]:
-    """Those so called, and those that stand around every text."""
+    """Tokens marked as special, and tokens that surround every text."""
     added = tokenizer.get_added_tokens_decoder()
     special = {token_id for token_id, token in added.items() if token.special}
     return sorted(special | set(tokenizer.encode("").ids))

@@ -1,7 +1,7 @@
-"""The packed PyTorch module as the reference for models that transformers has no class of.
+"""The packed PyTorch module as the reference for models that transformers has no class for.
 
-It is a second writing of the same spec: it shares how the checkpoint was read with the ONNX graph, and nothing that
-computes. What both compute wrongly alike does not show, so its certificates say self-consistency.
+It implements the same spec a second time: it shares the reading of the checkpoint with the ONNX graph, but no
+computation. An error common to both stays hidden, so its certificates say self-consistency.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from bei_build.weights.model_weights import ModelWeights
 _PURPOSE = "Verifying with PyTorch"
 
 
-def why_not(checkpoint: Checkpoint) -> str | None:
-    """Why the module cannot be the reference of ``checkpoint`` here; None where it can."""
+def unsupported_reason(checkpoint: Checkpoint) -> str | None:
+    """The reason why the module cannot be the reference of ``checkpoint`` here; None where it can."""
     if not hf.is_available():
         return "torch is not installed"
     try:
         torch = load_torch(_PURPOSE)
         from bei_build.torch_graph.model import PackedModel
-        from bei_build.torch_graph.parameters import Storage
+        from bei_build.torch_graph.parameters import TensorOptions
 
-        PackedModel(checkpoint.spec, checkpoint.max_seq_len, Storage(torch.device("meta"), torch.float32))
+        PackedModel(checkpoint.spec, checkpoint.max_seq_len, TensorOptions(torch.device("meta"), torch.float32))
     except CompileError as error:
         return f"bei's PyTorch module does not compute this model ({error})"
-    except BeiError as error:  # an old torch, or a broken one
+    except BeiError as error:  # torch is too old, or broken
         return str(error)
     return None
 
 
 class ModuleReference:
-    """In FP32 on the CPU, one text at a time. Raises VerificationError where there is not memory enough."""
+    """The module in FP32 on the CPU, one text at a time. Raises VerificationError where memory does not suffice."""
 
     def __init__(self, checkpoint: Checkpoint, weights: ModelWeights) -> None:
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as HFReference has it
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in HFReference
         load_torch(_PURPOSE)
         from bei_build.torch_graph.model import packed_model
 
@@ -53,7 +53,7 @@ class ModuleReference:
         self._model = packed_model(checkpoint.spec, weights.read, checkpoint.max_seq_len)
 
     def run(self, encodings: Sequence[Encoding], outputs: Sequence[str]) -> Rows:
-        """Each of ``outputs`` of each encoding: float32 [width], or [tokens, width] of an output per token."""
+        """Outputs ``outputs`` of each encoding: float32 [width], or [tokens, width] for an output per token."""
         from bei_build.torch_graph.model import run
 
         parts: list[Rows] = []

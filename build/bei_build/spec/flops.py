@@ -1,8 +1,8 @@
-"""How many floating-point operations a model needs for texts of given lengths, counted from its spec.
+"""Floating-point operations that a model needs for texts of given lengths, counted from its spec.
 
-Two a multiplication and addition; those of matrix products only: of linear layers, attention scores and contexts,
-convolutions and heads. Norms, activations and softmax are left out, as is usual. Real tokens only, and of a masked
-attention the pairs that see each other: what an engine computes beside that is its own affair.
+A multiplication and an addition count as two. Only matrix products count: linear layers, attention scores and contexts,
+convolutions and heads; norms, activations and softmax are left out, as is usual. Only real tokens count, and in masked
+attention only the visible pairs: padding that an engine computes is not included.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bei_build.spec.parts import AttentionSpec, DenseSpec, LatentAttentionSpec, 
 
 
 def flops(spec: ModelSpec, lengths: Iterable[int]) -> int:
-    """For one text of each of ``lengths`` tokens, all outputs computed."""
+    """Operations for one text of each of ``lengths`` tokens, with all outputs computed."""
     lengths = list(lengths)
     num_tokens = sum(lengths)
     layers = (*spec.layers, *(spec.decoder.layers if spec.decoder else ()))
@@ -28,7 +28,7 @@ def flops(spec: ModelSpec, lengths: Iterable[int]) -> int:
         total += num_tokens * 2 * spec.embeddings.width * spec.hidden_size
     if spec.convolution:
         total += num_tokens * 2 * spec.convolution.kernel_size * spec.hidden_size**2
-    return total + sum(_of_head(head, num_tokens, len(lengths)) for head in spec.heads)
+    return total + sum(_head_flops(head, num_tokens, len(lengths)) for head in spec.heads)
 
 
 def _linear_per_token(layer: LayerSpec, hidden: int) -> int:
@@ -45,20 +45,20 @@ def _mlp_per_token(mlp: MLPSpec, hidden: int) -> int:
 
 
 def visible_pairs(spec: AttentionSpec, length: int) -> int:
-    """How many pairs of a query and a key see each other in a text of ``length`` tokens."""
+    """Number of (query, key) pairs that attention connects in a text of ``length`` tokens."""
     reach = length - 1 if spec.window is None else min(spec.window, length - 1)
-    one_side = reach * length - reach * (reach + 1) // 2  # keys before their query
+    one_side = reach * length - reach * (reach + 1) // 2  # pairs whose key precedes the query
     return length + one_side * (1 if spec.causal else 2)
 
 
-def _of_head(head: HeadSpec, num_tokens: int, num_sequences: int) -> int:
+def _head_flops(head: HeadSpec, num_tokens: int, num_sequences: int) -> int:
     rows = num_sequences if head.pooling else num_tokens
-    on_tokens = sum(_of_layer(layer) for layer in head.token_layers)
-    return num_tokens * on_tokens + rows * sum(_of_layer(layer) for layer in head.layers)
+    on_tokens = sum(_head_layer_flops(layer) for layer in head.token_layers)
+    return num_tokens * on_tokens + rows * sum(_head_layer_flops(layer) for layer in head.layers)
 
 
-def _of_layer(layer: object) -> int:
-    """One row through a layer of a head."""
+def _head_layer_flops(layer: object) -> int:
+    """Operations for one row of a head's layer."""
     if isinstance(layer, DenseSpec):
         return 2 * layer.in_features * layer.out_features * (1 + layer.projects_residual)
     if isinstance(layer, LatentAttentionSpec):

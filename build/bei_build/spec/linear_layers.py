@@ -1,6 +1,6 @@
 """The linear layers of a spec that may be quantized: those of its transformer layers.
 
-Embeddings, norms, routers, convolutions, heads, pooling and softmax stay high.
+Embeddings, norms, routers, convolutions, heads, pooling and softmax keep their precision.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from bei_build.spec.parts import LayerSpec, MLPSpec
 
 @dataclass(frozen=True)
 class LinearLayer:
-    """``name`` is that in the graph, ``weights`` are ours: those whose matrices lie one below the other in it.
-    ``parts``: their names in this layer, which differ where it shares them with others (``ModelSpec.weights_of``).
+    """A linear layer called ``name`` in the graph.
 
-    ``group``: layers of one group read the same input, and so have one scale for it. Of an expert the matrix is part
+    ``weights``: names in the spec of the matrices that are stacked by rows in it; ``parts``: their names in this layer,
+    which differ where layers share weights (``ModelSpec.weights_of``).
+
+    ``group``: layers of one group read the same input and share its scale. The matrix of an expert is part
     ``expert[0]`` of ``expert[1]`` of the named weight, ``transposed`` where it is stored as [in, out].
     """
 
@@ -32,7 +34,7 @@ class LinearLayer:
     parts: tuple[str, ...] = ()
 
     def matrix(self, read: Callable[[str], npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
-        """[out, in], rows as they are stored: without the score scale that the graph's queries carry."""
+        """The matrix [out, in], rows as they are stored: without the score scale that the graph folds into queries."""
         matrix = np.concatenate([read(name) for name in self.weights])
         if self.expert is not None:
             index, count = self.expert
@@ -41,33 +43,33 @@ class LinearLayer:
 
 
 def linear_layers(spec: ModelSpec) -> tuple[LinearLayer, ...]:
-    """In the order in which they run. Layers may share weights (``ModelSpec.weights_of``)."""
-    found = [layer for index, one in enumerate(spec.layers) for layer in _of_layer(one, f"layers.{index}")]
+    """All quantizable layers in the order in which they run. Layers may share weights (``ModelSpec.weights_of``)."""
+    found = [layer for index, one in enumerate(spec.layers) for layer in _layer_products(one, f"layers.{index}")]
     for index, one in enumerate(spec.decoder.layers if spec.decoder else ()):
-        found += _of_layer(one, f"decoder.layers.{index}")
+        found += _layer_products(one, f"decoder.layers.{index}")
     return tuple(replace(one, parts=one.weights, weights=tuple(map(spec.weight_read_as, one.weights))) for one in found)
 
 
 def is_projection(layer: LinearLayer) -> bool:
-    """Whether ``layer`` gives queries, keys or values."""
+    """True if ``layer`` computes queries, keys or values."""
     return layer.name.rpartition(".")[2] in ("qkv", "q", "kv")
 
 
-def _of_layer(spec: LayerSpec, name: str) -> Iterator[LinearLayer]:
-    yield from _of_attention(f"{name}.attention", (("query", "key", "value"),))
+def _layer_products(spec: LayerSpec, name: str) -> Iterator[LinearLayer]:
+    yield from _attention_products(f"{name}.attention", (("query", "key", "value"),))
     if spec.cross_attention:
-        yield from _of_attention(f"{name}.cross_attention", (("query",), ("key", "value")))
-    yield from _of_mlp(spec.mlp, f"{name}.mlp")
+        yield from _attention_products(f"{name}.cross_attention", (("query",), ("key", "value")))
+    yield from _mlp_products(spec.mlp, f"{name}.mlp")
 
 
-def _of_attention(attention: str, products: tuple[tuple[str, ...], ...]) -> Iterator[LinearLayer]:
+def _attention_products(attention: str, products: tuple[tuple[str, ...], ...]) -> Iterator[LinearLayer]:
     for roles in products:
         name = f"{attention}.{''.join(role[0] for role in roles)}"
         yield LinearLayer(name, name, tuple(f"{attention}.{role}.weight" for role in roles))
     yield LinearLayer(f"{attention}.output", f"{attention}.output", (f"{attention}.output.weight",))
 
 
-def _of_mlp(spec: MLPSpec, mlp: str) -> Iterator[LinearLayer]:
+def _mlp_products(spec: MLPSpec, mlp: str) -> Iterator[LinearLayer]:
     if spec.experts:
         for index in range(spec.experts.count):
             up, down = (f"{mlp}.experts.{index}.{role}" for role in ("up", "down"))

@@ -1,7 +1,7 @@
-"""ModelSpec: a transformer and its heads, described as data. Families write it, graphs read it; it knows neither.
+"""ModelSpec: a transformer and its heads, described as data. Families write it, graphs read it; it depends on neither.
 
-Weight names are bei's own (``layers.3.attention.query.weight``); a family maps them to the checkpoint's names.
-Matrices are [out_features, in_features], as in PyTorch's Linear.
+Weight names are bei's own (``layers.3.attention.query.weight``); a family maps them to the checkpoint's names. Matrices
+are [out_features, in_features], as in PyTorch's Linear.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ from bei_build.spec.weight_shapes import (
     shared_attention_weights,
 )
 
-# What a head gives: one row a sequence, or (the last three) one row a token.
+# Outputs of heads: one row per sequence, or (the last three) one row per token.
 Output = Literal["embedding", "logits", "sparse", "token_logits", "token_embedding", "token_weights"]
 
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """From token states to one output: ``token_layers`` on every token, ``pooling``, ``layers`` on what it gives.
+    """One output computed from token states: ``token_layers`` on every token, then ``pooling``, then ``layers``.
 
-    Several pooling modes are concatenated. Without any the output has a row a token. ``passed_id``: "last" passes over
-    tokens of this id at a sequence's end, and takes the first where there are no others (classifiers of decoders).
+    Several pooling modes are concatenated. Without pooling the output has a row per token. ``passed_id``: pooling
+    "last" skips tokens of this id at the end of a sequence, and takes the first token where all have it (classifiers of
+    decoders).
     """
 
     output: Output
@@ -74,21 +75,21 @@ class HeadSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A transformer and what is read from its token states. Static embeddings have no layers.
+    """A transformer and the heads that read its token states. Static embeddings have no layers.
 
-    ``final_norm`` is behind the last layer (pre-norm models). ``partial_keys``: sequences may end in tokens that no
-    token looks at (ColBERT's query expansion). ``architecture`` and ``family`` are for people. Tokens ``unpooled_id``
-    are left out of means; a sequence of nothing else has a mean of zeros. Unless ``pools_prompt`` so are the first
-    tokens of a sequence, as many as its encoding says.
+    ``final_norm`` follows the last layer (pre-norm models). ``partial_keys``: sequences may end in tokens that are not
+    attention keys (ColBERT's query expansion). ``architecture`` and ``family`` are for people. Means leave out tokens
+    ``unpooled_id``; the mean of a sequence that has no other tokens is zeros. Unless ``pools_prompt``, means also leave
+    out the prompt: the first tokens of a sequence, as many as its encoding gives.
 
     ``weights_of``: layers share weights (ALBERT). Layer i reads the weights called ``layers.{weights_of[i]}``. None:
     each layer has its own.
 
-    With a ``decoder`` the token states are its. Poolings "last_marked" and "first_marked" take the last and the
-    first token ``marked_id`` of a sequence, "largest_id" the first of those with the largest id.
-    ``longest``: texts of more tokens are read in another way, which the spec does not describe.
-    ``layer_shares``: what heads read is the sum of the states of the embeddings and behind each layer, the last ones
-    behind the final norm, each times its share.
+    With a ``decoder``, heads read the decoder's token states. Poolings "last_marked" and "first_marked" take the last
+    and the first token ``marked_id`` of a sequence, "largest_id" the first of those with the largest id. ``longest``:
+    most tokens of a text that the spec describes; longer texts are computed differently. ``layer_shares``: heads read a
+    weighted sum of the states of the embeddings and of each layer, the last ones after the final norm; these are the
+    weights.
     """
 
     family: str
@@ -114,7 +115,7 @@ class ModelSpec:
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
-        """Of all layers, the decoder's too, in the order in which they run."""
+        """Attention specs of all layers, the decoder's included, in the order in which they run."""
         layers = (*self.layers, *(self.decoder.layers if self.decoder else ()))
         pairs = ((layer.attention, layer.cross_attention) for layer in layers)
         return tuple(attention for pair in pairs for attention in pair if attention is not None)
@@ -134,7 +135,7 @@ class ModelSpec:
         yield from embedding_weights(self.embeddings, self.hidden_size)
         if self.layers:
             yield from shared_attention_weights(self.layers[0].attention, self.hidden_size)
-        # Of layers that share their weights one is enough.
+        # Layers that share their weights: one of them is enough.
         for index, layer in dict(zip(self.weights_of or range(len(self.layers)), self.layers, strict=True)).items():
             yield from layer_weights(f"layers.{index}", layer, self.hidden_size)
         if self.convolution:
@@ -155,7 +156,7 @@ class ModelSpec:
         yield from self.head_weights()
 
     def weight_read_as(self, name: str) -> str:
-        """The name in ``weights()`` of what a layer reads as ``name``."""
+        """The name in ``weights()`` of the weight that a layer reads as ``name``."""
         if self.weights_of is None or not name.startswith("layers."):
             return name
         _, index, rest = name.split(".", 2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-# With the constants of torch's classes: the slope of ``leaky_relu`` is 0.01, the alpha of ``elu`` 1. ``gelu_10`` is
-# ``gelu``, no less than -10 and no more than 10.
+# Constants are those of torch's classes: the slope of ``leaky_relu`` is 0.01, the alpha of ``elu`` 1. ``gelu_10`` is
+# ``gelu`` clipped to [-10, 10].
 Activation = Literal[
     "gelu",
     "gelu_tanh",
@@ -32,7 +32,7 @@ Pooling = Literal[
 ]
 
 
-# What may be asked for: the last three are for models that mark a token (``ModelSpec``).
+# Pooling modes that a user may choose; the last three are for models that mark a token (``ModelSpec``).
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)[:-3]
 
 
@@ -40,9 +40,9 @@ POOLINGS: tuple[Pooling, ...] = get_args(Pooling)[:-3]
 class NormSpec:
     """A norm over the last axis.
 
-    ``layer`` is LayerNorm (arXiv:1607.06450), with or without bias; ``rms`` is RMSNorm (arXiv:1910.07467), without.
-    ``offset`` is added to the stored weight: Gemma stores w where it multiplies by 1 + w. Without ``weight`` there is
-    none, and nothing is multiplied (OLMo).
+    ``layer`` is LayerNorm (arXiv:1607.06450), with or without bias; ``rms`` is RMSNorm (arXiv:1910.07467), without
+    bias. ``offset`` is added to the stored weight: Gemma stores w and multiplies by 1 + w. Without ``weight`` the
+    normalized value is not multiplied (OLMo).
     """
 
     eps: float
@@ -54,9 +54,8 @@ class NormSpec:
 
 @dataclass(frozen=True)
 class MaskDropoutSpec:
-    """The rows of tokens ``token_id`` are zeros; all are multiplied by 1 - ``share``, and divided by the share of the
-    sequence's tokens that are others (ESM, whose training dropped ``share`` of the tokens).
-    """
+    """ESM's token dropout: rows of tokens ``token_id`` are zeros; all rows are multiplied by 1 - ``share``, and divided
+    by the share of the sequence's tokens that have another id (training dropped ``share`` of the tokens)."""
 
     token_id: int
     share: float
@@ -66,12 +65,13 @@ class MaskDropoutSpec:
 class EmbeddingsSpec:
     """Sum of word, learned position and token type rows, then a norm.
 
-    ``max_positions`` is 0 where positions have no table (rotary or relative ones). ``position_offset`` rows of the
-    checkpoint's table are never used (OPT) and are cut off at build time, so that positions start at 0 for every
-    engine. ``uncounted_id``: a token's row is how many of its sequence, up to itself, are not of this id, and row 0 of
-    a token that is (RoBERTa's padding). ``type_vocab_size`` is 0 where token types have no table.
-    ``task_vocab_size``: of a table of so many kinds of tasks the first row is added everywhere (ERNIE; 0: no table).
-    ``scale`` multiplies the rows of words. A ``width`` other than the model's is projected behind the norm (ELECTRA).
+    ``max_positions`` is 0 where positions have no table (rotary or relative ones). The first ``position_offset`` rows
+    of the checkpoint's table are never used (OPT); they are cut off at build time, so that positions start at 0 for
+    every engine. ``uncounted_id`` (RoBERTa's padding): a token's position is the number of tokens up to and including
+    it that have another id; tokens of this id have position 0. ``type_vocab_size`` is 0 where token types have no
+    table. ``task_vocab_size``: rows of a table of task types, whose first row is added to every token (ERNIE; 0: no
+    table). ``scale`` multiplies the word rows. A ``width`` other than the model's is projected after the norm
+    (ELECTRA).
     """
 
     vocab_size: int
@@ -87,17 +87,17 @@ class EmbeddingsSpec:
 
     @property
     def longest(self) -> int:
-        """How many tokens of a text the table of positions is for; 0 without a table."""
+        """Most tokens of a text that the position table covers; 0 without a table."""
         return self.max_positions if self.uncounted_id is None else self.max_positions - 1
 
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary positions (arXiv:2104.09864): halves of a head's first 2 * len(inv_freq) components turn by
-    position * inv_freq; cosine and sine are multiplied by ``factor`` (YaRN, arXiv:2309.00071).
+    """Rotary positions (arXiv:2104.09864): halves of a head's first 2 * len(inv_freq) components rotate by position *
+    inv_freq; cosine and sine are multiplied by ``factor`` (YaRN, arXiv:2309.00071).
 
-    ``interleaved``: not halves turn together, but neighbours (the rows of the query's and key's weights are put in
-    order for it). A sequence of more than ``long_from`` tokens turns by ``long_inv_freq`` instead (LongRoPE,
+    ``interleaved``: neighbouring components rotate together instead of halves (the graph reorders the rows of the query
+    and key weights). Sequences of more than ``long_from`` tokens rotate by ``long_inv_freq`` instead (LongRoPE,
     arXiv:2402.13753).
     """
 
@@ -109,13 +109,14 @@ class RopeSpec:
 
     @property
     def rotary_dim(self) -> int:
-        """How many components of a head turn."""
+        """Number of components of a head that rotate."""
         return 2 * len(self.inv_freq)
 
 
 @dataclass(frozen=True)
 class RelativeBiasSpec:
-    """A learned bias a head and bucket of distances, one table for all layers (arXiv:1910.10683, section 2.1)."""
+    """A learned bias for each head and bucket of distances; one table for all layers (arXiv:1910.10683, section
+    2.1)."""
 
     num_buckets: int
     max_distance: int
@@ -125,9 +126,9 @@ class RelativeBiasSpec:
 class DisentangledSpec:
     """DeBERTa's content-to-position and position-to-content scores (arXiv:2006.03654, section 3.1).
 
-    Distances fall into 2 * ``span`` rows of a table that all layers share, beyond ``span / 2`` in logarithmic buckets
-    up to ``max_distance`` where ``buckets`` is set. ``share_keys``: the table goes through the content's projections.
-    ``key_bias``: that of the table's own projection to keys.
+    Distances map to 2 * ``span`` rows of a table that all layers share; beyond ``span / 2`` to logarithmic buckets up
+    to ``max_distance``, where ``buckets`` is set. ``share_keys``: the content's projections also project the table.
+    ``key_bias``: the table's own key projection has a bias.
     """
 
     span: int
@@ -144,12 +145,12 @@ class DisentangledSpec:
 class AttentionSpec:
     """Multi-head attention, bidirectional unless ``causal``.
 
-    ``scale`` multiplies the scores. Without ``key_bias`` only query and value have one where ``bias`` is set. With
-    fewer ``num_kv_heads`` neighbouring query heads share keys and values (arXiv:2305.13245). A token sees keys at most
-    ``window`` positions away. ``qk_norm`` is over each head of query and key, before the rotation; over all heads
-    together if ``qk_norm_joint``. ``softcap`` c turns scores s into c * tanh(s / c) (Gemma 2, arXiv:2408.00118).
-    ``alibi`` subtracts slope * distance from the scores (arXiv:2108.12409, symmetric).
-    ``clip`` bounds what the projections give (OLMo, arXiv:2402.00838).
+    ``scale`` multiplies the scores. With ``bias`` but without ``key_bias`` only query and value have one. With fewer
+    ``num_kv_heads``, neighbouring query heads share keys and values (arXiv:2305.13245). ``window``: keys at most so
+    many positions away are visible. ``qk_norm`` normalizes each head of query and key before the rotation; with
+    ``qk_norm_joint`` all heads together. ``softcap`` c turns scores s into c * tanh(s / c) (Gemma 2, arXiv:2408.00118).
+    ``alibi`` subtracts slope * distance from the scores (arXiv:2108.12409, symmetric). ``clip`` bounds the outputs of
+    the projections (OLMo, arXiv:2402.00838).
     """
 
     num_heads: int
@@ -183,10 +184,10 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class ExpertsSpec:
-    """A mixture of experts (arXiv:1701.06538): ``count`` MLPs, of which each token goes through ``top_k``.
+    """A mixture of experts (arXiv:1701.06538): ``count`` MLPs; each token goes through ``top_k`` of them.
 
-    A linear router scores them. The outputs of the best ``top_k`` are added, each times its share: the softmax of all
-    scores, divided by the sum of those chosen if ``normalized``.
+    A linear router scores them. The outputs of the best ``top_k`` are added, each times its share: the softmax over all
+    scores, divided by the sum of the chosen ones if ``normalized``.
     """
 
     count: int
@@ -198,9 +199,9 @@ class ExpertsSpec:
 class MLPSpec:
     """``down(act(up(x)))``, or gated (arXiv:2002.05202) ``down(act(gate(x)) * up(x))``.
 
-    ``bias`` is that of up and gate. With ``experts`` there are several, without gates and ``bias``; ``down_bias`` is
-    one for all of them, added once. Their matrices lie one below the other, [count * intermediate_size, hidden_size]:
-    up's as [out, in], down's as [in, out].
+    ``bias``: up and gate have biases. With ``experts`` there are several MLPs, without gates and ``bias``;
+    ``down_bias`` is then one bias for all of them, added once. Their matrices are stacked, [count * intermediate_size,
+    hidden_size]: up's as [out, in], down's as [in, out].
     """
 
     intermediate_size: int
@@ -215,14 +216,14 @@ class MLPSpec:
 class LayerSpec:
     """Attention then MLP, each with a residual sum.
 
-    Where the norms are: ``post``, behind the sum (BERT); ``pre``, in front of attention and MLP (Llama); ``both``, in
-    front of them and behind them, inside the sum (Gemma 2); ``output``, behind them only, inside the sum (OLMo 2).
-    Without ``attention_norm`` the one in front of the attention is missing (ModernBERT's first layer).
-    ``parallel``: attention and MLP read the output of one norm side by side, and both are added to its input (GPT-J).
-    ``second_attention_norm``: what comes out of attention, sum and norm is added to the layer's input once more, and
-    normalized (JinaBERT's model for code). ``residual_scale`` multiplies what attention and MLP add to the sum
-    (Granite). ``cross_attention``: behind the attention, with a sum and norm of its own, tokens look at the encoder's
-    last states of their sequence (a decoder's layer).
+    Placement of the norms: ``post``, after the sum (BERT); ``pre``, before attention and MLP (Llama); ``both``, before
+    them and after them, inside the sum (Gemma 2); ``output``, only after them, inside the sum (OLMo 2). Without
+    ``attention_norm`` the norm before the attention is missing (ModernBERT's first layer). ``parallel``: attention and
+    MLP both read the output of one norm, and both are added to its input (GPT-J). ``second_attention_norm``: the
+    layer's input is added once more after the attention's sum and norm, and normalized (JinaBERT's model for code).
+    ``residual_scale`` multiplies the outputs of attention and MLP before the sum (Granite). ``cross_attention``: after
+    the self-attention, with a sum and norm of its own, tokens attend to the encoder's last states of their sequence (a
+    decoder's layer).
     """
 
     attention: AttentionSpec
@@ -237,20 +238,19 @@ class LayerSpec:
 
     @property
     def norms_input(self) -> bool:
-        """Whether attention and MLP have norms in front of them."""
+        """True if norms precede attention and MLP."""
         return self.placement in ("pre", "both")
 
     @property
     def norms_output(self) -> bool:
-        """Whether attention and MLP have norms behind them, inside the sum."""
+        """True if norms follow attention and MLP, inside the sum."""
         return self.placement in ("both", "output")
 
 
 @dataclass(frozen=True)
 class ConvolutionSpec:
-    """Behind the first layer: its states h become norm(h + activation(c)), where c is a convolution over the tokens'
-    embeddings, of ``kernel_size`` neighbours, zeros beyond a sequence's ends (DeBERTa v2).
-    """
+    """DeBERTa v2's convolution after the first layer: its states h become norm(h + activation(c)), where c is a
+    convolution over the token embeddings with ``kernel_size`` neighbours, zeros beyond a sequence's ends."""
 
     kernel_size: int
     activation: Activation
@@ -259,11 +259,12 @@ class ConvolutionSpec:
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """Layers behind an encoder's that read the same text once more, moved by one token (BART, arXiv:1910.13461, 3.2).
+    """Decoder layers that read the encoder's text once more, shifted by one token (BART, arXiv:1910.13461, 3.2).
 
-    ``embeddings`` has the encoder's table of words, and its own of everything else. In front of the text comes the
-    token ``start_id``. Where that is None, it is the text's n-th token, n of its tokens not being ``padding_id``: its
-    last, unless padding is written in it (mBART). The last token is not read.
+    ``embeddings`` shares the encoder's word table and has its own position and type tables. The shifted text starts
+    with token ``start_id``. Where that is None, it starts with the text's n-th token, n being the number of its tokens
+    other than ``padding_id``: its last token, unless padding is written in the text (mBART). The text's last token is
+    not read.
     """
 
     embeddings: EmbeddingsSpec
@@ -278,8 +279,8 @@ class DenseSpec:
     """A linear layer of a head; its weights are ``{name}.weight`` and ``{name}.bias``.
 
     ``rows``: each row is a sum of rows of the stored matrix, given as (index, factor), as when a language model's
-    scores of two tokens are compared. ``factors``: the one row of a matrix that no file holds. ``residual``: the input
-    is added to what the activation gives, through the matrix ``{name}.residual.weight`` where the widths differ.
+    scores of two tokens are compared. ``factors``: the only row of a matrix that no file holds. ``residual``: the input
+    is added to the activation's output, through the matrix ``{name}.residual.weight`` where the widths differ.
     """
 
     name: str
@@ -293,7 +294,7 @@ class DenseSpec:
 
     @property
     def projects_residual(self) -> bool:
-        """Whether what is added goes through a matrix."""
+        """True if the residual goes through a matrix."""
         return self.residual and self.in_features != self.out_features
 
 
@@ -308,7 +309,7 @@ class NormLayerSpec:
 
 @dataclass(frozen=True)
 class ActivationSpec:
-    """An activation of a head, by itself."""
+    """An activation of a head, without a linear layer."""
 
     activation: Activation
 
@@ -320,7 +321,7 @@ class NormalizeSpec:
 
 @dataclass(frozen=True)
 class LatentAttentionSpec:
-    """Every token looks at ``num_latents`` learned rows and goes through a gated MLP, each with a norm in front and a
+    """Every token attends to ``num_latents`` learned rows and goes through a gated MLP, each with a norm in front and a
     residual sum (NV-Embed, arXiv:2405.17428, section 3.1).
 
     Its weights are ``{name}.latents.weight`` and those of ``norm``, ``latents_norm``, ``query``, ``key_value`` (keys,
@@ -340,8 +341,8 @@ HeadLayer: TypeAlias = DenseSpec | NormLayerSpec | ActivationSpec | NormalizeSpe
 
 
 def needs_fp32(layer: HeadLayer) -> bool:
-    """Whether 16 bits are too narrow for ``layer`` on tokens and for the layers behind it.
+    """True if 16 bits are too narrow for ``layer`` on tokens, and so for the layers after it.
 
-    A length overflows FP16 and its floor vanishes in it; SPLADE sums logarithms of numbers near 1.
+    A vector's length overflows FP16, and its lower bound underflows; SPLADE sums logarithms of numbers near 1.
     """
     return layer in (NormalizeSpec(), ActivationSpec("log1p_relu"))

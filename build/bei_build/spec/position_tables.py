@@ -1,4 +1,4 @@
-"""Tables over positions and distances, in numpy: what both graphs, ONNX's and PyTorch's, read. Knows neither."""
+"""Tables over positions and distances, in numpy, shared by the ONNX and the PyTorch graph."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from bei_build.spec.parts import DisentangledSpec, EmbeddingsSpec, RelativeBiasS
 
 
 def position_rows(spec: EmbeddingsSpec) -> str:
-    """The tensor of ``bei.engine.packing.graph_inputs`` that says of each token its row of the table of positions."""
+    """The tensor of ``bei.engine.packing.graph_inputs`` that holds each token's row of the position table."""
     return "position_ids" if spec.uncounted_id is None else position_ids_but(spec.uncounted_id)
 
 
 def rotation_angles(spec: RopeSpec, max_seq_len: int) -> npt.NDArray[np.float32]:
-    """The angle of each position and frequency, [max_seq_len, rotary_dim / 2]; where ``turns_long_texts``, those of
-    long texts below them, [2 * max_seq_len, rotary_dim / 2]."""
+    """The angle of each position and frequency, [max_seq_len, rotary_dim / 2]; where ``turns_long_texts``, followed by
+    the angles of long texts, [2 * max_seq_len, rotary_dim / 2]."""
     angles = _angles(spec.inv_freq, max_seq_len)
     if spec.long_inv_freq is None or not turns_long_texts(spec, max_seq_len):
         return angles
@@ -26,13 +26,13 @@ def rotation_angles(spec: RopeSpec, max_seq_len: int) -> npt.NDArray[np.float32]
 
 
 def turns_long_texts(spec: RopeSpec, max_seq_len: int) -> bool:
-    """Whether some sequence is long enough to turn by ``long_inv_freq``."""
+    """True if a sequence can be long enough to rotate by ``long_inv_freq``."""
     return spec.long_inv_freq is not None and spec.long_from < max_seq_len
 
 
 def alibi_slopes(num_heads: int) -> npt.NDArray[np.float32]:
-    """Slopes of the heads, [num_heads]: 2^(-8 i / n) for n a power of two; else those of the next lower power, then
-    every other one of the next higher (the paper's code, ofirpress/attention_with_linear_biases)."""
+    """Slopes of the heads, [num_heads]: 2^(-8 i / n) for n a power of two; else the slopes of the next lower power,
+    then every other slope of the next higher (the paper's code, ofirpress/attention_with_linear_biases)."""
     power = 2 ** math.floor(math.log2(num_heads))
     slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
     slopes += [2 ** (-8 * (i + 1) / (2 * power)) for i in range(0, 2 * (num_heads - power), 2)]
@@ -42,9 +42,9 @@ def alibi_slopes(num_heads: int) -> npt.NDArray[np.float32]:
 def relative_bias_table(
     weight: npt.NDArray[np.float32], spec: RelativeBiasSpec, max_seq_len: int
 ) -> npt.NDArray[np.float32]:
-    """One row a distance (key less query), [2 * reach + 1, heads], from -reach to reach.
+    """One row per distance (key less query), [2 * reach + 1, heads], from -reach to reach.
 
-    Beyond ``max_distance`` all distances of a side have one bucket: farther rows are left out.
+    All distances beyond ``max_distance`` on one side have the same bucket, so farther rows are left out.
     """
     table: npt.NDArray[np.float32] = weight[relative_buckets(spec, max_seq_len)]
     return table
@@ -53,8 +53,8 @@ def relative_bias_table(
 def relative_buckets(spec: RelativeBiasSpec, max_seq_len: int) -> npt.NDArray[np.int64]:
     """The bucket of each distance (key less query) from -reach to reach, [2 * reach + 1].
 
-    Half of the buckets are for keys before the query, half for keys behind it; of each half, the first half is one
-    bucket a distance, the rest logarithmic up to ``max_distance`` (T5's, as transformers' MPNet has it).
+    Half of the buckets are for keys before the query, half for keys after it; in each half, the first half has one
+    bucket per distance, the rest are logarithmic up to ``max_distance`` (T5's, as transformers' MPNet has it).
     """
     reach = min(max_seq_len - 1, spec.max_distance)
     distances = np.arange(-reach, reach + 1)
@@ -62,7 +62,7 @@ def relative_buckets(spec: RelativeBiasSpec, max_seq_len: int) -> npt.NDArray[np
     exact = half // 2
     away = np.abs(distances)
     with np.errstate(divide="ignore"):
-        # float32, as transformers computes it: the edges of the buckets depend on its rounding
+        # float32, as in transformers: the edges of the buckets depend on its rounding.
         log = np.log(away.astype(np.float32) / np.float32(exact)) / np.float32(math.log(spec.max_distance / exact))
     far = exact + (log * np.float32(half - exact)).astype(np.float64).clip(-exact, half).astype(np.int64)
     bucket: npt.NDArray[np.int64] = np.where(away < exact, away, np.minimum(far, half - 1))
@@ -77,7 +77,7 @@ def disentangled_rows(spec: DisentangledSpec, max_seq_len: int) -> npt.NDArray[n
 
 
 def _angles(inv_freq: tuple[float, ...], num_positions: int) -> npt.NDArray[np.float32]:
-    """Position times frequency, in float32 as every implementation has it."""
+    """Position times frequency, in float32 as in every implementation."""
     positions = np.arange(num_positions, dtype=np.float32)
     angles: npt.NDArray[np.float32] = np.outer(positions, np.array(inv_freq, np.float32))
     return angles

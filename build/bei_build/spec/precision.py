@@ -1,4 +1,4 @@
-"""The one table of precisions: what each means for a graph, whichever target it is for."""
+"""The table of precisions: storage and quantized formats, for every target."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from bei_build.spec.quantization import Format
 
 @dataclass(frozen=True)
 class Precision:
-    """``storage``: how matrices and tables are stored, and what GPUs compute in (CPUs are told when an engine is
-    loaded). ``quantized``: the format of the linear layers that are quantized, inputs and matrices; None: none are."""
+    """``storage``: the type in which matrices and tables are stored, and in which GPUs compute (CPUs are told when an
+    engine is loaded). ``quantized``: the format of quantized linear layers, inputs and matrices; None: none are
+    quantized."""
 
     storage: DType
     quantized: Format | None = None
@@ -29,7 +30,7 @@ PRECISIONS: Mapping[str, Precision] = {
 
 
 def check_precision(target: str, precision: str, supported: Iterable[str]) -> None:
-    """Raise ConfigError unless ``precision`` is "auto" or among those that ``target`` has."""
+    """Raise ConfigError unless ``precision`` is "auto" or one that ``target`` supports."""
     known = ("auto", *supported)
     if precision not in known:
         raise ConfigError(f"Target {target} has no precision {precision!r}. Precisions: {', '.join(known)}.")

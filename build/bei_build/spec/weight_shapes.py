@@ -20,7 +20,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 
 def embedding_weights(embeddings: EmbeddingsSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
-    """The tables in front of the layers."""
+    """Weights of the embedding tables."""
     width = embeddings.width or hidden
     yield "embeddings.word.weight", (embeddings.vocab_size, width)
     yield from _position_and_type_weights("embeddings", embeddings, width)
@@ -40,14 +40,14 @@ def _position_and_type_weights(name: str, embeddings: EmbeddingsSpec, width: int
 
 
 def convolution_weights(convolution: ConvolutionSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
-    """The convolution behind the first layer."""
+    """Weights of the convolution after the first layer."""
     yield "convolution.weight", (hidden, hidden, convolution.kernel_size)
     yield "convolution.bias", (hidden,)
     yield from norm_weights("convolution.norm", convolution.norm, hidden)
 
 
 def latent_attention_weights(layer: LatentAttentionSpec) -> Iterator[tuple[str, Shape]]:
-    """A head's attention to learned rows, and its MLP."""
+    """Weights of a head's attention to learned rows, and of its MLP."""
     name, width, inner = layer.name, layer.width, layer.num_heads * layer.head_dim
     yield f"{name}.latents.weight", (layer.num_latents, width)
     for norm in ("norm", "latents_norm", "mlp_norm"):
@@ -60,7 +60,7 @@ def latent_attention_weights(layer: LatentAttentionSpec) -> Iterator[tuple[str, 
 
 
 def decoder_weights(decoder: DecoderSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
-    """A decoder's own weights: its words are the encoder's."""
+    """Weights of a decoder, without its word table, which is the encoder's."""
     yield from _position_and_type_weights("decoder.embeddings", decoder.embeddings, hidden)
     for index, layer in enumerate(decoder.layers):
         yield from layer_weights(f"decoder.layers.{index}", layer, hidden)
@@ -69,7 +69,7 @@ def decoder_weights(decoder: DecoderSpec, hidden: int) -> Iterator[tuple[str, Sh
 
 
 def shared_attention_weights(attention: AttentionSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
-    """The tables of relative positions, which all layers share."""
+    """Tables of relative positions, which all layers share."""
     if attention.relative_bias:
         yield "relative_bias.weight", (attention.relative_bias.num_buckets, attention.num_heads)
     if attention.disentangled:
@@ -79,7 +79,7 @@ def shared_attention_weights(attention: AttentionSpec, hidden: int) -> Iterator[
 
 
 def layer_weights(prefix: str, layer: LayerSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
-    """One layer, whose names begin with ``prefix``."""
+    """Weights of one layer, with names that start with ``prefix``."""
     yield from _attention_weights(f"{prefix}.attention", layer.attention, hidden)
     if layer.attention_norm and layer.placement != "output":
         yield from norm_weights(f"{prefix}.attention_norm", layer.norm, hidden)
@@ -131,14 +131,14 @@ def _attention_weights(prefix: str, attention: AttentionSpec, hidden: int) -> It
 
 
 def linear_weights(name: str, out_features: int, in_features: int, bias: bool) -> Iterator[tuple[str, Shape]]:
-    """A linear layer."""
+    """Weights of a linear layer."""
     yield f"{name}.weight", (out_features, in_features)
     if bias:
         yield f"{name}.bias", (out_features,)
 
 
 def norm_weights(name: str, norm: NormSpec, width: int) -> Iterator[tuple[str, Shape]]:
-    """A norm of ``width``."""
+    """Weights of a norm of ``width``."""
     if not norm.weight:
         return
     yield f"{name}.weight", (width,)

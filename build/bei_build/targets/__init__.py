@@ -1,1 +1,1 @@
-"""Compilers, one module or package a target, chosen by ``choose.compiler_for``."""
+"""Compilers, one module or package per target, selected by ``choose.compiler_for``."""

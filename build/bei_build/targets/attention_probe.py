@@ -1,12 +1,11 @@
-"""Whether TensorRT has a fused attention kernel: build one attention layer that may not be decomposed, and see.
+"""Probe for TensorRT's fused attention kernels: builds one attention layer that must not be decomposed.
 
 ``decomposable`` is off, so the build fails where the library has no fused kernel for the layer, and its log says so.
 The module (``tensorrt``, ``tensorrt_rtx``) is an argument. A layer has four heads and takes one or two sequences of up
-to 8,192 tokens; its inputs are those that the graph of a model gives it. The answer says that a kernel exists, not how
-fast it is.
+to 8,192 tokens; its inputs are those in the graph of a model. The result shows that a kernel exists, not its speed.
 
-``probed`` builds in a process of its own (``python -m bei_build.targets.attention_probe TARGET``): the library writes
-to stdout by itself, and a crash of it must not end the caller.
+``probe_layers`` builds in a separate process (``python -m bei_build.targets.attention_probe TARGET``): the library
+writes to stdout by itself, and a crash of it must not end the caller.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ FORMS = ("padded", "causal", "masked", "packed")
 PRECISIONS = ("bf16", "fp16", "fp8")
 
 _NUM_HEADS = 4
-_SEQUENCES = (1, 1, 2)  # least, usual, most
-_TOKENS = (1, 128, 8192)  # of a sequence
+_SEQUENCES = (1, 1, 2)  # minimum, usual, maximum
+_TOKENS = (1, 128, 8192)  # per sequence
 _SECONDS_OF_A_LAYER = 120.0
 _REASON_LENGTH = 300
 
-# What the library's log says where the answer is no; any other error leaves the question open.
+# Messages in the library's log for the answer no; any other error leaves the question open.
 _NO = {
     re.compile(r"no fused|not supported by a dedicated kernel"): "the library has no fused kernel for it",
     re.compile(r"HW-specific datatypes"): "the GPU does not compute in this type",
@@ -49,7 +48,7 @@ _NO = {
 
 
 @dataclass(frozen=True)
-class Layer:
+class ProbedLayer:
     """One attention layer. ``capability``: 89 for a GPU of compute capability 8.9; None is this machine's GPU."""
 
     capability: int | None
@@ -59,29 +58,30 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """``fused`` is no where the library says that it has no kernel, unknown where the build failed otherwise.
+class ProbeResult:
+    """The result for a layer. ``fused`` is no where the library reports that it has no kernel, unknown where the build
+    failed otherwise.
 
     ``reason`` is empty for yes.
     """
 
-    layer: Layer
+    layer: ProbedLayer
     fused: Literal["yes", "no", "unknown"]
     reason: str = ""
     seconds: float = 0.0
 
 
-def probe(trt: Any, layer: Layer) -> Answer:
-    """Build ``layer`` with the library ``trt``. Whatever the library raises is an answer."""
+def probe(trt: Any, layer: ProbedLayer) -> ProbeResult:
+    """Build ``layer`` with the library ``trt``. Any exception of the library becomes an answer."""
     started = time.perf_counter()
     try:
         fused, reason = _build(trt, layer)
     except Exception as error:  # TypeError for no builder, RuntimeError, AttributeError of an older version, ...
         fused, reason = "unknown", f"{type(error).__name__}: {error}"
-    return Answer(layer, fused, _one_line(reason), round(time.perf_counter() - started, 3))
+    return ProbeResult(layer, fused, _one_line(reason), round(time.perf_counter() - started, 3))
 
 
-def _build(trt: Any, layer: Layer) -> tuple[Literal["yes", "no", "unknown"], str]:
+def _build(trt: Any, layer: ProbedLayer) -> tuple[Literal["yes", "no", "unknown"], str]:
     logger = process_logger(trt.ILogger)
     with logger.recording() as lines:
         try:
@@ -98,15 +98,15 @@ def _build(trt: Any, layer: Layer) -> tuple[Literal["yes", "no", "unknown"], str
 
 
 class _CannotError(Exception):
-    """The build cannot begin; ``is_open``: which leaves the question open."""
+    """The build cannot begin; ``is_open``: the question stays open."""
 
     def __init__(self, reason: str, *, is_open: bool) -> None:
         super().__init__(reason)
         self.is_open = is_open
 
 
-def _plan(trt: Any, logger: Any, layer: Layer) -> Any:
-    """What the library makes of ``layer``; None where it makes nothing."""
+def _plan(trt: Any, logger: Any, layer: ProbedLayer) -> Any:
+    """The plan that the library builds for ``layer``; None where it builds none."""
     builder = trt.Builder(logger)
     network = builder.create_network(0)
     config = builder.create_builder_config()
@@ -121,12 +121,13 @@ def _plan(trt: Any, logger: Any, layer: Layer) -> Any:
     if config.add_optimization_profile(profile) < 0:
         raise _CannotError("the library refused the profile", is_open=True)
     plan = builder.build_serialized_network(network, config)
-    del constants  # they had to live so long
+    del constants  # they had to live until here
     return plan
 
 
-def _add_layer(trt: Any, network: Any, profile: Any, layer: Layer) -> list[Any]:
-    """Returns arrays that TensorRT reads during the build and does not copy."""
+def _add_layer(trt: Any, network: Any, profile: Any, layer: ProbedLayer) -> list[Any]:
+    """Add the layer's inputs and attention. Returns arrays that TensorRT reads during the build without copying
+    them."""
     is_packed, inputs = layer.form == "packed", _Inputs(trt, network, profile)
     dtype = trt.bfloat16 if layer.precision == "bf16" else trt.float16
     width = math.ceil(layer.head_size / HEAD_DIM_STEP) * HEAD_DIM_STEP
@@ -145,7 +146,7 @@ def _add_layer(trt: Any, network: Any, profile: Any, layer: Layer) -> list[Any]:
         attention.normalization_quantize_scale = scale
     if is_packed:
         attention.query_form = attention.key_value_form = trt.AttentionIOForm.PACKED_NHD
-        attention.query_lengths = inputs.add("cu_q", trt.int32, "B+1")  # one tensor for both crashed TensorRT
+        attention.query_lengths = inputs.add("cu_q", trt.int32, "B+1")  # TensorRT crashed on one tensor for both
         attention.key_value_lengths = inputs.add("cu_kv", trt.int32, "B+1")
     else:
         attention.key_value_lengths = inputs.add("lens", trt.int32, "B")
@@ -158,7 +159,7 @@ def _add_layer(trt: Any, network: Any, profile: Any, layer: Layer) -> list[Any]:
 
 
 class _Inputs:
-    """Adds inputs whose sizes have names, with their ranges."""
+    """Adds inputs whose dimensions have names and ranges."""
 
     def __init__(self, trt: Any, network: Any, profile: Any) -> None:
         self._network, self._profile = network, profile
@@ -180,11 +181,13 @@ def _one_line(text: str) -> str:
     return line if len(line) <= _REASON_LENGTH else line[: _REASON_LENGTH - 3] + "..."
 
 
-def probed(target: str, layers: Sequence[Layer], seconds: float = _SECONDS_OF_A_LAYER) -> Iterator[Answer]:
-    """An answer to each of ``layers``, in order, by the library of ``target`` in another process.
+def probe_layers(
+    target: str, layers: Sequence[ProbedLayer], seconds: float = _SECONDS_OF_A_LAYER
+) -> Iterator[ProbeResult]:
+    """An answer for each of ``layers``, in order, from the library of ``target`` in another process.
 
-    A layer at which that process dies, or that takes longer than ``seconds``, is unknown, and a new process goes on
-    behind it. Where two processes answer nothing at all, the rest is unknown too.
+    A layer at which that process dies, or that takes longer than ``seconds``, is unknown, and a new process continues
+    after it. If two processes in a row answer nothing at all, the rest is unknown too.
     """
     left, failures = list(layers), 0
     while left and failures < 2:
@@ -195,17 +198,17 @@ def probed(target: str, layers: Sequence[Layer], seconds: float = _SECONDS_OF_A_
                 yield answer
             if left:
                 failures += len(left) == num_before
-                yield Answer(left.pop(0), "unknown", worker.end())
+                yield ProbeResult(left.pop(0), "unknown", worker.end())
         finally:
             worker.end()
     for layer in left:
-        yield Answer(layer, "unknown", "not tried: the library's process ended twice without any answer")
+        yield ProbeResult(layer, "unknown", "not tried: the library's process ended twice without any answer")
 
 
 class _Worker:
     """A process that answers ``layers`` in order, one line of JSON each."""
 
-    def __init__(self, target: str, layers: Sequence[Layer]) -> None:
+    def __init__(self, target: str, layers: Sequence[ProbedLayer]) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, target],
             stdin=subprocess.PIPE,
@@ -225,8 +228,8 @@ class _Worker:
         for thread in self._threads:
             thread.start()
 
-    def next_answer(self, seconds: float) -> Answer | None:
-        """None where the process ended, or did not answer in time."""
+    def next_answer(self, seconds: float) -> ProbeResult | None:
+        """The next answer; None where the process ended, or did not answer in time."""
         try:
             line = self._lines.get(timeout=seconds)
         except queue.Empty:
@@ -235,10 +238,10 @@ class _Worker:
         if not line:
             self._process.wait()
             return None
-        return msgspec.json.decode(line, type=Answer)
+        return msgspec.json.decode(line, type=ProbeResult)
 
     def end(self) -> str:
-        """End the process if it has not ended; returns how it came to that."""
+        """End the process if it still runs; returns the cause of its end."""
         if self._process.poll() is None:
             self._process.kill()
         code = self._process.wait()
@@ -250,7 +253,7 @@ class _Worker:
 
     def _write(self, content: bytes) -> None:
         assert self._process.stdin
-        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:  # where it died before it read them
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:  # it died before it read them
             pipe.write(content)
 
     def _read(self) -> None:
@@ -267,10 +270,10 @@ class _Worker:
 
 
 def main() -> None:
-    """Read layers as JSON on stdin; write an answer a line on stdout, which is not the library's own any more."""
+    """Read layers as JSON on stdin; write one answer per line on stdout, which is redirected for the library."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    layers = msgspec.json.decode(sys.stdin.buffer.read(), type=list[Layer])
+    layers = msgspec.json.decode(sys.stdin.buffer.read(), type=list[ProbedLayer])
     try:
         trt = load_library(sys.argv[1], "Building an attention layer")
     except BeiError as error:

@@ -1,4 +1,4 @@
-"""Compilers: a model's spec and weights in, engine files out. One module a target, chosen by ``compiler_for``."""
+"""Compilers: a model's spec and weights in, engine files out. One module per target, selected by ``compiler_for``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from bei.artifact.manifest import EngineRequirements
 from bei.core import Limits
-from bei_build.onnx_graph.writer import Observed
+from bei_build.onnx_graph.writer import ObservedTensor
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.quantization import Quantization
 from bei_build.weights.model_weights import ModelWeights
@@ -17,33 +17,34 @@ from bei_build.weights.model_weights import ModelWeights
 if TYPE_CHECKING:
     pass
 
-# Shows what a compiler is at, beside the step's title: "tactics 120 of 400".
+# Shows a compiler's progress beside the step's title: "tactics 120 of 400".
 Say: TypeAlias = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Numerics:
-    """In which numbers an engine computes: a precision that its target has, and how linear layers are quantized.
+    """Number formats of an engine: a precision of its target, and the quantization of linear layers.
 
-    ``observed``: outputs by name beside the model's own, of linear layers, for calibration.
+    ``observed``: additional outputs by name, taken from linear layers, for calibration.
     """
 
     precision: str
     quantization: Quantization | None = None
-    observed: Mapping[str, Observed] = field(default_factory=dict)
+    observed: Mapping[str, ObservedTensor] = field(default_factory=dict)
 
 
 class Compiler(Protocol):
-    """What a target does. ``compile`` writes into an existing empty folder."""
+    """Interface of targets. ``compile`` writes into an existing empty folder."""
 
     precisions: tuple[str, ...]
-    calibrated: tuple[str, ...]  # those of them that need a quantization
-    shows_layers: bool  # whether engines can have the inputs of linear layers as outputs, for calibration
-    longest_by_default: int  # tokens of a sequence, unless the user asks for more: what they cost is theirs to decide
+    calibrated: tuple[str, ...]  # the precisions that need a quantization
+    shows_layers: bool  # True if engines can output the inputs of linear layers, for calibration
+    longest_by_default: int  # default for most tokens of a sequence; the user may accept the cost of more
 
     @property
     def matrix_bits(self) -> int:
-        """Of matrices in a calibrated precision: 8, or what this machine computes with exactly."""
+        """Bits of matrices in a calibrated precision: 8, or fewer where this machine computes exactly only with
+        those."""
 
     def resolve_precision(self, precision: str) -> str:
         """The precision that ``auto`` means on this machine, or ``precision`` itself. Raises ConfigError."""
@@ -52,18 +53,20 @@ class Compiler(Protocol):
         """Limits that suit the target, for sequences of up to ``max_seq_len`` tokens."""
 
     def check_able(self) -> None:
-        """Raise CompileError or MissingDependencyError, saying why, if this machine cannot build for the target."""
+        """Raise CompileError or MissingDependencyError, with the reason, if this machine cannot build for the
+        target."""
 
     def cannot_run(self) -> str | None:
-        """Why engines of this build cannot run on this machine: "this machine has no NVIDIA GPU". None where they can.
+        """The reason why engines of this build cannot run on this machine: "this machine has no NVIDIA GPU". None where
+        they can.
 
         A build for another machine's device is verified there.
         """
 
     def machine(self) -> list[str]:
-        """What an engine depends on of the machine that builds it, and of the compiler: its name in a cache."""
+        """Properties of the build machine and of the compiler on which an engine depends; part of a cache key."""
 
     def compile(
         self, spec: ModelSpec, weights: ModelWeights, numerics: Numerics, limits: Limits, folder: Path, say: Say
     ) -> EngineRequirements:
-        """Compile ``spec`` into ``folder``; returns what the engine needs of a machine. Raises CompileError."""
+        """Compile ``spec`` into ``folder``; returns the engine's requirements for a machine. Raises CompileError."""

@@ -1,4 +1,4 @@
-"""Which compiler a build uses, and which target ``auto`` means on this machine."""
+"""Choice of a build's compiler, and of the target that ``auto`` means on this machine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 from bei_build.config import TARGETS
 from bei_build.targets.base import Compiler
 
-# What "auto" looks for, the best first; the last of them needs no device.
+# Targets for "auto", best first; the last one needs no device.
 _BEST_FIRST = ("tensorrt", "cuda", "cpu")
 
 
 def compiler_for(config: BuildConfig) -> Compiler:
-    """The compiler of ``config.target``, with the settings that are its own."""
+    """The compiler of ``config.target``, with its own settings."""
     if config.target == "cpu":
         from bei_build.targets.openvino import OpenVINOCompiler
 
@@ -38,9 +38,9 @@ def compiler_for(config: BuildConfig) -> Compiler:
 
 
 def with_target(config: BuildConfig) -> BuildConfig:
-    """``config`` with the target that "auto" means on this machine: the first that could be built here.
+    """``config`` with the target that "auto" means on this machine: the first that can be built here.
 
-    TensorRT where it and a GPU are there, else PyTorch's packages where its CUDA and a GPU are, else the CPU. Raises
+    TensorRT if it and a GPU are present, else PyTorch's packages if its CUDA and a GPU are, else the CPU. Raises
     BrokenDependencyError where a library of one is installed and cannot be loaded.
     """
     if config.target != "auto":
@@ -49,7 +49,7 @@ def with_target(config: BuildConfig) -> BuildConfig:
         candidate = replace(config, target=target)
         try:
             compiler_for(candidate).check_able()
-        except BrokenDependencyError:  # somebody has installed what it needs: it is not to be done without in silence
+        except BrokenDependencyError:  # the user has installed it, so it must not be skipped silently
             raise
         except BeiError:
             continue

@@ -1,7 +1,7 @@
 """Targets ``cuda`` and ``cuda-twin``: the packed PyTorch module to a package of AOTInductor.
 
-``cuda`` is compiled on the GPU that it is for, and runs on GPUs of the same compute capability. ``cuda-twin`` is the
-same way from checkpoint to answer with the slow form of every kernel, compiled for this machine's CPU: for tests.
+``cuda`` is compiled on the GPU that it is for, and runs on GPUs of the same compute capability. ``cuda-twin`` takes the
+same path from checkpoint to answer with the slow form of every kernel, compiled for this machine's CPU: for tests.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from bei_build.spec.precision import PRECISIONS, check_precision
 from bei_build.targets.base import Numerics, Say
 from bei_build.weights.model_weights import ModelWeights
 
-_LEAST_CAPABILITY = 80  # 8.0, Ampere: of FlashAttention, and of BF16
+_LEAST_CAPABILITY = 80  # 8.0, Ampere: for FlashAttention and BF16
 _FP8_FROM = 89  # 8.9, Ada
-_MOST_OF_REASON = 600  # characters of what PyTorch's compilers say
+_MOST_OF_REASON = 600  # characters of messages from PyTorch's compilers
 _TYPES = {DType.BF16: "bfloat16", DType.FP16: "float16", DType.FP32: "float32"}
 
 
@@ -36,9 +36,9 @@ class CudaCompiler:
 
     precisions: tuple[str, ...] = ("bf16", "fp16", "fp32", "fp8")
     calibrated: tuple[str, ...] = ("fp8",)
-    shows_layers = False  # the packed module gives its heads' outputs and no others
+    shows_layers = False  # the packed module outputs its heads only
     matrix_bits = 8
-    longest_by_default = 8192  # rotations and biases have a row a position
+    longest_by_default = 8192  # rotations and biases have a row per position
 
     def __init__(self, target: str, precision: str) -> None:
         self._target = target
@@ -47,19 +47,19 @@ class CudaCompiler:
         self._purpose = f"Building for the target {target}"
 
     def resolve_precision(self, precision: str) -> str:
-        """``auto`` is bf16, which cannot overflow as fp16 can. Of the twin it is fp32: nobody wants its speed."""
+        """``auto`` is bf16, which cannot overflow as fp16 can. For the twin it is fp32: its speed does not matter."""
         check_precision(self._target, precision, self.precisions)
         if precision == "auto":
             return "fp32" if self._is_twin else "bf16"
         return precision
 
     def default_limits(self, max_seq_len: int) -> Limits:
-        """Large batches, which a GPU needs to be busy: nothing is padded. Not measured yet. Of the twin small ones."""
+        """Large batches, which a GPU needs to be busy: nothing is padded. Not measured yet. Small ones for the twin."""
         max_num_tokens, max_batch_size = (1024, 32) if self._is_twin else (16384, 512)
         return Limits(max(max_num_tokens, max_seq_len), max_batch_size, max_seq_len)
 
     def check_able(self) -> None:
-        """PyTorch, a C++ compiler and, but for the twin, PyTorch's CUDA, Triton and the GPU must be here.
+        """Require PyTorch, a C++ compiler and, except for the twin, PyTorch's CUDA, Triton and the GPU.
 
         Raises MissingDependencyError, BrokenDependencyError, LibraryVersionError, DeviceNotFoundError, CompileError.
         """
@@ -80,11 +80,11 @@ class CudaCompiler:
             raise CompileError(f"{self._purpose} needs a C++ compiler for PyTorch {torch.__version__}: install g++.")
 
     def cannot_run(self) -> str | None:
-        """What is built here runs here."""
+        """None: this machine runs what it builds."""
         return None
 
     def machine(self) -> list[str]:
-        """PyTorch, and what it compiles for."""
+        """PyTorch's version, and the device that it compiles for."""
         return [str(self._torch.__version__), self._device, *self._capabilities]
 
     def compile(
@@ -108,26 +108,27 @@ class CudaCompiler:
         self._write(model, folder)
         needs = EngineRequirements(
             compiler="aotinductor",
-            compiler_version=str(torch.__version__),  # it is of a class of its own
+            compiler_version=str(torch.__version__),  # a class of its own
             device=self._device,
             capabilities=self._capabilities,
             package=self._described(model),
         )
         del model
-        if not self._is_twin:  # the engine is loaded next, and its weights need the room
+        if not self._is_twin:  # the engine is loaded next, and its weights need the memory
             gc.collect()
             torch.cuda.empty_cache()
         return needs
 
     def _write(self, model: Any, folder: Path) -> None:
-        """What the compiler keeps between calls, gigabytes of large models, goes where it is removed afterwards."""
+        """Compile into ``folder``. The compiler's cache, gigabytes for large models, is in a folder that is removed
+        afterwards."""
         from torch._inductor.utils import fresh_cache
 
         from bei_build.torch_graph.package import write_package
 
         failure: Exception | None = None
         with tempfile.TemporaryDirectory(dir=folder) as scratch, warnings.catch_warnings(), fresh_cache(dir=scratch):
-            warnings.simplefilter("ignore")  # PyTorch's compiler uses what PyTorch itself has deprecated
+            warnings.simplefilter("ignore")  # PyTorch's compiler uses deprecated parts of PyTorch
             try:
                 write_package(model, folder / CUDA_PACKAGE)
             except Exception as error:  # the compiler's parts raise classes of their own; fresh_cache would log them
@@ -167,7 +168,7 @@ class CudaCompiler:
 
     @property
     def _capabilities(self) -> list[str]:
-        """A package holds code for the one GPU, or the one CPU, that compiled it."""
+        """The one GPU, or CPU, for which the package holds code."""
         return [self._torch.backends.cpu.get_cpu_capability() if self._is_twin else self._gpu.architecture]
 
     @cached_property

@@ -2,8 +2,8 @@
 
 The IR is portable between CPUs; the device compiles it when the engine is loaded (0.1 to 0.3 s for small models).
 Precisions: ``fp32``; ``bf16``: weights stored and computed in bfloat16; ``int8``: linear layers, inputs and matrices,
-in int8 with scales that calibration found, the rest as in bf16 where the CPU has it. CPUs that do not add up products
-of int8 exactly (``EXACT_INT8``) get matrices of 7 bits, whose sums of two products fit in 16.
+in int8 with calibrated scales, the rest as in bf16 where the CPU supports it. CPUs that do not add up products of int8
+exactly (no ``EXACT_INT8``) get matrices of 7 bits, whose sums of two products fit in 16.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class OpenVINOCompiler:
 
     @property
     def matrix_bits(self) -> int:
-        """7 where two products of 8 bits would be clipped: 2 * 255 * 63 is less than 32,768."""
+        """8, or 7 where two products of 8 bits would be clipped: 2 * 255 * 63 is less than 32,768."""
         return 8 if EXACT_INT8 in cpu_capabilities() else 7
 
     def resolve_precision(self, precision: str) -> str:
@@ -52,19 +52,19 @@ class OpenVINOCompiler:
         return precision
 
     def default_limits(self, max_seq_len: int) -> Limits:
-        """Small batches: large ones buy nothing on a CPU and keep short requests waiting (docs/decisions.md)."""
+        """Small batches: large ones gain nothing on a CPU and delay short requests (docs/decisions.md)."""
         return Limits(max_num_tokens=max(1024, max_seq_len), max_batch_size=128, max_seq_len=max_seq_len)
 
     def check_able(self) -> None:
-        """OpenVINO must be installed."""
+        """Require OpenVINO."""
         _openvino()
 
     def cannot_run(self) -> str | None:
-        """Every machine that has OpenVINO runs its engines."""
+        """None: every machine with OpenVINO runs its engines."""
         return None
 
     def machine(self) -> list[str]:
-        """What the CPU computes in."""
+        """Number formats of the CPU."""
         return cpu_capabilities()
 
     def compile(
@@ -96,13 +96,13 @@ class OpenVINOCompiler:
 
 
 def cpu_capabilities() -> list[str]:
-    """What OpenVINO says this CPU computes in: FP32, BF16, INT8, ...; and ``EXACT_INT8``."""
+    """Number formats of this CPU by OpenVINO: FP32, BF16, INT8, ...; and ``EXACT_INT8``."""
     capabilities: list[str] = _openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return [*capabilities, EXACT_INT8] if sums_int8_exactly() else capabilities
 
 
 def _needed(storage: DType, quantization: Quantization | None) -> list[str]:
-    """What a CPU must compute in to answer as this one does."""
+    """Number formats that a CPU needs to give this one's answers."""
     found = ["BF16"] if storage is DType.BF16 and "BF16" in cpu_capabilities() else []
     if quantization is None:
         return found
@@ -112,7 +112,7 @@ def _needed(storage: DType, quantization: Quantization | None) -> list[str]:
 
 def _openvino() -> Any:
     # Importing openvino reports the import to a web analytics service unless this package is missing. A server that
-    # is to run without a network, and with other people's texts, reports nothing to anybody.
+    # runs without a network, and with other people's texts, must not report anything.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     with importing("openvino", "cpu", "Building for the target cpu"):
         import openvino

@@ -1,11 +1,11 @@
 """Target ``trtllm``, experimental: a checkpoint that TensorRT-LLM's PyTorch backend loads in its encode-only mode.
 
-TensorRT-LLM brings the kernels and its own classes of models, which are few. A model is taken only where bei's spec of
-it is, field by field, what the class of that name computes; anything else is refused by name. config.json is written
-from the spec, so nothing that bei has not read gets into it.
+TensorRT-LLM brings the kernels and its own classes of models, which are few. A model is accepted only if bei's spec of
+it equals, field by field, the spec of the class with that name; anything else is refused by name. config.json is
+written from the spec, so it holds nothing that bei has not read.
 
-Building needs neither TensorRT-LLM nor a GPU. Neither has been run with what is written here: it rests on
-TensorRT-LLM's documents and sources (docs/decisions.md), and tests load it into a stand-in.
+Building needs neither TensorRT-LLM nor a GPU. Neither has been run with the result: it rests on TensorRT-LLM's
+documents and sources (docs/decisions.md), and tests load it into a stand-in.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from bei_build.targets.base import Numerics, Say
 from bei_build.targets.trtllm_checkpoint import Tensor, write_checkpoint
 from bei_build.weights.model_weights import ModelWeights
 
-# The oldest version whose documents have everything that is used of it: LLM.encode, encoder CUDA graphs, embeddings.
+# The oldest version whose documents have everything used here: LLM.encode, encoder CUDA graphs, embeddings.
 VERSIONS = ">=1.3.0rc27"
 
 _PRECISIONS = ("bf16", "fp16", "fp8")
@@ -43,22 +43,22 @@ _NUMBERS = re.compile(r"\d+")
 _TYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16"}
 _STORED = {"bf16": "BF16", "fp16": "F16", "fp8": "BF16"}
 
-# Matrices of one layer that TensorRT-LLM joins; in FP8 they have one scale.
+# Matrices of one layer that TensorRT-LLM joins; in FP8 they share one scale.
 _JOINED = (("attention.query", "attention.key", "attention.value"), ("mlp.gate", "mlp.up"))
 _QUANTIZED = (*_JOINED[0], *_JOINED[1], "attention.output", "mlp.down")
-# What stays 16-bit, as ModelOpt's patterns say it. A classifier's modules are not among its defaults.
+# Modules that stay 16-bit, as ModelOpt's patterns. A classifier's modules are not among its defaults.
 _UNQUANTIZED = ("lm_head", "model.embed_tokens", "score*", "pooler*", "classifier*")
 
-# Of a spec, what says nothing of the mathematics here: names, and the token that is left out of means (none is a mean).
+# Fields of a spec without effect on the mathematics here: names, and the token left out of means (no mean is used).
 _NAMES_ONLY = ("ModelSpec.family", "ModelSpec.architecture", "ModelSpec.unpooled_id", "ModelSpec.longest")
 
 
 @dataclass(frozen=True)
 class ModelClass:
-    """A class of TensorRT-LLM's, by its ``name`` there.
+    """A class of TensorRT-LLM, by its ``name`` there.
 
-    ``model`` is the spec of what it computes, with another spec's sizes; ``config`` its config.json. ``unit_vectors``:
-    it gives vectors at unit length.
+    ``model`` gives the spec that it computes, with another spec's sizes; ``config`` its config.json. ``unit_vectors``:
+    its vectors have unit length.
     """
 
     name: str
@@ -70,16 +70,16 @@ class ModelClass:
 
 
 class TRTLLMCompiler:
-    """Writes checkpoints for TensorRT-LLM. Experimental: none has been loaded by TensorRT-LLM itself."""
+    """Writes checkpoints for TensorRT-LLM. Experimental: TensorRT-LLM itself has loaded none of them."""
 
     precisions: tuple[str, ...] = _PRECISIONS
-    calibrated: tuple[str, ...] = ()  # TensorRT-LLM quantizes inputs as they come
-    shows_layers = False  # it is a checkpoint
+    calibrated: tuple[str, ...] = ()  # TensorRT-LLM quantizes inputs dynamically
+    shows_layers = False  # the result is a checkpoint
     matrix_bits = 8
     longest_by_default = 8192
 
     def resolve_precision(self, precision: str) -> str:
-        """``auto`` is bf16. ``fp8`` is for decoders, ``fp16`` for BERT, whose code computes in nothing else."""
+        """``auto`` is bf16. ``fp8`` is for decoders, ``fp16`` for BERT, whose code computes in no other type."""
         if precision == "auto":
             return "bf16"
         check_precision("trtllm", precision, _PRECISIONS)
@@ -90,10 +90,10 @@ class TRTLLMCompiler:
         return Limits(max_num_tokens=max(16384, max_seq_len), max_batch_size=256, max_seq_len=max_seq_len)
 
     def check_able(self) -> None:
-        """Every machine is: what is written are files."""
+        """Nothing is required: only files are written."""
 
     def cannot_run(self) -> str | None:
-        """What is missing here: TensorRT-LLM, or the GPU."""
+        """The missing part: TensorRT-LLM, or the GPU."""
         if importlib.util.find_spec("tensorrt_llm") is None:
             return "TensorRT-LLM is not installed here"
         try:
@@ -103,7 +103,7 @@ class TRTLLMCompiler:
         return None
 
     def machine(self) -> list[str]:
-        """Nothing: the checkpoint is the same wherever it is written."""
+        """Empty: the checkpoint does not depend on the machine."""
         return []
 
     def compile(
@@ -111,13 +111,13 @@ class TRTLLMCompiler:
     ) -> EngineRequirements:
         """Write config.json and safetensors into ``folder``, and for fp8 hf_quant_config.json.
 
-        Raises UnsupportedArchitectureError for a model that no class of TensorRT-LLM's computes, CompileError.
+        Raises UnsupportedArchitectureError for a model that no class of TensorRT-LLM computes, CompileError.
         """
         model_class, precision = class_of(spec), numerics.precision
         if precision not in model_class.precisions:
             others = " or ".join(model_class.precisions)
             raise CompileError(
-                f"TensorRT-LLM's {model_class.name} computes in {others}, not in {precision}{_why_not(model_class)}: "
+                f"TensorRT-LLM's {model_class.name} computes in {others}, not in {precision}{_mismatch(model_class)}: "
                 f"build with --precision {others}."
             )
         config = {**model_class.config(spec, limits), "torch_dtype": _TYPE_NAMES[precision]}
@@ -138,7 +138,7 @@ class TRTLLMCompiler:
 
 
 def class_of(spec: ModelSpec) -> ModelClass:
-    """The class of TensorRT-LLM's that computes ``spec``. Raises UnsupportedArchitectureError."""
+    """The class of TensorRT-LLM that computes ``spec``. Raises UnsupportedArchitectureError."""
     model_class = CLASSES.get((spec.family, spec.architecture))
     if model_class is None:
         known = ", ".join(f"{architecture} ({it.name})" for (_, architecture), it in CLASSES.items())
@@ -155,12 +155,12 @@ def class_of(spec: ModelSpec) -> ModelClass:
     return model_class
 
 
-def _why_not(model_class: ModelClass) -> str:
+def _mismatch(model_class: ModelClass) -> str:
     return " (it casts to float16 whatever is stored, and has no FP8)" if model_class.family is bert.FAMILY else ""
 
 
 def _difference(ours: Any, theirs: Any, path: str = "") -> str | None:
-    """The first part of two specs that is not equal, in words."""
+    """The first difference of two specs, in words."""
     if _are_parts(ours) and _are_parts(theirs) and len(ours) == len(theirs):
         parts = (_difference(a, b, f"{path}[{index}]") for index, (a, b) in enumerate(zip(ours, theirs, strict=True)))
         return next(filter(None, parts), None)
@@ -173,17 +173,17 @@ def _difference(ours: Any, theirs: Any, path: str = "") -> str | None:
         return None
     if isinstance(ours, tuple) and any(isinstance(part, float) for part in ours):
         return f"numbers of {path} differ"
-    return f"{path} is {_said(ours)} in the checkpoint, and {_said(theirs)} in that class"
+    return f"{path} is {_describe(ours)} in the checkpoint, and {_describe(theirs)} in that class"
 
 
 def _are_parts(value: Any) -> bool:
     return isinstance(value, tuple) and all(dataclasses.is_dataclass(part) for part in value)
 
 
-def _said(value: Any) -> str:
-    """A value of a spec for people: long ones by what they are."""
+def _describe(value: Any) -> str:
+    """A spec's value for people; long ones are described."""
     if isinstance(value, tuple):
-        return ", ".join(_said(part) for part in value) or "none"
+        return ", ".join(_describe(part) for part in value) or "none"
     if isinstance(value, HeadSpec):
         return value.output
     if isinstance(value, DenseSpec):
@@ -201,17 +201,17 @@ def _tensor(model_class: ModelClass, name: str, shape: tuple[int, ...], precisio
 
 
 def _stored_name(family: Family, name: str) -> str:
-    """What transformers' class for the task, and TensorRT-LLM's, call the weight ``name``."""
+    """The name of ``name`` in transformers' class for the task, and in TensorRT-LLM's."""
     module, kind = name.rsplit(".", 1)
     index = _NUMBERS.search(module) if module.startswith("layers.") else None
     stored = family.weights[module.replace(index[0], "{i}", 1) if index else module]
-    assert isinstance(stored, str)  # alternatives have only heads that are refused
+    assert isinstance(stored, str)  # only heads that are refused have alternatives
     prefix = "" if module == "classifier" or module.startswith("reward.") else family.prefix
     return f"{prefix}{stored.replace('{i}', index[0] if index else '')}.{kind}"
 
 
 def _bert(spec: ModelSpec) -> ModelSpec:
-    """Post-norm layers, all tokens see all, the exact GELU; first token, linear layer, tanh, linear layer."""
+    """Post-norm layers, bidirectional attention, the exact GELU; first token, linear layer, tanh, linear layer."""
     norm, num_heads = NormSpec(_first(spec).norm.eps), _first(spec).attention.num_heads
     head_dim = spec.hidden_size // num_heads
     attention = AttentionSpec(num_heads, head_dim, num_kv_heads=num_heads, scale=head_dim**-0.5)
@@ -242,7 +242,7 @@ def _bert_config(spec: ModelSpec, limits: Limits) -> dict[str, Any]:
 
 
 def _qwen3(spec: ModelSpec) -> ModelSpec:
-    """The last token's state. Heads may have any width, and query, key, value and output have biases or none have."""
+    """The last token's state. Heads may have any width; query, key, value and output all have biases, or none has."""
     first = _first(spec)
     attention = replace(
         _causal(spec, first.attention.head_dim),
@@ -290,10 +290,11 @@ def _decoder_config(spec: ModelSpec, limits: Limits) -> dict[str, Any]:
     return {
         **_sizes(spec),
         "hidden_act": "silu",
-        "max_position_embeddings": limits.max_seq_len,  # as many as the engine is asked for
+        "max_position_embeddings": limits.max_seq_len,  # the engine's limit
         "num_key_value_heads": first.attention.num_kv_heads,
         "rms_norm_eps": first.norm.eps,
-        # Not today's rope_parameters: versions of transformers that do not know it would turn by their own default.
+        # Not today's rope_parameters: versions of transformers that do not know it would use their own default
+        # rotation.
         "rope_theta": _theta(first.attention.rope),
         "use_cache": False,
         "use_sliding_window": False,
@@ -356,15 +357,15 @@ def _num_labels(spec: ModelSpec) -> int:
 
 
 def _theta(rope: RopeSpec) -> float:
-    """The base of plain frequencies base ** (-2i / dim). Whole, where it is so but for float32's rounding."""
-    last = 2 * (len(rope.inv_freq) - 1) / rope.rotary_dim  # the exponent of the slowest
+    """The base of plain frequencies base ** (-2i / dim), as an integer where it is one up to float32's rounding."""
+    last = 2 * (len(rope.inv_freq) - 1) / rope.rotary_dim  # exponent of the lowest frequency
     theta = float(rope.inv_freq[-1]) ** (-1 / last) if last else 10000.0
     return float(round(theta)) if abs(theta - round(theta)) < 1e-5 * theta else theta
 
 
 def _plain(rope: RopeSpec | None, head_dim: int) -> RopeSpec:
-    """A rotation without scaling of whole heads: ``rope`` itself where it is one. Scaled ones TensorRT-LLM computes by
-    formulas of its own."""
+    """A rotation of whole heads without scaling: ``rope`` itself if it is one. TensorRT-LLM computes scaled rotations
+    by formulas of its own."""
     plain = plain_rope(_theta(rope) if rope else 10000.0, head_dim)
     if rope and len(rope.inv_freq) == len(plain.inv_freq) and np.allclose(rope.inv_freq, plain.inv_freq, 1e-5, 0):
         return replace(plain, inv_freq=rope.inv_freq)
@@ -373,8 +374,8 @@ def _plain(rope: RopeSpec | None, head_dim: int) -> RopeSpec:
 
 _QWEN3 = ModelClass("Qwen3ForTextEmbedding", qwen.QWEN3_FAMILY, ("bf16", "fp8"), _qwen3, _qwen3_config, True)
 
-# By model type and architecture of the checkpoint. TensorRT-LLM's Qwen2ForProcessRewardModel scores every token; bei
-# has no family that reads its checkpoints.
+# By the checkpoint's model type and architecture. TensorRT-LLM's Qwen2ForProcessRewardModel scores every token; no
+# family of bei reads its checkpoints.
 CLASSES: dict[tuple[str, str], ModelClass] = {
     ("qwen3", "Qwen3ForCausalLM"): _QWEN3,
     ("qwen3", "Qwen3Model"): _QWEN3,

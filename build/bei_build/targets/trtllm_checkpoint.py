@@ -1,8 +1,8 @@
-"""A Hugging Face style checkpoint for TensorRT-LLM: config.json, safetensors, and ModelOpt's way to say FP8.
+"""A Hugging Face style checkpoint for TensorRT-LLM: config.json, safetensors, and ModelOpt's settings for FP8.
 
-Tensors are read, converted and written one after the other; what files hold is known before the first is read.
+Tensors are read, converted and written one after the other; the layout of the files is known before the first is read.
 Matrices in FP8 are float8_e4m3fn [out, in] with a scalar float32 ``weight_scale``, the largest absolute value / 448.
-There is no ``input_scale``, so TensorRT-LLM quantizes activations as they come, a tensor at a time.
+There is no ``input_scale``, so TensorRT-LLM quantizes activations dynamically, per tensor.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 _LARGEST_FP8 = 448.0
-_MOST_BYTES = 4 << 30  # of a file, unless one tensor alone is larger
-_ALIGNMENT = 8  # of what lies behind the header, which safetensors fills up with blanks
+_MOST_BYTES = 4 << 30  # maximum of a file, unless one tensor alone is larger
+_ALIGNMENT = 8  # alignment of the data after the header, which safetensors pads with blanks
 
-# The name in safetensors of each element type, and numpy's.
+# Names of element types in safetensors, and numpy's.
 _TYPES: Mapping[str, npt.DTypeLike] = {
     "F32": np.float32,
     "F16": np.float16,
@@ -36,16 +36,16 @@ _TYPES: Mapping[str, npt.DTypeLike] = {
     "F8_E4M3": ml_dtypes.float8_e4m3fn,
 }
 
-# Reads the weight of that name, float32.
+# Reads the weight with that name, float32.
 Read: TypeAlias = Callable[[str], npt.NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One of our weights as it is to be stored.
+    """One of our weights, as it is stored.
 
-    ``weight`` is our name of it, ``stored`` the checkpoint's. ``scale_group``: our names of the matrices that have one
-    FP8 scale together, this one among them, because TensorRT-LLM multiplies by them in one product; None: not in FP8.
+    ``weight`` is our name of it, ``stored`` the checkpoint's. ``scale_group``: our names of the matrices that share its
+    FP8 scale, itself among them, because TensorRT-LLM multiplies by them in one product; None: not in FP8.
     """
 
     weight: str
@@ -56,7 +56,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A tensor of a file."""
+    """A tensor in a file."""
 
     name: str
     dtype: str
@@ -78,9 +78,9 @@ def write_checkpoint(
     producer: Mapping[str, str],
     most_bytes: int = _MOST_BYTES,
 ) -> None:
-    """Write ``tensors`` into ``folder``, of type ``dtype`` ("BF16", "F16") where they are not in FP8, and ``config``.
+    """Write ``tensors`` into ``folder``, as ``dtype`` ("BF16", "F16") where they are not in FP8, and ``config``.
 
-    ``unquantized``: modules that stay as they are, in ModelOpt's patterns; written where some tensor is in FP8.
+    ``unquantized``: modules that are not quantized, as ModelOpt's patterns; written where some tensor is in FP8.
     ``producer`` has a name and a version. Raises ValueError for a weight that is not finite in ``dtype``.
     """
     if any(tensor.scale_group for tensor in tensors):
@@ -100,7 +100,7 @@ def write_checkpoint(
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Indented, keys in order: equal builds are equal bytes."""
+    """Write indented JSON with keys in order, so that equal builds are equal bytes."""
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -115,13 +115,13 @@ def _entries(tensors: Sequence[Tensor], read: Read, dtype: str) -> Iterator[_Ent
 
 
 class _Scales:
-    """The FP8 scale of each group, computed once. Its matrices are read one by one, and again when they are written."""
+    """The FP8 scale of each group, computed once. Matrices are read one by one, and again when they are written."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
         self._known: dict[tuple[str, ...], np.float32] = {}
 
-    def of(self, group: tuple[str, ...]) -> np.float32:
+    def scale_of(self, group: tuple[str, ...]) -> np.float32:
         """Largest absolute value / 448; 1 for zeros."""
         if group not in self._known:
             largest = max(float(np.abs(_finite(name, self._read(name))).max()) for name in group)
@@ -136,7 +136,7 @@ class _Converted:
     dtype: str
 
     def __call__(self) -> npt.NDArray[Any]:
-        with np.errstate(over="ignore"):  # it is an error of ours
+        with np.errstate(over="ignore"):  # an overflow is reported as an error of ours
             converted = self.read(self.tensor.weight).astype(_TYPES[self.dtype])
         return _finite(self.tensor.weight, converted)
 
@@ -149,7 +149,7 @@ class _Quantized:
 
     def __call__(self) -> npt.NDArray[Any]:
         assert self.tensor.scale_group is not None
-        scaled = self.read(self.tensor.weight) / self.scales.of(self.tensor.scale_group)
+        scaled = self.read(self.tensor.weight) / self.scales.scale_of(self.tensor.scale_group)
         quantized: npt.NDArray[Any] = np.clip(scaled, -_LARGEST_FP8, _LARGEST_FP8).astype(_TYPES["F8_E4M3"])
         return quantized
 
@@ -160,7 +160,7 @@ class _Scale:
     scales: _Scales
 
     def __call__(self) -> npt.NDArray[Any]:
-        return np.array(self.scales.of(self.group), np.float32)
+        return np.array(self.scales.scale_of(self.group), np.float32)
 
 
 def _finite(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -182,7 +182,7 @@ def _sharded(entries: Sequence[_Entry], most_bytes: int) -> list[list[_Entry]]:
 
 
 def _write_safetensors(path: Path, entries: Sequence[_Entry]) -> None:
-    """The format: length of the header, the header, and the tensors end to end, all little-endian."""
+    """Write the format: length of the header, the header, and the tensors end to end, all little-endian."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for entry in entries:
@@ -208,7 +208,7 @@ def _quantization(unquantized: Sequence[str], producer: Mapping[str, str]) -> di
 
 
 def _inline_quantization(unquantized: Sequence[str], producer: Mapping[str, str]) -> dict[str, Any]:
-    """The same in config.json, in ModelOpt's newer, flat form. Activations are scaled as they come: dynamic."""
+    """ModelOpt's newer, flat form of the same settings, for config.json. Activations are scaled dynamically."""
     eight_bits = {"num_bits": 8, "type": "float"}
     group = {
         "weights": {**eight_bits, "dynamic": False},

@@ -1,4 +1,5 @@
-"""The tokenizer of an artifact: what the model's own library runs, with what the model's code does beside it.
+"""The tokenizer of an artifact: the one that the model's own library runs, with the changes that the model's code
+makes.
 
 Truncation and padding are switched off; the runtime does both itself.
 """
@@ -21,11 +22,11 @@ from tokenizers.processors import Sequence as ProcessorSequence
 from bei.errors import TokenizerError
 from bei.utils.untrusted_files import MOST_TOKENIZER_BYTES, read_bounded
 from bei_build.files.json_settings import read_object
-from bei_build.tokenizer.library_tokenizer import LibraryTokenizer, TokenizerReading, stored_tokenizer, token_of
+from bei_build.tokenizer.library_tokenizer import LibraryTokenizer, TokenizerSettings, stored_tokenizer, token_of
 
 # transformers writes int(1e30) for "no limit".
 _NO_LIMIT = 1 << 24
-# What BERT's and RoBERTa's classes of transformers call them where the files do not.
+# Defaults of transformers' BERT and RoBERTa classes.
 _MASKS = ("[MASK]", "<mask>")
 _PADDINGS = ("[PAD]", "<pad>")
 
@@ -35,45 +36,46 @@ class _Truncation(msgspec.Struct):
 
 
 class _Stored(msgspec.Struct):
-    """Of a tokenizer.json what is read without the vocabulary."""
+    """The parts of a tokenizer.json that are read without the vocabulary."""
 
     truncation: _Truncation | None = None
 
 
-def artifact_tokenizer(library: LibraryTokenizer, reading: TokenizerReading, folder: Path) -> Tokenizer:
-    """The tokenizer of ``folder`` as the runtime reads it; ``library``'s own is changed. Raises TokenizerError.
+def artifact_tokenizer(library: LibraryTokenizer, settings: TokenizerSettings, folder: Path) -> Tokenizer:
+    """The tokenizer of ``folder`` as the runtime uses it; changes ``library``'s own in place. Raises TokenizerError.
 
-    Where the library's class is written in Python it is tokenizer.json as it stands, whose ids are compared later.
+    If the library's class is written in Python, it is the unchanged tokenizer.json, whose ids are compared later.
     """
     tokenizer = library.backend or stored_tokenizer(folder)
     assert tokenizer is not None, "open_tokenizer refuses what has neither"
-    tokenizer.no_truncation()  # before anything looks at what stands around a text
+    tokenizer.no_truncation()  # before the tokens around a text are read
     tokenizer.no_padding()
     if library.surrounded_by:
         _surround(tokenizer, library.surrounded_by)
-    adapt(tokenizer, reading)
-    if reading.ends_in_eos:
+    adapt(tokenizer, settings)
+    if settings.ends_in_eos:
         _end_in_eos(tokenizer, folder)
-    if reading.is_static:
+    if settings.is_static:
         tokenizer.post_processor = ProcessorSequence(_without_templates(tokenizer.post_processor))
     return tokenizer
 
 
-def adapt(tokenizer: Tokenizer, reading: TokenizerReading) -> None:
-    """What sentence-transformers and PyLate change of a tokenizer that they have loaded."""
-    if reading.lowercase and not _lowers(tokenizer.normalizer):
+def adapt(tokenizer: Tokenizer, settings: TokenizerSettings) -> None:
+    """Apply the changes that sentence-transformers and PyLate make to a loaded tokenizer."""
+    if settings.lowercase and not _lowers(tokenizer.normalizer):
         before: list[Normalizer] = [Lowercase()]
         tokenizer.normalizer = NormalizerSequence(before + ([tokenizer.normalizer] if tokenizer.normalizer else []))
-    _keep_whole(tokenizer, reading.markers)
+    _keep_whole(tokenizer, settings.markers)
 
 
-def fitted_to_table(
+def without_rowless_tokens(
     tokenizer: Tokenizer, stored: Tokenizer | None, vocab_size: int
 ) -> tuple[Tokenizer, tuple[str, ...]]:
-    """``tokenizer`` without the added tokens that the class alone knows, not tokenizer.json (``stored``), and for which
-    the embedding table has no row; and these. transformers fails at a text that has one: here it is other text.
+    """``tokenizer`` without the added tokens that only the class defines, not tokenizer.json (``stored``), and for
+    which the embedding table has no row; and the list of these. transformers fails on a text that contains one: here it
+    is ordinary text.
 
-    Raises TokenizerError where other ids are behind the table.
+    Raises TokenizerError where other ids are beyond the table.
     """
     own = stored.get_vocab(with_added_tokens=True) if stored else {}
     added = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items()}
@@ -93,7 +95,7 @@ def fitted_to_table(
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Refuse a tokenizer that can produce ids behind the embedding table. Raises TokenizerError."""
+    """Refuse a tokenizer that can produce ids beyond the embedding table. Raises TokenizerError."""
     token, highest = max(tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda one: one[1], default=("", -1))
     if highest >= vocab_size:
         raise TokenizerError(
@@ -103,7 +105,8 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
 
 
 def unknown_id(tokenizer: Tokenizer) -> int | None:
-    """The token of what is in no vocabulary, None where everything is. A Unigram model says its id, others its text."""
+    """The id of the unknown token, None where every text can be encoded. A Unigram model stores the id, others the
+    token."""
     model = json.loads(tokenizer.to_str())["model"]
     token, index = model.get("unk_token"), model.get("unk_id")
     return tokenizer.token_to_id(token) if token is not None else index
@@ -118,9 +121,8 @@ def model_max_length(folder: Path, arguments: Mapping[str, Any] | None = None) -
 
 
 def stored_truncation(folder: Path) -> int | None:
-    """How many tokens of a text tokenizer.json itself keeps, None for all: sentence-transformers leaves it at that for
-    static embeddings, and nowhere else. Raises TokenizerError.
-    """
+    """The truncation length in tokenizer.json, None for no limit: sentence-transformers keeps it for static embeddings,
+    and nowhere else. Raises TokenizerError."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None
@@ -154,14 +156,15 @@ def padding_id(tokenizer: Tokenizer, folder: Path) -> int | None:
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """The special tokens that the files in ``folder`` name, as "bos_token" and the like: chat templates use them."""
+    """The special tokens that the files in ``folder`` name, by kind ("bos_token" and others); chat templates use
+    them."""
     kinds = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
     named = {f"{kind}_token": token_of(folder, kind) for kind in kinds}
     return {name: token for name, token in named.items() if token is not None}
 
 
 def _end_in_eos(tokenizer: Tokenizer, folder: Path) -> None:
-    """Put EOS behind texts unless it is there. Raises TokenizerError."""
+    """Append EOS to texts unless the tokenizer does. Raises TokenizerError."""
     named = special_tokens(folder)
     bos, eos = named.get("bos_token"), named.get("eos_token")
     added = tokenizer.encode("").tokens
@@ -175,7 +178,7 @@ def _end_in_eos(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def drop_token_types(tokenizer: Tokenizer) -> None:
-    """Let all tokens be of type 0, those of a pair's second text too."""
+    """Set the type of all tokens to 0, including a pair's second text."""
     if not any(tokenizer.encode("a", "b").type_ids):
         return
     single, pair = (_template_around(tokenizer, num_texts) for num_texts in (1, 2))
@@ -187,7 +190,7 @@ def drop_token_types(tokenizer: Tokenizer) -> None:
 
 
 def _template_around(tokenizer: Tokenizer, num_texts: int) -> list[str]:
-    """Special tokens around one or two texts, $A and $B, read off an example."""
+    """Special tokens around one or two texts, $A and $B, taken from an example."""
     encoded = tokenizer.encode("a", "b" if num_texts == 2 else None)
     parts: list[str] = []
     for token, text in zip(encoded.tokens, encoded.sequence_ids, strict=True):
@@ -198,7 +201,8 @@ def _template_around(tokenizer: Tokenizer, num_texts: int) -> list[str]:
 
 
 def _surround(tokenizer: Tokenizer, tokens: Mapping[str, str | None]) -> None:
-    """Let every text be BOS, text, EOS of ``tokens``; a pair is two such, as in transformers' update_post_processor."""
+    """Make every text BOS, text, EOS from ``tokens``; a pair is two such texts, as in transformers'
+    update_post_processor."""
     bos, eos = tokens.get("bos"), tokens.get("eos")
     first = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
     second = [f"{part}:1" for part in (*first[: first.index("$A")], "$B", *first[first.index("$A") + 1 :])]
@@ -209,7 +213,7 @@ def _surround(tokenizer: Tokenizer, tokens: Mapping[str, str | None]) -> None:
 
 
 def _lowers(normalizer: Normalizer | None) -> bool:
-    """Whether it lower-cases already, as sentence-transformers looks for it."""
+    """True if the normalizer lower-cases already, by sentence-transformers' test."""
     parts = _parts(normalizer) if isinstance(normalizer, NormalizerSequence) else [normalizer]
     return any(isinstance(part, Lowercase) for part in parts)
 
@@ -223,7 +227,7 @@ def _without_templates(processor: PostProcessor | None) -> list[PostProcessor]:
 
 
 def _parts(sequence: Any) -> list[Any]:
-    """Of a sequence of normalizers or processors, which has no length."""
+    """The parts of a sequence of normalizers or processors, which has no length."""
     parts: list[Any] = []
     with contextlib.suppress(IndexError):
         while True:
@@ -232,9 +236,9 @@ def _parts(sequence: Any) -> list[Any]:
 
 
 def _keep_whole(tokenizer: Tokenizer, markers: Sequence[str]) -> None:
-    """Let ``markers`` that are in the vocabulary stay one token each, as they were in training.
+    """Keep ``markers`` that are in the vocabulary as one token each, as they were in training.
 
-    A marker may be stored with its space ("[Q] "), or be an unused token that the tokenizer would take apart.
+    A marker may be stored with its space ("[Q] "), or be an unused token that the tokenizer would split.
     """
     for marker in markers:
         for spelling in (marker, *marker.split()[:1]):

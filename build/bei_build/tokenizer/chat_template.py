@@ -1,8 +1,8 @@
-"""A reranker's chat template, turned into the text around a pair that the runtime fills in.
+"""A reranker's chat template, converted to the text around a pair that the runtime fills in.
 
-sentence-transformers from 5.4 on saves rerankers whose pairs become two messages, of the roles query and document, and
-whose prompt becomes one of the role system (base/modality.py, base/modules/transformer.py of 6.2). What their chat
-template makes of them is found by rendering it, as transformers does, with texts that are recognized in the result.
+sentence-transformers from 5.4 on saves rerankers whose pairs become two messages, with the roles query and document,
+and whose prompt becomes one with the role system (base/modality.py, base/modules/transformer.py of 6.2). The result is
+found by rendering the chat template, as transformers does, with texts that can be recognized in it.
 """
 
 from __future__ import annotations
@@ -19,39 +19,40 @@ from bei.artifact.manifest import RerankTemplate
 from bei.errors import CheckpointError
 from bei.utils.libraries import importing
 from bei_build.files.json_settings import read_object, setting
-from bei_build.files.sandbox import OutOfBoundsError, within_bounds
+from bei_build.files.sandbox import SandboxError, run_bounded
 from bei_build.tokenizer.artifact_tokenizer import special_tokens
 from bei_build.tokenizer.library_tokenizer import read_template
 
 _PURPOSE = "Reading a chat template"
 _REMEDY = "Give the text of a pair with --rerank-prefix, --rerank-body and --rerank-suffix."
 _SLOTS = ("query", "document", "instruction")
-# Two sets of texts: a template that treats them alike gives one result. Blanks around them show whether they are kept.
+# Two sets of texts: a template that treats them alike gives one result. Blanks around them show whether it keeps
+# blanks.
 _MARKS = (
     {"query": "\tQbei 7\n", "document": " dBEI x\n\nY ", "instruction": "\nbei.I "},
     {"query": " ?#7 ", "document": "\n" + 40 * "a longer text, " + "\t", "instruction": " {} \t"},
 )
 _PROBES = (("who?", "me"), ("1 2 3\n", "\n a line.\n\nand another!"), ("é世 x", "."), ("'s", " 42%"))
-# Where sentence-transformers takes a template's messages to hold lists of parts (InputFormatter._infer_format).
+# sentence-transformers' test for templates whose messages hold lists of parts (InputFormatter._infer_format).
 _STRUCTURED = ("content[0]", ".type", "'type'", '"type"', "item.type", "message.content[")
 _FLAT_TYPES = ("apertus", "deepseek_v3", "gpt_oss", "seed_oss")
-# Arguments of apply_chat_template that do not reach the template, and change nothing of one text.
+# Arguments of apply_chat_template that do not reach the template, and have no effect on a single text.
 _IDLE_ARGUMENTS = ("padding", "return_tensors")
-# Of rendering a template with a few words, which takes a millisecond; a machine may stand still for seconds.
+# Timeout for rendering a few words, which takes a millisecond; a loaded machine may pause for seconds.
 _MOST_S = 10.0
 _MOST_EXTRA_BYTES = 256_000_000
 
 
 @dataclass(frozen=True)
 class ChatSettings:
-    """What the Transformer's settings say of messages. ``arguments`` are given to the template when it is rendered."""
+    """The Transformer's settings for messages. ``arguments`` are passed to the template when it is rendered."""
 
     form: Literal["auto", "flat", "structured"] = "auto"
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 def chat_settings(path: Path, config: dict[str, Any]) -> ChatSettings | None:
-    """How the settings at ``path`` turn texts into messages; None where texts stay texts. Raises CheckpointError."""
+    """The settings at ``path`` that turn texts into messages; None where texts stay texts. Raises CheckpointError."""
     modalities = setting(path, config, "modality_config", dict) or {}
     arguments = dict(_processing(path, config).get("chat_template") or {})
     if "message" not in modalities:
@@ -70,7 +71,8 @@ def chat_settings(path: Path, config: dict[str, Any]) -> ChatSettings | None:
 
 
 def _processing(path: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """``processing_kwargs``. What would change a text's tokens, beside a chat template's arguments, is refused."""
+    """``processing_kwargs``. Settings other than a chat template's arguments that would change a text's tokens are
+    refused."""
     processing = setting(path, config, "processing_kwargs", dict) or {}
     idle = {*_IDLE_ARGUMENTS, "pad_to_multiple_of", "logits_to_keep"}
     for kind in ("common", "text"):
@@ -83,10 +85,10 @@ def _processing(path: Path, config: dict[str, Any]) -> dict[str, Any]:
 def derive_template(
     folder: Path, model_type: str, settings: ChatSettings, instruction: str | None, tokenizer: Tokenizer
 ) -> RerankTemplate:
-    """What the chat template in ``folder`` makes of a pair. ``instruction`` is the checkpoint's default prompt.
+    """The text that the chat template in ``folder`` puts around a pair. ``instruction``: the checkpoint's default
+    prompt.
 
-    Raises CheckpointError where texts do not come out as they went in, or where their ends cannot be told from the
-    template's tokens.
+    Raises CheckpointError where texts come out changed, or where their ends cannot be told from the template's tokens.
     """
     source = _template_of(folder)
     structured = settings.form == "structured" or (
@@ -102,7 +104,7 @@ def derive_template(
             {"role": role, "content": [{"type": "text", "text": texts[role]}] if structured else texts[role]}
             for role in roles
         ]
-        return _rendered(folder, source, messages, arguments)
+        return _render(folder, source, messages, arguments)
 
     shapes = {_shape(render, marks, instruction) for marks in _MARKS}
     if len(shapes) > 1:
@@ -114,14 +116,14 @@ def derive_template(
 
 
 def _shape(render: Any, marks: Mapping[str, str], instruction: str | None) -> tuple[str, str]:
-    """The template's text with slots, and what is in the slot of the instruction if nobody says otherwise."""
+    """The template's text with slots, and the default content of the instruction's slot."""
     if instruction is not None:
         with_system = _with_slots(render(marks, ("system", "query", "document")), marks)
         return with_system, instruction if "{instruction}" in with_system else ""
     plain = _with_slots(render(marks, ("query", "document")), {**marks, "instruction": ""})
     try:
         with_system = _with_slots(render(marks, ("system", "query", "document")), marks)
-    except CheckpointError:  # a template for pairs alone
+    except CheckpointError:  # a template for pairs only
         return plain, ""
     before, slot, behind = with_system.partition("{instruction}")
     fits = len(plain) >= len(before) + len(behind) and plain.startswith(before) and plain.endswith(behind)
@@ -146,7 +148,7 @@ def _with_slots(rendered: str, marks: Mapping[str, str]) -> str:
 
 
 def _split(whole: str, instruction: str, tokenizer: Tokenizer) -> RerankTemplate:
-    """``whole`` cut at added tokens, where no tokenizer joins what stands to their sides; checked on examples."""
+    """``whole`` cut at added tokens, where no tokenizer joins the text on either side; checked on examples."""
     tokens = [
         re.escape(token.content)
         for token in tokenizer.get_added_tokens_decoder().values()
@@ -173,7 +175,7 @@ def _split(whole: str, instruction: str, tokenizer: Tokenizer) -> RerankTemplate
 
 
 def _is_same(template: RerankTemplate, query: str, document: str, tokenizer: Tokenizer) -> bool:
-    """Whether the three parts have the tokens of the whole."""
+    """True if the three parts together give the tokens of the whole."""
     texts = {"query": query, "document": document, "instruction": template.instruction}
     body = re.sub(r"\{(query|document|instruction)\}", lambda slot: texts[slot[1]], template.body)
     parts = (template.prefix, body, template.suffix)
@@ -182,7 +184,7 @@ def _is_same(template: RerankTemplate, query: str, document: str, tokenizer: Tok
 
 
 def _template_of(folder: Path) -> str:
-    """The template as transformers finds it: a file of its own, else tokenizer_config.json."""
+    """The template by transformers' rules: a file of its own, else tokenizer_config.json."""
     path, config_path = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     if path.is_file():
         return read_template(path)
@@ -198,19 +200,19 @@ def _template_of(folder: Path) -> str:
     return template
 
 
-def _rendered(folder: Path, source: str, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
-    """Rendered in transformers' sandbox (jinja2's ImmutableSandboxedEnvironment)."""
+def _render(folder: Path, source: str, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
+    """Render in transformers' sandbox (jinja2's ImmutableSandboxedEnvironment)."""
     with importing("jinja2", "cpu", _PURPOSE):
-        import jinja2  # noqa: F401  # what renders needs it, and does not say so on import
+        import jinja2  # noqa: F401  # the renderer needs it, and does not report that on import
     with importing("transformers", "cpu", _PURPOSE):
         from transformers.utils.chat_template_utils import render_jinja_template
     try:
-        # It gives texts, and where they lie.
-        return within_bounds(
+        # It returns texts and their locations.
+        return run_bounded(
             lambda: str(render_jinja_template([messages], chat_template=source, **arguments)[0][0]),
             _MOST_S,
             _MOST_EXTRA_BYTES,
         )
-    except OutOfBoundsError as error:
+    except SandboxError as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"The chat template in {folder} cannot be rendered ({reason}). {_REMEDY}") from error

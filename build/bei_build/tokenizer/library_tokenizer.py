@@ -1,9 +1,9 @@
-"""A checkpoint's tokenizer as the model's own library has it.
+"""A checkpoint's tokenizer as the model's own library loads it.
 
-Users get their ids from it, so the artifact's tokenizer is made of it, and is compared with it id by id
-(``token_comparison``). For all models but static embeddings that is the class that transformers chooses: it merges
-tokenizer.json, tokenizer_config.json, added_tokens.json and special_tokens_map.json, and puts settings of its own over
-what tokenizer.json says.
+Users get their ids from it, so the artifact's tokenizer is made from it, and is compared with it id by id
+(``token_comparison``). For all models but static embeddings it is the class that transformers chooses: it merges
+tokenizer.json, tokenizer_config.json, added_tokens.json and special_tokens_map.json, and overrides tokenizer.json with
+settings of its own.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Texts: TypeAlias = tuple[str, ...]
 
 _SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _MOST_TEMPLATE_BYTES = 1_000_000
-# Files that transformers makes a tokenizer of.
+# Files from which transformers can make a tokenizer.
 _VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json", "*.model", "*.tiktoken")
-STORED = "tokenizer.json"  # the name of what no class has changed
+STORED = "tokenizer.json"  # the name for a tokenizer that no class has changed
 _TIKTOKEN = "tiktoken.model"  # the only *.model that transformers does not read with sentencepiece
 
 
@@ -47,16 +47,16 @@ class TokenIds(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TokenizerReading:
-    """How a checkpoint's tokenizer files are read.
+class TokenizerSettings:
+    """Settings for loading a checkpoint's tokenizer files.
 
-    ``choice``: "transformers", what the installed version's class makes of them; "auto", the same with BOS and EOS that
-    tokenizer_config.json asks for by name where that version passes over them; "file", tokenizer.json as it stands.
-    ``arguments``: what the class is given beside its files (``tokenizer_args`` of sentence-transformers).
-    ``is_static``: sentence-transformers reads tokenizer.json of static embeddings without a class, and adds no
-    special tokens. ``lowercase`` (``do_lower_case`` of sentence-transformers): texts are lower-cased first.
-    ``markers``: beginnings of texts that are one token each, if the vocabulary has them. ``ends_in_eos``: the model's
-    own code puts EOS behind every text.
+    ``choice``: "transformers", the tokenizer of the installed version's class; "auto", the same with BOS and EOS that
+    tokenizer_config.json asks for by name where that version ignores them; "file", the unchanged tokenizer.json.
+    ``arguments``: arguments of the class besides its files (``tokenizer_args`` of sentence-transformers).
+    ``is_static``: sentence-transformers reads tokenizer.json of static embeddings without a class, and adds no special
+    tokens. ``lowercase`` (``do_lower_case`` of sentence-transformers): texts are lower-cased first. ``markers``:
+    prefixes of texts that are one token each, if the vocabulary has them. ``ends_in_eos``: the model's own code appends
+    EOS to every text.
     """
 
     choice: TokenizerChoice = "auto"
@@ -68,12 +68,12 @@ class TokenizerReading:
 
 
 class LibraryTokenizer(Protocol):
-    """``library`` and ``tokenizer_class`` name it.
+    """The library's tokenizer, named by ``library`` and ``tokenizer_class``.
 
-    ``backend``: what the artifact's tokenizer is made of, None where the class is written in Python. ``runs``: what
-    ``encode`` runs itself, None where that is Python. ``surrounded_by``: BOS and EOS by kind that ``encode`` adds and
-    ``backend`` does not. ``gives_token_types``: the model is given them. ``splits_special_tokens``: special tokens that
-    a text contains are split as other text is.
+    ``backend``: the source of the artifact's tokenizer, None where the class is written in Python. ``runs``: the
+    tokenizer that ``encode`` runs, None where it is Python. ``surrounded_by``: BOS and EOS by kind that ``encode`` adds
+    and ``backend`` does not. ``gives_token_types``: the model gets its token types. ``splits_special_tokens``: special
+    tokens in a text are split like other text.
     """
 
     library: str
@@ -86,26 +86,26 @@ class LibraryTokenizer(Protocol):
     gives_token_types: bool
 
     def encode(self, texts: Sequence[Texts], max_length: int | None, *, special_tokens: bool = True) -> list[TokenIds]:
-        """Each text or pair, cut to ``max_length`` tokens, special ones counted; all of one kind. Without
-        ``special_tokens`` none stand around them."""
+        """Token ids of each text or pair, all of one kind, cut to ``max_length`` tokens including special ones. Without
+        ``special_tokens`` none are added."""
         ...
 
 
-def open_tokenizer(folder: Path, reading: TokenizerReading) -> LibraryTokenizer:
+def open_tokenizer(folder: Path, settings: TokenizerSettings) -> LibraryTokenizer:
     """The tokenizer of ``folder``. Raises TokenizerError, MissingDependencyError."""
-    if reading.is_static or reading.choice == "file":
-        return _StoredTokenizer(folder, special_tokens=not reading.is_static)
+    if settings.is_static or settings.choice == "file":
+        return _StoredTokenizer(folder, special_tokens=not settings.is_static)
     _check_files(folder)
-    loaded = _load(folder, reading.arguments)
-    asked = _passed_over(folder, loaded) if reading.choice == "auto" else {}
+    loaded = _load(folder, settings.arguments)
+    asked = _missing_special_tokens(folder, loaded) if settings.choice == "auto" else {}
     if not asked:
         return _TransformersTokenizer(loaded)
     added = {f"add_{kind}_token": token is not None for kind, token in asked.items()}
-    return _TransformersTokenizer(_load(folder, {**reading.arguments, **added}), _backend(loaded), asked)
+    return _TransformersTokenizer(_load(folder, {**settings.arguments, **added}), _backend(loaded), asked)
 
 
 def tokenization_of(library: LibraryTokenizer) -> Tokenization:
-    """What the manifest says of it."""
+    """The manifest's record of the tokenizer."""
     return Tokenization(
         library=library.library,
         tokenizer_class=library.tokenizer_class,
@@ -114,14 +114,14 @@ def tokenization_of(library: LibraryTokenizer) -> Tokenization:
     )
 
 
-def check_model(stored: Tokenizer | None, library: LibraryTokenizer, reading: TokenizerReading) -> None:
-    """Refuse a class that reads tokenizer.json, ``stored``, as a vocabulary of another model, unless it was asked for:
-    it finds hardly a word. Raises TokenizerError.
+def check_model(stored: Tokenizer | None, library: LibraryTokenizer, settings: TokenizerSettings) -> None:
+    """Refuse a class that loads tokenizer.json, ``stored``, as the vocabulary of another model, unless the user chose
+    it: it would find hardly a word. Raises TokenizerError.
 
-    paraphrase-multilingual-MiniLM-L12-v2, a BERT with XLM-RoBERTa's tokenizer, named no class until its authors
-    mended it (https://github.com/embeddings-benchmark/mteb/pull/5377).
+    paraphrase-multilingual-MiniLM-L12-v2, a BERT with XLM-RoBERTa's tokenizer, named no class until its authors fixed
+    it (https://github.com/embeddings-benchmark/mteb/pull/5377).
     """
-    if stored is None or library.backend is None or reading.choice != "auto":
+    if stored is None or library.backend is None or settings.choice != "auto":
         return
     own, other = (type(tokenizer.model).__name__ for tokenizer in (stored, library.backend))
     if own != other:
@@ -133,7 +133,7 @@ def check_model(stored: Tokenizer | None, library: LibraryTokenizer, reading: To
 
 
 def stored_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer.json of ``folder`` as it is, None where there is none. Raises TokenizerError."""
+    """The unchanged tokenizer.json of ``folder``, None where there is none. Raises TokenizerError."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None
@@ -163,7 +163,8 @@ def token_of(folder: Path, kind: str) -> str | None:
 
 
 class _TransformersTokenizer:
-    """``loaded``: an object of transformers. ``backend``: its own before it was told to add ``surrounded_by``."""
+    """A tokenizer of transformers, ``loaded``. ``backend``: its own backend before ``surrounded_by`` was added to
+    it."""
 
     def __init__(
         self, loaded: Any, backend: Tokenizer | None = None, surrounded_by: Mapping[str, str | None] | None = None
@@ -173,7 +174,7 @@ class _TransformersTokenizer:
         self.library = f"transformers {transformers.__version__}"
         self.tokenizer_class = type(loaded).__name__
         self.runs = _backend(loaded)
-        self.backend = backend or _kept(self.runs)
+        self.backend = backend or _serializable(self.runs)
         self.surrounded_by = surrounded_by or {}
         self.truncation_side: Side = "left" if loaded.truncation_side == "left" else "right"
         self.splits_special_tokens = bool(loaded.split_special_tokens)
@@ -181,7 +182,7 @@ class _TransformersTokenizer:
         self._loaded = loaded
 
     def encode(self, texts: Sequence[Texts], max_length: int | None, *, special_tokens: bool = True) -> list[TokenIds]:
-        """As LibraryTokenizer says."""
+        """Token ids of ``texts``; see ``LibraryTokenizer``."""
         if not texts:
             return []
         try:
@@ -194,7 +195,7 @@ class _TransformersTokenizer:
                 return_attention_mask=False,
                 return_token_type_ids=self.gives_token_types,
             )
-        except Exception as error:  # the tokenizers library raises bare Exception, a class in Python whatever it likes
+        except Exception as error:  # the tokenizers library raises bare Exception, a class in Python anything
             raise TokenizerError(
                 f"{self.library} ({self.tokenizer_class}) fails on a text ({error}): its files do not belong to one "
                 "tokenizer. Download them again, or take tokenizer.json as it stands: --tokenizer file."
@@ -205,7 +206,7 @@ class _TransformersTokenizer:
 
 
 class _StoredTokenizer:
-    """tokenizer.json as it stands, run by the tokenizers library."""
+    """The unchanged tokenizer.json, run by the tokenizers library."""
 
     tokenizer_class = STORED
     surrounded_by: Mapping[str, str | None] = {}
@@ -225,7 +226,7 @@ class _StoredTokenizer:
         self._special_tokens = special_tokens
 
     def encode(self, texts: Sequence[Texts], max_length: int | None, *, special_tokens: bool = True) -> list[TokenIds]:
-        """As LibraryTokenizer says."""
+        """Token ids of ``texts``; see ``LibraryTokenizer``."""
         assert self.runs is not None
         if max_length is None:
             self.runs.no_truncation()
@@ -237,7 +238,8 @@ class _StoredTokenizer:
 
 
 def _check_files(folder: Path) -> None:
-    """Before transformers reads them: what is no file, no text, too large, or needs another library."""
+    """Refuse entries that are not files, not text, too large, or need another library, before transformers reads
+    them."""
     for path in folder.glob("*.jinja"):
         read_template(path)
     for path in (folder / name for name in _SETTINGS):
@@ -252,12 +254,12 @@ def _check_files(folder: Path) -> None:
     if not models or (folder / "tokenizer.json").is_file():
         return
     for module, package in (("sentencepiece", "sentencepiece"), ("google.protobuf", "protobuf")):
-        # Without them transformers would fall back to tiktoken, and ask for that.
+        # Without these transformers would fall back to tiktoken, and report that it is missing.
         load(module, package, "cpu", f"Reading {models[0].name} (there is no tokenizer.json)")
 
 
 def _load(folder: Path, arguments: Mapping[str, Any]) -> Any:
-    """What transformers' AutoTokenizer makes of ``folder``. Raises TokenizerError."""
+    """The tokenizer that transformers' AutoTokenizer loads from ``folder``. Raises TokenizerError."""
     from transformers import AutoTokenizer
 
     arguments = {**arguments, **_config_of(folder), "trust_remote_code": False}
@@ -265,14 +267,14 @@ def _load(folder: Path, arguments: Mapping[str, Any]) -> Any:
         loaded = AutoTokenizer.from_pretrained(folder, **arguments)
         vocabulary, special = set(loaded.get_vocab()), set(loaded.all_special_tokens)
     except BaseException as error:  # transformers raises OSError, ValueError, KeyError, AttributeError, TypeError, ...
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of the tokenizers library
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # tokenizers raises it
             raise
         raise _unreadable(folder, error) from error
-    if not (folder / "tokenizer.json").is_file() and vocabulary <= special:  # made of a folder without any such file
+    if not (folder / "tokenizer.json").is_file() and vocabulary <= special:  # made from a folder without vocabulary
         raise TokenizerError(
             f"{folder} has no tokenizer.json and no other file with a vocabulary. Download the tokenizer's files too."
         )
-    if _kept(_backend(loaded)) is None and not (folder / "tokenizer.json").is_file():
+    if _serializable(_backend(loaded)) is None and not (folder / "tokenizer.json").is_file():
         raise TokenizerError(
             f"The checkpoint's tokenizer ({type(loaded).__name__}) is written in Python, and bei runs those of a "
             "tokenizer.json: write one that gives the same ids, or choose another checkpoint."
@@ -281,8 +283,8 @@ def _load(folder: Path, arguments: Mapping[str, Any]) -> Any:
 
 
 def _config_of(folder: Path) -> dict[str, Any]:
-    """The argument that names a model whose class is the repository's own: transformers, which asks the config for the
-    tokenizer's class, would read all of config.json as a model that it knows nothing of, and fails at some keys."""
+    """An argument for models whose class is the repository's own: it names the model. Without it transformers reads all
+    of config.json, to find the tokenizer's class, as an unknown model, and fails on some keys."""
     from transformers import CONFIG_MAPPING, PreTrainedConfig
 
     path = folder / "config.json"
@@ -294,7 +296,7 @@ def _config_of(folder: Path) -> dict[str, Any]:
 
 
 def own_code(folder: Path) -> str | None:
-    """What tokenizer_config.json says of code of the tokenizer's own; None where it says nothing."""
+    """The entry of tokenizer_config.json for tokenizer code in the repository; None if there is none."""
     path = folder / "tokenizer_config.json"
     named = read_object(path).get("auto_map") if path.is_file() else None
     return None if not named else f"auto_map {json.dumps(named)}"
@@ -324,7 +326,7 @@ def _backend(loaded: Any) -> Tokenizer | None:
     return found
 
 
-def _kept(backend: Tokenizer | None) -> Tokenizer | None:
+def _serializable(backend: Tokenizer | None) -> Tokenizer | None:
     """``backend``, None where parts of it are written in Python: a tokenizer.json cannot hold them."""
     for part in (backend.normalizer, backend.pre_tokenizer) if backend else ():
         try:
@@ -334,12 +336,13 @@ def _kept(backend: Tokenizer | None) -> Tokenizer | None:
     return backend
 
 
-def _passed_over(folder: Path, loaded: Any) -> dict[str, str | None]:
-    """BOS and EOS that are to stand around texts, by kind, where tokenizer_config.json asks for one by name and
-    ``loaded`` does not add it; else nothing.
+def _missing_special_tokens(folder: Path, loaded: Any) -> dict[str, str | None]:
+    """BOS and EOS to add around texts, by kind, where tokenizer_config.json asks for one by name and ``loaded`` does
+    not add it; else empty.
 
     transformers up to 4 follows tokenizer_config.json, 5 follows tokenizer.json: e5-mistral, whose embedding is the
-    state of an EOS that only tokenizer_config.json asks for, lost it (https://github.com/embeddings-benchmark/mteb/pull/5237).
+    state of an EOS that only tokenizer_config.json asks for, lost it
+    (https://github.com/embeddings-benchmark/mteb/pull/5237).
     """
     path, backend = folder / "tokenizer_config.json", _backend(loaded)
     config = read_object(path) if path.is_file() else {}
@@ -351,6 +354,6 @@ def _passed_over(folder: Path, loaded: Any) -> dict[str, str | None]:
     empty = backend.encode("")
     added = {index for index, is_read in zip(empty.ids, empty.attention_mask, strict=True) if is_read}  # no padding
     asked = {kind for kind in ids if config.get(f"add_{kind}_token") is True}
-    if all(ids[kind] in added for kind in asked) or not added <= set(ids.values()):  # or more than those two
+    if all(ids[kind] in added for kind in asked) or not added <= set(ids.values()):  # or adds more than those two
         return {}
     return {kind: tokens[kind] if kind in asked or ids.get(kind) in added else None for kind in tokens}

@@ -1,8 +1,8 @@
-"""Token ids of the artifact's tokenizer, as the server will encode texts, against those of the model's own library.
+"""Comparison of token ids: the artifact's tokenizer, as the server encodes texts, against the model's own library.
 
-The library's tokenizer is opened anew from the checkpoint, so that a file that was changed since the build began, or
-that bei reads otherwise, shows. Whatever differs fails the build: an engine that is verified with other ids than users
-send is not verified.
+The library's tokenizer is loaded again from the checkpoint, to find a file that changed since the build began, or that
+bei reads differently. Any difference fails the build: verifying an engine with other ids than users send would prove
+nothing.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from bei_build.tokenizer.library_tokenizer import (
     LibraryTokenizer,
     Texts,
     TokenIds,
-    TokenizerReading,
+    TokenizerSettings,
     open_tokenizer,
     token_of,
 )
 
-# What a tokenizer may treat in its own way. Combining marks and joiners are written as escapes: editors change them.
+# Texts that tokenizers may treat specially. Combining marks and joiners are written as escapes, because editors change
+# them.
 PROBES = (
     "",
     " ",
@@ -57,11 +58,11 @@ PROBES = (
     "\U00010348\U0001d518\ue000\uffff",
 )
 
-# Tokens of a text beside the special ones where a request asks for a short one.
+# Tokens of a text besides the special ones, for requests that ask for a short one.
 _ROOM = 3
 _SHOWN_IDS = 24
-# Texts of longer models are compared as long as this one only, pairs of short ones not at all: the library's cut of a
-# pair takes time and memory by the product of the pieces that are left over.
+# Longest texts compared, for models that take longer ones; pairs of such texts are not compared: the library's cut of a
+# pair takes time and memory by the product of the numbers of removed pieces.
 _LONGEST = 8192
 _LEAST_OF_PAIRS = 8
 _MOST_PAIR_CHARS = 600
@@ -72,7 +73,8 @@ _IN_A_TEXT = 8
 
 @dataclass(frozen=True)
 class Difference:
-    """``texts``: one, or a pair. ``library`` and ``artifact``: ids and types of each; None where it has no tokens."""
+    """A text or pair, ``texts``, with the ids and types of ``library`` and ``artifact``; None where it has no
+    tokens."""
 
     texts: Texts
     max_length: int | None
@@ -83,7 +85,8 @@ class Difference:
 class TokenSources:
     """Both ways from a text to ids: the model's library, and the artifact's tokenizer in the runtime's encoder.
 
-    ``num_rows``: of the model's embedding table; it fails at other ids. ``types_matter``: it has a table of types.
+    ``num_rows``: rows of the model's embedding table, which bound the ids; ``types_matter``: the model has a table of
+    token types.
     """
 
     def __init__(
@@ -92,17 +95,17 @@ class TokenSources:
         self.library = library
         self.encoder = encoder
         self.num_special = len(library.encode([("",)], None)[0].ids) + (eos is not None)
-        self.reads_pairs = eos is None  # code that puts EOS behind texts by itself reads none
+        self.reads_pairs = eos is None  # the model's code appends EOS to single texts only
         self._eos = eos
         self._num_rows = num_rows
         self._types_matter = types_matter
         self._known: dict[tuple[tuple[Texts, ...], int], list[TokenIds]] = {}
 
     @classmethod
-    def opened(
+    def open(
         cls,
         folder: Path,
-        reading: TokenizerReading,
+        settings: TokenizerSettings,
         artifact: Path,
         tokenization: Tokenization,
         max_seq_len: int,
@@ -110,12 +113,12 @@ class TokenSources:
         *,
         types_matter: bool,
     ) -> TokenSources:
-        """Of the checkpoint in ``folder``, and of the tokenizer.json called ``artifact`` as a server will read it by
-        its ``tokenization``. Raises TokenizerError."""
-        library = open_tokenizer(folder, reading)
-        eos = token_of(folder, "eos") if reading.ends_in_eos else None
+        """Open the library's tokenizer of the checkpoint in ``folder``, and the tokenizer.json ``artifact`` as a server
+        reads it with ``tokenization``. Raises TokenizerError."""
+        library = open_tokenizer(folder, settings)
+        eos = token_of(folder, "eos") if settings.ends_in_eos else None
         if library.runs is not None:
-            adapt(library.runs, reading)
+            adapt(library.runs, settings)
         encoder = TextEncoder(
             artifact,
             max_seq_len,
@@ -123,16 +126,16 @@ class TokenSources:
             split_special_tokens=tokenization.splits_special_tokens,
         )
         eos_id = library.runs.token_to_id(eos) if eos is not None and library.runs is not None else None
-        if eos_id in library.encode([("",)], None)[0].ids:  # its template has it
+        if eos_id in library.encode([("",)], None)[0].ids:  # its template adds it already
             eos_id = None
         return cls(library, encoder, eos_id, num_rows, types_matter=types_matter)
 
-    def of(self, library: LibraryTokenizer) -> TokenSources:
-        """The same with another library's tokenizer."""
+    def with_library(self, library: LibraryTokenizer) -> TokenSources:
+        """A copy with another library's tokenizer."""
         return TokenSources(library, self.encoder, self._eos, self._num_rows, types_matter=self._types_matter)
 
     def by_library(self, texts: Sequence[Texts], max_length: int) -> list[TokenIds]:
-        """As the library gives them, with EOS behind where the model's own code puts one. Asked for once."""
+        """The library's ids, with the EOS that the model's own code appends. Cached."""
         asked, eos = (tuple(texts), max_length), self._eos
         if asked not in self._known:
             rows = self.library.encode(texts, max_length - (eos is not None))
@@ -142,7 +145,7 @@ class TokenSources:
         return self._known[asked]
 
     def by_artifact(self, texts: Sequence[Texts], max_tokens: int | None = None) -> list[TokenIds | None]:
-        """As the server gives them; None for a text that it refuses because it has no tokens."""
+        """The server's ids; None for a text without tokens, which it refuses."""
         options = EncodingOptions(truncate=True, max_tokens=max_tokens)
         found: list[TokenIds | None] = []
         for text in texts:
@@ -159,7 +162,8 @@ class TokenSources:
     def differences(
         self, texts: Sequence[Texts], max_length: int, max_tokens: int | None = None
     ) -> Iterator[Difference]:
-        """Of ``texts``, all of one kind, cut to ``max_length``; ``max_tokens``: a request's limit, if it has one."""
+        """Differences in ``texts``, all of one kind, cut to ``max_length``; ``max_tokens``: a request's limit, if it
+        has one."""
         limit = max_length if max_tokens is None else max_tokens
         expected = self.by_library(texts, limit)
         for text, library, artifact in zip(texts, expected, self.by_artifact(texts, max_tokens), strict=True):
@@ -167,7 +171,7 @@ class TokenSources:
                 yield Difference(text, limit, library, artifact)
 
     def encodings(self, texts: Sequence[Texts], max_length: int, *, of_library: bool) -> list[Encoding | None]:
-        """``texts``, all of one kind, for a model; None for one without tokens."""
+        """``texts``, all of one kind, as a model's inputs; None for one without tokens."""
         rows = self.by_library(texts, max_length) if of_library else self.by_artifact(texts)
         return [
             Encoding(np.array(row.ids, np.int32), np.array(row.types, np.int32) if self._types_matter else None)
@@ -177,7 +181,7 @@ class TokenSources:
         ]
 
     def is_same(self, library: TokenIds, artifact: TokenIds | None) -> bool:
-        """Whether a model is given the same; None: nothing, because there are no tokens."""
+        """True if a model gets equal inputs; None means that there are no tokens."""
         if artifact is None:
             return not library.ids
         return library.ids == artifact.ids and (not self._types_matter or library.types == artifact.types)
@@ -185,21 +189,21 @@ class TokenSources:
 
 @dataclass(frozen=True)
 class Probes:
-    """What both ways are asked for: ``texts`` and ``pairs``."""
+    """The inputs of the comparison: ``texts`` and ``pairs``."""
 
     texts: list[Texts]
     pairs: list[Texts]
 
 
-def probes_of(sources: TokenSources, texts: Iterable[str], prompts: Iterable[str], max_seq_len: int) -> Probes:
-    """``texts``, every added token in several places, ``prompts`` in front of a text, a text that is too long, and
-    each with the next one as a pair."""
+def make_probes(sources: TokenSources, texts: Iterable[str], prompts: Iterable[str], max_seq_len: int) -> Probes:
+    """``texts``, every added token in several places, ``prompts`` before a text, a text that is too long, and each with
+    the next one as a pair."""
     known = sources.library.runs
     added = sorted(token.content for token in known.get_added_tokens_decoder().values()) if known else []
     around = [f"{token} in{token}side and {token}" for token in added]
     if 0 < len(added) <= _MOST_JOINED:
         around.append("".join(added))
-    elif added:  # several in a text: comparing takes time by the number of texts
+    elif added:  # several in one text: the comparison's time grows with the number of texts
         around = [" ".join(around[place : place + _IN_A_TEXT]) for place in range(0, len(around), _IN_A_TEXT)]
     singles = [*PROBES, *texts, *around]
     singles += [prompt + text for prompt in prompts for text in ("", "The text.")]
@@ -212,12 +216,12 @@ def probes_of(sources: TokenSources, texts: Iterable[str], prompts: Iterable[str
     return Probes([(text,) for text in singles], [pair for pair in pairs if sum(map(len, pair)) < _MOST_PAIR_CHARS])
 
 
-def compared(sources: TokenSources, probes: Probes, max_seq_len: int, sha256: str) -> TokenAgreement:
+def compare_tokens(sources: TokenSources, probes: Probes, max_seq_len: int, sha256: str) -> TokenAgreement:
     """Compare both ways on ``probes``; ``sha256`` is that of the artifact's file.
 
     Raises TokenizerError naming the first text that differs, with both lists.
     """
-    room = sources.num_special + _ROOM  # as a request may ask for it
+    room = sources.num_special + _ROOM  # as a request may limit it
     cuts = [text for text in probes.texts if len(text[0]) < _MOST_PAIR_CHARS] if room < max_seq_len else []
     found = chain(
         sources.differences(probes.texts, max_seq_len),
@@ -225,7 +229,7 @@ def compared(sources: TokenSources, probes: Probes, max_seq_len: int, sha256: st
         sources.differences(cuts, max_seq_len, room),
     )
     if (one := next(found, None)) is not None:
-        raise TokenizerError(_named(one, sources.library))
+        raise TokenizerError(_message(one, sources.library))
     return TokenAgreement(
         library=sources.library.library,
         tokenizer_class=sources.library.tokenizer_class,
@@ -235,18 +239,18 @@ def compared(sources: TokenSources, probes: Probes, max_seq_len: int, sha256: st
     )
 
 
-def other_reading(
-    folder: Path, reading: TokenizerReading, sources: TokenSources, probes: Probes, max_seq_len: int
+def reading_difference(
+    folder: Path, settings: TokenizerSettings, sources: TokenSources, probes: Probes, max_seq_len: int
 ) -> str | None:
-    """How the library reads other ids, or token types that matter, than tokenizer.json as it stands, in a sentence;
-    None where it does not, or where that is what was asked for."""
+    """A sentence on how the library's ids, or token types that matter, differ from those of the unchanged
+    tokenizer.json; None where they are equal, or where the user chose that file."""
     library = sources.library
     if library.backend is None or library.tokenizer_class == STORED or not (folder / "tokenizer.json").is_file():
         return None
-    stored = open_tokenizer(folder, replace(reading, choice="file"))
+    stored = open_tokenizer(folder, replace(settings, choice="file"))
     assert stored.runs is not None
-    adapt(stored.runs, reading)
-    as_stored = sources.of(stored)
+    adapt(stored.runs, settings)
+    as_stored = sources.with_library(stored)
     others: list[Texts] = []
     for texts in (probes.texts, probes.pairs):
         both = (one.by_library(texts, max_seq_len) for one in (sources, as_stored))
@@ -267,7 +271,7 @@ def other_reading(
     )
 
 
-def _named(found: Difference, library: LibraryTokenizer) -> str:
+def _message(found: Difference, library: LibraryTokenizer) -> str:
     ids = [_ids_of(side) for side in (found.library, found.artifact)]
     message = (
         f"{library.library} ({library.tokenizer_class}) and the artifact's tokenizer give {_shown(found.texts)} other "

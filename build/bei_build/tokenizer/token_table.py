@@ -1,7 +1,7 @@
-"""The side of a sparse retriever that no engine reads: a weight for each token (SparseStaticEmbedding).
+"""The side of a sparse retriever that is a table: a weight for each token (SparseStaticEmbedding).
 
-An inference-free retriever (opensearch-neural-sparse-encoding-doc) so answers queries: with the weights of the tokens
-that a text has, however often, without special tokens around it.
+An inference-free retriever (opensearch-neural-sparse-encoding-doc) encodes queries so: the weights of the distinct
+tokens of a text, without special tokens around it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from bei.errors import CheckpointError, TokenizerError, VerificationError
 from bei.tokenizer.file import read_tokenizer
 from bei_build.files.json_settings import read_object
 from bei_build.tokenizer.artifact_tokenizer import model_max_length
-from bei_build.tokenizer.library_tokenizer import TokenizerReading, open_tokenizer
+from bei_build.tokenizer.library_tokenizer import TokenizerSettings, open_tokenizer
 from bei_build.weights.tensor_store import open_weights
 
 _TENSOR = "weight"
-# What the held-out texts have none of.
+# Cases that the held-out texts lack.
 _PROBES = (
     "The Cat, the cat and THE CAT",
     "[CLS] [MASK] [SEP] [PAD] [UNK]",
@@ -36,14 +36,14 @@ _PROBES = (
 
 
 def table_roles(side: Side, folder: Path) -> dict[Side, Role]:
-    """How the two sides are read, of which ``folder`` holds the table of ``side``."""
+    """Roles of the two sides, where ``folder`` holds the table for ``side``."""
     looked_up = Role(max_tokens=model_max_length(folder), expansion=None, skip_ids=[], table=True)
     computed = Role(max_tokens=None, expansion=None, skip_ids=[])
     return {"query": looked_up, "document": computed} if side == "query" else {"query": computed, "document": looked_up}
 
 
 def read_table(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> Float32Array:
-    """The weights in ``folder``, float32 [vocab_size]: 0 for entries behind those of ``tokenizer``.
+    """The weights in ``folder``, float32 [vocab_size]: 0 for entries beyond the vocabulary of ``tokenizer``.
 
     Raises CheckpointError, WeightsError.
     """
@@ -68,13 +68,15 @@ def read_table(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> Float32Ar
     return np.append(weights, np.zeros(vocab_size - count, np.float32)).astype(np.float32)
 
 
-def check_table(artifact: Path, folder: Path, reading: TokenizerReading, vocab_size: int, texts: Sequence[str]) -> int:
-    """Compare what the artifact's own files answer for ``texts`` with the library's module in ``folder``, whose
-    tokenizer is read as the other side's; returns for how many.
+def check_table(
+    artifact: Path, folder: Path, settings: TokenizerSettings, vocab_size: int, texts: Sequence[str]
+) -> int:
+    """Compare the vectors from the artifact's own files for ``texts`` with those of the library's module in ``folder``,
+    whose tokenizer settings are the other side's; returns the number of texts.
 
     Raises VerificationError where a weight differs, TokenizerError where ``folder`` has another tokenizer.
     """
-    tokenizer, library = read_tokenizer(artifact / TOKENIZER), open_tokenizer(folder, reading)
+    tokenizer, library = read_tokenizer(artifact / TOKENIZER), open_tokenizer(folder, settings)
     table = read_token_weights(artifact / TOKEN_WEIGHTS, vocab_size)
     with closing(open_weights(folder)) as store:
         weights = store.read(_TENSOR)

@@ -1,4 +1,4 @@
-"""ModelSpec to a packed ``torch.nn.Module``: the twin of ``bei_build.onnx_graph``, one subject a file.
+"""ModelSpec to a packed ``torch.nn.Module``: the twin of ``bei_build.onnx_graph``, one subject per file.
 
-The only package of the builder that imports torch at module level; whoever uses it imports it in a function.
+The only package of the builder that imports torch at module level; its users import it in functions.
 """

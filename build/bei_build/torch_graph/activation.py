@@ -1,4 +1,4 @@
-"""Activation functions, and what an MLP makes of its products before the last one."""
+"""Activation functions, and an MLP's product of activation and gate."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ _FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "log1p_relu": lambda value: torch.log1p(torch.relu(value)),
     "identity": lambda value: value,
 }
-# Of a row an element: no kernel of ours, and no MLP has it.
+# SPLADE's only: no fused kernel and no MLP has it.
 _NOT_FUSED: frozenset[Activation] = frozenset({"log1p_relu"})
 
 
 def activated(value: Tensor, activation: Activation) -> Tensor:
-    """``activation`` of ``value``."""
+    """``activation(value)``."""
     return _FUNCTIONS[activation](value)
 
 
 def gated(
     value: Tensor, gate: Tensor | None, activation: Activation, rounding: Rounding | None, fusions: Fusions
 ) -> Tensor:
-    """``activation(value) * gate``, [T, width], as ``value`` or as ``rounding`` rounds it. Computed in FP32."""
+    """``activation(value) * gate``, [T, width], in the type of ``value`` or as ``rounding`` rounds it. Computed in
+    FP32."""
     if fusions.has("activation") and activation not in _NOT_FUSED:
-        from bei_build.torch_graph.fused.activate import activate  # Triton is not everywhere
+        from bei_build.torch_graph.fused.activate import activate  # Triton is not always installed
 
         made: Tensor = activate(value, gate, None if rounding is None else rounding.inverse, activation)
         return made

@@ -1,4 +1,4 @@
-"""Attention of one layer: projections, norms and rotation of queries and keys, and the kernel of its choice."""
+"""Attention of one layer: projections, norms and rotation of queries and keys, and the chosen kernel."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from bei_build.spec.parts import AttentionSpec
 from bei_build.spec.position_tables import alibi_slopes
 from bei_build.torch_graph import attention_kernels
 from bei_build.torch_graph.attention_kernels import Kernel
-from bei_build.torch_graph.fp8 import FP8Linear, Reading, Rounding, read_by, rounded_once, rounding_of
+from bei_build.torch_graph.fp8 import FP8Linear, LinearInput, Rounding, common_rounding, round_once, rounding_of
 from bei_build.torch_graph.norms import Norm
-from bei_build.torch_graph.packed_step import Step
-from bei_build.torch_graph.parameters import Linear, Storage, project
+from bei_build.torch_graph.packed_step import PackedStep
+from bei_build.torch_graph.parameters import Linear, TensorOptions, project
 from bei_build.torch_graph.positions import RelativeBias, RelativePositions, Rotation, ScoreTerms
 
 
 class PositionModules:
-    """Modules about positions that layers share; the model owns those with weights."""
+    """Position modules that layers share; the model owns those with weights."""
 
     def __init__(self, max_seq_len: int) -> None:
         self.max_seq_len = max_seq_len
@@ -39,7 +39,7 @@ class Attention(nn.Module):
         hidden_size: int,
         kernel: Kernel,
         positions: PositionModules,
-        storage: Storage,
+        options: TensorOptions,
         *,
         partial_keys: bool,
         cross: bool = False,
@@ -49,64 +49,64 @@ class Attention(nn.Module):
         self._kernel: Kernel = kernel
         self._partial_keys = partial_keys
         self._shared = positions
-        self.reads = attention_kernels.reads(kernel, partial_keys=partial_keys)
-        self.query = Linear(hidden_size, spec.width, spec.bias, storage)
-        self.key = Linear(hidden_size, spec.kv_width, spec.bias and spec.key_bias, storage)
-        self.value = Linear(hidden_size, spec.kv_width, spec.bias, storage)
-        self.output = Linear(spec.width, hidden_size, spec.output_bias, storage)
+        self.reads = attention_kernels.tensors_read(kernel, partial_keys=partial_keys)
+        self.query = Linear(hidden_size, spec.width, spec.bias, options)
+        self.key = Linear(hidden_size, spec.kv_width, spec.bias and spec.key_bias, options)
+        self.value = Linear(hidden_size, spec.kv_width, spec.bias, options)
+        self.output = Linear(spec.width, hidden_size, spec.output_bias, options)
         if spec.qk_norm:
             widths = (spec.width, spec.kv_width) if spec.qk_norm_joint else (spec.head_dim, spec.head_dim)
-            self.query_norm, self.key_norm = (Norm(spec.qk_norm, width, storage) for width in widths)
+            self.query_norm, self.key_norm = (Norm(spec.qk_norm, width, options) for width in widths)
         if spec.rope:
             if spec.rope not in positions.rotations:
                 number = len(positions.rotations)
-                positions.rotations[spec.rope] = Rotation(spec.rope, positions.max_seq_len, storage.device, number)
+                positions.rotations[spec.rope] = Rotation(spec.rope, positions.max_seq_len, options.device, number)
             self.rotation = positions.rotations[spec.rope]
         if spec.alibi:
-            slopes = torch.from_numpy(alibi_slopes(spec.num_heads)).to(storage.device)
+            slopes = torch.from_numpy(alibi_slopes(spec.num_heads)).to(options.device)
             self.slopes: Tensor
             self.register_buffer("slopes", slopes, persistent=False)
-        self._add_disentangled(hidden_size, storage)
+        self._add_disentangled(hidden_size, options)
         self._readers = ("query",) if cross else ("query", "key", "value")
-        # DeBERTa's table goes through them one by one.
+        # DeBERTa's table goes through query and key separately.
         self.joinable = () if spec.disentangled else (("key", "value") if cross else self._readers,)
-        self._is_rotation_fused = spec.rope is not None and storage.fusions.has("rotation")
+        self._is_rotation_fused = spec.rope is not None and options.fusions.has("rotation")
 
-    def _add_disentangled(self, hidden_size: int, storage: Storage) -> None:
+    def _add_disentangled(self, hidden_size: int, options: TensorOptions) -> None:
         spec, positions = self._spec, self._spec.disentangled
         if positions is None:
             return
         if positions.share_keys:
-            self.read_exactly = ("query", "key")  # the table is no input that scales are made for
+            self.read_exactly = ("query", "key")  # the table is not an input with calibrated scales
             return
         if positions.content_to_position:
-            self.position_key = Linear(hidden_size, spec.width, positions.key_bias, storage)
+            self.position_key = Linear(hidden_size, spec.width, positions.key_bias, options)
         if positions.position_to_content:
-            self.position_query = Linear(hidden_size, spec.width, True, storage)
+            self.position_query = Linear(hidden_size, spec.width, True, options)
 
     @property
     def rounding(self) -> Rounding | None:
-        """Of the input, where all that read it do so in FP8 alike."""
-        return read_by(self, self._readers)
+        """Rounding of the input, if all layers that read it use the same FP8 rounding."""
+        return common_rounding(self, self._readers)
 
-    def forward(self, hidden: Reading, step: Step, encoded: Tensor | None = None) -> Tensor:
-        """Tokens ``hidden`` [T, hidden] look at each other, or at the states ``encoded`` [T, hidden]."""
+    def forward(self, hidden: LinearInput, step: PackedStep, encoded: Tensor | None = None) -> Tensor:
+        """Attention of tokens ``hidden`` [T, hidden] to each other, or to the states ``encoded`` [T, hidden]."""
         spec = self._spec
-        hidden = rounded_once(hidden, self.rounding, step)
+        hidden = round_once(hidden, self.rounding, step)
         if encoded is None:
             query, key, value = project(self, hidden, ("query", "key", "value"))
         else:
             query = self.query(hidden)
             names = ("key", "value")
-            key, value = project(self, rounded_once(encoded, read_by(self, names), step), names)
+            key, value = project(self, round_once(encoded, common_rounding(self, names), step), names)
         if spec.clip is not None:
             query, key, value = (part.clamp(-spec.clip, spec.clip) for part in (query, key, value))
         query, key = self._placed(query, key, step)
         value = torch.unflatten(value, -1, (spec.num_kv_heads, spec.head_dim))
         context = self._context(query, key, value, step).flatten(-2)
-        return self.output(rounded_once(context, rounding_of(self.output), step))  # type: ignore[no-any-return]
+        return self.output(round_once(context, rounding_of(self.output), step))  # type: ignore[no-any-return]
 
-    def _placed(self, query: Tensor, key: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+    def _placed(self, query: Tensor, key: Tensor, step: PackedStep) -> tuple[Tensor, Tensor]:
         """Queries and keys [T, width] as [T, heads, head_dim], normalized and rotated."""
         spec = self._spec
         if spec.qk_norm and spec.qk_norm_joint:
@@ -121,18 +121,18 @@ class Attention(nn.Module):
             query, key = self.query_norm(query), self.key_norm(key)
         return (self.rotation(query, step), self.rotation(key, step)) if spec.rope else (query, key)
 
-    def _context(self, query: Tensor, key: Tensor, value: Tensor, step: Step) -> Tensor:
+    def _context(self, query: Tensor, key: Tensor, value: Tensor, step: PackedStep) -> Tensor:
         spec, partial_keys = self._spec, self._partial_keys
         if self._kernel == "flash":
             return attention_kernels.flash(query, key, value, spec, step, partial_keys=partial_keys)
         terms = self._terms(query, key, step)
         if self._kernel == "plain":
             return attention_kernels.plain(query, key, value, spec, terms, step, partial_keys=partial_keys)
-        from bei_build.torch_graph.ragged_attention import ragged  # Triton is not everywhere
+        from bei_build.torch_graph.ragged_attention import ragged  # Triton is not always installed
 
         return ragged(query, key, value, spec, terms, step, partial_keys=partial_keys)
 
-    def _terms(self, query: Tensor, key: Tensor, step: Step) -> ScoreTerms:
+    def _terms(self, query: Tensor, key: Tensor, step: PackedStep) -> ScoreTerms:
         spec, shared = self._spec, self._shared
         bias = None
         if spec.relative_bias:

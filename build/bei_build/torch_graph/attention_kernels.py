@@ -1,7 +1,7 @@
-"""Which attention kernel a layer gets, and the two that PyTorch's own operators make.
+"""Choice of a layer's attention kernel, and the two kernels made of PyTorch's own operators.
 
-``flash``: FlashAttention on packed tokens, CUDA only. ``ragged``: our Triton kernel on packed tokens, for what
-FlashAttention has no place for. ``plain``: the twin of both, padded and written out in FP32; it runs anywhere.
+``flash``: FlashAttention on packed tokens, CUDA only. ``ragged``: our Triton kernel on packed tokens, for specs that
+FlashAttention does not support. ``plain``: the twin of both, padded and composed in FP32; it runs anywhere.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bei_build.spec.parts import AttentionSpec
-from bei_build.torch_graph.packed_step import Step
+from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.positions import ScoreTerms
 
 Kernel: TypeAlias = Literal["flash", "ragged", "plain"]
@@ -25,31 +25,31 @@ _PACKED_TYPES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A kernel, and why not a faster one; empty where there is none."""
+class KernelChoice:
+    """A kernel, and the reasons against faster ones; empty where there is none."""
 
     kernel: Kernel
     reasons: tuple[str, ...] = ()
 
 
-def choose(spec: AttentionSpec, device: torch.device, dtype: torch.dtype, *, partial_keys: bool) -> Choice:
-    """The fastest kernel that computes ``spec`` as it is described."""
+def choose_kernel(spec: AttentionSpec, device: torch.device, dtype: torch.dtype, *, partial_keys: bool) -> KernelChoice:
+    """The fastest kernel that computes ``spec``."""
     if device.type != "cuda":
-        return Choice("plain", (f"packed kernels need CUDA, and the device is {device.type}",))
+        return KernelChoice("plain", (f"packed kernels need CUDA, and the device is {device.type}",))
     if dtype not in _PACKED_TYPES:
-        return Choice("plain", (f"packed kernels take bfloat16 and float16, and the model computes in {dtype}",))
+        return KernelChoice("plain", (f"packed kernels take bfloat16 and float16, and the model computes in {dtype}",))
     reasons = tuple(_against_flash(spec, partial_keys))
     if not reasons:
-        return Choice("flash")
+        return KernelChoice("flash")
     if spec.head_dim > _WIDEST_HEAD:
-        return Choice("plain", (*reasons, f"the Triton kernel takes heads of up to {_WIDEST_HEAD}"))
+        return KernelChoice("plain", (*reasons, f"the Triton kernel takes heads of up to {_WIDEST_HEAD}"))
     if importlib.util.find_spec("triton") is None:
-        return Choice("plain", (*reasons, "Triton is not installed"))
-    return Choice("ragged", reasons)
+        return KernelChoice("plain", (*reasons, "Triton is not installed"))
+    return KernelChoice("ragged", reasons)
 
 
 def _against_flash(spec: AttentionSpec, partial_keys: bool) -> list[str]:
-    """What PyTorch's FlashAttention has no place for in ``spec``."""
+    """Parts of ``spec`` that PyTorch's FlashAttention does not support."""
     found = {
         f"heads of {spec.head_dim}, no multiple of {_HEAD_DIM_STEP}": spec.head_dim % _HEAD_DIM_STEP != 0,
         f"heads of {spec.head_dim}, wider than {_WIDEST_HEAD}": spec.head_dim > _WIDEST_HEAD,
@@ -57,24 +57,27 @@ def _against_flash(spec: AttentionSpec, partial_keys: bool) -> list[str]:
         "ALiBi": spec.alibi,
         "relative bias": spec.relative_bias is not None,
         "disentangled scores": spec.disentangled is not None,
-        # With fewer keys than queries it counts both from their ends.
+        # With fewer keys than queries it aligns both at their ends.
         "causal or windowed, with tokens that are no keys": partial_keys and (spec.causal or spec.window is not None),
     }
     return [reason for reason, is_so in found.items() if is_so]
 
 
-def reads(kernel: Kernel, *, partial_keys: bool) -> tuple[str, ...]:
+def tensors_read(kernel: Kernel, *, partial_keys: bool) -> tuple[str, ...]:
     """The tensors of a step that ``kernel`` reads."""
     if kernel == "plain":
         return ("pad_index", "unpad_index", "slot_ids", "key_mask" if partial_keys else "slot_mask")
     return ("cu_query_lens", "slot_ids", *(("key_lens",) if partial_keys else ()))
 
 
-def flash(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, step: Step, *, partial_keys: bool) -> Tensor:
-    """Attention of ``query`` [T, heads, head_dim] to ``key`` and ``value`` [T, kv_heads, head_dim]; as ``query``.
+def flash(
+    query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, step: PackedStep, *, partial_keys: bool
+) -> Tensor:
+    """Attention of ``query`` [T, heads, head_dim] to ``key`` and ``value`` [T, kv_heads, head_dim]; shape and type of
+    ``query``.
 
-    The operator behind ``torch.nn.attention.varlen.varlen_attn``: that function's arguments changed from 2.10 to
-    2.13, the operator's did not. Rows of tokens behind the last sequence are left as the memory was.
+    This is the operator under ``torch.nn.attention.varlen.varlen_attn``: the function's arguments changed from 2.10 to
+    2.13, the operator's did not. Rows of tokens after the last sequence are uninitialized.
     """
     starts, longest = step["cu_query_lens"], step["slot_ids"].shape[0]
     reach = -1 if spec.window is None else spec.window
@@ -88,7 +91,7 @@ def flash(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, step: 
         longest,
         0.0,  # dropout
         spec.causal,
-        False,  # no mask of what was dropped
+        False,  # no mask of dropped scores
         scale=spec.scale,
         window_size_left=reach,
         window_size_right=0 if spec.causal else reach,
@@ -98,11 +101,19 @@ def flash(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, step: 
 
 
 def plain(
-    query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, terms: ScoreTerms, step: Step, *, partial_keys: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    spec: AttentionSpec,
+    terms: ScoreTerms,
+    step: PackedStep,
+    *,
+    partial_keys: bool,
 ) -> Tensor:
-    """The same with any mask and any terms, in FP32, on padded tokens: its memory grows with the longest's square.
+    """Attention with any mask and any terms, in FP32, on padded tokens: memory grows with the square of the longest
+    sequence.
 
-    A query that sees no key gets zeros.
+    A query without a visible key gets zeros.
     """
     repeat = spec.num_heads // spec.num_kv_heads
     queries, keys, values = (_padded(heads, step) for heads in (query, key, value))
@@ -117,21 +128,21 @@ def plain(
     return by_slot.index_select(0, step["unpad_index"]).to(query.dtype)
 
 
-def _padded(heads: Tensor, step: Step) -> Tensor:
+def _padded(heads: Tensor, step: PackedStep) -> Tensor:
     """``heads`` [T, heads, any] as float32 [B, heads, S, any]."""
     index = step["pad_index"]
     rows = torch.unflatten(heads.index_select(0, index.flatten()), 0, (index.shape[0], index.shape[1]))
     return rows.transpose(1, 2).float()
 
 
-def _distances(step: Step) -> Tensor:
+def _distances(step: PackedStep) -> Tensor:
     """Key less query of each pair of slots, INT64 [S, S]."""
     slots = step["slot_ids"].long()
     return step.once("distances", lambda: slots[None, :] - slots[:, None])
 
 
-def _visible(spec: AttentionSpec, step: Step, *, partial_keys: bool) -> Tensor:
-    """Whether the query (row) sees the key (column), BOOL [B, 1, 1 or S, S]."""
+def _visible(spec: AttentionSpec, step: PackedStep, *, partial_keys: bool) -> Tensor:
+    """True where the query (row) sees the key (column), BOOL [B, 1, 1 or S, S]."""
 
     def made() -> Tensor:
         visible = (step["key_mask" if partial_keys else "slot_mask"] > 0)[:, None, None, :]
@@ -142,8 +153,8 @@ def _visible(spec: AttentionSpec, step: Step, *, partial_keys: bool) -> Tensor:
     return step.once(("visible", spec.causal, spec.window), made)
 
 
-def _by_distance(terms: ScoreTerms, step: Step) -> Tensor | float:
-    """What the distance alone adds to the scores, [heads, S, S]."""
+def _by_distance(terms: ScoreTerms, step: PackedStep) -> Tensor | float:
+    """Score terms that depend on the distance alone, [heads, S, S]."""
     total: Tensor | float = 0.0
     if terms.relative_bias is not None:
         reach = terms.relative_bias.shape[0] // 2
@@ -154,8 +165,8 @@ def _by_distance(terms: ScoreTerms, step: Step) -> Tensor | float:
     return total
 
 
-def _disentangled(terms: ScoreTerms, step: Step) -> Tensor | float:
-    """DeBERTa's terms in front of the scale, [B, heads, S, S]."""
+def _disentangled(terms: ScoreTerms, step: PackedStep) -> Tensor | float:
+    """DeBERTa's terms, added before the scale, [B, heads, S, S]."""
     total: Tensor | float = 0.0
     if terms.rows is None:
         return total
@@ -163,12 +174,12 @@ def _disentangled(terms: ScoreTerms, step: Step) -> Tensor | float:
     # By query less key, [query, key]; its transpose is by [key, query].
     rows = terms.rows[(reach - _distances(step)).clamp(0, 2 * reach)].long()
     if terms.by_query is not None:
-        total = total + _picked(_padded(terms.by_query, step), rows)
+        total = total + _gathered(_padded(terms.by_query, step), rows)
     if terms.by_key is not None:
-        total = total + _picked(_padded(terms.by_key, step), rows.T).transpose(2, 3)
+        total = total + _gathered(_padded(terms.by_key, step), rows.T).transpose(2, 3)
     return total
 
 
-def _picked(products: Tensor, rows: Tensor) -> Tensor:
-    """Of ``products`` [B, heads, S, table] of each slot those at ``rows`` [S, S]."""
+def _gathered(products: Tensor, rows: Tensor) -> Tensor:
+    """For each slot, the entries of ``products`` [B, heads, S, table] at ``rows`` [S, S]."""
     return products.gather(3, rows.expand(*products.shape[:2], -1, -1))

@@ -1,4 +1,4 @@
-"""Embeddings in front of the layers, the convolution behind the first, and ids that a decoder reads."""
+"""Embeddings before the layers, the convolution after the first, and shifted ids for a decoder."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ from bei_build.spec.parts import ConvolutionSpec, DecoderSpec, EmbeddingsSpec, M
 from bei_build.spec.position_tables import position_rows
 from bei_build.torch_graph.activation import activated
 from bei_build.torch_graph.norms import Norm
-from bei_build.torch_graph.packed_step import Step
-from bei_build.torch_graph.parameters import Linear, Storage, Table
+from bei_build.torch_graph.packed_step import PackedStep
+from bei_build.torch_graph.parameters import Linear, Table, TensorOptions
 
 
 class Embeddings(nn.Module):
     """Sum of word, position and type rows, then a norm and a projection.
 
-    ``with_words``: the table of words is this module's own; a decoder's is the encoder's, handed in.
+    ``with_words``: this module owns the word table; a decoder gets the encoder's as an argument.
     """
 
-    def __init__(self, spec: EmbeddingsSpec, hidden_size: int, storage: Storage, *, with_words: bool = True) -> None:
+    def __init__(
+        self, spec: EmbeddingsSpec, hidden_size: int, options: TensorOptions, *, with_words: bool = True
+    ) -> None:
         super().__init__()
         self._spec = spec
         width = spec.width or hidden_size
         if with_words:
-            self.word = Table(spec.vocab_size, width, storage)
+            self.word = Table(spec.vocab_size, width, options)
         if spec.max_positions:
-            self.position = Table(spec.max_positions, width, storage)
+            self.position = Table(spec.max_positions, width, options)
         if spec.type_vocab_size:
-            self.types = Table(spec.type_vocab_size, width, storage)
+            self.types = Table(spec.type_vocab_size, width, options)
         if spec.task_vocab_size:
-            self.task = Table(spec.task_vocab_size, width, storage)
-        self.norm = Norm(spec.norm, width, storage) if spec.norm else None
-        self.projection = Linear(width, hidden_size, True, storage) if spec.width else None
+            self.task = Table(spec.task_vocab_size, width, options)
+        self.norm = Norm(spec.norm, width, options) if spec.norm else None
+        self.projection = Linear(width, hidden_size, True, options) if spec.width else None
         self.reads = tuple(
             name
             for name, is_read in {
@@ -46,7 +48,7 @@ class Embeddings(nn.Module):
             if is_read
         )
 
-    def forward(self, input_ids: Tensor, words: Table, step: Step) -> Tensor:
+    def forward(self, input_ids: Tensor, words: Table, step: PackedStep) -> Tensor:
         """States of the tokens ``input_ids`` [T], [T, hidden]."""
         spec = self._spec
         total = words(input_ids)
@@ -67,15 +69,15 @@ class Embeddings(nn.Module):
         return self.projection(total) if self.projection else total  # type: ignore[no-any-return]
 
 
-def _factors(input_ids: Tensor, spec: MaskDropoutSpec, step: Step) -> Tensor:
-    """What each token's row is multiplied by, float32 [T]."""
+def _factors(input_ids: Tensor, spec: MaskDropoutSpec, step: PackedStep) -> Tensor:
+    """Factors of the tokens' rows, float32 [T]."""
     others = (input_ids != spec.token_id).float()
     ratio = step.of_sequences(torch.ones_like(others), "sum") / step.of_sequences(others, "sum")
     return others * (ratio * (1.0 - spec.share)).index_select(0, step["sequence_ids"])
 
 
-class MovedIds(nn.Module):
-    """The ids that a decoder of ``spec`` reads: of each token that of the one before it."""
+class ShiftedIds(nn.Module):
+    """Ids for a decoder of ``spec``: each token's is that of the token before it."""
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
@@ -86,8 +88,8 @@ class MovedIds(nn.Module):
             self._counted = position_ids_but(spec.padding_id)
             self.reads += ("cu_query_lens", "first_index", "sequence_ids", self._counted)
 
-    def forward(self, input_ids: Tensor, step: Step) -> Tensor:
-        """INT32 [T]."""
+    def forward(self, input_ids: Tensor, step: PackedStep) -> Tensor:
+        """Shifted ids, INT32 [T]."""
         before = functional.pad(input_ids[:-1], (1, 0))
         if self._start_id is None:
             counts = step.index_of_sequences(step[self._counted], "max")
@@ -99,27 +101,28 @@ class MovedIds(nn.Module):
 
 
 class Convolution(nn.Module):
-    """``norm(h + act(c))``, c a product with the neighbours of each token in its sequence."""
+    """``norm(h + act(c))``, with c a convolution over each token's neighbours in its sequence."""
 
     reads = ("position_ids", "token_seq_lens")
 
-    def __init__(self, spec: ConvolutionSpec, hidden_size: int, storage: Storage) -> None:
+    def __init__(self, spec: ConvolutionSpec, hidden_size: int, options: TensorOptions) -> None:
         super().__init__()
         self._spec = spec
-        self.weight = storage.empty(hidden_size, hidden_size, spec.kernel_size)
-        self.bias = storage.empty(hidden_size)
-        self.norm = Norm(spec.norm, hidden_size, storage)
+        self.weight = options.empty(hidden_size, hidden_size, spec.kernel_size)
+        self.bias = options.empty(hidden_size)
+        self.norm = Norm(spec.norm, hidden_size, options)
 
-    def forward(self, hidden: Tensor, embedded: Tensor, step: Step) -> Tensor:
-        """The states ``hidden`` [T, hidden] behind the first layer, given those in front of it."""
+    def forward(self, hidden: Tensor, embedded: Tensor, step: PackedStep) -> Tensor:
+        """States after the convolution, from ``hidden`` [T, hidden], the states after the first layer, and
+        ``embedded``, those before it."""
         reach = self._spec.kernel_size // 2
         beside = torch.cat([_neighbours(embedded, offset, step) for offset in range(-reach, reach + 1)], dim=1)
         product = functional.linear(beside, self.weight.transpose(1, 2).flatten(1), self.bias)
         return self.norm(hidden + activated(product, self._spec.activation))  # type: ignore[no-any-return]
 
 
-def _neighbours(rows: Tensor, offset: int, step: Step) -> Tensor:
-    """Of each token the row of the one ``offset`` behind it, zeros where its sequence has none."""
+def _neighbours(rows: Tensor, offset: int, step: PackedStep) -> Tensor:
+    """For each token the row of the token ``offset`` later, zeros where its sequence has none."""
     position = step["position_ids"] + offset
     is_there = (position >= 0) & (position < step["token_seq_lens"])
     index = (step.token_index + offset).clamp(0, rows.shape[0] - 1)

@@ -1,8 +1,8 @@
 """Linear layers in FP8: inputs and matrices are numbers of float8_e4m3fn (arXiv:2209.05433), their product is 16 bits.
 
-What ``Quantization`` says of a layer: one scale for its input, one for each row of its matrix. A value is multiplied by
+By ``Quantization`` a layer has one scale for its input, and one for each row of its matrix. A value is multiplied by
 the reciprocal of its scale, not divided: PyTorch, Triton and Inductor all round a product of two numbers alike, and a
-quotient each in its own way. Sums are FP32 at the least on the CPU; on GPUs they are those of ``use_fast_accum``.
+quotient each in its own way. On the CPU sums are at least FP32; on GPUs they are those of ``use_fast_accum``.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from torch import Tensor, nn
 
 from bei_build.spec.dtypes import FloatArray
 from bei_build.spec.quantization import LARGEST, LEAST_OF_A_ROW, LayerQuantization
-from bei_build.torch_graph.packed_step import Step
-from bei_build.torch_graph.parameters import Linear, Storage
+from bei_build.torch_graph.packed_step import PackedStep
+from bei_build.torch_graph.parameters import Linear, TensorOptions
 
 FP8 = torch.float8_e4m3fn
 Product: TypeAlias = Literal["tensorwise", "rowwise", "grouped", "plain"]
 
 _LARGEST = LARGEST["fp8"]
-_SIZE_STEP = 16  # of both sides of a matrix, for torch._scaled_mm
+_SIZE_STEP = 16  # for both sides of a matrix, in torch._scaled_mm
 _PRODUCT_TYPES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
 class ProductChoice:
-    """How a layer's product is computed, and why not faster; empty where it is the fastest."""
+    """The method for a layer's product, and the reasons against a faster one; empty for the fastest."""
 
     product: Product
     reasons: tuple[str, ...] = ()
@@ -39,8 +39,11 @@ class ProductChoice:
 def choose_product(
     in_features: int, out_features: int, device: torch.device, dtype: torch.dtype, *, has_one_scale: bool
 ) -> ProductChoice:
-    """``tensorwise``: ``torch._scaled_mm`` with one scale a side; ``rowwise``: with one a row of the matrix. ``plain``:
-    the numbers as FP32, which runs anywhere and is slow. (``grouped``, of experts: ``fp8_experts``.)"""
+    """The fastest possible method for a product.
+
+    ``tensorwise``: ``torch._scaled_mm`` with one scale per side; ``rowwise``: with one per row of the matrix.
+    ``plain``: the numbers as FP32, which runs anywhere and is slow. (``grouped``, for experts: ``fp8_experts``.)
+    """
     against = {
         f"FP8 products need CUDA, and the device is {device.type}": device.type != "cuda",
         f"FP8 products give bfloat16 or float16, and the model computes in {dtype}": dtype not in _PRODUCT_TYPES,
@@ -57,50 +60,51 @@ def choose_product(
 
 
 class Rounded(NamedTuple):
-    """``codes`` float8_e4m3fn [T, width]; ``ones`` float32 [T, 1], as scales of rows: theirs are in the matrix's."""
+    """``codes`` float8_e4m3fn [T, width]; ``ones`` float32 [T, 1], in place of row scales, which are part of the
+    matrix's scales."""
 
     codes: Tensor
     ones: Tensor
 
 
-Reading: TypeAlias = "Tensor | Rounded"
+LinearInput: TypeAlias = "Tensor | Rounded"
 
 
 class Rounding(nn.Module):
-    """Values as numbers of FP8 for the linear layers that read them; too large ones become the largest, NaN stays.
+    """Rounding to FP8 for the linear layers that read the values; too large ones become the largest, NaN stays.
 
-    ``inverse`` float32 [1], or [width] where channels are smoothed: what values are multiplied by.
+    ``inverse`` float32 [1], or [width] where channels are smoothed: the factor of values.
     """
 
-    def __init__(self, layer: LayerQuantization, storage: Storage) -> None:
+    def __init__(self, layer: LayerQuantization, options: TensorOptions) -> None:
         super().__init__()
-        self._fusions = storage.fusions
+        self._fusions = options.fusions
         factors = np.array(layer.smoothing or (1.0,), np.float64)
         inverse = torch.from_numpy((_LARGEST / (layer.input_amax * factors)).astype(np.float32))
         self.inverse: Tensor
-        self.register_buffer("inverse", inverse.to(storage.device), persistent=False)
+        self.register_buffer("inverse", inverse.to(options.device), persistent=False)
 
     def forward(self, value: Tensor) -> Tensor:
         """``value`` [T, width] as float8_e4m3fn."""
         if self._fusions.has("activation"):
-            from bei_build.torch_graph.fused.activate import activate  # Triton is not everywhere
+            from bei_build.torch_graph.fused.activate import activate  # Triton is not always installed
 
             codes: Tensor = activate(value, None, self.inverse, "identity")
             return codes
-        return times(value, self.inverse)
+        return to_fp8(value, self.inverse)
 
 
-def times(value: Tensor, inverse: Tensor) -> Tensor:
-    """``value`` times ``inverse``, float32 that is broadcast, as numbers of FP8."""
+def to_fp8(value: Tensor, inverse: Tensor) -> Tensor:
+    """``value`` times the broadcast float32 ``inverse``, as numbers of FP8."""
     return (value.float() * inverse).clamp(-_LARGEST, _LARGEST).to(FP8)
 
 
 def rounded_matrix(
     matrix: Tensor, layer: LayerQuantization, row_scales: FloatArray | None = None
 ) -> tuple[Tensor, Tensor]:
-    """``matrix`` float32 [out, in] as numbers of FP8, and their scales [out] with that of the layer's input in them.
+    """``matrix`` float32 [out, in] as numbers of FP8, and their scales [out], multiplied by that of the layer's input.
 
-    ``row_scales`` [out]: of a matrix that is in FP8 already; None: a scale a row, by its largest value.
+    ``row_scales`` [out]: scales of a matrix that is in FP8 already; None: a scale per row, by its largest value.
     """
     if layer.smoothing is not None:
         matrix = matrix * torch.tensor(layer.smoothing, device=matrix.device)
@@ -112,8 +116,8 @@ def rounded_matrix(
     return codes, scales * (layer.input_amax / _LARGEST)
 
 
-def with_ones(codes: Tensor, step: Step | None = None) -> Rounded:
-    """``codes`` as linear layers read them; the ones are made once for all of a ``step``."""
+def with_ones(codes: Tensor, step: PackedStep | None = None) -> Rounded:
+    """``codes`` as input of linear layers; the ones are made once for a whole ``step``."""
 
     def ones() -> Tensor:
         return torch.ones((codes.shape[0], 1), device=codes.device, dtype=torch.float32)
@@ -122,23 +126,23 @@ def with_ones(codes: Tensor, step: Step | None = None) -> Rounded:
 
 
 def product_of(
-    reading: Rounded, codes: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype, product: Product
+    rounded: Rounded, codes: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype, product: Product
 ) -> Tensor:
-    """``reading`` [T, in] times ``codes`` [out, in] with ``scales`` [1, out], and ``bias``, in ``dtype``."""
-    if product == "plain":  # products of two numbers of FP8 are exact in FP32, and sums are FP32's
-        total = nn.functional.linear(reading.codes.float(), codes.float()) * scales
+    """``rounded`` [T, in] times ``codes`` [out, in] with ``scales`` [1, out], plus ``bias``, in ``dtype``."""
+    if product == "plain":  # products of two numbers of FP8 are exact in FP32, and sums are FP32
+        total = nn.functional.linear(rounded.codes.float(), codes.float()) * scales
         return (total if bias is None else total + bias.float()).to(dtype)
     is_rowwise = product == "rowwise"
-    of_rows, of_columns = (reading.ones, scales) if is_rowwise else (reading.ones[:1], scales[:, :1])
-    arguments = reading.codes, codes.t(), of_rows, of_columns
+    of_rows, of_columns = (rounded.ones, scales) if is_rowwise else (rounded.ones[:1], scales[:, :1])
+    arguments = rounded.codes, codes.t(), of_rows, of_columns
     return torch._scaled_mm(*arguments, bias=bias, out_dtype=dtype, use_fast_accum=True)
 
 
 class FP8Linear(nn.Module):
-    """``value @ weight.T + bias`` in FP8, without values: ``fill`` makes them. Its matrix and scales are no parameters.
+    """``value @ weight.T + bias`` in FP8, without values: ``fill`` sets them. Its matrix and scales are not parameters.
 
-    ``row_scales`` [out]: of a matrix that is in FP8 already. ``keeps_weight``: keep the matrix as it is too, for
-    ``exact``.
+    ``row_scales`` [out]: scales of a matrix that is in FP8 already. ``keeps_weight``: keep the unrounded matrix too,
+    for ``exact``.
     """
 
     def __init__(
@@ -168,13 +172,13 @@ class FP8Linear(nn.Module):
 
     @property
     def choice(self) -> ProductChoice:
-        """How the product is computed, which depends on the values."""
+        """The method for the product, which depends on the values."""
         has_one_scale = bool((self.scales == self.scales[0, 0]).all())
         sizes = self.in_features, self.out_features
         return choose_product(*sizes, self.codes.device, self._dtype, has_one_scale=has_one_scale)
 
     def fill(self, matrix: Tensor) -> None:
-        """Round ``matrix`` float32 [out, in], a scale a row."""
+        """Round ``matrix`` float32 [out, in], with a scale per row."""
         if self.weight is not None:
             self.weight.copy_(matrix)
         codes, scales = rounded_matrix(matrix, self._layer, self._row_scales)
@@ -182,28 +186,28 @@ class FP8Linear(nn.Module):
         self.scales.copy_(scales)
         self._product = self.choice.product
 
-    def forward(self, value: Reading) -> Tensor:
-        """[T, out] of ``value`` [T, in], rounded here where it is not yet."""
-        reading = value if isinstance(value, Rounded) else with_ones(self.rounding(value))
-        return product_of(reading, self.codes, self.scales, self.bias, self._dtype, self._product)
+    def forward(self, value: LinearInput) -> Tensor:
+        """Product [T, out] with ``value`` [T, in], which is rounded here unless it is already."""
+        rounded = value if isinstance(value, Rounded) else with_ones(self.rounding(value))
+        return product_of(rounded, self.codes, self.scales, self.bias, self._dtype, self._product)
 
     def exact(self, value: Tensor) -> Tensor:
-        """The product with the matrix as it was before rounding. Only where ``keeps_weight``."""
+        """The product with the matrix before rounding. Only with ``keeps_weight``."""
         assert self.weight is not None
         return nn.functional.linear(value, self.weight, self.bias)
 
-    def plain(self, reading: Rounded) -> Tensor:
-        """The twin of the fast product."""
-        return product_of(reading, self.codes, self.scales, self.bias, self._dtype, "plain")
+    def plain(self, rounded: Rounded) -> Tensor:
+        """The slow twin of the fast product."""
+        return product_of(rounded, self.codes, self.scales, self.bias, self._dtype, "plain")
 
     @property
     def stored_shape(self) -> torch.Size:
-        """Of the weight that ``fill`` takes."""
+        """Shape of the weight that ``fill`` takes."""
         return self.codes.shape
 
     @staticmethod
     def can_join(parts: Sequence[nn.Module]) -> bool:
-        """Whether all ``parts`` are in FP8 and read one rounded input."""
+        """True if all ``parts`` are in FP8 and read one rounded input."""
         return rounding_of(*parts) is not None
 
     @classmethod
@@ -213,7 +217,7 @@ class FP8Linear(nn.Module):
 
 
 class JoinedFP8Linear(FP8Linear):
-    """Layers of one rounded input as one product; a part without a bias has zeros in the joined one."""
+    """Layers with one rounded input as one product; a part without a bias has zeros in the joined one."""
 
     def __init__(self, parts: Sequence[FP8Linear]) -> None:
         nn.Module.__init__(self)
@@ -231,13 +235,13 @@ class JoinedFP8Linear(FP8Linear):
         self._product = self.choice.product
 
 
-def rounded_once(value: Reading, rounding: Rounding | None, step: Step) -> Reading:
-    """``value`` as layers with ``rounding`` read it, where it is not rounded yet."""
+def round_once(value: LinearInput, rounding: Rounding | None, step: PackedStep) -> LinearInput:
+    """``value`` rounded for layers with ``rounding``, unless it is already."""
     return value if rounding is None or isinstance(value, Rounded) else with_ones(rounding(value), step)
 
 
 def rounding_of(*layers: nn.Module) -> Rounding | None:
-    """What the input of all ``layers`` is rounded by; None where one of them reads it as it is, or in another way."""
+    """The common rounding of the inputs of ``layers``; None if one of them does not round, or differently."""
     first = layers[0]
     if not isinstance(first, FP8Linear):
         return None
@@ -245,7 +249,7 @@ def rounding_of(*layers: nn.Module) -> Rounding | None:
     return first.rounding if is_shared else None
 
 
-def read_by(module: nn.Module, names: tuple[str, ...]) -> Rounding | None:
+def common_rounding(module: nn.Module, names: tuple[str, ...]) -> Rounding | None:
     """``rounding_of`` the linear layers ``names`` of ``module``, joined or not."""
     joined = getattr(module, "_".join(names), None)
     return rounding_of(*((joined,) if joined is not None else (getattr(module, name) for name in names)))

@@ -1,8 +1,8 @@
-"""One linear layer of each expert in FP8: of all of them, or of some, and the others stay as they are.
+"""One linear layer of each expert in FP8, for all experts or some, while the others keep their precision.
 
-An expert's input has a scale of its own, and so has each row of its matrix. ``grouped``: tokens sorted by expert, one
-product for all (``torch._scaled_grouped_mm``). Otherwise each expert multiplies all tokens, by the product that a
-linear layer of its size has.
+An expert's input has its own scale, and so has each row of its matrix. ``grouped``: tokens sorted by expert, one
+product for all (``torch._scaled_grouped_mm``). Otherwise each expert multiplies all tokens, by the method for a linear
+layer of its size.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from torch import Tensor, nn
 from bei_build.spec.quantization import LayerQuantization
 from bei_build.torch_graph.fp8 import (
     FP8,
-    Reading,
+    LinearInput,
     Rounded,
     Rounding,
     choose_product,
     product_of,
     rounded_matrix,
-    times,
+    to_fp8,
     with_ones,
 )
 from bei_build.torch_graph.parameters import ExpertMatrices
 
-_GROUPED_ON = (9, 0)  # the compute capability that torch._scaled_grouped_mm has FP8 kernels for, with scales of rows
+_GROUPED_ON = (9, 0)  # compute capability for which torch._scaled_grouped_mm has FP8 kernels with row scales
 
 
 class FP8Experts(nn.Module):
-    """In the place of ``like``, without values: ``fill`` makes them. Matrices and scales are no parameters.
+    """FP8 replacement of ``like``, without values: ``fill`` sets them. Matrices and scales are not parameters.
 
-    ``layers`` and ``roundings``: of each expert; None: it stays high. ``each``: how an expert's product is computed by
-    itself; ``against_groups``: why not one for all of them, empty where it can be.
+    ``layers`` and ``roundings``: one for each expert; None: it keeps its precision. ``each``: the method for a single
+    expert's product; ``against_groups``: reasons against one product for all, empty where there are none.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class FP8Experts(nn.Module):
         return tuple(reason for reason, is_so in against.items() if is_so)
 
     def fill(self, matrices: Tensor) -> None:
-        """Round the ``matrices`` of all experts, float32, as they are stored: one below the other."""
+        """Round the ``matrices`` of all experts, float32, stacked as stored."""
         for index, matrix in enumerate(torch.unflatten(matrices, 0, (len(self._layers), -1))):
             layer, place = self._layers[index], self._places[index]
             matrix = matrix.T if self._is_transposed else matrix
@@ -99,7 +99,7 @@ class FP8Experts(nn.Module):
             self.scales[place].copy_(scales)
 
     def rounding(self, index: int) -> Rounding | None:
-        """How the expert at ``index`` rounds its input; None: it does not."""
+        """Rounding of the input of the expert at ``index``; None: it is not rounded."""
         at = self._rounding_at[index]
         if at is None:
             return None
@@ -107,20 +107,20 @@ class FP8Experts(nn.Module):
         assert isinstance(found, Rounding)
         return found
 
-    def of(self, index: int, value: Reading) -> Tensor:
-        """[T, out] of ``value`` [T, in] by the expert at ``index``."""
+    def product(self, index: int, value: LinearInput) -> Tensor:
+        """Product [T, out] of ``value`` [T, in] with the expert at ``index``."""
         place, rounding = self._places[index], self.rounding(index)
         if rounding is None:
             assert isinstance(value, Tensor)
             return nn.functional.linear(value, self.high[place])
-        reading = value if isinstance(value, Rounded) else with_ones(rounding(value))
+        rounded = value if isinstance(value, Rounded) else with_ones(rounding(value))
         scales = self.scales[place : place + 1]
-        return product_of(reading, self.codes[place], scales, None, self._dtype, self.each.product)
+        return product_of(rounded, self.codes[place], scales, None, self._dtype, self.each.product)
 
     def grouped(self, rows: Tensor, owners: Tensor, ends: Tensor) -> Tensor:
-        """[n, out] of ``rows`` [n, in] in the order of their experts ``owners`` [n], of which each one's end at
-        ``ends`` int32 [count]."""
-        codes = times(rows, self.inverse[owners])
+        """Product [n, out] of ``rows`` [n, in], sorted by their experts ``owners`` [n]; ``ends`` int32 [count] are the
+        ends of the experts' groups."""
+        codes = to_fp8(rows, self.inverse[owners])
         ones = torch.ones(rows.shape[0], device=rows.device)
         arguments = codes, self.codes.transpose(1, 2), ones, self.scales
         return torch._scaled_grouped_mm(*arguments, offs=ends, out_dtype=self._dtype, use_fast_accum=True)

@@ -1,4 +1,4 @@
-"""Which steps between the matrix products are one Triton kernel each, and why not where they are not.
+"""Choice of the steps between matrix products that are one Triton kernel each, with the reasons against the others.
 
 ``norm``: residual sum, norm, rounding to FP8. ``activation``: activation, gate, rounding. ``rotation``: norms of heads
 and rotation of queries and keys. ``pooling``: pooling and unit length. Each has a twin in PyTorch's own operators.
@@ -16,19 +16,20 @@ import torch
 Part: TypeAlias = Literal["norm", "activation", "rotation", "pooling"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
-# Without a sum over a row there is nothing that Inductor does not do in one kernel (docs/decisions.md).
+# Inductor fuses every step without a sum over a row into one kernel itself (docs/decisions.md).
 _ELEMENT_BY_ELEMENT: frozenset[Part] = frozenset({"activation"})
 
 
 @dataclass(frozen=True)
 class Fusions:
-    """``by_triton``: the parts that Triton computes. ``reasons``: why not, of the others."""
+    """``by_triton``: the parts that Triton computes. ``reasons``: the reasons against the others."""
 
     by_triton: frozenset[Part] = frozenset()
     reasons: Mapping[Part, str] = field(default_factory=dict, compare=False)
 
     def has(self, part: Part) -> bool:
-        """Whether ``part`` is Triton's here: while a graph is recorded, what Inductor fuses as well is left to it."""
+        """True if Triton computes ``part`` here: while a graph is recorded, parts that Inductor fuses as well are left
+        to it."""
         return part in self.by_triton and not (part in _ELEMENT_BY_ELEMENT and torch.compiler.is_compiling())
 
 

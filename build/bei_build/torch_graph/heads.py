@@ -1,6 +1,6 @@
-"""From token states to outputs: layers on every token, pooling, layers on what it gives.
+"""From token states to outputs: layers on every token, pooling, layers on the result.
 
-As in the ONNX graph, layers on tokens compute in the model's type, everything from the pooling on, or from a layer that
+As in the ONNX graph, layers on tokens compute in the model's type; everything from the pooling on, or from a layer that
 16 bits are too narrow for, in FP32. Pooling reads packed tokens: no padding, whatever the lengths are.
 """
 
@@ -27,8 +27,8 @@ from bei_build.spec.parts import (
 from bei_build.torch_graph.activation import activated
 from bei_build.torch_graph.latent_attention import LatentAttention
 from bei_build.torch_graph.norms import Norm
-from bei_build.torch_graph.packed_step import Step
-from bei_build.torch_graph.parameters import Linear, Storage
+from bei_build.torch_graph.packed_step import PackedStep
+from bei_build.torch_graph.parameters import Linear, TensorOptions
 
 _READS: dict[Pooling, tuple[str, ...]] = {
     "cls": ("first_index",),
@@ -44,7 +44,7 @@ _MARKS = {"last_marked", "first_marked", "largest_id"}
 
 @dataclass(frozen=True)
 class _Layer:
-    """``module`` belongs to the model; None where the layer has no weights."""
+    """A layer of a head. ``module`` belongs to the model; None where the layer has no weights."""
 
     spec: HeadLayer
     module: nn.Module | None
@@ -70,19 +70,19 @@ class _Layer:
 
 
 class Head:
-    """One output of ``model``, to which it adds its modules under the names of the spec."""
+    """One output of ``model``; adds its modules to the model under the names of the spec."""
 
-    def __init__(self, head: HeadSpec, spec: ModelSpec, model: nn.Module, storage: Storage) -> None:
+    def __init__(self, head: HeadSpec, spec: ModelSpec, model: nn.Module, options: TensorOptions) -> None:
         self.spec = head
         self._model_spec = spec
-        self._is_fused = storage.fusions.has("pooling")
+        self._is_fused = options.fusions.has("pooling")
         self._token_layers: list[_Layer] = []
         in_fp32 = False
         for layer in head.token_layers:
             in_fp32 = in_fp32 or needs_fp32(layer)
-            module = _added(layer, model, storage.fp32 if in_fp32 else storage)
+            module = _added(layer, model, options.fp32 if in_fp32 else options)
             self._token_layers.append(_Layer(layer, module, in_fp32))
-        self._layers = [_Layer(layer, _added(layer, model, storage.fp32), True) for layer in head.layers]
+        self._layers = [_Layer(layer, _added(layer, model, options.fp32), True) for layer in head.layers]
 
     @property
     def reads(self) -> set[str]:
@@ -93,14 +93,14 @@ class Head:
         is_mean = any(mode not in (*_MARKS, "cls", "last", "max") for mode in self.spec.pooling)
         return names | {"token_pool_mask"} if is_mean and not self._model_spec.pools_prompt else names
 
-    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
-        """Float32 [B, width] from ``hidden`` [T, hidden]; without pooling [T, width]."""
+    def __call__(self, hidden: Tensor, step: PackedStep) -> Tensor:
+        """Output float32 [B, width] from ``hidden`` [T, hidden]; without pooling [T, width]."""
         value = hidden
         for layer in self._token_layers:
             value = layer(value)
         layers = self._layers
         if self.spec.pooling:
-            # The unit length of one mode is the kernel's.
+            # The kernel normalizes vectors of a single mode.
             normalizes = self._is_fused and len(self.spec.pooling) == 1 and self._is_normalized_at_once
             value = self._pooled(value, step, normalizes=normalizes)
             layers = layers[normalizes:]
@@ -113,26 +113,26 @@ class Head:
     def _is_normalized_at_once(self) -> bool:
         return bool(self._layers) and isinstance(self._layers[0].spec, NormalizeSpec)
 
-    def _pooled(self, hidden: Tensor, step: Step, *, normalizes: bool) -> Tensor:
+    def _pooled(self, hidden: Tensor, step: PackedStep, *, normalizes: bool) -> Tensor:
         arguments = hidden, self._model_spec, step, self.spec.passed_id
         if self._is_fused:
-            parts = [by_triton(mode, *arguments, normalizes=normalizes) for mode in self.spec.pooling]
+            parts = [pool_by_triton(mode, *arguments, normalizes=normalizes) for mode in self.spec.pooling]
         else:
-            parts = [pooled(mode, *arguments) for mode in self.spec.pooling]
+            parts = [pool_tokens(mode, *arguments) for mode in self.spec.pooling]
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
 
-def _added(layer: HeadLayer, model: nn.Module, storage: Storage) -> nn.Module | None:
+def _added(layer: HeadLayer, model: nn.Module, options: TensorOptions) -> nn.Module | None:
     """The module of ``layer``, added to ``model``; heads that name the same layer share it. Raises CompileError."""
     module: nn.Module
     if isinstance(layer, DenseSpec):
-        module = Linear(layer.in_features, layer.out_features, layer.bias, storage)
+        module = Linear(layer.in_features, layer.out_features, layer.bias, options)
         if layer.projects_residual:
-            module.add_module("residual", Linear(layer.in_features, layer.out_features, False, storage))
+            module.add_module("residual", Linear(layer.in_features, layer.out_features, False, options))
     elif isinstance(layer, NormLayerSpec):
-        module = Norm(layer.norm, layer.width, storage)
+        module = Norm(layer.norm, layer.width, options)
     elif isinstance(layer, LatentAttentionSpec):
-        module = LatentAttention(layer, storage)
+        module = LatentAttention(layer, options)
     else:
         return None
     *containers, name = layer.name.split(".")
@@ -148,8 +148,10 @@ def _added(layer: HeadLayer, model: nn.Module, storage: Storage) -> nn.Module | 
     return parent.get_submodule(name)
 
 
-def pooled(mode: Pooling, hidden: Tensor, spec: ModelSpec, step: Step, passed_id: int | None = None) -> Tensor:
-    """One mode over ``hidden`` [T, width]; float32 [B, width]. ``passed_id``: see ``HeadSpec``. The twin of
+def pool_tokens(
+    mode: Pooling, hidden: Tensor, spec: ModelSpec, step: PackedStep, passed_id: int | None = None
+) -> Tensor:
+    """One pooling mode over ``hidden`` [T, width]; float32 [B, width]. ``passed_id``: see ``HeadSpec``. The twin of
     ``fused.pool``."""
     rows = _rows(mode, spec, step, passed_id)
     if rows is not None:
@@ -166,11 +168,11 @@ def pooled(mode: Pooling, hidden: Tensor, spec: ModelSpec, step: Step, passed_id
     return total / (count.sqrt() if mode == "mean_sqrt_len" else count)
 
 
-def by_triton(
-    mode: Pooling, hidden: Tensor, spec: ModelSpec, step: Step, passed_id: int | None = None, *, normalizes: bool
+def pool_by_triton(
+    mode: Pooling, hidden: Tensor, spec: ModelSpec, step: PackedStep, passed_id: int | None = None, *, normalizes: bool
 ) -> Tensor:
-    """The same by the fused kernel; ``normalizes``: to length 1."""
-    from bei_build.torch_graph.fused.pool import pool  # Triton is not everywhere
+    """``pool_tokens`` by the fused kernel; ``normalizes``: to length 1."""
+    from bei_build.torch_graph.fused.pool import pool  # Triton is not always installed
 
     vectors: Tensor
     rows = _rows(mode, spec, step, passed_id)
@@ -184,8 +186,8 @@ def by_triton(
     return vectors
 
 
-def _rows(mode: Pooling, spec: ModelSpec, step: Step, passed_id: int | None) -> Tensor | None:
-    """The packed position of each sequence's vector, [B]; None where it is made of several."""
+def _rows(mode: Pooling, spec: ModelSpec, step: PackedStep, passed_id: int | None) -> Tensor | None:
+    """The packed position of each sequence's vector, [B]; None where it combines several tokens."""
     if mode == "last" and passed_id is not None:
         return _last_where(step["input_ids"] != passed_id, step["first_index"], step)
     if mode in ("cls", "last"):
@@ -193,8 +195,8 @@ def _rows(mode: Pooling, spec: ModelSpec, step: Step, passed_id: int | None) -> 
     return _marked(mode, spec.marked_id, step) if mode in _MARKS else None
 
 
-def _weights(mode: Pooling, spec: ModelSpec, step: Step) -> Tensor:
-    """What each token counts, float32 [T]: 1 or, in "weighted_mean", its rank among those that count; 0 where it is
+def _weights(mode: Pooling, spec: ModelSpec, step: PackedStep) -> Tensor:
+    """The weight of each token, float32 [T]: 1 or, in "weighted_mean", its rank among the counted ones; 0 where it is
     left out."""
     ids = step["input_ids"]
     weights = step["token_pool_mask"] if not spec.pools_prompt else torch.ones_like(ids, dtype=torch.float32)
@@ -207,7 +209,7 @@ def _weights(mode: Pooling, spec: ModelSpec, step: Step) -> Tensor:
     return ((so_far - before) * weights).float()
 
 
-def _marked(mode: Pooling, marked_id: int | None, step: Step) -> Tensor:
+def _marked(mode: Pooling, marked_id: int | None, step: PackedStep) -> Tensor:
     """The packed position of each sequence's marked token, INT64 [B]; of its last (first) token if there is none."""
     ids, index = step["input_ids"], step.token_index
     assert marked_id is not None or mode == "largest_id"
@@ -219,7 +221,7 @@ def _marked(mode: Pooling, marked_id: int | None, step: Step) -> Tensor:
     return step.index_of_sequences(torch.where(values == largest, index, ids.shape[0]), "min")
 
 
-def _last_where(wanted: Tensor, otherwise: Tensor, step: Step) -> Tensor:
+def _last_where(wanted: Tensor, otherwise: Tensor, step: PackedStep) -> Tensor:
     """The packed position of each sequence's last ``wanted`` token [T], INT64 [B]; ``otherwise`` [B] without one."""
     latest = step.index_of_sequences(torch.where(wanted, step.token_index, -1), "max")
     return torch.where(latest >= 0, latest, otherwise.long())

@@ -8,30 +8,31 @@ from torch.nn import functional
 
 from bei_build.spec.parts import LatentAttentionSpec
 from bei_build.torch_graph.norms import Norm
-from bei_build.torch_graph.parameters import Linear, Storage, Table
+from bei_build.torch_graph.parameters import Linear, Table, TensorOptions
 
 
 class LatentAttention(nn.Module):
-    """Every token looks at all rows and goes through a gated MLP, each with a norm in front and a residual sum."""
+    """Every token attends to all learned rows and goes through a gated MLP, each with a norm in front and a residual
+    sum."""
 
-    def __init__(self, spec: LatentAttentionSpec, storage: Storage) -> None:
+    def __init__(self, spec: LatentAttentionSpec, options: TensorOptions) -> None:
         super().__init__()
         self._spec = spec
         width, inner = spec.width, spec.num_heads * spec.head_dim
-        self.latents = Table(spec.num_latents, width, storage)
-        self.norm, self.latents_norm, self.mlp_norm = (Norm(spec.norm, width, storage) for _ in range(3))
-        self.query = Linear(width, inner, False, storage)
-        self.key_value = Linear(width, 2 * inner, False, storage)
-        self.output = Linear(inner, width, False, storage)
+        self.latents = Table(spec.num_latents, width, options)
+        self.norm, self.latents_norm, self.mlp_norm = (Norm(spec.norm, width, options) for _ in range(3))
+        self.query = Linear(width, inner, False, options)
+        self.key_value = Linear(width, 2 * inner, False, options)
+        self.output = Linear(inner, width, False, options)
         self.mlp = nn.ModuleDict(
             {
-                "up": Linear(width, 2 * spec.intermediate_size, True, storage),
-                "down": Linear(spec.intermediate_size, width, True, storage),
+                "up": Linear(width, 2 * spec.intermediate_size, True, options),
+                "down": Linear(spec.intermediate_size, width, True, options),
             }
         )
 
     def forward(self, value: Tensor) -> Tensor:
-        """[T, width] of ``value`` [T, width]."""
+        """Result [T, width] for ``value`` [T, width]."""
         heads, head_dim = self._spec.num_heads, self._spec.head_dim
         query = self.query(self.norm(value)).unflatten(-1, (heads, head_dim))
         rows = self.key_value(self.latents_norm(self.latents.weight)).unflatten(-1, (2 * heads, head_dim))

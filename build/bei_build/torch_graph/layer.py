@@ -10,25 +10,25 @@ from bei.errors import CompileError
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.parts import AttentionSpec, LayerSpec
 from bei_build.torch_graph.attention import Attention, PositionModules
-from bei_build.torch_graph.attention_kernels import Choice
+from bei_build.torch_graph.attention_kernels import KernelChoice
 from bei_build.torch_graph.experts import Experts
-from bei_build.torch_graph.fp8 import Reading, Rounding
+from bei_build.torch_graph.fp8 import LinearInput, Rounding
 from bei_build.torch_graph.mlp import MLP
 from bei_build.torch_graph.norms import Norm, States
-from bei_build.torch_graph.packed_step import Step
-from bei_build.torch_graph.parameters import Storage
+from bei_build.torch_graph.packed_step import PackedStep
+from bei_build.torch_graph.parameters import TensorOptions
 
 
 class Layer(nn.Module):
-    """``spec``, a layer of ``model``. Raises CompileError where a decoder's layer has norms behind its parts."""
+    """The layer ``spec`` of ``model``. Raises CompileError where a decoder's layer has norms after its parts."""
 
     def __init__(
         self,
         spec: LayerSpec,
         model: ModelSpec,
-        choices: Mapping[AttentionSpec, Choice],
+        choices: Mapping[AttentionSpec, KernelChoice],
         positions: PositionModules,
-        storage: Storage,
+        options: TensorOptions,
     ) -> None:
         super().__init__()
         if spec.cross_attention and spec.norms_output:
@@ -40,15 +40,15 @@ class Layer(nn.Module):
             if attention is not None:
                 kernel, is_cross = choices[attention].kernel, name == "cross_attention"
                 module = Attention(
-                    attention, width, kernel, positions, storage, partial_keys=model.partial_keys, cross=is_cross
+                    attention, width, kernel, positions, options, partial_keys=model.partial_keys, cross=is_cross
                 )
                 self.add_module(name, module)
         if spec.mlp.experts:
-            self.mlp: nn.Module = Experts(spec.mlp, width, storage)
+            self.mlp: nn.Module = Experts(spec.mlp, width, options)
         else:
-            self.mlp = MLP(spec.mlp, width, storage)
+            self.mlp = MLP(spec.mlp, width, options)
         for name in self._norm_names():
-            self.add_module(name, Norm(spec.norm, width, storage))
+            self.add_module(name, Norm(spec.norm, width, options))
 
     def _norm_names(self) -> list[str]:
         spec = self.spec
@@ -60,24 +60,23 @@ class Layer(nn.Module):
 
     @property
     def rounding(self) -> Rounding | None:
-        """How the layer's first part rounds the states that it reads; None where it does not, or a norm is between."""
+        """Rounding of the states by the layer's first part; None where it does not round, or a norm comes first."""
         first: Attention = getattr(self, self._parts[0])
         return None if self.spec.norms_input else first.rounding
 
     def forward(
-        self, states: States, step: Step, encoded: Tensor | None = None, following: Rounding | None = None
+        self, states: States, step: PackedStep, encoded: Tensor | None = None, following: Rounding | None = None
     ) -> States:
-        """The states behind ``states`` [T, hidden]; a decoder's layer also reads the states ``encoded``.
+        """The states after the layer, from ``states`` [T, hidden]; a decoder's layer also reads the states ``encoded``.
 
-        ``following``: how the next layer rounds them.
+        ``following``: rounding of the states by the next layer.
         """
         spec = self.spec
         entering = states
-        shared: Reading | None = None
+        shared: LinearInput | None = None
         for index, part in enumerate(self._parts):
-            states, reading = self._read(part, states, shared, step)
-            shared = reading
-            value = self._run(part, reading, step, encoded)
+            states, shared = self._read(part, states, shared, step)
+            value = self._run(part, shared, step, encoded)
             if spec.norms_output:
                 value = getattr(self, f"{part}_post_norm")(value)
             states = states.plus(value, spec.residual_scale)
@@ -89,8 +88,10 @@ class Layer(nn.Module):
                     states = self._normed("second_attention_norm", states.plus(entering.total), step, behind)
         return states
 
-    def _read(self, part: str, states: States, shared: Reading | None, step: Step) -> tuple[States, Reading]:
-        """The states without a sum left to be made, and what ``part`` reads of them."""
+    def _read(
+        self, part: str, states: States, shared: LinearInput | None, step: PackedStep
+    ) -> tuple[States, LinearInput]:
+        """The states with their sum computed, and the input of ``part``."""
         spec, norm = self.spec, f"{part}_norm"
         if part == "mlp" and spec.parallel:
             assert shared is not None
@@ -102,13 +103,13 @@ class Layer(nn.Module):
         found = getattr(self, norm).of_sum(
             states, step, rounding, total=states.added is not None, value=rounding is None
         )
-        return States(states.hidden if found.total is None else found.total), found.reading
+        return States(states.hidden if found.total is None else found.total), found.linear_input
 
-    def _normed(self, name: str, states: States, step: Step, rounding: Rounding | None) -> States:
+    def _normed(self, name: str, states: States, step: PackedStep, rounding: Rounding | None) -> States:
         found = getattr(self, name).of_sum(states, step, rounding)
         return States(found.value, rounded=found.rounded)
 
-    def _run(self, part: str, value: Reading, step: Step, encoded: Tensor | None) -> Tensor:
+    def _run(self, part: str, value: LinearInput, step: PackedStep, encoded: Tensor | None) -> Tensor:
         module = getattr(self, part)
         if part == "mlp":
             return module(value, step)  # type: ignore[no-any-return]

@@ -6,33 +6,33 @@ from torch import Tensor, nn
 
 from bei_build.spec.parts import MLPSpec
 from bei_build.torch_graph.activation import gated
-from bei_build.torch_graph.fp8 import Reading, Rounding, read_by, rounded_once, rounding_of, with_ones
-from bei_build.torch_graph.packed_step import Step
-from bei_build.torch_graph.parameters import Linear, Storage, project
+from bei_build.torch_graph.fp8 import LinearInput, Rounding, common_rounding, round_once, rounding_of, with_ones
+from bei_build.torch_graph.packed_step import PackedStep
+from bei_build.torch_graph.parameters import Linear, TensorOptions, project
 
 
 class MLP(nn.Module):
     """``down(act(up(x)))``, or ``down(act(gate(x)) * up(x))``."""
 
-    def __init__(self, spec: MLPSpec, hidden_size: int, storage: Storage) -> None:
+    def __init__(self, spec: MLPSpec, hidden_size: int, options: TensorOptions) -> None:
         super().__init__()
         self._spec = spec
-        self._fusions = storage.fusions
+        self._fusions = options.fusions
         self._names = ("gate", "up") if spec.gated else ("up",)
-        self.up = Linear(hidden_size, spec.intermediate_size, spec.bias, storage)
+        self.up = Linear(hidden_size, spec.intermediate_size, spec.bias, options)
         if spec.gated:
-            self.gate = Linear(hidden_size, spec.intermediate_size, spec.bias, storage)
-        self.down = Linear(spec.intermediate_size, hidden_size, spec.down_bias, storage)
+            self.gate = Linear(hidden_size, spec.intermediate_size, spec.bias, options)
+        self.down = Linear(spec.intermediate_size, hidden_size, spec.down_bias, options)
         self.joinable = (self._names,) if spec.gated else ()
 
     @property
     def rounding(self) -> Rounding | None:
-        """Of the input, where all that read it do so in FP8 alike."""
-        return read_by(self, self._names)
+        """Rounding of the input, if all layers that read it use the same FP8 rounding."""
+        return common_rounding(self, self._names)
 
-    def forward(self, value: Reading, step: Step) -> Tensor:
-        """[T, hidden] of ``value`` [T, hidden]."""
-        first, *others = project(self, rounded_once(value, self.rounding, step), self._names)
+    def forward(self, value: LinearInput, step: PackedStep) -> Tensor:
+        """Result [T, hidden] for ``value`` [T, hidden]."""
+        first, *others = project(self, round_once(value, self.rounding, step), self._names)
         rounding = rounding_of(self.down)
         inner = gated(first, others[0] if others else None, self._spec.activation, rounding, self._fusions)
         return self.down(inner if rounding is None else with_ones(inner, step))  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""ModelSpec to a module over packed tokens: embeddings, layers, heads; and the same run on a packed batch."""
+"""ModelSpec to a module over packed tokens: embeddings, layers, heads; and its run on a packed batch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.parts import AttentionSpec, DecoderSpec, LayerSpec
 from bei_build.spec.quantization import Quantization
 from bei_build.torch_graph.attention import PositionModules
-from bei_build.torch_graph.attention_kernels import Choice, Kernel, choose
-from bei_build.torch_graph.embeddings import Convolution, Embeddings, MovedIds
+from bei_build.torch_graph.attention_kernels import Kernel, KernelChoice, choose_kernel
+from bei_build.torch_graph.embeddings import Convolution, Embeddings, ShiftedIds
 from bei_build.torch_graph.experts import Experts
 from bei_build.torch_graph.fp8 import FP8Linear, ProductChoice, Rounding
 from bei_build.torch_graph.fp8_experts import FP8Experts
@@ -26,8 +26,8 @@ from bei_build.torch_graph.fusion_choice import Fusions, choose_fusions
 from bei_build.torch_graph.heads import Head
 from bei_build.torch_graph.layer import Layer
 from bei_build.torch_graph.norms import Norm, States
-from bei_build.torch_graph.packed_step import Step
-from bei_build.torch_graph.parameters import Storage, Table
+from bei_build.torch_graph.packed_step import PackedStep
+from bei_build.torch_graph.parameters import Table, TensorOptions
 from bei_build.torch_graph.positions import RelativeBias, RelativePositions
 from bei_build.torch_graph.quantize import check, quantize
 
@@ -35,58 +35,58 @@ from bei_build.torch_graph.quantize import check, quantize
 class PackedModel(nn.Module):
     """``spec`` for sequences of up to ``max_seq_len`` tokens, without values; ``load`` reads them.
 
-    ``kernel`` takes the place of what ``kernels.choose`` says of each layer, ``fusions`` of what
-    ``fusions.choose_fusions`` says. ``quantization``: the linear layers in it are FP8. Do not change types with
-    ``nn.Module.to``: some parts are FP32 whatever the model's type is. Raises CompileError for a spec or a quantization
-    that it does not compute.
+    ``kernel`` overrides ``attention_kernels.choose_kernel`` for all layers, ``fusions`` overrides
+    ``fusion_choice.choose_fusions``. ``quantization``: its linear layers are FP8. Do not change types with
+    ``nn.Module.to``: some parts are FP32 whatever the model's type is. Raises CompileError for an unsupported spec or
+    quantization.
     """
 
     def __init__(
         self,
         spec: ModelSpec,
         max_seq_len: int,
-        storage: Storage,
+        options: TensorOptions,
         kernel: Kernel | None = None,
         quantization: Quantization | None = None,
         fusions: Fusions | None = None,
     ) -> None:
         super().__init__()
         if quantization is not None:
-            check(spec, quantization, storage.device)
-        self.fusions = choose_fusions(storage.device) if fusions is None else fusions
-        storage = replace(storage, fusions=self.fusions)
+            check(spec, quantization, options.device)
+        self.fusions = choose_fusions(options.device) if fusions is None else fusions
+        options = replace(options, fusions=self.fusions)
         self.spec = spec
         self.max_seq_len = max_seq_len
-        self.choices: dict[AttentionSpec, Choice] = {
-            attention: choose(attention, storage.device, storage.dtype, partial_keys=spec.partial_keys)
+        self.choices: dict[AttentionSpec, KernelChoice] = {
+            attention: choose_kernel(attention, options.device, options.dtype, partial_keys=spec.partial_keys)
             if kernel is None
-            else Choice(kernel, ("asked for",))
+            else KernelChoice(kernel, ("asked for",))
             for attention in spec.attentions
         }
-        self._storage = storage
+        self._storage = options
         self._positions = PositionModules(max_seq_len)
         self._add_position_weights()
-        self.embeddings = Embeddings(spec.embeddings, spec.hidden_size, storage)
-        # Layers that share weights have scales of their own, and so matrices.
+        self.embeddings = Embeddings(spec.embeddings, spec.hidden_size, options)
+        # Layers that share weights have scales of their own, and so matrices of their own.
         owners = spec.weights_of if quantization is None else None
         self._order = [str(index) for index in owners or range(len(spec.layers))]
         self._stored_name: Callable[[str], str] = str if quantization is None else spec.weight_read_as
         self.layers = self._layers_of(dict(zip(self._order, spec.layers, strict=True)))
         if any(self.layers[name].spec != layer for name, layer in zip(self._order, spec.layers, strict=True)):
             raise CompileError(f"{spec.architecture}: layers that share their weights must be alike for PyTorch.")
-        self.convolution = Convolution(spec.convolution, spec.hidden_size, storage) if spec.convolution else None
-        self.final_norm = Norm(spec.final_norm, spec.hidden_size, storage) if spec.final_norm else None
+        self.convolution = Convolution(spec.convolution, spec.hidden_size, options) if spec.convolution else None
+        self.final_norm = Norm(spec.final_norm, spec.hidden_size, options) if spec.final_norm else None
         self.decoder = self._decoder_of(spec.decoder) if spec.decoder else None
-        self._heads = [Head(head, spec, self, storage) for head in spec.heads]
+        self._heads = [Head(head, spec, self, options) for head in spec.heads]
         self.input_names = self._input_names()
         if quantization is not None:
-            quantize(self, spec, quantization, storage)
+            quantize(self, spec, quantization, options)
         self.eval()
 
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Every head's output, float32 [B', width] or, without pooling, [T', width], from the tensors ``input_names``
         of ``bei.engine.packing.graph_inputs``. An embedding is not normalized at the end."""
-        step = Step(inputs)
+        step = PackedStep(inputs)
         ids = step["input_ids"]
         embedded = self.embeddings(ids, self.embeddings.word, step)
         states = States(embedded)
@@ -101,13 +101,13 @@ class PackedModel(nn.Module):
                 passed.append(states.total)
         hidden = _finished(states, self.final_norm, step)
         if self.spec.layer_shares:
-            hidden = _mixed([*passed[:-1], hidden], self.spec.layer_shares)
+            hidden = _weighted_sum([*passed[:-1], hidden], self.spec.layer_shares)
         if self.decoder:
             hidden = self.decoder(ids, self.embeddings.word, hidden, step)
         return {head.spec.output: head(hidden, step) for head in self._heads}
 
     def _rounding_behind(self, index: int) -> Rounding | None:
-        """How the layer behind the one at ``index`` rounds the states."""
+        """Rounding of the states by the layer after the one at ``index``."""
         if index + 1 == len(self._order):
             return None
         layer = self.layers[self._order[index + 1]]
@@ -116,21 +116,21 @@ class PackedModel(nn.Module):
 
     @property
     def products(self) -> dict[str, ProductChoice]:
-        """How each FP8 layer's product is computed, by its path; of experts those of all together."""
+        """The method for each FP8 layer's product, by its path; for experts that of all together."""
         found = {path: module.choice for path, module in self.named_modules() if isinstance(module, FP8Linear)}
         of_experts = ((path, module.products) for path, module in self.named_modules() if isinstance(module, Experts))
         return found | {f"{path}.{name}": choice for path, of_each in of_experts for name, choice in of_each.items()}
 
     def weights_by_name(self) -> dict[str, Tensor]:
-        """Every weight by its name in ``spec.weights()``: to read or fill, until ``storage.join_linear_layers``. Those
-        of FP8 layers are not among them: they are no numbers of the model's any more.
+        """Every weight by its name in ``spec.weights()``: to read or fill, until ``parameters.join_linear_layers``.
+        Weights of FP8 layers are missing: they are no longer numbers of the model's type.
 
-        The state dict's names, but for token types: a module cannot have a submodule called ``type``.
+        The names are those of the state dict, except for token types: a module cannot have a submodule called ``type``.
         """
         return {name.replace("embeddings.types.", "embeddings.type."): it for name, it in self.state_dict().items()}
 
     def load(self, read: Callable[[str], npt.NDArray[np.float32]]) -> PackedModel:
-        """Fill every weight with what ``read`` gives for its name; one is in memory at a time. Raises WeightsError."""
+        """Fill every weight with ``read`` of its name; one is in memory at a time. Raises WeightsError."""
 
         def array_of(name: str, shape: torch.Size) -> npt.NDArray[np.float32]:
             array = np.require(read(self._stored_name(name)), np.float32, ["C", "W"])
@@ -155,7 +155,7 @@ class PackedModel(nn.Module):
         return Decoder(spec, self.spec.hidden_size, layers, self._storage)
 
     def _add_position_weights(self) -> None:
-        """The tables that the attention of all layers shares; which they are, the first layer says."""
+        """The tables that the attention of all layers shares, by the first layer's spec."""
         if not self.spec.layers:
             return
         attention, hidden, positions = self.spec.layers[0].attention, self.spec.hidden_size, self._positions
@@ -177,32 +177,32 @@ class PackedModel(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Layers that read the text moved by one token, and the encoder's states."""
+    """Layers that read the text shifted by one token, and the encoder's states."""
 
-    def __init__(self, spec: DecoderSpec, hidden_size: int, layers: nn.ModuleDict, storage: Storage) -> None:
+    def __init__(self, spec: DecoderSpec, hidden_size: int, layers: nn.ModuleDict, options: TensorOptions) -> None:
         super().__init__()
-        self._moved = MovedIds(spec)
-        self.embeddings = Embeddings(spec.embeddings, hidden_size, storage, with_words=False)
+        self._shifted_ids = ShiftedIds(spec)
+        self.embeddings = Embeddings(spec.embeddings, hidden_size, options, with_words=False)
         self.layers = layers
-        self.final_norm = Norm(spec.final_norm, hidden_size, storage) if spec.final_norm else None
+        self.final_norm = Norm(spec.final_norm, hidden_size, options) if spec.final_norm else None
 
-    def forward(self, input_ids: Tensor, words: Table, encoded: Tensor, step: Step) -> Tensor:
+    def forward(self, input_ids: Tensor, words: Table, encoded: Tensor, step: PackedStep) -> Tensor:
         """Token states [T, hidden]."""
-        states = States(self.embeddings(self._moved(input_ids, step), words, step))
+        states = States(self.embeddings(self._shifted_ids(input_ids, step), words, step))
         layers = list(self.layers.values())
         for layer, behind in zip(layers, [*layers[1:], None], strict=True):
             states = layer(states, step, encoded, behind.rounding if behind is not None else None)
         return _finished(states, self.final_norm, step)
 
 
-def _finished(states: States, norm: Norm | None, step: Step) -> Tensor:
+def _finished(states: States, norm: Norm | None, step: PackedStep) -> Tensor:
     """The last states, [T, hidden]."""
     found = norm.of_sum(states, step).value if norm else states.total
     assert found is not None
     return found
 
 
-def _mixed(states: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+def _weighted_sum(states: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     """The sum of ``states``, each times its share, added in FP32."""
     parts = [state.float() * share for state, share in zip(states, shares, strict=True) if share]
     return torch.stack(parts).sum(0).to(states[0].dtype)
@@ -219,20 +219,20 @@ def packed_model(
     quantization: Quantization | None = None,
     fusions: Fusions | None = None,
 ) -> PackedModel:
-    """The model of ``spec`` with the weights that ``read`` gives by their names in ``spec.weights()``."""
-    storage = Storage(torch.device(device), dtype)
-    return PackedModel(spec, max_seq_len, storage, kernel, quantization, fusions).load(read)
+    """The model of ``spec`` with weights from ``read`` by their names in ``spec.weights()``."""
+    options = TensorOptions(torch.device(device), dtype)
+    return PackedModel(spec, max_seq_len, options, kernel, quantization, fusions).load(read)
 
 
 def tensors_of(model: PackedModel, batch: PackedBatch, sizes: Sizes | None = None) -> dict[str, Tensor]:
-    """What ``model`` reads of ``batch``, on its device, filled up as ``bei.engine.packing.graph_inputs`` says."""
+    """The inputs of ``model`` for ``batch``, on its device, filled up as in ``bei.engine.packing.graph_inputs``."""
     arrays = graph_inputs(batch, model.input_names, sizes)
     device = model.embeddings.word.weight.device
     return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
 
 
 def run(model: PackedModel, batch: PackedBatch, sizes: Sizes | None = None) -> dict[str, Float32Array]:
-    """The outputs of ``batch``, a row a sequence or, without pooling, a token."""
+    """The outputs for ``batch``, a row per sequence or, without pooling, per token."""
     with torch.inference_mode():
         outputs = model(tensors_of(model, batch, sizes))
     counts = {head.output: batch.batch_size if head.pooling else batch.num_tokens for head in model.spec.heads}

@@ -8,17 +8,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bei_build.spec.parts import NormSpec
-from bei_build.torch_graph.fp8 import Reading, Rounded, Rounding, with_ones
-from bei_build.torch_graph.packed_step import Step
-from bei_build.torch_graph.parameters import Storage
+from bei_build.torch_graph.fp8 import LinearInput, Rounded, Rounding, with_ones
+from bei_build.torch_graph.packed_step import PackedStep
+from bei_build.torch_graph.parameters import TensorOptions
 
-_WIDEST = 16_384  # columns: the Triton kernel has a row in registers
+_WIDEST = 16_384  # columns: the Triton kernel holds a row in registers
 
 
 class States(NamedTuple):
     """Token states between two parts of a model, ``hidden + added * factor`` [T, hidden]; the next norm makes the sum.
 
-    ``rounded``: the same for linear layers in FP8, where whatever made the states has rounded them as those read them.
+    ``rounded``: the same rounded for FP8 linear layers, if the step that made the states has rounded them for those.
     """
 
     hidden: Tensor
@@ -34,39 +34,39 @@ class States(NamedTuple):
         return self.hidden + (self.added if self.factor == 1.0 else self.added * self.factor)
 
     def plus(self, value: Tensor, factor: float = 1.0) -> States:
-        """With ``value * factor`` added."""
+        """The states with ``value * factor`` added."""
         return States(self.total, value, factor)
 
 
-class Normed(NamedTuple):
-    """The sum that a norm has made, and its result, as it is and rounded; None where nobody has asked for it."""
+class NormResult(NamedTuple):
+    """A norm's input sum, and its result, unrounded and rounded; None where it was not requested."""
 
     total: Tensor | None
     value: Tensor | None
     rounded: Rounded | None
 
     @property
-    def reading(self) -> Reading:
-        """What the next linear layers read."""
+    def linear_input(self) -> LinearInput:
+        """The input of the next linear layers."""
         found = self.value if self.rounded is None else self.rounded
         assert found is not None
         return found
 
 
 class Norm(nn.Module):
-    """The norm ``spec`` of ``width``. PyTorch's kernels compute its statistics in FP32.
+    """The norm ``spec`` over ``width``. PyTorch's kernels compute its statistics in FP32.
 
     With an offset all of it is computed in FP32: 1 + w in BF16 would keep two or three digits of w.
     """
 
-    def __init__(self, spec: NormSpec, width: int, storage: Storage) -> None:
+    def __init__(self, spec: NormSpec, width: int, options: TensorOptions) -> None:
         super().__init__()
         self.spec = spec
         self._width = width
-        self._is_fused = storage.fusions.has("norm") and width <= _WIDEST
+        self._is_fused = options.fusions.has("norm") and width <= _WIDEST
         has_bias = spec.weight and spec.kind == "layer" and spec.bias
-        self.weight = storage.empty(width) if spec.weight else None
-        self.bias = storage.empty(width) if has_bias else None
+        self.weight = options.empty(width) if spec.weight else None
+        self.bias = options.empty(width) if has_bias else None
 
     def forward(self, value: Tensor) -> Tensor:
         """``value`` [..., width], normalized."""
@@ -77,14 +77,19 @@ class Norm(nn.Module):
         return wide.to(value.dtype)
 
     def of_sum(
-        self, states: States, step: Step, rounding: Rounding | None = None, *, total: bool = False, value: bool = True
-    ) -> Normed:
-        """The norm of the sum ``states``; the sum itself where ``total``, the norm as it is where ``value``, and as
-        ``rounding`` rounds it where there is one. Everything is computed in FP32 and rounded once.
-        """
+        self,
+        states: States,
+        step: PackedStep,
+        rounding: Rounding | None = None,
+        *,
+        total: bool = False,
+        value: bool = True,
+    ) -> NormResult:
+        """The norm of the sum ``states``: the sum itself if ``total``, the norm if ``value``, and the norm rounded if
+        there is a ``rounding``. Everything is computed in FP32 and rounded once."""
         compute = self._by_triton if self._is_fused else self._composed
         sum_, normalized, codes = compute(states, rounding, total, value)
-        return Normed(
+        return NormResult(
             sum_ if total else None,
             normalized if value else None,
             None if codes is None else with_ones(codes, step),
@@ -93,7 +98,7 @@ class Norm(nn.Module):
     def _by_triton(
         self, states: States, rounding: Rounding | None, total: bool, value: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        from bei_build.torch_graph.fused.add_norm import add_norm  # Triton is not everywhere
+        from bei_build.torch_graph.fused.add_norm import add_norm  # Triton is not always installed
 
         spec = self.spec
         parameters = self.weight, self.bias, None if rounding is None else rounding.inverse
@@ -104,7 +109,7 @@ class Norm(nn.Module):
     def _composed(
         self, states: States, rounding: Rounding | None, total: bool, value: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The twin of ``fused.add_norm``, which makes sum and norm whether they are asked for or not."""
+        """The twin of ``fused.add_norm``; it makes sum and norm even where they are not requested."""
         dtype = states.hidden.dtype
         added = None if states.added is None else states.added.float()
         wide = States(states.hidden.float(), added, states.factor).total

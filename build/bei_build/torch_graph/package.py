@@ -1,4 +1,4 @@
-"""The module for any number of tokens and sequences: exported, and compiled ahead of time into a package."""
+"""Export of the module for any number of tokens and sequences, and its compilation into a package."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from bei.core import Encoding, PackedBatch
 from bei.errors import CompileError
 from bei_build.torch_graph.model import PackedModel, tensors_of
 
-# Of the example that the export follows. No two dimensions are equal, and none is 0 or 1, which are taken as constants.
+# Dimensions of the example for the export. They are all different, and none is 0 or 1, which would become constants.
 _EXAMPLE_LENGTHS = (9, 3, 17)
 
 
-def exported(model: PackedModel) -> torch.export.ExportedProgram:
+def export_model(model: PackedModel) -> torch.export.ExportedProgram:
     """``model`` as a graph whose inputs may have any number of tokens, sequences and slots.
 
-    Raises CompileError where PyTorch would hold one of them to the example's.
+    Raises CompileError where PyTorch would fix one of them to the example's.
     """
     encodings = [Encoding(np.zeros(length, np.int32)) for length in _EXAMPLE_LENGTHS]
     inputs = tensors_of(model, PackedBatch.from_encodings(encodings))
@@ -32,15 +32,15 @@ def exported(model: PackedModel) -> torch.export.ExportedProgram:
 
 
 def _fixed_inputs(program: torch.export.ExportedProgram) -> list[str]:
-    """The inputs of which a dimension is a number."""
+    """The inputs with a dimension that is a number."""
     names = set(program.graph_signature.user_inputs)
     nodes = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
     return [node.name for node in nodes if any(isinstance(size, int) for size in node.meta["val"].shape)]
 
 
 def write_package(model: PackedModel, path: Path) -> None:
-    """Compile ``model`` for the device it lies on into ``path`` (.pt2): ``torch._inductor.aoti_load_package`` reads it.
+    """Compile ``model`` for its device into ``path`` (.pt2), for ``torch._inductor.aoti_load_package``.
 
-    The package takes what ``model`` takes. For a CPU it needs a C++ compiler.
+    The package has the inputs of ``model``. For a CPU it needs a C++ compiler.
     """
-    torch._inductor.aoti_compile_and_package(exported(model), package_path=str(path))
+    torch._inductor.aoti_compile_and_package(export_model(model), package_path=str(path))

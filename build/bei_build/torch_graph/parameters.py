@@ -1,4 +1,4 @@
-"""Parameters that are filled later, and several linear layers, of one input or of experts, as one product."""
+"""Parameters that are filled later, and joined products of several linear layers: of one input, or of experts."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from bei_build.torch_graph.fusion_choice import NONE, Fusions
 
 
 @dataclass(frozen=True)
-class Storage:
-    """Where parameters lie, the type in which the model computes, and what of it Triton computes."""
+class TensorOptions:
+    """Device of the parameters, type in which the model computes, and the parts that Triton computes."""
 
     device: torch.device
     dtype: torch.dtype
     fusions: Fusions = NONE
 
     @property
-    def fp32(self) -> Storage:
-        """The same place, for what computes in FP32 whatever the model's type."""
+    def fp32(self) -> TensorOptions:
+        """The same device with FP32, for parts that compute in FP32 whatever the model's type."""
         return replace(self, dtype=torch.float32)
 
     def empty(self, *shape: int) -> nn.Parameter:
@@ -33,16 +33,16 @@ class Storage:
 class Linear(nn.Linear):
     """``value @ weight.T + bias`` without values."""
 
-    def __init__(self, in_features: int, out_features: int, bias: bool, storage: Storage) -> None:
-        super().__init__(in_features, out_features, bias, device=storage.device, dtype=storage.dtype)
+    def __init__(self, in_features: int, out_features: int, bias: bool, options: TensorOptions) -> None:
+        super().__init__(in_features, out_features, bias, device=options.device, dtype=options.dtype)
         self.requires_grad_(False)
 
     def reset_parameters(self) -> None:
-        """Leave the memory as it is: random numbers for billions of parameters take longer than reading theirs."""
+        """Leave the memory uninitialized: random numbers for billions of parameters take longer than reading theirs."""
 
     @staticmethod
     def can_join(parts: Sequence[nn.Module]) -> bool:
-        """Whether all ``parts`` are layers of this kind."""
+        """True if all ``parts`` are layers of this kind."""
         return all(isinstance(part, Linear) for part in parts)
 
     @classmethod
@@ -54,23 +54,23 @@ class Linear(nn.Linear):
 class Table(nn.Module):
     """Rows of ``weight`` [rows, width] by their indices."""
 
-    def __init__(self, num_rows: int, width: int, storage: Storage) -> None:
+    def __init__(self, num_rows: int, width: int, options: TensorOptions) -> None:
         super().__init__()
-        self.weight = storage.empty(num_rows, width)
+        self.weight = options.empty(num_rows, width)
 
     def forward(self, index: Tensor) -> Tensor:
-        """[..., width] for ``index`` [...]."""
+        """Rows [..., width] for ``index`` [...]."""
         return nn.functional.embedding(index, self.weight)
 
 
 class JoinedLinear(Linear):
-    """Linear layers of one input as one product; a part without a bias has zeros in the joined one."""
+    """Linear layers with one input as one product; a part without a bias has zeros in the joined one."""
 
     def __init__(self, parts: Sequence[Linear]) -> None:
         weight = parts[0].weight
         sizes = [part.out_features for part in parts]
         has_bias = any(part.bias is not None for part in parts)
-        super().__init__(parts[0].in_features, sum(sizes), has_bias, Storage(weight.device, weight.dtype))
+        super().__init__(parts[0].in_features, sum(sizes), has_bias, TensorOptions(weight.device, weight.dtype))
         self.sizes = sizes
         with torch.no_grad():
             torch.cat([part.weight for part in parts], out=self.weight)
@@ -83,40 +83,39 @@ class JoinedLinear(Linear):
 
 
 class ExpertMatrices(nn.Module):
-    """One linear layer of each expert: matrices one below the other, [count * intermediate_size, hidden_size], of which
-    each is [out, in], or [in, out] where ``is_transposed``. ``against_groups``: why not one product for all of them.
-    """
+    """One linear layer of each expert: stacked matrices, [count * intermediate_size, hidden_size], each [out, in], or
+    [in, out] if ``is_transposed``. ``against_groups``: reasons against one product for all of them."""
 
-    def __init__(self, count: int, rows: int, hidden_size: int, storage: Storage, *, is_transposed: bool) -> None:
+    def __init__(self, count: int, rows: int, hidden_size: int, options: TensorOptions, *, is_transposed: bool) -> None:
         super().__init__()
         self._count = count
         self.is_transposed = is_transposed
-        self.weight = storage.empty(count * rows, hidden_size)
-        has_groups = storage.device.type == "cuda" and storage.dtype == torch.bfloat16
+        self.weight = options.empty(count * rows, hidden_size)
+        has_groups = options.device.type == "cuda" and options.dtype == torch.bfloat16
         self.against_groups = () if has_groups else ("one product for all experts needs CUDA and bfloat16",)
 
     @property
     def factors(self) -> Tensor:
-        """[count, in, out]."""
+        """The matrices as [count, in, out]."""
         matrices = torch.unflatten(self.weight, 0, (self._count, -1))
         return matrices if self.is_transposed else matrices.transpose(1, 2)
 
     def rounding(self, index: int) -> None:
-        """Inputs are read as they are."""
+        """None: inputs are not rounded."""
 
-    def of(self, index: int, value: Tensor) -> Tensor:
-        """[T, out] of ``value`` [T, in] by the expert at ``index``."""
+    def product(self, index: int, value: Tensor) -> Tensor:
+        """Product [T, out] of ``value`` [T, in] with the expert at ``index``."""
         return value @ self.factors[index]
 
     def grouped(self, rows: Tensor, owners: Tensor, ends: Tensor) -> Tensor:
-        """[n, out] of ``rows`` [n, in] in the order of their experts ``owners`` [n], of which each one's end at
-        ``ends`` int32 [count]."""
+        """Product [n, out] of ``rows`` [n, in], sorted by their experts ``owners`` [n]; ``ends`` int32 [count] are the
+        ends of the experts' groups."""
         product: Tensor = torch._grouped_mm(rows.to(self.weight.dtype), self.factors, offs=ends)
         return product
 
 
 def project(module: nn.Module, value: object, names: tuple[str, ...]) -> tuple[Tensor, ...]:
-    """``value`` (``fp8.Reading``) through the linear layers ``names`` of ``module``, in one product where they were
+    """``value`` (``fp8.Reading``) through the linear layers ``names`` of ``module``, in one product if they were
     joined."""
     joined = getattr(module, "_".join(names), None)
     if len(names) > 1 and joined is not None:
@@ -125,10 +124,10 @@ def project(module: nn.Module, value: object, names: tuple[str, ...]) -> tuple[T
 
 
 def join_linear_layers(model: nn.Module) -> None:
-    """Replace linear layers of one input by one layer each, wherever a module of ``model`` has ``joinable`` ones.
+    """Replace linear layers with one input by one layer each, wherever a module of ``model`` has ``joinable`` ones.
 
-    Layers that read the input in different ways, one in FP8 and one not, stay as they are. Faster; afterwards the state
-    dict has other names than the spec. One group is in memory twice at a time.
+    Layers that read the input in different ways, one in FP8 and one not, stay as they are. This is faster; afterwards
+    the names of the state dict differ from the spec's. One group is in memory twice at a time.
     """
     for module in list(model.modules()):
         for names in getattr(module, "joinable", ()):

@@ -1,4 +1,4 @@
-"""What positions add to attention: rotations of queries and keys, biases of the scores."""
+"""Effects of positions on attention: rotations of queries and keys, biases of the scores."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from bei_build.spec.parts import DisentangledSpec, RelativeBiasSpec, RopeSpec
 from bei_build.spec.position_tables import disentangled_rows, relative_buckets, rotation_angles, turns_long_texts
 from bei_build.torch_graph.norms import Norm
-from bei_build.torch_graph.packed_step import Step
-from bei_build.torch_graph.parameters import Storage, Table
+from bei_build.torch_graph.packed_step import PackedStep
+from bei_build.torch_graph.parameters import Table, TensorOptions
 
 
 class Rotation(nn.Module):
-    """Rotary positions up to ``max_seq_len``, one module for all layers with an equal ``spec``, of which it is the
-    model's ``number``. Angles, their cosines and sines, and the rotation itself are FP32."""
+    """Rotary positions up to ``max_seq_len``, one module for all layers with an equal ``spec``, the ``number``-th of
+    the model. Angles, their cosines and sines, and the rotation itself are FP32."""
 
     def __init__(self, spec: RopeSpec, max_seq_len: int, device: torch.device, number: int) -> None:
         super().__init__()
@@ -31,8 +31,8 @@ class Rotation(nn.Module):
             table = torch.from_numpy((function(angles) * spec.factor).astype(np.float32))
             self.register_buffer(name, table.to(device), persistent=False)
 
-    def forward(self, heads: Tensor, step: Step) -> Tensor:
-        """``heads`` [T, heads, head_dim] turned: (a, b) -> (a cos - b sin, b cos + a sin)."""
+    def forward(self, heads: Tensor, step: PackedStep) -> Tensor:
+        """``heads`` [T, heads, head_dim] rotated: (a, b) -> (a cos - b sin, b cos + a sin)."""
         cos, sin = step.once(self._key, lambda: self._of_tokens(step))
         turning, rest = torch.split(heads, [self._spec.rotary_dim, heads.shape[-1] - self._spec.rotary_dim], dim=-1)
         turning = turning.float()
@@ -45,9 +45,11 @@ class Rotation(nn.Module):
         turned = turned.to(heads.dtype)
         return torch.cat([turned, rest], -1) if rest.shape[-1] else turned
 
-    def of_both(self, query: Tensor, key: Tensor, norms: tuple[Norm, Norm] | None, step: Step) -> tuple[Tensor, Tensor]:
-        """``query`` and ``key`` through the ``norms`` of their heads, and turned, by one Triton kernel."""
-        from bei_build.torch_graph.fused.rotate import rotate  # Triton is not everywhere
+    def of_both(
+        self, query: Tensor, key: Tensor, norms: tuple[Norm, Norm] | None, step: PackedStep
+    ) -> tuple[Tensor, Tensor]:
+        """``query`` and ``key`` through the ``norms`` of their heads, and rotated, by one Triton kernel."""
+        from bei_build.torch_graph.fused.rotate import rotate  # Triton is not always installed
 
         rows = step.once(f"{self._key} rows", lambda: self._rows(step))
         parameters = [part for norm in norms or () for part in (norm.weight, norm.bias)] or [None] * 4
@@ -57,14 +59,14 @@ class Rotation(nn.Module):
         turned: tuple[Tensor, Tensor] = rotate(query, key, cos, sin, rows, *parameters, *form, self._spec.interleaved)
         return turned
 
-    def _of_tokens(self, step: Step) -> tuple[Tensor, Tensor]:
+    def _of_tokens(self, step: PackedStep) -> tuple[Tensor, Tensor]:
         """Cosines and sines of every token, [T, 1, rotary_dim / 2]."""
         rows = self._rows(step)
         cos, sin = (getattr(self, name).index_select(0, rows).unsqueeze(1) for name in ("cos", "sin"))
         return cos, sin
 
-    def _rows(self, step: Step) -> Tensor:
-        """Of every token, its row of the tables, INT32 [T]."""
+    def _rows(self, step: PackedStep) -> Tensor:
+        """Each token's row of the tables, INT32 [T]."""
         rows = step["position_ids"]
         if not self._has_long:
             return rows
@@ -74,39 +76,39 @@ class Rotation(nn.Module):
 class RelativeBias(Table):
     """T5's biases, one table for all layers."""
 
-    def __init__(self, spec: RelativeBiasSpec, num_heads: int, max_seq_len: int, storage: Storage) -> None:
-        super().__init__(spec.num_buckets, num_heads, storage)
+    def __init__(self, spec: RelativeBiasSpec, num_heads: int, max_seq_len: int, options: TensorOptions) -> None:
+        super().__init__(spec.num_buckets, num_heads, options)
         buckets = torch.from_numpy(relative_buckets(spec, max_seq_len))
         self.buckets: Tensor
-        self.register_buffer("buckets", buckets.to(storage.device), persistent=False)
+        self.register_buffer("buckets", buckets.to(options.device), persistent=False)
 
     def by_distance(self) -> Tensor:
-        """A row a distance (key less query), float32 [2 * reach + 1, heads]."""
+        """A row per distance (key less query), float32 [2 * reach + 1, heads]."""
         return self(self.buckets).float()  # type: ignore[no-any-return]
 
 
 class RelativePositions(Table):
-    """DeBERTa's table of distances, which all layers share and project themselves."""
+    """DeBERTa's table of distances, which all layers share and each layer projects."""
 
-    def __init__(self, spec: DisentangledSpec, hidden_size: int, max_seq_len: int, storage: Storage) -> None:
-        super().__init__(2 * spec.span, hidden_size, storage)
+    def __init__(self, spec: DisentangledSpec, hidden_size: int, max_seq_len: int, options: TensorOptions) -> None:
+        super().__init__(2 * spec.span, hidden_size, options)
         rows = torch.from_numpy(disentangled_rows(spec, max_seq_len).astype(np.int32))
         self.rows: Tensor
-        self.register_buffer("rows", rows.to(storage.device), persistent=False)
+        self.register_buffer("rows", rows.to(options.device), persistent=False)
 
     def normalized(self, norm: Norm | None) -> Tensor:
-        """[2 * span, hidden]."""
+        """The table [2 * span, hidden], normalized."""
         return norm(self.weight) if norm else self.weight
 
 
 @dataclass(frozen=True)
 class ScoreTerms:
-    """What positions add to the scores of one layer; attention kernels read it, whichever they are.
+    """Position terms of one layer's scores, for any attention kernel.
 
-    ``relative_bias`` float32 [2 * reach + 1, heads]: added, by key less query; what is farther has the ends. ``slopes``
-    float32 [heads]: times the distance, subtracted (ALiBi). DeBERTa's are added in front of the scale: ``by_query`` and
-    ``by_key`` [T, heads, table] are products of queries and of keys with the projected table, and ``rows`` int32
-    [2 * max_seq_len - 1] says which of them, by query less key.
+    ``relative_bias`` float32 [2 * reach + 1, heads]: added, by key less query; farther distances have the ends' bias.
+    ``slopes`` float32 [heads]: times the distance, subtracted (ALiBi). DeBERTa's terms are added before the scale:
+    ``by_query`` and ``by_key`` [T, heads, table] are products of queries and of keys with the projected table, and
+    ``rows`` int32 [2 * max_seq_len - 1] selects their entries by query less key.
     """
 
     relative_bias: Tensor | None = None

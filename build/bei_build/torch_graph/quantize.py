@@ -1,4 +1,4 @@
-"""FP8 layers in the places of a module's linear layers, as a quantization says, and what of one is refused."""
+"""Replacement of a module's linear layers by FP8 layers, and the checks of a quantization."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.quantization import LayerQuantization, Quantization
 from bei_build.torch_graph.fp8 import FP8Linear, Rounding
 from bei_build.torch_graph.fp8_experts import FP8Experts
-from bei_build.torch_graph.parameters import Storage
+from bei_build.torch_graph.parameters import TensorOptions
 
 _LEAST_CAPABILITY = (8, 9)
 
 
 def check(spec: ModelSpec, quantization: Quantization, device: torch.device) -> None:
-    """Raise CompileError for what of ``quantization`` is not computed here, or not on ``device``."""
+    """Raise CompileError for a ``quantization`` that is not supported here, or not on ``device``."""
     if quantization.format != "fp8":
         raise CompileError(
             f"The module for PyTorch has no products in {quantization.format.upper()}: build with --precision fp8 or "
@@ -44,12 +44,12 @@ def check(spec: ModelSpec, quantization: Quantization, device: torch.device) -> 
                 )
 
 
-def quantize(model: nn.Module, spec: ModelSpec, quantization: Quantization, storage: Storage) -> None:
+def quantize(model: nn.Module, spec: ModelSpec, quantization: Quantization, options: TensorOptions) -> None:
     """Put FP8 layers in place of the linear layers of ``model``, which has no values yet, that are in ``quantization``.
 
-    ``check`` has nothing against it. Layers of one input that have equal scales share its rounding.
+    ``check`` must have passed. Layers with one input and equal scales share its rounding.
     """
-    roundings = _Roundings(storage)
+    roundings = _Roundings(options)
     experts: dict[str, list[LinearLayer]] = {}
     for layer in linear_layers(spec):
         found = quantization.layers.get(layer.name)
@@ -60,14 +60,14 @@ def quantize(model: nn.Module, spec: ModelSpec, quantization: Quantization, stor
             for part in layer.parts:
                 parent, name = _place(model, part)
                 keeps_weight = name in getattr(parent, "read_exactly", ())
-                arguments = getattr(parent, name), roundings.of(layer, found), found, found.row_scales.get(part)
+                arguments = getattr(parent, name), roundings.shared(layer, found), found, found.row_scales.get(part)
                 setattr(parent, name, FP8Linear(*arguments, keeps_weight=keeps_weight))
     for weight, of_each in experts.items():
         layers = [quantization.layers.get(layer.name) for layer in of_each]
         if any(layers):
             parent, name = _place(model, weight)
             of_inputs = [
-                None if found is None else roundings.of(layer, found)
+                None if found is None else roundings.shared(layer, found)
                 for layer, found in zip(of_each, layers, strict=True)
             ]
             setattr(parent, name, FP8Experts(getattr(parent, name), layers, of_inputs))
@@ -80,13 +80,13 @@ def _place(model: nn.Module, weight: str) -> tuple[nn.Module, str]:
 
 
 class _Roundings:
-    """One for all layers of a group with equal scales."""
+    """One rounding for all layers of a group with equal scales."""
 
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+    def __init__(self, options: TensorOptions) -> None:
+        self._storage = options
         self._made: dict[object, Rounding] = {}
 
-    def of(self, layer: LinearLayer, found: LayerQuantization) -> Rounding:
+    def shared(self, layer: LinearLayer, found: LayerQuantization) -> Rounding:
         key = layer.group, found.input_amax, found.smoothing
         if key not in self._made:
             self._made[key] = Rounding(found, self._storage)

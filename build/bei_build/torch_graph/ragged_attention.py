@@ -1,7 +1,7 @@
 """Attention on packed tokens as a Triton kernel: windows, soft caps, biases by distance, DeBERTa's scores, ALiBi.
 
-One program computes a block of a sequence's queries of one head, by an online softmax (arXiv:2205.14135) over the keys
-that they can see: blocks beyond a window, or behind a causal query, are not read. Scores and sums are FP32.
+One program computes a block of a sequence's queries in one head, by an online softmax (arXiv:2205.14135) over the
+visible keys: blocks beyond a window, or after a causal query, are not read. Scores and sums are FP32.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 from bei_build.spec.parts import AttentionSpec
-from bei_build.torch_graph.packed_step import Step
+from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.positions import ScoreTerms
 
-_NARROWEST = 16  # tl.dot takes no less
+_NARROWEST = 16  # the minimum of tl.dot
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -118,7 +118,7 @@ def _kernel(  # type: ignore[no-untyped-def]
         scores = tl.where(visible, scores, float("-inf"))
 
         new_most = tl.maximum(most, tl.max(scores, 1))
-        # A query that has seen no key yet has no largest score: nothing is taken from -inf.
+        # A query without a visible key so far has no largest score: nothing is subtracted from -inf.
         base = tl.where(new_most == float("-inf"), 0.0, new_most)
         weights = tl.exp(scores - base[:, None])
         shrink = tl.exp(most - base)
@@ -152,7 +152,7 @@ def _ragged(
     window: int,
     is_causal: bool,
 ) -> Tensor:
-    """What ``torch.export`` records. ``softcap`` 0 and ``window`` -1: none."""
+    """The operator that ``torch.export`` records. ``softcap`` 0 and ``window`` -1: none."""
     num_heads, head_dim = query.shape[1:]
     output = torch.empty(query.shape, device=query.device, dtype=query.dtype)
     width = max(_NARROWEST, triton.next_power_of_2(head_dim))
@@ -190,11 +190,19 @@ def _ragged(
 
 
 def ragged(
-    query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, terms: ScoreTerms, step: Step, *, partial_keys: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    spec: AttentionSpec,
+    terms: ScoreTerms,
+    step: PackedStep,
+    *,
+    partial_keys: bool,
 ) -> Tensor:
-    """Attention of ``query`` [T, heads, head_dim] to ``key`` and ``value`` [T, kv_heads, head_dim]; as ``query``.
+    """Attention of ``query`` [T, heads, head_dim] to ``key`` and ``value`` [T, kv_heads, head_dim]; shape and type of
+    ``query``.
 
-    A query that sees no key gets zeros. Rows of tokens behind the last sequence are left as the memory was.
+    A query without a visible key gets zeros. Rows of tokens after the last sequence are uninitialized.
     """
     tables = (
         None if tensor is None else tensor.contiguous()
@@ -215,6 +223,7 @@ def ragged(
 
 
 def _rows_of_heads(heads: Tensor) -> Tensor:
-    """``heads`` [T, heads, head_dim], of which the kernel takes any distance between tokens, and no other gaps."""
+    """``heads`` [T, heads, head_dim] with contiguous heads: the kernel supports any stride between tokens, and no other
+    gaps."""
     assert heads.stride()[1:] == (heads.shape[2], 1), "heads of a token must lie side by side"
     return heads

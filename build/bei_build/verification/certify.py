@@ -1,4 +1,4 @@
-"""The last question of a build: is the engine what it should be? Asked here, or left to the machine it runs on."""
+"""Certification of a build: verifies the engine here, or prepares its verification on the machine it runs on."""
 
 from __future__ import annotations
 
@@ -25,36 +25,37 @@ from bei.verification.stored_answers import RetrievalReference, output_meaning, 
 from bei_build.config import BuildConfig
 from bei_build.job import Job
 from bei_build.progress import Progress
-from bei_build.quantization.calibrate import Calibrated, with_more_high
-from bei_build.reference.held_out import ENGINE_SHARE, uncertified
+from bei_build.quantization.calibrate import Calibration, with_more_high
+from bei_build.reference.held_out import ENGINE_SHARE, uncompared_certificate
 from bei_build.targets.base import Numerics
-from bei_build.verification.questions import Expected, Questions
+from bei_build.verification.questions import ExpectedAnswers, Questions
 
-# The manifest and the certificate of an artifact.
+# Manifest and certificate of an artifact.
 Certified: TypeAlias = tuple[Manifest, Certificate]
 
 
 @dataclass(frozen=True)
-class Verification:
-    """What verifying takes: the job, the manifest of the artifact so far, and, of a quantized engine, its scales."""
+class VerificationJob:
+    """Inputs of a verification: the job, the manifest of the artifact so far, and the scales of a quantized engine."""
 
     job: Job
     manifest: Manifest
     questions: Questions
-    calibrated: Calibrated | None = None
+    calibration: Calibration | None = None
 
 
-def certified(work: Verification, name: str, progress: Progress) -> Certified:
-    """The manifest and certificate of the artifact called ``name``, verified, or to be verified where its engine runs.
+def certify(work: VerificationJob, name: str, progress: Progress) -> Certified:
+    """Manifest and certificate of the artifact called ``name``: verified, or prepared to be verified where its engine
+    runs.
 
-    A quantized engine that is below its thresholds is compiled again with more layers left high, as long as it may be.
-    Raises VerificationError, and what engine and reference raise.
+    A quantized engine below its thresholds is compiled again with more layers kept in high precision, while more are
+    allowed. Raises VerificationError, and the errors of engine and reference.
     """
     absent = work.job.compiler.cannot_run()
     if absent is None:
-        answer = _verified(work, progress) if work.job.config.verify else _not_verified(work, progress)
+        answer = _verify(work, progress) if work.job.config.verify else _skip_verification(work, progress)
         return _with_tokens(work, answer)
-    answer = _to_be_verified(work, progress)
+    answer = _prepare_verification(work, progress)
     progress.note(
         f"not verified, because {absent}: 'bei verify {name}', or the first 'bei serve', does it where the engine "
         "runs; until then the certificate says PENDING"
@@ -62,22 +63,23 @@ def certified(work: Verification, name: str, progress: Progress) -> Certified:
     return _with_tokens(work, answer)
 
 
-def _with_tokens(work: Verification, answer: Certified) -> Certified:
+def _with_tokens(work: VerificationJob, answer: Certified) -> Certified:
     manifest, certificate = answer
     return manifest, msgspec.structs.replace(certificate, tokens=work.questions.tokens)
 
 
-def _verified(work: Verification, progress: Progress) -> Certified:
-    """The engine is closed before the reference is opened: each may fill the memory. Raises VerificationError."""
+def _verify(work: VerificationJob, progress: Progress) -> Certified:
+    """Verify the engine. It is closed before the reference is opened, because each may fill the memory. Raises
+    VerificationError."""
     questions, held_out, found = work.questions, work.questions.held_out, None
     is_enough = partial(questions.budget.is_used, ENGINE_SHARE)
     with progress.step("Run engine") as step:
-        with _opened(work) as engine:
+        with _open(work) as engine:
             answers = ask_engine(engine, held_out, questions.outputs, is_enough)
             if questions.retrieval is not None:
                 found = ask_retrieval(engine, questions.retrieval, is_enough)
         step.details.append(f"{answers.num_texts} texts")
-    expected = questions.answered(progress, answers.num_texts, ranked=found is not None)
+    expected = questions.expected_answers(progress, answers.num_texts, ranked=found is not None)
     ranked = None
     if questions.retrieval is not None and found is not None and expected.ndcgs is not None:
         ranked = agreement(questions.retrieval, expected.ndcgs, found, questions.thresholds.ndcg_loss)
@@ -88,64 +90,65 @@ def _verified(work: Verification, progress: Progress) -> Certified:
             held_out,
             questions.thresholds,
             meaning=output_meaning(work.manifest),
-            quantization=work.calibrated.record if work.calibrated else None,
+            quantization=work.calibration.record if work.calibration else None,
             retrieval=ranked,
         )
-        step.details += figures(certificate)
+        step.details += summary(certificate)
     higher = None if certificate.passed else _with_more_high(work, allowed_share(certificate), progress)
     if higher is not None:
-        return _verified(higher, progress)
+        return _verify(higher, progress)
     check_certificate(work.job.config, certificate, progress)
-    if work.calibrated is not None:
-        work.calibrated.keep(work.job.root)
+    if work.calibration is not None:
+        work.calibration.write(work.job.root)
     if work.job.config.keep_reference:
-        _keep_reference(work, expected)
+        _store_reference(work, expected)
     return _with_bytes(work.manifest, answers.rows), certificate
 
 
-def _not_verified(work: Verification, progress: Progress) -> Certified:
+def _skip_verification(work: VerificationJob, progress: Progress) -> Certified:
     with progress.step("Run engine") as step:
-        with _opened(work) as engine:
+        with _open(work) as engine:
             answers = ask_canary(engine, work.questions.held_out, work.questions.outputs[0])
         step.details.append("canary only")
     progress.note("not verified, as --no-verify asked; the certificate says so")
-    if work.calibrated is not None:
-        work.calibrated.keep(work.job.root)
-    return work.manifest, uncertified(answers, work.questions.held_out)
+    if work.calibration is not None:
+        work.calibration.write(work.job.root)
+    return work.manifest, uncompared_certificate(answers, work.questions.held_out)
 
 
 @contextmanager
-def _opened(work: Verification) -> Iterator[Engine]:
+def _open(work: VerificationJob) -> Iterator[Engine]:
     with closing(work.job.open_engine(work.job.root / ENGINE_DIR, work.manifest)) as engine:
         yield engine
 
 
-def _with_more_high(work: Verification, share: float, progress: Progress) -> Verification | None:
-    """The engine compiled again with more layers left high; None where it is not quantized, or no more may be."""
+def _with_more_high(work: VerificationJob, share: float, progress: Progress) -> VerificationJob | None:
+    """The engine compiled again with more layers kept in high precision; None where it is not quantized, or no more are
+    allowed."""
     job = work.job
-    if work.calibrated is None:
+    if work.calibration is None:
         return None
-    calibrated = with_more_high(job, work.calibrated, share, progress)
-    if calibrated is None:
+    calibration = with_more_high(job, work.calibration, share, progress)
+    if calibration is None:
         return None
     shutil.rmtree(job.root / ENGINE_DIR)
     with progress.step("Compile again") as step:
-        needs = job.compile(Numerics(job.precision, calibrated.quantization), step.say)
-        step.details.append(f"below the thresholds; not quantized any more: {', '.join(sorted(calibrated.high))}")
-    return replace(work, manifest=job.describe(needs), calibrated=calibrated)
+        needs = job.compile(Numerics(job.precision, calibration.quantization), step.say)
+        step.details.append(f"below the thresholds; not quantized any more: {', '.join(sorted(calibration.high))}")
+    return replace(work, manifest=job.describe(needs), calibration=calibration)
 
 
-def _to_be_verified(work: Verification, progress: Progress) -> Certified:
-    """The reference's answers are kept in the artifact, for the machine that the engine runs on."""
-    expected = work.questions.answered(progress)
-    certificate = _keep_reference(work, expected)
-    if work.calibrated is not None:
-        work.calibrated.keep(work.job.root)
+def _prepare_verification(work: VerificationJob, progress: Progress) -> Certified:
+    """Store the reference's answers in the artifact, for the machine that the engine runs on."""
+    expected = work.questions.expected_answers(progress)
+    certificate = _store_reference(work, expected)
+    if work.calibration is not None:
+        work.calibration.write(work.job.root)
     return _with_bytes(work.manifest, expected.texts.rows), certificate
 
 
-def _keep_reference(work: Verification, expected: Expected) -> Certificate:
-    """Keep what was ``expected`` in the artifact; returns the certificate of an engine that is yet to be asked."""
+def _store_reference(work: VerificationJob, expected: ExpectedAnswers) -> Certificate:
+    """Store ``expected`` in the artifact; returns the certificate of an engine that is yet to be verified."""
     questions, retrieval = work.questions, None
     if questions.retrieval is not None and expected.ndcgs is not None:
         retrieval = RetrievalReference(questions.retrieval, expected.ndcgs)
@@ -156,13 +159,13 @@ def _keep_reference(work: Verification, expected: Expected) -> Certificate:
         expected.canary,
         questions.thresholds,
         allow_below_threshold=work.job.config.allow_below_threshold,
-        quantization=work.calibrated.record if work.calibrated else None,
+        quantization=work.calibration.record if work.calibration else None,
         retrieval=retrieval,
     )
 
 
 def allowed_share(certificate: Certificate) -> float:
-    """Of what a quantized engine changes, the share that its thresholds allow: below 1 where cosines miss them."""
+    """The share of a quantized engine's changes that its thresholds allow: below 1 where cosines miss them."""
     needed = certificate.thresholds
     assert needed is not None, "it was compared"
     shares = [0.5] if certificate.retrieval and certificate.retrieval.failures else []
@@ -172,7 +175,7 @@ def allowed_share(certificate: Certificate) -> float:
     return min(shares, default=1.0)
 
 
-def figures(certificate: Certificate) -> list[str]:
+def summary(certificate: Certificate) -> list[str]:
     """The certificate in a line."""
     what = "self-consistency: " if certificate.kind == "self-consistency" else ""
     rows = (
@@ -187,7 +190,7 @@ def figures(certificate: Certificate) -> list[str]:
 
 
 def check_certificate(config: BuildConfig, certificate: Certificate, progress: Progress) -> None:
-    """Raise VerificationError, or note that the engine is kept although it failed."""
+    """Raise VerificationError for a failed engine, or note that it is kept all the same."""
     if certificate.passed:
         return
     message = f"{'; '.join(certificate.failures)}, against {certificate.reference}"
@@ -200,7 +203,7 @@ def check_certificate(config: BuildConfig, certificate: Certificate, progress: P
 
 
 def _with_bytes(manifest: Manifest, rows: Rows) -> Manifest:
-    """``manifest`` with the range of vectors of bytes, by ``rows`` for the held-out texts."""
+    """``manifest`` with the range of int8 vectors, measured on ``rows`` for the held-out texts."""
     embeddings = rows.get("embedding")
     if manifest.embedding is None or not embeddings:
         return manifest

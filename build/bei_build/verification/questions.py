@@ -1,4 +1,4 @@
-"""What an engine is asked to verify it, and what the reference answers. The reference is asked once a build."""
+"""Questions that verify an engine, and the reference's answers, which are computed once per build."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bei.verification.engine_answers import HeldOut
 from bei.verification.retrieval import RetrievalQuestions
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.config import BuildConfig
-from bei_build.job import Job, fp32_compiler, opened_fp32
+from bei_build.job import Job, fp32_compiler, open_fp32
 from bei_build.progress import Progress
 from bei_build.reference import hf_model as hf
 from bei_build.reference import torch_model as module
@@ -32,20 +32,20 @@ from bei_build.reference.held_out import (
     held_out_texts,
     rank_by_reference,
 )
-from bei_build.reference.retrieval_set import bundled, check_ranks, questions_of
+from bei_build.reference.retrieval_set import bundled_set, check_ranks, retrieval_questions
 from bei_build.spec.precision import PRECISIONS
 from bei_build.targets.base import Compiler
 from bei_build.tokenizer.library_tokenizer import Texts, own_code
-from bei_build.tokenizer.token_comparison import TokenSources, compared, other_reading, probes_of
+from bei_build.tokenizer.token_comparison import TokenSources, compare_tokens, make_probes, reading_difference
 
-# What is asked does not depend on the engine, and is asked before there is one.
+# Requirements before compiling: the questions do not depend on the engine.
 NOT_COMPILED = EngineRequirements(compiler="", compiler_version="", device="", capabilities=[])
 
 
 @dataclass(frozen=True)
-class Expected:
-    """What the reference answers: rows for the held-out texts, its row for the canary, and its nDCG@10 for each query
-    of the retrieval set (None: not asked, or the time was over)."""
+class ExpectedAnswers:
+    """The reference's answers: rows for the held-out texts, the row for the canary, and nDCG@10 for each query of the
+    retrieval set (None: not asked, or out of time)."""
 
     texts: ReferenceAnswers
     canary: Float32Array
@@ -53,23 +53,23 @@ class Expected:
 
 
 class Questions:
-    """The held-out texts and the retrieval set, and the reference's answers, asked for once.
+    """The held-out texts and the retrieval set, and the reference's answers, computed once.
 
-    The engine is asked with the ids of the artifact's tokenizer, the reference with those of the model's own library:
-    the two ways have nothing in common from the text on. ``tokens``: how the two were compared.
+    The engine gets the ids of the artifact's tokenizer, the reference those of the model's own library: the two ways
+    share only the text. ``tokens``: the comparison of the two.
     """
 
     def __init__(self, job: Job, progress: Progress) -> None:
-        """Raises TokenizerError where the two give other ids."""
+        """Raises TokenizerError where the two give different ids."""
         self.tokens, self.held_out, self._of_reference = _tokenized(job, progress)
         self.budget = Budget(job.config.verify_budget)
-        self.outputs = [str(head.output) for head in job.checkpoint.spec.heads]  # the canary's first
+        self.outputs = [str(head.output) for head in job.checkpoint.spec.heads]  # the canary's is the first
         self._job = job
-        self._expected: Expected | None = None
+        self._expected: ExpectedAnswers | None = None
 
     @property
     def thresholds(self) -> Thresholds:
-        """As the user says, else the precision's."""
+        """The user's thresholds, else the precision's."""
         least = self._job.config.min_cosine
         if least is None:
             least = min_cosine_of(self._job.precision, is_decoder=self._job.checkpoint.family.is_decoder)
@@ -77,18 +77,20 @@ class Questions:
 
     @cached_property
     def retrieval(self) -> RetrievalQuestions | None:
-        """What is asked of the bundled set; None where retrieval is not to be measured. Raises ConfigError."""
+        """The bundled retrieval set for the model; None where retrieval is not measured. Raises ConfigError."""
         job, is_asked = self._job, self._job.config.verify_retrieval
         if not _measures_retrieval(job):
             return None
         described = job.describe(NOT_COMPILED)
-        found = questions_of(described, job.checkpoint.spec, job.checkpoint.tokenizer, bundled())
+        found = retrieval_questions(described, job.checkpoint.spec, job.checkpoint.tokenizer, bundled_set())
         if found is None and is_asked:
             raise ConfigError("--verify-retrieval: the model's tokenizer has no tokens for the texts. Leave it out.")
         return found
 
-    def answered(self, progress: Progress, num_texts: int | None = None, *, ranked: bool = True) -> Expected:
-        """What the reference answers: to ``num_texts`` texts (None: all) and, ``ranked``, to the retrieval set."""
+    def expected_answers(
+        self, progress: Progress, num_texts: int | None = None, *, ranked: bool = True
+    ) -> ExpectedAnswers:
+        """The reference's answers to ``num_texts`` texts (None: all) and, if ``ranked``, to the retrieval set."""
         if self._expected is None:
             with progress.step("Ask reference") as step, _reference(self._job) as reference:
                 texts = ask_reference(reference, self._of_reference.encodings[:num_texts], self.outputs, self.budget)
@@ -96,13 +98,14 @@ class Questions:
                 ndcgs = None
                 if ranked and self.retrieval is not None:
                     ndcgs = rank_by_reference(reference, self.retrieval, self.budget)
-                self._expected = Expected(texts, canary, ndcgs)
+                self._expected = ExpectedAnswers(texts, canary, ndcgs)
                 step.details.append(f"{texts.num_texts} texts, {texts.name}")
         return self._expected
 
 
 def check_verifiable(config: BuildConfig, compiler: Compiler, checkpoint: Checkpoint) -> None:
-    """Raise ConfigError or MissingDependencyError before anything is compiled that could not be verified then."""
+    """Raise ConfigError or MissingDependencyError, before anything is compiled, for a build that could not be
+    verified."""
     absent = compiler.cannot_run()
     if config.verify_retrieval:
         if checkpoint.token_weights is not None:
@@ -122,13 +125,13 @@ def check_verifiable(config: BuildConfig, compiler: Compiler, checkpoint: Checkp
 
 
 def _kind(config: BuildConfig, checkpoint: Checkpoint) -> Literal["hf", "module", "engine"]:
-    """What the reference is: the HF model, bei's module for PyTorch, or its own FP32 engine. Raises ConfigError where
-    one was asked for and cannot be."""
+    """The kind of reference: the HF model, bei's module for PyTorch, or its own FP32 engine. Raises ConfigError where
+    the user chose one that is not possible."""
     is_known = checkpoint.family.reference_class is not None
     if config.reference == "auto":
         if is_known:
             return "hf" if hf.is_available() else "engine"
-        return "engine" if module.why_not(checkpoint) else "module"
+        return "engine" if module.unsupported_reason(checkpoint) else "module"
     if config.reference == "hf" and not is_known:
         raise ConfigError(
             f"--reference hf: transformers has no {checkpoint.spec.architecture}. Use --reference engine."
@@ -139,20 +142,20 @@ def _kind(config: BuildConfig, checkpoint: Checkpoint) -> Literal["hf", "module"
         return "hf"
     if config.reference == "engine":
         return "engine"
-    if reason := module.why_not(checkpoint):
+    if reason := module.unsupported_reason(checkpoint):
         raise ConfigError(f"--reference module: {reason}. Use --reference engine.")
     return "module"
 
 
 @contextmanager
 def _reference(job: Job) -> Iterator[Reference]:
-    """The HF model, bei's module for PyTorch, or its own FP32 engine, compiled for the occasion."""
+    """The HF model, bei's module for PyTorch, or its own FP32 engine, compiled for this purpose."""
     kind = _kind(job.config, job.checkpoint)
     if kind != "engine":
         made = hf.HFReference if kind == "hf" else module.ModuleReference
         yield made(job.checkpoint, job.weights)
         return
-    with opened_fp32(job, "The FP32 engine to verify with", {}) as (engine, compiler):
+    with open_fp32(job, "The FP32 engine to verify with", {}) as (engine, compiler):
         yield EngineReference(engine, f"{compiler} engine, FP32, one text at a time")
 
 
@@ -162,17 +165,18 @@ def _measures_retrieval(job: Job) -> bool:
 
 
 def _tokenized(job: Job, progress: Progress) -> tuple[TokenAgreement, HeldOut, HeldOut]:
-    """How both ways to token ids agree; the held-out texts in those of the artifact and in those of the library.
+    """The agreement of both ways to token ids, and the held-out texts in ids of the artifact and in ids of the library.
 
-    The library's tokenizer is opened anew: a large one takes hundreds of MB, and the artifact's was made of the first.
+    The library's tokenizer is loaded again: a large one takes hundreds of MB, and the artifact's was made from the
+    first.
     """
     checkpoint, limit = job.checkpoint, job.checkpoint.max_seq_len
     with progress.step("Compare tokens") as step:
         path = job.root / TOKENIZER
-        sha256 = sha256_of_file(path)  # before it is read: what is sealed must be what was compared
-        sources = TokenSources.opened(
+        sha256 = sha256_of_file(path)  # before it is read: the sealed file must be the compared one
+        sources = TokenSources.open(
             checkpoint.folder,
-            checkpoint.reading,
+            checkpoint.tokenizer_settings,
             path,
             checkpoint.tokenization,
             limit,
@@ -181,13 +185,13 @@ def _tokenized(job: Job, progress: Progress) -> tuple[TokenAgreement, HeldOut, H
         )
         texts = held_out_texts()
         if _measures_retrieval(job):
-            texts += [*bundled().queries, *bundled().documents]
-        probes = probes_of(sources, texts, checkpoint.files.prompts.values(), limit)
-        tokens = compared(sources, probes, limit, sha256)
+            texts += [*bundled_set().queries, *bundled_set().documents]
+        probes = make_probes(sources, texts, checkpoint.files.prompts.values(), limit)
+        tokens = compare_tokens(sources, probes, limit, sha256)
         step.details.append(
             f"{tokens.num_texts} texts and {tokens.num_pairs} pairs, as {tokens.library} ({tokens.tokenizer_class})"
         )
-        other = other_reading(checkpoint.folder, checkpoint.reading, sources, probes, limit)
+        other = reading_difference(checkpoint.folder, checkpoint.tokenizer_settings, sources, probes, limit)
     if other is not None:
         progress.note(other)
     if checkpoint.rowless:
@@ -196,7 +200,7 @@ def _tokenized(job: Job, progress: Progress) -> tuple[TokenAgreement, HeldOut, H
             "row: the token is left out, and texts that contain it are read as ordinary text, where transformers "
             "fails"
         )
-    if checkpoint.reading.choice == "auto" and (code := own_code(checkpoint.folder)) is not None:
+    if checkpoint.tokenizer_settings.choice == "auto" and (code := own_code(checkpoint.folder)) is not None:
         progress.note(
             f"the tokenizer's own code ({code} in tokenizer_config.json) was not run: {tokens.tokenizer_class} of "
             f"{tokens.library} read its files"

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint that ModelOpt has quantized to FP8, as float32: each matrix times its scale or scales."""
+"""Tensors that ModelOpt has quantized to FP8, as float32: each matrix times its scale or scales."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ import numpy.typing as npt
 
 from bei.errors import WeightsError
 from bei_build.weights.quantized_format import StoredFP8
-from bei_build.weights.tensor_store import SafetensorsStore, TensorStore, open_weights
+from bei_build.weights.tensor_store import SafetensorsStore, WrappedStore, open_weights
 
 _FP8 = "F8_E4M3"
-# Of a cache of keys and values, which there is none of here.
+# Scales of a key-value cache, which bei does not have.
 _CACHE_SCALES = (".k_scale", ".v_scale")
 
 Shape = tuple[int, ...]
 
 
-class DequantizedStore(TensorStore):
-    """The tensors of ``store`` without those that hold scales. Raises WeightsError for scales that it cannot apply."""
+class DequantizedStore(WrappedStore):
+    """The tensors of ``store`` without those that hold scales. Raises WeightsError for unsupported scales."""
 
     def __init__(self, store: SafetensorsStore, stored: StoredFP8) -> None:
-        self._store = store
+        super().__init__(store)
+        self._safetensors = store
         self._excluded = stored.excluded
         shapes = store.shapes
         self._scaled = {name for name in shapes if name.endswith(".weight") and f"{name}_scale" in shapes}
@@ -46,52 +47,34 @@ class DequantizedStore(TensorStore):
         """Shape of every tensor by name."""
         return self._shapes
 
-    @property
-    def types(self) -> frozenset[str]:
-        """The element types of what is stored."""
-        return self._store.types
-
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """The tensor called ``name``, float32."""
         if name not in self._scaled:
             return self._store.read(name)
-        matrix: npt.NDArray[np.float32] = self._store.read_fp8(name) * self._scales(name)
+        matrix: npt.NDArray[np.float32] = self._safetensors.read_fp8(name) * self._scales(name)
         return matrix
 
-    def type_of(self, name: str) -> str:
-        """The element type of the tensor called ``name``."""
-        return self._store.type_of(name)
-
-    def read_integers(self, name: str) -> npt.NDArray[np.int64]:
-        """The tensor called ``name``, which is one of integers."""
-        return self._store.read_integers(name)
-
     def row_scales(self, name: str) -> npt.NDArray[np.float32] | None:
-        """The scale of each row of the matrix called ``name``, float32 [rows, 1]; None: it is not stored in FP8."""
+        """The scale of each row of the matrix called ``name``, float32 [rows, 1]; None if it is not stored in FP8."""
         if name not in self._scaled:
             return None
         return np.broadcast_to(self._scales(name), (self._shapes[name][0], 1))
 
     def input_scale(self, name: str) -> float | None:
-        """The scale that inputs of the matrix called ``name`` are to have; None where the checkpoint says none, or
-        that its module stays high.
-        """
+        """The scale for inputs of the matrix called ``name``; None where the checkpoint has none, or excludes its
+        module from quantization."""
         module = name.removesuffix(".weight")
         is_excluded = any(fnmatchcase(module, pattern) for pattern in self._excluded)
         if name not in self._with_inputs or is_excluded:
             return None
         return float(self._positive(_input_scale(name))[0, 0])
 
-    def close(self) -> None:
-        """Unmap the files."""
-        self._store.close()
-
     def _scales(self, name: str) -> npt.NDArray[np.float32]:
-        """[1, 1] or [rows, 1]."""
+        """Scales of the matrix called ``name``, [1, 1] or [rows, 1]."""
         return self._positive(f"{name}_scale")
 
     def _positive(self, name: str) -> npt.NDArray[np.float32]:
-        """The scales called ``name``, one below the other. Raises WeightsError."""
+        """The scales called ``name`` as a column. Raises WeightsError unless all are finite and above 0."""
         scales = self._store.read(name).reshape(-1, 1)
         if not (np.isfinite(scales).all() and (scales > 0).all()):
             raise WeightsError(f"Tensor {name} has scales that are not above 0. Download the checkpoint again.")

@@ -1,4 +1,4 @@
-"""Adapters that a checkpoint keeps beside its weights, one a task (LoRA, arXiv:2106.09685): one is merged into them.
+"""LoRA adapters (arXiv:2106.09685) that a checkpoint stores beside its weights, one per task; one is merged.
 
 A matrix W has factors A and B for each task: the adapted one is W + B A * alpha / rank, a table W + A B * alpha / rank.
 The names are those of torch's parametrizations, as jinaai/xlm-roberta-flash-implementation stores them.
@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.errors import CheckpointError, ConfigError, WeightsError
-from bei_build.weights.tensor_store import TensorStore
+from bei_build.weights.tensor_store import TensorStore, WrappedStore
 
-# Asked for in place of an adapter's name: the weights as they are without any.
+# The name that selects the weights without any adapter.
 NONE = "none"
 
 _STORED = ".parametrizations.weight."
@@ -24,7 +24,7 @@ _STORED = ".parametrizations.weight."
 
 @dataclass(frozen=True)
 class Adapter:
-    """The one that was chosen of the adapters ``names``; ``name`` is NONE for the weights without any."""
+    """The adapter ``name``, chosen from ``names``; NONE for the weights without any."""
 
     name: str
     names: tuple[str, ...]
@@ -33,9 +33,8 @@ class Adapter:
 
 
 def choose_adapter(config: Any, asked: str | None) -> Adapter | None:
-    """The adapter ``asked`` of those that ``config`` lists, None where it lists none. Raises CheckpointError,
-    ConfigError.
-    """
+    """The adapter ``asked``, of those that ``config`` lists; None where it lists none. Raises CheckpointError,
+    ConfigError."""
     names = getattr(config, "lora_adaptations", None)
     if not names:
         if asked is not None:
@@ -58,11 +57,11 @@ def choose_adapter(config: Any, asked: str | None) -> Adapter | None:
     return Adapter(str(asked), tuple(names), rank, alpha / rank)
 
 
-class AdaptedStore(TensorStore):
-    """The tensors of ``store`` with ``adapter`` merged into them, under their names without it."""
+class AdaptedStore(WrappedStore):
+    """The tensors of ``store`` with ``adapter`` merged, under the names they would have without adapters."""
 
     def __init__(self, store: TensorStore, adapter: Adapter) -> None:
-        self._store = store
+        super().__init__(store)
         self._adapter = adapter
         stored = store.shapes
         originals = [name for name in stored if name.endswith(f"{_STORED}original")]
@@ -78,11 +77,6 @@ class AdaptedStore(TensorStore):
         stored = self._store.shapes
         merged = {name: stored[original] for name, original in self._modules.items()}
         return {**{name: shape for name, shape in stored.items() if name in self._kept}, **merged}
-
-    @property
-    def types(self) -> frozenset[str]:
-        """The element types of what is stored."""
-        return self._store.types
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """The tensor called ``name``, float32."""
@@ -101,16 +95,8 @@ class AdaptedStore(TensorStore):
         """The element type of the tensor called ``name``."""
         return self._store.type_of(self._modules.get(name, name))
 
-    def read_integers(self, name: str) -> npt.NDArray[np.int64]:
-        """The tensor called ``name``, which is one of integers."""
-        return self._store.read_integers(name)
-
-    def close(self) -> None:
-        """Unmap the files."""
-        self._store.close()
-
     def _check(self, name: str, shape: tuple[int, ...], stored: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise WeightsError unless the factors of ``name`` are those of a matrix or of a table."""
+        """Raise WeightsError unless the factors of ``name`` have the shapes for a matrix or for a table."""
         count, rank = len(self._adapter.names), self._adapter.rank
         rows, columns = shape
         found = tuple(stored.get(self._factor(name, kind)) for kind in "AB")

@@ -23,7 +23,7 @@ from bei_build.weights.shared_rows import SharedRowsStore
 from bei_build.weights.stored_names import StoredNames, layer_of
 from bei_build.weights.tensor_store import RenamedStore, TensorStore, open_file, open_weights
 
-# What a quantized checkpoint stores in place of a matrix, or beside it.
+# Tensors that a quantized checkpoint stores in place of a matrix, or beside it.
 _QUANTIZED = (
     *(".qweight", ".qzeros", ".scales", ".g_idx"),  # GPTQ, AWQ
     *(".SCB", ".absmax", ".quant_map"),  # bitsandbytes
@@ -31,25 +31,25 @@ _QUANTIZED = (
     *(".weight_scale", ".weight_scale_inv", ".weight_scale_2", ".input_scale", ".pre_quant_scale"),  # FP8, FP4
 )
 
-# Parts of names that PEFT gives the tensors of an adapter.
+# Parts of the names that PEFT gives an adapter's tensors.
 _ADAPTER = ("lora_", "base_layer.", "modules_to_save.", "ia3_l")
 
-# What may be joined by head, in this order.
+# Modules that a tensor may join by head, in this order.
 _JOINED = (".query.weight", ".key.weight", ".value.weight")
 
-# Rows of positions that are never used are not read.
+# Position tables, whose first, unused rows are not read.
 _POSITIONS = ("embeddings.position.weight", "decoder.embeddings.position.weight")
 
-# Our name of the table of words.
+# Our name of the word table.
 _WORDS = "embeddings.word.weight"
-# What a side module may hold of a layer.
+# Kinds of tensors of a layer that a side module may hold.
 _KINDS = ("weight", "bias", "residual.weight")
 
-# How far stored sines and frequencies may be from computed ones, relatively: a few roundings of float32, or the one of
-# a type of 16 bits.
+# Relative tolerance between stored sines and frequencies and computed ones: a few roundings of float32, or the one of a
+# 16-bit type.
 _EXACT, _ROUNDED = 1e-6, 2**-8
 _NARROW = ("BF16", "F16", "torch.bfloat16", "torch.float16")
-_SMALLEST = 1e-7  # what float16 loses of small numbers
+_SMALLEST = 1e-7  # the rounding error of small numbers in float16
 
 Shapes: TypeAlias = Mapping[str, Shape]
 
@@ -68,7 +68,8 @@ class SideModule:
 
 @dataclass(frozen=True)
 class _Source:
-    """Where one of our weights lies: rows ``start`` to ``end`` of a stored tensor; all where ``end`` is None."""
+    """The location of one of our weights: rows ``start`` to ``end`` of a stored tensor; all rows where ``end`` is
+    None."""
 
     store: TensorStore
     name: str
@@ -79,10 +80,10 @@ class _Source:
 class ModelWeights:
     """The weights of ``spec``, read from ``folder`` and from the ``modules`` of its heads (by layer name).
 
-    ``tied``: a language model's last matrix may be that of its embeddings. ``adapter`` is merged. ``fp8``: what the
-    checkpoint says of its matrices in FP8, which are read times their scales. ``stored_types``: the element types of
-    the tensors in ``folder``. ``is_renamed``: its library would not find them under their names. Raises WeightsError
-    naming the tensors that are missing, misshapen, left over, or not what is computed in their place.
+    ``tied``: a language model's last matrix may be that of its embeddings. ``adapter`` is merged. ``fp8``: the
+    checkpoint's FP8 settings; such matrices are read times their scales. ``stored_types``: the element types of the
+    tensors in ``folder``. ``is_renamed``: the model's library would not find the tensors under their stored names.
+    Raises WeightsError naming the tensors that are missing, misshapen, left over, or differ from the computed values.
     """
 
     def __init__(
@@ -130,27 +131,26 @@ class ModelWeights:
         return self._rows_of(source, name, array)
 
     def is_untied(self, name: str) -> bool:
-        """Whether the matrix ``name``, which may be that of the embeddings, is stored beside it with other numbers."""
+        """True if ``name``, which may be the embeddings' matrix, is also stored on its own with other numbers."""
         own, embeddings = self._sources[name], self._sources["embeddings.word.weight"]
         return own.name != embeddings.name and not np.array_equal(
             own.store.read(own.name), embeddings.store.read(embeddings.name)
         )
 
     def row_scales(self, name: str) -> FloatArray | None:
-        """Of a matrix that the checkpoint has in FP8, the scale of each row, float32 [out]: ``read`` gives numbers of
-        float8_e4m3fn times these. None: it has no such matrix, or none called ``name``.
-        """
+        """The scale of each row of a matrix stored in FP8, float32 [out]: ``read`` gives numbers of float8_e4m3fn times
+        these. None: ``name`` is not stored in FP8, or not stored at all."""
         source = self._matrix_source(name)
         scales = source.store.row_scales(source.name) if source else None
         return self._rows_of(source, name, scales)[:, 0] if source and scales is not None else None
 
     def input_scale(self, name: str) -> float | None:
-        """The scale that inputs of the matrix called ``name`` are to have; None: the checkpoint does not say it."""
+        """The scale for inputs of the matrix called ``name``; None: the checkpoint has none."""
         source = self._matrix_source(name)
         return source.store.input_scale(source.name) if source else None
 
     def stored_tensors(self) -> Iterator[tuple[str, FloatArray]]:
-        """The checkpoint's own names and values, float32, of the tensors that belong to the model; buffers do not."""
+        """Names and float32 values, as stored, of the tensors that belong to the model; buffers do not."""
         read = {source.name for source in self._sources.values() if source.store is self._store}
         for name in self._store.shapes:
             if name in read or self._names.is_read(name):
@@ -160,7 +160,7 @@ class ModelWeights:
         return self._sources.get(name) if name not in self._rows and name not in self._factors else None
 
     def _rows_of(self, source: _Source, name: str, array: FloatArray) -> FloatArray:
-        """Those of ``array`` [rows, any], which is as the tensor that ``source`` names, that ``name`` has."""
+        """The rows of ``array`` [rows, any], the tensor that ``source`` names, that belong to ``name``."""
         if source.end is None:
             return array
         if self._joined_by_head and name.endswith(_JOINED):
@@ -186,14 +186,14 @@ class ModelWeights:
         stored = store.shapes
         elsewhere = {f"{module}.{kind}" for module in modules for kind in _KINDS} | self._factors.keys()
         shapes = {name: shape for name, shape in self._spec.weights() if name not in elsewhere}
-        chosen = {name: self._names.of(name, stored) for name in shapes}
+        chosen = {name: self._names.find(name, stored) for name in shapes}
         copies = {name: self._names.copies(name, stored) for name in shapes}
         computed = {tensor: values for tensor in stored if (values := self._names.computed(tensor))}
         wanted: dict[str, Shape] = {}
-        taken: dict[tuple[str, str], int] = {}  # rows of a tensor that one layer has read so far
+        taken: dict[tuple[str, str], int] = {}  # rows of a tensor that one layer has used so far
         for name in self._names.in_table_order(shapes):
             tensor, shape = chosen[name], shapes[name]
-            if name in self._rows:  # of how many rows the table is does not matter
+            if name in self._rows:  # the table may have any number of rows
                 shape = (stored.get(tensor, shape)[0], shape[1])
             if name in _POSITIONS:
                 shape = (shape[0] + self._position_offset(name), shape[1])
@@ -223,7 +223,7 @@ class ModelWeights:
     def _check_labels(
         self, head: HeadSpec, chosen: Mapping[str, str], shapes: Mapping[str, Shape], stored: Shapes
     ) -> None:
-        """Raise WeightsError where a classifier's last matrix has other labels than config.json says."""
+        """Raise WeightsError where a classifier's last matrix has another number of labels than config.json."""
         stored_layers = [layer for layer in head.layers if isinstance(layer, DenseSpec) and not layer.factors]
         name = f"{stored_layers[-1].name}.weight" if stored_layers else ""
         if head.output != "logits" or name not in chosen or name in self._rows:
@@ -250,21 +250,21 @@ class ModelWeights:
 
 
 def _open(folder: Path, family: Family, fp8: StoredFP8 | None = None) -> TensorStore:
-    """The tensors of ``folder`` under the names that the family's library gives them. Raises WeightsError."""
+    """The tensors of ``folder`` under the names that the family's library uses. Raises WeightsError."""
     store: TensorStore = open_dequantized(folder, fp8) if fp8 else open_weights(folder)
     try:
         names = StoredNames(family)
         library = names.unwrapped(store.shapes)
         if any(stored != name for stored, name in library.items()):
             store = RenamedStore(store, library)
-        return SharedRowsStore(store, names.of(_WORDS, store.shapes)) if family.shares_rows else store
+        return SharedRowsStore(store, names.find(_WORDS, store.shapes)) if family.shares_rows else store
     except BaseException:  # an interrupt too must unmap the files
         store.close()
         raise
 
 
 def _check_copy(store: TensorStore, tensor: str, copy: str) -> None:
-    """Raise WeightsError where ``copy``, another name of ``tensor``, holds something else."""
+    """Raise WeightsError where ``copy``, another name of ``tensor``, holds other values."""
     if store.shapes[tensor] != store.shapes[copy] or not np.array_equal(store.read(tensor), store.read(copy)):
         raise WeightsError(
             f"Tensors {tensor} and {copy} are the same weights in this architecture, and hold different values: take "
@@ -273,7 +273,7 @@ def _check_copy(store: TensorStore, tensor: str, copy: str) -> None:
 
 
 def _check_computed(store: TensorStore, tensor: str, values: FloatArray) -> None:
-    """Raise WeightsError where ``tensor`` holds other numbers than ``values``, which are computed in its place."""
+    """Raise WeightsError where ``tensor`` holds other numbers than ``values``, which bei computes in its place."""
     stored = store.read(tensor)
     if stored.shape != values.shape:
         raise WeightsError(
@@ -298,7 +298,7 @@ def _combination(matrix: FloatArray, row: tuple[tuple[int, float], ...]) -> Floa
 
 
 def stored_width(location: Path) -> int:
-    """How many rows the matrix in the file ``location`` has. Raises WeightsError, MissingDependencyError."""
+    """Number of rows of the matrix in the file ``location``. Raises WeightsError, MissingDependencyError."""
     store = open_file(location)
     try:
         widths = [shape[0] for shape in store.shapes.values() if len(shape) == 2]
@@ -310,20 +310,20 @@ def stored_width(location: Path) -> int:
 
 
 def stored_shape(name: str, family: Family, folder: Path) -> tuple[int, int]:
-    """Rows and columns of the matrix that we call ``name``. Raises WeightsError."""
+    """Rows and columns of the matrix with our name ``name``. Raises WeightsError."""
     store = _open(folder, family)
     try:
         shapes = store.shapes
     finally:
         store.close()
-    stored = StoredNames(family).of(name, shapes)
+    stored = StoredNames(family).find(name, shapes)
     if len(shape := shapes.get(stored, ())) != 2:
         raise WeightsError(f"Tensor {stored} is missing or no matrix. Download the checkpoint again.")
     return shape[0], shape[1]
 
 
 def with_stored_widths(heads: tuple[HeadSpec, ...], family: Family, folder: Path) -> tuple[HeadSpec, ...]:
-    """``heads`` with the layers that are AS_STORED as wide as their matrices in ``folder``. Raises WeightsError."""
+    """``heads`` with the width of AS_STORED layers taken from their matrices in ``folder``. Raises WeightsError."""
 
     def resolved(layer: HeadLayer) -> HeadLayer:
         if not isinstance(layer, DenseSpec) or layer.out_features != AS_STORED:
@@ -354,7 +354,7 @@ def _compare(wanted: Shapes, stored: Shapes) -> None:
 
 
 def _refuse_quantized_and_adapters(extra: list[str]) -> None:
-    """What these are says more than the tensors that are missing because of them."""
+    """Name quantized tensors and adapters first: they explain the tensors that are missing because of them."""
     quantized = [name for name in extra if name.endswith(_QUANTIZED) or ".quant_state." in name]
     if quantized:
         raise WeightsError(

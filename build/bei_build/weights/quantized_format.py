@@ -1,7 +1,7 @@
-"""How a checkpoint says that ModelOpt has quantized it: in hf_quant_config.json, in config.json, or in both.
+"""ModelOpt's quantization settings in a checkpoint: in hf_quant_config.json, in config.json, or in both.
 
 Two forms are read: the nested one of hf_quant_config.json, and the flat one that config.json has as
-``quantization_config``. Only FP8 is taken.
+``quantization_config``. Only FP8 is supported.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import Any
 
 from bei.errors import CheckpointError
 
-# Matrices are float8_e4m3fn times one scale, or one a row. Scales of inputs are stored, or the inputs' own.
+# Matrices are float8_e4m3fn times one scale, or one per row. Scales of inputs are stored, or computed for each input.
 _ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
-# The names that the two forms have for modules that are not quantized.
+# Keys of the two forms for modules that are not quantized.
 _EXCLUDED = ("exclude_modules", "ignore")
 
 
 @dataclass(frozen=True)
 class StoredFP8:
-    """What is said of a checkpoint with matrices in FP8.
+    """Settings of a checkpoint with matrices in FP8.
 
-    ``excluded``: patterns (fnmatch) of modules that stay high, by their names in the checkpoint. An FP8 cache of keys
-    and values, which may be said too, is left aside: bei keeps none.
+    ``excluded``: patterns (fnmatch) of modules that are not quantized, by their names in the checkpoint. Settings of an
+    FP8 key-value cache are ignored: bei has none.
     """
 
     excluded: tuple[str, ...] = ()
 
 
-def is_modelopts(settings: object) -> bool:
-    """Whether ``settings``, a ``quantization_config``, are ModelOpt's: not all of its versions name the method."""
+def is_modelopt(settings: object) -> bool:
+    """True if ``settings``, a ``quantization_config``, are ModelOpt's: not all of its versions name the method."""
     if not isinstance(settings, Mapping):
         return False
     producer = settings.get("producer")
@@ -39,9 +39,9 @@ def is_modelopts(settings: object) -> bool:
     )
 
 
-def stored_fp8(said: Sequence[Mapping[str, Any]]) -> StoredFP8:
-    """What ModelOpt's settings say, which are in one place or in two. Raises CheckpointError for another format."""
-    settings = [_flat(each) for each in said]
+def parse_fp8_settings(sources: Sequence[Mapping[str, Any]]) -> StoredFP8:
+    """Parse ModelOpt's settings, from one place or two. Raises CheckpointError for another format."""
+    settings = [_flat(each) for each in sources]
     algorithms = {each["quant_algo"] for each in settings if isinstance(each.get("quant_algo"), str)}
     caches = [each for each in settings if each.get("kv_cache_quant_algo") or each.get("kv_cache_scheme")]
     if len(algorithms) > 1:

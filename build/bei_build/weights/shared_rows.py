@@ -1,10 +1,10 @@
 """Static embeddings whose tokens share rows: model2vec's models with a quantized vocabulary.
 
-Their table has few rows. The tensor ``mapping`` says which row a token has, ``weights`` what its row is multiplied
-with; either may be missing (model2vec 0.10.0, ``StaticModel._encode_helper``). A table of int8 has no scale.
+Their table has few rows. The tensor ``mapping`` gives the row of each token, ``weights`` the factor of its row; either
+may be missing (model2vec 0.10.0, ``StaticModel._encode_helper``). A table of int8 has no scale.
 
-The table of all tokens is made here, at build time. It is as large as the model was before its vocabulary was
-quantized; looking up twice would save that memory, and be another operation in every target.
+The table of all tokens is expanded here, at build time. It is as large as the model was before its vocabulary was
+quantized; a second lookup would save that memory, and need another operation in every target.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.errors import WeightsError
-from bei_build.weights.tensor_store import TensorStore
+from bei_build.weights.tensor_store import TensorStore, WrappedStore
 
 _MAPPING, _WEIGHTS = "mapping", "weights"
 
 
-class SharedRowsStore(TensorStore):
+class SharedRowsStore(WrappedStore):
     """The tensors of ``store`` with its table of rows, called ``table``, expanded to all tokens.
 
     Raises WeightsError where the three tensors do not belong together.
     """
 
     def __init__(self, store: TensorStore, table: str) -> None:
-        self._store = store
+        super().__init__(store)
         self._table = table
         stored = store.shapes
         self._shapes = {name: shape for name, shape in stored.items() if name not in (_MAPPING, _WEIGHTS)}
         self._mapping = _row_indices(store, stored, table) if _MAPPING in stored else None
         self._has_weights = _WEIGHTS in stored
         if len(shape := stored.get(table, ())) != 2:
-            return  # whoever reads it says so
+            return  # reported by its reader
         tokens = shape[0] if self._mapping is None else len(self._mapping)
         self._shapes[table] = (tokens, shape[1])
         if self._has_weights and stored[_WEIGHTS] != (tokens,):
@@ -48,11 +48,6 @@ class SharedRowsStore(TensorStore):
         """Shape of every tensor by name."""
         return self._shapes
 
-    @property
-    def types(self) -> frozenset[str]:
-        """The element types of what is stored."""
-        return self._store.types
-
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """The tensor called ``name``, float32."""
         if name != self._table:
@@ -62,18 +57,6 @@ class SharedRowsStore(TensorStore):
         if self._mapping is not None:
             rows = rows[self._mapping]
         return rows * self._store.read(_WEIGHTS)[:, None] if self._has_weights else rows
-
-    def read_integers(self, name: str) -> npt.NDArray[np.int64]:
-        """The tensor called ``name``, of integers."""
-        return self._store.read_integers(name)
-
-    def type_of(self, name: str) -> str:
-        """The element type of the tensor called ``name``."""
-        return self._store.type_of(name)
-
-    def close(self) -> None:
-        """Unmap the files."""
-        self._store.close()
 
 
 def _row_indices(store: TensorStore, stored: Mapping[str, tuple[int, ...]], table: str) -> npt.NDArray[np.int64]:

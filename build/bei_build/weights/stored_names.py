@@ -1,4 +1,4 @@
-"""What a family's tensors are called in a checkpoint, and which of the stored ones count."""
+"""Names of a family's tensors in a checkpoint, and the stored tensors that are read."""
 
 from __future__ import annotations
 
@@ -9,71 +9,71 @@ from bei.errors import WeightsError
 from bei_build.families.base import Computed, Family
 from bei_build.spec.weight_shapes import Shape
 
-# Buffers that transformers' classes make anew and do not load; older versions stored them.
+# Buffers that transformers' classes compute and do not load; older versions stored them.
 _BUFFERS = (
     *("rotary_emb.inv_freq", "position_ids", "token_type_ids"),
     *(".attn.bias", ".attn.masked_bias", ".attn.attention.bias", ".attn.attention.masked_bias"),  # GPT's causal masks
 )
 
-# The names of what comes before the heads, among ours.
+# Our names of modules before the heads.
 _BACKBONE = ("embeddings.", "layers.", "final_norm", "relative_", "convolution", "decoder.")
 
-# What transformers ties to the next of a weight's names, or leaves alone where both are stored with other values: it
-# computes with the first that is there. All other names of a weight are names of one tensor.
+# transformers ties a weight to the next of its names, or leaves both alone where they are stored with other values: it
+# computes with the first one present. All other alternatives name one tensor.
 _TIED = ("mlm.decoder.weight", "mlm.decoder.bias", "lm_head.weight")
 
-# The beginning of a layer's names, among ours, and its number.
+# The prefix of a layer in our names, and its number.
 _LAYER = re.compile(r"(?:decoder\.)?layers\.(\d+)")
 
 # Checkpoints converted from TensorFlow call a norm's parameters gamma and beta; transformers accepts both.
 _OLD_KINDS = {"weight": "gamma", "bias": "beta"}
 
-# What torch.compile, FSDP and activation checkpointing put into names, in front of any module.
+# Name parts that torch.compile, FSDP and activation checkpointing insert before any module.
 _WRAPPERS = re.compile(r"\b(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
 
 class StoredNames:
-    """What a family's tensors are called in a checkpoint."""
+    """Names of a family's tensors in a checkpoint."""
 
     def __init__(self, family: Family, tied: bool = True) -> None:
         self._family = family
         self._tied = tied
         self._prefixes = (family.prefix, "", *(f"{alias}." for alias in family.aliases))
         self._unused = tuple(
-            f"{prefix}{start}" for prefix in self._prefixes for start in (*family.unused, *_own(family))
+            f"{prefix}{start}" for prefix in self._prefixes for start in (*family.unused, *_head_prefixes(family))
         )
 
-    def of(self, name: str, stored: Collection[str]) -> str:
-        """The checkpoint's name of ``name``: the first of the family's alternatives that is there."""
+    def find(self, name: str, stored: Collection[str]) -> str:
+        """The checkpoint's name of ``name``: the first of the family's alternatives that is stored."""
         candidates = self._candidates(name)
         if found := self._found(candidates, stored):
             return found[0]
         if not name.startswith(_BACKBONE):
             return candidates[0]
-        # It is missing: say its name as the others are spelled.
+        # Missing: spell its name as the others are spelled.
         return next((p for p in self._prefixes if p and any(n.startswith(p) for n in stored)), "") + candidates[0]
 
     def copies(self, name: str, stored: Collection[str]) -> list[str]:
-        """The other names that ``name`` has in a checkpoint: all of them must hold what ``of`` names."""
+        """The other stored names of ``name``; all must hold the same values as the tensor that ``find`` returns."""
         candidates = self._candidates(name)
         return self._found(candidates[:1] if name in _TIED else candidates, stored)[1:]
 
     def in_table_order(self, names: Mapping[str, Shape]) -> list[str]:
-        """``names`` in the order of the family's table, which is that of the rows of joined tensors."""
+        """``names`` in the order of the family's table, which is the row order of joined tensors."""
         rank = {template: index for index, template in enumerate(self._family.weights)}
         return sorted(names, key=lambda name: rank.get(_template(name.rsplit(".", 1)[0]), 0))
 
     def is_read(self, stored: str) -> bool:
-        """Whether the tensor called ``stored`` counts: buffers do not, nor heads that are not built."""
+        """True if the tensor called ``stored`` must be known: buffers and heads that are not built need not be."""
         return not stored.startswith(self._unused) and not stored.endswith(_BUFFERS)
 
     def computed(self, stored: str) -> Computed | None:
-        """What computes the values that the tensor called ``stored`` must have; None: it is read, or does not count."""
+        """The function that computes the required values of tensor ``stored``; None: it is read, or ignored."""
         return next((values for end, values in self._family.computed.items() if stored.endswith(end)), None)
 
     def unwrapped(self, stored: Collection[str]) -> dict[str, str]:
-        """The library's name of each of ``stored``: without what torch's wrappers put into names, and what all tensors
-        of the model have in front where it was saved as a part of something larger.
+        """The library's name of each of ``stored``: without the parts that torch's wrappers insert, and without the
+        common prefix of a model that was saved as a part of something larger.
 
         Raises WeightsError for two models, and for two tensors of one name.
         """
@@ -89,7 +89,7 @@ class StoredNames:
         return names
 
     def _outer_prefix(self, names: Collection[str]) -> str:
-        """What ``names`` have in front of the family's own prefix, told by the table of words."""
+        """The prefix of ``names`` before the family's own one, found by the word table."""
         tables = [f"{p}{candidate}" for p in self._prefixes for candidate in self._candidates("embeddings.word.weight")]
         if any(table in names for table in tables):
             return ""
@@ -129,9 +129,9 @@ def layer_of(name: str) -> str:
     return found[0] if found else ""
 
 
-def _own(family: Family) -> list[str]:
-    """The beginnings of the names of the family's heads: whatever is not built of them may be left aside."""
-    stored: dict[bool, list[str]] = {True: [], False: []}  # by whether they are the backbone's, which heads may share
+def _head_prefixes(family: Family) -> list[str]:
+    """The prefixes of the family's head names: tensors of heads that are not built may be left over."""
+    stored: dict[bool, list[str]] = {True: [], False: []}  # by True for the backbone's names, which heads may share
     for name, names in family.weights.items():
         end = "" if name.endswith((".weight", ".bias")) else "."
         spelled = [f"{each}{end}" for each in ((names,) if isinstance(names, str) else names)]

@@ -1,6 +1,6 @@
-"""Reading tensors from a checkpoint folder: safetensors by memory map, PyTorch files only through torch.
+"""Tensors of a checkpoint folder: safetensors by memory map, PyTorch files through torch only.
 
-Knows file formats, not models. One tensor is in memory at a time.
+This module handles file formats, not models. One tensor is in memory at a time.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from bei_build.files.json_settings import read_object
 _SAFETENSORS = "model.safetensors"
 _PYTORCH = "pytorch_model.bin"
 _SAFETENSORS_TYPES = ("F64", "F32", "F16", "BF16")
-# Pages of a mapped file that was read stay in memory until it is unmapped.
+# Pages of a mapped file stay in memory after reading until the file is unmapped.
 _MOST_MAPPED = 256 << 20
-# A safetensors header has some 100 bytes a tensor. The library takes ten times as much, and a gigabyte to parse it.
+# A safetensors header has some 100 bytes per tensor. The library needs ten times its size, and a gigabyte to parse it.
 _MOST_HEADER_BYTES = 10_000_000
 
 
@@ -53,14 +53,14 @@ class TensorStore(ABC):
 
     @abstractmethod
     def read_integers(self, name: str) -> npt.NDArray[np.int64]:
-        """The tensor called ``name``, which is one of integers. Raises WeightsError."""
+        """The integer tensor called ``name``. Raises WeightsError."""
 
     def row_scales(self, name: str) -> npt.NDArray[np.float32] | None:
-        """The scale of each row of the matrix called ``name``, float32 [rows, 1]; None: it is not stored in FP8."""
+        """The scale of each row of the matrix called ``name``, float32 [rows, 1]; None if it is not stored in FP8."""
         return None
 
     def input_scale(self, name: str) -> float | None:
-        """The scale that inputs of the matrix called ``name`` are to have; None: the checkpoint does not say it."""
+        """The scale for inputs of the matrix called ``name``; None: the checkpoint has none."""
         return None
 
     @abstractmethod
@@ -69,10 +69,10 @@ class TensorStore(ABC):
 
 
 class SafetensorsStore(TensorStore):
-    """One or more safetensors files, memory-mapped; mapped anew before much of them is in memory."""
+    """One or more safetensors files, memory-mapped; they are remapped before much of them is in memory."""
 
     def __init__(self, files: list[Path]) -> None:
-        # bfloat16 arrives as the numpy dtype that ml_dtypes registers.
+        # bfloat16 tensors have the numpy dtype that ml_dtypes registers.
         import ml_dtypes  # noqa: F401
 
         self._handles: dict[Path, Any] = {}
@@ -115,14 +115,14 @@ class SafetensorsStore(TensorStore):
         return str(self._slice(name).get_dtype())
 
     def read_integers(self, name: str) -> npt.NDArray[np.int64]:
-        """The tensor called ``name``, which is one of integers."""
+        """The integer tensor called ``name``. Raises WeightsError."""
         if not (stored := self.type_of(name)).startswith(("I", "U")):
             raise _no_integers(name, stored)
         return np.asarray(self._handles[self._files[name]].get_tensor(name), np.int64)
 
     def read_fp8(self, name: str) -> npt.NDArray[np.float32]:
-        """The numbers of the tensor called ``name``, which is of type F8_E4M3, as float32: not scaled."""
-        # safetensors gives numpy no arrays of this type, so the bytes are read here.
+        """The numbers of tensor ``name``, of type F8_E4M3, as float32, not multiplied by a scale."""
+        # safetensors has no numpy arrays of this type, so the bytes are read here.
         with self._files[name].open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             entry = json.loads(file.read(length))[name]
@@ -144,7 +144,7 @@ class SafetensorsStore(TensorStore):
         return self._handles[self._files[name]].get_slice(name)
 
     def _map_anew(self) -> None:
-        """Unmap what was read. Tensors that were given out are copies."""
+        """Remap the files to free the pages that were read. Tensors returned before are copies."""
         self.close()
         self._handles = {file: _mapped(file) for file in dict.fromkeys(self._files.values())}
         self._num_read = 0
@@ -163,7 +163,7 @@ def _mapped(file: Path) -> Any:
 
 
 def _check_header(file: Path) -> None:
-    """Raise UnfitError for a header that is longer than its file, or than any checkpoint's: the library parses it."""
+    """Raise UnfitError for a header longer than its file or than any checkpoint's, before the library parses it."""
     check_regular(file)
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
@@ -172,7 +172,8 @@ def _check_header(file: Path) -> None:
 
 
 def _check_archive(file: Path) -> None:
-    """Raise UnfitError for an archive with packed parts, which torch never writes: a few bytes could be terabytes."""
+    """Raise UnfitError for an archive with compressed entries, which torch never writes: a few bytes could expand to
+    terabytes."""
     with zipfile.ZipFile(file) as archive:
         packed = next((part.filename for part in archive.infolist() if part.compress_type != zipfile.ZIP_STORED), None)
     if packed is not None:
@@ -180,7 +181,7 @@ def _check_archive(file: Path) -> None:
 
 
 class TorchStore(TensorStore):
-    """``pytorch_model.bin``: a pickle, so it is read by torch's weights-only loader and by nothing else."""
+    """``pytorch_model.bin``: a pickle, so only torch's weights-only loader reads it."""
 
     def __init__(self, files: list[Path]) -> None:
         purpose = f"Reading {files[0].name}, a pickle, with the weights-only loader,"
@@ -193,11 +194,11 @@ class TorchStore(TensorStore):
         for file in files:
             try:
                 check_regular(file)
-                # Files of torch before 1.6 are no zip archives and cannot be mapped.
+                # Files from torch before 1.6 are not zip archives and cannot be mapped.
                 if is_archive := zipfile.is_zipfile(file):
                     _check_archive(file)
                 content = torch.load(file, map_location="cpu", weights_only=True, mmap=is_archive)
-            except Exception as error:  # whatever a damaged pickle makes its reader do: nothing of it is executed
+            except Exception as error:  # a damaged pickle may raise anything; nothing of it is executed
                 reason = next(iter(str(error).splitlines()), type(error).__name__)
                 raise WeightsError(
                     f"{file} was refused by torch's weights-only loader ({reason}). Use a safetensors checkpoint."
@@ -232,7 +233,7 @@ class TorchStore(TensorStore):
         return str(self._tensors[name].dtype)
 
     def read_integers(self, name: str) -> npt.NDArray[np.int64]:
-        """The tensor called ``name``, which is one of integers."""
+        """The integer tensor called ``name``. Raises WeightsError."""
         tensor = self._tensors[name]
         if tensor.is_floating_point() or tensor.is_complex():
             raise _no_integers(name, tensor.dtype)
@@ -244,11 +245,44 @@ class TorchStore(TensorStore):
         self._tensors.clear()
 
 
-class RenamedStore(TensorStore):
-    """The tensors of ``store``, each under the name that ``names`` gives the stored one."""
+class WrappedStore(TensorStore):
+    """A store that changes some tensors of ``store`` and passes the others through."""
+
+    def __init__(self, store: TensorStore) -> None:
+        self._store = store
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of every tensor by name."""
+        return self._store.shapes
+
+    @property
+    def types(self) -> frozenset[str]:
+        """The element types of the stored tensors."""
+        return self._store.types
+
+    def read(self, name: str) -> npt.NDArray[np.float32]:
+        """The tensor called ``name``, float32."""
+        return self._store.read(name)
+
+    def type_of(self, name: str) -> str:
+        """The element type of the tensor called ``name``."""
+        return self._store.type_of(name)
+
+    def read_integers(self, name: str) -> npt.NDArray[np.int64]:
+        """The integer tensor called ``name``. Raises WeightsError."""
+        return self._store.read_integers(name)
+
+    def close(self) -> None:
+        """Unmap the files."""
+        self._store.close()
+
+
+class RenamedStore(WrappedStore):
+    """The tensors of ``store`` under new names; ``names`` maps stored names to new ones."""
 
     def __init__(self, store: TensorStore, names: Mapping[str, str]) -> None:
-        self._store = store
+        super().__init__(store)
         self._stored = {name: stored for stored, name in names.items()}
 
     @property
@@ -256,11 +290,6 @@ class RenamedStore(TensorStore):
         """Shape of every tensor by name."""
         shapes = self._store.shapes
         return {name: shapes[stored] for name, stored in self._stored.items()}
-
-    @property
-    def types(self) -> frozenset[str]:
-        """The element types of what is stored."""
-        return self._store.types
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """The tensor called ``name``, float32."""
@@ -271,7 +300,7 @@ class RenamedStore(TensorStore):
         return self._store.type_of(self._stored[name])
 
     def read_integers(self, name: str) -> npt.NDArray[np.int64]:
-        """The tensor called ``name``, which is one of integers."""
+        """The integer tensor called ``name``. Raises WeightsError."""
         return self._store.read_integers(self._stored[name])
 
     def row_scales(self, name: str) -> npt.NDArray[np.float32] | None:
@@ -279,16 +308,12 @@ class RenamedStore(TensorStore):
         return self._store.row_scales(self._stored[name])
 
     def input_scale(self, name: str) -> float | None:
-        """The scale that inputs of the matrix called ``name`` are to have."""
+        """The scale for inputs of the matrix called ``name``."""
         return self._store.input_scale(self._stored[name])
-
-    def close(self) -> None:
-        """Unmap the files."""
-        self._store.close()
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights: safetensors (one or sharded) if there are any, else PyTorch's."""
+    """The weight files: safetensors (one or sharded) if there are any, else PyTorch's."""
     for name in (_SAFETENSORS, _PYTORCH):
         if (folder / name).is_file():
             return [folder / name]
@@ -310,14 +335,14 @@ def open_weights(folder: Path) -> TensorStore:
 def check_weights(folder: Path) -> None:
     """Open the safetensors of ``folder``, if it has any, and close them. Raises WeightsError.
 
-    It takes a moment, and what is wrong with them is known before libraries are loaded that take seconds.
+    This is quick, so that damaged files are found before libraries are loaded, which takes seconds.
     """
     if any((folder / name).is_file() for name in (_SAFETENSORS, f"{_SAFETENSORS}.index.json")):
         open_weights(folder).close()
 
 
 def open_file(path: Path) -> TensorStore:
-    """Open one file of weights. Raises as ``open_weights``."""
+    """Open one file of weights. Raises the errors of ``open_weights``."""
     return _open([path])
 
 

@@ -1,4 +1,4 @@
-"""Finding a checkpoint, reading it, and giving its weights under our names; and every way it can be wrong."""
+"""Finding and reading a checkpoint, its weights under our names, and its possible errors."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_a_dense_layer_of_another_width_is_refused(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def settings_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint with every file of settings. Examples put back what they change."""
+    """A checkpoint with every settings file. Examples restore what they change."""
     folder = add_modules(save_checkpoint(tmp_path_factory.mktemp("settings")), ("mean",), [Dense(8)])
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": 16, "do_lower_case": False})
     prompts = {"prompts": {"q": "x"}, "default_prompt_name": "q", "similarity_fn_name": "dot", "matryoshka_dims": [4]}
@@ -290,7 +290,7 @@ def test_names_of_older_checkpoints_are_understood(
 
 
 def test_position_rows_that_are_never_used_are_cut_off(tmp_path: Path) -> None:
-    """Those before the padding's, which a padding id in a text reads; whatever the file holds there."""
+    """Rows before the padding's, except the one that a padding id in a text reads, whatever the file holds there."""
     folder = save_checkpoint(tmp_path, "roberta", pad_token_id=3, max_position_embeddings=MAX_TOKENS + 4)
     table = read_tensors(folder)["embeddings.position_embeddings.weight"].numpy()
     np.testing.assert_array_equal(weights_of(folder)["embeddings.position.weight"], table[3:])

@@ -1,4 +1,4 @@
-"""Checkpoints that cannot be built: one line that names the thing and says what to do. And tied weights, which can."""
+"""Checkpoints that cannot be built give one line that names the cause and the remedy. Tied weights can be built."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_an_unknown_architecture_of_a_known_type_names_those_of_the_type(
     refused(folder, UnsupportedArchitectureError, message)
 
 
-# What is no checkpoint of transformers'.
+# Folders that are not checkpoints of transformers.
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_a_tokenizer_with_more_tokens_than_the_embeddings_is_refused(tmp_path: P
     refused(folder, TokenizerError, r"ids go up to \d+ \(.*\), but the embedding table has \d+ rows.*one source")
 
 
-# What is asked for.
+# Settings of the user.
 
 
 @pytest.mark.parametrize("task", ["rerank", "classify", "classify_tokens", "embed_sparse", "embed_tokens"])
@@ -346,7 +346,7 @@ def late_interaction(folder: Path) -> None:
 
 
 def multi_vector(folder: Path) -> None:
-    """Of sentence-transformers 6."""
+    """Files of sentence-transformers 6."""
     late_interaction(folder)
     modules = [*json.loads((folder / "modules.json").read_text()), {"idx": 4, "path": "4", "type": "MultiVectorMask"}]
     write_json(folder / "modules.json", modules)

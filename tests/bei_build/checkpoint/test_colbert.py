@@ -1,4 +1,5 @@
-"""Queries and documents of late interaction, built and answered, against its own code in torch; and what files say."""
+"""Queries and documents of late interaction, built and encoded, against the original code in torch; and the settings
+files."""
 
 from __future__ import annotations
 
@@ -108,8 +109,8 @@ def test_the_original_layout_gives_the_same(tmp_path: Path) -> None:
 
 
 def test_padding_in_a_text_is_found_by_its_id_as_the_original_finds_it(tmp_path: Path) -> None:
-    """Its QueryTokenizer makes every padding id the mask token, its doc_tokenization leaves them out by ``mask``. In
-    PyLate and sentence-transformers they are tokens like others."""
+    """Its QueryTokenizer replaces every padding id by the mask token, its doc_tokenization leaves them out by ``mask``.
+    In PyLate and sentence-transformers they are ordinary tokens."""
     settings, queries, documents = Settings(query_length=16), ["the [PAD] cat [PAD]", "[PAD]"], ["a [PAD] [PAD] cat."]
     folder = save_colbert(tmp_path / "colbert", settings)
     build_artifact(folder, tmp_path / "pylate")
@@ -125,7 +126,7 @@ def test_padding_in_a_text_is_found_by_its_id_as_the_original_finds_it(tmp_path:
 
 
 def test_each_part_of_it_matters(tmp_path: Path) -> None:
-    """Or the tests above would pass without it."""
+    """The control of the tests above."""
     folder = save_colbert(tmp_path, Settings())
     published = encode(folder, QUERIES, Settings(), is_query=True)
     attended = encode(folder, QUERIES, Settings(attend_to_expansion_tokens=True), is_query=True)
@@ -133,7 +134,7 @@ def test_each_part_of_it_matters(tmp_path: Path) -> None:
     plain = encode(folder, QUERIES, Settings(do_query_expansion=False), is_query=True)
     assert [len(rows) for rows in plain] == [5, 4, 32, 5, 5]
     assert [len(rows) for rows in published] == [32] * 5
-    np.testing.assert_allclose(published[0][:5], plain[0], atol=1e-5)  # nobody has seen the mask tokens
+    np.testing.assert_allclose(published[0][:5], plain[0], atol=1e-5)  # no token has attended to the mask tokens
     documents = encode(folder, DOCUMENTS, Settings(), is_query=False)
     whole = encode(folder, DOCUMENTS, Settings(skiplist_words=()), is_query=False)
     assert [len(a) - len(b) for a, b in zip(whole, documents, strict=True)] == [1, 18, 1, 6, 0]
@@ -157,7 +158,7 @@ def test_tokens_without_keys_have_the_same_states_in_any_batch(case: Any, tmp_pa
 
 
 def test_the_certificate_covers_queries(tmp_path: Path) -> None:
-    """An engine that lets tokens look at the mask tokens does not get one."""
+    """An engine that lets tokens attend to the mask tokens fails."""
     folder = save_colbert(tmp_path / "colbert", Settings())
     real = OpenVINOCompiler.compile
 
@@ -171,7 +172,7 @@ def test_the_certificate_covers_queries(tmp_path: Path) -> None:
     assert build_artifact(folder, tmp_path / "artifact").certificate.passed
 
 
-# What the files say.
+# Settings in the files.
 
 
 def read(folder: Path, task: str = "auto", **arguments: Any) -> Checkpoint:
@@ -217,7 +218,7 @@ NAMED = {"search_query": "[unused0]", "corpus": "[unused1]"}
 
 @pytest.mark.parametrize(("files", "asked"), [(NAMED, ()), ({}, tuple(NAMED.items()))], ids=["files", "settings"])
 def test_a_prompt_under_another_name_of_its_side_is_found(files: Any, asked: Any, tmp_path: Path) -> None:
-    """An empty one, under the side's own name, would come before it."""
+    """An empty one under the side's own name would come before it."""
     folder = save_modules(tmp_path / "colbert", {}, {})
     write_json(folder / "config_sentence_transformers.json", {"prompts": files})
     manifest = build_artifact(folder, tmp_path / "artifact", prompts=asked).manifest
@@ -240,7 +241,7 @@ def test_a_projection_without_any_of_its_settings_has_no_roles(tmp_path: Path) -
 def test_roles_are_those_of_the_files(tmp_path: Path) -> None:
     settings = Settings(24, 40, attend_to_expansion_tokens=True, skiplist_words=(".", "nowhere"))
     folder = save_colbert(tmp_path, settings)
-    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 39})  # what PyLate leaves there
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 39})  # left there by PyLate
     checkpoint = read(folder)
     assert checkpoint.roles == {
         "query": Role(max_tokens=24, expansion=Expansion(MASK, 24, attended=True), skip_ids=[]),
@@ -318,7 +319,7 @@ def test_the_originals_metadata_counts_beside_settings_that_say_nothing_of_it(
 
 
 def save_modules(folder: Path, transformer: dict[str, object], mask: dict[str, object]) -> Path:
-    """The layout of sentence-transformers 6."""
+    """A checkpoint in the layout of sentence-transformers 6."""
     save_colbert(folder, Settings())
     modules = json.loads((folder / "modules.json").read_text())
     modules += [{"idx": 2, "name": "2", "path": "2_Mask", "type": "sentence_transformers.x.MultiVectorMask"}]
@@ -467,7 +468,7 @@ def test_token_pooling_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def save_pooling(folder: Path, config: dict[str, object]) -> Path:
-    """With the module at the end, as ``MultiVectorEncoder.save_pretrained`` writes it."""
+    """A checkpoint with the pooling module at the end, as ``MultiVectorEncoder.save_pretrained`` writes it."""
     save_modules(folder, {}, {})
     prefix = "sentence_transformers.multi_vector_encoder.modules.token_pooling"
     path, kind = "3_HierarchicalTokenPooling", f"{prefix}.HierarchicalTokenPooling"

@@ -1,4 +1,4 @@
-"""Checkpoints made to do harm are refused by name before anything of them is used; the tables are in
+"""Hostile checkpoints are refused by name before any part of them is used; the tables are in
 tests/support/hostile_checkpoints.py, and tests/e2e/test_hostile.py starts processes on them."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError, TokenizerError
 from bei_build.checkpoint.locate import locate
 from bei_build.config import BuildConfig
-from bei_build.files.sandbox import OutOfBoundsError, within_bounds
+from bei_build.files.sandbox import SandboxError, run_bounded
 from bei_build.files.size_limits import check_sizes
 from bei_build.tokenizer.artifact_tokenizer import stored_truncation
 from tests.support.builds import build_artifact
@@ -29,7 +29,7 @@ def folder(bert: Path, tmp_path: Path) -> Path:
 
 
 def opened(folder: Path) -> None:
-    """As far as a build goes before it compiles."""
+    """The steps of a build before it compiles."""
     read(folder).weights().close()
 
 
@@ -123,7 +123,7 @@ def test_few_tokens_mean_as_few_sequences_at_most(bert: Path, tmp_path: Path) ->
     assert (artifact.manifest.max_num_tokens, artifact.manifest.max_batch_size) == (48, 48)
 
 
-# Where there is no home.
+# Without a home directory.
 
 
 def test_without_a_home_directory_a_path_of_it_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,32 +174,32 @@ def test_static_embeddings_are_hostile_too(tmp_path: Path) -> None:
 
 
 def test_work_is_ended_when_its_time_is_over() -> None:
-    """Also where Python would not come back from it."""
+    """Even where Python would not return from it."""
     started = time.monotonic()
-    with pytest.raises(OutOfBoundsError, match=r"it took more than 0\.2 s"):
-        within_bounds(lambda: str(10 ** len(str(10**4000)) ** 3), 0.2, 1 << 30)
+    with pytest.raises(SandboxError, match=r"it took more than 0\.2 s"):
+        run_bounded(lambda: str(10 ** len(str(10**4000)) ** 3), 0.2, 1 << 30)
     assert time.monotonic() - started < 30
 
 
 def test_memory_beyond_the_bound_is_not_there() -> None:
-    with pytest.raises(OutOfBoundsError, match="MemoryError"):
-        within_bounds(lambda: str(len(bytearray(1 << 30))), 60, 100 << 20)
+    with pytest.raises(SandboxError, match="MemoryError"):
+        run_bounded(lambda: str(len(bytearray(1 << 30))), 60, 100 << 20)
     assert len(bytearray(1 << 28)) == 1 << 28  # and is there, here
 
 
 def test_work_that_fails_says_why() -> None:
-    with pytest.raises(OutOfBoundsError, match="not here"):
-        within_bounds(lambda: {"here": ""}["not here"], 60, 1 << 30)
+    with pytest.raises(SandboxError, match="not here"):
+        run_bounded(lambda: {"here": ""}["not here"], 60, 1 << 30)
 
 
 def test_work_that_ends_its_process_gives_nothing() -> None:
-    with pytest.raises(OutOfBoundsError, match="it ended without an answer"):
-        within_bounds(lambda: os._exit(0), 60, 1 << 30)
+    with pytest.raises(SandboxError, match="it ended without an answer"):
+        run_bounded(lambda: os._exit(0), 60, 1 << 30)
 
 
 @pytest.mark.parametrize("text", ["", "é世", "a" * 1_000_000, "\ud800"])
 def test_work_within_its_bounds_gives_its_result(text: str) -> None:
-    assert within_bounds(lambda: text, 60, 1 << 30) == text
+    assert run_bounded(lambda: text, 60, 1 << 30) == text
 
 
 def test_a_build_s_settings_know_their_names() -> None:

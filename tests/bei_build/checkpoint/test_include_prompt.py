@@ -1,4 +1,4 @@
-"""Prompts whose tokens are left out of the mean (INSTRUCTOR): as sentence-transformers counts and leaves them out."""
+"""Prompts whose tokens are left out of the mean (INSTRUCTOR), counted as in sentence-transformers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def artifact(t5: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def expected(folder: Path, texts: Sequence[str], prompt: str) -> Float32Array:
-    """sentence-transformers 6: the prompt with its special tokens, but for one at its end, is masked."""
+    """sentence-transformers 6: the prompt with its special tokens, except one at its end, is masked."""
     model = transformers.T5EncoderModel.from_pretrained(folder, dtype=torch.float32)
     encode = unigram_tokenizer().encode
     count = len(encode(prompt).ids) - 1 if prompt else 0
@@ -89,7 +89,7 @@ def test_the_mean_is_over_what_is_behind_the_prompt(t5: Path, artifact: Path, pr
 
 
 def test_equal_tokens_behind_another_prompt_are_another_input(t5: Path, artifact: Path) -> None:
-    """Neither a twin nor cached: the two differ in what is pooled alone."""
+    """They are neither merged nor cached: the two differ only in the pooled tokens."""
 
     async def both() -> list[Float32Array]:
         config = ServeConfig(tokenizer_threads=1, cache_megabytes=1)

@@ -1,8 +1,8 @@
-"""WeightedLayerPooling: token states that are a weighted mean of several layers', as sentence-transformers has it.
+"""WeightedLayerPooling: token states as a weighted mean of several layers, as in sentence-transformers.
 
-``mean_of_layers`` is its definition, written here in torch (sentence-transformers 6.2, weighted_layer_pooling.py): of
-transformers' ``hidden_states`` from ``layer_start`` on, each times its weight, divided by the sum of the weights. Where
-config.json does not ask for these states the library passes over the module.
+``mean_of_layers`` is its definition, written here in torch (sentence-transformers 6.2, weighted_layer_pooling.py):
+transformers' ``hidden_states`` from ``layer_start`` on, each times its weight, divided by the sum of the weights. If
+config.json does not ask for these states, the library ignores the module.
 """
 
 from __future__ import annotations

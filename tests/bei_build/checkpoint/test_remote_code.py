@@ -1,6 +1,6 @@
-"""Checkpoints whose authors shipped code of their own: their configs and tensor names give the native class's outputs.
+"""Checkpoints with their authors' own code: their configs and tensor names give the native class's outputs.
 
-A native checkpoint is saved, then its tensors and its config are renamed to what the original code calls them.
+A native checkpoint is saved, then its tensors and its config are renamed to those of the original code.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LENGTHS = (6, 21, 3, 34)
 
 
 def saved(folder: Path, name: str, **settings: Any) -> Path:
-    """The case ``name`` under the names of its class: ``save_pretrained`` writes those of the original code."""
+    """The case ``name`` with the tensor names of its class: ``save_pretrained`` writes those of the original code."""
     case = next(case for case in CASES if case.name == name)
     save_case(folder, replace(case, settings={**case.settings, **settings}))
     model = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32)
@@ -67,7 +67,7 @@ def renamed(folder: Path, names: Mapping[str, str], join: Callable[[Tensors], Te
 
 
 def joined(tensors: Tensors, parts: tuple[str, ...], whole: str) -> Tensors:
-    """Rows of the tensors ``parts`` of a module under one name ``whole``."""
+    """The rows of a module's tensors ``parts`` under one name ``whole``."""
     result = dict(tensors)
     for name in tensors:
         if f".{parts[0]}." in name:
@@ -332,7 +332,7 @@ def test_buffers_that_older_code_saved_are_left_aside(buffer: str, tmp_path: Pat
 
 # Decoders whose authors' code has the native class's names, and another mask.
 
-# As GritLM-7B's and stella_en_1.5B_v5's config.json have it.
+# Settings of GritLM-7B's and stella_en_1.5B_v5's config.json.
 GRITLM = {"AutoModel": "modeling_gritlm7b.MistralModel", "AutoModelForCausalLM": "modeling_gritlm7b.MistralForCausalLM"}
 STELLA = {
     "AutoModel": "modeling_qwen.Qwen2Model",
@@ -379,7 +379,7 @@ def test_what_the_manifest_says_of_attention_is_the_models_own_if_nobody_says_mo
 
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_code_that_config_json_says_the_attention_of_is_known(is_causal: bool, tmp_path: Path) -> None:
-    """As gte-Qwen2's."""
+    """As in gte-Qwen2."""
     folder = with_own_code(tmp_path / "qwen", "Qwen2ForCausalLM", STELLA, is_causal=is_causal)
     assert read(folder).spec.layers[0].attention.causal is is_causal
 
@@ -411,7 +411,7 @@ def test_own_code_counts_where_it_would_compute_what_is_built(key: str, is_refus
 
 
 def test_what_windows_become_is_not_guessed(tmp_path: Path) -> None:
-    """GritLM's own code sees everything, whatever sliding_window says; others keep it."""
+    """GritLM's own code attends to everything, whatever sliding_window says; others keep it."""
     folder = with_own_code(tmp_path / "mistral", "MistralForCausalLM", GRITLM, sliding_window=9)
     with pytest.raises(ConfigError, match=r"windows of 9 tokens.*set --max-seq-len 9\."):
         read(folder, "bidirectional")
@@ -431,7 +431,7 @@ def test_an_attention_that_the_model_cannot_have_is_refused(
 
 
 def test_a_module_of_the_repositorys_own_is_refused(tmp_path: Path) -> None:
-    """As jina-embeddings-v3's, which picks one of five adapters."""
+    """As in jina-embeddings-v3, whose module selects one of five adapters."""
     folder = add_modules(saved(tmp_path / "xlm", "XLMRobertaModel"))
     modules = json.loads((folder / "modules.json").read_text())
     modules[0]["type"] = "custom_st.Transformer"

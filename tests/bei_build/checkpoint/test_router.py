@@ -1,4 +1,4 @@
-"""Checkpoints with a Router: which modules are built, and which texts they do not read.
+"""Checkpoints with a Router: the modules that are built, and the texts that they do not read.
 
 Layouts after ``Router.save`` of sentence-transformers 5 and 6, and ``Asym.save`` of 4.1.
 """
@@ -37,7 +37,7 @@ TRANSFORMER, POOLING, NORMALIZE = (f"{MODELS}.{kind}" for kind in ("Transformer"
 def save_router(
     folder: Path, routes: dict[str, dict[str, str]], *, file: str = "router_config.json", **parameters: Any
 ) -> Path:
-    """A Router in the root; ``routes`` are types by the paths of modules, which are there."""
+    """A Router in the root; ``routes`` are types by the paths of existing modules."""
     write_json(folder / "modules.json", [{"idx": 0, "name": "0", "path": "", "type": ROUTER}])
     types = {path: kind for modules in routes.values() for path, kind in modules.items()}
     structure = {name: list(modules) for name, modules in routes.items()}
@@ -46,7 +46,7 @@ def save_router(
 
 
 def encoder(folder: Path, name: str) -> dict[str, str]:
-    """A Transformer, its Pooling and Normalize as a route called ``name``; files of a pooling, and no weights."""
+    """A route ``name`` with a Transformer, its Pooling and Normalize; files of a pooling, and no weights."""
     for kind in ("Transformer", "Pooling", "Normalize"):
         (folder / f"{name}_{kind}").mkdir(parents=True)
     write_json(folder / f"{name}_Pooling" / "config.json", {"pooling_mode": "mean"})
@@ -80,7 +80,7 @@ def test_a_router_with_one_route_is_built_as_its_modules(tmp_path: Path) -> None
 
 
 def test_a_router_between_modules_gives_way_to_the_modules_of_its_route(tmp_path: Path) -> None:
-    """As Asym was used: a Dense of its own for each side, or one for both."""
+    """A use of Asym: a Dense for each side, or one for both."""
     folder = add_modules(save_checkpoint(tmp_path), ("mean",), (Dense(8),))
     modules = json.loads((folder / "modules.json").read_text())
     asym = {"idx": 2, "name": "2", "path": "2_Asym", "type": f"{MODELS}.Asym"}
@@ -124,7 +124,7 @@ def test_the_default_route_or_the_one_that_is_asked_for(
 @pytest.mark.parametrize(
     ("routes", "mappings", "route", "absent"),
     [
-        # What the library does with a text: its task's mapping, its modality's, a route of its task's name, "text".
+        # The library's order for a text: its task's mapping, its modality's, a route with its task's name, "text".
         (("text", "image"), {}, "text", ("image",)),
         (("a", "image"), {"(None, 'text')": "a", "(None, 'image')": "image"}, "a", ()),
         (("a", "b"), {"('query', None)": "b", "(None, None)": "a"}, "a", ("query",)),

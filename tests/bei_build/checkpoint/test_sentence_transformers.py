@@ -1,4 +1,4 @@
-"""The files sentence-transformers writes: what they say is obeyed, and what bei cannot do is refused by name."""
+"""The files that sentence-transformers writes: bei obeys them, and refuses unsupported settings by name."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def encodings(vocab_size: int, lengths: Sequence[int] = LENGTHS) -> list[Encodin
 
 
 def states(folder: Path, texts: Sequence[Encoding]) -> list[torch.Tensor]:
-    """Last hidden states of each text by itself, from the HF class."""
+    """Last hidden states of each text on its own, from the HF class."""
     model = AutoModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
         return [model(torch.from_numpy(text.input_ids.astype(np.int64))[None]).last_hidden_state[0] for text in texts]

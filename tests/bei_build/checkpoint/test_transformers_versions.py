@@ -1,6 +1,6 @@
-"""What transformers 4 and 5 read differently: the build takes what 5 does, says so, and the remedy it names works.
+"""Differences between transformers 4 and 5: the build follows 5, notes the difference, and its remedy works.
 
-What 4 read is written here as 4.57.6 was measured to read it (docs/decisions.md): it is not installed beside 5.
+The behaviour of 4 is written here as it was measured with 4.57.6 (docs/decisions.md): it is not installed beside 5.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def notes(folder: Path) -> list[str]:
 
 
 def thetas(spec: ModelSpec) -> list[float]:
-    """Of each layer, what the second of its frequencies is a power of."""
+    """For each layer, the base of its second frequency."""
     ropes = [layer.attention.rope for layer in spec.layers if layer.attention.rope]
     return [round(rope.inv_freq[1] ** -len(rope.inv_freq)) for rope in ropes]
 
@@ -194,7 +194,7 @@ def test_what_both_read_alike_is_not_noted(name: str, changes: Settings, tmp_pat
 def test_what_5_has_saved_is_not_noted(tmp_path: Path) -> None:
     folder = said_as_4(tmp_path, "CohereModel", {"transformers_version": version("transformers")})
     assert notes(folder) == []
-    assert len(notes(change_config(folder, transformers_version=None))) == 1  # nobody knows
+    assert len(notes(change_config(folder, transformers_version=None))) == 1  # unknown version
 
 
 def test_the_build_prints_the_notes_and_the_manifest_names_the_version(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_no_pruned_heads_are_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["LlamaModel", "ModernBertDecoderModel"])
 def test_a_key_for_bidirectional_attention_that_nothing_reads_is_refused(name: str, tmp_path: Path) -> None:
-    """Transformers' class masks what comes later; the reference was made as bidirectional as the engine."""
+    """transformers' class masks later tokens; the reference was made as bidirectional as the engine."""
     folder = change_config(saved(tmp_path, name), use_bidirectional_attention=True)
     refused(folder, CheckpointError, f"use_bidirectional_attention, which transformers' {name} does not read")
     for attention in ATTENTIONS:
@@ -259,14 +259,14 @@ def test_a_key_that_only_one_implementation_of_attention_obeys_is_refused(name: 
 
 
 def test_distilberts_scores_read_its_own_activation(tmp_path: Path) -> None:
-    """Transformers' class has no ``hidden_act``: a stray one changes nothing."""
+    """transformers' class has no ``hidden_act``: a stray one changes nothing."""
     folder = save_checkpoint(tmp_path / "checkpoint", "distilbert", task="ForMaskedLM")
     (head,) = read(change_config(folder, hidden_act="relu")).spec.heads
     assert [layer.activation for layer in head.token_layers if isinstance(layer, DenseSpec)] == ["gelu", "identity"]
 
 
 def test_how_a_model_answers_does_not_matter(tmp_path: Path) -> None:
-    """The reference asks for one form of answer; 28 tokens are no multiple of the chunk."""
+    """The reference uses one form of answer; 28 tokens are not a multiple of the chunk."""
     folder = change_config(saved(tmp_path / "bert", "BertModel"), return_dict=False, chunk_size_feed_forward=27)
     artifact = build_artifact(folder, tmp_path / "artifact")
     assert artifact.certificate.outputs[0].cosine_mean >= 0.99999

@@ -1,4 +1,4 @@
-"""JinaBERT v2: random checkpoints as its authors' code saves them, and what that computes, in torch.
+"""JinaBERT v2: random checkpoints as its authors' code saves them, and its computation in torch.
 
 Two models of the same names: the one of the papers, and that of jina-embeddings-v2-base-code, ``CODE`` here, written
 from text-embeddings-inference's jina_code.rs and Python port of the authors' modeling_bert.py.
@@ -30,7 +30,7 @@ def save(
     tokenizer: Callable[[], Tokenizer] = wordpiece_tokenizer,
     **changes: Any,
 ) -> Path:
-    """Save a checkpoint of the model ``code`` into ``folder``; ``changes`` are of config.json."""
+    """Save a checkpoint of the model ``code`` into ``folder``; ``changes`` apply to config.json."""
     vocabulary = tokenizer().get_vocab_size()
     generator = torch.Generator().manual_seed(11)
 
@@ -89,7 +89,7 @@ def save(
 
 
 def slopes(count: int) -> list[float]:
-    """2 ** (-8 i / n) for n a power of two; else those of the one below, then every other one of twice as many."""
+    """2 ** (-8 i / n) for n a power of two; else those of the lower power, then every other one of twice as many."""
     below = 1 << (count.bit_length() - 1)
     first = [2 ** (-8 * (index + 1) / below) for index in range(below)]
     return first if below == count else first + slopes(2 * below)[0::2][: count - below]

@@ -1,7 +1,7 @@
-"""NomicBERT's original code: random checkpoints as it saves them, and what it computes, in torch.
+"""NomicBERT's original code: random checkpoints as it saves them, and its computation in torch.
 
-Written from nomic-ai/contrastors; text-embeddings-inference's nomic.rs and vLLM's bert_with_rope.py follow it. Token
-by token and expert by expert. The names of tensors and keys of config.json are those of nomic-embed-text-v2-moe.
+Written from nomic-ai/contrastors; text-embeddings-inference's nomic.rs and vLLM's bert_with_rope.py follow it. It runs
+token by token and expert by expert. The names of tensors and keys of config.json are those of nomic-embed-text-v2-moe.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def config_of(**changes: Any) -> dict[str, Any]:
 
 
 def has_experts(config: dict[str, Any], layer: int) -> bool:
-    """From the second layer on, one in ``moe_every_n_layers``."""
+    """From the second layer on, one in ``moe_every_n_layers`` has experts."""
     return bool(config["num_experts"]) and layer % int(config["moe_every_n_layers"]) == 1
 
 
 def save(folder: Path, prefix: str = "", **changes: Any) -> Path:
-    """Save a checkpoint into ``folder``; ``changes`` are of config.json."""
+    """Save a checkpoint into ``folder``; ``changes`` apply to config.json."""
     config, generator = config_of(**changes), torch.Generator().manual_seed(7)
 
     def normal(*shape: int, mean: float = 0.0) -> torch.Tensor:
@@ -110,7 +110,7 @@ def save(folder: Path, prefix: str = "", **changes: Any) -> Path:
 
 
 def rotated(heads: torch.Tensor, base: float) -> torch.Tensor:
-    """``heads`` [tokens, heads, width]: the halves turn by position / base ** (2 i / width)."""
+    """``heads`` [tokens, heads, width]: the halves rotate by position / base ** (2 i / width)."""
     width = heads.shape[-1]
     angles = torch.arange(len(heads))[:, None] / base ** (torch.arange(0, width, 2) / width)
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]
@@ -126,7 +126,7 @@ class Oracle:
         self.tensors = {name.removeprefix(prefix): tensor for name, tensor in read_tensors(folder).items()}
 
     def states(self, encoding: Encoding) -> torch.Tensor:
-        """The last layer's."""
+        """The last layer's states."""
         ids = torch.from_numpy(encoding.input_ids.astype(np.int64))
         value = self.tensors["embeddings.word_embeddings.weight"][ids]
         value = self.norm("emb_ln", value + self.tensors["embeddings.token_type_embeddings.weight"][0])

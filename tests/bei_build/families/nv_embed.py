@@ -1,4 +1,4 @@
-"""NV-Embed: random checkpoints as its authors' code saves them, and what that code computes, in torch.
+"""NV-Embed: random checkpoints as its authors' code saves them, and that code's computation in torch.
 
 After modeling_nvembed.py of nvidia/NV-Embed-v2, as copies of it are public.
 """
@@ -21,8 +21,8 @@ functional = torch.nn.functional
 
 
 def around(folder: Path, **changes: Any) -> Path:
-    """Put latent attention around the saved Mistral in ``folder``, its weights random too; texts have BOS alone, as
-    Llama's tokenizer puts it. ``changes`` are of config.json."""
+    """Add latent attention with random weights to the saved Mistral in ``folder``; texts have only BOS, as Llama's
+    tokenizer puts it. ``changes`` apply to config.json."""
     text = json.loads((folder / "config.json").read_text())
     width = text["hidden_size"]
     tensors = {f"embedding_model.{name}": tensor for name, tensor in read_tensors(folder).items()}
@@ -36,7 +36,7 @@ def around(folder: Path, **changes: Any) -> Path:
         "padding_side": "right",
         "is_mask_instruction": True,
         "add_eos": True,
-        "text_config": {**text, "model_type": "bidir_mistral", "sliding_window": 3},  # of which the code reads none
+        "text_config": {**text, "model_type": "bidir_mistral", "sliding_window": 3},  # the code ignores these
         "latent_attention_config": {**latent, "hidden_dim": width, "output_normalize": True},
         **changes,
     }
@@ -70,7 +70,7 @@ def _latent_tensors(width: int) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def latent_attention(folder: Path, states: torch.Tensor) -> torch.Tensor:
-    """What the code makes of a text's last ``states``, [tokens, width]; the mean comes behind it."""
+    """The code's result for a text's last ``states``, [tokens, width], before the mean."""
     tensors = read_tensors(folder)
 
     def get(name: str) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""ALBERT: which forms of sharing are refused, and that shared weights are stored once."""
+"""ALBERT: refused forms of sharing, and shared weights, which are stored once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BART and mBART: which token a classifier reads, and what is refused."""
+"""BART and mBART: the token that a classifier reads, and refused configs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ END = 2
 
 @pytest.mark.parametrize("name", ["BartForSequenceClassification", "MBartForSequenceClassification"])
 def test_a_classifier_reads_the_last_end_of_a_sentence(name: str, tmp_path: Path) -> None:
-    """Not the first, not that of another text of the batch, and not the language behind it."""
+    """Not the first, not one of another text in the batch, and not the language token after it."""
     folder = saved(tmp_path / "checkpoint", name)
     texts = ([0, 5, END, END, 6, 7, END, 4], [0, 9, END], [END, 8, 9, 10, 11, 12], [END])
     encodings = [Encoding(np.array(ids, np.int32)) for ids in texts]

@@ -1,4 +1,4 @@
-"""CLIP: the text tower of whole checkpoints, and where it pools."""
+"""CLIP: the text tower of whole checkpoints, and its pooling position."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _IMAGE = {**_TEXT, "image_size": 8, "patch_size": 4}
 
 
 def whole(folder: Path) -> Path:
-    """A CLIPModel as openai's checkpoints are, both towers."""
+    """A CLIPModel like openai's checkpoints, with both towers."""
     config = transformers.CLIPConfig(text_config=_TEXT, vision_config=_IMAGE, projection_dim=24)
     with torch.random.fork_rng():
         torch.manual_seed(3)

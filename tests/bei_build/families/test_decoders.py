@@ -1,4 +1,4 @@
-"""Decoders: what their classes in transformers ignore, or compute otherwise, is refused; heads of remote code."""
+"""Decoders: refused configs that transformers' classes ignore or compute differently; heads of remote code."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_types_of_layers_that_the_class_ignores_are_refused(width: int | None, t
 
 
 def test_a_mistral_with_types_of_layers_is_read_as_automodel_reads_it(tmp_path: Path) -> None:
-    """As a Ministral; where --attention is said, the config is not transformers' AutoConfig's: refused."""
+    """It becomes a Ministral; with --attention the config is not transformers' AutoConfig's, and is refused."""
     types = ["sliding_attention", "full_attention", "sliding_attention"]
     folder = change_config(saved(tmp_path / "mistral", "MistralModel"), layer_types=types)
     assert [layer.attention.window for layer in read(folder).spec.layers] == [7, None, 7]
@@ -86,7 +86,7 @@ def test_a_window_without_width_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["MistralModel", "Qwen2Model", "Gemma2Model"])
 def test_windows_of_a_decoder_that_reads_both_ways_are_not_guessed(name: str, tmp_path: Path) -> None:
-    """Transformers widens them by a token, the code of such checkpoints drops them."""
+    """transformers widens them by a token, the code of such checkpoints drops them."""
     folder = change_config(saved(tmp_path, name), is_causal=False)
     refused(folder, ConfigError, r"windows of 8 tokens, and config.json \(is_causal\) does not say")
     assert not read(folder, max_seq_len=8).spec.layers[0].attention.causal
@@ -181,7 +181,7 @@ def test_the_factor_of_coheres_token_scores_must_be_above_zero(tmp_path: Path) -
 
 
 def reward_model(folder: Path, **changes: Any) -> Path:
-    """As Qwen2.5-Math-RM-72B: remote code, whose head lies beside the model's tensors."""
+    """Like Qwen2.5-Math-RM-72B: remote code, whose head is stored beside the model's tensors."""
     saved(folder, "Qwen2Model")
     generator = torch.Generator().manual_seed(5)
     tensors = {f"model.{name}": tensor for name, tensor in read_tensors(folder).items()}
@@ -210,7 +210,7 @@ def test_the_reward_model_of_qwen_scores_the_last_token(tmp_path: Path) -> None:
 
 
 def test_the_process_reward_model_of_qwen_is_refused(tmp_path: Path) -> None:
-    """It scores the steps of an answer, each at a token of its own."""
+    """It scores the steps of an answer, each at its own token."""
     folder = reward_model(tmp_path, architectures=["Qwen2ForProcessRewardModel"])
     refused(folder, UnsupportedArchitectureError, "Qwen2ForProcessRewardModel of model_type 'qwen2' is not supported")
 
@@ -223,7 +223,7 @@ def test_a_token_classifier_may_have_no_bias(tmp_path: Path) -> None:
 
 
 def voyage(folder: Path, **changes: Any) -> Path:
-    """As voyage-4-nano: config.json names the native class, ``auto_map`` one with another mask and a projection."""
+    """Like voyage-4-nano: config.json names the native class, ``auto_map`` one with another mask and a projection."""
     saved(folder, "Qwen3ForCausalLM")
     projection = torch.randn((20, 32), generator=torch.Generator().manual_seed(6))
     write_tensors(folder, {**read_tensors(folder), "linear.weight": projection})

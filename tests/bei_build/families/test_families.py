@@ -36,7 +36,7 @@ def test_architectures_are_classes_of_transformers(family: Family, architecture:
     assert family_of(family.model_type, architecture, {}) is family
     if architecture in REMOTE_CODE:
         return
-    if architecture in ("CLIPModel", "CLIPTextModel"):  # of two towers, of which the family reads one
+    if architecture in ("CLIPModel", "CLIPTextModel"):  # two towers; the family reads one
         return
     model_class = getattr(transformers, architecture)
     assert model_class.config_class.model_type == family.model_type

@@ -1,4 +1,4 @@
-"""What a family may say beyond configs and names: its reference class, shared tensors, texts of any length."""
+"""Settings of a family beyond configs and names: its reference class, shared tensors, texts of any length."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bei.errors import CheckpointError, VerificationError
-from bei_build.checkpoint import checkpoint as reading
+from bei_build.checkpoint import read as reading
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.locate import locate
 from bei_build.checkpoint.read import read_checkpoint
@@ -26,7 +26,7 @@ KEY = "layers.{i}.attention.key"
 
 
 def read(folder: Path, family: Family, **changes: object) -> Checkpoint:
-    """The checkpoint as if ``family`` were as ``changes`` say."""
+    """The checkpoint read with ``changes`` to ``family``."""
     checkpoint = read_checkpoint(locate(str(folder)))
     assert checkpoint.family is family
     return replace(checkpoint, family=replace(family, **changes))  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ def test_what_the_reference_raises_says_what_to_do(name: str, message: str, fold
 
 
 def test_a_tensor_without_an_index_is_read_by_every_layer(folder: Path, tmp_path: Path) -> None:
-    """The keys of all layers are one tensor, of each layer all of it."""
+    """The keys of all layers are one tensor, which each layer reads whole."""
     tensors = read_tensors(folder)
     shared = {
         name.replace("encoder.layer.0.", "shared."): tensor

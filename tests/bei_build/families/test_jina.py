@@ -63,7 +63,7 @@ def test_the_model_for_code_is_close_in_fewer_bits(precision: str, tmp_path: Pat
 
 
 def test_a_copy_of_the_model_for_code_is_known_by_its_origin(tmp_path: Path) -> None:
-    """transformers writes ``_name_or_path``; whoever copies the code beside the weights gets another auto_map."""
+    """transformers writes ``_name_or_path``; copying the code beside the weights changes auto_map."""
     auto_map = {"AutoModel": "modeling_bert.JinaBertModel"}
     folder = save(tmp_path / "jina", code=CODE, auto_map=auto_map, _name_or_path=CODE)
     assert read_checkpoint(locate(str(folder))).spec.layers[0].second_attention_norm

@@ -1,4 +1,4 @@
-"""Jina's XLM-RoBERTa in the names of its own code: positions of two kinds, and one of several adapters."""
+"""Jina's XLM-RoBERTa in the names of its own code: two kinds of positions, and one of several adapters."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_a_classifier_reads_the_pooled_first_token(changes: dict[str, Any], tmp_
 
 
 def test_who_else_is_in_the_batch_changes_nothing(tmp_path: Path) -> None:
-    """Sums of experts' outputs are in one order, whichever tokens each of them has."""
+    """Sums of the experts' outputs have a fixed order, whichever tokens each expert has."""
     texts = random_encodings([*LENGTHS, 2, 9], VOCABULARY)
     with running(build_artifact(save(tmp_path / "nomic"), tmp_path / "artifact")) as engine:
         together = embed(engine, texts)
@@ -95,7 +95,7 @@ def test_it_is_close_in_fewer_bits(precision: str, tmp_path: Path) -> None:
 
 
 def test_it_is_verified_with_a_second_writing_of_its_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers' class takes the config and leaves out experts and biases."""
+    """transformers' class accepts the config and leaves out experts and biases."""
     folder = save(tmp_path / "nomic")
     certificate = build_artifact(folder, tmp_path / "artifact").certificate
     assert certificate.reference == "bei's PyTorch module, FP32, one text at a time"

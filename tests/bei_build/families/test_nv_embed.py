@@ -1,4 +1,4 @@
-"""NV-Embed: latent attention behind a Mistral whose tokens see each other, and means behind the instruction."""
+"""NV-Embed: latent attention after a bidirectional Mistral, and means over the tokens after the instruction."""
 
 from __future__ import annotations
 

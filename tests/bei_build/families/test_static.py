@@ -57,12 +57,12 @@ TEXTS = [
 
 
 def home_of(folder: Path) -> Path:
-    """Where table and tokenizer lie."""
+    """The folder with table and tokenizer."""
     return folder if (folder / "model.safetensors").is_file() else folder / "0_StaticEmbedding"
 
 
 def vectors(artifact: Artifact) -> Float32Array:
-    """Of ``TEXTS`` in one packed batch, tokenized as the server does it."""
+    """Vectors of ``TEXTS`` in one packed batch, tokenized like the server."""
     tokenizer = Tokenizer.from_file(str(artifact.path / TOKENIZER))
     tokenizer.enable_truncation(artifact.manifest.max_seq_len)
     with running(artifact) as engine:
@@ -129,7 +129,7 @@ def test_bf16_is_close(writer: str, tmp_path: Path) -> None:
 
 def test_held_out_texts_without_tokens_do_not_fail_the_build(tmp_path: Path) -> None:
     def make() -> Tokenizer:
-        """Of Latin letters, dropping what is none."""
+        """A tokenizer of Latin letters that drops all others."""
         tokenizer = Tokenizer(BPE({letter: index for index, letter in enumerate(ascii_letters)}, []))
         tokenizer.pre_tokenizer = Whitespace()
         return tokenizer

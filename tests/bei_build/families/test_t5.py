@@ -1,4 +1,4 @@
-"""T5: a checkpoint with its decoder, lengths that nothing limits, and what is refused."""
+"""T5: a checkpoint with its decoder, unlimited lengths, and refused configs."""
 
 from __future__ import annotations
 

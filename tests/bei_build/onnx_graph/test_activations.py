@@ -37,7 +37,7 @@ def test_the_others_are_refused_by_name(name: str, tmp_path: Path) -> None:
 
 
 def spread(folder: Path) -> Path:
-    """Make what enters the activations of a BERT reach from below -10 to above 10, where their forms differ."""
+    """Make the inputs of a BERT's activations reach from below -10 to above 10, where their forms differ."""
     tensors = read_tensors(folder)
     return write_tensors(
         folder, {name: 12.0 * it if "intermediate.dense" in name else it for name, it in tensors.items()}

@@ -1,4 +1,4 @@
-"""What heads lose where an engine on the CPU computes in BF16."""
+"""Precision of heads where an engine on the CPU computes in BF16."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints in FP8 as ModelOpt exports them, written by hand: nothing of the builder's is used."""
+"""FP8 checkpoints as ModelOpt exports them, written without the builder's code."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ Tensors = dict[str, torch.Tensor]
 
 
 def is_linear(name: str, tensor: torch.Tensor) -> bool:
-    """Whether ModelOpt would quantize it: tables of words, positions and types are no linear layers."""
+    """True if ModelOpt would quantize it: tables of words, positions and types are not linear layers."""
     return name.endswith(".weight") and tensor.ndim == 2 and "embed" not in name
 
 
 def quantize(
     folder: Path, excluded: Sequence[str] = (), *, per_row: bool = False, inputs: bool = True, said: str = "both"
 ) -> Tensors:
-    """Rewrite the checkpoint in ``folder`` in FP8; returns its tensors as they are to be read, by their names.
+    """Rewrite the checkpoint in ``folder`` in FP8; returns its tensors with the values that they stand for, by their
+    names.
 
-    Modules that match a pattern of ``excluded`` stay as they are. ``per_row``: a scale a row in place of one a matrix.
-    The input scale of the n-th matrix is ``input_scale(n)``, unless ``inputs`` are left out. ``said``: see ``say``.
+    Modules that match a pattern of ``excluded`` stay as they are. ``per_row``: a scale per row instead of one per
+    matrix. The input scale of the n-th matrix is ``input_scale(n)``, unless ``inputs`` are left out. ``said``: see
+    ``say``.
     """
     stored, read = Tensors(), Tensors()
     for name, tensor in sorted(read_tensors(folder).items()):
@@ -49,14 +51,13 @@ def quantize(
 
 
 def input_scale(number: int) -> float:
-    """Of a matrix: all different, and not in the order of their names."""
+    """A matrix's input scale: all are different, and not in the order of their names."""
     return 0.01 + (number * 37 % 101) / 1000
 
 
 def say(folder: Path, algorithm: str | None, excluded: Sequence[str] = (), said: str = "both", **more: Any) -> None:
-    """Write what ModelOpt says of a checkpoint: ``said`` in "both" places, "inline" (config.json), in its own "file",
-    or "inline, as in 2025", when config.json did not name the method.
-    """
+    """Write ModelOpt's settings for a checkpoint: ``said`` in "both" places, "inline" (config.json), in its own "file",
+    or "inline, as in 2025", when config.json did not name the method."""
     producer = {"name": "modelopt", "version": "0.47.0"}
     if said != "file":
         method = {} if said == "inline, as in 2025" else {"quant_method": "modelopt"}

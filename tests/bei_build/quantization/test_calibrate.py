@@ -1,4 +1,5 @@
-"""Builds in int8, from checkpoint to certificate: calibration, layers left high, and what a certificate catches."""
+"""Builds in int8, from checkpoint to certificate: calibration, layers in high precision, and errors that a certificate
+catches."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ from bei_build.config import BuildConfig
 from bei_build.job import Job
 from bei_build.onnx_graph.writer import GraphWriter
 from bei_build.progress import Progress
-from bei_build.quantization.calibrate import QUANTIZATION, Calibrated, kept_quantization, with_more_high
+from bei_build.quantization.calibrate import QUANTIZATION, Calibration, read_quantization, with_more_high
 from bei_build.quantization.calibration_texts import CalibrationTexts
-from bei_build.quantization.scales import Chosen
+from bei_build.quantization.scales import ChosenScales
 from bei_build.spec.dtypes import DType
 from bei_build.spec.quantization import LayerQuantization, Quantization
 from bei_build.targets import openvino
@@ -60,8 +61,8 @@ def artifact(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Arti
 
 
 def with_outlier(folder: Path) -> Path:
-    """In the second layer one channel in front of the last product is far larger than the others, for all tokens, and
-    those matter."""
+    """In the second layer one input channel of the last product is far larger than the others, for all tokens, but the
+    others matter."""
     save_checkpoint(folder)
     tensors = read_tensors(folder)
     up, down = (f"encoder.layer.1.{part}.dense" for part in ("intermediate", "output"))
@@ -112,7 +113,7 @@ def test_the_engine_has_int8_matrices_whose_sums_the_cpu_computes_exactly(
     assert len(matrices) == 4 * artifact.manifest.spec.num_layers
     assert {int(np.abs(matrix.astype(np.int32)).max()) for matrix in matrices} == {largest}
     assert artifact.manifest.engine.capabilities == cpu
-    assert {layer.matrix_bits for layer in kept_quantization(artifact.path).layers.values()} == {
+    assert {layer.matrix_bits for layer in read_quantization(artifact.path).layers.values()} == {
         7 if largest == 63 else 8
     }
 
@@ -142,17 +143,17 @@ def test_a_layer_with_an_outlier_is_left_high_and_the_artifact_says_so(tmp_path:
     worst, *others = built.certificate.quantization.by_sensitivity
     assert (worst.layer, worst.is_high, worst.effect) == (OUTLIER, True, layers[OUTLIER]["effect"])
     assert all(layer.effect is not None and not layer.is_high for layer in others)
-    kept = kept_quantization(built.path)
+    kept = read_quantization(built.path)
     assert (kept.format, kept.layers.keys()) == ("int8", layers.keys() - {OUTLIER})
     assert all(kept.layers[name].input_amax == layers[name]["input_amax"] for name in kept.layers)
 
 
-def calibrated_of(effects: dict[str, float] | None) -> Calibrated:
-    """Five layers, of which three may be left high; their own errors rise in the order in which effects fall."""
+def calibrated_of(effects: dict[str, float] | None) -> Calibration:
+    """Five layers, of which three may stay in high precision; their own errors rise in the order of falling effects."""
     layers = dict.fromkeys("abcde", LayerQuantization(1.0))
     errors = {name: 0.01 * (1 + index) for index, name in enumerate(layers)}
-    chosen, texts = Chosen(Quantization("fp8", layers), errors), CalibrationTexts("a list", ("a text",))
-    return Calibrated(chosen, "max", texts, num_tokens=3, seed=0, most_high=3, effects=effects)
+    chosen, texts = ChosenScales(Quantization("fp8", layers), errors), CalibrationTexts("a list", ("a text",))
+    return Calibration(chosen, "max", texts, num_tokens=3, seed=0, most_high=3, effects=effects)
 
 
 def test_effects_say_which_layers_are_left_high_and_how_many_that_takes() -> None:
@@ -164,7 +165,7 @@ def test_effects_say_which_layers_are_left_high_and_how_many_that_takes() -> Non
         assert more.quantization.layers.keys() == set("abcde") - set(names)
         assert (more.with_more_high(0.5) is None) == (names == "abc")  # no more may be
         assert [layer.effect for layer in more.record.layers] == [8.0, 4.0, 2.0, 1.0, 1.0]
-    assert [found.needed(share) for share in (0.5, 0.25, 0.2, 0.01)] == [1, 2, 3, 5]  # whether they may be or not
+    assert [found.needed(share) for share in (0.5, 0.25, 0.2, 0.01)] == [1, 2, 3, 5]  # allowed or not
 
 
 def test_where_no_more_may_be_left_high_a_note_says_how_many_it_would_take() -> None:
@@ -175,7 +176,7 @@ def test_where_no_more_may_be_left_high_a_note_says_how_many_it_would_take() -> 
 
 
 def test_where_effects_are_not_known_there_are_twice_as_many_by_their_own_errors() -> None:
-    found: Calibrated | None = calibrated_of({})
+    found: Calibration | None = calibrated_of({})
     for names in ("e", "ed", "edc"):
         assert found is not None
         found = found.with_more_high(0.5)

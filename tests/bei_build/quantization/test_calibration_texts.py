@@ -1,4 +1,4 @@
-"""Texts to calibrate with: where they may come from, and that none is a text of the certificate."""
+"""Calibration texts: their sources, and that none is a text of the certificate."""
 
 from __future__ import annotations
 

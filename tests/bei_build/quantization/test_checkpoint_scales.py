@@ -1,4 +1,4 @@
-"""ModelOpt's FP8 checkpoints: read as the numbers they mean, with the scales that they bring, or refused by name."""
+"""ModelOpt's FP8 checkpoints: read with their scales, or refused by name."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ NAMES = (
 
 
 def pair(tmp_path: Path, name: str, **settings: Any) -> tuple[Path, Path]:
-    """A checkpoint in FP8, and the same with the numbers that it means."""
+    """A checkpoint in FP8, and the same with the numbers that it stands for."""
     quantized = saved(tmp_path / "quantized", name)
     shutil.copytree(quantized, tmp_path / "dequantized")
     write_tensors(tmp_path / "dequantized", quantize(quantized, **settings))
@@ -88,7 +88,7 @@ def test_matrices_are_read_times_their_scales(name: str, per_row: bool, tmp_path
 
 
 def scales_of(folder: Path) -> dict[str, float]:
-    """The scales of inputs by module, as the file has them."""
+    """The file's input scales by module."""
     return {
         name.removesuffix(".input_scale"): float(tensor)
         for name, tensor in read_tensors(folder).items()
@@ -216,7 +216,7 @@ def test_what_modelopt_exports_is_read(name: str, tmp_path: Path) -> None:
 
 
 def export(folder: Path, name: str, out: Path) -> dict[str, tuple[float, npt.NDArray[np.float32]]]:
-    """ModelOpt's own way, into ``out``; returns the largest input and the matrix of each module that it quantizes."""
+    """ModelOpt's own export into ``out``; returns the largest input and the matrix of each quantized module."""
     model: Any = getattr(transformers, name).from_pretrained(folder, dtype=torch.bfloat16).eval()
 
     def run(_: Any) -> None:
@@ -269,7 +269,7 @@ def test_a_checkpoint_of_which_only_the_cache_is_quantized_is_read_as_it_is(tmp_
         )
 
 
-# What is built of it.
+# Artifacts built from it.
 
 
 @pytest.mark.parametrize("name", ["BertModel", "Qwen3ForCausalLM", "ModernBertModel", "T5EncoderModel"])
@@ -288,7 +288,7 @@ def test_the_reference_computes_with_the_numbers_that_are_meant(name: str, tmp_p
 
 @pytest.mark.parametrize("name", ["BertModel", "Qwen3Model"])
 def test_the_graph_has_the_matrices_as_they_are_stored(name: str, tmp_path: Path) -> None:
-    """The same codes, though the score scale is in the rows of queries: in their scales."""
+    """The same codes, although the score scale is folded into the rows of queries: it is in their scales."""
     import onnx
 
     quantized, _ = pair(tmp_path, name, per_row=True)
@@ -363,7 +363,7 @@ def test_modules_that_are_no_list_are_refused(folder: Path) -> None:
 
 
 def changed(**tensors: torch.Tensor) -> Callable[[Tensors], Tensors]:
-    """The tensors with those of the first layer's query, by the ends of their names."""
+    """Changes to the tensors of the first layer's query, by the endings of their names."""
     return lambda before: {**before, **{f"{QUERY}.{end}": tensor for end, tensor in tensors.items()}}
 
 

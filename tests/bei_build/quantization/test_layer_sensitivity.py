@@ -1,4 +1,4 @@
-"""What rounding one layer does to the outputs: against graphs in which that layer alone is rounded."""
+"""Effects of rounding single layers, against graphs in which only that layer is rounded."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from bei.core import Encoding, Float32Array, Limits, PackedBatch
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.quantization import layer_sensitivity as module
-from bei_build.quantization.emulation import emulated
-from bei_build.quantization.layer_sensitivity import effects
+from bei_build.quantization.emulation import emulated_engine
+from bei_build.quantization.layer_sensitivity import measure_effects
 from bei_build.spec.quantization import Format, Quantization
 from tests.bei_build.targets.test_fp8 import quantization_of
 from tests.bei_build.targets.tiny import case_named, read_case
@@ -24,7 +24,7 @@ def outputs_of(
     checkpoint: Checkpoint, quantization: Quantization, encodings: list[Encoding], scratch: Path
 ) -> dict[str, Float32Array]:
     limits = Limits(256, 16, checkpoint.max_seq_len)
-    with emulated(checkpoint.spec, checkpoint.weights().read, quantization, limits, scratch) as engine:
+    with emulated_engine(checkpoint.spec, checkpoint.weights().read, quantization, limits, scratch) as engine:
         return dict(engine.run(PackedBatch.from_encodings(encodings)))
 
 
@@ -39,7 +39,7 @@ def test_it_is_what_a_graph_with_that_layer_rounded_alone_changes(
     # Nothing is clipped: numpy clips INT8 at -127, and the graph at -128.
     quantization = quantization_of(checkpoint.spec, number_format, amax=8.0, smooth=name == "LlamaModel")
     read = checkpoint.weights().read
-    found = effects(checkpoint.spec, read, quantization, encodings, checkpoint.max_seq_len, tmp_path)
+    found = measure_effects(checkpoint.spec, read, quantization, encodings, checkpoint.max_seq_len, tmp_path)
     assert found is not None
     assert found.keys() == quantization.layers.keys()
     exact = outputs_of(checkpoint, Quantization(number_format), encodings, tmp_path)
@@ -59,4 +59,4 @@ def test_it_is_not_measured_where_that_would_take_too_long(tmp_path: Path, monke
     quantization = quantization_of(checkpoint.spec, "fp8")
     monkeypatch.setattr(module, "_MOST_OPERATIONS", 1.0)
     read = checkpoint.weights().read
-    assert effects(checkpoint.spec, read, quantization, encodings, checkpoint.max_seq_len, tmp_path) is None
+    assert measure_effects(checkpoint.spec, read, quantization, encodings, checkpoint.max_seq_len, tmp_path) is None

@@ -1,6 +1,6 @@
-"""Calibrating the Hugging Face model: which of its modules hold our layers, and what goes into them.
+"""Calibration on the Hugging Face model: the modules that hold our layers, and their inputs.
 
-Without ModelOpt its part is played by hooks of torch's, ``hooked``; with it, it is held against them.
+Without ModelOpt, torch hooks replace it, ``hooked``; with it, its results are compared with theirs.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def family_of_case(case: Case) -> Family:
 
 
 def empty_model(case: Case, family: Family) -> Any:
-    """The module that the family's reference is, without memory for its weights."""
+    """The module of the family's reference class, without memory for its weights."""
     assert family.reference_class is not None
     name, *modules = family.reference_class.split(".")
     config = config_of(case)
@@ -71,7 +71,7 @@ def empty_model(case: Case, family: Family) -> Any:
     return operator.attrgetter(".".join(modules))(model) if modules else model
 
 
-# Which modules.
+# Modules.
 
 
 @pytest.mark.parametrize("case", by_tier(*map(case_named, MODELS)))
@@ -118,7 +118,7 @@ def test_a_layer_that_no_module_holds_is_named() -> None:
         hf_modules(spec, family, modules)
 
 
-# What goes into them.
+# Their inputs.
 
 
 def hooked(modules: Sequence[Any], run: Callable[[], object]) -> list[torch.Tensor]:
@@ -136,7 +136,7 @@ def hooked(modules: Sequence[Any], run: Callable[[], object]) -> list[torch.Tens
 
 
 def largest(_: Any, layers: Sequence[Any], run: Callable[[], object], *more: Any) -> list[float]:
-    """In place of ModelOpt's part."""
+    """Replacement for ModelOpt's part."""
     return [float(row.max()) for row in hooked(layers, run)]
 
 
@@ -199,7 +199,7 @@ def test_layers_that_are_one_module_have_the_largest_input_of_all_its_uses(tmp_p
 
 @pytest.mark.usefixtures("without_modelopt")
 def test_matrices_that_read_the_same_share_the_largest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A calibrator may give each module another value."""
+    """A calibrator may give different values for the modules."""
     monkeypatch.setattr(modelopt, "_measured", lambda _, layers, *more: [1.0 + index for index in range(len(layers))])
     found = calibrated(saved(tmp_path, "Qwen3Model"))
     assert [found[f"layers.0.{name}"] for name in ("attention.qkv", "attention.output")] == [3.0, 4.0]

@@ -1,4 +1,4 @@
-"""What rounding to a format does, held against the format's definition."""
+"""Rounding to a format, against the format's definition."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_int8_is_off_by_half_a_step_within_its_range(values: np.ndarray, scale: 
 
 @given(values=VALUES)
 def test_fp8_is_off_by_a_sixteenth_of_the_value_or_half_of_its_smallest_step(values: np.ndarray) -> None:
-    """Three bits behind the leading one; below 2^-6 the steps are 2^-9."""
+    """Three bits after the leading one; below 2^-6 the steps are 2^-9."""
     inside = np.abs(values) <= 448
     error = np.abs(round_to(values, 1.0, "fp8") - values)
     assert (error[inside] <= np.maximum(np.abs(values[inside]) / 16, 2.0**-10)).all()

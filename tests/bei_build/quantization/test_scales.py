@@ -1,13 +1,13 @@
-"""Scales: what each method chooses, and that outliers are found."""
+"""Scales: the choice of each method, and outliers."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from bei_build.quantization.activation_stats import Observation
+from bei_build.quantization.activation_stats import ActivationStats
 from bei_build.quantization.rounding import round_rows, round_to
-from bei_build.quantization.scales import Chosen, Given, choose, worst
+from bei_build.quantization.scales import ChosenScales, KnownScales, choose_scales, worst
 from bei_build.spec.linear_layers import LinearLayer
 from bei_build.spec.quantization import LARGEST, Format, LayerQuantization, Method, Quantization
 
@@ -27,7 +27,7 @@ def matrices(seed: int = 0) -> dict[str, np.ndarray]:
     }
 
 
-def observations(outlier: float = 1.0) -> dict[str, Observation]:
+def observations(outlier: float = 1.0) -> dict[str, ActivationStats]:
     """Normal inputs; channel 3 of the first group is ``outlier`` times as large."""
     random = np.random.default_rng(1)
     found = {}
@@ -35,12 +35,14 @@ def observations(outlier: float = 1.0) -> dict[str, Observation]:
         rows = random.normal(size=(200, width)).astype(np.float32)
         if group == "mlp":
             rows[:, 3] *= outlier
-        found[group] = Observation(np.abs(rows).max(axis=0), rows)
+        found[group] = ActivationStats(np.abs(rows).max(axis=0), rows)
     return found
 
 
-def chosen(method: Method, number_format: Format = "int8", outlier: float = 1.0, percentile: float = 99.0) -> Chosen:
-    return choose(LAYERS, observations(outlier), matrices().__getitem__, number_format, method, percentile)
+def chosen(
+    method: Method, number_format: Format = "int8", outlier: float = 1.0, percentile: float = 99.0
+) -> ChosenScales:
+    return choose_scales(LAYERS, observations(outlier), matrices().__getitem__, number_format, method, percentile)
 
 
 def test_max_is_the_largest_value_seen_and_smooths_nothing() -> None:
@@ -63,12 +65,12 @@ def test_layers_that_read_one_input_have_one_scale_for_it() -> None:
 
 
 def test_an_outlying_channel_is_smoothed_and_the_error_falls() -> None:
-    """One that the matrix hardly reads."""
+    """The matrix has small weights for it."""
     weights = matrices()
     for name in ("up", "gate"):
         weights[name][:, 3] *= 1e-4
     seen = observations(60.0)
-    plain, best = (choose(LAYERS, seen, weights.__getitem__, "int8", method, 99.0) for method in METHODS)
+    plain, best = (choose_scales(LAYERS, seen, weights.__getitem__, "int8", method, 99.0) for method in METHODS)
     factors = best.quantization.layers["up"].smoothing
     assert factors is not None
     assert int(np.argmax(factors)) == 3
@@ -94,36 +96,36 @@ def test_the_mean_square_error_is_never_above_that_of_the_largest_value() -> Non
             assert sum(best.errors[name] for name in group) <= 1.001 * sum(plain.errors[name] for name in group)
 
 
-def of_tokens_unlike_in_size(spread: float) -> dict[str, Observation]:
+def of_tokens_unlike_in_size(spread: float) -> dict[str, ActivationStats]:
     """Inputs within ± 1, every fourth token's ``spread`` times as large."""
     random, found = np.random.default_rng(3), {}
     for group, it in observations().items():
         rows = random.uniform(-1, 1, it.sample.shape).astype(np.float32)
         rows[::4] *= spread
-        found[group] = Observation(np.abs(rows).max(axis=0), rows)
+        found[group] = ActivationStats(np.abs(rows).max(axis=0), rows)
     return found
 
 
 def test_tokens_unlike_in_size_have_a_range_each() -> None:
     for spread, expected in ((1.0, False), (100.0, True)):
         seen = of_tokens_unlike_in_size(spread)
-        found = choose(LAYERS, seen, matrices().__getitem__, "int8", "mse", 99.0)
+        found = choose_scales(LAYERS, seen, matrices().__getitem__, "int8", "mse", 99.0)
         assert all(layer.per_token == expected for layer in found.quantization.layers.values())
         assert max(found.errors.values()) < 0.03
-    plain = choose(LAYERS, seen, matrices().__getitem__, "int8", "max", 99.0)
+    plain = choose_scales(LAYERS, seen, matrices().__getitem__, "int8", "max", 99.0)
     assert min(plain.errors.values()) > 0.1
 
 
 def test_fp8_has_one_range_for_all_tokens() -> None:
     seen = of_tokens_unlike_in_size(1000.0)
-    found = choose(LAYERS, seen, matrices().__getitem__, "fp8", "mse", 99.0)
+    found = choose_scales(LAYERS, seen, matrices().__getitem__, "fp8", "mse", 99.0)
     assert not any(layer.per_token for layer in found.quantization.layers.values())
 
 
 def test_ranges_and_row_scales_that_are_given_are_taken() -> None:
     matrix, scales = matrices()["down"], np.full(16, 0.25, np.float32)
-    given = Given({"up": 3.0, "gate": 5.0, "down": 7.0}, {"down": {"down": scales}}, {"down": 9.0})
-    found = choose(LAYERS, observations(), matrices().__getitem__, "int8", "mse", 99.0, given)
+    given = KnownScales({"up": 3.0, "gate": 5.0, "down": 7.0}, {"down": {"down": scales}}, {"down": 9.0})
+    found = choose_scales(LAYERS, observations(), matrices().__getitem__, "int8", "mse", 99.0, given)
     layers = found.quantization.layers
     assert [layers[name].input_amax for name in ("up", "gate", "down")] == [5.0, 5.0, 7.0]
     assert [layers[name].output_amax for name in ("up", "gate", "down")] == [None, None, 9.0]
@@ -139,9 +141,9 @@ def test_the_same_observations_give_the_same_scales() -> None:
 
 
 def test_an_input_of_zeros_has_a_scale_all_the_same() -> None:
-    zeros = {group: Observation(0 * it.channel_amax, 0 * it.sample) for group, it in observations().items()}
+    zeros = {group: ActivationStats(0 * it.channel_amax, 0 * it.sample) for group, it in observations().items()}
     for method in ("max", "mse"):
-        found = choose(LAYERS, zeros, matrices().__getitem__, "int8", method, 99.0)
+        found = choose_scales(LAYERS, zeros, matrices().__getitem__, "int8", method, 99.0)
         assert all(layer.input_amax > 0 for layer in found.quantization.layers.values())
         assert set(found.errors.values()) == {0.0}
 

@@ -1,4 +1,4 @@
-"""The certificate's figures: what is perfect passes, and every kind of fault shows in the figure meant for it."""
+"""The certificate's figures: correct engines pass, and every kind of fault shows in its figure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from bei_build.reference.held_out import (
     encode_pairs,
     held_out,
     held_out_texts,
-    uncertified,
+    uncompared_certificate,
 )
 from bei_build.spec.model_spec import HeadSpec, ModelSpec, Output
 from bei_build.spec.parts import DenseSpec
@@ -53,20 +53,20 @@ Fault = Callable[[Float32Array], Float32Array]
 
 
 def vector_of(ids: Int32Array) -> Float32Array:
-    """A random direction that depends on every id and its place."""
+    """A random direction that depends on every id and its position."""
     seed = [position * 1000 + int(token) for position, token in enumerate(ids)]
     return np.random.default_rng(seed).standard_normal(DIMENSION, np.float32)
 
 
 def token_vectors_of(ids: Int32Array) -> Float32Array:
-    """``vector_of`` each token and those before it, [tokens, DIMENSION]."""
+    """``vector_of`` for each token and those before it, [tokens, DIMENSION]."""
     return np.stack([vector_of(ids[: end + 1]) for end in range(len(ids))])
 
 
 class StubEngine:
-    """Answers ``vector_of`` each sequence, put through ``fault`` a batch at a time. Remembers its batches.
+    """Answers with ``vector_of`` each sequence, changed by ``fault`` per batch, and records its batches.
 
-    ``per_token``: instead, of each token and those before it.
+    ``per_token``: instead, for each token and those before it.
     """
 
     def __init__(self, fault: Fault = lambda rows: rows, output: str = "embedding", *, per_token: bool = False) -> None:
@@ -135,7 +135,7 @@ def certify(
     min_cosine: float,
     budget: Budget | None = None,
 ) -> Certificate:
-    """Both sides of the verification, as a build runs them."""
+    """Both sides of the verification, as in a build."""
     budget = budget or Budget()
     questions = held_out(encoding_with(tokenizer, spec), spec, engine.info.limits.max_seq_len)
     outputs = [head.output for head in spec.heads]
@@ -196,7 +196,7 @@ def test_noise_lowers_every_figure(tokenizer: Tokenizer, spec: ModelSpec) -> Non
 
 
 def broken_at(index: int, tokenizer: Tokenizer, spec: ModelSpec) -> Fault:
-    """Turns the row of one held-out text into that of another, at cosine 0 or nearly."""
+    """Replaces the row of one held-out text by that of another, at cosine 0 or nearly."""
     bad, other = encode(tokenizer, [held_out_texts()[index], "the cat"], spec, LIMITS.max_seq_len)
 
     def fault(rows: Float32Array) -> Float32Array:
@@ -208,7 +208,7 @@ def broken_at(index: int, tokenizer: Tokenizer, spec: ModelSpec) -> Fault:
 
 @pytest.mark.parametrize("min_cosine", ALL_MIN_COSINES)
 def test_one_bad_text_of_all_is_named_and_fails(min_cosine: float, tokenizer: Tokenizer, spec: ModelSpec) -> None:
-    """Its share of the mean is one hundredth: a threshold of 0.99 for the mean, INT8's once, does not see it."""
+    """Its share of the mean is one hundredth: a threshold of 0.99 for the mean, INT8's before, misses it."""
     certificate = certificate_of(broken_at(17, tokenizer, spec), tokenizer, spec, min_cosine)
     (row,) = certificate.outputs
     assert row.worst_texts[0].text == held_out_texts()[17]
@@ -237,7 +237,7 @@ def test_the_shares_of_texts_have_the_correlation_as_their_mean(tokenizer: Token
 
 
 class TwoOutputs:
-    """An engine and a reference of two outputs; ``faults`` by name."""
+    """An engine and a reference with two outputs; ``faults`` by name."""
 
     name = "stub"
     is_own = False
@@ -294,7 +294,7 @@ def with_head(spec: ModelSpec, output: Output, width: int = DIMENSION, *, per_to
 
 
 def test_logits_are_compared_label_by_label(tokenizer: Tokenizer, spec: ModelSpec) -> None:
-    """A bias that all texts share makes rows alike, whatever the engine answers."""
+    """A bias common to all texts makes rows alike, whatever the engine answers."""
     spec, shared = with_head(spec, "logits"), np.float32(1000.0)
     reference = StubReference(lambda rows: rows + shared, "logits")
     exact = certify(StubEngine(lambda rows: rows + shared, "logits"), reference, tokenizer, spec, 0.999)
@@ -417,7 +417,7 @@ def test_tokenizing_leaves_the_tokenizer_as_it_was(tokenizer: Tokenizer, spec: M
 
 
 class Clock:
-    """Time that passes only when a stub computes a text."""
+    """Time advances only when a stub computes a text."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -464,7 +464,7 @@ def test_a_budget_ends_the_reference_and_the_certificate_counts(tokenizer: Token
 
 
 def test_a_budget_ends_the_engine_halfway(tokenizer: Tokenizer, spec: ModelSpec) -> None:
-    """The reference has the texts that the engine has answered, and as much time."""
+    """The reference gets the texts that the engine has answered, and as much time."""
     certificate = budgeted(tokenizer, spec, 60.0, 1.0, 0.1)
     assert 30 <= certificate.num_texts < 30 + LIMITS.max_batch_size
 
@@ -477,7 +477,7 @@ def test_a_budget_leaves_ten_texts(engine_s: float, reference_s: float, tokenize
 
 
 def test_a_budget_takes_the_first_texts(tokenizer: Tokenizer, spec: ModelSpec) -> None:
-    """The worst text of all of them is the twentieth; a budget of fifteen does not meet it, one of thirty does."""
+    """The worst text is the twentieth; a budget of fifteen misses it, one of thirty does not."""
     clock = Clock()
     fault = broken_at(20, tokenizer, spec)
     for budget_s, passed in ((15.0, True), (30.0, False)):
@@ -497,7 +497,7 @@ def test_without_verification_the_certificate_has_the_canary_and_nothing_else(
 ) -> None:
     engine = StubEngine()
     questions = held_out(encoding_with(tokenizer, spec), spec, LIMITS.max_seq_len)
-    certificate = uncertified(ask_canary(engine, questions, "embedding"), questions)
+    certificate = uncompared_certificate(ask_canary(engine, questions, "embedding"), questions)
     assert [batch.batch_size for batch in engine.batches] == [1]
     assert (certificate.kind, certificate.passed, certificate.outputs, certificate.thresholds) == (
         "none",
@@ -517,4 +517,4 @@ def test_an_engine_that_gives_nan_is_refused_without_verification_too(tokenizer:
     questions = held_out(encoding_with(tokenizer, spec), spec, LIMITS.max_seq_len)
     engine = StubEngine(lambda rows: rows * np.float32(np.nan))
     with pytest.raises(VerificationError, match="gives NaN or Inf for a short text"):
-        uncertified(ask_canary(engine, questions, "embedding"), questions)
+        uncompared_certificate(ask_canary(engine, questions, "embedding"), questions)

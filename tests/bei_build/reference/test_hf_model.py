@@ -108,7 +108,7 @@ def test_a_module_that_gets_a_rounded_input_says_so() -> None:
 
 
 def count_loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The types in which models are loaded from now on."""
+    """Records the types in which models are loaded from now on."""
     load_model, loaded = hf_model._load_model, list[Any]()
 
     def load(checkpoint: Any, implementation: str, dtype: Any, *more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The bundled retrieval set, and that models are asked about it as the server asks them."""
+"""The bundled retrieval set: models get it as the server encodes it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from bei_build.reference.held_out import held_out_texts
 from bei_build.reference.retrieval_set import (
     NUM_CANDIDATES,
     RetrievalSet,
-    bundled,
+    bundled_set,
     check_ranks,
-    questions_of,
     ranking_output,
+    retrieval_questions,
 )
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
 from bei_build.spec.parts import DenseSpec
@@ -40,7 +40,7 @@ from tests.support.checkpoints import HIDDEN, save_checkpoint
 
 
 def test_the_set_is_small_and_its_texts_are_its_own() -> None:
-    found = bundled()
+    found = bundled_set()
     assert (len(found.queries), len(found.documents), len(found.grades)) == (150, 150, 150)
     texts = [*found.queries, *found.documents]
     assert len(set(texts)) == len(texts)
@@ -51,19 +51,19 @@ def test_the_set_is_small_and_its_texts_are_its_own() -> None:
 
 
 def test_each_query_has_an_answer_and_hard_negatives_beside_it() -> None:
-    found = bundled()
+    found = bundled_set()
     for grades in found.grades:
         assert set(grades.values()) <= {1, 2}
         assert 2 in grades.values()
         groups = {document // 5 for document in grades}
         assert len(groups) == 1
-        assert len(grades) < 5  # of the five documents of its subject
+        assert len(grades) < 5  # a subject has five documents
     answered = [document for grades in found.grades for document, grade in grades.items() if grade == 2]
-    # Each document is an answer once, so the order in which ties are left helps nobody.
+    # Each document is an answer once, so the order of ties has no effect.
     assert sorted(answered) == list(range(len(found.documents)))
 
 
-# How it is asked.
+# Encoding of the questions.
 
 SMALL = RetrievalSet(
     queries=("the cat", "who sat?", "hello"),
@@ -87,11 +87,11 @@ Ask = Callable[..., RetrievalQuestions]
 
 @pytest.fixture
 def ask(bert_artifact: Artifact, spec: ModelSpec, tokenizer: Tokenizer) -> Ask:
-    """What is asked of the artifact with other fields in its manifest."""
+    """The questions for the artifact with other fields in its manifest."""
 
     def questions(asked: RetrievalSet = SMALL, spec: ModelSpec = spec, **fields: Any) -> RetrievalQuestions:
         manifest = msgspec.structs.replace(bert_artifact.manifest, **fields)
-        found = questions_of(manifest, spec, tokenizer, asked)
+        found = retrieval_questions(manifest, spec, tokenizer, asked)
         assert found is not None
         return found
 
@@ -197,10 +197,10 @@ def test_lexical_weights_leave_special_tokens_out(ask: Ask, encoder: TextEncoder
 def test_rerankers_read_pairs_of_each_query_and_its_candidates(
     ask: Ask, bert_artifact: Artifact, encoder: TextEncoder
 ) -> None:
-    found = ask(bundled(), **logits(bert_artifact.manifest))
+    found = ask(bundled_set(), **logits(bert_artifact.manifest))
     candidates = found.ranking.candidates
     assert candidates is not None
-    everything = bundled()
+    everything = bundled_set()
     assert found.ranking.grades == list(everything.grades[::3])
     for grades, documents in zip(found.ranking.grades, candidates, strict=True):
         assert len(set(documents)) == len(documents) == NUM_CANDIDATES
@@ -241,19 +241,19 @@ def test_language_models_read_pairs_in_their_template(ask: Ask, bert_artifact: A
 def test_texts_without_tokens_are_left_out_with_what_they_answer(
     bert_artifact: Artifact, spec: ModelSpec, tokenizer: Tokenizer
 ) -> None:
-    """As of static embeddings, which put no special tokens around a text."""
+    """As with static embeddings, which put no special tokens around a text."""
     bare = Tokenizer.from_str(tokenizer.to_str())
     bare.post_processor = None
     asked = RetrievalSet(("cat", "  ", "mat"), ("", "cat", "mat"), ({1: 2, 0: 1}, {2: 2}, {0: 2}))
-    found = questions_of(bert_artifact.manifest, spec, bare, asked)
+    found = retrieval_questions(bert_artifact.manifest, spec, bare, asked)
     assert found is not None
     assert found.ranking.grades == [{0: 2}]
     assert found.ranking.num_documents == 2
     assert len(found.encodings) == 3
-    assert questions_of(bert_artifact.manifest, spec, bare, RetrievalSet(("  ",), ("cat",), ({0: 1},))) is None
+    assert retrieval_questions(bert_artifact.manifest, spec, bare, RetrievalSet(("  ",), ("cat",), ({0: 1},))) is None
 
 
-# Who is asked.
+# Models that get the questions.
 
 
 @pytest.mark.parametrize(
@@ -332,5 +332,5 @@ def test_a_reranker_is_measured_by_its_scores(tmp_path: Path) -> None:
     assert certificate.retrieval is not None
     assert (certificate.retrieval.output, certificate.retrieval.num_queries) == ("logits", 50)
     assert certificate.retrieval.loss == 0.0
-    assert certificate.retrieval.ndcg_chance > 0.3  # of ten candidates
+    assert certificate.retrieval.ndcg_chance > 0.3  # with ten candidates
     assert certificate.outputs[0].kendall_tau == pytest.approx(1.0, abs=1e-3)

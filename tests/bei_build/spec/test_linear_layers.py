@@ -1,4 +1,4 @@
-"""The linear layers that may be quantized are those that the graph has, with the matrices that it has."""
+"""Quantizable linear layers are those of the graph, with the same matrices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""TensorRT-RTX in the place of TensorRT: it has its parser and type rules, and compiles ahead of time without a GPU."""
+"""TensorRT-RTX in place of TensorRT: it has the same parser and type rules, and compiles ahead of time without a
+GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from bei_build.targets.tensorrt.plan import PlanSettings, write_plan
 from bei_build.targets.tensorrt.profiles import profiles_of
 from tests.bei_build.targets.tiny import MAX_SEQ_LEN
 
-VERSION = "11.4.0.106"  # of TensorRT, that RTX stands for
+VERSION = "11.4.0.106"  # the TensorRT version in whose place RTX runs
 
 needs_rtx = pytest.mark.skipif(
     importlib.util.find_spec("tensorrt_rtx_bindings") is None,

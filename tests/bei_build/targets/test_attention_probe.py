@@ -1,4 +1,4 @@
-"""Whether a fused attention kernel exists: single layers with the real TensorRT-RTX, and libraries that misbehave."""
+"""Probes for fused attention kernels: single layers with the real TensorRT-RTX, and misbehaving libraries."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from bei_build.targets.attention_probe import FORMS, PRECISIONS, Layer, probe, probed
+from bei_build.targets.attention_probe import FORMS, PRECISIONS, ProbedLayer, probe, probe_layers
 from tests.bei_build.targets.rtx import needs_rtx
 
-LAYER = Layer(89, "fp16", "padded", 64)
+LAYER = ProbedLayer(89, "fp16", "padded", 64)
 
 
 # TensorRT-RTX
@@ -21,11 +21,11 @@ LAYER = Layer(89, "fp16", "padded", 64)
 def test_a_layer_with_a_kernel_is_built_and_one_without_is_not() -> None:
     layers = [
         LAYER,
-        Layer(89, "fp16", "padded", 264),
-        Layer(120, "bf16", "packed", 64),
-        Layer(90, "bf16", "padded", 64),
+        ProbedLayer(89, "fp16", "padded", 264),
+        ProbedLayer(120, "bf16", "packed", 64),
+        ProbedLayer(90, "bf16", "padded", 64),
     ]
-    answers = list(probed("tensorrt-rtx", layers))
+    answers = list(probe_layers("tensorrt-rtx", layers))
     assert [answer.layer for answer in answers] == layers
     assert [answer.fused for answer in answers] == ["yes", "no", "no", "no"]
     assert [answer.reason for answer in answers] == [
@@ -40,7 +40,7 @@ def test_a_layer_with_a_kernel_is_built_and_one_without_is_not() -> None:
 def test_heads_of_any_size_are_tried_as_the_graph_writes_them() -> None:
     import tensorrt_rtx_bindings as rtx
 
-    assert probe(rtx, Layer(89, "fp16", "padded", 26)).fused == "yes"
+    assert probe(rtx, ProbedLayer(89, "fp16", "padded", 26)).fused == "yes"
 
 
 @needs_rtx
@@ -48,12 +48,12 @@ def test_heads_of_any_size_are_tried_as_the_graph_writes_them() -> None:
 @pytest.mark.parametrize("capability", [75, 80, 86, 89, 120])
 def test_padded_layers_of_usual_sizes_have_kernels_and_packed_ones_have_none(capability: int) -> None:
     layers = [
-        Layer(capability, precision, form, head_size)
+        ProbedLayer(capability, precision, form, head_size)
         for precision in PRECISIONS
         for form in FORMS
         for head_size in (32, 64, 80, 96, 128, 256)
     ]
-    for answer in probed("tensorrt-rtx", layers):
+    for answer in probe_layers("tensorrt-rtx", layers):
         layer = answer.layer
         without_type = {"fp8": capability < 89, "bf16": capability < 80, "fp16": False}[layer.precision]
         assert answer.fused == ("no" if layer.form == "packed" or layer.precision == "fp8" or without_type else "yes")
@@ -133,7 +133,7 @@ def Builder(logger):
 
 def test_a_library_that_crashes_costs_one_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, _DIES_AT_THE_SECOND)
-    answers = list(probed("tensorrt", [LAYER] * 4))
+    answers = list(probe_layers("tensorrt", [LAYER] * 4))
     assert [answer.reason for answer in answers] == [
         "RuntimeError: layer 1",
         "the library's process ended with signal 6: free(): invalid pointer",
@@ -144,7 +144,7 @@ def test_a_library_that_crashes_costs_one_layer(tmp_path: Path, monkeypatch: pyt
 
 def test_a_library_that_always_crashes_is_tried_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "os.write(1, b'words on stdout'); os._exit(3)")
-    answers = list(probed("tensorrt", [LAYER] * 4))
+    answers = list(probe_layers("tensorrt", [LAYER] * 4))
     assert [answer.reason for answer in answers] == [
         *["the library's process ended with exit code 3: words on stdout"] * 2,
         *["not tried: the library's process ended twice without any answer"] * 2,
@@ -154,11 +154,11 @@ def test_a_library_that_always_crashes_is_tried_twice(tmp_path: Path, monkeypatc
 
 def test_a_library_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "class ILogger: pass\ndef Builder(logger): time.sleep(600)")
-    (answer,) = probed("tensorrt", [LAYER], seconds=2)
+    (answer,) = probe_layers("tensorrt", [LAYER], seconds=2)
     assert (answer.fused, answer.reason) == ("unknown", "the library gave no answer in 2 s")
 
 
 def test_a_library_of_another_version_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "__version__ = '10.0.0.1'")
-    (answer,) = probed("tensorrt", [LAYER])
+    (answer,) = probe_layers("tensorrt", [LAYER])
     assert "TensorRT 10.0.0.1 is installed, bei needs >=11.1,<12" in answer.reason

@@ -1,6 +1,7 @@
-"""Targets cuda and cuda-twin: what is refused and why, what ``auto`` is, and parity through compiler and engine.
+"""Targets cuda and cuda-twin: refusals and their reasons, the meaning of ``auto``, and parity through compiler and
+engine.
 
-Compiling takes PyTorch a dozen seconds a model. In the first tier the module itself stands for its package; the second
+PyTorch compiles a dozen seconds per model. In the first tier the module itself replaces its package; the second
 compiles packages, here and in tests/e2e/test_cuda_twin.py.
 """
 
@@ -32,7 +33,7 @@ from bei.errors import (
 )
 from bei_build.config import BuildConfig
 from bei_build.job import fp32_compiler
-from bei_build.targets import base as targets
+from bei_build.targets import choose as targets
 from bei_build.targets import cuda
 from bei_build.targets.base import Numerics
 from bei_build.targets.choose import compiler_for, with_target
@@ -64,11 +65,11 @@ def compiler(target: str = "cuda", precision: str = "auto") -> Any:
 
 @pytest.fixture
 def h200(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if it were here."""
+    """A GPU that is not here."""
     monkeypatch.setattr(cuda, "found_gpu", lambda torch, purpose: TorchGpu("NVIDIA H200", 90))
 
 
-# What is refused, and why.
+# Refusals and their reasons.
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch has CUDA")
@@ -137,7 +138,7 @@ def test_what_pytorch_cannot_compile_is_one_line(bert: Path, tmp_path: Path, mon
     assert list(tmp_path.iterdir()) == []
 
 
-# Which target "auto" is.
+# The target that "auto" means.
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def test_settings_of_one_target_do_not_go_with_auto() -> None:
 
 
 class Uncompiled:
-    """The module in the place of its package."""
+    """The module in place of its package."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -213,7 +214,7 @@ def twin_of(folder: Path, out: Path, **settings: Any) -> Artifact:
 
 
 def rows_of(artifact: Artifact, output: str, encodings: list[Encoding]) -> tuple[list[Any], list[Any]]:
-    """What the engine gives for all of ``encodings`` in one batch, and one by one."""
+    """The engine's rows for all ``encodings`` in one batch, and one by one."""
     with closing(load_engine(artifact.engine_dir, artifact.manifest)) as engine:
         per_token = output in engine.info.per_token
 
@@ -277,7 +278,8 @@ def test_in_fp8_the_layers_that_calibration_says_are_rounded(tmp_path: Path) -> 
 
 
 def experts_in(folder: Path, precision: str) -> tuple[Artifact, Any, Any]:
-    """NomicBERT with experts, which transformers has not: the artifact, its vectors, and those of the original code."""
+    """NomicBERT with experts, which transformers does not have: the artifact, its vectors, and those of the original
+    code."""
     checkpoint = nomic.save(folder / "nomic")
     add_modules(checkpoint, ("mean",), hidden=nomic.HIDDEN)
     settings = {"precision": precision, "allow_below_threshold": True}

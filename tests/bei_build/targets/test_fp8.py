@@ -1,4 +1,4 @@
-"""Quantized graphs: what they compute against the HF model rounded by torch, and that TensorRT-RTX compiles them."""
+"""Quantized graphs against the HF model rounded by torch, and their compilation by TensorRT-RTX."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.onnx_graph.attention import AttentionCore, lowerings
 from bei_build.onnx_graph.transformer import write_graph
 from bei_build.onnx_graph.writer import GraphTypes
-from bei_build.quantization.emulation import emulated
+from bei_build.quantization.emulation import emulated_engine
 from bei_build.spec.dtypes import DType
 from bei_build.spec.linear_layers import linear_layers
 from bei_build.spec.model_spec import ModelSpec
@@ -49,7 +49,7 @@ MODULES = {
 def quantization_of(
     spec: ModelSpec, number_format: Format, amax: float = 3.0, *, smooth: bool = False, per_token: bool = False
 ) -> Quantization:
-    """Scales of some size, for all layers; with ``smooth``, factors too; with ``per_token``, each token's own."""
+    """Scales of plausible size, for all layers; with ``smooth``, factors too; with ``per_token``, each token's own."""
     widths = {name: shape[-1] for name, shape in spec.weights()}
 
     def layer_of(name: str, width: int) -> LayerQuantization:
@@ -118,14 +118,14 @@ def hf_states(
 def test_the_graph_computes_what_the_rounded_hf_model_computes(
     tmp_path: Path, name: str, number_format: Format, form: dict[str, bool]
 ) -> None:
-    """Emulated by ONNX Runtime, which also shows that the emulation is right. The control: the model as it is, which
-    is at least four times farther away (a value between two numbers may go to either)."""
+    """ONNX Runtime emulates it, which also tests the emulation. The control: the unrounded model is at least four times
+    farther away (a value between two numbers may go to either)."""
     case = case_named(name)
     checkpoint = read_case(case, tmp_path, pooling="mean")
     encodings = encodings_of(case, LENGTHS, checkpoint.spec.embeddings.vocab_size)
     quantization = quantization_of(checkpoint.spec, number_format, **form)
     limits = Limits(256, 16, checkpoint.max_seq_len)
-    with emulated(checkpoint.spec, checkpoint.weights().read, quantization, limits, tmp_path) as engine:
+    with emulated_engine(checkpoint.spec, checkpoint.weights().read, quantization, limits, tmp_path) as engine:
         actual = np.stack(list(engine.run(PackedBatch.from_encodings(encodings))["embedding"]))
     expected, exact = (np.stack(hf_states(checkpoint, name, encodings, it)) for it in (quantization, None))
     away = np.abs(exact - expected).mean()

@@ -1,7 +1,7 @@
-"""The graphs for TensorRT, compiled by TensorRT-RTX ahead of time for SM89, and what the compiler says of itself.
+"""The graphs for TensorRT, compiled by TensorRT-RTX ahead of time for SM89, and the compiler's properties.
 
-TensorRT-RTX has TensorRT's parser and type rules and needs no GPU to compile. What it cannot tell: whether TensorRT
-has the same kernels, and how fast they are.
+TensorRT-RTX has TensorRT's parser and type rules and needs no GPU to compile. It does not show that TensorRT has the
+same kernels, nor their speed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_other_types_compile(trt: ModuleType, tmp_path: Path, dtype: DType) -> N
 @needs_rtx
 @pytest.mark.parametrize("dtype", [DType.BF16, DType.FP16])
 def test_16_bit_attention_has_a_fused_kernel(trt: ModuleType, tmp_path: Path, dtype: DType) -> None:
-    """Without leave to decompose it, TensorRT-RTX fails where it has no kernel, as it does in fp32."""
+    """If it must not decompose it, TensorRT-RTX fails where it has no kernel, as in fp32."""
     assert compiled(trt, edited(graph_of(tiny_spec(), tmp_path, dtype), forbid_decomposition))
 
 
@@ -67,7 +67,7 @@ def test_attention_may_be_decomposed(trt: ModuleType, tmp_path: Path) -> None:
         compiled(trt, edited(path, forbid_decomposition))
 
 
-# What TensorRT takes without a word, or with one that is easily missed.
+# Errors that TensorRT accepts silently, or reports only in its log.
 
 
 @needs_rtx
@@ -119,7 +119,7 @@ def test_attention_that_is_not_fused_fails(trt: ModuleType, tmp_path: Path) -> N
 
 @needs_rtx
 def test_a_mask_that_is_not_expected_fails(trt: ModuleType, tmp_path: Path) -> None:
-    """A layer's mask costs it the kernel without one, and a missing one the window."""
+    """An unexpected mask costs a layer its faster kernel, and a missing one its window."""
     path = graph_of(with_window(tiny_spec()), tmp_path)
     with pytest.raises(CompileError, match=r"layers\.1.*is to be padded, and TensorRT gave it a mask"):
         compiled(trt, path)

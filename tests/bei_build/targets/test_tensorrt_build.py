@@ -1,4 +1,4 @@
-"""Builds by TensorRT-RTX on a machine without a GPU, from checkpoint to artifact, and what its builder is told."""
+"""Builds by TensorRT-RTX on a machine without a GPU, from checkpoint to artifact, and its builder's settings."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ FOR_TWO: dict[str, Any] = {"target": "tensorrt-rtx", "compute_capability": ("89"
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    """ModernBERT, some of whose layers have windows, with packed attention asked for."""
+    """ModernBERT, with windows in some layers, and packed attention requested."""
     folder = tmp_path_factory.mktemp("rtx")
     checkpoint = save_case(folder / "checkpoint", case_named("ModernBertModel"))
     return build_artifact(checkpoint, folder / "artifact", attention_lowering="packed", **FOR_TWO)
@@ -177,7 +177,7 @@ def test_a_terminal_shows_what_the_builder_is_at() -> None:
         wait_until(lambda: "Cloning network graph 3 of 159" in out.getvalue(), "rich draws ten times a second")
 
 
-# What the builder is told.
+# Settings of the builder.
 
 
 @needs_rtx
@@ -192,13 +192,13 @@ def test_several_gpus_are_one_plan(trt: ModuleType, tmp_path: Path) -> None:
 
 @needs_rtx
 def test_a_setting_that_is_refused_without_a_word_fails(trt: ModuleType, tmp_path: Path) -> None:
-    """TensorRT-RTX has the setting, and leaves it as it was."""
+    """TensorRT-RTX has the setting, and does not change it."""
     with pytest.raises(CompileError, match="did not take the setting hardware_compatible"):
         compiled(trt, graph_of(tiny_spec(), tmp_path), hardware_compatible=True)
 
 
 class Compile:
-    """``tensorrt`` on an L4, RTX in the place of TensorRT: it is told what to do, and does what it can of it."""
+    """``tensorrt`` for an L4, with RTX in place of TensorRT: it gets all settings, and applies those that it has."""
 
     def __init__(self, trt: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.flags: set[str] = set()
@@ -262,7 +262,7 @@ def test_a_stripped_plan_keeps_the_graph_and_its_weights_beside_it(compile_tiny:
 def test_a_fine_tune_takes_the_plan_of_another_and_brings_its_own_weights(
     compile_tiny: Compile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only if it is the plan that would be compiled."""
+    """Only if compiling would give the same plan."""
     lent = save_artifact(tmp_path / "lent")
     folder, weights = lent.path / ENGINE_DIR, (tmp_path / "own" / "model.weights")
     (folder / "fake.bin").unlink()

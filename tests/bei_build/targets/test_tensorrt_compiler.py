@@ -1,4 +1,4 @@
-"""What the compiler of ``tensorrt`` and ``tensorrt-rtx`` says of itself, of the machine and of its settings."""
+"""The compiler of ``tensorrt`` and ``tensorrt-rtx``: its properties, the machine and its settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CAPABILITIES = ("NONE", "CURRENT", "SM75", "SM80", "SM86", "SM89", "SM120", "SM1
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library of either target, of which nothing is asked but which GPUs it knows."""
+    """A library of either target that only lists its GPUs."""
     members = dict.fromkeys(CAPABILITIES)
     stand_in = SimpleNamespace(__version__="1.7.1", ComputeCapability=SimpleNamespace(__members__=members))
     monkeypatch.setattr(module, "load_library", lambda target, purpose: stand_in)
@@ -53,7 +53,7 @@ def of(target: str, **settings: Any) -> Compiler:
     return compiler_for(BuildConfig(model="tiny", target=target, **settings))
 
 
-# Which GPUs.
+# GPUs.
 
 
 @pytest.mark.usefixtures("library", "no_gpu")
@@ -173,7 +173,7 @@ def test_a_build_that_is_refused_is_one_line(installed: tuple[str, Any], capsys:
 @pytest.mark.usefixtures("library", "no_gpu")
 def test_precisions() -> None:
     compiler = of("tensorrt")
-    assert compiler.resolve_precision("auto") == "bf16"  # whether there is a GPU is asked after it
+    assert compiler.resolve_precision("auto") == "bf16"  # the GPU is checked after it
     assert [compiler.resolve_precision(name) for name in compiler.precisions] == ["bf16", "fp16", "fp32", "fp8"]
     with pytest.raises(ConfigError, match="no precision 'int8'"):
         compiler.resolve_precision("int8")
@@ -192,7 +192,7 @@ def test_a_gpu_without_bf16_gets_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
         of("tensorrt-rtx", compute_capability=("80", "89")).resolve_precision("fp8")
 
 
-# Settings that are of one of the two.
+# Settings of one of the two targets.
 
 
 @pytest.mark.parametrize("setting", [{"hardware_compatible": True}, {"strip_weights": True}, {"timing_cache": "x"}])
@@ -251,7 +251,7 @@ def test_the_latency_profile_is_as_large_as_it_is_told() -> None:
 def test_a_batch_as_large_as_latency_settings_say_has_the_latency_profile(
     tokens: int, sequences: int, packed: bool
 ) -> None:
-    """Whatever it is filled up to."""
+    """With any filler."""
     latency, _ = profiles_of(Limits(16384, 256, 512), tokens, sequences, packed=packed)
     rows = bucket(sequences, min_step=1)
     assert latency.tokens[2] >= bucket(tokens + (rows - sequences if packed else 0))

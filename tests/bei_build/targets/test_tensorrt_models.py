@@ -1,4 +1,4 @@
-"""Every supported model and head, compiled by TensorRT-RTX, and the lowering that each gets."""
+"""Every supported model and head, compiled by TensorRT-RTX, and its lowering."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.bei_build.targets.tiny import (
 )
 from tests.support.zoo import CASES, Case, by_tier, spec_of
 
-NUM_LAYERS = 3  # of the zoo's models but those with a decoder
+NUM_LAYERS = 3  # in the zoo's models without a decoder
 
 
 WORDS: dict[str, Lowering] = {
@@ -48,7 +48,7 @@ WORDS: dict[str, Lowering] = {
 
 
 def form_of(attention: AttentionSpec) -> str:
-    """How a layer must be written: TensorRT's op with lengths ("padded"), causal, or with a mask; or primitives."""
+    """The required form of a layer: TensorRT's op with lengths ("padded"), causal, or with a mask; or primitives."""
     if attention.softcap or attention.disentangled:
         return "primitive"
     if attention.relative_bias or attention.alibi:
@@ -63,13 +63,12 @@ def forms_of(spec: ModelSpec) -> list[str]:
 
 
 def lowerings_of(spec: ModelSpec) -> list[Lowering]:
-    """What ``form_of`` says, in the manifest's words."""
+    """The forms by ``form_of``, in the manifest's words."""
     return [WORDS[form] for form in forms_of(spec)]
 
 
 def forms_read_by_tensorrt(trt: ModuleType, path: Path, spec: ModelSpec) -> list[str]:
-    """Of the layers that are no primitives, from the network; that the op is causal is read from the file (see the test
-    of it)."""
+    """Forms of the layers that are not primitives, from the network; causality is read from the file (see its test)."""
     with parsed(trt, path, lowerings_of(spec)) as network:
         masks = [layer.get_input(3) for layer in attentions_of(trt, network)]
         types = [mask and mask.dtype.name for mask in masks]
@@ -142,7 +141,7 @@ def test_the_zoo_has_every_form() -> None:
 def test_a_windowed_layer_leaves_the_others_without_masks(
     trt: ModuleType, tmp_path: Path, name: str, settings: dict[str, Any]
 ) -> None:
-    """They keep the kernel that needs none: no leave to decompose."""
+    """They keep the kernel without masks, because the op must not be decomposed."""
     checkpoint = read_case(case_named(name), tmp_path, **settings)
     forms = forms_of(checkpoint.spec)
     assert len(set(forms)) == 2
@@ -184,7 +183,7 @@ def test_partial_keys_cannot_be_packed() -> None:
 
 @needs_rtx
 def test_there_is_no_plan_with_packed_attention(trt: ModuleType, tmp_path: Path) -> None:
-    """If this fails, TensorRT-RTX has learned it: put its GPUs into the table of those that have a kernel."""
+    """If this fails, TensorRT-RTX supports it now: add its GPUs to the table of those with a kernel."""
     with pytest.raises(NoPlanError, match="no fused kernel is available"):
         compiled(trt, graph_of(tiny_spec(), tmp_path, core=AttentionCore.TRT_PACKED), ["packed", "packed"])
 
@@ -207,7 +206,7 @@ def test_latent_attention_and_means_behind_a_prompt_compile(trt: ModuleType, tmp
 @pytest.mark.parametrize("dtype", [DType.FP32, DType.FP16, DType.BF16])
 @pytest.mark.parametrize("unpooled_id", [None, 1])
 def test_static_embeddings_compile(trt: ModuleType, tmp_path: Path, unpooled_id: int | None, dtype: DType) -> None:
-    """Without attention, and so without its inputs: the compiler refuses what nothing reads."""
+    """Without attention, and so without its inputs: the compiler refuses unused ones."""
     path = graph_of(static_spec(unpooled_id), tmp_path, dtype)
     assert compiled(trt, path, [])
     inputs = {tensor.name for tensor in onnx.load(path, load_external_data=False).graph.input}
@@ -232,7 +231,7 @@ def test_sequences_that_end_in_tokens_without_keys_compile(
 @pytest.mark.parametrize("dtype", [DType.FP32, DType.FP16, DType.BF16])
 @pytest.mark.parametrize("normalized", [False, True])
 def test_experts_compile(trt: ModuleType, tmp_path: Path, normalized: bool, dtype: DType) -> None:
-    """All of them on all tokens; who is best is decided in FP32."""
+    """All experts on all tokens; the best are chosen in FP32."""
     path = graph_of(with_experts(tiny_spec(), normalized=normalized), tmp_path, dtype)
     with parsed(trt, path) as network:
         layers = layers_of(network)
@@ -261,7 +260,7 @@ def test_experts_compile(trt: ModuleType, tmp_path: Path, normalized: bool, dtyp
 def test_attention_of_usual_widths_has_a_fused_kernel(
     trt: ModuleType, tmp_path: Path, name: str, settings: dict[str, Any], dtype: DType
 ) -> None:
-    """Without leave to decompose it TensorRT-RTX fails where it has no kernel, grouped heads and masks included."""
+    """If it must not decompose it, TensorRT-RTX fails where it has no kernel, with grouped heads and masks too."""
     checkpoint = read_case(case_named(name), tmp_path, **settings)
     path = edited(graph_of_checkpoint(checkpoint, tmp_path, dtype), forbid_decomposition)
     assert compile_checkpoint(trt, checkpoint, path)

@@ -1,6 +1,6 @@
-"""Numbers: the very file that TensorRT gets, run by ONNX Runtime.
+"""Numbers: the same file that TensorRT gets, run by ONNX Runtime.
 
-Every model against the HF class; what the zoo does not have against the graph for the CPU, run by OpenVINO.
+Every model is compared with the HF class; models outside the zoo with the graph for the CPU, run by OpenVINO.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def without_filler(outputs: Outputs, spec: ModelSpec, batch: PackedBatch) -> dic
 
 
 def rows_of(checkpoint: Checkpoint, path: Path, case: Case, encodings: list[Encoding]) -> list[Float32Array]:
-    """What the graph at ``path`` gives for each of ``encodings``."""
+    """The rows of the graph at ``path`` for each of ``encodings``."""
     batch = PackedBatch.from_encodings(encodings)
     head = checkpoint.spec.heads[0]
     assert head.output == case.output
@@ -132,8 +132,8 @@ def test_packed_graph_computes_what_the_hf_model_computes(tmp_path: Path, case: 
 
 @pytest.mark.parametrize("attention", [{}, {"causal": True}], ids=["both", "causal"])
 def test_packed_graph_obeys_the_lengths(tmp_path: Path, attention: dict[str, Any]) -> None:
-    """The control: told that two neighbours are one sequence, it gives the second another vector, and the rest theirs
-    (the first too, unless attention is causal)."""
+    """The control: with two neighbours given as one sequence, the second has another vector, and the rest the same
+    (also the first, unless attention is causal)."""
     batch = mixed_batch((1, 5, MAX_SEQ_LEN, 17, 2, 33, 8))
     path = graph_of(tiny_spec(**attention), tmp_path, DType.FP32, AttentionCore.TRT_PACKED)
     right = run_onnxruntime(path, batch)["embedding"]
@@ -148,7 +148,7 @@ def test_packed_graph_obeys_the_lengths(tmp_path: Path, attention: dict[str, Any
 
 @pytest.mark.parametrize("name", IN_FP16)
 def test_trt_graph_of_every_lowering_is_close_in_fp16(tmp_path: Path, name: str) -> None:
-    """Filler slots and rows see nothing but masks; whatever 16 bits make of them, no NaN reaches a token."""
+    """Filler slots and rows have no visible keys; no NaN of theirs reaches a token."""
     case = case_named(name)
     checkpoint = read_case(case, tmp_path, pooling="mean", max_seq_len=LONGEST)
     encodings = random_encodings(LENGTHS, checkpoint.spec.embeddings.vocab_size)
@@ -216,7 +216,7 @@ def with_causal_or_window(attention: dict[str, Any]) -> ModelSpec:
 
 @pytest.mark.parametrize("normalized", [False, True])
 def test_all_experts_on_all_tokens_are_the_chosen_ones_on_theirs(tmp_path: Path, normalized: bool) -> None:
-    """The two ways to write experts; a batch of one token leaves most of them without any."""
+    """The two ways to compute experts; in a batch of one token most have none."""
     spec = with_experts(tiny_spec(), normalized=normalized)
     assert_same_as_cpu_graph(spec, tmp_path)
     assert_same_as_cpu_graph(spec, tmp_path, mixed_batch((1,)))
@@ -244,7 +244,7 @@ def test_both_graphs_leave_tokens_out_of_means(tmp_path: Path, pooling: Pooling)
 
 
 def partial_batch() -> PackedBatch:
-    """Sequences of which 1 to all tokens are keys."""
+    """Sequences in which 1 to all tokens are keys."""
     batch = mixed_batch()
     return replace(batch, key_lens=np.array([1, 2, 3, 17, 1, 20, 8], np.int32))
 
@@ -278,7 +278,7 @@ def test_trt_graph_has_the_hf_models_keys(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("attention", [{}, {"window": 8}, {"alibi": True}], ids=["padded", "boolean", "additive"])
 def test_trt_graph_obeys_the_lengths(tmp_path: Path, attention: dict[str, Any]) -> None:
-    """The control of the tests above: with lengths that reach into the padding, the vectors are others."""
+    """The control of the tests above: with lengths that reach into the padding, the vectors differ."""
     batch = mixed_batch((1, 5, MAX_SEQ_LEN, 17, 2))
     path = graph_of(tiny_spec(**attention), tmp_path, DType.FP32)
     right = run_onnxruntime(path, batch)["embedding"]

@@ -1,4 +1,4 @@
-"""Target trtllm: what is written for which model, what is refused, and that what is written is the checkpoint."""
+"""Target trtllm: the files written for each model, refusals, and that the files hold the checkpoint."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def refusal(folder: Path, tmp_path: Path, precision: str = "bf16", **choice: Any) -> str:
-    """Why ``folder`` is not written, in one line; nothing may be written by then."""
+    """The reason why ``folder`` is refused, in one line; nothing may have been written."""
     with pytest.raises(BuildError) as info:
         write(read(folder, **choice), tmp_path / "refused", precision)
     assert not list((tmp_path / "refused").iterdir())

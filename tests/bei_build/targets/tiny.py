@@ -32,7 +32,7 @@ from bei_build.spec.parts import (
 from tests.support.zoo import CASES, Case, save_case
 
 HIDDEN, VOCABULARY, MAX_SEQ_LEN = 64, 100, 64
-HEADS = {"bert": 2, "roberta": 1, "xlm-roberta": 2, "distilbert": 1}  # of 32 or 64
+HEADS = {"bert": 2, "roberta": 1, "xlm-roberta": 2, "distilbert": 1}  # heads of width 32 or 64
 TYPES = {"roberta": 1, "xlm-roberta": 1}
 BY_POSITION: dict[str, dict[str, Any]] = {  # no family of the zoo has ALiBi
     "alibi": {"alibi": True},
@@ -41,7 +41,7 @@ BY_POSITION: dict[str, dict[str, Any]] = {  # no family of the zoo has ALiBi
     "causal, window": {"causal": True, "window": 8},
     "alibi, norms of query and key": {"alibi": True, "qk_norm": NormSpec(1e-12), "qk_norm_joint": True},
 }
-# Where tokens at the end of a sequence may be no keys: what such a model's attention is written as.
+# Lowering of attention in models whose last tokens of a sequence may not be keys.
 PARTIAL_KEYS: dict[str, dict[str, Any]] = {
     "padded": {},
     "causal": {"causal": True},
@@ -52,7 +52,7 @@ PARTIAL_KEYS: dict[str, dict[str, Any]] = {
 
 
 def tiny_spec(family_name: str = "bert", pooling: tuple[Pooling, ...] = ("mean",), **attention: Any) -> ModelSpec:
-    """Two layers, from the family's own reading of its HF config; ``attention`` changes the spec of theirs."""
+    """Two layers, from the family's spec of its HF config; ``attention`` changes their attention."""
     from transformers import AutoConfig
 
     family = next(family for family in FAMILIES if family.model_type == family_name)
@@ -73,7 +73,7 @@ def tiny_spec(family_name: str = "bert", pooling: tuple[Pooling, ...] = ("mean",
 
 
 def latent_spec() -> ModelSpec:
-    """With NV-Embed's head: no model of transformers has it."""
+    """A spec with NV-Embed's head, which no model of transformers has."""
     latent = LatentAttentionSpec(
         "latent", HIDDEN, 8, num_heads=2, head_dim=16, intermediate_size=128, norm=NormSpec(1e-5)
     )
@@ -98,7 +98,7 @@ def graph_of(
 
 
 def with_window(spec: ModelSpec) -> ModelSpec:
-    """In the second of two layers, as in models that take turns."""
+    """A window in the second of two layers, as in models that alternate."""
     first, second = spec.layers
     return replace(spec, layers=(first, replace(second, attention=replace(second.attention, window=8))))
 
@@ -113,7 +113,7 @@ def with_tail(spec: ModelSpec) -> ModelSpec:
 
 
 def with_heads_on_tokens(spec: ModelSpec) -> ModelSpec:
-    """The outputs of BGE-M3, ColBERT's unit vectors and the sum of SPLADE's logarithms, all out of one pass."""
+    """The outputs of BGE-M3, ColBERT's unit vectors and the sum of SPLADE's logarithms, all from one pass."""
     width = spec.hidden_size
     heads = (
         HeadSpec("embedding", ("cls",)),

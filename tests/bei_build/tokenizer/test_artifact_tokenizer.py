@@ -129,7 +129,7 @@ def test_a_tokenizer_in_python_alone_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def sentencepiece_alone(folder: Path) -> Path:
-    """An XLM-RoBERTa's files before there were tokenizer.json's."""
+    """An XLM-RoBERTa's files without a tokenizer.json, as in old checkpoints."""
     import sentencepiece
 
     words = folder / "words.txt"

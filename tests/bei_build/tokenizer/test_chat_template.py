@@ -24,7 +24,7 @@ from tests.support.checkpoints import write_json
 from tests.support.reading import read
 from tests.support.zoo import CASES, save_case
 
-# As Qwen3-Reranker's, saved by sentence-transformers 6.2.
+# Qwen3-Reranker's, as sentence-transformers 6.2 saves it.
 QWEN = (
     '<|im_start|>system\nJudge the pair. Answer "yes" or "no".<|im_end|>\n<|im_start|>user\n'
     '<Instruct>: {{ messages | selectattr("role", "eq", "system") | map(attribute="content") | first '
@@ -33,7 +33,7 @@ QWEN = (
     '<Document>: {{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}<|im_end|>\n'
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n</think>\n\n{% endif %}"
 )
-# As zerank's: every message by its role.
+# Like zerank's: every message by its role.
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -57,7 +57,7 @@ def save_reranker(
     form: str = "flat",
     is_file: bool = True,
 ) -> Path:
-    """A Qwen3 reranker, its files as sentence-transformers' CrossEncoder writes them."""
+    """A Qwen3 reranker, with the files of sentence-transformers' CrossEncoder."""
     case = next(case for case in CASES if case.name == "Qwen3ForCausalLM")
     sizes = {"vocab_size": 320, "max_position_embeddings": 512}
     save_case(folder, replace(case, settings={**case.settings, **sizes}))
@@ -126,7 +126,7 @@ def expected_scores(
 
 
 def served_scores(folder: Path, pairs: Sequence[tuple[str, str]], **settings: Any) -> list[float]:
-    """What the runtime gives: the template's body filled, between its frame."""
+    """The runtime's scores: the template's body filled, between its frame."""
     artifact = build_artifact(folder, folder.with_name(folder.name + "-artifact"), **settings)
     template = artifact.manifest.rerank_template
     assert template is not None

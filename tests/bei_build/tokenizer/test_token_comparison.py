@@ -21,18 +21,19 @@ from bei.artifact.manifest import TOKENIZER, Artifact, CheckpointSource
 from bei.errors import ArtifactError, TokenizerError
 from bei.offline.model import Model
 from bei_build import pipeline
-from bei_build.checkpoint import checkpoint as checkpoints
 from bei_build.checkpoint import read
+from bei_build.checkpoint import read as checkpoints
+from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.config import BuildConfig
 from bei_build.progress import Progress
 from bei_build.tokenizer.artifact_tokenizer import artifact_tokenizer
-from bei_build.tokenizer.library_tokenizer import LibraryTokenizer, TokenizerReading
+from bei_build.tokenizer.library_tokenizer import LibraryTokenizer, TokenizerSettings
 from tests.support.builds import build_artifact, open_engine
 from tests.support.checkpoints import bpe_tokenizer, save_checkpoint, wordpiece_tokenizer, write_json
 
 
 def with_marker(folder: Path) -> Path:
-    """A BERT of the tests whose tokenizer has a token of its own."""
+    """The tests' BERT with a marker token in its tokenizer."""
     save_checkpoint(folder, vocab_size=96)
     tokenizer = wordpiece_tokenizer()
     tokenizer.add_special_tokens([AddedToken("[DOC]", normalized=False)])
@@ -76,8 +77,8 @@ def without_end(tokenizer: Tokenizer) -> Tokenizer:
 def test_a_tokenizer_that_is_not_the_librarys_fails_by_name(
     change: Callable[[Tokenizer], Tokenizer], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def changed(library: LibraryTokenizer, reading: TokenizerReading, folder: Path) -> Tokenizer:
-        return change(artifact_tokenizer(library, reading, folder))
+    def changed(library: LibraryTokenizer, settings: TokenizerSettings, folder: Path) -> Tokenizer:
+        return change(artifact_tokenizer(library, settings, folder))
 
     monkeypatch.setattr(checkpoints, "artifact_tokenizer", changed)
     with pytest.raises(TokenizerError, match=message) as info:
@@ -104,7 +105,7 @@ def test_a_tokenizer_that_is_swapped_after_the_builds_start_is_found(
 ) -> None:
     folder, source_of = with_marker(tmp_path / "bert"), read.source_of
 
-    def swapped(checkpoint: checkpoints.Checkpoint) -> CheckpointSource:
+    def swapped(checkpoint: Checkpoint) -> CheckpointSource:
         (folder / name).write_text(content)
         return source_of(checkpoint)
 
@@ -138,7 +139,7 @@ def test_token_ids_are_compared_without_verification_too(tmp_path: Path) -> None
 
 
 def build_noted(folder: Path, out: Path, **settings: Any) -> str:
-    """What the build says."""
+    """The notes of a build."""
     shown = io.StringIO()
     config = BuildConfig(model=str(folder), out=str(out), precision="fp32", verify=False, **settings)
     pipeline.build(config, open_engine, Progress(Console(file=shown, width=1000)))
@@ -197,7 +198,7 @@ def test_served_vectors_are_those_of_transformers_with_its_own_tokenizer(
 
 
 def test_a_token_that_the_class_adds_and_the_model_has_no_row_for_is_left_out(tmp_path: Path) -> None:
-    """As some DeBERTas without their mask token: transformers loads them, and fails at a text that has it."""
+    """Like some DeBERTas without their mask token: transformers loads them, and fails on a text that has it."""
     folder = save_checkpoint(tmp_path / "bert")
     file = folder / "tokenizer.json"
     file.write_text(file.read_text().replace('"[MASK]"', '"[GONE]"'))

@@ -1,5 +1,5 @@
-"""Retrievers whose queries are looked up: what is built, and what is refused. Files as the public repositories have
-them; vectors are compared with ``inference_free``, which shares nothing with the builder."""
+"""Retrievers whose queries are looked up: what is built and refused. Files are those of the public repositories;
+vectors are compared with ``inference_free``, which shares nothing with the builder."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_table_is_a_file_of_the_artifact_and_documents_are_the_engines(folde
 
 
 def test_entries_behind_the_tokenizers_weigh_nothing(tmp_path: Path) -> None:
-    """An embedding table that is filled up: vectors of both sides have one width."""
+    """A padded embedding table: vectors of both sides have one width."""
     folder = save_inference_free(tmp_path)
     weights = read_tensors(folder / TABLE)["weight"]
     tensors = read_tensors(folder)

@@ -1,4 +1,4 @@
-"""Whether a pair's second text is of type 1: as transformers, which gives some models no token types at all."""
+"""Token types of a pair's second text, against transformers, which gives some models none."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def pair_model(folder: Path, **config: Any) -> Path:
 
 
 def library_scores(folder: Path) -> Float32Array:
-    """As sentence-transformers' CrossEncoder: the model is given what its tokenizer returns."""
+    """Scores by sentence-transformers' CrossEncoder: the model gets all that its tokenizer returns."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():

@@ -1,6 +1,5 @@
 """Classes of transformers x settings of their files x texts: a server gives the ids, types and cuts of the class.
 
-
 The vocabularies are small and made here; the classes are transformers' own, and so are the files they save.
 """
 
@@ -26,7 +25,7 @@ from transformers import AutoTokenizer
 from bei.errors import InvalidRequestError
 from bei.tokenizer.encoder import EncodingOptions, Input, TextEncoder
 from bei_build.tokenizer.artifact_tokenizer import artifact_tokenizer
-from bei_build.tokenizer.library_tokenizer import TokenizerReading, open_tokenizer
+from bei_build.tokenizer.library_tokenizer import TokenizerSettings, open_tokenizer
 from bei_build.tokenizer.token_comparison import PROBES
 from tests.support.checkpoints import write_json
 
@@ -78,7 +77,7 @@ def byte_pairs(special: Sequence[str]) -> dict[str, Any]:
 
 
 def end_of_word_pairs(special: Sequence[str]) -> dict[str, Any]:
-    """CLIP's: letters at the end of a word are others."""
+    """Merges of CLIP: letters at the end of a word differ."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("t", "h"), ("th", "e</w>"), ("c", "a"), ("ca", "t</w>")]
     pieces = [*letters, *(f"{letter}</w>" for letter in letters), *map("".join, merges), *special]
@@ -86,7 +85,7 @@ def end_of_word_pairs(special: Sequence[str]) -> dict[str, Any]:
 
 
 def metaspace_pairs(special: Sequence[str]) -> dict[str, Any]:
-    """Llama's and Gemma's: BPE on pieces with byte fallback."""
+    """Merges of Llama and Gemma: BPE on pieces with byte fallback."""
     merges = [("▁", "t"), ("h", "e"), ("▁t", "he"), ("▁", "c"), ("a", "t"), ("▁c", "at"), ("i", "n"), ("▁", "▁")]
     pieces = [*special, *(f"<0x{value:02X}>" for value in range(256)), "▁", *LETTERS, *map("".join, merges)]
     return {"vocab": {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}, "merges": merges}
@@ -106,7 +105,7 @@ XLNET = ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "
 
 @dataclass(frozen=True)
 class Kind:
-    """A class of transformers by name, with what its models' vocabularies begin with, and the config's model_type."""
+    """A class of transformers by name, the start of its models' vocabularies, and the config's model_type."""
 
     name: str
     vocabulary: Callable[[Sequence[str]], dict[str, Any]]
@@ -235,7 +234,7 @@ class Both:
 
     def __init__(self, folder: Path, **reading: Any) -> None:
         self.library = AutoTokenizer.from_pretrained(folder)
-        asked = TokenizerReading(**reading)
+        asked = TokenizerSettings(**reading)
         opened = open_tokenizer(folder, asked)
         artifact_tokenizer(opened, asked, folder).save(str(folder / "artifact.json"))
         self.encoder = TextEncoder(
@@ -247,7 +246,7 @@ class Both:
         self.has_types = opened.gives_token_types
 
     def differences(self, inputs: Sequence[tuple[str, ...]], limit: int) -> list[tuple[str, ...]]:
-        """Of ``inputs``, all texts or all pairs, those whose ids or types differ."""
+        """The ``inputs``, all texts or all pairs, whose ids or types differ."""
         # In a batch: alone, a pair whose second text is empty would be one text.
         sides = (list(side) for side in zip(*inputs, strict=True))
         expected = self.library(*sides, truncation=True, max_length=limit, return_token_type_ids=True)
@@ -301,7 +300,7 @@ def test_ids_types_and_cuts_are_those_of_the_class(kind: Kind, tmp_path: Path) -
     ],
 )
 def test_tokenizer_json_alone_would_be_wrong(label: str, setting: str, tmp_path: Path) -> None:
-    """The matrix sees the settings: what they change is not in the file."""
+    """The control: settings change ids, and the file does not have them."""
     folder = save(next(kind for kind in KINDS if kind.label == label), tmp_path)
     SETTINGS[setting](folder)
     assert Both(folder, choice="file").differences(SINGLES, LIMIT)

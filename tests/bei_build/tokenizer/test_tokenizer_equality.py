@@ -1,6 +1,6 @@
 """The artifact's tokenizer against transformers' for the same folder, text by text and pair by pair.
 
-One difference is meant: a folder whose tokenizer_config.json asks for tokens that its tokenizer.json does not add.
+One difference is intended: a folder whose tokenizer_config.json asks for tokens that its tokenizer.json does not add.
 transformers up to 4 added them, 5 only does if it is told to.
 """
 
@@ -47,7 +47,7 @@ FAST = {"tokenizer_class": "PreTrainedTokenizerFast"}
 
 
 def llama_tokenizer() -> Tokenizer:
-    """As Llama's and Mistral's: BPE on pieces with byte fallback, ``<s>`` in front."""
+    """Like Llama's and Mistral's: BPE on pieces with byte fallback, ``<s>`` in front."""
     special = ["<unk>", "<s>", "</s>"]
     bytes_ = [f"<0x{value:02X}>" for value in range(256)]
     merges = [("▁", "t"), ("h", "e"), ("▁t", "he"), ("i", "n"), ("▁", "a")]
@@ -64,7 +64,8 @@ def llama_tokenizer() -> Tokenizer:
 
 
 def qwen_tokenizer(*, appends: bool = True) -> Tokenizer:
-    """As Qwen3-Embedding's: byte-level BPE on NFC, ``<|endoftext|>`` behind; ``appends`` False: as Qwen's own."""
+    """Like Qwen3-Embedding's: byte-level BPE on NFC, ``<|endoftext|>`` at the end; ``appends`` False: like Qwen's
+    own."""
     tokenizer = bpe_tokenizer()
     vocabulary = json.loads(tokenizer.to_str())["model"]
     words = {word: index for index, word in enumerate(w for w in vocabulary["vocab"] if not w.startswith("<"))}
@@ -95,7 +96,7 @@ def folder_of(folder: Path, tokenizer: Tokenizer, config: dict[str, Any]) -> Pat
 
 
 def assert_equal(folder: Path, **how: Any) -> None:
-    """Ours and transformers' give the same ids and types; ``how`` is what transformers has to be told."""
+    """Ours and transformers' give the same ids and types; ``how``: arguments for transformers."""
     ours = tokenizer_of(folder)
     theirs = AutoTokenizer.from_pretrained(folder, **how)
     plain = {"truncation": False, "padding": False, "return_token_type_ids": True}
@@ -211,11 +212,12 @@ def test_a_template_with_other_tokens_is_left_as_it_is(tmp_path: Path) -> None:
     assert tokenizer_of(tmp_path).encode("the").tokens == ["[CLS]", "the", "[SEP]"]
 
 
-# Where transformers rebuilds a pipeline, its way counts.
+# transformers' pipeline counts where it rebuilds one.
 
 
 def test_the_pipeline_is_the_classs_and_that_of_the_file_can_be_asked_for(tmp_path: Path) -> None:
-    """The file drops spaces, as Prompt Guard's: transformers picks the class by name and rebuilds its own pipeline."""
+    """The file drops spaces, like Prompt Guard's: transformers selects the class by name and rebuilds its own
+    pipeline."""
     tokenizer = wordpiece_tokenizer()
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Replace(" ", ""), normalizers.BertNormalizer(lowercase=True)]
@@ -227,7 +229,7 @@ def test_the_pipeline_is_the_classs_and_that_of_the_file_can_be_asked_for(tmp_pa
 
 
 def test_a_class_that_takes_the_vocabulary_for_another_models_is_refused(tmp_path: Path) -> None:
-    """As an old revision of paraphrase-multilingual-MiniLM-L12-v2: a BERT with XLM-RoBERTa's tokenizer, and no class
+    """Like an old revision of paraphrase-multilingual-MiniLM-L12-v2: a BERT with XLM-RoBERTa's tokenizer, and no class
     named. transformers 5 reads its pieces as BERT's and finds hardly one."""
     save_checkpoint(tmp_path, vocab_size=200)
     folder_of(tmp_path, unigram_tokenizer(), {"do_lower_case": True, "unk_token": "<unk>", "cls_token": "<s>"})
@@ -271,7 +273,7 @@ def test_a_marker_outside_the_vocabulary_stays_a_text(tmp_path: Path) -> None:
 
 
 def test_a_model_of_a_class_of_its_own_has_its_tokenizer_read(tmp_path: Path) -> None:
-    """As llama-nemotron-embed's: transformers, which does not know the model, fails at its rotation."""
+    """Like llama-nemotron-embed: transformers, which does not know the model, fails at its rotation."""
     folder_of(tmp_path, bpe_tokenizer(), FAST)
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     rope = {**scaling, "original_max_position_embeddings": 8192}
@@ -280,7 +282,7 @@ def test_a_model_of_a_class_of_its_own_has_its_tokenizer_read(tmp_path: Path) ->
 
 
 def test_an_eos_that_is_asked_for_is_added_where_the_file_pads(tmp_path: Path) -> None:
-    """As a tokenizer is saved that has padded to a length: the padding is none of the tokens around a text."""
+    """Like a tokenizer that is saved after padding to a length: the padding is not one of the tokens around a text."""
     tokenizer = llama_tokenizer()
     tokenizer.add_special_tokens(["<pad>"])
     tokenizer.enable_padding(length=16, pad_token="<pad>", pad_id=tokenizer.token_to_id("<pad>"))
@@ -295,4 +297,4 @@ def test_a_length_among_the_arguments_of_the_class_counts(tmp_path: Path) -> Non
     write_json(tmp_path / "sentence_bert_config.json", {"tokenizer_args": {"model_max_length": 16, "revision": "main"}})
     checkpoint = read_checkpoint(locate(str(tmp_path)))
     assert checkpoint.max_seq_len == 16
-    assert checkpoint.reading.arguments == {"model_max_length": 16}
+    assert checkpoint.tokenizer_settings.arguments == {"model_max_length": 16}

@@ -1,4 +1,4 @@
-"""The Triton kernel in Triton's interpreter: how far it is from the plain one, as JSON by case.
+"""The Triton kernel in Triton's interpreter: its distance from the plain one, as JSON by case.
 
 TRITON_INTERPRET=1 python -m tests.bei_build.torch_graph.interpreted [CASE ...]
 """
@@ -17,8 +17,8 @@ from bei.core import PackedBatch
 from bei.engine.packing import graph_inputs
 from bei_build.spec.parts import AttentionSpec, DisentangledSpec
 from bei_build.spec.position_tables import alibi_slopes, disentangled_rows
-from bei_build.torch_graph.attention_kernels import plain, reads
-from bei_build.torch_graph.packed_step import Step
+from bei_build.torch_graph.attention_kernels import plain, tensors_read
+from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.positions import ScoreTerms
 from bei_build.torch_graph.ragged_attention import ragged
 from tests.support.builds import random_encodings
@@ -64,7 +64,7 @@ def terms_of(spec: AttentionSpec, case: dict[str, Any], num_tokens: int, generat
 
 
 def difference(case: dict[str, Any]) -> float:
-    """The largest between the two kernels, over all tokens of sequences."""
+    """The largest difference between the two kernels, over all tokens of sequences."""
     generator = torch.Generator().manual_seed(0)
     known = {name: case[name] for name in ("causal", "window", "softcap", "head_dim", "num_kv_heads") if name in case}
     spec, is_partial = replace(SPEC, **known), bool(case.get("partial"))
@@ -72,9 +72,9 @@ def difference(case: dict[str, Any]) -> float:
     if is_partial:
         encodings = [one._replace(num_keys=max(1, one.num_tokens // 3)) for one in encodings]
     batch = PackedBatch.from_encodings(encodings)
-    names = {name for kernel in ("plain", "ragged") for name in reads(kernel, partial_keys=is_partial)}
+    names = {name for kernel in ("plain", "ragged") for name in tensors_read(kernel, partial_keys=is_partial)}
     arrays = graph_inputs(batch, sorted({*names, "input_ids"}))
-    step = Step({name: torch.from_numpy(array) for name, array in arrays.items()})
+    step = PackedStep({name: torch.from_numpy(array) for name, array in arrays.items()})
     num_tokens = len(arrays["input_ids"])
     heads = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
     # Parts of one product, as joined layers give them: tokens are farther apart than their heads.

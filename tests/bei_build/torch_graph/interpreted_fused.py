@@ -1,9 +1,9 @@
-"""The fused Triton kernels in Triton's interpreter: how far they are from their twins, as JSON by case.
+"""The fused Triton kernels in Triton's interpreter: their distances from their twins, as JSON by case.
 
 TRITON_INTERPRET=1 python -m tests.bei_build.torch_graph.interpreted_fused [CASE ...]
 
-A difference is relative to the largest value. Of results in FP8, it is the share of numbers that are not the twin's, or
-1 where one of them is more than one step away: a value between two numbers may go to either.
+A difference is relative to the largest value. For results in FP8, it is the share of numbers that differ from the
+twin's, or 1 if one of them is more than one step away: a value between two numbers may go to either.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from bei_build.torch_graph.fusion_choice import ALL, NONE, Fusions
 from bei_build.torch_graph.heads import Head
 from bei_build.torch_graph.model import packed_model, run
 from bei_build.torch_graph.norms import Norm, States
-from bei_build.torch_graph.packed_step import Step
-from bei_build.torch_graph.parameters import Storage
+from bei_build.torch_graph.packed_step import PackedStep
+from bei_build.torch_graph.parameters import TensorOptions
 from bei_build.torch_graph.positions import Rotation
 from tests.bei_build.targets.test_fp8 import quantization_of
 from tests.bei_build.targets.tiny import MAX_SEQ_LEN, VOCABULARY, random_weights, tiny_spec
 from tests.support.builds import random_encodings
 
 CPU = torch.device("cpu")
-TRITON, COMPOSED = (Storage(CPU, torch.float32, fusions) for fusions in (ALL, NONE))
+TRITON, COMPOSED = (TensorOptions(CPU, torch.float32, fusions) for fusions in (ALL, NONE))
 WIDTH = 48  # no power of two
-LENGTHS = [70, 1, 33, 5]  # of pooled sequences: more than a block of rows, and less
+LENGTHS = [70, 1, 33, 5]  # lengths of pooled sequences: above and below a block of rows
 
 
 def round_as_hardware_does() -> None:
-    """Give the interpreter the GPU's conversion to FP8: its own drops the digits that are too many."""
+    """Give the interpreter the GPU's conversion to FP8: its own truncates digits."""
     own = interpreter._convert_float
 
     def convert(values: Any, of: Any, to: Any, mode: Any) -> Any:
@@ -67,14 +67,14 @@ def away(found: Tensor, expected: Tensor) -> float:
 
 
 def in_order(codes: Tensor) -> Tensor:
-    """FP8 as integers that are in the order of the numbers."""
+    """FP8 as integers in the order of the numbers."""
     bits = codes.view(torch.uint8).int()
     return torch.where(bits >= 128, 128 - bits, bits)
 
 
-def rounding(storage: Storage, smooth: bool) -> Rounding:
+def rounding(options: TensorOptions, smooth: bool) -> Rounding:
     factors = tuple(np.linspace(0.5, 2.0, WIDTH).tolist()) if smooth else None
-    return Rounding(LayerQuantization(2.0, factors), storage)
+    return Rounding(LayerQuantization(2.0, factors), options)
 
 
 def of_norm(spec: NormSpec, *, added: bool = True, factor: float = 1.0, smooth: bool | None = None) -> float:
@@ -82,14 +82,14 @@ def of_norm(spec: NormSpec, *, added: bool = True, factor: float = 1.0, smooth: 
     rows = [torch.randn(37, WIDTH, generator=generator) for _ in range(2)]
     weights = [torch.randn(WIDTH, generator=generator) for _ in range(2)]
     found = []
-    for storage in (TRITON, COMPOSED):
-        norm = Norm(spec, WIDTH, storage)
+    for options in (TRITON, COMPOSED):
+        norm = Norm(spec, WIDTH, options)
         for parameter, values in zip((norm.weight, norm.bias), weights, strict=True):
             if parameter is not None:
                 parameter.copy_(values)
-        by = None if smooth is None else rounding(storage, smooth)
+        by = None if smooth is None else rounding(options, smooth)
         states = States(rows[0], rows[1] if added else None, factor)
-        normed = norm.of_sum(states, Step({}), by, total=added, value=True)
+        normed = norm.of_sum(states, PackedStep({}), by, total=added, value=True)
         parts = [normed.total, normed.value, None if normed.rounded is None else normed.rounded.codes]
         found.append([part for part in parts if part is not None])
     return max(away(ours, theirs) for ours, theirs in zip(*found, strict=True))
@@ -104,19 +104,19 @@ def of_activation(activation: Activation, *, is_gated: bool = False, smooth: boo
             value,
             gate if is_gated else None,
             activation,
-            None if smooth is None else rounding(storage, smooth),
-            storage.fusions,
+            None if smooth is None else rounding(options, smooth),
+            options.fusions,
         )
-        for storage in (TRITON, COMPOSED)
+        for options in (TRITON, COMPOSED)
     ]
     return away(*found)
 
 
 def of_extremes() -> float:
-    """What is too large becomes the largest number, and NaN stays."""
+    """Too large values become the largest number, and NaN stays."""
     rows = torch.tensor([[1e30, -1e30, float("nan"), float("inf"), 0.0, -0.0, 1e-30, 2.0]])
     layer = LayerQuantization(448.0)
-    found, expected = (Rounding(layer, storage)(rows).view(torch.uint8) for storage in (TRITON, COMPOSED))
+    found, expected = (Rounding(layer, options)(rows).view(torch.uint8) for options in (TRITON, COMPOSED))
     assert expected[0, :4].tolist() == [0x7E, 0xFE, 0x7F, 0x7E]
     return float((found != expected).float().mean())
 
@@ -135,7 +135,7 @@ def of_rotation(
             parameter.copy_(torch.randn(head_dim, generator=generator))
     rotation = Rotation(rope, 64, CPU, 0)
     positions = torch.randint(0, 64, (tokens,), generator=generator, dtype=torch.int32)
-    step = Step({"position_ids": positions, "token_seq_lens": torch.full((tokens,), 40, dtype=torch.int32)})
+    step = PackedStep({"position_ids": positions, "token_seq_lens": torch.full((tokens,), 40, dtype=torch.int32)})
     found = rotation.of_both(query, key, (norms[0], norms[1]) if norms else None, step)
     if norms:
         query, key = norms[0](query), norms[1](key)
@@ -148,16 +148,16 @@ def of_pooling(mode: Pooling, *, normalizes: bool = False, prompts: bool = True)
         spec = replace(spec, heads=(replace(spec.heads[0], layers=(NormalizeSpec(),)),))
     encodings = [one._replace(num_unpooled=min(2, one.num_tokens - 1)) for one in random_encodings(LENGTHS, VOCABULARY)]
     batch = PackedBatch.from_encodings(encodings)
-    heads = [Head(spec.heads[0], spec, torch.nn.Module(), storage) for storage in (TRITON, COMPOSED)]
+    heads = [Head(spec.heads[0], spec, torch.nn.Module(), options) for options in (TRITON, COMPOSED)]
     arrays = graph_inputs(batch, sorted({"input_ids", *heads[0].reads}))
-    step = Step({name: torch.from_numpy(array) for name, array in arrays.items()})
+    step = PackedStep({name: torch.from_numpy(array) for name, array in arrays.items()})
     hidden = torch.randn(len(arrays["input_ids"]), 200, generator=torch.Generator().manual_seed(3))
     found, expected = (head(hidden, step)[: batch.batch_size] for head in heads)
     return away(found, expected)
 
 
 def of_nan() -> float:
-    """A text of NaN has a vector of NaN in all modes, and no other text has."""
+    """A text with NaN has a vector of NaN in all modes, and no other text has."""
     hidden = torch.randn(10, 8, generator=torch.Generator().manual_seed(4))
     hidden[7] = torch.nan
     from bei_build.torch_graph.fused.pool import pool

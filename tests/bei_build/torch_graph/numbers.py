@@ -1,9 +1,9 @@
-"""The FP8 numbers of a module held to those of the ONNX graph, number by number.
+"""Comparison of a module's FP8 numbers with those of the ONNX graph, number by number.
 
-Two orders of sums differ in the last digits, and a value that lies between two numbers of FP8 then goes to the one or
-the other. In a model of the zoo's size one such number changes all that follows by up to half of what rounding does, so
-outputs alone show little. Here a number of the module must be the graph's, or as near to the value; it is then made the
-graph's, and from the same numbers both compute the same.
+Different orders of summation change the last digits, and a value between two numbers of FP8 then goes to one or the
+other. In a model of the zoo's size one such number changes all later ones by up to half of the rounding error, so
+outputs alone show little. Here each number of the module must equal the graph's, or be as near to the value; it is then
+replaced by the graph's, so that both compute on from the same numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from bei.core import Encoding, Float32Array, PackedBatch
 from bei.engine.packing import graph_inputs
 from bei_build.onnx_graph.attention import AttentionCore
-from bei_build.onnx_graph.positions import halved
+from bei_build.onnx_graph.positions import rows_for_halves
 from bei_build.onnx_graph.transformer import Read, write_graph
 from bei_build.onnx_graph.writer import GraphTypes
 from bei_build.quantization.emulation import session_of
@@ -33,12 +33,12 @@ from bei_build.torch_graph.attention import Attention
 from bei_build.torch_graph.fp8 import FP8, FP8Linear, Rounding
 from bei_build.torch_graph.model import PackedModel
 
-_LOST_IN_FP32 = 1e-6  # of a weight divided by its scale; of the largest value of a row, where values are sums
+_LOST_IN_FP32 = 1e-6  # relative to a weight divided by its scale, or to a row's largest value where values are sums
 
 
 @dataclass(frozen=True)
 class GraphNumbers:
-    """What the graph made of a batch: ``inputs`` [tokens, in] and ``matrices`` [out, in] by layer, as FP8, and
+    """The graph's numbers for a batch: ``inputs`` [tokens, in] and ``matrices`` [out, in] by layer, as FP8, and
     ``outputs``, float32."""
 
     inputs: dict[str, Tensor]
@@ -49,7 +49,7 @@ class GraphNumbers:
 def numbers_of_the_graph(
     spec: ModelSpec, read: Read, quantization: Quantization, max_seq_len: int, encodings: list[Encoding], folder: Path
 ) -> GraphNumbers:
-    """By ONNX Runtime, as the emulation runs it; without experts."""
+    """The numbers from ONNX Runtime, as the emulation runs the graph; without experts."""
     types = GraphTypes(DType.FP32, DType.FP32, quantization)
     path = write_graph(spec, read, folder, types, AttentionCore.TRT_ATTENTION, max_seq_len)
     model = onnx.load(path)
@@ -79,10 +79,10 @@ def numbers_of_the_graph(
 def take_numbers(
     model: PackedModel, read: Read, quantization: Quantization, numbers: GraphNumbers
 ) -> dict[str, Rounding]:
-    """Make the matrices of ``model`` those of ``numbers``, and its inputs whenever it runs; AssertionError where one is
-    farther from the value than the other.
+    """Replace the matrices of ``model`` by those of ``numbers``, and its inputs whenever it runs; AssertionError where
+    one is farther from the value than the other.
 
-    Returns what rounds the input of each layer. Hooks count on one batch, that of ``numbers``.
+    Returns the rounding of each layer's input. The hooks are for one batch, that of ``numbers``.
     """
     roundings: dict[str, Rounding] = {}
     for layer in linear_layers(model.spec):
@@ -109,12 +109,12 @@ def _fp8(module: nn.Module) -> FP8Linear:
 
 
 def _row_order(model: PackedModel, layer: LinearLayer, module: FP8Linear) -> Tensor:
-    """For each row of a part of the graph's matrix, the module's: pairs that turn together lie apart in the graph."""
+    """For each row of a part of the graph's matrix, the module's row: rotated pairs lie apart in the graph."""
     rows = np.arange(module.out_features, dtype=np.float32)
     attention = model.get_submodule(layer.name.rpartition(".")[0])
     if isinstance(attention, Attention) and module in (getattr(attention, it, None) for it in ("query", "key")):
         rope = attention._spec.rope
-        rows = halved(rows, attention._spec) if rope and rope.interleaved else rows
+        rows = rows_for_halves(rows, attention._spec) if rope and rope.interleaved else rows
     return torch.from_numpy(rows.astype(np.int64))
 
 
@@ -129,7 +129,7 @@ def _hook(name: str, theirs: Tensor) -> Any:
 
 
 def _check_nearest(name: str, ideal: Tensor, own: Tensor, theirs: Tensor, within: Tensor) -> None:
-    """Where they differ, ``ideal`` is halfway between ``own`` and ``theirs``, but for ``within``."""
+    """Where they differ, ``ideal`` must be halfway between ``own`` and ``theirs``, up to ``within``."""
     assert own.shape == theirs.shape, name
     ours, others = own.float(), theirs.float()
     is_wrong = (ours != others) & ~((ideal - (ours + others) / 2).abs() <= within)

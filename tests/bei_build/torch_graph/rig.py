@@ -34,7 +34,7 @@ def of_the_module(model: PackedModel, encodings: Sequence[Encoding]) -> dict[str
 def of_the_graph(
     spec: ModelSpec, read: Read, max_seq_len: int, encodings: Sequence[Encoding], folder: Path
 ) -> dict[str, list[Float32Array]]:
-    """FP32, by OpenVINO."""
+    """Outputs of the graph in FP32, by OpenVINO."""
     folder.mkdir(parents=True, exist_ok=True)
     types, core = GraphTypes(DType.FP32, DType.FP32), AttentionCore.MATMUL_SOFTMAX
     path = write_graph(spec, read, folder, types, core, max_seq_len)

@@ -1,4 +1,4 @@
-"""Which attention kernel a layer gets, and the Triton kernel in Triton's interpreter against the plain one."""
+"""The choice of a layer's attention kernel, and the Triton kernel in Triton's interpreter against the plain one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bei_build.spec.parts import AttentionSpec, DisentangledSpec, RelativeBiasSpec
-from bei_build.torch_graph.attention_kernels import choose
+from bei_build.torch_graph.attention_kernels import choose_kernel
 
 CUDA = torch.device("cuda")
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -25,7 +25,7 @@ DISENTANGLED = DisentangledSpec(8, True, 32, True, True, True, None)
 @pytest.mark.parametrize("changes", [{}, {"causal": True}, {"window": 8}, {"num_kv_heads": 1, "causal": True}], ids=str)
 def test_flash_attention_computes_what_it_can(changes: dict[str, Any]) -> None:
     spec = AttentionSpec(**{"num_heads": 2, "head_dim": 64, "num_kv_heads": 2, "scale": 0.125, **changes})
-    choice = choose(spec, CUDA, torch.bfloat16, partial_keys=False)
+    choice = choose_kernel(spec, CUDA, torch.bfloat16, partial_keys=False)
     assert (choice.kernel, choice.reasons) == ("flash", ())
 
 
@@ -48,11 +48,11 @@ def test_what_it_cannot_the_triton_kernel_does_and_the_choice_says_why(
     spec = AttentionSpec(**{"num_heads": 2, "head_dim": 64, "num_kv_heads": 2, "scale": 0.125, **changes})
     found = {"triton": object()}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: found.get(name))
-    choice = choose(spec, CUDA, torch.bfloat16, partial_keys=partial_keys)
+    choice = choose_kernel(spec, CUDA, torch.bfloat16, partial_keys=partial_keys)
     assert choice.kernel == "ragged"
     assert any(reason in each for each in choice.reasons)
     found.clear()
-    without = choose(spec, CUDA, torch.bfloat16, partial_keys=partial_keys)
+    without = choose_kernel(spec, CUDA, torch.bfloat16, partial_keys=partial_keys)
     assert without.kernel == "plain"
     assert without.reasons[-1] == "Triton is not installed"
 
@@ -69,7 +69,7 @@ def test_the_plain_kernel_is_left_where_no_other_can(
     device: str, dtype: torch.dtype, head_dim: int, reason: str
 ) -> None:
     spec = AttentionSpec(num_heads=2, head_dim=head_dim, num_kv_heads=2, scale=0.125)
-    choice = choose(spec, torch.device(device), dtype, partial_keys=False)
+    choice = choose_kernel(spec, torch.device(device), dtype, partial_keys=False)
     assert choice.kernel == "plain"
     assert any(reason in each for each in choice.reasons)
 
@@ -82,7 +82,7 @@ def test_the_plain_kernel_is_left_where_no_other_can(
     ],
 )
 def test_the_triton_kernel_equals_the_plain_one(cases: tuple[str, ...]) -> None:
-    """In a process of its own: Triton decides when it is imported whether its functions are interpreted."""
+    """In a separate process: Triton decides at import if its functions are interpreted."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed: pip install --no-deps triton")
     command = [sys.executable, "-m", "tests.bei_build.torch_graph.interpreted", *cases]

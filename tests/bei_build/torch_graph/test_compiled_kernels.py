@@ -37,7 +37,7 @@ TYPES = {
 
 
 class Launch:
-    """Takes a kernel's place, and keeps what it is launched with."""
+    """Replaces a kernel, and records its launch arguments."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
@@ -65,7 +65,7 @@ def launched(module: Any, work: Callable[[], object], monkeypatch: pytest.Monkey
 
 
 def compiled(launch: Launch) -> Any:
-    """By Triton for SM 9.0, with what its launcher would know of the arguments."""
+    """Compiled by Triton for SM 9.0, with the launcher's knowledge of the arguments."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -89,7 +89,7 @@ def compiled(launch: Launch) -> Any:
 
 
 def spilled(ptx: str, folder: Path) -> int:
-    """Bytes of registers that did not fit, by the ptxas that Triton takes."""
+    """Bytes of spilled registers, by the ptxas that Triton uses."""
     from triton.backends.nvidia.compiler import get_ptxas
 
     path = folder / "kernel.ptx"

@@ -1,4 +1,4 @@
-"""Linear layers in FP8: numbers as in the ONNX graph, products as its emulation has them, and what is refused."""
+"""Linear layers in FP8: numbers as in the ONNX graph, products as in its emulation, and refusals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.quantization import LayerQuantization, Quantization
 from bei_build.torch_graph.fp8 import FP8Linear, JoinedFP8Linear, Rounding, choose_product
 from bei_build.torch_graph.model import PackedModel, packed_model
-from bei_build.torch_graph.parameters import Linear, Storage, join_linear_layers
+from bei_build.torch_graph.parameters import Linear, TensorOptions, join_linear_layers
 from bei_build.torch_graph.quantize import check
 from tests.bei_build.quantization.test_checkpoint_scales import pair
 from tests.bei_build.targets.test_fp8 import MODULES, hf_states, quantization_of
@@ -70,7 +70,7 @@ def flat(spec: ModelSpec, model: PackedModel, encodings: list[Encoding]) -> dict
 def assert_close(
     actual: Mapping[str, Float32Array], expected: Mapping[str, Float32Array], exact: Mapping[str, Float32Array]
 ) -> None:
-    """By a tenth of what the rounding changes: a value between two numbers may go to either."""
+    """Within a tenth of the rounding's change: a value between two numbers may go to either."""
     assert actual.keys() == expected.keys()
     for name, rows in expected.items():
         away = np.abs(exact[name] - rows).mean()
@@ -241,7 +241,7 @@ def test_in_bf16_the_result_stays_close_to_that_in_fp32() -> None:
 
 
 def test_values_are_rounded_to_the_nearest_number_and_bounded() -> None:
-    rounding = Rounding(LayerQuantization(2 * 448.0, smoothing=(1.0, 2.0)), Storage(CPU, torch.float32))
+    rounding = Rounding(LayerQuantization(2 * 448.0, smoothing=(1.0, 2.0)), TensorOptions(CPU, torch.float32))
     values = torch.tensor([[2.0, 4.0], [34.0, 68.0], [38.0, -1e9], [float("nan"), 1e9]])
     # 17 and 19 lie between two numbers, 16 and 18 and 20; ties go to even.
     expected = [[1.0, 1.0], [16.0, 16.0], [20.0, -448.0], [np.nan, 448.0]]
@@ -271,12 +271,12 @@ def test_the_choice_of_a_product_says_why_it_is_no_faster_one(
 def test_the_fast_product_is_asked_for_what_the_slow_one_computes(
     one_scale: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``torch._scaled_mm`` as its shapes and scales are documented, in FP32; its layouts are those that CUDA takes."""
+    """``torch._scaled_mm`` by its documented shapes and scales, in FP32; its layouts are those that CUDA requires."""
     generator = torch.Generator().manual_seed(0)
     matrix = torch.randn(48, 32, generator=generator)
     scales = np.full(48, 0.01, np.float32) if one_scale else None
     layer = LayerQuantization(3.0)
-    storage = Storage(CPU, torch.bfloat16)
+    storage = TensorOptions(CPU, torch.bfloat16)
     like = Linear(32, 48, True, storage)
     like.bias.copy_(torch.randn(48, generator=generator))
     module = FP8Linear(like, Rounding(layer, storage), layer, scales)
@@ -316,4 +316,4 @@ def test_what_the_module_does_not_compute_is_refused_by_name(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
     refused(Quantization("fp8", {}), "A100 does not compute in FP8.*--precision bf16", device="cuda")
     with pytest.raises(CompileError, match="INT8"):
-        PackedModel(spec, MAX_SEQ_LEN, Storage(CPU, torch.float32), quantization=Quantization("int8", {}))
+        PackedModel(spec, MAX_SEQ_LEN, TensorOptions(CPU, torch.float32), quantization=Quantization("int8", {}))

@@ -1,4 +1,5 @@
-"""Experts in FP8: the numbers of the ONNX graph's emulation, one product for all of them, and which of both it is."""
+"""Experts in FP8: the numbers of the ONNX graph's emulation, one product for all of them, and the choice between
+both."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bei.core import Encoding, Float32Array, Limits, PackedBatch
-from bei_build.quantization.emulation import emulated
+from bei_build.quantization.emulation import emulated_engine
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.quantization import Quantization
 from bei_build.torch_graph import fp8_experts
@@ -19,7 +20,7 @@ from bei_build.torch_graph.experts import Experts
 from bei_build.torch_graph.fp8 import ProductChoice, choose_product
 from bei_build.torch_graph.fp8_experts import FP8Experts
 from bei_build.torch_graph.model import PackedModel, packed_model
-from bei_build.torch_graph.parameters import ExpertMatrices, Storage
+from bei_build.torch_graph.parameters import ExpertMatrices, TensorOptions
 from tests.bei_build.targets.test_fp8 import quantization_of
 from tests.bei_build.targets.tiny import MAX_SEQ_LEN, VOCABULARY, random_weights, tiny_spec, with_experts
 from tests.bei_build.torch_graph.test_fp8 import LENGTHS, assert_close, flat
@@ -46,7 +47,7 @@ def of_the_emulation(
     spec: ModelSpec, quantization: Quantization, encodings: list[Encoding], folder: Path
 ) -> dict[str, Float32Array]:
     """ONNX Runtime on the graph with the same quantization; rows of sequences end to end."""
-    with emulated(spec, random_weights(spec), quantization, Limits(256, 16, MAX_SEQ_LEN), folder) as engine:
+    with emulated_engine(spec, random_weights(spec), quantization, Limits(256, 16, MAX_SEQ_LEN), folder) as engine:
         return dict(engine.run(PackedBatch.from_encodings(encodings)))
 
 
@@ -82,7 +83,7 @@ def test_experts_that_are_all_left_high_stay_as_they_are() -> None:
 def scaled_grouped_mm(
     a: Tensor, b: Tensor, of_rows: Tensor, of_columns: Tensor, *, offs: Tensor, **settings: Any
 ) -> Tensor:
-    """As it is documented, in FP32, once PyTorch's own description of the operator has nothing against the call."""
+    """The documented computation in FP32, after PyTorch's own description of the operator has checked the call."""
     arguments = (tensor.to("meta") for tensor in (a, b, of_rows, of_columns, offs))
     described = torch.ops.aten._scaled_grouped_mm(*arguments, **settings)
     assert settings["use_fast_accum"]
@@ -104,7 +105,7 @@ def test_one_product_for_all_experts_computes_what_each_by_itself_does(
     monkeypatch.setattr(torch, "_scaled_grouped_mm", scaled_grouped_mm)
     experts_of(model)._grouped = True
     grouped = embeddings(model)
-    # As far as BF16's sums in another order go, and values between two numbers of FP8.
+    # Up to the order of sums in BF16, and values between two numbers of FP8.
     assert 0 < np.abs(grouped - by_each).max() <= 0.02
     high = packed_model(spec, random_weights(spec), MAX_SEQ_LEN, dtype=torch.bfloat16)
     assert np.abs(grouped - by_each).mean() < 0.25 * np.abs(embeddings(high) - by_each).mean()
@@ -129,7 +130,7 @@ def test_the_choice_of_a_product_says_why_it_is_not_one_for_all(
     reason: str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As on a GPU: the choice is made where the layers are, which have no values yet."""
+    """As on a GPU: the layers have no values when the choice is made."""
     cuda = torch.device("cuda")
 
     def on_cuda(
@@ -141,7 +142,7 @@ def test_the_choice_of_a_product_says_why_it_is_not_one_for_all(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     spec = with_experts(tiny_spec())
     quantization = quantization_of(spec, "fp8").without(left_high)
-    model = PackedModel(spec, MAX_SEQ_LEN, Storage(torch.device("cpu"), dtype), quantization=quantization)
+    model = PackedModel(spec, MAX_SEQ_LEN, TensorOptions(torch.device("cpu"), dtype), quantization=quantization)
     choices = {path: choice for path, choice in model.products.items() if ".experts." in path}
     assert choices.keys() == {"layers.1.mlp.experts.up", "layers.1.mlp.experts.down"}
     for choice in choices.values():

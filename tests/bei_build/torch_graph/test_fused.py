@@ -1,4 +1,5 @@
-"""The fused kernels: which are chosen and why, in Triton's interpreter against their twins, and in exported graphs."""
+"""The fused kernels: their choice and its reasons, in Triton's interpreter against their twins, and in exported
+graphs."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import torch
 
 from bei_build.torch_graph.fusion_choice import ALL, PARTS, choose_fusions
 from bei_build.torch_graph.model import packed_model
-from bei_build.torch_graph.package import exported
+from bei_build.torch_graph.package import export_model
 from tests.bei_build.targets.test_fp8 import quantization_of
 from tests.bei_build.targets.tiny import MAX_SEQ_LEN, random_weights
 
@@ -38,7 +39,7 @@ FIRST = (
     [pytest.param(FIRST, id="some cases"), pytest.param((), id="all cases", marks=pytest.mark.slow)],
 )
 def test_the_kernels_equal_their_twins(cases: tuple[str, ...]) -> None:
-    """In a process of its own: Triton decides when it is imported whether its functions are interpreted."""
+    """In a separate process: Triton decides at import if its functions are interpreted."""
     command = [sys.executable, "-m", "tests.bei_build.torch_graph.interpreted_fused", *cases]
     path = os.pathsep.join([str(ROOT), str(ROOT / "build")])
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
@@ -74,6 +75,6 @@ def test_an_exported_graph_has_the_kernels_and_leaves_activations_to_inductor() 
     model = packed_model(
         spec, random_weights(spec), MAX_SEQ_LEN, quantization=quantization_of(spec, "fp8"), fusions=ALL, kernel="ragged"
     )
-    called = {str(node.target) for node in exported(model).graph.nodes if node.op == "call_function"}
+    called = {str(node.target) for node in export_model(model).graph.nodes if node.op == "call_function"}
     assert {f"bei.{name}.default" for name in ("add_norm", "rotate", "pool", "ragged_attention")} <= called
     assert "bei.activate.default" not in called

@@ -16,7 +16,7 @@ from bei_build.spec.model_spec import ModelSpec
 from bei_build.torch_graph.experts import Experts
 from bei_build.torch_graph.fp8 import FP8Linear
 from bei_build.torch_graph.model import PackedModel, packed_model, run, tensors_of
-from bei_build.torch_graph.package import exported, write_package
+from bei_build.torch_graph.package import export_model, write_package
 from bei_build.torch_graph.parameters import join_linear_layers
 from tests.bei_build.targets.test_fp8 import quantization_of
 from tests.bei_build.targets.tiny import MAX_SEQ_LEN, random_weights, tiny_spec, with_experts
@@ -24,7 +24,7 @@ from tests.bei_build.torch_graph.test_parity_graph import SPECS, encodings_of, m
 
 
 def assert_same(compiled: Any, model: PackedModel, spec: ModelSpec) -> None:
-    """On batches of other sizes than the example's, filler rows left out."""
+    """On batches of other sizes than the example's, without filler rows."""
     for encodings in (encodings_of(spec), encodings_of(spec)[:2]):
         batch = PackedBatch.from_encodings(encodings)
         expected = run(model, batch)
@@ -39,7 +39,7 @@ def assert_same(compiled: Any, model: PackedModel, spec: ModelSpec) -> None:
 @pytest.mark.parametrize("name", SPECS)
 def test_the_exported_graph_computes_the_same_for_other_sizes(name: str) -> None:
     model = model_of(SPECS[name])
-    assert_same(exported(model).module(), model, SPECS[name])
+    assert_same(export_model(model).module(), model, SPECS[name])
 
 
 @pytest.mark.slow
@@ -48,7 +48,7 @@ def test_an_exported_graph_in_fp8_computes_the_same_for_other_sizes(experts: boo
     spec = with_experts(tiny_spec()) if experts else tiny_spec(causal=True)
     model = packed_model(spec, random_weights(spec), MAX_SEQ_LEN, quantization=quantization_of(spec, "fp8"))
     join_linear_layers(model)
-    assert_same(exported(model).module(), model, spec)
+    assert_same(export_model(model).module(), model, spec)
 
 
 def test_an_exported_graph_calls_pytorchs_own_kernels_of_a_gpu_as_they_are_described() -> None:
@@ -66,7 +66,7 @@ def test_an_exported_graph_calls_pytorchs_own_kernels_of_a_gpu_as_they_are_descr
             module._product = "rowwise"
         elif isinstance(module, Experts):
             module._grouped = True
-    called = Counter(str(node.target) for node in exported(model).graph.nodes if node.op == "call_function")
+    called = Counter(str(node.target) for node in export_model(model).graph.nodes if node.op == "call_function")
     counts = {"_flash_attention_forward": 2, "_scaled_mm": 6, "_scaled_grouped_mm": 2}
     assert {name: called[f"aten.{name}.default"] for name in counts} == counts
 

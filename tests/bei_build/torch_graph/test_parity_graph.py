@@ -68,7 +68,7 @@ def model_of(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> PackedModel
 
 
 def encodings_of(spec: ModelSpec) -> list[Encoding]:
-    """Pairs. Where a model has partial keys, the last two thirds are none; else the first two tokens are prompts."""
+    """Pairs. If a model has partial keys, the last two thirds are not keys; else the first two tokens are prompts."""
     encodings = random_encodings(LENGTHS, VOCABULARY, pairs=True)
     if spec.partial_keys:
         return [one._replace(num_keys=max(1, one.num_tokens // 3)) for one in encodings]

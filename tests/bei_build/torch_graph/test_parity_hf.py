@@ -1,4 +1,5 @@
-"""The module for PyTorch against the Hugging Face classes: every case of ``tests.support.zoo``; and each feature matters."""
+"""The module for PyTorch against the Hugging Face classes: every case of ``tests.support.zoo``; each feature
+matters."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import torch
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.torch_graph.model import PackedModel, packed_model
-from bei_build.torch_graph.parameters import Storage
+from bei_build.torch_graph.parameters import TensorOptions
 from tests.bei_build.test_parity_matrix import BY_NAME, FEATURES, TOLERANCE, save
 from tests.bei_build.torch_graph.rig import of_the_graph, of_the_module
 from tests.model_matrix import difference, least_cosine, pooled, poolings_of
@@ -112,6 +113,6 @@ def test_a_module_without_a_feature_is_another_model(
 def test_the_weights_of_every_case_have_the_names_and_shapes_of_the_spec() -> None:
     for case in CASES:
         spec = spec_of(case)
-        model = PackedModel(spec, MAX_TOKENS, Storage(torch.device("cpu"), torch.float32))
+        model = PackedModel(spec, MAX_TOKENS, TensorOptions(torch.device("cpu"), torch.float32))
         found = {name: tuple(tensor.shape) for name, tensor in model.weights_by_name().items()}
         assert found == dict(spec.weights()), case.name

@@ -1,4 +1,4 @@
-"""A certificate that catches: what is broken on purpose fails the build, by name."""
+"""A certificate that catches errors: builds broken on purpose fail by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bei.errors import VerificationError
 from bei_build.checkpoint.locate import locate
 from bei_build.checkpoint.read import read_checkpoint
 from bei_build.reference.held_out import encode, held_out_texts
-from bei_build.reference.retrieval_set import RetrievalSet, bundled
+from bei_build.reference.retrieval_set import RetrievalSet, bundled_set
 from bei_build.verification import questions
 from tests.support.builds import build_artifact, open_engine
 
@@ -25,7 +25,7 @@ Fault = Callable[[PackedBatch, dict[str, Float32Array]], None]
 
 
 class Faulty:
-    """An engine whose answers go through ``fault``, which changes them in place."""
+    """An engine whose answers ``fault`` changes in place."""
 
     def __init__(self, engine: Engine, fault: Fault) -> None:
         self._engine = engine
@@ -98,11 +98,13 @@ def test_what_failed_is_in_the_certificate_and_on_its_page_where_it_is_kept(bert
 
 
 # Each document is its own query, so even random weights rank.
-SELF = RetrievalSet(bundled().documents[:20], bundled().documents[:20], tuple({index: 2} for index in range(20)))
+SELF = RetrievalSet(
+    bundled_set().documents[:20], bundled_set().documents[:20], tuple({index: 2} for index in range(20))
+)
 
 
 def test_a_ranking_that_was_lost_fails_the_build_by_name(bert: Path, tmp_path: Path) -> None:
-    """Held-out texts are exact; of twenty queries of the retrieval set seven get the opposite vector."""
+    """Held-out texts are exact; seven of twenty queries of the retrieval set get the opposite vector."""
     checkpoint = read_checkpoint(locate(str(bert)))
     encodings = encode(checkpoint.tokenizer, list(SELF.queries[3:10]), checkpoint.spec, checkpoint.max_seq_len)
     bad = [one.input_ids.tolist() for one in encodings]
@@ -113,7 +115,7 @@ def test_a_ranking_that_was_lost_fails_the_build_by_name(bert: Path, tmp_path: P
                 bad.remove(ids.tolist())  # the query comes before the document, which is the same text
                 found["embedding"][row] *= -1
 
-    with mock.patch.object(questions, "bundled", return_value=SELF):
+    with mock.patch.object(questions, "bundled_set", return_value=SELF):
         exact = build_artifact(bert, tmp_path / "exact", verify_retrieval=True).certificate
         assert exact.retrieval is not None
         assert (exact.retrieval.ndcg_engine, exact.retrieval.is_judged) == (1.0, True)

@@ -1,6 +1,6 @@
 """A build whose engine cannot run here leaves its verification to the machine where it runs: the whole way.
 
-The engine is OpenVINO's, of which the compiler says that it cannot run.
+The engine is OpenVINO's, and its compiler reports that it cannot run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.support.keys import make_keys
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine has no device that the engine runs on."""
+    """This machine lacks the engine's device."""
     monkeypatch.setattr(OpenVINOCompiler, "cannot_run", lambda self: "this machine has no such device")
 
 
@@ -44,7 +44,7 @@ def pending(tmp_path: Path, elsewhere: None) -> Artifact:
 
 
 def served(artifact: Artifact) -> record.Certificate:
-    """The certificate that a server of ``artifact`` has, once it is ready."""
+    """The certificate of a server of ``artifact``, once it is ready."""
 
     async def start() -> record.Certificate:
         config = ServeConfig(tokenizer_threads=1, engine_threads=1, tune="off")
@@ -96,7 +96,7 @@ def test_verify_completes_the_certificate(pending: Artifact, capsys: pytest.Capt
 def test_verify_asks_the_engine_again_wherever_the_answers_are_kept(
     pending: Artifact, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On the machine at hand: a certificate of another device is replaced."""
+    """On this machine: a certificate of another device is replaced."""
     main(["verify", str(pending.path)])
     completed = store.load(pending.path)
     moved = msgspec.structs.replace(completed.certificate, device="a CPU of last year")
@@ -167,7 +167,7 @@ def test_an_artifact_on_a_full_disk_is_verified_and_served(
 def test_a_signed_one_is_verified_at_every_start_and_left_as_it_was_signed(
     pending: Artifact, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its certificate is part of what was signed."""
+    """Its certificate is signed too."""
     signed = store.sign(pending, make_keys(tmp_path).key)
     with caplog.at_level(logging.INFO):
         assert served(signed).passed
@@ -192,7 +192,7 @@ def test_an_engine_that_fails_is_not_served_and_verify_says_why(
     tmp_path: Path, elsewhere: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The precision is int8, the threshold that of exact arithmetic, and nothing was emulated."""
-    monkeypatch.setattr(pipeline, "fitted", lambda job, found, questions, progress: found)
+    monkeypatch.setattr(pipeline, "meet_thresholds", lambda job, found, questions, progress: found)
     checkpoint = save_checkpoint(tmp_path / "checkpoint")
     artifact = build_artifact(checkpoint, tmp_path / "artifact", precision="int8", min_cosine=1.0)
     with pytest.raises(VerificationError, match="differs from its reference"):
@@ -236,7 +236,7 @@ def test_no_verify_is_refused_where_nothing_would_know_the_canary(tmp_path: Path
 def test_what_could_not_be_verified_is_not_compiled(
     tmp_path: Path, elsewhere: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither torch nor OpenVINO: known before minutes of compiling."""
+    """Neither torch nor OpenVINO: reported before minutes of compiling."""
 
     def missing(self: OpenVINOCompiler) -> None:
         raise MissingDependencyError("openvino", "cpu", "Building for the target cpu")
@@ -251,7 +251,7 @@ def test_what_could_not_be_verified_is_not_compiled(
 
 
 def test_two_servers_may_complete_one_artifact_at_once(pending: Artifact) -> None:
-    """Each reads the artifact, and writes its certificate, whenever it likes; whoever reads finds a whole one."""
+    """Each reads the artifact, and writes its certificate, at any time; a reader finds a whole one."""
     certificates = [
         msgspec.structs.replace(pending.certificate, device=f"GPU {index}" * (index + 1)) for index in range(4)
     ]

@@ -1,4 +1,4 @@
-"""What the build passes over: whatever a class of transformers loads is read, or refused, or changes nothing."""
+"""Tensors that the build ignores: all that a class of transformers loads is read, refused, or without effect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.checkpoints import read_tensors, write_tensors
 from tests.support.reading import read, refused, saved
 from tests.support.zoo import Case, by_tier, encodings_of, hf_outputs, load_case, save_case
 
-# Of the families whose classes load more than is read, one each; the second tier asks all cases.
+# One case for each family whose class loads more than is read; the second tier runs all cases.
 FIRST = tuple(
     case_named(name)
     for name in (
@@ -45,7 +45,7 @@ def read_names(folder: Path) -> set[str]:
 
 
 def changed_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Other values, which no norm behind them takes out."""
+    """Other values, which no later norm removes."""
     return tensor + torch.randn(tensor.shape, generator=torch.Generator().manual_seed(22)).to(tensor.dtype)
 
 
@@ -92,7 +92,7 @@ def test_a_table_that_is_computed_here_is_compared(case: str, end: str, tmp_path
 
 
 def test_frequencies_that_older_versions_stored_in_each_layer_are_compared(tmp_path: Path) -> None:
-    """transformers 5 loads them in place of its one."""
+    """transformers 5 loads them in place of its single one."""
     folder = saved(tmp_path, "EsmModel")
     tensors = read_tensors(folder)
     (frequencies,) = (tensors.pop(name) for name in list(tensors) if name.endswith("inv_freq"))

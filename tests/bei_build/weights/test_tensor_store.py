@@ -1,4 +1,4 @@
-"""Reading tensors: file formats, stored types, shards, and what is refused."""
+"""Reading tensors: file formats, stored types, shards, and refusals."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_files_are_mapped_anew_while_they_are_read(tmp_path: Path, monkeypatch: 
     save_shards(tmp_path, "model.safetensors")
     store = open_weights(tmp_path)
     read = {name: store.read(name) for name in TENSORS}
-    for name, tensor in TENSORS.items():  # what was given out before is still there
+    for name, tensor in TENSORS.items():  # tensors returned before stay valid
         np.testing.assert_array_equal(read[name], tensor.float().numpy())
     assert_holds(tmp_path, TENSORS)
 

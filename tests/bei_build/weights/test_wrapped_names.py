@@ -1,6 +1,5 @@
-"""Tensors that torch's wrappers, or a model around the model, have put something in front of: for the engine, and for
-the reference, which transformers would fill with random numbers without a word.
-"""
+"""Tensors with prefixes from torch's wrappers, or from a model around the model: for the engine, and for the reference,
+which transformers would silently fill with random numbers."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ def behind(prefix: str) -> Rename:
 
 
 def compiled_layers(name: str) -> str:
-    """As torch.compile of each layer of a compiled model leaves them."""
+    """Names that torch.compile leaves for each layer of a compiled model."""
     return "_orig_mod." + re.sub(r"(layers?\.\d+\.)", r"\1_orig_mod.", name)
 
 
@@ -118,10 +117,10 @@ def test_whatever_is_in_front_of_all_tensors_each_is_found(case: Case, segments:
     family = family_of(config_of(case).model_type, case.architecture, {})
     names = StoredNames(family)
     front = "".join(f"{segment}." for segment in segments) + (family.prefix if has_prefix else "")
-    stored = {ours: front + names.of(ours, ()) for ours, _ in spec_of(case).weights()}
+    stored = {ours: front + names.find(ours, ()) for ours, _ in spec_of(case).weights()}
     library = names.unwrapped(set(stored.values()))
     for ours, name in stored.items():
-        assert library[name] == names.of(ours, library.values())
+        assert library[name] == names.find(ours, library.values())
 
 
 def test_tensors_that_are_not_behind_the_wrapper_are_refused_by_name(tmp_path: Path) -> None:
@@ -164,7 +163,7 @@ def test_a_reference_whose_tensors_transformers_does_not_find_is_refused(
 
 
 def test_a_reference_of_untied_embeddings_that_are_not_stored_is_refused(tmp_path: Path) -> None:
-    """transformers reads BART's ``shared`` for nothing where config.json says that its tables are not tied."""
+    """transformers reads BART's ``shared`` without using it if config.json unties its tables."""
     checkpoint = read(change_config(saved(tmp_path, "BartModel"), tie_word_embeddings=False))
     with (
         checkpoint.weights() as weights,
@@ -174,7 +173,7 @@ def test_a_reference_of_untied_embeddings_that_are_not_stored_is_refused(tmp_pat
 
 
 def test_a_reference_without_its_pooler_is_one(tmp_path: Path) -> None:
-    """Nothing that is built depends on it; transformers' class has one, with random numbers."""
+    """No built output depends on it; transformers' class has one, with random numbers."""
     folder = saved(tmp_path, "BertModel")
     kept = {name: tensor for name, tensor in read_tensors(folder).items() if not name.startswith("pooler.")}
     checkpoint = read(write_tensors(folder, kept))

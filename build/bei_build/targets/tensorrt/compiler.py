@@ -1,4 +1,4 @@
-"""``TensorRTCompiler``: what a build for ``tensorrt`` or ``tensorrt-rtx`` does, and what it says of itself."""
+"""``TensorRTCompiler``: the compiler of ``tensorrt`` and ``tensorrt-rtx``."""
 
 from __future__ import annotations
 
@@ -22,18 +22,25 @@ from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.precision import PRECISIONS, check_precision
 from bei_build.targets.base import Numerics, Say
 from bei_build.targets.tensorrt import shared_plan, timing_cache
-from bei_build.targets.tensorrt.devices import PACKED_ON, architecture, dotted, parsed, without_bf16, without_fp8
+from bei_build.targets.tensorrt.devices import (
+    PACKED_ON,
+    architecture,
+    dotted,
+    parse_capabilities,
+    without_bf16,
+    without_fp8,
+)
 from bei_build.targets.tensorrt.plan import NoPlanError, PlanSettings, write_plan
 from bei_build.targets.tensorrt.profiles import profiles_of
 from bei_build.weights.model_weights import ModelWeights
 
 _MOST_OF_REASON = 300  # characters of TensorRT's explanations, which go into manifests
-_LEAST_SEQUENCES = 8  # of the longest length, whatever the padded view of them takes
-_MAX_SLOTS = 1 << 18  # of the padded view by default: TensorRT reserves B x S of them, whatever a batch holds
+_LEAST_SEQUENCES = 8  # minimum batch at the longest length, however large its padded view is
+_MAX_SLOTS = 1 << 18  # default size of the padded view: TensorRT reserves B x S slots, however full a batch is
 
 
 class TensorRTCompiler:
-    """Compiles for NVIDIA GPUs. ``tensorrt-rtx`` with ``compute_capability`` needs no GPU for it."""
+    """Compiles for NVIDIA GPUs. ``tensorrt-rtx`` with ``compute_capability`` does not need a GPU."""
 
     precisions: tuple[str, ...] = ("bf16", "fp16", "fp32", "fp8")
     calibrated: tuple[str, ...] = ("fp8",)
@@ -48,12 +55,12 @@ class TensorRTCompiler:
         self._purpose = f"Building for the target {config.target}"
 
     def resolve_precision(self, precision: str) -> str:
-        """``auto`` is bf16, which cannot overflow as fp16 can, but fp16 where a GPU that is built for has no bf16."""
+        """``auto`` is bf16, which cannot overflow as fp16 can, but fp16 where a target GPU has no bf16."""
         check_precision(self._target, precision, self.precisions)
         try:
             capabilities = self._capabilities
         except (DeviceNotFoundError, MissingDependencyError):
-            capabilities = ()  # check_able, which is asked next, says what is missing
+            capabilities = ()  # check_able, which is called next, reports what is missing
         old = without_bf16(capabilities)
         if precision == "bf16" and old:
             gpus = ", ".join(map(dotted, old))
@@ -72,19 +79,19 @@ class TensorRTCompiler:
         )
 
     def check_able(self) -> None:
-        """The library must be installed; and the GPU be here, unless TensorRT-RTX was told which GPUs it is to be for.
+        """Require the library; and the GPU, unless TensorRT-RTX was given the compute capabilities to build for.
 
         Raises MissingDependencyError, LibraryVersionError, DeviceNotFoundError, ConfigError.
         """
         trt = self._trt
         capabilities = self._capabilities
         if self._target == "tensorrt-rtx":
-            parsed(list(map(str, capabilities)), trt)  # this machine's GPU may be one that it does not know
+            parse_capabilities(list(map(str, capabilities)), trt)  # it may not know this machine's GPU
         if self._config.timing_cache is not None:
-            timing_cache.check_place(Path(self._config.timing_cache))
+            timing_cache.check_writable(Path(self._config.timing_cache))
 
     def cannot_run(self) -> str | None:
-        """Why a plan of this build cannot run here: no GPU, another one, no cuda-python to drive it."""
+        """The reason why a plan of this build cannot run here: no GPU, another one, no cuda-python."""
         try:
             gpu = self._gpu
         except (DeviceNotFoundError, MissingDependencyError, BrokenDependencyError) as error:
@@ -103,9 +110,9 @@ class TensorRTCompiler:
     def compile(
         self, spec: ModelSpec, weights: ModelWeights, numerics: Numerics, limits: Limits, folder: Path, say: Say
     ) -> EngineRequirements:
-        """Write ``model.plan`` into ``folder``, and the graph with its weights if the plan is to be without them.
+        """Write ``model.plan`` into ``folder``, and the graph with its weights if the plan has none.
 
-        Raises CompileError, and what ``check_able`` raises.
+        Raises CompileError, and the errors of ``check_able``.
         """
         if self._config.plan_of is not None:
             return self._with_plan_of(Path(self._config.plan_of), spec, weights, numerics, limits, folder)
@@ -136,18 +143,18 @@ class TensorRTCompiler:
     def _with_plan_of(
         self, path: Path, spec: ModelSpec, weights: ModelWeights, numerics: Numerics, limits: Limits, folder: Path
     ) -> EngineRequirements:
-        """The plan of the artifact at ``path``, and this model's graph and weights."""
-        lent = shared_plan.lender(path).engine.plan
+        """The plan of the artifact at ``path`` with this model's graph and weights."""
+        lent = shared_plan.plan_source(path).engine.plan
         assert lent is not None
         core = AttentionCore.TRT_PACKED if "packed" in lent.lowerings else AttentionCore.TRT_ATTENTION
         plan = msgspec.structs.replace(self._plan(lowerings(spec, core), limits), fallbacks=lent.fallbacks)
         write_graph(spec, weights.read, folder, _types(numerics), core, limits.max_seq_len)
         requirements = self._requirements(plan)
-        shared_plan.take(path, requirements, numerics.precision, limits, folder)
+        shared_plan.copy_plan(path, requirements, numerics.precision, limits, folder)
         return requirements
 
     def _plan(self, written: list[Lowering], limits: Limits) -> Plan:
-        """What there is to say of a plan before it is compiled."""
+        """The plan's description before it is compiled."""
         config = self._config
         profiles = profiles_of(limits, config.latency_tokens, config.latency_sequences, packed="packed" in written)
         return Plan(
@@ -210,7 +217,7 @@ class TensorRTCompiler:
         """GPUs that the plan is for. Raises DeviceNotFoundError where that is this machine's, and it has none."""
         asked = self._config.compute_capability
         if asked:
-            return parsed(asked, self._trt)
+            return parse_capabilities(asked, self._trt)
         try:
             return (self._gpu.capability,)
         except DeviceNotFoundError as error:

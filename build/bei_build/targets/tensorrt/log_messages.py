@@ -1,4 +1,4 @@
-"""What TensorRT's log says of a build."""
+"""TensorRT's log messages of a build."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from bei.errors import CompileError
 _UNUSED = re.compile(r"Unused Input|is unused")
 
 
-def serious(log: Sequence[Line]) -> list[str]:
-    """The messages that no good build has: errors, and warnings that an input leads nowhere."""
+def serious_messages(log: Sequence[Line]) -> list[str]:
+    """The messages that no successful build has: errors, and warnings about unused inputs."""
     return [text for severity, text in log if severity in ERRORS or (severity == "WARNING" and _UNUSED.search(text))]
 
 
-def refusal(what: str, texts: list[str], error: type[CompileError] = CompileError) -> CompileError:
-    """``TensorRT WHAT: TEXTS`` on one line, whatever the texts' line breaks."""
+def compile_error(what: str, texts: list[str], error: type[CompileError] = CompileError) -> CompileError:
+    """A CompileError with the message ``TensorRT WHAT: TEXTS`` on one line, whatever the texts' line breaks."""
     quoted = [" ".join(text.split()) for text in texts]
     return error(f"TensorRT {what}: {'; '.join(quoted) or 'it gave no reason'}")

@@ -1,4 +1,4 @@
-"""ONNX file to TensorRT's network, and what the parser takes without a word: guarded here."""
+"""ONNX file to TensorRT's network, with checks for what the parser drops silently."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bei.errors import CompileError
 from bei_build.onnx_graph.attention import Lowering
-from bei_build.targets.tensorrt.log_messages import refusal, serious
+from bei_build.targets.tensorrt.log_messages import compile_error, serious_messages
 
 if TYPE_CHECKING:
     from tensorrt_module import TensorRTModule
@@ -22,14 +22,14 @@ def parse(
 ) -> tuple[TensorRTModule.INetworkDefinition, TensorRTModule.OnnxParser]:
     """The network of the graph at ``path``, whose attentions are written as ``lowerings``, and the parser.
 
-    The network uses the parser's memory: whoever holds the one holds the other. Raises CompileError that quotes
-    TensorRT's log, also where TensorRT has no objection: for an input that nothing reads, and for an attention that is
-    not the one that was written, because the parser drops what it does not know.
+    The network uses the parser's memory, so both must be kept. Raises CompileError that quotes TensorRT's log, and also
+    without an error in it: for an unused input, and for an attention that differs from the written one, because the
+    parser drops what it does not know.
     """
     network = builder.create_network(0)
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(path)):
-        raise refusal("refused the graph", _parser_errors(parser) or serious(logger.lines))
+        raise compile_error("refused the graph", _parser_errors(parser) or serious_messages(logger.lines))
     _check_attentions(trt, network, [lowering for lowering in lowerings if lowering != "primitive"])
     _check_inputs(network)
     return network, parser
@@ -46,7 +46,7 @@ def layers_of(network: TensorRTModule.INetworkDefinition) -> list[TensorRTModule
 
 
 def attentions_of(trt: TensorRTModule, network: TensorRTModule.INetworkDefinition) -> list[TensorRTModule.ILayer]:
-    """The layers that hold the inputs of an attention."""
+    """The layers that read the inputs of an attention."""
     return [layer for layer in layers_of(network) if layer.type == trt.LayerType.ATTENTION_INPUT]
 
 

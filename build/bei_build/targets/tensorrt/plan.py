@@ -15,7 +15,7 @@ from bei_build.onnx_graph.attention import Lowering
 from bei_build.targets.base import Say
 from bei_build.targets.tensorrt import timing_cache
 from bei_build.targets.tensorrt.devices import architecture
-from bei_build.targets.tensorrt.log_messages import refusal, serious
+from bei_build.targets.tensorrt.log_messages import compile_error, serious_messages
 from bei_build.targets.tensorrt.network import parse
 from bei_build.targets.tensorrt.plan_writer import build_into
 from bei_build.targets.tensorrt.profiles import add_profile
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 class NoPlanError(CompileError):
-    """TensorRT read the graph and has no kernels for it."""
+    """TensorRT parsed the graph and has no kernels for it."""
 
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """``capabilities``: GPUs to compile for ahead of time, which only TensorRT-RTX can; else it is for this machine's.
+    """``capabilities``: GPUs to compile for ahead of time, in TensorRT-RTX only; empty: this machine's.
 
     ``stripped``: without the weights. ``hardware_compatible``: for every GPU from Ampere on.
     """
@@ -48,9 +48,9 @@ def write_plan(
 ) -> list[str]:
     """Compile ``graph``, whose attentions are written as ``lowerings``, into the file ``plan``.
 
-    The workspace stays at TensorRT's default, all the device has. Returns what could not be had, a sentence each.
-    Raises NoPlanError where TensorRT gives no plan, and CompileError that quotes TensorRT's log in all other cases,
-    also where there is a plan and an error in the log.
+    The workspace stays at TensorRT's default, all device memory. Returns a sentence for each setting that could not be
+    applied. Raises NoPlanError where TensorRT gives no plan, and CompileError that quotes TensorRT's log in all other
+    cases, also where there is a plan and an error in the log.
     """
     logger = process_logger(trt.ILogger)
     with logger.recording():
@@ -67,26 +67,28 @@ def _write_plan(
     say: Say,
 ) -> list[str]:
     cancelled = threading.Event()
-    monitor = monitor_of(trt, say, cancelled)  # it has to outlive all that follows
+    monitor = monitor_of(trt, say, cancelled)  # must outlive everything below
     try:
         builder = trt.Builder(logger)
-    except TypeError as error:  # the bindings' word for no builder
-        raise refusal("has no builder here (it needs an NVIDIA GPU and its driver)", serious(logger.lines)) from error
+    except TypeError as error:  # the bindings raise it where there is no builder
+        raise compile_error(
+            "has no builder here (it needs an NVIDIA GPU and its driver)", serious_messages(logger.lines)
+        ) from error
     network, parser = parse(trt, builder, logger, graph, lowerings)
     config = builder.create_builder_config()
     config.progress_monitor = monitor
     notes = _configure(trt, builder, network, config, settings, logger)
 
-    def work(held: Any = (monitor, parser)) -> bool:  # for as long as it runs, also after a second Ctrl-C
+    def work(held: Any = (monitor, parser)) -> bool:  # kept alive while it runs, also after a second Ctrl-C
         return build_into(trt, builder, network, config, plan)
 
     done = cancellable(work, cancelled)
     if monitor.error is not None:
         raise monitor.error
     if not done:
-        raise refusal("did not compile the graph", serious(logger.lines), NoPlanError)
-    if serious(logger.lines):
-        raise refusal("compiled the graph, and reported", serious(logger.lines))
+        raise compile_error("did not compile the graph", serious_messages(logger.lines), NoPlanError)
+    if serious_messages(logger.lines):
+        raise compile_error("compiled the graph, and reported", serious_messages(logger.lines))
     if settings.timing_cache is not None:
         timing_cache.store(config, settings.timing_cache)
     return notes
@@ -100,26 +102,26 @@ def _configure(
     settings: PlanSettings,
     logger: Any,
 ) -> list[str]:
-    """Set what ``settings`` say and read it back: TensorRT refuses with no more than a line in its log."""
+    """Apply ``settings`` and read them back: TensorRT reports a refused one only in its log."""
     config.clear_flag(trt.BuilderFlag.TF32)  # else pooling, tail and fp32 graphs would be computed with 10 bits
-    _hold("TF32 off", not config.get_flag(trt.BuilderFlag.TF32), logger)
+    _require_set("TF32 off", not config.get_flag(trt.BuilderFlag.TF32), logger)
     if hasattr(trt.BuilderFlag, "REQUIRE_USER_ALLOCATION"):  # TensorRT-RTX's: the engine gives contexts their memory
         config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
-        _hold("REQUIRE_USER_ALLOCATION", config.get_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION), logger)
+        _require_set("REQUIRE_USER_ALLOCATION", config.get_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION), logger)
     if settings.capabilities:
         _set_capabilities(cast("TensorRTRTXModule", trt), cast(Any, config), settings.capabilities, logger)
     if settings.hardware_compatible:
         wanted = trt.HardwareCompatibilityLevel.AMPERE_PLUS
         config.hardware_compatibility_level = wanted
-        _hold("hardware_compatible", config.hardware_compatibility_level == wanted, logger)
+        _require_set("hardware_compatible", config.hardware_compatibility_level == wanted, logger)
     if settings.stripped:
-        # REFIT: other weights may come, a fine-tune's. REFIT_IDENTICAL would choose kernels by these.
+        # REFIT: other weights, a fine-tune's, may be loaded. REFIT_IDENTICAL would choose kernels for these weights.
         for flag in (trt.BuilderFlag.STRIP_PLAN, trt.BuilderFlag.REFIT):
             config.set_flag(flag)
-            _hold("strip_weights", config.get_flag(flag), logger)
+            _require_set("strip_weights", config.get_flag(flag), logger)
     for profile in settings.profiles:
         add_profile(builder, network, config, profile)
-    _hold("its profiles", config.num_optimization_profiles == len(settings.profiles), logger)
+    _require_set("its profiles", config.num_optimization_profiles == len(settings.profiles), logger)
     if settings.timing_cache is None:
         return []
     note = timing_cache.load(config, settings.timing_cache, logger.lines)
@@ -133,9 +135,9 @@ def _set_capabilities(
     for index, capability in enumerate(capabilities):
         wanted = getattr(trt.ComputeCapability, architecture(capability))
         config.set_compute_capability(wanted, index)
-        _hold(architecture(capability), config.get_compute_capability(index) == wanted, logger)
+        _require_set(architecture(capability), config.get_compute_capability(index) == wanted, logger)
 
 
-def _hold(what: str, is_held: bool, logger: Any) -> None:
+def _require_set(what: str, is_held: bool, logger: Any) -> None:
     if not is_held:
-        raise refusal(f"did not take the setting {what}", serious(logger.lines))
+        raise compile_error(f"did not take the setting {what}", serious_messages(logger.lines))

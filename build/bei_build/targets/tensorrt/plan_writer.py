@@ -16,7 +16,7 @@ def build_into(
     config: TensorRTModule.IBuilderConfig,
     plan: Path,
 ) -> bool:
-    """Build ``network`` into the file ``plan``; False, and no file, if TensorRT has no plan. Raises OSError."""
+    """Build ``network`` into the file ``plan``; False, and no file, if TensorRT builds no plan. Raises OSError."""
     try:
         with plan.open("wb") as file:
             if not hasattr(trt, "IStreamWriter"):
@@ -38,7 +38,7 @@ def build_into(
 
 
 def _writer_of(trt: TensorRTModule, file: Any) -> Any:
-    """TensorRT's stream into ``file``. What cannot be written ends the build; TensorRT must not see the exception."""
+    """TensorRT's stream writer for ``file``. A failed write ends the build; the exception must not reach TensorRT."""
 
     base: Any = trt.IStreamWriter
 

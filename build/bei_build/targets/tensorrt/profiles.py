@@ -1,4 +1,4 @@
-"""Optimization profiles: which sizes of batch a plan holds, and which it is fastest at."""
+"""Optimization profiles: the batch sizes that a plan supports, and those it is tuned for."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from bei_build.targets.tensorrt.network import inputs_of
 if TYPE_CHECKING:
     from tensorrt_module import TensorRTModule
 
-_USUAL_TOKENS = 64  # of a query
+_USUAL_TOKENS = 64  # tokens of a query
 _USUAL_LEN = 128  # tokens of a document
 
 
 def profiles_of(
     limits: Limits, latency_tokens: int, latency_sequences: int, *, packed: bool
 ) -> tuple[PlanProfile, PlanProfile]:
-    """Profile 0 for single queries, profile 1 for full batches up to ``limits``, as ``bei.engine.packing`` fills them up.
+    """Profile 0 for single queries, profile 1 for full batches up to ``limits``, with ``bei.engine.packing``'s filler.
 
     ``packed``: the graph has packed attention, where each filler sequence owns a token.
     """
@@ -73,5 +73,5 @@ def add_profile(
 
 
 def _with_filler(size: int) -> int:
-    """No less than what ``bei.engine.packing`` makes of ``size``: the next multiple of 8, or at most 1/16 more."""
+    """An upper bound of ``size`` with ``bei.engine.packing``'s filler: the next multiple of 8, or at most 1/16 more."""
     return size + max(7, size // 16)

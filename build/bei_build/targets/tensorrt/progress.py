@@ -1,4 +1,4 @@
-"""TensorRT's progress for people, and a build that Ctrl-C ends."""
+"""Progress of a TensorRT build for people, and its cancellation by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from bei_build.targets.base import Say
 if TYPE_CHECKING:
     from tensorrt_module import TensorRTModule
 
-_INTERVAL_S = 0.2  # between two lines: TensorRT completes a thousand steps a second
+_INTERVAL_S = 0.2  # between two lines: TensorRT completes a thousand steps per second
 
 ResultT = TypeVar("ResultT")
 
 
 def monitor_of(trt: TensorRTModule, say: Say, cancelled: threading.Event) -> Any:
-    """TensorRT's progress monitor: tells ``say`` the phase and its steps, and ends the build once ``cancelled``.
+    """TensorRT's progress monitor: passes the phase and its steps to ``say``, and ends the build once ``cancelled`` is
+    set.
 
-    TensorRT calls it from threads of its own. An exception must not reach TensorRT: it is kept as ``error``, and the
+    TensorRT calls it from its own threads. An exception must not reach TensorRT: it is stored as ``error``, and the
     build ends.
     """
 
@@ -31,7 +32,7 @@ def monitor_of(trt: TensorRTModule, say: Say, cancelled: threading.Event) -> Any
         def __init__(self) -> None:
             base.__init__(self)
             self.error: BaseException | None = None
-            self._steps: dict[str, list[int]] = {}  # done and all, by phase, outer ones first
+            self._steps: dict[str, list[int]] = {}  # done and total, by phase, outer ones first
             self._said = 0.0
             self._lock = threading.Lock()
 
@@ -58,21 +59,22 @@ def monitor_of(trt: TensorRTModule, say: Say, cancelled: threading.Event) -> Any
             self._said = now
             try:
                 say(", ".join(f"{phase} {done} of {count}" for phase, (done, count) in self._steps.items()))
-            except BaseException as error:  # through C++ it would end the process
+            except BaseException as error:  # passing through C++ it would end the process
                 self.error = error
 
     return Monitor()
 
 
 def cancellable(work: Callable[[], ResultT], cancelled: threading.Event) -> ResultT:
-    """``work()``, in a thread, so that a signal's exception reaches the caller; it then sets ``cancelled`` and waits.
+    """Run ``work()`` in a thread, so that a signal's exception reaches the caller, who then sets ``cancelled`` and
+    waits.
 
-    TensorRT runs for minutes inside one call, where Python handles no signal, and what a handler raises in one of its
-    callbacks would have to pass through C++.
+    TensorRT runs for minutes inside one call, during which Python handles no signal, and an exception from a handler in
+    one of its callbacks would have to pass through C++.
     """
     with ThreadPoolExecutor(1, "tensorrt-builder") as pool:
         try:
             return pool.submit(work).result()
         except BaseException:
-            cancelled.set()  # nothing to cancel if it is the work's own
+            cancelled.set()  # no effect if the exception is the work's own
             raise

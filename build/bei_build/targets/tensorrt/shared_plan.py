@@ -1,4 +1,4 @@
-"""A plan without weights, taken from the artifact of another fine-tune instead of compiling it again."""
+"""Reuse of a plan without weights from another fine-tune's artifact, instead of compiling it again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bei.core import Limits
 from bei.errors import CompileError
 
 
-def lender(path: Path) -> Manifest:
+def plan_source(path: Path) -> Manifest:
     """The manifest of the artifact at ``path``, whose plan has no weights. Raises ArtifactError, CompileError."""
     manifest = store.load(path).manifest
     if manifest.engine.plan is None or not manifest.engine.plan.refit:
@@ -21,13 +21,14 @@ def lender(path: Path) -> Manifest:
     return manifest
 
 
-def take(path: Path, wanted: EngineRequirements, precision: str, limits: Limits, folder: Path) -> None:
-    """Copy the plan of the artifact at ``path`` to ``folder``, where the graph is, if it is what would be compiled.
+def copy_plan(path: Path, wanted: EngineRequirements, precision: str, limits: Limits, folder: Path) -> None:
+    """Copy the plan of the artifact at ``path`` to ``folder``, which holds the graph, if compiling would give the same
+    plan.
 
-    ``wanted``: what a compiled plan would be. The graphs must be the same byte for byte; weights are in a file of their
+    ``wanted``: the description of that plan. The graphs must be equal byte for byte; weights are in a file of their
     own. Raises CompileError that names the first difference.
     """
-    manifest = lender(path)
+    manifest = plan_source(path)
     ours = {"precision": precision, "limits": limits, **msgspec.to_builtins(wanted)}
     theirs = {"precision": manifest.precision, "limits": manifest.limits, **msgspec.to_builtins(manifest.engine)}
     for what, value in ours.items():

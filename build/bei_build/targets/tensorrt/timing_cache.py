@@ -1,6 +1,6 @@
-"""TensorRT's timing cache in a file: what it has measured once on a GPU it need not measure for the next build.
+"""TensorRT's timing cache in a file: measurements on a GPU that the next build reuses.
 
-TensorRT-RTX measures nothing when it builds; its timing cache does nothing.
+TensorRT-RTX measures nothing when it builds; its timing cache has no effect.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ if TYPE_CHECKING:
     from tensorrt_module import TensorRTModule
 
 
-def check_place(path: Path) -> None:
-    """Raise ConfigError if no timing cache could be written to ``path``."""
+def check_writable(path: Path) -> None:
+    """Raise ConfigError if a timing cache cannot be written to ``path``."""
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise ConfigError(f"timing_cache {path} must be a file in a folder that exists and can be written to.")
 
 
 def load(config: TensorRTModule.IBuilderConfig, path: Path, log: list[tuple[str, str]]) -> str | None:
-    """Give the builder's ``config`` the cache in ``path``, or an empty one. Returns why the file's could not be used.
+    """Give the builder's ``config`` the cache in ``path``, or an empty one. Returns the reason why the file is not
+    used.
 
-    TensorRT refuses one of another version, or of another GPU, with an error in its ``log`` that is then taken out.
+    TensorRT refuses the cache of another version, or of another GPU, with an error in its ``log``, which is removed
+    from it.
     """
     stored = path.read_bytes() if path.is_file() else b""
     num_lines = len(log)
@@ -47,10 +49,10 @@ def load(config: TensorRTModule.IBuilderConfig, path: Path, log: list[tuple[str,
 
 
 def store(config: TensorRTModule.IBuilderConfig, path: Path) -> None:
-    """Write the cache of the builder's ``config`` to ``path``, at once. Raises OSError."""
+    """Write the cache of the builder's ``config`` to ``path``, atomically. Raises OSError."""
     cache = config.get_timing_cache()
     if cache is None:
-        return  # it was told to keep none
+        return  # caching is off
     data = cache.serialize()
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-# Of ``bei_build.spec.parts.Activation``.
+# Names of ``bei_build.spec.parts.Activation``.
 SUPPORTED = frozenset(
     {
         *("gelu", "gelu_tanh", "gelu_10", "quick_gelu", "relu", "relu2", "relu6", "leaky_relu", "elu", "silu"),
@@ -84,10 +84,10 @@ def _kernel(  # type: ignore[no-untyped-def]
 
 @triton_op("bei::activate", mutates_args={})
 def activate(value: Tensor, other: Tensor | None, inverse: Tensor | None, activation: str) -> Tensor:
-    """``activation`` of ``value`` [T, width], times ``other`` [T, width] where there is one.
+    """``activation`` of ``value`` [T, width], times ``other`` [T, width] if it is given.
 
-    As ``value``, or, with ``inverse``, float32 [1] or [width], multiplied by it and rounded to FP8 (float8_e4m3fn).
-    Rows may be any distance apart, as those of parts of one product are; ``activation`` is one of ``SUPPORTED``.
+    The result has the type of ``value``, or, with ``inverse``, float32 [1] or [width], is multiplied by it and rounded
+    to FP8 (float8_e4m3fn). Rows may have any stride, like parts of one product; ``activation`` is one of ``SUPPORTED``.
     """
     assert activation in SUPPORTED, activation
     value, gated = (_rows(value), None if other is None else _rows(other))

@@ -1,4 +1,4 @@
-"""The residual sum, the norm of it, and the norm's result rounded to FP8: each row is read once."""
+"""The residual sum, its norm, and the norm's result rounded to FP8: each row is read once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-_ELEMENTS = 1024  # of a program, where rows are narrower: 16 bytes a thread are read at once
+_ELEMENTS = 1024  # elements of a program with narrow rows: 16 bytes per thread are read at once
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -82,8 +82,8 @@ def add_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sum ``hidden + added * factor`` [T, width], its norm, and that rounded to FP8 (float8_e4m3fn).
 
-    The norm is LayerNorm or, ``is_rms``, RMSNorm, times ``weight + offset``, plus ``bias``. What is not asked for is
-    empty; FP8 is where there is ``inverse``, float32 [1] or [width], which the norm is multiplied by.
+    The norm is LayerNorm or, ``is_rms``, RMSNorm, times ``weight + offset``, plus ``bias``. Results that are not
+    requested are empty; with ``inverse``, float32 [1] or [width], the norm is multiplied by it and rounded to FP8.
     """
     hidden = hidden.contiguous()
     num_rows, width = hidden.shape

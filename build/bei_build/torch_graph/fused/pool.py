@@ -1,6 +1,6 @@
-"""Pooling of packed tokens, and the vector's length made 1: every row is read once, sums are FP32.
+"""Pooling of packed tokens, and normalization of the vectors: every row is read once, sums are FP32.
 
-A sequence's rows are added in an order that its own length decides: equal texts have equal vectors in any batch.
+The order of summation depends only on a sequence's own length: equal texts have equal vectors in any batch.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 _COLUMNS = 128
-_ELEMENTS = 4096  # of a program at a time
+_ELEMENTS = 4096  # elements of a program at a time
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _kernel(  # type: ignore[no-untyped-def]
     hidden,  # [T, width]
-    starts,  # [B + 1], or of "row" the tokens [B]
+    starts,  # [B + 1], or in mode "row" the tokens [B]
     weights,  # [T]
     output,  # [B, width]
     hidden_stride,
@@ -55,7 +55,7 @@ def _kernel(  # type: ignore[no-untyped-def]
                 total += rows * weight[:, None]
                 count += weight
         if MODE == "max":
-            is_broken = tl.sum((total != total).to(tl.int32), 0) > 0  # tl.max passes over NaN
+            is_broken = tl.sum((total != total).to(tl.int32), 0) > 0  # tl.max skips NaN
             result = tl.where(is_broken, float("nan"), tl.max(total, 0))
         else:
             result = tl.sum(total, 0)
@@ -71,11 +71,11 @@ def _kernel(  # type: ignore[no-untyped-def]
 
 @triton_op("bei::pool", mutates_args={})
 def pool(hidden: Tensor, starts: Tensor, weights: Tensor | None, mode: str, least: float, normalizes: bool) -> Tensor:
-    """One vector a sequence of the states ``hidden`` [T, width], float32 [B, width].
+    """One vector per sequence from the states ``hidden`` [T, width], float32 [B, width].
 
     ``mode``: the "max", the "sum" of rows times ``weights``, float32 [T], or that divided by the sum of the weights
-    ("mean") or its root ("mean_sqrt_len"), which counts ``least`` at the least; ``starts`` is then INT32 [B + 1]. With
-    "row", ``starts`` [B] are the tokens whose rows are the vectors. ``normalizes``: to length 1.
+    ("mean") or its square root ("mean_sqrt_len"), which is at least ``least``; ``starts`` is then INT32 [B + 1]. In
+    mode "row", ``starts`` [B] are the tokens whose rows are the vectors. ``normalizes``: to length 1.
     """
     hidden = hidden if hidden.stride(1) == 1 else hidden.contiguous()
     width = hidden.shape[1]

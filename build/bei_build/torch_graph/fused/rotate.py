@@ -1,4 +1,4 @@
-"""Queries and keys of packed tokens: the norm of each head, where a model has it, and the rotation, in one launch."""
+"""Queries and keys of packed tokens: the norm of each head, if the model has one, and the rotation, in one launch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-_ELEMENTS = 1024  # of a program
+_ELEMENTS = 1024  # elements of a program
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -21,7 +21,7 @@ def _kernel(  # type: ignore[no-untyped-def]
     key_bias,  # [head_dim]
     cos,  # [positions, rotary_dim / 2]
     sin,  # [positions, rotary_dim / 2]
-    rows,  # [T], of cos and sin
+    rows,  # [T], rows of cos and sin
     turned_query,  # [T, query_heads, head_dim]
     turned_key,  # [T, key_heads, head_dim]
     query_stride,
@@ -31,7 +31,7 @@ def _kernel(  # type: ignore[no-untyped-def]
     eps,
     offset,
     HEAD_DIM: tl.constexpr,
-    HALF: tl.constexpr,  # of the components that turn
+    HALF: tl.constexpr,  # half of the rotated components
     IS_INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr,  # "", "layer" or "rms"
     HAS_WEIGHT: tl.constexpr,
@@ -45,7 +45,7 @@ def _kernel(  # type: ignore[no-untyped-def]
     block = tl.program_id(1) - tl.where(is_query, 0, query_blocks)
     head = block * HEADS + tl.arange(0, HEADS)
     component = tl.arange(0, WIDTH)
-    # The component that each turns with, and on which side of the pair it is.
+    # The component that each one rotates with, and its side of the pair.
     if IS_INTERLEAVED:
         pair = component // 2
         is_first = component % 2 == 0
@@ -114,10 +114,9 @@ def rotate(
 ) -> tuple[Tensor, Tensor]:
     """``query`` [T, heads, head_dim] and ``key`` [T, key_heads, head_dim], normalized by head and rotated.
 
-    ``norm`` is "layer", "rms", or "" for none; its weights [head_dim] count as ``weight + offset``. ``cos`` and ``sin``
-    are float32 [positions, rotary_dim / 2], of which token t has row ``rows[t]``; halves of the first rotary_dim
-    components turn together or, ``is_interleaved``, neighbours. Heads of a token lie side by side, tokens may be any
-    distance apart.
+    ``norm`` is "layer", "rms", or "" for none; its factor is ``weight + offset`` [head_dim]. ``cos`` and ``sin`` are
+    float32 [positions, rotary_dim / 2], with row ``rows[t]`` for token t; halves of the first rotary_dim components
+    rotate together or, ``is_interleaved``, neighbours. Heads of a token are contiguous, tokens may have any stride.
     """
     query, key = (part if part.stride()[1:] == (part.shape[2], 1) else part.contiguous() for part in (query, key))
     num_tokens, query_heads, head_dim = query.shape
