@@ -35,9 +35,11 @@ from bei.offline.windows import WINDOW
 from bei.service.admission import Ticket
 from bei.service.service import InferenceService
 from bei.service.submission import ModelInput
-from bei.tasks import embed
+from bei.tasks import classify, embed, rerank
 from bei.tasks.dimensions import check_dimensions
 from bei.tasks.entities import Entity
+from bei.tasks.support import require
+from bei.tasks.token_classification import classify_tokens
 from bei.tasks.vector_formats import DenseDType, check_form, numbers_of
 from bei.tokenizer import prompts
 from bei.tokenizer.encoder import EncodingOptions, Input, TextEncoder
@@ -58,7 +60,7 @@ _TO_THE_CALLER = 4
 def embedding(service: InferenceService, given: Given) -> Job[TextOrIds, Vectors, Vectors]:
     """Vectors [n, width] of texts or token ids, zeros where an input has an error."""
     options = checked(EmbedOptions, given)
-    embed.require(service, "embed")
+    require(service, "embed")
     manifest = service.manifest
     dimensions, normalize = options.get("dimensions"), options.get("normalize")
     warning = check_dimensions(manifest, dimensions, untrained=service.untrained_dimensions)
@@ -100,7 +102,7 @@ def embedding(service: InferenceService, given: Given) -> Job[TextOrIds, Vectors
 def sparse_embedding(service: InferenceService, given: Given) -> Job[TextOrIds, list[SparseVector], list[SparseVector]]:
     """A sparse vector of each text or list of token ids, without entries where an input has an error."""
     options = checked(SparseOptions, given)
-    embed.require(service, "embed_sparse")
+    require(service, "embed_sparse")
     top_k, prompt, read = options.get("top_k"), _prompt(service, options), _reading(options)
     role = prompts.role_of(service.manifest, options.get("prompt_name"), options.get("input_type"))
 
@@ -126,7 +128,7 @@ def sparse_embedding(service: InferenceService, given: Given) -> Job[TextOrIds, 
 def token_embedding(service: InferenceService, given: Given) -> Job[str, list[Float32Array], list[Float32Array]]:
     """Vectors [tokens, width] of each text, [0, 0] where it has an error."""
     options = checked(PromptOptions, given)
-    embed.require(service, "embed_tokens")
+    require(service, "embed_tokens")
     prompt, read = _prompt(service, options), _reading(options)
     role = prompts.role_of(service.manifest, options.get("prompt_name"), options.get("input_type"))
 
@@ -153,12 +155,12 @@ def token_embedding(service: InferenceService, given: Given) -> Job[str, list[Fl
 def classification(service: InferenceService, given: Given) -> Job[Input, Predictions, Predictions]:
     """Scores of the model's labels for texts or pairs."""
     options = checked(ScoreOptions, given)
-    embed.require(service, "classify")
+    require(service, "classify")
     raw, read = options.get("raw_scores", False), _reading(options)
     labels = service.manifest.classification.labels if service.manifest.classification else []
 
     async def run(inputs: Seq[Input], ticket: Ticket, _: Wrong) -> Answered[Predictions]:
-        return _predicted(await embed.classify(service, inputs, ticket=ticket, raw=raw, options=read))
+        return _predicted(await classify.classify(service, inputs, ticket=ticket, raw=raw, options=read))
 
     return Job(
         name="classify",
@@ -174,18 +176,18 @@ def classification(service: InferenceService, given: Given) -> Job[Input, Predic
 def zero_shot(service: InferenceService, labels: Iterable[str], given: Given) -> Job[str, Predictions, Predictions]:
     """Scores of ``labels`` for texts, by a model of natural language inference."""
     options = checked(ZeroShotOptions, given)
-    embed.nli_labels(service)
+    classify.nli_labels(service)
     names = [text(label, index, "labels") for index, label in enumerate(labels)]
     if not names:
         raise EmptyInputError("labels is empty: give at least one.", "labels")
-    template = options.get("hypothesis_template", embed.HYPOTHESIS)
+    template = options.get("hypothesis_template", classify.HYPOTHESIS)
     if "{}" not in template:
         raise InvalidRequestError("hypothesis_template has no {} for the label.", "hypothesis_template")
     hypotheses = [template.replace("{}", label, 1) for label in names]
     multi_label, read = options.get("multi_label", False), _reading(options)
 
     async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> Answered[Predictions]:
-        scores = await embed.zero_shot(
+        scores = await classify.zero_shot(
             service, inputs, hypotheses, ticket=ticket, multi_label=multi_label, options=read
         )
         return Answered(Predictions(names, scores.values), scores.num_tokens, scores.truncated, _NO_ERRORS)
@@ -208,12 +210,12 @@ def zero_shot(service: InferenceService, labels: Iterable[str], given: Given) ->
 def reranking(service: InferenceService, query: str, given: Given) -> Job[str, Float32Array, list[Rank]]:
     """Ranks of documents, best first."""
     options = checked(RerankOptions, given)
-    embed.require(service, "rerank")
+    require(service, "rerank")
     asked = text(query, 0, "query")
     raw, read, instruction = options.get("raw_scores", False), _reading(options), options.get("instruction")
 
     async def run(documents: Seq[str], ticket: Ticket, _: Wrong) -> Answered[Float32Array]:
-        scores = await embed.rerank(
+        scores = await rerank.rerank(
             service, asked, documents, ticket=ticket, raw=raw, instruction=instruction, options=read
         )
         return Answered(scores.values[:, 0], scores.num_tokens, scores.truncated, _NO_ERRORS)
@@ -236,14 +238,12 @@ def reranking(service: InferenceService, query: str, given: Given) -> Job[str, F
 def token_classification(service: InferenceService, given: Given) -> Job[str, list[list[Entity]], list[list[Entity]]]:
     """Labelled tokens or entities of each text."""
     options = checked(EntityOptions, given)
-    embed.require(service, "classify_tokens")
+    require(service, "classify_tokens")
     raw, read = options.get("raw_scores", False), _reading(options)
     aggregation = options.get("aggregation_strategy", "none")
 
     async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> Answered[list[list[Entity]]]:
-        answer = await embed.classify_tokens(
-            service, inputs, ticket=ticket, aggregation=aggregation, raw=raw, options=read
-        )
+        answer = await classify_tokens(service, inputs, ticket=ticket, aggregation=aggregation, raw=raw, options=read)
         entities = await off_loop(lambda: [answer.entities_of(index) for index in range(len(inputs))])
         return Answered(entities, answer.num_tokens, answer.truncated, _NO_ERRORS)
 
@@ -302,7 +302,7 @@ def _tokens(content: str, encoding: Encoding, encoder: TextEncoder) -> list[Toke
     ]
 
 
-def _predicted(scores: embed.Scores) -> Answered[Predictions]:
+def _predicted(scores: classify.Scores) -> Answered[Predictions]:
     return Answered(Predictions(scores.labels, _owned(scores.values)), scores.num_tokens, scores.truncated, _NO_ERRORS)
 
 

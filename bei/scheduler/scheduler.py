@@ -1,7 +1,7 @@
 """What a batch manager decides, without its threads: what waits for an engine, and which of it runs next.
 
-Told the time, so that the same code runs on a real clock (``manager``) and on a simulated one (``bei.cli.simulate``). Not
-safe in threads: managers lock.
+Told the time, so that the same code runs on a real clock (``batch_manager``) and on a simulated one
+(``bei.cli.simulate``). Not safe in threads: managers lock.
 """
 
 from __future__ import annotations

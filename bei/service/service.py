@@ -1,5 +1,5 @@
-"""One served model: admission, calls and their answers, readiness, draining. ``bei.service.submission`` brings inputs to the
-tokenizers and the engine port, ``bei.tasks.embed`` turns the rows into results. No HTTP here.
+"""One served model: admission, calls and their answers, readiness, draining. ``bei.service.submission`` brings inputs to
+the tokenizers and the engine port, ``bei.tasks`` turns the rows into results. No HTTP here.
 
 ``infer`` runs on the event loop; tokenizers and the engine port have threads of their own, and wake the loop once for
 all requests that a step completes.

@@ -1,54 +1,36 @@
-"""What models are asked to do, on top of ``InferenceService``: from texts to vectors, scores, labels. No HTTP here.
-
-Every task checks first that the model has it (TaskNotSupportedError), and raises what ``infer`` raises.
-"""
+"""Vectors of texts: dense, sparse, a vector a token, and late chunking."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
-from typing import Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from bei.artifact.int8 import scaled
-from bei.artifact.manifest import Classification, Manifest
+from bei.artifact.manifest import Manifest
 from bei.artifact.sides import Role
-from bei.core import Encoding, Float32Array, Row
-from bei.engine.postprocess import apply_function, cut, means_of_chunks, unit_length
+from bei.core import Float32Array
+from bei.engine.postprocess import cut, means_of_chunks, unit_length
 from bei.engine.sparse import SparseVector, nonzero, sparse_vectors
-from bei.errors import BeiError, InvalidRequestError, TaskNotSupportedError
+from bei.errors import BeiError, InvalidRequestError
 from bei.port import UNIT_EMBEDDING
 from bei.service.admission import Ticket
 from bei.service.service import Answer, InferenceService
 from bei.service.submission import ModelInput
 from bei.tasks.dimensions import check_dimensions
-from bei.tasks.entities import Aggregation, Entity, entities_of
 from bei.tasks.partial import Fates, tried
-from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions, Input, PairTemplate
-from bei.tokenizer.prompts import in_role, keeping, led_by_default, prompted, prompted_inputs, sides_of
+from bei.tasks.support import MANY_NUMBERS, computed, require
+from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions
+from bei.tokenizer.prompts import in_role, keeping, prompted, prompted_inputs, sides_of
 from bei.utils.threads import off_loop
 
-# How zero-shot classification asks for a label (transformers' default).
-HYPOTHESIS = "This example is {}."
-
-# What is made of more numbers, or more sparse vectors, is made off the event loop: less takes half a millisecond.
-_MANY_NUMBERS = 100_000
+# Sparse vectors of more texts are made off the event loop.
 _MANY_TEXTS = 32
-
-# What a model with a task can do, for messages.
-PHRASES = {
-    "embed": "embed",
-    "embed_sparse": "make sparse embeddings",
-    "embed_tokens": "embed tokens",
-    "classify": "classify",
-    "rerank": "rerank",
-    "classify_tokens": "classify tokens",
-}
 
 
 class Embeddings(msgspec.Struct, frozen=True):
@@ -84,46 +66,6 @@ class SparseEmbeddings(msgspec.Struct, frozen=True):
     truncated: list[int]
     errors: Mapping[int, BeiError] = msgspec.field(default_factory=dict)
     lengths: Seq[int] = ()
-
-
-class Scores(msgspec.Struct, frozen=True):
-    """``values`` float32 [n, labels]: probabilities, or logits where the request asked for raw scores."""
-
-    values: Float32Array
-    labels: list[str]
-    num_tokens: int
-    truncated: list[int]
-
-
-class TokenScores(msgspec.Struct, frozen=True):
-    """``logits[i]`` float32 [tokens, labels] for ``texts[i]``. Entities are made when they are wanted: they take a
-    hundred times the logits' memory."""
-
-    texts: Seq[str]
-    encodings: list[Encoding]
-    logits: list[Float32Array]
-    classification: Classification
-    aggregation: Aggregation
-    raw: bool
-    num_tokens: int
-    truncated: list[int]
-
-    def scores_of(self, index: int) -> Float32Array:
-        """Of all tokens of input ``index``, special ones included: probabilities or, if they are ``raw``, logits."""
-        logits = self.logits[index]
-        return logits if self.raw else apply_function(logits, self.classification.function)
-
-    def entities_of(self, index: int) -> list[Entity]:
-        """The labelled spans (or, without aggregation, the tokens) of input ``index``."""
-        scores, labels = self.scores_of(index), self.classification.labels
-        return entities_of(self.texts[index], self.encodings[index], scores, labels, self.aggregation)
-
-
-def require(service: InferenceService, task: str) -> None:
-    """Raise TaskNotSupportedError, naming what the model can do, unless it can do ``task``."""
-    tasks = service.manifest.tasks
-    if task not in tasks:
-        raise TaskNotSupportedError(f"{service.name} cannot {PHRASES[task]}; it can do: {', '.join(tasks)}.", "model")
 
 
 async def embed_inputs(
@@ -166,7 +108,7 @@ async def embed_inputs(
     vectors = np.zeros((0, width), np.float32)  # where every input has an error
     if answer.rows:
         shorten = partial(cut, dimensions=width, normalize=normalize) if is_cut else None
-        vectors = await _computed(answer.rows, output, shorten)
+        vectors = await computed(answer.rows, output, shorten)
     largest = _int8_largest(manifest, width) if is_cut else manifest.embedding.int8_largest
     if fates.errors:
         whole = np.zeros((len(inputs), width), np.float32)
@@ -216,7 +158,7 @@ async def embed_tokens(
     answer, fates = await tried(service, inputs, wrong, ticket=ticket, output="token_embedding", options=options)
     unit = any(output.unit_length for output in service.manifest.outputs if output.name == "token_embedding")
     work = partial(_token_vectors, answer, role, unit)
-    is_large = answer.num_tokens * (service.manifest.dimension("token_embedding") or 0) > _MANY_NUMBERS
+    is_large = answer.num_tokens * (service.manifest.dimension("token_embedding") or 0) > MANY_NUMBERS
     made = await off_loop(work) if is_large else work()
     vectors = fates.spread(made, np.zeros((0, 0), np.float32))
     return TokenEmbeddings(vectors, answer.num_tokens, fates.truncated, fates.errors, fates.lengths)
@@ -258,7 +200,7 @@ async def embed_chunks(
         raise InvalidRequestError(f"input {counts.argmin()} has no tokens: leave it out.", "input")
     states = answer.rows[0]["token_embedding"]
     work = partial(means_of_chunks, states, owner, counts)
-    vectors = (await off_loop(work) if states.size > _MANY_NUMBERS else work())[:, :dimensions]
+    vectors = (await off_loop(work) if states.size > MANY_NUMBERS else work())[:, :dimensions]
     unit = service.manifest.embedding.normalize if normalize is None and service.manifest.embedding else normalize
     vectors = unit_length(vectors) if unit else vectors
     return Embeddings(vectors, answer.num_tokens, [], _int8_largest(service.manifest, vectors.shape[1]))
@@ -290,166 +232,6 @@ async def embed_sparse(
     made = await off_loop(work) if len(inputs) > _MANY_TEXTS else work()
     vectors = fates.spread(made, (np.zeros(0, np.int32), np.zeros(0, np.float32)))
     return SparseEmbeddings(vectors, answer.num_tokens, fates.truncated, fates.errors, fates.lengths)
-
-
-async def classify(
-    service: InferenceService,
-    inputs: Seq[Input],
-    *,
-    ticket: Ticket,
-    raw: bool = False,
-    function: Literal["sigmoid", "softmax", "none"] | None = None,
-    options: EncodingOptions = AS_CONFIGURED,
-) -> Scores:
-    """Score every label for texts or pairs, by ``function`` of the logits (None: the checkpoint's).
-
-    ``raw``: the logits themselves.
-    """
-    require(service, "classify")
-    answer, classification = await _logits(service, inputs, ticket, options)
-    chosen = "none" if raw else function or classification.function
-    values = await _computed(answer.rows, "logits", lambda rows: apply_function(rows, chosen))
-    return Scores(values, classification.labels, answer.num_tokens, answer.truncated)
-
-
-async def zero_shot(
-    service: InferenceService,
-    texts: Seq[str],
-    hypotheses: Seq[str],
-    *,
-    ticket: Ticket,
-    multi_label: bool = False,
-    options: EncodingOptions = AS_CONFIGURED,
-) -> Scores:
-    """Score each of ``hypotheses`` by how a text entails it, with a model of natural language inference: a row a text.
-
-    The hypotheses share one probability; ``multi_label``: each has its own, of entailment against contradiction, and so
-    has a single one. ``truncated`` lists texts. Raises TaskNotSupportedError for a model without such labels.
-    (transformers: ZeroShotClassificationPipeline; arXiv:1909.00161)
-    """
-    entails, contradicts = nli_labels(service)
-    pairs = [(text, hypothesis) for text in texts for hypothesis in hypotheses]
-    answer, _ = await _logits(service, pairs, ticket, options)
-
-    def scores_of(logits: Float32Array) -> Float32Array:
-        if multi_label or len(hypotheses) == 1:
-            return apply_function(logits[:, [contradicts, entails]], "softmax")[:, 1].reshape(len(texts), -1)
-        return apply_function(logits[:, entails].reshape(len(texts), -1), "softmax")
-
-    values = await _computed(answer.rows, "logits", scores_of)
-    truncated = sorted({index // len(hypotheses) for index in answer.truncated})
-    return Scores(values, list(hypotheses), answer.num_tokens, truncated)
-
-
-def nli_labels(service: InferenceService) -> tuple[int, int]:
-    """The places of entailment and of contradiction among a model's labels; of two labels the other one is the latter.
-
-    Raises TaskNotSupportedError for a model that has no such labels.
-    """
-    require(service, "classify")
-    classification = service.manifest.classification
-    assert classification is not None  # require("classify") has passed
-    labels = [label.lower() for label in classification.labels]
-    entails = next((index for index, label in enumerate(labels) if label.startswith("entail")), None)
-    others = [index for index, label in enumerate(labels) if label.startswith("contra") or len(labels) == 2]
-    contradicts = next((index for index in others if index != entails), None)
-    if entails is None or contradicts is None:
-        raise TaskNotSupportedError(
-            f"{service.name} has the labels {', '.join(classification.labels)}: labels of a request need a model of "
-            "natural language inference, with entailment and contradiction.",
-            "model",
-        )
-    return entails, contradicts
-
-
-async def rerank(
-    service: InferenceService,
-    query: str,
-    documents: Seq[str],
-    *,
-    ticket: Ticket,
-    raw: bool = False,
-    instruction: str | None = None,
-    options: EncodingOptions = AS_CONFIGURED,
-) -> Scores:
-    """Score each of ``documents`` against ``query``, as ``rerank_pairs`` does."""
-    pairs = [(query, document) for document in documents]
-    return await rerank_pairs(service, pairs, ticket=ticket, raw=raw, instruction=instruction, options=options)
-
-
-async def rerank_pairs(
-    service: InferenceService,
-    pairs: Seq[tuple[str, str]],
-    *,
-    ticket: Ticket,
-    raw: bool = False,
-    instruction: str | None = None,
-    options: EncodingOptions = AS_CONFIGURED,
-) -> Scores:
-    """Score the second text of each of ``pairs`` against the first; ``raw``: the logit, else what the model's function
-    makes of it, the sigmoid if it has none. One column.
-
-    A model with a template is asked with it; ``instruction`` fills its slot.
-    """
-    require(service, "rerank")
-    template = service.manifest.rerank_template
-    if template is not None:
-        if instruction is not None and "{instruction}" not in template.body:
-            raise InvalidRequestError(f"{service.name}'s template takes no instruction: leave it out.", "instruction")
-        chosen = template.instruction if instruction is None else instruction
-        # Filled chunk by chunk: all at once, a long query would stand in memory as often as there are documents.
-        options = replace(options, framed=True, template=PairTemplate(template.body, chosen))
-    elif instruction is not None:
-        raise InvalidRequestError(f"{service.name} takes no instruction: leave it out.", "instruction")
-    answer, classification = await _logits(service, pairs, ticket, options)
-    chosen = "none" if raw else classification.relevance
-    values = await _computed(answer.rows, "logits", lambda rows: apply_function(rows, chosen))
-    return Scores(values, ["score"], answer.num_tokens, answer.truncated)
-
-
-async def _logits(
-    service: InferenceService, inputs: Seq[Input], ticket: Ticket, options: EncodingOptions
-) -> tuple[Answer, Classification]:
-    """The model's scores before any function, and what they mean."""
-    classification = service.manifest.classification
-    assert classification is not None  # whatever has logits has labels
-    led = led_by_default(service.manifest, inputs)
-    return await service.infer(led, ticket=ticket, outputs={"logits"}, options=options), classification
-
-
-async def classify_tokens(
-    service: InferenceService,
-    texts: Seq[str],
-    *,
-    ticket: Ticket,
-    aggregation: Aggregation = "none",
-    raw: bool = False,
-    options: EncodingOptions = AS_CONFIGURED,
-) -> TokenScores:
-    """Label the tokens of ``texts`` and join them to entities as ``aggregation`` says."""
-    require(service, "classify_tokens")
-    classification = service.manifest.classification
-    assert classification is not None  # whatever has token logits has labels
-    options = replace(options, with_spans=True)
-    answer = await service.infer(texts, ticket=ticket, outputs={"token_logits"}, options=options)
-    logits = [row["token_logits"] for row in answer.rows]
-    num_tokens, truncated = answer.num_tokens, answer.truncated
-    return TokenScores(texts, answer.encodings, logits, classification, aggregation, raw, num_tokens, truncated)
-
-
-async def _computed(
-    rows: Seq[Row], output: str, function: Callable[[Float32Array], Float32Array] | None
-) -> Float32Array:
-    """``function`` of the ``output`` of all ``rows``, float32 [n, width]; None: as it is."""
-    if len(rows) == 1:
-        row = rows[0][output][None]
-        return row if function is None else function(row)
-
-    def work() -> Float32Array:
-        stacked = np.stack([row[output] for row in rows])
-        return stacked if function is None else function(stacked)
-
-    return await off_loop(work) if len(rows) * rows[0][output].size > _MANY_NUMBERS else work()
 
 
 def _int8_largest(manifest: Manifest, dimensions: int) -> float | None:

@@ -14,7 +14,7 @@ from bei.metrics.registry import Metrics
 from bei.scheduler.cost_model import CostModel
 from bei.service.loader import local_port
 from bei.service.service import InferenceService
-from bei.tasks import embed
+from bei.tasks import classify, embed, rerank, token_classification
 from bei.tokenizer import prompts
 from bei.tokenizer.encoder import TextEncoder
 from tests.hub_matrix.expected import PAIRS, TEXTS, Answers
@@ -57,9 +57,9 @@ async def _answer(service: InferenceService, task: str, structure: Structure) ->
         if task == "embed":
             return list((await embed.embed_inputs(service, texts, ticket=ticket, prompt=prompt)).vectors)
         if task == "classify":
-            return list((await embed.classify(service, inputs, ticket=ticket)).values)
+            return list((await classify.classify(service, inputs, ticket=ticket)).values)
         if task == "classify_tokens":
-            return (await embed.classify_tokens(service, texts, ticket=ticket)).logits
+            return (await token_classification.classify_tokens(service, texts, ticket=ticket)).logits
         if task == "embed_sparse":
             sparse = (await embed.embed_sparse(service, texts, ticket=ticket, prompt=prompt)).vectors
             return [_dense(service, indices, weights) for indices, weights in sparse]
@@ -68,7 +68,7 @@ async def _answer(service: InferenceService, task: str, structure: Structure) ->
 
 async def _score(service: InferenceService, query: str, document: str, *, raw: bool) -> Float32Array:
     with service.admit([(query, document)]) as ticket:
-        (row,) = (await embed.rerank(service, query, [document], ticket=ticket, raw=raw)).values
+        (row,) = (await rerank.rerank(service, query, [document], ticket=ticket, raw=raw)).values
         return np.asarray(row)
 
 

@@ -36,7 +36,8 @@ from bei.server.routes import classify, openai_embeddings, rerank, tokenize
 from bei.server.routes.openai_embeddings import Usage
 from bei.server.status.whole_server import WholeServer
 from bei.service.service import InferenceService
-from bei.tasks.embed import embed_inputs, rerank_pairs
+from bei.tasks.embed import embed_inputs
+from bei.tasks.rerank import rerank_pairs
 
 _SCORE_BYTES = 50
 

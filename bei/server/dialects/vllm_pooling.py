@@ -31,8 +31,10 @@ from bei.server.endpoint.shared_fields import Controls
 from bei.server.routes import classify
 from bei.server.routes.openai_embeddings import Usage, usage
 from bei.service.service import InferenceService
-from bei.tasks.embed import Embeddings, Scores, TokenEmbeddings, TokenScores, classify_tokens, embed_tokens
-from bei.tasks.embed import classify as classify_inputs
+from bei.tasks.classify import Scores
+from bei.tasks.classify import classify as classify_inputs
+from bei.tasks.embed import Embeddings, TokenEmbeddings, embed_tokens
+from bei.tasks.token_classification import TokenScores, classify_tokens
 
 _NUMBER_BYTES = 4
 _BASE64_BYTES = _NUMBER_BYTES * 4 / 3

@@ -16,17 +16,11 @@ from bei.server.endpoint.vector_encoding import FLOATS, VectorForm
 from bei.service.admission import Ticket
 from bei.service.service import InferenceService
 from bei.service.submission import ModelInput
+from bei.tasks.classify import Scores
 from bei.tasks.dimensions import check_dimensions
-from bei.tasks.embed import (
-    Embeddings,
-    Scores,
-    SparseEmbeddings,
-    dropped_tokens,
-    embed_inputs,
-    embed_sparse,
-    rerank,
-)
+from bei.tasks.embed import Embeddings, SparseEmbeddings, dropped_tokens, embed_inputs, embed_sparse
 from bei.tasks.partial import Fates
+from bei.tasks.rerank import rerank
 from bei.tokenizer import prompts
 from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions
 
@@ -152,8 +146,8 @@ def asked_prompt(
     *,
     has_texts: bool = True,
 ) -> str:
-    """The prompt that is asked for (``bei.tokenizer.prompts``). Texts that get none because nobody said what they are, of a model
-    that was trained with prompts, are answered with a warning. Raises InvalidRequestError."""
+    """The prompt that is asked for (``bei.tokenizer.prompts``). Texts that get none because nobody said what they are, of
+    a model that was trained with prompts, are answered with a warning. Raises InvalidRequestError."""
     if prompt_name is None and input_type is None and prompt is None:
         asked = service.unsaid_prompt
     else:

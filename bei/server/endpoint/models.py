@@ -19,7 +19,7 @@ from bei.errors import (
 from bei.server.endpoint.get_responses import answers
 from bei.service.loader import check_names
 from bei.service.service import InferenceService
-from bei.tasks.embed import PHRASES, require
+from bei.tasks.support import PHRASES, require
 
 # No model is named: by nobody, or by Infinity's client, which sends this where its user names none.
 UNNAMED = frozenset((None, "default/not-specified"))

@@ -1,8 +1,8 @@
 """The forms in which vectors are answered: lists of numbers, base64, or bytes by themselves.
 
-Their numbers are those of ``bei.tasks.vector_formats``; in base64 and bytes float16 takes two bytes a component. Of models that
-weigh the vocabulary they are sparse: the places and values of weights above zero (Qdrant's and Pinecone's form),
-never bytes. Bytes are little-endian, in base64 too.
+Their numbers are those of ``bei.tasks.vector_formats``; in base64 and bytes float16 takes two bytes a component.
+Sparse vectors are lists of the places and values of weights above zero (Qdrant's and Pinecone's form), never bytes.
+Bytes are little-endian, in base64 too.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import ScoreControls
 from bei.server.routes.openai_embeddings import Usage, usage
 from bei.service.service import InferenceService
-from bei.tasks.embed import Scores, classify
+from bei.tasks.classify import Scores, classify
 from bei.tokenizer.encoder import Input
 
 # What JSON takes, about: of a score beside its label, of what stands around the scores of an input.

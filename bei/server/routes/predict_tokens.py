@@ -16,8 +16,8 @@ from bei.server.endpoint.render import Items, items_of
 from bei.server.endpoint.reply import Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import ScoreControls
-from bei.tasks.embed import classify_tokens
 from bei.tasks.entities import Aggregation, Entity
+from bei.tasks.token_classification import classify_tokens
 
 # What JSON takes, about: of a token without its scores, of a score beside its label, of the best label with its score.
 _TOKEN_BYTES = 80

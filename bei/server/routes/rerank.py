@@ -33,7 +33,8 @@ from bei.server.endpoint.unsupported_fields import OF_DOCUMENTS, OF_TEXTS, PairC
 from bei.server.routes.openai_embeddings import Usage, usage
 from bei.service.admission import Ticket
 from bei.service.service import InferenceService
-from bei.tasks.embed import Scores, rerank
+from bei.tasks.classify import Scores
+from bei.tasks.rerank import rerank
 from bei.tokenizer.encoder import EncodingOptions
 
 _DOCUMENTS_OF_A_SEARCH_UNIT = 100  # Cohere's unit of billing

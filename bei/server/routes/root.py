@@ -28,9 +28,10 @@ from bei.server.endpoint.shared_fields import Model
 from bei.server.endpoint.vector_encoding import SparseVector
 from bei.server.routes import classify, embed, predict_tokens, rerank
 from bei.service.service import InferenceService
-from bei.tasks.embed import HYPOTHESIS, classify_tokens, nli_labels, zero_shot
-from bei.tasks.embed import classify as classify_inputs
+from bei.tasks.classify import HYPOTHESIS, nli_labels, zero_shot
+from bei.tasks.classify import classify as classify_inputs
 from bei.tasks.entities import Aggregation, Entity
+from bei.tasks.token_classification import classify_tokens
 
 _ENTITY_BYTES = 90
 

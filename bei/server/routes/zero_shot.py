@@ -22,7 +22,7 @@ from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Controls
 from bei.server.endpoint.unsupported_fields import OF_SCORES, check_rules
 from bei.server.routes.classify import ClassifyRequest, ClassifyResponse, LabelScore, classify_texts, ranked_bytes
-from bei.tasks.embed import HYPOTHESIS, nli_labels, zero_shot
+from bei.tasks.classify import HYPOTHESIS, nli_labels, zero_shot
 
 _AROUND_BYTES = 90  # of a text's scores: its index, its best label with its score
 

@@ -33,7 +33,7 @@ from bei.server.endpoint.route import Route
 from bei.server.http.errors import ErrorForm, own_form, status_of
 from bei.server.routes.root import REQUESTS, by_kind
 from bei.server.status.whole_server import WholeServer
-from bei.tasks.embed import PHRASES
+from bei.tasks.support import PHRASES
 from tests.bei.server.dialects.wire import exchanges
 from tests.bei.server.endpoint.test_route import GOOD
 

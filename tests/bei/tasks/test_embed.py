@@ -18,7 +18,10 @@ from bei.engine.fake import FakeEngine
 from bei.engine.postprocess import apply_function, unit_length
 from bei.errors import AnswerTooLargeError, InvalidRequestError, TaskNotSupportedError
 from bei.service.service import InferenceService
+from bei.tasks import classify as classifying
 from bei.tasks import embed as tasks
+from bei.tasks import rerank as reranking
+from bei.tasks import token_classification
 from bei.tokenizer.encoder import EncodingOptions, Input
 from bei.tokenizer.prompts import led_by_default
 from tests.support.artifacts import LIMITS, expected_vectors, save_artifact, tiny_tokenizer, token_ids
@@ -41,9 +44,9 @@ def admitted(task: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any
     return run
 
 
-classify, classify_tokens = admitted(tasks.classify), admitted(tasks.classify_tokens)
+classify, classify_tokens = admitted(classifying.classify), admitted(token_classification.classify_tokens)
 embed_inputs, embed_sparse = admitted(tasks.embed_inputs), admitted(tasks.embed_sparse)
-embed_tokens, rerank = admitted(tasks.embed_tokens), admitted(tasks.rerank)
+embed_tokens, rerank = admitted(tasks.embed_tokens), admitted(reranking.rerank)
 
 
 class HeadEngine(FakeEngine):

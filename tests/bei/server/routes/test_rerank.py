@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bei.artifact.manifest import Classification
 from bei.core import ScoreFunction
 from bei.server.routes.rerank import DocumentsRequest, Result, render_results, text_of
-from bei.tasks.embed import Scores
+from bei.tasks.classify import Scores
 from tests.bei.server.app import App, check_error
 from tests.bei.server.kinds import answer, expected_output, post, save_kind
 from tests.support.artifacts import token_ids
