@@ -1,8 +1,8 @@
 """The engine port: the messages between a served model's front and whatever runs its engine.
 
 The front (``bei.service.service``) submits tokenized sequences and gets an answer to each; batching, de-duplication
-and the engine are behind the port. In one process the port is a ``BatchManager``. Messages are plain data and arrays, and the
-two sides share no object that changes, so the same messages can cross a process border.
+and the engine are behind the port. In one process the port is a ``BatchManager``. Messages are plain data and arrays,
+and the two sides share no object that changes, so the same messages can cross a process border.
 
 Times are seconds of ``time.monotonic()``, which on Linux is one clock for all processes of a host.
 """

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from bei.core import Encoding, Float32Array
 from bei.errors import BeiError, EmptyInputError, InvalidRequestError
@@ -33,13 +33,15 @@ from bei.offline.options import (
 from bei.offline.results import Predictions, Rank, SparseVector, Token
 from bei.offline.windows import WINDOW
 from bei.service.admission import Ticket
+from bei.service.call import ModelInput, ModelRequest
 from bei.service.service import InferenceService
-from bei.service.submission import ModelInput
 from bei.tasks import classify, embed, rerank
-from bei.tasks.dimensions import check_dimensions
+from bei.tasks.classify import ClassifyTask, ZeroShotTask
+from bei.tasks.embed import CheckedTask, EmbedTask, TaskName, check_task
 from bei.tasks.entities import Entity
+from bei.tasks.rerank import RerankTask
 from bei.tasks.support import require
-from bei.tasks.token_classification import classify_tokens
+from bei.tasks.token_classification import TokenTask, classify_tokens
 from bei.tasks.vector_formats import DenseDType, check_form, numbers_of
 from bei.tokenizer import prompts
 from bei.tokenizer.encoder import EncodingOptions, Input, TextEncoder
@@ -53,37 +55,22 @@ VectorsT = TypeVar("VectorsT", bound=Vectors)
 _FLOAT_BYTES = 4
 _NO_ERRORS: Mapping[int, BeiError] = {}
 
-# From a warning to the caller of a Model's method: ``_prompt``, the function for the job, the method.
+# From a warning to the caller of a Model's method: ``_warn``, the function for the job, the method.
 _TO_THE_CALLER = 4
 
 
 def embedding(service: InferenceService, given: Given) -> Job[TextOrIds, Vectors, Vectors]:
     """Vectors [n, width] of texts or token ids, zeros where an input has an error."""
     options = checked(EmbedOptions, given)
-    require(service, "embed")
-    manifest = service.manifest
-    dimensions, normalize = options.get("dimensions"), options.get("normalize")
-    warning = check_dimensions(manifest, dimensions, untrained=service.untrained_dimensions)
     asked = options.get("output_dtype") or "float"
     dtype: DenseDType = "float" if asked == "float32" else asked
-    width = manifest.dimension("embedding") or 0
-    width = min(width, dimensions or width)
-    check_form(dtype, manifest, width, normalize, param="output_dtype", dimensions_param="dimensions")
-    if warning is not None:
-        warnings.warn(f"{warning}.", UserWarning, stacklevel=_TO_THE_CALLER - 1)
-    prompt, read = _prompt(service, options), _reading(options)
+    normalize = options.get("normalize")
+    task = _checked(service, options, "embed", dimensions=options.get("dimensions"), normalize=normalize)
+    check_form(dtype, service.manifest, task.width, normalize, param="output_dtype", dimensions_param="dimensions")
+    _warn(task)
 
     async def run(inputs: Seq[TextOrIds], ticket: Ticket, wrong: Wrong) -> Answered[Vectors]:
-        answer = await embed.embed_inputs(
-            service,
-            inputs,
-            ticket=ticket,
-            prompt=prompt,
-            dimensions=dimensions,
-            normalize=normalize,
-            options=read,
-            wrong=wrong,
-        )
+        answer = await embed.embed_inputs(service, task.on(inputs, wrong), ticket=ticket)
         numbers = _owned(numbers_of(dtype, answer.vectors, answer.int8_largest))
         return Answered(numbers, answer.num_tokens, answer.truncated, answer.errors)
 
@@ -102,14 +89,11 @@ def embedding(service: InferenceService, given: Given) -> Job[TextOrIds, Vectors
 def sparse_embedding(service: InferenceService, given: Given) -> Job[TextOrIds, list[SparseVector], list[SparseVector]]:
     """A sparse vector of each text or list of token ids, without entries where an input has an error."""
     options = checked(SparseOptions, given)
-    require(service, "embed_sparse")
-    top_k, prompt, read = options.get("top_k"), _prompt(service, options), _reading(options)
-    role = prompts.role_of(service.manifest, options.get("prompt_name"), options.get("input_type"))
+    task = _checked(service, options, "embed_sparse", top_k=options.get("top_k"))
+    _warn(task)
 
     async def run(inputs: Seq[TextOrIds], ticket: Ticket, wrong: Wrong) -> Answered[list[SparseVector]]:
-        answer = await embed.embed_sparse(
-            service, inputs, ticket=ticket, prompt=prompt, role=role, top_k=top_k, options=read, wrong=wrong
-        )
+        answer = await embed.embed_sparse(service, task.on(inputs, wrong), ticket=ticket)
         vectors = [SparseVector(indices, weights) for indices, weights in answer.vectors]
         return Answered(vectors, answer.num_tokens, answer.truncated, answer.errors)
 
@@ -128,14 +112,11 @@ def sparse_embedding(service: InferenceService, given: Given) -> Job[TextOrIds, 
 def token_embedding(service: InferenceService, given: Given) -> Job[str, list[Float32Array], list[Float32Array]]:
     """Vectors [tokens, width] of each text, [0, 0] where it has an error."""
     options = checked(PromptOptions, given)
-    require(service, "embed_tokens")
-    prompt, read = _prompt(service, options), _reading(options)
-    role = prompts.role_of(service.manifest, options.get("prompt_name"), options.get("input_type"))
+    task = _checked(service, options, "embed_tokens")
+    _warn(task)
 
     async def run(inputs: Seq[str], ticket: Ticket, wrong: Wrong) -> Answered[list[Float32Array]]:
-        answer = await embed.embed_tokens(
-            service, inputs, ticket=ticket, prompt=prompt, role=role, options=read, wrong=wrong
-        )
+        answer = await embed.embed_tokens(service, task.on(inputs, wrong), ticket=ticket)
         vectors = [vector.copy() for vector in answer.vectors]  # equal texts and the cache have the same arrays
         return Answered(vectors, answer.num_tokens, answer.truncated, answer.errors)
 
@@ -160,7 +141,7 @@ def classification(service: InferenceService, given: Given) -> Job[Input, Predic
     labels = service.manifest.classification.labels if service.manifest.classification else []
 
     async def run(inputs: Seq[Input], ticket: Ticket, _: Wrong) -> Answered[Predictions]:
-        return _predicted(await classify.classify(service, inputs, ticket=ticket, raw=raw, options=read))
+        return _predicted(await classify.classify(service, ClassifyTask(inputs, read, raw=raw), ticket=ticket))
 
     return Job(
         name="classify",
@@ -187,9 +168,8 @@ def zero_shot(service: InferenceService, labels: Iterable[str], given: Given) ->
     multi_label, read = options.get("multi_label", False), _reading(options)
 
     async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> Answered[Predictions]:
-        scores = await classify.zero_shot(
-            service, inputs, hypotheses, ticket=ticket, multi_label=multi_label, options=read
-        )
+        task = ZeroShotTask(inputs, read, hypotheses=hypotheses, multi_label=multi_label)
+        scores = await classify.zero_shot(service, task, ticket=ticket)
         return Answered(Predictions(names, scores.values), scores.num_tokens, scores.truncated, _NO_ERRORS)
 
     def pairs(inputs: Seq[str]) -> Seq[ModelInput]:
@@ -215,9 +195,8 @@ def reranking(service: InferenceService, query: str, given: Given) -> Job[str, F
     raw, read, instruction = options.get("raw_scores", False), _reading(options), options.get("instruction")
 
     async def run(documents: Seq[str], ticket: Ticket, _: Wrong) -> Answered[Float32Array]:
-        scores = await rerank.rerank(
-            service, asked, documents, ticket=ticket, raw=raw, instruction=instruction, options=read
-        )
+        task = RerankTask.of(asked, documents, read, raw=raw, instruction=instruction)
+        scores = await rerank.rerank(service, task, ticket=ticket)
         return Answered(scores.values[:, 0], scores.num_tokens, scores.truncated, _NO_ERRORS)
 
     def pairs(documents: Seq[str]) -> Seq[ModelInput]:
@@ -243,7 +222,9 @@ def token_classification(service: InferenceService, given: Given) -> Job[str, li
     aggregation = options.get("aggregation_strategy", "none")
 
     async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> Answered[list[list[Entity]]]:
-        answer = await classify_tokens(service, inputs, ticket=ticket, aggregation=aggregation, raw=raw, options=read)
+        answer = await classify_tokens(
+            service, TokenTask(inputs, read, aggregation=aggregation, raw=raw), ticket=ticket
+        )
         entities = await off_loop(lambda: [answer.entities_of(index) for index in range(len(inputs))])
         return Answered(entities, answer.num_tokens, answer.truncated, _NO_ERRORS)
 
@@ -272,7 +253,7 @@ def tokenization(service: InferenceService, given: Given) -> Job[str, list[list[
 
     async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> Answered[list[list[Token]]]:
         texts = prompts.prompted(prompt, inputs)
-        encodings = await service.encode(texts, ticket=ticket, options=read)
+        encodings = await service.encode(ModelRequest(texts, read), ticket=ticket)
         tokens = await off_loop(
             lambda: [_tokens(one, encoding, service.encoder) for one, encoding in zip(texts, encodings, strict=True)]
         )
@@ -325,9 +306,13 @@ def _reading(options: ReadOptions) -> EncodingOptions:
     )
 
 
-def _prompt(service: InferenceService, options: PromptOptions) -> str:
-    name, kind, prompt = options.get("prompt_name"), options.get("input_type"), options.get("prompt")
-    asked = prompts.asked_prompt(service.manifest, name, kind, prompt)
-    if asked.warning is not None:
-        warnings.warn(f"{asked.warning}.", UserWarning, stacklevel=_TO_THE_CALLER)
-    return asked.text
+def _checked(service: InferenceService, options: PromptOptions, name: TaskName, **asked: Any) -> CheckedTask:
+    """The task for any inputs; ``asked`` are other fields of EmbedTask."""
+    prompt_name, kind, prompt = options.get("prompt_name"), options.get("input_type"), options.get("prompt")
+    task = EmbedTask((), _reading(options), prompt_name=prompt_name, input_type=kind, prompt=prompt, **asked)
+    return check_task(service, task, name)
+
+
+def _warn(checked: CheckedTask) -> None:
+    for warning in checked.warnings:
+        warnings.warn(f"{warning}.", UserWarning, stacklevel=_TO_THE_CALLER)

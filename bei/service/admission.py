@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple, Protocol
 
+from bei.config.settings import ServeConfig
 from bei.errors import BeiError, DeadlineExceededError, InvalidRequestError, OverloadedError, ShuttingDownError
 from bei.metrics.request_timing import Timing
 from bei.port import LANES, Lane, PortStats
@@ -370,3 +371,14 @@ def _overloaded(message: str, retry_s: float) -> OverloadedError:
 def estimated_length(num_chars: int, max_seq_len: int) -> int:
     """The tokens of a text, guessed from its characters."""
     return min(max_seq_len, num_chars // _CHARS_PER_TOKEN + 1 + _SPECIAL_TOKENS)
+
+
+def admission_limits(config: ServeConfig) -> AdmissionLimits:
+    """The limits that ``config`` sets."""
+    return AdmissionLimits(
+        max_queue_tokens=config.max_queue_tokens,
+        max_wait_s={"interactive": config.interactive_max_wait, "bulk": config.bulk_max_wait},
+        interactive_inputs=config.interactive_inputs,
+        interactive_tokens=config.interactive_tokens,
+        bulk_share=config.bulk_share,
+    )

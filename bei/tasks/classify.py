@@ -3,71 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Literal
-
-import msgspec
+from typing import Literal, cast
 
 from bei.artifact.manifest import Classification
 from bei.core import Float32Array
 from bei.engine.postprocess import apply_function
 from bei.errors import TaskNotSupportedError
 from bei.service.admission import Ticket
-from bei.service.service import Answer, InferenceService
-from bei.tasks.support import computed, require
-from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions, Input
+from bei.service.call import Answer, ModelRequest
+from bei.service.service import InferenceService
+from bei.tasks.support import PartialResult, computed, require
+from bei.tokenizer.encoder import Input
 from bei.tokenizer.prompts import led_by_default
 
 # How zero-shot classification asks for a label (transformers' default).
 HYPOTHESIS = "This example is {}."
 
 
-class Scores(msgspec.Struct, frozen=True):
+class ClassifyTask(ModelRequest, frozen=True, kw_only=True):
+    """Texts or pairs. ``function``: of the logits; None: the checkpoint's. ``raw``: the logits themselves."""
+
+    raw: bool = False
+    function: Literal["sigmoid", "softmax", "none"] | None = None
+
+
+class ZeroShotTask(ModelRequest, frozen=True, kw_only=True):
+    """Texts, and the ``hypotheses`` that they may entail, which share one probability. ``multi_label``: each has its
+    own, of entailment against contradiction, and so has a single one."""
+
+    hypotheses: Seq[str]
+    multi_label: bool = False
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Each text with each hypothesis."""
+        return [(str(text), hypothesis) for text in self.inputs for hypothesis in self.hypotheses]
+
+
+class Scores(PartialResult, frozen=True, kw_only=True):
     """``values`` float32 [n, labels]: probabilities, or logits where the request asked for raw scores."""
 
     values: Float32Array
     labels: list[str]
-    num_tokens: int
-    truncated: list[int]
 
 
-async def classify(
-    service: InferenceService,
-    inputs: Seq[Input],
-    *,
-    ticket: Ticket,
-    raw: bool = False,
-    function: Literal["sigmoid", "softmax", "none"] | None = None,
-    options: EncodingOptions = AS_CONFIGURED,
-) -> Scores:
-    """Score every label for texts or pairs, by ``function`` of the logits (None: the checkpoint's).
-
-    ``raw``: the logits themselves.
-    """
+async def classify(service: InferenceService, task: ClassifyTask, *, ticket: Ticket) -> Scores:
+    """Score every label for each input."""
     require(service, "classify")
-    answer, classification = await logits_of(service, inputs, ticket, options)
-    chosen = "none" if raw else function or classification.function
+    answer, classification = await logits_of(service, task, ticket)
+    chosen = "none" if task.raw else task.function or classification.function
     values = await computed(answer.rows, "logits", lambda rows: apply_function(rows, chosen))
-    return Scores(values, classification.labels, answer.num_tokens, answer.truncated)
+    return Scores(answer.lengths, answer.truncated, values=values, labels=classification.labels)
 
 
-async def zero_shot(
-    service: InferenceService,
-    texts: Seq[str],
-    hypotheses: Seq[str],
-    *,
-    ticket: Ticket,
-    multi_label: bool = False,
-    options: EncodingOptions = AS_CONFIGURED,
-) -> Scores:
-    """Score each of ``hypotheses`` by how a text entails it, with a model of natural language inference: a row a text.
+async def zero_shot(service: InferenceService, task: ZeroShotTask, *, ticket: Ticket) -> Scores:
+    """Score each hypothesis by how a text entails it, with a model of natural language inference: a row a text.
 
-    The hypotheses share one probability; ``multi_label``: each has its own, of entailment against contradiction, and so
-    has a single one. ``truncated`` lists texts. Raises TaskNotSupportedError for a model without such labels.
+    ``truncated`` lists texts. Raises TaskNotSupportedError for a model without such labels.
     (transformers: ZeroShotClassificationPipeline; arXiv:1909.00161)
     """
     entails, contradicts = nli_labels(service)
-    pairs = [(text, hypothesis) for text in texts for hypothesis in hypotheses]
-    answer, _ = await logits_of(service, pairs, ticket, options)
+    texts, hypotheses, multi_label = task.inputs, task.hypotheses, task.multi_label
+    answer, _ = await logits_of(service, ModelRequest(task.pairs, task.options), ticket)
 
     def scores_of(logits: Float32Array) -> Float32Array:
         if multi_label or len(hypotheses) == 1:
@@ -76,7 +73,7 @@ async def zero_shot(
 
     values = await computed(answer.rows, "logits", scores_of)
     truncated = sorted({index // len(hypotheses) for index in answer.truncated})
-    return Scores(values, list(hypotheses), answer.num_tokens, truncated)
+    return Scores(answer.lengths, truncated, values=values, labels=list(hypotheses))
 
 
 def nli_labels(service: InferenceService) -> tuple[int, int]:
@@ -100,11 +97,9 @@ def nli_labels(service: InferenceService) -> tuple[int, int]:
     return entails, contradicts
 
 
-async def logits_of(
-    service: InferenceService, inputs: Seq[Input], ticket: Ticket, options: EncodingOptions
-) -> tuple[Answer, Classification]:
-    """The model's scores before any function, and what they mean."""
+async def logits_of(service: InferenceService, task: ModelRequest, ticket: Ticket) -> tuple[Answer, Classification]:
+    """The model's scores of texts or pairs before any function, and the meaning of each."""
     classification = service.manifest.classification
     assert classification is not None  # whatever has logits has labels
-    led = led_by_default(service.manifest, inputs)
-    return await service.infer(led, ticket=ticket, outputs={"logits"}, options=options), classification
+    led = ModelRequest(led_by_default(service.manifest, cast("Seq[Input]", task.inputs)), task.options)
+    return await service.infer(led, ticket=ticket, outputs={"logits"}), classification

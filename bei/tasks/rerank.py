@@ -8,43 +8,38 @@ from dataclasses import replace
 from bei.engine.postprocess import apply_function
 from bei.errors import InvalidRequestError
 from bei.service.admission import Ticket
+from bei.service.call import ModelRequest
 from bei.service.service import InferenceService
 from bei.tasks.classify import Scores, logits_of
 from bei.tasks.support import computed, require
 from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions, PairTemplate
 
 
-async def rerank(
-    service: InferenceService,
-    query: str,
-    documents: Seq[str],
-    *,
-    ticket: Ticket,
-    raw: bool = False,
-    instruction: str | None = None,
-    options: EncodingOptions = AS_CONFIGURED,
-) -> Scores:
-    """Score each of ``documents`` against ``query``, as ``rerank_pairs`` does."""
-    pairs = [(query, document) for document in documents]
-    return await rerank_pairs(service, pairs, ticket=ticket, raw=raw, instruction=instruction, options=options)
+class RerankTask(ModelRequest, frozen=True, kw_only=True):
+    """Pairs of a query and a document. ``raw``: the logits, else what the model's function makes of them, the sigmoid
+    if it has none. ``instruction`` fills the slot of a model's template."""
+
+    raw: bool = False
+    instruction: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        query: str,
+        documents: Seq[str],
+        options: EncodingOptions = AS_CONFIGURED,
+        *,
+        raw: bool = False,
+        instruction: str | None = None,
+    ) -> RerankTask:
+        """One query with each of ``documents``."""
+        return cls([(query, document) for document in documents], options, raw=raw, instruction=instruction)
 
 
-async def rerank_pairs(
-    service: InferenceService,
-    pairs: Seq[tuple[str, str]],
-    *,
-    ticket: Ticket,
-    raw: bool = False,
-    instruction: str | None = None,
-    options: EncodingOptions = AS_CONFIGURED,
-) -> Scores:
-    """Score the second text of each of ``pairs`` against the first; ``raw``: the logit, else what the model's function
-    makes of it, the sigmoid if it has none. One column.
-
-    A model with a template is asked with it; ``instruction`` fills its slot.
-    """
+async def rerank(service: InferenceService, task: RerankTask, *, ticket: Ticket) -> Scores:
+    """Score the second text of each pair against the first: one column. A model with a template is asked with it."""
     require(service, "rerank")
-    template = service.manifest.rerank_template
+    template, instruction, options = service.manifest.rerank_template, task.instruction, task.options
     if template is not None:
         if instruction is not None and "{instruction}" not in template.body:
             raise InvalidRequestError(f"{service.name}'s template takes no instruction: leave it out.", "instruction")
@@ -53,7 +48,7 @@ async def rerank_pairs(
         options = replace(options, framed=True, template=PairTemplate(template.body, chosen))
     elif instruction is not None:
         raise InvalidRequestError(f"{service.name} takes no instruction: leave it out.", "instruction")
-    answer, classification = await logits_of(service, pairs, ticket, options)
-    chosen = "none" if raw else classification.relevance
-    values = await computed(answer.rows, "logits", lambda rows: apply_function(rows, chosen))
-    return Scores(values, ["score"], answer.num_tokens, answer.truncated)
+    answer, classification = await logits_of(service, ModelRequest(task.inputs, options), ticket)
+    function = "none" if task.raw else classification.relevance
+    values = await computed(answer.rows, "logits", lambda rows: apply_function(rows, function))
+    return Scores(answer.lengths, answer.truncated, values=values, labels=["score"])

@@ -27,6 +27,8 @@ from bei.server.endpoint.shared_fields import Dimensions, Model
 from bei.server.endpoint.unsupported_fields import OF_COHERE_V2, check_rules
 from bei.server.endpoint.vector_encoding import FLOATS, OCTET_HEADERS, VectorForm, dtype_of
 from bei.server.routes import rerank, tokenize
+from bei.service.call import ModelRequest
+from bei.tasks.embed import EmbedTask
 from bei.tokenizer.encoder import EncodingOptions
 from bei.tokenizer.truncation import encoding_options
 
@@ -192,18 +194,16 @@ async def _embed(
         raise InvalidRequestError("embedding_types is empty: name at least one, or leave it out.", "embedding_types")
     forms = {name: form_of(name) for name in types or ()}
     service = call.able("embed", body.model)
-    found = await embedded(
-        call,
-        service,
+    asked = EmbedTask(
         texts,
-        param=param,
-        forms=list(forms.values()) or [FLOATS],
-        around_bytes=sum(map(len, texts)) // max(1, len(texts)) + _AROUND_BYTES,
+        _options(body.truncate or "END", max_tokens),
         input_type=body.input_type,
         dimensions=dimensions,
+        param=param,
         dimensions_param="output_dimension",
-        options=_options(body.truncate or "END", max_tokens),
     )
+    around_bytes = sum(map(len, texts)) // max(1, len(texts)) + _AROUND_BYTES
+    found = await embedded(call, service, asked, forms=[*forms.values()] or [FLOATS], around_bytes=around_bytes)
     answer = found.answer
     by_type = {name: form.items(answer) for name, form in forms.items()}
     content = {
@@ -241,7 +241,7 @@ async def tokenize_text(body: TokenizeRequest, call: Call) -> Reply:
         )
     options = EncodingOptions(add_special_tokens=False, whole=True, with_spans=True)
     ticket = call.admit(service, [text], bytes_per_token=_TOKEN_BYTES)
-    (encoding,) = await service.encode([text], ticket=ticket, options=options)
+    (encoding,) = await service.encode(ModelRequest([text], options), ticket=ticket)
     assert encoding.spans is not None  # they were asked for
     ids, parts = encoding.input_ids, encoding.spans.offsets.tolist()
     content = {

@@ -30,8 +30,9 @@ from bei.server.endpoint.vector_encoding import OCTET_HEADERS, VectorForm
 from bei.server.routes import classify
 from bei.server.routes.openai_embeddings import AROUND_BYTES, EmbeddingResponse, Usage, render, usage
 from bei.server.status.whole_server import WholeServer
+from bei.service.call import ModelInput
 from bei.service.service import InferenceService
-from bei.service.submission import ModelInput
+from bei.tasks.embed import EmbedTask
 
 _RESULT_BYTES = 45
 
@@ -160,9 +161,8 @@ async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
     if body.dimensions and body.output_dimension not in (None, body.dimensions):
         raise InvalidRequestError("dimensions and output_dimension contradict each other: send one.", "dimensions")
     dimensions = body.dimensions or body.output_dimension
-    found = await embedded(
-        call, service, texts, param="input", forms=[form], around_bytes=AROUND_BYTES, dimensions=dimensions
-    )
+    asked = EmbedTask(texts, dimensions=dimensions, param="input")
+    found = await embedded(call, service, asked, forms=[form], around_bytes=AROUND_BYTES)
     return found.reply({**render(found.answer, service.name, form), **_made("infinity")})
 
 

@@ -30,7 +30,8 @@ from bei.server.endpoint.shared_fields import Dimensions, Model
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, VectorForm, dtype_of
 from bei.server.routes.openai_embeddings import AROUND_BYTES, EmbeddingResponse, Usage, render, usage
 from bei.server.status.whole_server import WholeServer
-from bei.service.submission import ModelInput
+from bei.service.call import ModelInput
+from bei.tasks.embed import EmbedTask
 from bei.tokenizer.truncation import encoding_options
 
 # A model's name may end in the kind of the text.
@@ -125,17 +126,9 @@ async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
         dtype_of(body.embedding_type, "embedding_type"), body.encoding_format == "base64", "embedding_type"
     )
     service = call.able("embed", model)
-    found = await embedded(
-        call,
-        service,
-        texts,
-        param="input",
-        forms=[form],
-        around_bytes=AROUND_BYTES,
-        input_type=input_type,
-        dimensions=body.dimensions,
-        options=encoding_options(body.truncate),
-    )
+    options = encoding_options(body.truncate)
+    asked = EmbedTask(texts, options, input_type=input_type, dimensions=body.dimensions, param="input")
+    found = await embedded(call, service, asked, forms=[form], around_bytes=AROUND_BYTES)
     return found.reply(render(found.answer, service.name, form))
 
 

@@ -46,8 +46,8 @@ from bei.server.routes.info import info_router
 from bei.server.routes.root import REQUESTS, RESPONSES, Asked, by_kind, read_by_kind
 from bei.server.routes.tokenize import MOST_IDS, decoded
 from bei.server.status.whole_server import WholeServer
+from bei.service.call import ModelInput
 from bei.service.service import InferenceService
-from bei.service.submission import ModelInput
 
 # So many are read, or begun, before the event loop serves others: a few milliseconds.
 _INSTANCES_AT_ONCE = 32

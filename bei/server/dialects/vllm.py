@@ -36,8 +36,9 @@ from bei.server.routes import classify, openai_embeddings, rerank, tokenize
 from bei.server.routes.openai_embeddings import Usage
 from bei.server.status.whole_server import WholeServer
 from bei.service.service import InferenceService
-from bei.tasks.embed import embed_inputs
-from bei.tasks.rerank import rerank_pairs
+from bei.tasks.embed import EmbedTask, check_task, embed_inputs
+from bei.tasks.rerank import RerankTask
+from bei.tasks.rerank import rerank as score_pairs
 
 _SCORE_BYTES = 50
 
@@ -151,8 +152,8 @@ async def score(body: ScoreRequest, call: Call) -> Reply:
         service = call.able("embed", body.model)
         values, num_tokens, truncated = await _cosines(service, pairs, body, call)
     else:
-        ticket, raw = call.admit(service, pairs), body.use_activation is False
-        scores = await rerank_pairs(service, pairs, ticket=ticket, raw=raw, options=body.encoding_options())
+        asked = RerankTask(pairs, body.encoding_options(), raw=body.use_activation is False)
+        scores = await score_pairs(service, asked, ticket=call.admit(service, pairs))
         values, num_tokens, truncated = scores.values[:, 0], scores.num_tokens, scores.truncated
 
     def items(start: int, stop: int) -> list[Score]:
@@ -167,8 +168,8 @@ async def _cosines(
 ) -> tuple[Float32Array, int, list[int]]:
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     place = {text: index for index, text in enumerate(texts)}
-    ticket = call.admit(service, texts)
-    answer = await embed_inputs(service, texts, ticket=ticket, normalize=True, options=body.encoding_options())
+    asked = check_task(service, EmbedTask(texts, body.encoding_options(), normalize=True, is_bare=True), "embed")
+    answer = await embed_inputs(service, asked, ticket=call.admit(service, texts))
     first, second = (answer.vectors[[place[pair[side]] for pair in pairs]] for side in (0, 1))
     cut = set(answer.truncated)
     truncated = [index for index, pair in enumerate(pairs) if cut & {place[pair[0]], place[pair[1]]}]

@@ -31,10 +31,10 @@ from bei.server.endpoint.shared_fields import Controls
 from bei.server.routes import classify
 from bei.server.routes.openai_embeddings import Usage, usage
 from bei.service.service import InferenceService
-from bei.tasks.classify import Scores
+from bei.tasks.classify import ClassifyTask, Scores
 from bei.tasks.classify import classify as classify_inputs
-from bei.tasks.embed import Embeddings, TokenEmbeddings, embed_tokens
-from bei.tasks.token_classification import TokenScores, classify_tokens
+from bei.tasks.embed import Embeddings, EmbedTask, TokenEmbeddings, check_task, embed_tokens
+from bei.tasks.token_classification import TokenScores, TokenTask, classify_tokens
 
 _NUMBER_BYTES = 4
 _BASE64_BYTES = _NUMBER_BYTES * 4 / 3
@@ -120,16 +120,9 @@ async def pool(body: PoolingRequest, call: Call) -> Reply:
 
 async def _pool_vectors(body: PoolingRequest, texts: Seq[str], call: Call) -> Reply:
     service = call.able("embed", body.model)
-    found = await embedded(
-        call,
-        service,
-        texts,
-        param="input",
-        around_bytes=_AROUND_BYTES,
-        dimensions=body.dimensions,
-        normalize=body.use_activation,
-        options=body.encoding_options(),
-    )
+    options, normalize = body.encoding_options(), body.use_activation
+    asked = EmbedTask(texts, options, dimensions=body.dimensions, normalize=normalize, param="input")
+    found = await embedded(call, service, asked, around_bytes=_AROUND_BYTES)
     answer = found.dense
     return _pooled(body, service, len(texts), answer.vectors.size, lambda index: answer.vectors[index], answer)
 
@@ -138,8 +131,8 @@ async def _pool_scores(body: PoolingRequest, texts: Seq[str], call: Call) -> Rep
     service = call.able("classify", body.model)
     call.check_inputs(texts, "input")
     call.check_answer(len(texts) * (len(classify.labels_of(service)) * FLOAT_BYTES + _AROUND_BYTES))
-    ticket, raw = call.admit(service, texts), body.use_activation is False
-    scores = await classify_inputs(service, texts, ticket=ticket, raw=raw, options=body.encoding_options())
+    asked = ClassifyTask(texts, body.encoding_options(), raw=body.use_activation is False)
+    scores = await classify_inputs(service, asked, ticket=call.admit(service, texts))
     return _pooled(body, service, len(texts), scores.values.size, lambda index: scores.values[index], scores)
 
 
@@ -149,7 +142,8 @@ async def _pool_token_vectors(body: PoolingRequest, texts: Seq[str], call: Call)
     _check_activation(service, body.use_activation)
     width = service.manifest.dimension("token_embedding") or 0
     ticket = call.admit(service, texts, bytes_per_token=width * FLOAT_BYTES)
-    answer = await embed_tokens(service, texts, ticket=ticket, options=body.encoding_options())
+    asked = check_task(service, EmbedTask(texts, body.encoding_options(), is_bare=True), "embed_tokens")
+    answer = await embed_tokens(service, asked, ticket=ticket)
     size = answer.num_tokens * width
     return _pooled(body, service, len(texts), size, lambda index: answer.vectors[index], answer)
 
@@ -170,8 +164,8 @@ async def _pool_token_scores(body: PoolingRequest, texts: Seq[str], call: Call) 
     call.check_inputs(texts, "input")
     width = len(classify.labels_of(service))
     ticket = call.admit(service, texts, bytes_per_token=width * FLOAT_BYTES)
-    raw, options = body.use_activation is False, body.encoding_options()
-    answer = await classify_tokens(service, texts, ticket=ticket, raw=raw, options=options)
+    asked = TokenTask(texts, body.encoding_options(), raw=body.use_activation is False)
+    answer = await classify_tokens(service, asked, ticket=ticket)
     return _pooled(body, service, len(texts), answer.num_tokens * width, answer.scores_of, answer)
 
 

@@ -23,7 +23,8 @@ from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Dimensions, Model
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, VectorForm, dtype_of
 from bei.server.routes.openai_embeddings import AROUND_BYTES, render
-from bei.service.submission import ModelInput
+from bei.service.call import ModelInput
+from bei.tasks.embed import EmbedTask
 from bei.tokenizer.encoder import EncodingOptions
 
 _RESULT_BYTES = 45
@@ -106,18 +107,15 @@ async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
     texts: list[ModelInput] = [body.input] if isinstance(body.input, str) else [*body.input]
     form = VectorForm(dtype_of(body.output_dtype or "float", "output_dtype"), body.encoding_format == "base64")
     service = call.able("embed", body.model)
-    found = await embedded(
-        call,
-        service,
+    asked = EmbedTask(
         texts,
-        param="input",
-        forms=[form],
-        around_bytes=AROUND_BYTES,
+        EncodingOptions(truncate=body.truncation is not False),
         input_type=body.input_type,
         dimensions=body.output_dimension,
+        param="input",
         dimensions_param="output_dimension",
-        options=EncodingOptions(truncate=body.truncation is not False),
     )
+    found = await embedded(call, service, asked, forms=[form], around_bytes=AROUND_BYTES)
     content = {**render(found.answer, service.name, form), "usage": {"total_tokens": found.answer.num_tokens}}
     return found.reply(content)
 

@@ -17,8 +17,8 @@ from bei.server.endpoint.response_memory import AnswerMemory
 from bei.server.http.body_memory import Body
 from bei.server.telemetry.request_record import Work
 from bei.service.admission import Ticket
+from bei.service.call import ModelInput
 from bei.service.service import InferenceService
-from bei.service.submission import ModelInput
 
 _SHOWN_CHARS = 100  # of what a client sent
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from bei.artifact.manifest import Manifest
-from bei.artifact.sides import Role
 from bei.errors import InvalidRequestError
 from bei.server.endpoint.field_schema import Limits, not_both
 from bei.server.endpoint.truncation_fields import CONTRADICTIONS, Direction, TokenLimit, Truncate
+from bei.service.call import ModelInput
+from bei.tasks.embed import EmbedTask
 from bei.tokenizer.encoder import EncodingOptions
-from bei.tokenizer.prompts import role_of
 from bei.tokenizer.truncation import encoding_options
 
 Model: TypeAlias = Annotated[str, Meta(description="May be left out where one served model has the task.")]
@@ -52,9 +52,16 @@ class PromptControls(Controls, kw_only=True):
     input_type: Annotated[str | None, Meta(description="query, document, or the name of a prompt.")] = None
     prompt: Annotated[str | None, Meta(description="The prompt itself, in front of texts, or around {text}.")] = None
 
-    def role(self, manifest: Manifest) -> Role | None:
-        """The side of late interaction that the texts are on."""
-        return role_of(manifest, self.prompt_name, self.input_type)
+    def embed_task(self, inputs: Seq[ModelInput], **asked: Any) -> EmbedTask:
+        """For the vectors of ``inputs``; ``asked`` are other fields of EmbedTask."""
+        return EmbedTask(
+            inputs,
+            self.encoding_options(),
+            prompt_name=self.prompt_name,
+            input_type=self.input_type,
+            prompt=self.prompt,
+            **asked,
+        )
 
 
 class ScoreControls(Controls, kw_only=True):

@@ -20,7 +20,7 @@ from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import ScoreControls
 from bei.server.routes.openai_embeddings import Usage, usage
 from bei.service.service import InferenceService
-from bei.tasks.classify import Scores, classify
+from bei.tasks.classify import ClassifyTask, Scores, classify
 from bei.tokenizer.encoder import Input
 
 # What JSON takes, about: of a score beside its label, of what stands around the scores of an input.
@@ -103,8 +103,8 @@ async def predict(body: PredictRequest, call: Call) -> Reply:
     inputs, is_batch = inputs_of(body.inputs)
     call.check_inputs(inputs, "inputs")
     call.check_answer(len(inputs) * ranked_bytes(labels_of(service)))
-    ticket = call.admit(service, inputs)
-    answer = await classify(service, inputs, ticket=ticket, raw=body.is_raw(), options=body.encoding_options())
+    asked = ClassifyTask(inputs, body.encoding_options(), raw=body.is_raw())
+    answer = await classify(service, asked, ticket=call.admit(service, inputs))
     content = ranked(answer)
     return Reply(content if is_batch else content.make(0, 1)[0], answer.truncated)
 
@@ -115,8 +115,8 @@ async def classify_texts(body: ClassifyRequest, call: Call) -> Reply:
     texts = [body.input] if isinstance(body.input, str) else body.input
     call.check_inputs(texts, "input")
     call.check_answer(len(texts) * ranked_bytes(labels_of(service)))
-    ticket = call.admit(service, texts)
-    answer = await classify(service, texts, ticket=ticket, raw=body.is_raw(), options=body.encoding_options())
+    asked = ClassifyTask(texts, body.encoding_options(), raw=body.is_raw())
+    answer = await classify(service, asked, ticket=call.admit(service, texts))
     is_infinity = body.raw_scores is not None
     return Reply(render(answer, service.name, is_infinity=is_infinity), answer.truncated)
 

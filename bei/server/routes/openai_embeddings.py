@@ -12,16 +12,15 @@ from msgspec import Meta
 from bei.errors import EmptyInputError, InvalidRequestError, MalformedRequestError
 from bei.server.endpoint.context import Call
 from bei.server.endpoint.field_schema import MAX_INPUTS, limits
-from bei.server.endpoint.inference import Embedded, asked_prompt, check_cut, embedded
+from bei.server.endpoint.inference import embedded
 from bei.server.endpoint.parse import PLACEHOLDER, TokenId, long_id_lists, parser, too_many_inputs
 from bei.server.endpoint.render import Items
 from bei.server.endpoint.reply import Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.unsupported_fields import EmbeddingControls
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, SparseVector, VectorForm, vector_form
-from bei.service.service import InferenceService
-from bei.service.submission import ModelInput
-from bei.tasks.embed import Embeddings, SparseEmbeddings, embed_chunks
+from bei.service.call import ModelInput
+from bei.tasks.embed import Embeddings, SparseEmbeddings
 
 AROUND_BYTES = 50  # of a vector: {"object":"embedding","index":0,"embedding":},
 
@@ -182,39 +181,16 @@ async def create_embeddings(request: ParsedRequest, call: Call, *, accepts_ids: 
         what = "dense vectors" if form.is_sparse else "texts, not of token ids"
         raise InvalidRequestError(f"late_chunking is of {what}: leave it out.", "late_chunking")
     if body.late_chunking:
-        found = Embedded(await _late_chunked(call, service, body, texts, form), form, None)
-    else:
-        found = await embedded(
-            call,
-            service,
-            inputs,
-            param="input",
-            forms=[form],
-            around_bytes=AROUND_BYTES,
-            prompt_name=body.prompt_name,
-            input_type=body.input_type,
-            prompt=body.prompt,
-            dimensions=body.dimensions,
-            normalize=body.normalize,
-            options=body.encoding_options(),
-        )
+        _check_uncut(body)
+    asked = body.embed_task(
+        inputs,
+        dimensions=body.dimensions,
+        normalize=body.normalize,
+        late_chunking=bool(body.late_chunking),
+        param="input",
+    )
+    found = await embedded(call, service, asked, forms=(form,), around_bytes=AROUND_BYTES)
     return found.reply(render(found.answer, service.name, form))
-
-
-async def _late_chunked(
-    call: Call, service: InferenceService, body: EmbeddingRequest, texts: Seq[str], form: VectorForm
-) -> Embeddings:
-    call.check_inputs(texts, "input")
-    _check_uncut(body)
-    check_cut(call, service, body.dimensions)
-    width = service.manifest.dimension("embedding") or 0
-    width = min(width, body.dimensions or width)
-    form.check(service.manifest, width, body.normalize, "dimensions")
-    call.check_answer(len(texts) * (AROUND_BYTES + form.num_bytes(width)))
-    prompt = asked_prompt(call, service, body.prompt_name, body.input_type, body.prompt)
-    ticket = call.admit(service, [" ".join(texts)])
-    dimensions, normalize = body.dimensions, body.normalize
-    return await embed_chunks(service, texts, ticket=ticket, prompt=prompt, dimensions=dimensions, normalize=normalize)
 
 
 def _check_uncut(body: EmbeddingRequest) -> None:

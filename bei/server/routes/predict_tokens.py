@@ -17,7 +17,7 @@ from bei.server.endpoint.reply import Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import ScoreControls
 from bei.tasks.entities import Aggregation, Entity
-from bei.tasks.token_classification import classify_tokens
+from bei.tasks.token_classification import TokenTask, classify_tokens
 
 # What JSON takes, about: of a token without its scores, of a score beside its label, of the best label with its score.
 _TOKEN_BYTES = 80
@@ -67,8 +67,8 @@ async def predict_tokens(body: PredictTokensRequest, call: Call) -> Reply:
     labels = classification.labels if classification and raw and aggregation == "none" else None
     token_bytes = _TOKEN_BYTES + (sum(len(label) + _SCORE_BYTES for label in labels) if labels else _LABEL_BYTES)
     # How many entities a text has is known when they are written: so many as it has tokens, at most.
-    ticket, options = call.admit(service, texts, bytes_per_token=token_bytes), body.encoding_options()
-    answer = await classify_tokens(service, texts, ticket=ticket, aggregation=aggregation, raw=raw, options=options)
+    asked = TokenTask(texts, body.encoding_options(), aggregation=aggregation, raw=raw)
+    answer = await classify_tokens(service, asked, ticket=call.admit(service, texts, bytes_per_token=token_bytes))
 
     def entities_of(index: int) -> Items:
         return items_of(answer.entities_of(index), token_bytes, lambda entity: render(entity, labels))

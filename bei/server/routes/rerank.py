@@ -32,9 +32,10 @@ from bei.server.endpoint.shared_fields import agreed
 from bei.server.endpoint.unsupported_fields import OF_DOCUMENTS, OF_TEXTS, PairControls
 from bei.server.routes.openai_embeddings import Usage, usage
 from bei.service.admission import Ticket
+from bei.service.call import ModelRequest
 from bei.service.service import InferenceService
 from bei.tasks.classify import Scores
-from bei.tasks.rerank import rerank
+from bei.tasks.rerank import RerankTask, rerank
 from bei.tokenizer.encoder import EncodingOptions
 
 _DOCUMENTS_OF_A_SEARCH_UNIT = 100  # Cohere's unit of billing
@@ -232,8 +233,8 @@ def _admitted(call: Call, service: InferenceService, query: str, texts: Seq[str]
 
 async def _scored(service: InferenceService, body: RerankControls, texts: Seq[str], ticket: Ticket) -> Scores:
     instruction = agreed(body, "instruction", "instruct")
-    options, raw = body.encoding_options(), body.is_raw()
-    return await rerank(service, body.query, texts, ticket=ticket, raw=raw, instruction=instruction, options=options)
+    task = RerankTask.of(body.query, texts, body.encoding_options(), raw=body.is_raw(), instruction=instruction)
+    return await rerank(service, task, ticket=ticket)
 
 
 def text_of(index: int, document: Document, rank_fields: Seq[str] | None) -> str:
@@ -261,7 +262,7 @@ async def shortened(
     if max_tokens is None or max_tokens >= service.manifest.max_seq_len:
         return list(texts), set()
     options = EncodingOptions(truncate=True, max_tokens=max_tokens, with_spans=True)
-    encodings = await service.encode(texts, ticket=ticket, options=options)
+    encodings = await service.encode(ModelRequest(texts, options), ticket=ticket)
     shorter = list(texts)
     cut = {index for index, encoding in enumerate(encodings) if encoding.truncated}
     for index in cut:

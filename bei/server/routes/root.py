@@ -28,10 +28,10 @@ from bei.server.endpoint.shared_fields import Model
 from bei.server.endpoint.vector_encoding import SparseVector
 from bei.server.routes import classify, embed, predict_tokens, rerank
 from bei.service.service import InferenceService
-from bei.tasks.classify import HYPOTHESIS, nli_labels, zero_shot
+from bei.tasks.classify import HYPOTHESIS, ClassifyTask, ZeroShotTask, nli_labels, zero_shot
 from bei.tasks.classify import classify as classify_inputs
 from bei.tasks.entities import Aggregation, Entity
-from bei.tasks.token_classification import classify_tokens
+from bei.tasks.token_classification import TokenTask, classify_tokens
 
 _ENTITY_BYTES = 90
 
@@ -205,8 +205,8 @@ async def classify_texts(body: ClassificationRequest, call: Call) -> Reply:
     labels = classify.labels_of(service)
     num_bytes = classify.ranked_bytes(labels)
     call.check_answer(len(texts) * num_bytes)
-    ticket, function = call.admit(service, texts), asked.function_to_apply
-    answer = await classify_inputs(service, texts, ticket=ticket, function=function)
+    task = ClassifyTask(texts, function=asked.function_to_apply)
+    answer = await classify_inputs(service, task, ticket=call.admit(service, texts))
     content = items_of(list(answer.values), num_bytes, lambda row: classify.by_score(row, labels)[: asked.top_k])
     return Reply(content, answer.truncated)
 
@@ -219,7 +219,7 @@ async def label_tokens(body: TokenRequest, call: Call) -> Reply:
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     call.check_inputs(texts, "inputs")
     ticket = call.admit(service, texts, bytes_per_token=_ENTITY_BYTES)
-    answer = await classify_tokens(service, texts, ticket=ticket, aggregation=asked.aggregation_strategy)
+    answer = await classify_tokens(service, TokenTask(texts, aggregation=asked.aggregation_strategy), ticket=ticket)
 
     def entities_of(index: int) -> Items:
         found = [entity for entity in answer.entities_of(index) if entity.label not in asked.ignore_labels]
@@ -248,8 +248,8 @@ async def name_labels(body: ZeroShotRequest, call: Call) -> Reply:
     num_bytes = classify.ranked_bytes(labels)
     call.check_answer(num_bytes)
     hypotheses = [template.replace("{}", label, 1) for label in labels]
-    ticket = call.admit(service, [(body.inputs, hypothesis) for hypothesis in hypotheses])
-    scores = await zero_shot(service, [body.inputs], hypotheses, ticket=ticket, multi_label=asked.multi_label)
+    task = ZeroShotTask([body.inputs], hypotheses=hypotheses, multi_label=asked.multi_label)
+    scores = await zero_shot(service, task, ticket=call.admit(service, task.pairs))
     values = scores.values[0]
     order = np.argsort(-values, kind="stable")
 

@@ -19,6 +19,7 @@ from bei.server.endpoint.render import Items
 from bei.server.endpoint.reply import Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Model
+from bei.service.call import ModelRequest
 from bei.service.service import InferenceService
 from bei.tokenizer.encoder import EncodingOptions, TextEncoder
 from bei.tokenizer.prompts import in_role, prompt_of, prompted, role_of
@@ -91,7 +92,7 @@ async def tokenize(body: InputsRequest | PromptRequest, call: Call) -> Reply:
         call.check_inputs([body.prompt], "prompt")
         names = bool(body.return_token_strs)
         ticket = call.admit(service, [body.prompt], bytes_per_token=_ID_BYTES + names * _NAME_BYTES, whole=True)
-        (encoding,) = await service.encode([body.prompt], ticket=ticket, options=options)
+        (encoding,) = await service.encode(ModelRequest([body.prompt], options), ticket=ticket)
         return Reply(render_count(encoding, service.encoder, service.manifest.max_seq_len, names=names))
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     call.check_inputs(texts, "inputs")
@@ -101,7 +102,7 @@ async def tokenize(body: InputsRequest | PromptRequest, call: Call) -> Reply:
         texts = list(prompted(prompt_of(service.manifest, *asked), texts))
         options = in_role(options, role_of(service.manifest, *asked))
     ticket = call.admit(service, texts, bytes_per_token=_TOKEN_BYTES, whole=True)
-    encodings = await service.encode(texts, ticket=ticket, options=options)
+    encodings = await service.encode(ModelRequest(texts, options), ticket=ticket)
     num_bytes = sum(encoding.num_tokens for encoding in encodings) * _TOKEN_BYTES
 
     def items(start: int, stop: int) -> list[Items]:

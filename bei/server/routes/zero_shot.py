@@ -22,7 +22,7 @@ from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Controls
 from bei.server.endpoint.unsupported_fields import OF_SCORES, check_rules
 from bei.server.routes.classify import ClassifyRequest, ClassifyResponse, LabelScore, classify_texts, ranked_bytes
-from bei.tasks.classify import HYPOTHESIS, nli_labels, zero_shot
+from bei.tasks.classify import HYPOTHESIS, ZeroShotTask, nli_labels, zero_shot
 
 _AROUND_BYTES = 90  # of a text's scores: its index, its best label with its score
 
@@ -108,8 +108,8 @@ async def classify(body: LabelsRequest | ClassifyRequest, call: Call) -> Reply:
     text_bytes = ranked_bytes(labels) + max(map(len, labels)) + _AROUND_BYTES
     call.check_answer(len(texts) * text_bytes)
     hypotheses = [HYPOTHESIS.replace("{}", label) for label in labels]
-    ticket = call.admit(service, [(text, hypothesis) for text in texts for hypothesis in hypotheses])
-    scores = await zero_shot(service, texts, hypotheses, ticket=ticket, options=body.encoding_options())
+    task = ZeroShotTask(texts, body.encoding_options(), hypotheses=hypotheses)
+    scores = await zero_shot(service, task, ticket=call.admit(service, task.pairs))
 
     def items(start: int, stop: int) -> list[Classification]:
         return [_classified(index, scores.values[index], labels) for index in range(start, stop)]

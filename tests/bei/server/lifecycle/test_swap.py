@@ -25,6 +25,7 @@ from bei.server.endpoint.context import Call, Context
 from bei.server.endpoint.response_memory import AnswerMemory
 from bei.server.lifecycle.swap import Swapping
 from bei.server.telemetry.request_record import Work
+from bei.service.call import ModelRequest
 from bei.service.loader import Loaded, Standing
 from bei.service.service import InferenceService
 from bei.tokenizer.encoder import TextEncoder
@@ -183,7 +184,7 @@ def test_a_model_that_was_found_before_the_swap_still_accepts_and_is_the_only_on
         await until(lambda: bench.swaps("swapped") == 1)
         assert call.named("tiny") is found is not bench.models.named("tiny")
         with found.admit([[1]]) as ticket:
-            await found.infer([[1]], ticket=ticket, outputs={"embedding"})
+            await found.infer(ModelRequest([[1]]), ticket=ticket, outputs={"embedding"})
         assert not former.is_closed
         call.let_go()
         await bench.swapping.wait_closed()
