@@ -209,8 +209,9 @@ class BatchManager:
     def _cut(self, turn: Turn) -> Step | None:
         """The next step; None if nothing waits."""
         now_s = time.monotonic()
-        cut = self._scheduler.cut(now_s, interactive_expected=self._gate.gate.expects_interactive)
-        self._answer_expired(cut.expired, now_s)
+        cut = self._scheduler.cut(now_s, self._gate.gate.expects_interactive)
+        if cut.expired:
+            self._answer_expired(cut.expired, now_s)
         if not cut.entries:
             return None
         for entry in cut.entries:
@@ -218,10 +219,9 @@ class BatchManager:
         return Step(cut.entries, cut.predicted_s, turn)
 
     def _answer_expired(self, expired: list[Entry], now_s: float) -> None:
-        if expired:
-            self._metrics.expired(len(expired))
-            errors = [DeadlineExceededError.after(now_s - entry.arrived_s) for entry in expired]
-            self._finished.put(Done(expired, known(errors)))
+        self._metrics.expired(len(expired))
+        errors = [DeadlineExceededError.after(now_s - entry.arrived_s) for entry in expired]
+        self._finished.put(Done(expired, known(errors)))
 
     # The engine's threads: decide, act, record.
 

@@ -71,7 +71,6 @@ class DeviceGate:
         """Interactive work has come, to any of the engines."""
         self._interactive.note(time.monotonic())
 
-    @property
     def expects_interactive(self) -> bool:
         """Whether interactive work came a moment ago, so that more may be on its way, or waits: for any engine."""
         return self._interactive.holds(time.monotonic()) or any(user.has_interactive() for user in self._users)

@@ -196,6 +196,12 @@ class LaneQueues:
             entry.due_s = due_s
             self._lanes[entry.lane].hurry(entry)
 
+    def pop_only(self) -> Entry:
+        """Take out the only entry that waits."""
+        _, entry = self._by_identity.popitem()
+        self._lanes[entry.lane] = _LaneQueue()
+        return entry
+
     def remove(self, doomed: Iterable[Entry]) -> None:
         """Take waiting entries out."""
         by_lane: dict[Lane, list[Entry]] = {}

@@ -6,6 +6,7 @@ Told the time, so that the same code runs on a real clock (``batch_manager``) an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -55,8 +56,11 @@ class Scheduler:
         self._rules = rules
         self._auto_cap_s, self._recap_s = 0.0, -inf
 
-    def cut(self, now_s: float, *, interactive_expected: bool) -> Cut:
-        """Take the next step out of the queues, and what has expired."""
+    def cut(self, now_s: float, interactive_expected: Callable[[], bool]) -> Cut:
+        """Take the next step out of the queues, and what has expired. ``interactive_expected``: whether interactive
+        work may come soon; asked where more than one sequence waits."""
+        if len(self.queues) == 1:
+            return self._cut_only(self.queues.pop_only(), now_s)
         expired = self.queues.expired(now_s)
         if not len(self.queues):
             return Cut([], 0.0, expired)
@@ -71,7 +75,7 @@ class Scheduler:
             self._costs,
             self.cap_s(now_s),
             waited_s=self.queues.waited_s(lead, now_s),
-            interactive_expected=interactive_expected,
+            interactive_expected=interactive_expected(),
         )
         members = self.queues.cut(next_batch(lanes, self._limits, self._costs, bounds))
         entries = [entry for entry in members if entry.deadline_s > now_s]  # the urgent one at least
@@ -79,6 +83,14 @@ class Scheduler:
             expired += [entry for entry in members if entry.deadline_s <= now_s]
         lengths = [entry.num_tokens for entry in entries]
         return Cut(entries, self._costs.seconds(sum(lengths), len(lengths), max(lengths)), expired)
+
+    def _cut_only(self, entry: Entry, now_s: float) -> Cut:
+        """What ``next_batch`` makes of a single sequence: most steps of interactive work are no more."""
+        if entry.deadline_s <= now_s:
+            return Cut([], 0.0, [entry])
+        if entry.lane != "bulk":
+            self.served.raise_bulk(self._rules.bulk_share)
+        return Cut([entry], self._costs.seconds(entry.num_tokens, 1, entry.num_tokens), [])
 
     def cap_s(self, now_s: float) -> float:
         """The longest step of bulk work beside interactive work."""
