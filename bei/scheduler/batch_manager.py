@@ -25,12 +25,10 @@ from bei.metrics.registry import ModelMetrics
 from bei.port import Answer, Item, OnAnswers, PortStats, StepTimes, Submission
 from bei.scheduler.cost_model import CostModel
 from bei.scheduler.device_gate import DeviceGate, Turn
-from bei.scheduler.execution import run_isolating
+from bei.scheduler.execution import Answers, Done, Step, Worker, known, left_s, part_of, run_isolating
 from bei.scheduler.queue import Entry, Identity, Waiter
 from bei.scheduler.row_cache import RowCache
-from bei.scheduler.rows import part_of
 from bei.scheduler.scheduler import Scheduler, SchedulingRules
-from bei.scheduler.step import Answers, Done, Step, Worker, known, left_s
 
 log = logging.getLogger(__name__)
 
@@ -354,8 +352,8 @@ class BatchManager:
             for entry, answer in zip(done.entries, answers, strict=True):
                 if self._running.get(entry.identity) is entry:
                     del self._running[entry.identity]
-                if not isinstance(answer, BeiError):
-                    self._keep(entry.identity, answer)
+                if self._cache is not None and not isinstance(answer, BeiError):
+                    self._keep(self._cache, entry.identity, answer)
                 for waiter in entry.waiters:
                     others = self._entries_of.get(waiter.request_id)
                     if others is not None:
@@ -365,12 +363,11 @@ class BatchManager:
                 entry.waiters = []
         return settled
 
-    def _keep(self, identity: Identity, row: Row) -> None:
-        if self._cache is not None:
-            try:
-                self._cache.put(identity, row)
-            except Exception:  # a border: a cache that fails must not cost anybody an answer
-                log.exception("an answer could not be cached")
+    def _keep(self, cache: RowCache, identity: Identity, row: Row) -> None:
+        try:
+            cache.put(identity, row)
+        except Exception:  # a border: a cache that fails must not cost anybody an answer
+            log.exception("an answer could not be cached")
 
     def _account(self, done: Done, step: Step, seconds: float) -> None:
         """Correct the costs by a step that has run, and count it: while the engine runs the next one."""

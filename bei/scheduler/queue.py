@@ -7,6 +7,7 @@ from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from math import inf
+from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
 from bei.core import Encoding
@@ -22,6 +23,9 @@ PATIENCE_S: Mapping[Lane, float] = {"interactive": 1.0, "bulk": 30.0}
 
 # Removing sequences one by one costs a search and a shift of the list each; beyond so many one sweep is cheaper.
 _FEW = 16
+
+
+_num_tokens = attrgetter("num_tokens")
 
 
 class Waiter(NamedTuple):
@@ -177,7 +181,7 @@ class LaneQueues:
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Enqueue entries that have no twin in the queue."""
-        for entry in sorted(entries, key=lambda entry: entry.num_tokens, reverse=True):
+        for entry in sorted(entries, key=_num_tokens, reverse=True):
             entry.arrival = self._next_arrival
             self._next_arrival += 1
             self._by_identity[entry.identity] = entry

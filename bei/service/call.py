@@ -12,13 +12,18 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 import numpy as np
 
+from bei.artifact.manifest import Manifest
 from bei.core import Encoding, Row
-from bei.errors import BeiError, EngineDeadError, EngineError, InvalidRequestError
+from bei.errors import BeiError, EngineDeadError, EngineError, InputTooLongError, InvalidRequestError
 from bei.metrics.request_timing import CallTimes
 from bei.service.admission import Ticket
 from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions, Input
 
 T = TypeVar("T")
+
+# With more token ids, or more inputs, a call begins off the event loop: these take a millisecond.
+_MANY_IDS = 16_384
+_MANY_INPUTS = 1_000
 
 # A text, a pair, or the token ids of one input exactly as they are to be run.
 ModelInput: TypeAlias = "Input | list[int]"
@@ -147,3 +152,25 @@ class PendingCall:
         """The caller has left."""
         with self._lock:
             self.is_done = True
+
+
+def encoding_of_ids(ids: Seq[int], manifest: Manifest) -> Encoding:
+    """Token ids as the engine gets them. Raises InvalidRequestError for ids that the model cannot read."""
+    if not ids:
+        raise InvalidRequestError("An input of token ids is empty: leave it out.", "input")
+    if len(ids) > manifest.max_seq_len:
+        raise InputTooLongError(
+            f"An input has {len(ids)} token ids, the model takes up to {manifest.max_seq_len}: shorten it.", "input"
+        )
+    if min(ids) < 0 or max(ids) >= manifest.spec.vocab_size:
+        raise InvalidRequestError(
+            f"Token ids must be from 0 to {manifest.spec.vocab_size - 1}: use the tokenizer of {manifest.name}, "
+            "or send texts.",
+            "input",
+        )
+    return Encoding(np.array(ids, np.int32))
+
+
+def is_large(inputs: Seq[ModelInput]) -> bool:
+    """Whether a call with ``inputs`` should begin off the event loop."""
+    return len(inputs) > _MANY_INPUTS or sum([len(ids) for ids in inputs if isinstance(ids, list)]) > _MANY_IDS

@@ -35,9 +35,8 @@ from bei.metrics.registry import Metrics, ModelMetrics
 from bei.port import Answer as PortAnswer
 from bei.port import EnginePort, Item, Lane, OnAnswers, PortStats, Submission
 from bei.scheduler.cost_model import CostModel
-from bei.service.admission import Admission, Demand, Elsewhere, Ticket, admission_limits
-from bei.service.call import Answer, ModelInput, ModelRequest, PendingCall, Reduce
-from bei.service.submission import encoding_of_ids, estimated_lengths, is_large
+from bei.service.admission import Admission, Demand, Elsewhere, Ticket, admission_limits, estimated_length
+from bei.service.call import Answer, ModelInput, ModelRequest, PendingCall, Reduce, encoding_of_ids, is_large
 from bei.tokenizer.encoder import Input, TextEncoder
 from bei.tokenizer.pool import TokenizerPool, takes_little, takes_long
 from bei.tokenizer.prompts import AskedPrompt, asked_prompt
@@ -92,8 +91,13 @@ class InferenceService:
         self._metrics = ModelMetrics(metrics, self.manifest.name, is_embedder=is_embedder)
         self._tokenizers = TokenizerPool(encoder, config.tokenizer_threads)
         self._port = open_port(self._on_answers, self._metrics)
-        self._admission = Admission(admission_limits(config), costs, self._port.stats, self._on_idle, elsewhere)
+        self._admission = Admission(admission_limits(config), costs, self._port.stats, self._idle.set, elsewhere)
         self._metrics.watch_waits(self._admission.wait_s)
+
+    @cached_property
+    def embedding_width(self) -> int:
+        """Components of its dense vectors; 0 if it has none."""
+        return self.manifest.dimension("embedding") or 0
 
     @cached_property
     def unsaid_prompt(self) -> AskedPrompt:
@@ -170,7 +174,15 @@ class InferenceService:
 
     def estimated_lengths(self, inputs: Seq[ModelInput], *, whole: bool = False) -> list[int]:
         """Tokens of each input; of texts a guess. ``whole``: texts are not cut to what the model takes."""
-        return estimated_lengths(inputs, sys.maxsize if whole else self.manifest.max_seq_len)
+        most = sys.maxsize if whole else self.manifest.max_seq_len
+        return [
+            estimated_length(len(value), most)
+            if isinstance(value, str)
+            else len(value)
+            if isinstance(value, list)
+            else estimated_length(len(value[0]) + len(value[1]), most)
+            for value in inputs
+        ]
 
     async def infer(
         self, request: ModelRequest, *, ticket: Ticket, outputs: AbstractSet[str], reduce: Reduce | None = None
@@ -184,14 +196,17 @@ class InferenceService:
         A cancelled call takes back what is still queued. Raises InvalidRequestError, DeadlineExceededError,
         ShuttingDownError, EngineError.
         """
-        call = self._begin(request, ticket, outputs, reduce)
+        call = PendingCall(next(self._ids), request, ticket, outputs, reduce)
+        self._calls[call.request_id] = call
         num_inputs, num_known = len(call.inputs), len(call.errors)
         if ticket.timing is not None:
             call.times = ticket.timing.of_call(num_inputs, ticket.accepted_s)
         num_failed = num_inputs - num_known
         try:
             if num_failed:  # not all inputs were refused before
-                if is_large(call.inputs):
+                if num_inputs == 1 and ticket.lane == "interactive" and takes_little(call.inputs[0]):
+                    self._start_at_once(call, call.inputs[0])
+                elif is_large(call.inputs):
                     await off_loop(self._start, call)
                 else:
                     self._start(call)
@@ -212,7 +227,8 @@ class InferenceService:
         """Tokenize the inputs of ``request`` (at least one), texts or pairs, in the tokenizers' threads. In a partial
         answer, an input that cannot be tokenized has an encoding without tokens. Raises as ``infer`` does.
         """
-        call = self._begin(request, ticket)
+        call = PendingCall(next(self._ids), request, ticket)
+        self._calls[call.request_id] = call
 
         def on_items(items: list[Item], demand: Demand) -> None:  # in a tokenizer's thread
             ticket.moved(demand, 0)
@@ -309,17 +325,6 @@ class InferenceService:
         self._metrics.accepted(ticket.num_inputs)
         return ticket
 
-    def _begin(
-        self,
-        request: ModelRequest,
-        ticket: Ticket,
-        outputs: AbstractSet[str] = frozenset(),
-        reduce: Reduce | None = None,
-    ) -> PendingCall:
-        call = PendingCall(next(self._ids), request, ticket, outputs, reduce)
-        self._calls[call.request_id] = call
-        return call
-
     def _end(self, call: PendingCall) -> None:
         """Forget the call. If it was not answered in full, take back what is queued."""
         del self._calls[call.request_id]
@@ -348,21 +353,14 @@ class InferenceService:
             if not call.done.done():
                 call.done.set_result(None)
 
-    def _on_idle(self) -> None:
-        self._idle.set()
-
     # In any thread.
 
     def _start(self, call: PendingCall) -> None:
-        """Hand token ids to the engine, and texts to the tokenizers, unless a text takes less time than that."""
-        inputs = call.inputs
-        if len(inputs) == 1 and call.ticket.lane == "interactive" and takes_little(inputs[0]):
-            self._start_at_once(call, inputs[0])
-            return
+        """Hand token ids to the engine, and texts to the tokenizers. In any thread."""
         given: list[Item] = []
         texts: dict[int, Input] = {}
         refused = frozenset(call.errors)
-        for index, value in enumerate(inputs):
+        for index, value in enumerate(call.inputs):
             if index in refused:
                 continue
             if not isinstance(value, list):

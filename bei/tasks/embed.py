@@ -26,7 +26,7 @@ from bei.service.service import InferenceService
 from bei.tasks.dimensions import check_dimensions
 from bei.tasks.support import PartialResult, computed, off_loop_if_large, require
 from bei.tokenizer.encoder import EncodingOptions
-from bei.tokenizer.prompts import AskedPrompt, asked_prompt, in_role, keeping, prompted_inputs, role_of, sides_of
+from bei.tokenizer.prompts import asked_prompt, in_role, keeping, prompted_inputs, role_of, sides_of
 from bei.utils.threads import off_loop
 
 # Sparse vectors of more texts are made off the event loop.
@@ -76,7 +76,9 @@ class CheckedTask(NamedTuple):
         return self._replace(task=msgspec.structs.replace(self.task, inputs=inputs, failed=failed))
 
     def prompted(self, options: EncodingOptions) -> ModelRequest:
-        """The inputs as the model reads them."""
+        """The inputs as the model reads them, tokenized by ``options``."""
+        if not self.prompt and options is self.task.options:
+            return self.task
         inputs = prompted_inputs(self.prompt, self.task.inputs)
         return ModelRequest(inputs, keeping(self.prompt, options), self.task.failed)
 
@@ -121,7 +123,7 @@ def check_task(service: InferenceService, task: EmbedTask, name: TaskName) -> Ch
         if warning is not None:
             warnings.append(warning)
     if name == "embed":
-        width = dimensions or manifest.dimension("embedding") or 0
+        width = dimensions or service.embedding_width
         if manifest.engine.unit_vectors and not _is_normalized(manifest, task):
             raise InvalidRequestError(
                 f"{manifest.name} gives vectors of unit length only, as its engine ({manifest.target}) makes them: "
@@ -132,7 +134,10 @@ def check_task(service: InferenceService, task: EmbedTask, name: TaskName) -> Ch
         _check_late_chunking(manifest)
     if task.is_bare:
         return CheckedTask(task, "", None, width, warnings)
-    asked = _asked_prompt(service, task)
+    if task.prompt_name is None and task.input_type is None and task.prompt is None:
+        asked = service.unsaid_prompt
+    else:
+        asked = asked_prompt(manifest, task.prompt_name, task.input_type, task.prompt)
     if asked.warning is not None and not (task.inputs and all(isinstance(ids, list) for ids in task.inputs)):
         warnings.append(asked.warning)
     role = None if name == "embed" else role_of(manifest, task.prompt_name, task.input_type)
@@ -147,7 +152,7 @@ async def embed_inputs(service: InferenceService, checked: CheckedTask, *, ticke
     manifest, task, width = service.manifest, checked.task, checked.width
     assert manifest.embedding is not None  # ``check_task`` has passed
     normalize = _is_normalized(manifest, task)
-    is_cut = task.dimensions is not None and width < (manifest.dimension("embedding") or 0)
+    is_cut = task.dimensions is not None and width < service.embedding_width
     output = UNIT_EMBEDDING if normalize and not is_cut else "embedding"
     options = task.options
     if checked.prompt and not manifest.embedding.pools_prompt:
@@ -246,12 +251,6 @@ async def embed_chunks(service: InferenceService, checked: CheckedTask, *, ticke
     vectors = unit_length(vectors) if _is_normalized(service.manifest, task) else vectors
     largest = _int8_largest(service.manifest, checked.width)
     return Embeddings(answer.lengths, [], vectors=vectors, int8_largest=largest)
-
-
-def _asked_prompt(service: InferenceService, task: EmbedTask) -> AskedPrompt:
-    if task.prompt_name is None and task.input_type is None and task.prompt is None:
-        return service.unsaid_prompt
-    return asked_prompt(service.manifest, task.prompt_name, task.input_type, task.prompt)
 
 
 def _is_normalized(manifest: Manifest, task: EmbedTask) -> bool:

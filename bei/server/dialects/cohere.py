@@ -23,8 +23,7 @@ from bei.server.endpoint.parse import TokenId, parser
 from bei.server.endpoint.render import Items, items_of
 from bei.server.endpoint.reply import Reply
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.shared_fields import Dimensions, Model
-from bei.server.endpoint.unsupported_fields import OF_COHERE_V2, check_rules
+from bei.server.endpoint.shared_fields import OF_COHERE_V2, Dimensions, Model, check_rules
 from bei.server.endpoint.vector_encoding import FLOATS, OCTET_HEADERS, VectorForm, dtype_of
 from bei.server.routes import rerank, tokenize
 from bei.service.call import ModelRequest

@@ -167,8 +167,7 @@ def _inputs_of(part: Asked) -> Seq[ModelInput]:
 
 
 def _bytes_per_input(service: InferenceService) -> int:
-    width = service.manifest.dimension("embedding") or 0
-    return width * FLOAT_BYTES + classify.ranked_bytes(classify.labels_of(service))
+    return service.embedding_width * FLOAT_BYTES + classify.ranked_bytes(classify.labels_of(service))
 
 
 async def _all_answered(parts: Seq[Asked], call: Call) -> Seq[Reply]:

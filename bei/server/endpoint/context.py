@@ -133,7 +133,8 @@ class Call:
                 f"The answer would have about {num_bytes} bytes, the limit is {self._answer_limit}: send fewer or "
                 "shorter inputs at a time, or start the server with a larger --answer-limit."
             )
-        self._hold(num_bytes)
+        if num_bytes > INLINE_BYTES:
+            self._hold(num_bytes)
 
     def _hold(self, num_bytes: int) -> None:
         if num_bytes > max(INLINE_BYTES, self._answer_bytes):
@@ -189,8 +190,9 @@ class Call:
         """Give back what was admitted."""
         for ticket in self._tickets if self._whole is None else [self._whole]:
             ticket.close()
-        self._answers.give_back(self._answer_bytes)
-        self._answer_bytes = 0
+        if self._answer_bytes:
+            self._answers.give_back(self._answer_bytes)
+            self._answer_bytes = 0
 
 
 def empty_text(index: int, param: str) -> EmptyInputError:

@@ -68,6 +68,7 @@ async def embedded(
     alone. Raises what the task and the checks of ``call`` raise.
     """
     form = forms[0]
+    is_sparse = form.is_sparse
     checked = checked_task(call, service, request, form.task)
     item_bytes = around_bytes
     for each in forms:
@@ -79,13 +80,13 @@ async def embedded(
         ticket = call.admit(service, [" ".join(cast("Seq[str]", request.inputs))])
         return Embedded(await embed_chunks(service, checked, ticket=ticket), form, None)
     ticket = call.admit(service, request.inputs)
-    if form.is_sparse:
+    if is_sparse:
         answer = await embed_sparse(service, checked, ticket=ticket)
         call.check_answer(len(request.inputs) * around_bytes + form.list_bytes(answer))
     else:
         answer = await embed_inputs(service, checked, ticket=ticket)
     report = await reported(service, checked, answer, ticket) if call.has_report else None
-    return Embedded(answer, form if len(forms) == 1 and not form.is_sparse else None, report)
+    return Embedded(answer, form if len(forms) == 1 and not is_sparse else None, report)
 
 
 def checked_task(call: Call, service: InferenceService, request: EmbedTask, task: TaskName) -> CheckedTask:

@@ -33,7 +33,8 @@ class Reply(msgspec.Struct, frozen=True):
             return self.content, IN_JSON, OCTETS
         for media_type in media_types:
             if media_type in _NOTATIONS:
-                return self._with_report(), _NOTATIONS[media_type], media_type
+                content = self.content if self.report is None else self._with_report(self.report)
+                return content, _NOTATIONS[media_type], media_type
             if self.octets is not None and self.report is None:
                 return self.octets(), IN_JSON, media_type
         raise NotAcceptableError(
@@ -41,11 +42,9 @@ class Reply(msgspec.Struct, frozen=True):
             "accept",
         )
 
-    def _with_report(self) -> object:
-        if self.report is None:
-            return self.content
+    def _with_report(self, report: Items) -> object:
         fields = self.content if isinstance(self.content, dict) else {"embeddings": self.content}
-        return {**fields, "report": self.report}
+        return {**fields, "report": report}
 
 
 _NOTATIONS = {notation.media_type: notation for notation in (IN_JSON, IN_MSGPACK)}

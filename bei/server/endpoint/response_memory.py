@@ -37,8 +37,6 @@ class AnswerMemory:
 
     def give_back(self, size: int) -> None:
         """The answer is with its client, or nobody wants it."""
-        if not size:  # it was too small to be counted
-            return
         with self._lock:
             self.held -= size
             self._elsewhere.tell(self.held)

@@ -22,7 +22,7 @@ from bei.metrics.request_timing import Timing
 from bei.server.auth.keys import Key
 from bei.server.auth.priority import urgency_of
 from bei.server.endpoint.context import Call, Context
-from bei.server.endpoint.lenient_json import Read, read
+from bei.server.endpoint.parse import Read, read
 from bei.server.endpoint.render import INLINE_BYTES, Octets, num_bytes_of, pieces_of, slices_of, whole
 from bei.server.endpoint.reply import Reply
 from bei.server.http.accept import AnswerForm, answer_form

@@ -73,10 +73,12 @@ class VectorForm(NamedTuple):
     @property
     def task(self) -> Literal["embed", "embed_sparse"]:
         """What a model must be able to do."""
-        return "embed_sparse" if self.is_sparse else "embed"
+        return "embed_sparse" if self.dtype == "sparse" else "embed"
 
     def check(self, manifest: Manifest, width: int, normalize: bool | None, dimensions_param: str) -> None:
         """Raise InvalidRequestError that names a field unless the model's vectors of ``width`` have this form."""
+        if self.dtype == "float":
+            return
         if self.is_sparse and self.is_base64:
             raise InvalidRequestError(
                 "sparse vectors are lists of indices and values: send encoding_format float.", "encoding_format"
@@ -88,7 +90,7 @@ class VectorForm(NamedTuple):
 
     def num_bytes(self, width: int) -> int:
         """About what JSON takes for a vector of ``width`` components; of a sparse one that is not known before."""
-        if self.is_sparse:
+        if self.dtype == "sparse":
             return 0
         if self.is_base64:
             return round(width * _ITEM_BYTES[self.dtype] * 4 / 3)
@@ -100,7 +102,7 @@ class VectorForm(NamedTuple):
         """The numbers of vectors ``start`` to ``stop``, little-endian, a contiguous array with a row for each."""
         vectors = answer.vectors[start:stop]
         assert self.dtype != "sparse"  # those are never bytes
-        made = numbers_of(self.dtype, vectors, answer.int8_largest)
+        made = vectors if self.dtype == "float" else numbers_of(self.dtype, vectors, answer.int8_largest)
         if _IS_LITTLE_ENDIAN and made.flags.c_contiguous:
             return made
         return made.astype(made.dtype.newbyteorder("<"), order="C", copy=False)

@@ -26,8 +26,7 @@ from bei.server.endpoint.parse import (
 from bei.server.endpoint.render import FLOAT_BYTES, Items, rows_of
 from bei.server.endpoint.reply import Reply
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.shared_fields import Dimensions, PromptControls
-from bei.server.endpoint.unsupported_fields import OF_WIDE_VECTORS, FormName, check_rules
+from bei.server.endpoint.shared_fields import OF_WIDE_VECTORS, Dimensions, FormName, PromptControls, check_rules
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, SPARSE, SparseVector, vector_form
 from bei.service.call import ModelInput
 from bei.tasks.embed import SparseEmbeddings, check_task, embed_inputs, embed_tokens

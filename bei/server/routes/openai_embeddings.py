@@ -17,7 +17,7 @@ from bei.server.endpoint.parse import PLACEHOLDER, TokenId, long_id_lists, parse
 from bei.server.endpoint.render import Items
 from bei.server.endpoint.reply import Reply
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.unsupported_fields import EmbeddingControls
+from bei.server.endpoint.shared_fields import EmbeddingControls
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, SparseVector, VectorForm, vector_form
 from bei.service.call import ModelInput
 from bei.tasks.embed import Embeddings, SparseEmbeddings

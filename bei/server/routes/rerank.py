@@ -28,8 +28,7 @@ from bei.server.endpoint.parse import parser_by_field, too_many_inputs
 from bei.server.endpoint.render import Items
 from bei.server.endpoint.reply import Reply
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.shared_fields import agreed
-from bei.server.endpoint.unsupported_fields import OF_DOCUMENTS, OF_TEXTS, PairControls
+from bei.server.endpoint.shared_fields import OF_DOCUMENTS, OF_TEXTS, PairControls, agreed
 from bei.server.routes.openai_embeddings import Usage, usage
 from bei.service.admission import Ticket
 from bei.service.call import ModelRequest

@@ -20,8 +20,7 @@ from msgspec import Meta
 from bei.errors import InvalidRequestError
 from bei.server.endpoint.context import Call
 from bei.server.endpoint.field_schema import Text, Texts, limits
-from bei.server.endpoint.lenient_json import read
-from bei.server.endpoint.parse import parser
+from bei.server.endpoint.parse import parser, read
 from bei.server.endpoint.render import Items, items_of
 from bei.server.endpoint.reply import Reply
 from bei.server.endpoint.shared_fields import Model

@@ -19,8 +19,7 @@ from bei.server.endpoint.parse import parser, too_many_inputs
 from bei.server.endpoint.render import Items
 from bei.server.endpoint.reply import Reply
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.shared_fields import Controls
-from bei.server.endpoint.unsupported_fields import OF_SCORES, check_rules
+from bei.server.endpoint.shared_fields import OF_SCORES, Controls, check_rules
 from bei.server.routes.classify import ClassifyRequest, ClassifyResponse, LabelScore, classify_texts, ranked_bytes
 from bei.tasks.classify import HYPOTHESIS, ZeroShotTask, nli_labels, zero_shot
 

@@ -26,7 +26,7 @@ from bei.metrics.registry import Metrics
 from bei.server.app import inference_routes
 from bei.server.dialects.base import mounted
 from bei.server.dialects.table import all_dialects
-from bei.server.endpoint import lenient_json
+from bei.server.endpoint import parse
 from bei.server.endpoint.context import Call
 from bei.server.endpoint.models import Models
 from bei.server.endpoint.route import Route
@@ -110,7 +110,7 @@ def check(name: str, body: bytes, *, in_part: bool = False) -> BeiError | None:
     """Parse ``body``, as routes do; the error, if it is refused as it may be."""
     started_s = time.process_time()
     try:
-        lenient_json._read(PARSERS[name], body, in_part)
+        parse.read_now(PARSERS[name], body, in_part)
         error = None
     except BeiError as refused:
         error = refused
