@@ -50,7 +50,7 @@ class ModelRequest(msgspec.Struct, frozen=True):
     failed: Mapping[int, BeiError] | None = None
 
 
-class Answer(msgspec.Struct, frozen=True):
+class InferenceResult(msgspec.Struct, frozen=True):
     """The engine's rows, the encoding of each input, and the places of inputs that were cut.
 
     ``errors``, of a partial answer: the errors of inputs, by their places. They have no row (the rows of the others

@@ -32,11 +32,10 @@ from bei.errors import (
 )
 from bei.metrics.last_minute import RecentSteps
 from bei.metrics.registry import Metrics, ModelMetrics
-from bei.port import Answer as PortAnswer
-from bei.port import EnginePort, Item, Lane, OnAnswers, PortStats, Submission
+from bei.port import Answer, EnginePort, Item, Lane, OnAnswers, PortStats, Submission
 from bei.scheduler.cost_model import CostModel
 from bei.service.admission import Admission, Demand, Elsewhere, Ticket, admission_limits, estimated_length
-from bei.service.call import Answer, ModelInput, ModelRequest, PendingCall, Reduce, encoding_of_ids, is_large
+from bei.service.call import InferenceResult, ModelInput, ModelRequest, PendingCall, Reduce, encoding_of_ids, is_large
 from bei.tokenizer.encoder import Input, TextEncoder
 from bei.tokenizer.pool import TokenizerPool, takes_little, takes_long
 from bei.tokenizer.prompts import AskedPrompt, asked_prompt
@@ -186,7 +185,7 @@ class InferenceService:
 
     async def infer(
         self, request: ModelRequest, *, ticket: Ticket, outputs: AbstractSet[str], reduce: Reduce | None = None
-    ) -> Answer:
+    ) -> InferenceResult:
         """Run the inputs of ``request`` (at least one). Rows have ``outputs`` and nothing else; without any the engine
         is not asked, and encodings are all that the answer has.
 
@@ -221,7 +220,7 @@ class InferenceService:
             self._metrics.truncated(len(truncated))
         rows = [row for row in call.rows if row is not None]
         assert len(rows) + len(call.errors) == num_inputs, "a call is done when every input has its row, or its error"
-        return Answer(rows, call.encodings, truncated, call.errors)
+        return InferenceResult(rows, call.encodings, truncated, call.errors)
 
     async def encode(self, request: ModelRequest, *, ticket: Ticket) -> list[Encoding]:
         """Tokenize the inputs of ``request`` (at least one), texts or pairs, in the tokenizers' threads. In a partial
@@ -455,7 +454,7 @@ class InferenceService:
         if call.fail_at(index, error):
             self._wake([call])
 
-    def _on_answers(self, answers: Seq[PortAnswer]) -> None:
+    def _on_answers(self, answers: Seq[Answer]) -> None:
         """In a thread of the port's, or on the event loop."""
         done: list[PendingCall] = []
         answered: dict[PendingCall, tuple[int, int]] = {}

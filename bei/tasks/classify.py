@@ -10,7 +10,7 @@ from bei.core import Float32Array
 from bei.engine.postprocess import apply_function
 from bei.errors import TaskNotSupportedError
 from bei.service.admission import Ticket
-from bei.service.call import Answer, ModelRequest
+from bei.service.call import InferenceResult, ModelRequest
 from bei.service.service import InferenceService
 from bei.tasks.support import PartialResult, computed, require
 from bei.tokenizer.encoder import Input
@@ -97,7 +97,9 @@ def nli_labels(service: InferenceService) -> tuple[int, int]:
     return entails, contradicts
 
 
-async def logits_of(service: InferenceService, task: ModelRequest, ticket: Ticket) -> tuple[Answer, Classification]:
+async def logits_of(
+    service: InferenceService, task: ModelRequest, ticket: Ticket
+) -> tuple[InferenceResult, Classification]:
     """The model's scores of texts or pairs before any function, and the meaning of each."""
     classification = service.manifest.classification
     assert classification is not None  # whatever has logits has labels

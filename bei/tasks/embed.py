@@ -21,7 +21,7 @@ from bei.engine.sparse import SparseVector, nonzero, sparse_vectors
 from bei.errors import BeiError, InvalidRequestError
 from bei.port import UNIT_EMBEDDING
 from bei.service.admission import Ticket
-from bei.service.call import Answer, ModelInput, ModelRequest
+from bei.service.call import InferenceResult, ModelInput, ModelRequest
 from bei.service.service import InferenceService
 from bei.tasks.dimensions import check_dimensions
 from bei.tasks.support import PartialResult, computed, off_loop_if_large, require
@@ -264,7 +264,7 @@ def _int8_largest(manifest: Manifest, dimensions: int) -> float | None:
     return None if largest is None else scaled(largest, manifest.dimension("embedding") or dimensions, dimensions)
 
 
-def _token_vectors(answer: Answer, role: Role | None, unit: bool) -> list[Float32Array]:
+def _token_vectors(answer: InferenceResult, role: Role | None, unit: bool) -> list[Float32Array]:
     """Takes the rows out of ``answer``: they are the largest of all, and should not lie in memory twice."""
     kept: Seq[npt.NDArray[np.bool_]] | None = None
     if role is not None and role.skip_ids and answer.rows:

@@ -12,7 +12,7 @@ from bei.config.settings import ServeConfig
 from bei.core import Encoding, Engine
 from bei.metrics.registry import Metrics
 from bei.scheduler.cost_model import CostModel
-from bei.service.call import Answer, ModelInput, ModelRequest
+from bei.service.call import InferenceResult, ModelInput, ModelRequest
 from bei.service.loader import encoder_of, local_port
 from bei.service.service import InferenceService
 from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions, Input
@@ -41,7 +41,7 @@ async def infer(
     options: EncodingOptions = AS_CONFIGURED,
     outputs: Set[str] = frozenset({"embedding"}),
     **asked: Any,
-) -> Answer:
+) -> InferenceResult:
     """Admit ``inputs`` and run them. ``asked``: lane and deadline."""
     with service.admit(inputs, **asked) as ticket:
         return await service.infer(ModelRequest(inputs, options), ticket=ticket, outputs=outputs)

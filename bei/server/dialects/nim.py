@@ -16,7 +16,7 @@ from msgspec import Meta
 from bei import __version__
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, NotReadyError, OverloadedError, RateLimitedError
 from bei.server.dialects.base import Dialect, add_metrics
-from bei.server.endpoint.context import Call
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import Text as NonEmptyText
 from bei.server.endpoint.field_schema import Texts, limits, limits_of_inputs
 from bei.server.endpoint.get_responses import answers
@@ -118,29 +118,29 @@ class RankingResponse(TypedDict):
     usage: Usage
 
 
-async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
+async def create_embeddings(body: EmbeddingsRequest, context: RequestContext) -> Reply:
     """Embed texts, in their order. A model's name may end in `-query` or `-passage` instead of `input_type`."""
     texts: list[ModelInput] = [body.input] if isinstance(body.input, str) else [*body.input]
-    model, input_type = _without_suffix(call.models, body.model, body.input_type)
+    model, input_type = _without_suffix(context.models, body.model, body.input_type)
     form = VectorForm(
         dtype_of(body.embedding_type, "embedding_type"), body.encoding_format == "base64", "embedding_type"
     )
-    service = call.able("embed", model)
+    service = context.able("embed", model)
     options = encoding_options(body.truncate)
     asked = EmbedTask(texts, options, input_type=input_type, dimensions=body.dimensions, param="input")
-    found = await embedded(call, service, asked, forms=[form], around_bytes=AROUND_BYTES)
+    found = await embedded(context, service, asked, forms=[form], around_bytes=AROUND_BYTES)
     return found.reply(render(found.answer, service.name, form))
 
 
-async def rank(body: RankingRequest, call: Call) -> Reply:
+async def rank(body: RankingRequest, context: RequestContext) -> Reply:
     """Score passages against a query, best first. Scores are logits."""
-    call.check_count(body.passages, "passages")  # before they are looked at
+    context.check_count(body.passages, "passages")  # before they are looked at
     if any(text.image is not None for text in (body.query, *body.passages)):
         raise InvalidRequestError("image is not supported here: bei reads texts.", "passages")
     passages = [text.text for text in body.passages]
     scores, order = await ranked(
-        call,
-        call.able("rerank", body.model),
+        context,
+        context.able("rerank", body.model),
         body.query.text,
         passages,
         param="passages",

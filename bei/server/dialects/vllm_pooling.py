@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
-from bei.server.endpoint.context import Call
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import Limits, Text, not_both
 from bei.server.endpoint.field_schema import Texts as ListOfTexts
 from bei.server.endpoint.inference import embedded
@@ -103,10 +103,10 @@ def answer_of(kind: str, service: InferenceService, data: object, num_tokens: in
     }
 
 
-async def pool(body: PoolingRequest, call: Call) -> Reply:
+async def pool(body: PoolingRequest, context: RequestContext) -> Reply:
     """What the model's pooling gives: a vector, scores, or for each token, special ones included, a vector
     (`token_embed`) or scores (`token_classify`)."""
-    task = body.task or _task_of(call.named(body.model))
+    task = body.task or _task_of(context.named(body.model))
     if body.encoding_format == "bytes" and not isinstance(body.input, str) and len(body.input) > _MOST_DESCRIBED:
         raise InvalidRequestError(
             f"encoding_format bytes describes every input in a header, at most {_MOST_DESCRIBED} of them: send fewer, "
@@ -115,33 +115,33 @@ async def pool(body: PoolingRequest, call: Call) -> Reply:
         )
     if task != "embed" and body.dimensions is not None:
         raise InvalidRequestError("dimensions are of vectors: leave them out.", "dimensions")
-    return await _POOLS[task](body, listed(body.input), call)
+    return await _POOLS[task](body, listed(body.input), context)
 
 
-async def _pool_vectors(body: PoolingRequest, texts: Seq[str], call: Call) -> Reply:
-    service = call.able("embed", body.model)
+async def _pool_vectors(body: PoolingRequest, texts: Seq[str], context: RequestContext) -> Reply:
+    service = context.able("embed", body.model)
     options, normalize = body.encoding_options(), body.use_activation
     asked = EmbedTask(texts, options, dimensions=body.dimensions, normalize=normalize, param="input")
-    found = await embedded(call, service, asked, around_bytes=_AROUND_BYTES)
+    found = await embedded(context, service, asked, around_bytes=_AROUND_BYTES)
     answer = found.dense
     return _pooled(body, service, len(texts), answer.vectors.size, lambda index: answer.vectors[index], answer)
 
 
-async def _pool_scores(body: PoolingRequest, texts: Seq[str], call: Call) -> Reply:
-    service = call.able("classify", body.model)
-    call.check_inputs(texts, "input")
-    call.check_answer(len(texts) * (len(classify.labels_of(service)) * FLOAT_BYTES + _AROUND_BYTES))
+async def _pool_scores(body: PoolingRequest, texts: Seq[str], context: RequestContext) -> Reply:
+    service = context.able("classify", body.model)
+    context.check_inputs(texts, "input")
+    context.check_answer(len(texts) * (len(classify.labels_of(service)) * FLOAT_BYTES + _AROUND_BYTES))
     asked = ClassifyTask(texts, body.encoding_options(), raw=body.use_activation is False)
-    scores = await classify_inputs(service, asked, ticket=call.admit(service, texts))
+    scores = await classify_inputs(service, asked, ticket=context.admit(service, texts))
     return _pooled(body, service, len(texts), scores.values.size, lambda index: scores.values[index], scores)
 
 
-async def _pool_token_vectors(body: PoolingRequest, texts: Seq[str], call: Call) -> Reply:
-    service = call.able("embed_tokens", body.model)
-    call.check_inputs(texts, "input")
+async def _pool_token_vectors(body: PoolingRequest, texts: Seq[str], context: RequestContext) -> Reply:
+    service = context.able("embed_tokens", body.model)
+    context.check_inputs(texts, "input")
     _check_activation(service, body.use_activation)
     width = service.manifest.dimension("token_embedding") or 0
-    ticket = call.admit(service, texts, bytes_per_token=width * FLOAT_BYTES)
+    ticket = context.admit(service, texts, bytes_per_token=width * FLOAT_BYTES)
     asked = check_task(service, EmbedTask(texts, body.encoding_options(), is_bare=True), "embed_tokens")
     answer = await embed_tokens(service, asked, ticket=ticket)
     size = answer.num_tokens * width
@@ -159,11 +159,11 @@ def _check_activation(service: InferenceService, asked: bool | None) -> None:
         )
 
 
-async def _pool_token_scores(body: PoolingRequest, texts: Seq[str], call: Call) -> Reply:
-    service = call.able("classify_tokens", body.model)
-    call.check_inputs(texts, "input")
+async def _pool_token_scores(body: PoolingRequest, texts: Seq[str], context: RequestContext) -> Reply:
+    service = context.able("classify_tokens", body.model)
+    context.check_inputs(texts, "input")
     width = len(classify.labels_of(service))
-    ticket = call.admit(service, texts, bytes_per_token=width * FLOAT_BYTES)
+    ticket = context.admit(service, texts, bytes_per_token=width * FLOAT_BYTES)
     asked = TokenTask(texts, body.encoding_options(), raw=body.use_activation is False)
     answer = await classify_tokens(service, asked, ticket=ticket)
     return _pooled(body, service, len(texts), answer.num_tokens * width, answer.scores_of, answer)
@@ -176,7 +176,7 @@ _TASKS: Mapping[str, PoolingTask] = {
     "embed_tokens": "token_embed",
     "classify_tokens": "token_classify",
 }
-_POOLS: Mapping[PoolingTask, Callable[[PoolingRequest, Seq[str], Call], Awaitable[Reply]]] = {
+_POOLS: Mapping[PoolingTask, Callable[[PoolingRequest, Seq[str], RequestContext], Awaitable[Reply]]] = {
     "embed": _pool_vectors,
     "classify": _pool_scores,
     "token_embed": _pool_token_vectors,

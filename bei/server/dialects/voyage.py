@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from bei.errors import BeiError, MalformedRequestError, RouteNotFoundError
 from bei.server.dialects.base import Dialect
-from bei.server.endpoint.context import Call
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import Text, Texts
 from bei.server.endpoint.inference import embedded, ranked
 from bei.server.endpoint.parse import parser
@@ -102,11 +102,11 @@ class RerankResponse(TypedDict):
     usage: Usage
 
 
-async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
+async def create_embeddings(body: EmbeddingsRequest, context: RequestContext) -> Reply:
     """Embed texts, in their order."""
     texts: list[ModelInput] = [body.input] if isinstance(body.input, str) else [*body.input]
     form = VectorForm(dtype_of(body.output_dtype or "float", "output_dtype"), body.encoding_format == "base64")
-    service = call.able("embed", body.model)
+    service = context.able("embed", body.model)
     asked = EmbedTask(
         texts,
         EncodingOptions(truncate=body.truncation is not False),
@@ -115,17 +115,17 @@ async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
         param="input",
         dimensions_param="output_dimension",
     )
-    found = await embedded(call, service, asked, forms=[form], around_bytes=AROUND_BYTES)
+    found = await embedded(context, service, asked, forms=[form], around_bytes=AROUND_BYTES)
     content = {**render(found.answer, service.name, form), "usage": {"total_tokens": found.answer.num_tokens}}
     return found.reply(content)
 
 
-async def rank(body: RerankRequest, call: Call) -> Reply:
+async def rank(body: RerankRequest, context: RequestContext) -> Reply:
     """Score documents against a query, best first."""
-    service, documents = call.able("rerank", body.model), body.documents
+    service, documents = context.able("rerank", body.model), body.documents
     options = EncodingOptions(truncate=body.truncation is not False)
     scores, order = await ranked(
-        call, service, body.query, documents, param="documents", bytes_per_result=_RESULT_BYTES, options=options
+        context, service, body.query, documents, param="documents", bytes_per_result=_RESULT_BYTES, options=options
     )
     order = order[: body.top_k]
 

@@ -25,7 +25,7 @@ _SHOWN_CHARS = 100  # of what a client sent
 
 @dataclass(frozen=True)
 class Context:
-    """What all calls share."""
+    """What the requests of a server share."""
 
     models: Models
     max_client_batch_size: int
@@ -35,7 +35,7 @@ class Context:
     memory: MemoryRelease = field(default_factory=MemoryRelease)
 
 
-class Call:
+class RequestContext:
     """One request on its way through a handler: the served models, its urgency, and what it was admitted for.
 
     What it was admitted for is held until ``close``, when the last byte of the answer is rendered. ``any_model``: a
@@ -45,7 +45,7 @@ class Call:
 
     def __init__(
         self,
-        context: Context,
+        shared: Context,
         urgency: Urgency,
         work: Work,
         body: Body | None = None,
@@ -54,12 +54,12 @@ class Call:
         any_model: bool = False,
         has_report: bool = False,
     ) -> None:
-        self.models = context.models
+        self.models = shared.models
         self.has_report = has_report  # the answer is to say of each input what became of it
         self._any_model = any_model
-        self._max_inputs = context.max_client_batch_size
-        self._answer_limit = context.answer_limit
-        self._answers = context.answers
+        self._max_inputs = shared.max_client_batch_size
+        self._answer_limit = shared.answer_limit
+        self._answers = shared.answers
         self._answer_bytes = 0  # counted there
         self._urgency = urgency
         self._found: dict[str, InferenceService] = {}  # and held

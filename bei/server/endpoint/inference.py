@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 import msgspec
 
 from bei.engine.postprocess import descending
-from bei.server.endpoint.context import Call, empty_text
+from bei.server.endpoint.context import RequestContext, empty_text
 from bei.server.endpoint.input_report import report_of
 from bei.server.endpoint.render import Items
 from bei.server.endpoint.reply import Reply
@@ -44,7 +44,7 @@ class Embedded(NamedTuple):
 
     @property
     def dense(self) -> Embeddings:
-        """The vectors of a call that asked for no sparse ones."""
+        """The vectors of a request that asked for no sparse ones."""
         assert isinstance(self.answer, Embeddings)
         return self.answer
 
@@ -55,7 +55,7 @@ class Embedded(NamedTuple):
 
 
 async def embedded(
-    call: Call,
+    context: RequestContext,
     service: InferenceService,
     request: EmbedTask,
     *,
@@ -65,42 +65,42 @@ async def embedded(
     """The vectors that ``request`` asks for.
 
     ``forms`` are those in which each vector will be written, ``around_bytes`` what stands around it; a sparse form is
-    alone. Raises what the task and the checks of ``call`` raise.
+    alone. Raises what the task and the checks of ``context`` raise.
     """
     form = forms[0]
     is_sparse = form.is_sparse
-    checked = checked_task(call, service, request, form.task)
+    checked = checked_task(context, service, request, form.task)
     item_bytes = around_bytes
     for each in forms:
         each.check(service.manifest, checked.width, request.normalize, request.dimensions_param)
         item_bytes += each.num_bytes(checked.width)
-    call.check_answer(len(request.inputs) * item_bytes)
+    context.check_answer(len(request.inputs) * item_bytes)
     answer: Embeddings | SparseEmbeddings
     if request.late_chunking:
-        ticket = call.admit(service, [" ".join(cast("Seq[str]", request.inputs))])
+        ticket = context.admit(service, [" ".join(cast("Seq[str]", request.inputs))])
         return Embedded(await embed_chunks(service, checked, ticket=ticket), form, None)
-    ticket = call.admit(service, request.inputs)
+    ticket = context.admit(service, request.inputs)
     if is_sparse:
         answer = await embed_sparse(service, checked, ticket=ticket)
-        call.check_answer(len(request.inputs) * around_bytes + form.list_bytes(answer))
+        context.check_answer(len(request.inputs) * around_bytes + form.list_bytes(answer))
     else:
         answer = await embed_inputs(service, checked, ticket=ticket)
-    report = await reported(service, checked, answer, ticket) if call.has_report else None
+    report = await reported(service, checked, answer, ticket) if context.has_report else None
     return Embedded(answer, form if len(forms) == 1 and not is_sparse else None, report)
 
 
-def checked_task(call: Call, service: InferenceService, request: EmbedTask, task: TaskName) -> CheckedTask:
-    """``check_task``, whose warnings go to the client, behind the checks of ``call``."""
+def checked_task(context: RequestContext, service: InferenceService, request: EmbedTask, task: TaskName) -> CheckedTask:
+    """``check_task``, whose warnings go to the client, behind the checks of ``context``."""
     inputs, param = request.inputs, request.param
-    if call.has_report and not request.late_chunking:  # empty and unreadable inputs fail alone
-        call.check_count(inputs, param)
+    if context.has_report and not request.late_chunking:  # empty and unreadable inputs fail alone
+        context.check_count(inputs, param)
         empty = {index: empty_text(index, param) for index, value in enumerate(inputs) if value == ""}
-        request = msgspec.structs.replace(request, failed={**empty, **call.unreadable})
+        request = msgspec.structs.replace(request, failed={**empty, **context.unreadable})
     else:
-        call.check_inputs(inputs, param)
+        context.check_inputs(inputs, param)
     checked = check_task(service, request, task)
     for warning in checked.warnings:
-        call.warn(warning)
+        context.warn(warning)
     return checked
 
 
@@ -110,7 +110,7 @@ async def reported(service: InferenceService, checked: CheckedTask, result: Part
 
 
 async def ranked(
-    call: Call,
+    context: RequestContext,
     service: InferenceService,
     query: str,
     documents: Seq[str],
@@ -121,11 +121,11 @@ async def ranked(
     options: EncodingOptions = AS_CONFIGURED,
 ) -> tuple[Scores, list[int]]:
     """The scores of ``documents``, which the field ``param`` holds, against ``query``, and their order, best first."""
-    call.check_inputs([query], "query")
-    call.check_inputs(documents, param)
-    call.check_answer(len(documents) * bytes_per_result)
+    context.check_inputs([query], "query")
+    context.check_inputs(documents, param)
+    context.check_answer(len(documents) * bytes_per_result)
     request = RerankTask.of(query, documents, options, raw=raw)
-    scores = await rerank(service, request, ticket=call.admit(service, request.inputs))
+    scores = await rerank(service, request, ticket=context.admit(service, request.inputs))
     return scores, order_of(scores)
 
 

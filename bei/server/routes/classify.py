@@ -11,7 +11,7 @@ import numpy as np
 
 from bei.core import Float32Array
 from bei.errors import EmptyInputError, InvalidRequestError
-from bei.server.endpoint.context import Call
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import MAX_INPUTS, Text, Texts, limits
 from bei.server.endpoint.parse import parser
 from bei.server.endpoint.render import FLOAT_BYTES, Items, items_of
@@ -94,29 +94,29 @@ def _one_or_pair(texts: list[str]) -> Input:
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 
-async def predict(body: PredictRequest, call: Call) -> Reply:
+async def predict(body: PredictRequest, context: RequestContext) -> Reply:
     """Labels with their scores, best first: one list for a text or a pair, a list of lists for a batch.
 
     A list of two strings is one pair, which the model reads together; batches are lists of lists.
     """
-    service = call.able("classify", body.model)
+    service = context.able("classify", body.model)
     inputs, is_batch = inputs_of(body.inputs)
-    call.check_inputs(inputs, "inputs")
-    call.check_answer(len(inputs) * ranked_bytes(labels_of(service)))
+    context.check_inputs(inputs, "inputs")
+    context.check_answer(len(inputs) * ranked_bytes(labels_of(service)))
     asked = ClassifyTask(inputs, body.encoding_options(), raw=body.is_raw())
-    answer = await classify(service, asked, ticket=call.admit(service, inputs))
+    answer = await classify(service, asked, ticket=context.admit(service, inputs))
     content = ranked(answer)
     return Reply(content if is_batch else content.make(0, 1)[0], answer.truncated)
 
 
-async def classify_texts(body: ClassifyRequest, call: Call) -> Reply:
+async def classify_texts(body: ClassifyRequest, context: RequestContext) -> Reply:
     """A score for each label of each text. Infinity's client, which always sends `raw_scores`, gets its own `data`."""
-    service = call.able("classify", body.model)
+    service = context.able("classify", body.model)
     texts = [body.input] if isinstance(body.input, str) else body.input
-    call.check_inputs(texts, "input")
-    call.check_answer(len(texts) * ranked_bytes(labels_of(service)))
+    context.check_inputs(texts, "input")
+    context.check_answer(len(texts) * ranked_bytes(labels_of(service)))
     asked = ClassifyTask(texts, body.encoding_options(), raw=body.is_raw())
-    answer = await classify(service, asked, ticket=call.admit(service, texts))
+    answer = await classify(service, asked, ticket=context.admit(service, texts))
     is_infinity = body.raw_scores is not None
     return Reply(render(answer, service.name, is_infinity=is_infinity), answer.truncated)
 

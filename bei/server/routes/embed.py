@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from bei.engine.sparse import SparseVector as Weights
 from bei.errors import InvalidRequestError
-from bei.server.endpoint.context import Call
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import MAX_INPUTS, Limits, Text, Texts, limits
 from bei.server.endpoint.inference import checked_task, embedded, reported
 from bei.server.endpoint.parse import (
@@ -143,23 +143,23 @@ def inputs_of(given: str | list[str | int | list[int]]) -> list[ModelInput]:
     return cast(list[ModelInput], [given] if is_one else given)
 
 
-async def embed(body: EmbedRequest, call: Call) -> Reply:
+async def embed(body: EmbedRequest, context: RequestContext) -> Reply:
     """Vectors of texts or token ids, of unit length unless `normalize` is false. A list even for one input."""
     form = vector_form(None, output_dtype=body.output_dtype)
-    service = call.able(form.task, body.model)
+    service = context.able(form.task, body.model)
     normalize = body.normalize if form.is_sparse else body.normalize is not False
     asked = body.embed_task(inputs_of(body.inputs), dimensions=body.dimensions, normalize=normalize)
-    found = await embedded(call, service, asked, forms=(form,))
+    found = await embedded(context, service, asked, forms=(form,))
     return found.reply(form.items(found.answer))
 
 
-async def embed_all(body: TextsRequest, call: Call) -> Reply:
+async def embed_all(body: TextsRequest, context: RequestContext) -> Reply:
     """A vector for each token of each text, special tokens included: of unit length in models for late interaction,
     whose queries are filled up, and whose documents lose punctuation, where `input_type` (or `prompt_name`) says so."""
-    service = call.able("embed_tokens", body.model)
-    checked = checked_task(call, service, body.embed_task(body.texts()), "embed_tokens")
+    service = context.able("embed_tokens", body.model)
+    checked = checked_task(context, service, body.embed_task(body.texts()), "embed_tokens")
     bytes_per_token = FLOAT_BYTES * (service.manifest.dimension("token_embedding") or 0)
-    ticket = call.admit(service, checked.task.inputs, bytes_per_token=bytes_per_token)
+    ticket = context.admit(service, checked.task.inputs, bytes_per_token=bytes_per_token)
     answer = await embed_tokens(service, checked, ticket=ticket)
     vectors = answer.vectors
 
@@ -168,18 +168,18 @@ async def embed_all(body: TextsRequest, call: Call) -> Reply:
         vectors[start:stop] = [_WRITTEN] * len(made)
         return made
 
-    report = await reported(service, checked, answer, ticket) if call.has_report else None
+    report = await reported(service, checked, answer, ticket) if context.has_report else None
     content = Items(len(vectors), answer.num_tokens * bytes_per_token, items)
     return Reply(content, answer.truncated, report=report)
 
 
-async def embed_vocabulary(body: SparseRequest, call: Call) -> Reply:
+async def embed_vocabulary(body: SparseRequest, context: RequestContext) -> Reply:
     """Weights of entries of the vocabulary, those above zero or the `top_k` largest, by ascending index: SPLADE and
     its like.
     """
-    service = call.able("embed_sparse", body.model)
+    service = context.able("embed_sparse", body.model)
     texts = body.texts()
-    found = await embedded(call, service, body.embed_task(texts, top_k=body.top_k), forms=(SPARSE,))
+    found = await embedded(context, service, body.embed_task(texts, top_k=body.top_k), forms=(SPARSE,))
     answer = found.answer
     assert isinstance(answer, SparseEmbeddings)  # they were asked for
 
@@ -187,7 +187,7 @@ async def embed_vocabulary(body: SparseRequest, call: Call) -> Reply:
         return [None if at in answer.errors else weights_of(answer.vectors[at]) for at in range(start, stop)]
 
     num_bytes = sum(len(indices) for indices, _ in answer.vectors) * _WEIGHT_BYTES
-    call.check_answer(num_bytes)
+    context.check_answer(num_bytes)
     return found.reply(Items(len(texts), num_bytes, items))
 
 
@@ -202,17 +202,17 @@ def weights_of(vector: Weights) -> Items:
     return Items(len(indices), len(indices) * _WEIGHT_BYTES, items)
 
 
-async def similarity(body: SimilarityRequest, call: Call) -> Reply:
+async def similarity(body: SimilarityRequest, context: RequestContext) -> Reply:
     """Cosine of the source sentence's vector with each sentence's, in the order of the sentences."""
-    service = call.able("embed", body.model)
+    service = context.able("embed", body.model)
     sentences, source = body.inputs.sentences, body.inputs.source_sentence
-    call.check_inputs(sentences, "sentences")
-    call.check_inputs([source], "source_sentence")
+    context.check_inputs(sentences, "sentences")
+    context.check_inputs([source], "source_sentence")
     texts = [*sentences, source]  # the source last: numbers in the header about cut inputs are the sentences' own
     checked = check_task(service, body.controls().embed_task(texts, normalize=True), "embed")
     for warning in checked.warnings:
-        call.warn(warning)
-    answer = await embed_inputs(service, checked, ticket=call.admit(service, texts))
+        context.warn(warning)
+    answer = await embed_inputs(service, checked, ticket=context.admit(service, texts))
     return Reply(answer.vectors[:-1] @ answer.vectors[-1], answer.truncated)
 
 

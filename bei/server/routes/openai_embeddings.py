@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from bei.errors import EmptyInputError, InvalidRequestError, MalformedRequestError
-from bei.server.endpoint.context import Call
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import MAX_INPUTS, limits
 from bei.server.endpoint.inference import embedded
 from bei.server.endpoint.parse import PLACEHOLDER, TokenId, long_id_lists, parser, too_many_inputs
@@ -168,13 +168,13 @@ _IDS_REFUSED = (
 )
 
 
-async def create_embeddings(request: ParsedRequest, call: Call, *, accepts_ids: bool = False) -> Reply:
+async def create_embeddings(request: ParsedRequest, context: RequestContext, *, accepts_ids: bool = False) -> Reply:
     """Embed one or many texts, in the order of the inputs. Lists of token ids, which are used exactly as given, are
     refused unless the server is set to accept them (`openai_token_ids`)."""
     body, inputs = request.body.settled(), request.inputs
     texts = [value for value in inputs if isinstance(value, str)]
     form = body.form()
-    service = call.able(form.task, body.model)
+    service = context.able(form.task, body.model)
     if len(texts) < len(inputs) and not accepts_ids:
         raise InvalidRequestError(_IDS_REFUSED, "input")
     if body.late_chunking and (form.is_sparse or len(texts) < len(inputs)):
@@ -189,7 +189,7 @@ async def create_embeddings(request: ParsedRequest, call: Call, *, accepts_ids: 
         late_chunking=bool(body.late_chunking),
         param="input",
     )
-    found = await embedded(call, service, asked, forms=(form,), around_bytes=AROUND_BYTES)
+    found = await embedded(context, service, asked, forms=(form,), around_bytes=AROUND_BYTES)
     return found.reply(render(found.answer, service.name, form))
 
 
@@ -234,8 +234,8 @@ def usage(num_tokens: int) -> Usage:
 def route(max_inputs: int, *, accepts_ids: bool) -> Route[ParsedRequest]:
     """The route of a server that accepts token ids, or refuses them."""
 
-    async def handle(request: ParsedRequest, call: Call) -> Reply:
-        return await create_embeddings(request, call, accepts_ids=accepts_ids)
+    async def handle(request: ParsedRequest, context: RequestContext) -> Reply:
+        return await create_embeddings(request, context, accepts_ids=accepts_ids)
 
     handle.__doc__ = create_embeddings.__doc__
     read = partial(parse, max_inputs=max_inputs)

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from bei.errors import InvalidRequestError
-from bei.server.endpoint.context import Call
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import Limits, Texts, limits_of_inputs, without
 from bei.server.endpoint.field_schema import Text as NonEmptyText
 from bei.server.endpoint.inference import order_of
@@ -188,46 +188,46 @@ def _decoded_text(index: int, raw: msgspec.Raw, rank_fields: Seq[str] | None) ->
     return text_of(index, document, rank_fields)
 
 
-async def rank(request: ParsedRequest, call: Call, path: str) -> Reply:
+async def rank(request: ParsedRequest, context: RequestContext, path: str) -> Reply:
     """Score texts or documents against a query, best first.
 
     `texts` (TEI, BEI) gives a bare list with `score`; `documents` (Cohere, Jina, vLLM, Infinity) an object whose
     `results` have `relevance_score`.
     """
     if isinstance(request, TextsRequest):
-        return await rank_texts(request, call)
+        return await rank_texts(request, context)
     body, texts = request
-    service, answer = await scored(body, texts, call)
+    service, answer = await scored(body, texts, context)
     return Reply(render_results(answer, texts, body, service.name, path), answer.truncated)
 
 
-async def scored(body: DocumentsRequest, texts: Seq[str], call: Call) -> tuple[InferenceService, Scores]:
+async def scored(body: DocumentsRequest, texts: Seq[str], context: RequestContext) -> tuple[InferenceService, Scores]:
     """The model that scores the documents ``texts`` as ``body`` says, and their scores in their order."""
-    service = _checked(body, call)
-    call.check_inputs(texts, "documents")
-    ticket = _admitted(call, service, body.query, texts)
+    service = _checked(body, context)
+    context.check_inputs(texts, "documents")
+    ticket = _admitted(context, service, body.query, texts)
     shorter, cut = await shortened(service, texts, body.max_tokens_per_doc, ticket)
     answer = await _scored(service, body, shorter, ticket)
     return service, msgspec.structs.replace(answer, truncated=sorted(cut.union(answer.truncated)))
 
 
-async def rank_texts(body: TextsRequest, call: Call) -> Reply:
+async def rank_texts(body: TextsRequest, context: RequestContext) -> Reply:
     """Score texts against a query, best first: a bare list."""
-    service = _checked(body, call)
-    call.check_inputs(body.texts, "texts")
-    answer = await _scored(service, body, body.texts, _admitted(call, service, body.query, body.texts))
+    service = _checked(body, context)
+    context.check_inputs(body.texts, "texts")
+    answer = await _scored(service, body, body.texts, _admitted(context, service, body.query, body.texts))
     return Reply(render_ranks(answer, body.texts if body.return_text else None, body.top_n), answer.truncated)
 
 
-def _checked(body: RerankControls, call: Call) -> InferenceService:
-    service = call.able("rerank", body.model)
+def _checked(body: RerankControls, context: RequestContext) -> InferenceService:
+    service = context.able("rerank", body.model)
     body.settled()
-    call.check_inputs([body.query], "query")
+    context.check_inputs([body.query], "query")
     return service
 
 
-def _admitted(call: Call, service: InferenceService, query: str, texts: Seq[str]) -> Ticket:
-    return call.admit(service, [(query, text) for text in texts])
+def _admitted(context: RequestContext, service: InferenceService, query: str, texts: Seq[str]) -> Ticket:
+    return context.admit(service, [(query, text) for text in texts])
 
 
 async def _scored(service: InferenceService, body: RerankControls, texts: Seq[str], ticket: Ticket) -> Scores:
@@ -323,8 +323,8 @@ def document_of(text: str, body: DocumentsRequest, path: str) -> Text | str | No
 
 
 def _route(path: str, summary: str, max_inputs: int) -> Route[ParsedRequest]:
-    async def handle(request: ParsedRequest, call: Call) -> Reply:
-        return await rank(request, call, path)
+    async def handle(request: ParsedRequest, context: RequestContext) -> Reply:
+        return await rank(request, context, path)
 
     handle.__doc__ = rank.__doc__
     return Route(path, summary, _REQUESTS, (list[Rank], RerankResponse), partial(parse, max_inputs=max_inputs), handle)

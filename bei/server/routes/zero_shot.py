@@ -12,7 +12,7 @@ import msgspec
 
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
-from bei.server.endpoint.context import Call
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import Limits, Texts, exactly_one, limits, limits_of_inputs, without
 from bei.server.endpoint.field_schema import Text as NonEmptyText
 from bei.server.endpoint.parse import parser, too_many_inputs
@@ -88,27 +88,27 @@ def parse(content: bytes) -> LabelsRequest | ClassifyRequest:
     return _parse_labels(content)
 
 
-async def classify(body: LabelsRequest | ClassifyRequest, call: Call) -> Reply:
+async def classify(body: LabelsRequest | ClassifyRequest, context: RequestContext) -> Reply:
     """A score for each label of each text: with `labels` those of the request (Jina; models of natural language
     inference), without them the model's own (vLLM)."""
     if isinstance(body, ClassifyRequest):
-        return await classify_texts(body, call)
+        return await classify_texts(body, context)
     if body.classifier_id is not None:
         raise InvalidRequestError("classifier_id is not supported here: send labels.", "classifier_id")
     check_rules(body, OF_SCORES)
-    service = call.able("classify", body.model)
+    service = context.able("classify", body.model)
     nli_labels(service)
-    texts = texts_of(body.input, call, "input")
+    texts = texts_of(body.input, context, "input")
     labels = body.labels or []
-    call.check_inputs(texts, "input")
-    call.check_inputs(labels, "labels")
-    if len(texts) * len(labels) > call.max_inputs:
-        raise too_many_inputs(len(texts) * len(labels), call.max_inputs, "input")
+    context.check_inputs(texts, "input")
+    context.check_inputs(labels, "labels")
+    if len(texts) * len(labels) > context.max_inputs:
+        raise too_many_inputs(len(texts) * len(labels), context.max_inputs, "input")
     text_bytes = ranked_bytes(labels) + max(map(len, labels)) + _AROUND_BYTES
-    call.check_answer(len(texts) * text_bytes)
+    context.check_answer(len(texts) * text_bytes)
     hypotheses = [HYPOTHESIS.replace("{}", label) for label in labels]
     task = ZeroShotTask(texts, body.encoding_options(), hypotheses=hypotheses)
-    scores = await zero_shot(service, task, ticket=call.admit(service, task.pairs))
+    scores = await zero_shot(service, task, ticket=context.admit(service, task.pairs))
 
     def items(start: int, stop: int) -> list[Classification]:
         return [_classified(index, scores.values[index], labels) for index in range(start, stop)]
@@ -117,10 +117,10 @@ async def classify(body: LabelsRequest | ClassifyRequest, call: Call) -> Reply:
     return Reply({"usage": {"total_tokens": scores.num_tokens}, "data": data}, scores.truncated)
 
 
-def texts_of(given: str | Text | list[str | Text], call: Call, param: str) -> list[str]:
+def texts_of(given: str | Text | list[str | Text], context: RequestContext, param: str) -> list[str]:
     """One or many, as texts or objects, counted before they are looked at. Raises InvalidRequestError."""
     inputs = given if isinstance(given, list) else [given]
-    call.check_count(inputs, param)
+    context.check_count(inputs, param)
     return [one if isinstance(one, str) else one.text for one in inputs]
 
 

@@ -27,7 +27,7 @@ from bei.server.app import inference_routes
 from bei.server.dialects.base import mounted
 from bei.server.dialects.table import all_dialects
 from bei.server.endpoint import parse
-from bei.server.endpoint.context import Call
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.models import Models
 from bei.server.endpoint.route import Route
 from bei.server.http.errors import ErrorForm, own_form, status_of
@@ -67,7 +67,7 @@ def _root_parser(task: str) -> Parse:
 
     def parse(content: bytes) -> None:
         try:
-            asyncio.run(cast(Any, by_kind(content, cast(Call, stub))))
+            asyncio.run(cast(Any, by_kind(content, cast(RequestContext, stub))))
         except _WasParsed:
             return
 

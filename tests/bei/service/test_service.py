@@ -29,7 +29,7 @@ from bei.metrics.registry import Metrics
 from bei.port import UNIT_EMBEDDING
 from bei.scheduler.device_gate import DeviceGate
 from bei.service import loader
-from bei.service.call import Answer, ModelRequest
+from bei.service.call import InferenceResult, ModelRequest
 from bei.service.loader import load_service
 from bei.service.service import InferenceService
 from bei.tokenizer.encoder import EncodingOptions
@@ -44,7 +44,7 @@ def artifact(tmp_path: Path) -> Artifact:
     return save_artifact(tmp_path / "tiny")
 
 
-def rows_of(answer: Answer) -> Float32Array:
+def rows_of(answer: InferenceResult) -> Float32Array:
     """The embeddings as the engine gave them."""
     return np.stack([row["embedding"] for row in answer.rows])
 

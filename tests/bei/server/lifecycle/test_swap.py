@@ -21,7 +21,7 @@ from bei.errors import ArtifactHashMismatchError
 from bei.scheduler.cost_model import CostModel
 from bei.scheduler.device_gate import DeviceGate
 from bei.server.auth.priority import Urgency
-from bei.server.endpoint.context import Call, Context
+from bei.server.endpoint.context import Context, RequestContext
 from bei.server.endpoint.response_memory import AnswerMemory
 from bei.server.lifecycle.swap import Swapping
 from bei.server.telemetry.request_record import Work
@@ -176,7 +176,7 @@ def test_a_model_that_was_found_before_the_swap_still_accepts_and_is_the_only_on
     former = ClosingEngine(LIMITS)
     bench: Bench = make_bench((artifact, former))
     bench.next["tiny"] = lambda: loaded(second, FakeEngine(LIMITS))
-    call = Call(Context(bench.models, 8, 1_000_000, AnswerMemory(1_000_000)), Urgency(None, None), Work())
+    call = RequestContext(Context(bench.models, 8, 1_000_000, AnswerMemory(1_000_000)), Urgency(None, None), Work())
 
     async def test() -> None:
         found = call.able("embed", "tiny")
