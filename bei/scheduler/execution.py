@@ -40,7 +40,7 @@ class Step:
 
 
 def left_s(steps: Seq[Step], now_s: float) -> float:
-    """How much longer a running step is predicted to take, mean over ``steps``; 0 if there is none."""
+    """Predicted seconds left of a running step, mean over ``steps``; 0 if there is none."""
     return sum(max(0.0, step.predicted_s - (now_s - step.started_s)) for step in steps) / max(1, len(steps))
 
 
@@ -60,7 +60,7 @@ class Worker:
         self.thread = threading.Thread()
 
     def is_wanted(self) -> bool:
-        """Whether what its step answers is still waited for."""
+        """True while the answers of its step are still needed."""
         return not self.is_retired
 
 
@@ -158,7 +158,7 @@ class _Ran(NamedTuple):
 
 
 def _run(engine: Engine, entries: Seq[Entry], on_failure: Callable[[str], None]) -> tuple[_Ran, list[int]]:
-    """What the engine gives, and which sequences of it are not finite."""
+    """The engine's outputs, and the places of sequences with NaN or Inf."""
     batch = PackedBatch.from_encodings([entry.encoding for entry in entries])
     wanted = [entry.outputs for entry in entries]
     outputs = engine.run(batch, engine_outputs(frozenset[str]().union(*wanted)))

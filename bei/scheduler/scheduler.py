@@ -1,4 +1,4 @@
-"""What a batch manager decides, without its threads: what waits for an engine, and which of it runs next.
+"""The decisions of a batch manager, without its threads: the queues of an engine, and the next step.
 
 Told the time, so that the same code runs on a real clock (``batch_manager``) and on a simulated one
 (``bei.cli.simulate``). Not safe in threads: managers lock.
@@ -36,8 +36,8 @@ class SchedulingRules:
 
 
 class Cut(NamedTuple):
-    """What left the queue: ``entries``, the next step, predicted to take ``predicted_s`` (none where nothing waits),
-    and ``expired``, whose deadlines have all passed."""
+    """Entries that leave the queue: ``entries``, the next step, predicted to take ``predicted_s`` (empty where nothing
+    waits), and ``expired``, whose deadlines have all passed."""
 
     entries: list[Entry]
     predicted_s: float
@@ -85,7 +85,7 @@ class Scheduler:
         return Cut(entries, self._costs.seconds(sum(lengths), len(lengths), max(lengths)), expired)
 
     def _cut_only(self, entry: Entry, now_s: float) -> Cut:
-        """What ``next_batch`` makes of a single sequence: most steps of interactive work are no more."""
+        """The decision of ``next_batch`` for a single sequence, as most steps of interactive work are."""
         if entry.deadline_s <= now_s:
             return Cut([], 0.0, [entry])
         if entry.lane != "bulk":

@@ -38,7 +38,7 @@ _OF_AN_INPUT = (InvalidRequestError, EngineError)
 
 
 class ModelRequest(msgspec.Struct, frozen=True):
-    """What a request asks of a model; tasks add their fields.
+    """A request to a model: its inputs, and how they are read. Tasks add their fields.
 
     ``options`` apply to texts and pairs; token ids are run exactly as given. ``failed`` asks for a partial answer: an
     invalid input, or one that the engine fails on, fails alone. It has the errors of inputs that are known before, by
@@ -69,7 +69,7 @@ class InferenceResult(msgspec.Struct, frozen=True):
 
     @property
     def row_encodings(self) -> list[Encoding]:
-        """Of each row, how its input was encoded."""
+        """The encoding of each row's input."""
         if not self.errors:
             return self.encodings
         return [encoding for index, encoding in enumerate(self.encodings) if index not in self.errors]
@@ -172,5 +172,5 @@ def encoding_of_ids(ids: Seq[int], manifest: Manifest) -> Encoding:
 
 
 def is_large(inputs: Seq[ModelInput]) -> bool:
-    """Whether a call with ``inputs`` should begin off the event loop."""
+    """True if to begin a call with ``inputs`` would block the event loop for long."""
     return len(inputs) > _MANY_INPUTS or sum([len(ids) for ids in inputs if isinstance(ids, list)]) > _MANY_IDS

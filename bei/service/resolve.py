@@ -32,7 +32,7 @@ _OF_THE_BUILDER = ("ml_dtypes", "onnx")
 
 
 def cache_of(config: ServeConfig) -> ModelCache:
-    """Where what is built is kept."""
+    """The folder of built artifacts."""
     from bei.artifact.cache import ModelCache
 
     return ModelCache(home_expanded(config.cache_dir))

@@ -100,18 +100,18 @@ class InferenceService:
 
     @cached_property
     def unsaid_prompt(self) -> AskedPrompt:
-        """Of requests that do not say what their texts are. Raises InvalidRequestError where they have to."""
+        """The prompt of requests that name none. Raises InvalidRequestError where they have to."""
         return asked_prompt(self.manifest)
 
     @property
     def is_alive(self) -> bool:
-        """Whether answers still come: every thread works, and no step has run for longer than any step may."""
+        """True while every thread works, and no step has run for longer than any step may."""
         stats = self._port.stats()
         return self.can_tokenize and stats.is_alive and not stats.is_stalled
 
     @property
     def can_tokenize(self) -> bool:
-        """Whether every tokenizer's thread works."""
+        """True while every tokenizer's thread works."""
         return self._tokenizers.is_alive
 
     @property
@@ -161,7 +161,7 @@ class InferenceService:
         deadline_s: float | None = None,
         whole: bool = False,
     ) -> Ticket:
-        """As ``admit``, for callers in this process: never refused, however much waits, as they wait themselves.
+        """As ``admit``, for callers in this process, which wait themselves: never refused for the work that waits.
 
         Raises ShuttingDownError.
         """
@@ -248,18 +248,18 @@ class InferenceService:
         return call.encodings
 
     def hold(self) -> None:
-        """Somebody has found this service, and may ask it until ``let_go``, though another has taken its place."""
+        """Keep the service open until ``let_go``, even if another one takes its place."""
         self._num_holders += 1
         self._unheld.clear()
 
     def let_go(self) -> None:
-        """The opposite of ``hold``, as often."""
+        """Undo one ``hold``."""
         self._num_holders -= 1
         if not self._num_holders:
             self._unheld.set()
 
     async def wait_unheld(self) -> None:
-        """Return when nobody holds it. One that nobody can find any more may be closed then."""
+        """Return when nothing holds the service. One that has been replaced may be closed then."""
         await self._unheld.wait()
 
     async def check_ready(self) -> None:

@@ -173,8 +173,8 @@ async def embed_inputs(service: InferenceService, checked: CheckedTask, *, ticke
 async def dropped_tokens(
     service: InferenceService, checked: CheckedTask, result: PartialResult, *, ticket: Ticket
 ) -> dict[int, int | None]:
-    """How many tokens were cut off each of the inputs that ``result`` names as truncated; None where the tokenizer
-    cannot count so long a text."""
+    """The number of tokens cut off each input that ``result`` names as truncated; None where the tokenizer cannot count
+    so long a text."""
     if not result.truncated:
         return {}
     task = checked.task

@@ -1,4 +1,4 @@
-"""What the tasks share: the check that a model has one, the outcome of inputs, and computation off the event loop."""
+"""Shared by the tasks: the check that a model has one, the outcome of inputs, and computation off the event loop."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PartialResult(msgspec.Struct, frozen=True):
 
     @property
     def num_tokens(self) -> int:
-        """Of all inputs, special tokens included."""
+        """Tokens of all inputs, special tokens included."""
         return sum(self.lengths)
 
 

@@ -31,7 +31,7 @@ class TokenScores(PartialResult, frozen=True, kw_only=True):
     classification: Classification
 
     def scores_of(self, index: int) -> Float32Array:
-        """Of all tokens of input ``index``, special ones included: probabilities or, if they are ``raw``, logits."""
+        """The scores of all tokens of input ``index``, special tokens included: probabilities, or logits if ``raw``."""
         logits = self.logits[index]
         return logits if self.task.raw else apply_function(logits, self.classification.function)
 

@@ -312,7 +312,7 @@ _TOKEN_ROUTES: tuple[Route[Any], ...] = (
 
 
 def dialect(config: ServeConfig) -> Dialect:
-    """Of a server with these settings."""
+    """The dialect of a server with these settings."""
     rerank_routes = (
         replace(adjusted(route, _as_cohere), request=_RERANK_REQUESTS)
         for route in rerank.routes(config.max_client_batch_size)

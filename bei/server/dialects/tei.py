@@ -171,7 +171,7 @@ def _bytes_per_input(service: InferenceService) -> int:
 
 
 async def _all_answered(parts: Seq[Asked], context: RequestContext) -> Seq[Reply]:
-    """Where one fails the others are cancelled."""
+    """The replies of all parts. Where one fails the others are cancelled."""
     tasks: list[asyncio.Future[Reply]] = []
     try:
         for part in parts:
@@ -253,7 +253,7 @@ _KINDS: dict[type[errors.BeiError], tuple[ErrorType, int]] = {
 
 
 def decode_route(max_inputs: int) -> Route[Any]:
-    """Of a server whose requests have at most ``max_inputs`` inputs."""
+    """The route of a server whose requests have at most ``max_inputs`` inputs."""
     read = partial(parse_ids, max_inputs=max_inputs)
     return Route("/decode", "Decode token ids (TEI)", DecodeRequest, list[str], read, decode, runs_engine=False)
 

@@ -125,7 +125,7 @@ class DetokenizeResponse(TypedDict):
 
 
 def pairs_of(body: ScoreRequest, context: RequestContext) -> list[tuple[str, str]]:
-    """What is scored. Raises InvalidRequestError where the sides cannot be matched."""
+    """The pairs to score. Raises InvalidRequestError where the sides cannot be matched."""
     fields = {side for sides in _SIDES for side in sides if getattr(body, side) is not None}
     given = [sides for sides in _SIDES if fields == {*sides}]
     if not given:

@@ -185,7 +185,7 @@ _POOLS: Mapping[PoolingTask, Callable[[PoolingRequest, Seq[str], RequestContext]
 
 
 def _task_of(service: InferenceService) -> PoolingTask:
-    """What the model is for."""
+    """The first of vLLM's tasks that the model has."""
     return next((task for ours, task in _TASKS.items() if ours in service.manifest.tasks), "embed")
 
 
@@ -211,7 +211,7 @@ def _numbers(value: Float32Array) -> object:
 
 
 def _base64(value: Float32Array) -> str:
-    """Of little-endian float32; one token behind the other."""
+    """Base64 of little-endian float32, tokens in order."""
     return binascii.b2a_base64(value.astype("<f4", order="C", copy=False).data, newline=False).decode()
 
 

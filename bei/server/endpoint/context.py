@@ -25,7 +25,7 @@ _SHOWN_CHARS = 100  # of what a client sent
 
 @dataclass(frozen=True)
 class Context:
-    """What the requests of a server share."""
+    """Shared by the requests of a server."""
 
     models: Models
     max_client_batch_size: int
@@ -36,11 +36,11 @@ class Context:
 
 
 class RequestContext:
-    """One request on its way through a handler: the served models, its urgency, and what it was admitted for.
+    """One request on its way through a handler: the served models, its urgency, and its tickets.
 
-    What it was admitted for is held until ``close``, when the last byte of the answer is rendered. ``any_model``: a
-    name that no model has is passed over. ``key``: whose tokens are counted against its rate. ``work``: is told what
-    is admitted. ``body``: counts against ``body_memory`` until then, since what was read of it may wait for a thread.
+    Tickets are held until ``close``, when the last byte of the answer is rendered. ``any_model``: a name that no model
+    has is ignored. ``key``: its rate limit counts the admitted tokens. ``work`` records what is admitted. ``body``
+    counts against ``body_memory`` until the request is admitted, since what was read of it may wait for a thread.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What routes of several dialects ask of a model: the vectors of inputs, the scores of documents."""
+"""Inference that routes of several dialects share: the vectors of inputs, the scores of documents."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def checked_task(context: RequestContext, service: InferenceService, request: Em
 
 
 async def reported(service: InferenceService, checked: CheckedTask, result: PartialResult, ticket: Ticket) -> Items:
-    """What became of each input."""
+    """The report on each input, for the client."""
     return report_of(result, await dropped_tokens(service, checked, result, ticket=ticket))
 
 

@@ -1,4 +1,4 @@
-"""What became of each input of a request, for clients that ask by the header X-Bei-Report.
+"""A report on each input of a request, for clients that send the header X-Bei-Report.
 
 An input that is wrong, or that the engine fails on, then costs the others nothing: its vector is null, its entry of the
 report says why, and the status is 200.

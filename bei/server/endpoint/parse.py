@@ -45,7 +45,7 @@ async def read(parse: Callable[[bytes], Any], content: bytes, *, in_part: bool =
 
 
 def read_now(parse: Callable[[bytes], Any], content: bytes, in_part: bool) -> Read:
-    """As ``read``, in this thread."""
+    """``read`` in the current thread."""
     try:
         return Read(parse(content), {})
     except MalformedRequestError as error:
@@ -84,7 +84,7 @@ def too_many_inputs(count: int, limit: int, param: str) -> InvalidRequestError:
 
 
 def is_one_input(given: Seq[object]) -> bool:
-    """Whether ``given`` is the token ids of one input, by its first element, and not a list of inputs."""
+    """True if ``given``, by its first element, is the token ids of one input and not a list of inputs."""
     return isinstance(given[0], int) if given else False
 
 

@@ -63,7 +63,7 @@ class Octets:
 
 @dataclass(frozen=True)
 class Notation:
-    """How objects and lists are written. ``dumps`` writes whole ones, numpy arrays and ``Items`` among them."""
+    """A notation of objects and lists. ``dumps`` writes whole ones, numpy arrays and ``Items`` among them."""
 
     media_type: str
     dumps: Callable[[object], bytes]
@@ -150,7 +150,7 @@ def pieces_of(content: object, notation: Notation = IN_JSON) -> Iterator[bytes]:
 
 
 def slices_of(written: bytes) -> Iterator[memoryview]:
-    """What is written already, in pieces of the same size, without copies."""
+    """``written`` in pieces of the same size, without copies."""
     view = memoryview(written)
     for start in range(0, len(view), PIECE_BYTES):
         yield view[start : start + PIECE_BYTES]
@@ -174,7 +174,7 @@ def _parts(content: object, notation: Notation) -> Iterator[bytes]:
 
 
 def _step(content: Items | Octets) -> int:
-    """How many of its items make a piece."""
+    """The number of items of a piece."""
     return max(1, PIECE_BYTES * content.count // max(1, content.num_bytes))
 
 
@@ -198,7 +198,7 @@ def _parts_of_items(items: Items, notation: Notation) -> Iterator[bytes]:
 
 
 def _made(value: object) -> Any:
-    """What orjson shall write for ``value``, which it does not know."""
+    """The content of ``Items``, as orjson writes it."""
     if isinstance(value, Items):
         return value.make(0, value.count)
     raise TypeError(f"{type(value).__name__} cannot be written")  # a bug: the library turns it into its own error

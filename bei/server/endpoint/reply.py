@@ -1,4 +1,4 @@
-"""What a handler answers, before it is written."""
+"""The answer of a handler before it is written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Reply(msgspec.Struct, frozen=True):
     report: Items | None = None
 
     def written_in(self, media_types: Seq[str]) -> tuple[object, Notation, str]:
-        """What is written, how, and its media type: the first of ``media_types`` that the answer can have.
+        """The content, its notation and its media type: the first of ``media_types`` that the answer can have.
 
         Raises NotAcceptableError where there is none.
         """

@@ -1,4 +1,4 @@
-"""What the large answers under way take together."""
+"""The memory of large answers under way."""
 
 from __future__ import annotations
 

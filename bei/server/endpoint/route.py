@@ -1,4 +1,4 @@
-"""What every inference route shares: the way from a body's bytes to an answer's.
+"""The way of an inference request from the body's bytes to the answer's, the same for every route.
 
 A route is a request Struct, a function that parses it, and a handler, which asks a model for a task and says what to
 answer. Handlers know neither bytes nor HTTP; everything that is the same for all of them is here.

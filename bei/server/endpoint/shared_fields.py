@@ -92,14 +92,14 @@ class ScoreControls(Controls, kw_only=True):
     )
 
     def is_raw(self) -> bool:
-        """Whether logits are asked for. Raises InvalidRequestError where two fields contradict each other."""
+        """True if logits are asked for. Raises InvalidRequestError where two fields contradict each other."""
         if self.raw_scores is not None and self.raw_scores is self.use_activation:
             raise _contradiction("raw_scores", self.raw_scores, "use_activation", self.use_activation)
         return bool(self.raw_scores) or self.use_activation is False
 
 
 def agreed(body: msgspec.Struct, *names: str) -> Any:
-    """What the fields ``names``, which mean the same, ask for. Raises InvalidRequestError where they contradict."""
+    """The value of the fields ``names``, which mean the same. Raises InvalidRequestError where they contradict."""
     first = found = None
     for name in names:
         value = getattr(body, name)
@@ -124,7 +124,7 @@ class _Rule(NamedTuple):
 
     @property
     def meta(self) -> Meta:
-        """Of the field, for /openapi.json."""
+        """The field's schema, for /openapi.json."""
         return Meta(description=f"Not supported: {self.remedy}.", extra_json_schema=one_of(self.accepted))
 
 
@@ -251,7 +251,7 @@ class PairControls(ScoreControls, kw_only=True):
     _own_rules: ClassVar[Mapping[str, _Rule]] = {}
 
     def settled(self) -> Self:
-        """As that of EmbeddingControls."""
+        """As ``EmbeddingControls.settled``."""
         check_rules(self, self._rules)
         check_rules(self, self._own_rules)
         self.truncate = agreed(self, "truncate", "truncation")
@@ -267,7 +267,7 @@ def check_rules(body: msgspec.Struct, rules: Mapping[str, _Rule]) -> None:
 
 
 def _is_same(value: object, same: object) -> bool:
-    """Whether they are the same value of JSON, which has one kind of numbers."""
+    """True if they are the same value of JSON, which has one kind of numbers."""
     return value == same and (type(value) is type(same) or {type(value), type(same)} == {int, float})
 
 

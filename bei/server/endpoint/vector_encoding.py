@@ -59,7 +59,7 @@ class SparseVector(TypedDict):
 
 
 class VectorForm(NamedTuple):
-    """What the numbers of a vector are, and whether they come as base64 instead of a list. ``param`` asked for it."""
+    """The number format of a vector, in base64 or as a list. ``param``: the field that asked for it."""
 
     dtype: DType = "float"
     is_base64: bool = False
@@ -67,12 +67,12 @@ class VectorForm(NamedTuple):
 
     @property
     def is_sparse(self) -> bool:
-        """Whether vectors are SparseEmbeddings."""
+        """True if vectors are SparseEmbeddings."""
         return self.dtype == "sparse"
 
     @property
     def task(self) -> Literal["embed", "embed_sparse"]:
-        """What a model must be able to do."""
+        """The task that a model must have."""
         return "embed_sparse" if self.dtype == "sparse" else "embed"
 
     def check(self, manifest: Manifest, width: int, normalize: bool | None, dimensions_param: str) -> None:

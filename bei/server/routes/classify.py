@@ -75,7 +75,7 @@ class ClassifyResponse(TypedDict):
 
 
 def inputs_of(given: str | list[str | list[str]]) -> tuple[list[Input], bool]:
-    """What ``/predict`` is to read, and whether it is a batch. Raises InvalidRequestError."""
+    """The texts and pairs of a ``/predict`` request; True: it is a batch. Raises InvalidRequestError."""
     if isinstance(given, str):
         return [given], False
     lists = [value for value in given if not isinstance(value, str)]
@@ -122,7 +122,7 @@ async def classify_texts(body: ClassifyRequest, context: RequestContext) -> Repl
 
 
 def labels_of(service: InferenceService) -> list[str]:
-    """Of a model that classifies."""
+    """The labels of a model that classifies; [] of others."""
     classification = service.manifest.classification
     return classification.labels if classification else []
 

@@ -227,7 +227,7 @@ def render(answer: Embeddings | SparseEmbeddings, model: str, form: VectorForm) 
 
 
 def usage(num_tokens: int) -> Usage:
-    """Of models that only read."""
+    """The usage of a model that generates no tokens."""
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 

@@ -311,7 +311,7 @@ def render_results(scores: Scores, texts: Seq[str], body: DocumentsRequest, mode
 
 
 def document_of(text: str, body: DocumentsRequest, path: str) -> Text | str | None:
-    """What stands in a result for ``text``.
+    """The ``document`` of a result for ``text``; None: the result has none.
 
     Infinity's client, which alone sends ``raw_scores``, gets a plain string, and only where it asks for documents.
     vLLM's, Jina's and Cohere's v1 get an object, unless they say no; Cohere's v2 only where a client says yes.

@@ -129,7 +129,7 @@ _NULL = b"null"
 
 
 class _Fields(msgspec.Struct):
-    """What says which request a body is."""
+    """The fields that tell which request a body is."""
 
     model: Model | None = None
     inputs: msgspec.Raw = msgspec.Raw(_NULL)
@@ -141,7 +141,7 @@ _parse_fields = parser(_Fields)
 
 @dataclass(frozen=True)
 class _Kind:
-    """How a body is read and answered."""
+    """The parser and the handler of a kind of request."""
 
     parse: Callable[[bytes], Any]
     handle: Callable[[Any, RequestContext], Awaitable[Reply]]

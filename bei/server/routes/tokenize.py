@@ -167,7 +167,7 @@ async def decoded(
 
 
 def _check_ids(lists: Seq[Seq[int]], known: Set[int], param: str) -> None:
-    """Whether each of ``lists`` can be decoded. Raises InvalidRequestError."""
+    """Raise InvalidRequestError unless each of ``lists`` can be decoded."""
     for index, ids in enumerate(lists):
         if not ids:
             raise EmptyInputError(f"{param} {index} is empty: leave it out.", param)
