@@ -99,8 +99,7 @@ class PendingCall:
     ) -> None:
         num_inputs = len(request.inputs)
         self.request_id = request_id
-        self.inputs = request.inputs
-        self.options = request.options
+        self.request = request
         self.is_partial = request.failed is not None
         self.ticket = ticket
         self.outputs = frozenset(outputs)
@@ -108,7 +107,7 @@ class PendingCall:
         self.times: CallTimes | None = None
         self.encodings = [NOT_YET] * num_inputs
         self.rows: list[Row | None] = [None] * num_inputs
-        self.errors: dict[int, BeiError] = dict(request.failed or ())
+        self.errors: dict[int, BeiError] = {**request.failed} if request.failed else {}
         self.error: BeiError | None = None
         self.is_done = False
         self.done = asyncio.get_running_loop().create_future()

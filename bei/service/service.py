@@ -197,15 +197,16 @@ class InferenceService:
         """
         call = PendingCall(next(self._ids), request, ticket, outputs, reduce)
         self._calls[call.request_id] = call
-        num_inputs, num_known = len(call.inputs), len(call.errors)
+        inputs = request.inputs
+        num_inputs, num_known = len(inputs), len(call.errors)
         if ticket.timing is not None:
             call.times = ticket.timing.of_call(num_inputs, ticket.accepted_s)
         num_failed = num_inputs - num_known
         try:
             if num_failed:  # not all inputs were refused before
-                if num_inputs == 1 and ticket.lane == "interactive" and takes_little(call.inputs[0]):
-                    self._start_at_once(call, call.inputs[0])
-                elif is_large(call.inputs):
+                if num_inputs == 1 and ticket.lane == "interactive" and takes_little(inputs[0]):
+                    self._start_at_once(call, inputs[0])
+                elif is_large(inputs):
                     await off_loop(self._start, call)
                 else:
                     self._start(call)
@@ -238,7 +239,7 @@ class InferenceService:
 
         try:
             self._tokenize(
-                call, {i: text for i, text in enumerate(call.inputs) if not isinstance(text, list)}, on_items
+                call, {i: text for i, text in enumerate(call.request.inputs) if not isinstance(text, list)}, on_items
             )
             await self._done(call)
         finally:
@@ -359,7 +360,7 @@ class InferenceService:
         given: list[Item] = []
         texts: dict[int, Input] = {}
         refused = frozenset(call.errors)
-        for index, value in enumerate(call.inputs):
+        for index, value in enumerate(call.request.inputs):
             if index in refused:
                 continue
             if not isinstance(value, list):
@@ -382,7 +383,7 @@ class InferenceService:
     def _start_at_once(self, call: PendingCall, value: Input) -> None:
         """Tokenize the only input of ``call`` in this thread, and hand it to the engine."""
         try:
-            encoding = self._tokenizers.encoded_at_once(value, call.options)
+            encoding = self._tokenizers.encoded_at_once(value, call.request.options)
             call.ticket.count_tokens(encoding.num_tokens)
             self._submit(call, [Item(0, encoding)], self._demand_of(call, [value]))
         except BeiError as error:
@@ -405,8 +406,8 @@ class InferenceService:
             on_encoded,
             lambda index, error: self._fail_at(call, places[index], error),
             lambda: call.is_done,
-            call.options,
-            is_urgent=call.ticket.lane == "interactive" and not takes_long(inputs, call.options),
+            call.request.options,
+            is_urgent=call.ticket.lane == "interactive" and not takes_long(inputs, call.request.options),
             one_by_one=call.is_partial,
         )
 
@@ -415,7 +416,7 @@ class InferenceService:
         real token count is known."""
         if len(inputs) == call.ticket.num_inputs:
             return call.ticket.admitted
-        return self._admission.demand(self.estimated_lengths(inputs, whole=call.options.whole))
+        return self._admission.demand(self.estimated_lengths(inputs, whole=call.request.options.whole))
 
     def _submit(self, call: PendingCall, items: list[Item], admitted: Demand) -> None:
         """Hand tokenized inputs to the engine, or end here where nothing of it is wanted. ``admitted``: what they were

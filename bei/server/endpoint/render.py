@@ -96,7 +96,9 @@ def num_bytes_of(content: object) -> int:
     if isinstance(content, dict):
         num_bytes = 0
         for value in content.values():
-            if isinstance(value, (Items, dict)):
+            if isinstance(value, Items):
+                num_bytes += value.num_bytes
+            elif isinstance(value, dict):
                 num_bytes += num_bytes_of(value)
         return num_bytes
     return content.num_bytes if isinstance(content, (Items, Octets)) else 0
