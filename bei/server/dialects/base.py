@@ -20,7 +20,7 @@ from bei.errors import InvalidRequestError
 from bei.metrics.registry import CONTENT_TYPE
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.get_responses import answers
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import Reply
 from bei.server.endpoint.route import Route
 from bei.server.http.errors import ErrorForm
 from bei.server.http.header_names import names_of

@@ -20,8 +20,7 @@ from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import Texts, exactly_one, limits, limits_of_inputs, without
 from bei.server.endpoint.inference import embedded
 from bei.server.endpoint.parse import TokenId, parser
-from bei.server.endpoint.render import Items, items_of
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import Items, Reply, items_of
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import OF_COHERE_V2, Dimensions, Model, check_rules
 from bei.server.endpoint.vector_encoding import FLOATS, OCTET_HEADERS, VectorForm, dtype_of

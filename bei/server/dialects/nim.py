@@ -23,8 +23,7 @@ from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.inference import embedded, ranked
 from bei.server.endpoint.models import Models, models_router
 from bei.server.endpoint.parse import parser
-from bei.server.endpoint.render import Items
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Dimensions, Model
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, VectorForm, dtype_of

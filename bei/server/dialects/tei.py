@@ -36,8 +36,7 @@ from bei.server.endpoint.parse import (
     parser,
     too_many_inputs,
 )
-from bei.server.endpoint.render import FLOAT_BYTES, Items, num_bytes_of
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import FLOAT_BYTES, Items, Reply, num_bytes_of
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Model
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS

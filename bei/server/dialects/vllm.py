@@ -28,8 +28,7 @@ from bei.server.endpoint.field_schema import Limits, exactly_one, limits
 from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.models import Models
 from bei.server.endpoint.parse import TokenId, parser
-from bei.server.endpoint.render import Items
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Controls, Model
 from bei.server.routes import classify, openai_embeddings, rerank, tokenize

@@ -24,8 +24,7 @@ from bei.server.endpoint.field_schema import Limits, Text, not_both
 from bei.server.endpoint.field_schema import Texts as ListOfTexts
 from bei.server.endpoint.inference import embedded
 from bei.server.endpoint.parse import parser
-from bei.server.endpoint.render import FLOAT_BYTES, Items, Octets, rows_of
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import FLOAT_BYTES, Items, Octets, Reply, rows_of
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Controls
 from bei.server.routes import classify

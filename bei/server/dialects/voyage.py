@@ -17,8 +17,7 @@ from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import Text, Texts
 from bei.server.endpoint.inference import embedded, ranked
 from bei.server.endpoint.parse import parser
-from bei.server.endpoint.render import Items
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Dimensions, Model
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, VectorForm, dtype_of

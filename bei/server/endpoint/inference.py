@@ -11,8 +11,7 @@ import msgspec
 from bei.engine.postprocess import descending
 from bei.server.endpoint.context import RequestContext, empty_text
 from bei.server.endpoint.input_report import report_of
-from bei.server.endpoint.render import Items
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.vector_encoding import FLOATS, VectorForm
 from bei.service.admission import Ticket
 from bei.service.service import InferenceService

@@ -1,8 +1,8 @@
-"""Answers as JSON or MessagePack, or vectors as bytes: small ones at once, large ones piece by piece.
+"""Answers of handlers as JSON or MessagePack, or vectors as bytes: small ones at once, large ones piece by piece.
 
 Rendering holds the interpreter's lock: 3 ns a byte of numbers, 11 of tokens, whose dictionaries are built first. An
 answer of hundreds of megabytes would stop the server for seconds, and lie in memory whole. A handler therefore leaves
-the lists of its answer as ``Items``, and whether they are written at once or in pieces, nobody can tell by the bytes.
+the lists of its answer as ``Items``. The bytes are the same whether they are written at once or in pieces.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import orjson
 import ormsgpack
 
 from bei.core import Float32Array
+from bei.errors import NotAcceptableError
+from bei.server.http.accept import MSGPACK, OCTETS
+from bei.server.http.errors import JSON
 
 T = TypeVar("T")
 
@@ -204,3 +208,40 @@ def _made(value: object) -> Any:
     if isinstance(value, Items):
         return value.make(0, value.count)
     raise TypeError(f"{type(value).__name__} cannot be written")  # a bug: the library turns it into its own error
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """``content`` is what orjson writes, numpy arrays included; lists that may be large are ``Items``, on top or in
+    objects. It is ``Octets`` where the request itself asks for bytes, whatever the client accepts. ``truncated`` lists
+    the inputs that were cut, ``octets`` makes bytes of the answer's vectors, where it is nothing else, and ``report``
+    says what became of each input."""
+
+    content: object
+    truncated: Seq[int] = ()
+    octets: Callable[[], Octets] | None = None
+    report: Items | None = None
+
+    def written_in(self, media_types: Seq[str]) -> tuple[object, Notation, str]:
+        """The content, its notation and its media type: the first of ``media_types`` that the answer can have.
+
+        Raises NotAcceptableError where there is none.
+        """
+        if isinstance(self.content, Octets):
+            return self.content, IN_JSON, OCTETS
+        for media_type in media_types:
+            if media_type in _NOTATIONS:
+                content = self.content if self.report is None else self._with_report(self.report)
+                return content, _NOTATIONS[media_type], media_type
+            if self.octets is not None and self.report is None:
+                return self.octets(), IN_JSON, media_type
+        raise NotAcceptableError(
+            f"This answer is no {' or '.join(media_types)}, which is for vectors alone: accept {JSON} or {MSGPACK}.",
+            "accept",
+        )
+
+    def _with_report(self, report: Items) -> object:
+        fields = self.content if isinstance(self.content, dict) else {"embeddings": self.content}
+        return {**fields, "report": report}
+
+
+_NOTATIONS = {notation.media_type: notation for notation in (IN_JSON, IN_MSGPACK)}

@@ -23,8 +23,7 @@ from bei.server.auth.keys import Key
 from bei.server.auth.priority import urgency_of
 from bei.server.endpoint.context import Context, RequestContext
 from bei.server.endpoint.parse import Read, read
-from bei.server.endpoint.render import INLINE_BYTES, Octets, num_bytes_of, pieces_of, slices_of, whole
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import INLINE_BYTES, Octets, Reply, num_bytes_of, pieces_of, slices_of, whole
 from bei.server.http.accept import AnswerForm, answer_form
 from bei.server.http.body_memory import Body
 from bei.server.http.compression import coded

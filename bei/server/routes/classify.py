@@ -14,8 +14,7 @@ from bei.errors import EmptyInputError, InvalidRequestError
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import MAX_INPUTS, Text, Texts, limits
 from bei.server.endpoint.parse import parser
-from bei.server.endpoint.render import FLOAT_BYTES, Items, items_of
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import FLOAT_BYTES, Items, Reply, items_of
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import ScoreControls
 from bei.server.routes.openai_embeddings import Usage, usage

@@ -23,8 +23,7 @@ from bei.server.endpoint.parse import (
     parser,
     too_many_inputs,
 )
-from bei.server.endpoint.render import FLOAT_BYTES, Items, rows_of
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import FLOAT_BYTES, Items, Reply, rows_of
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import OF_WIDE_VECTORS, Dimensions, FormName, PromptControls, check_rules
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, SPARSE, SparseVector, vector_form

@@ -14,8 +14,7 @@ from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import MAX_INPUTS, limits
 from bei.server.endpoint.inference import embedded
 from bei.server.endpoint.parse import PLACEHOLDER, TokenId, long_id_lists, parser, too_many_inputs
-from bei.server.endpoint.render import Items
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import EmbeddingControls
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, SparseVector, VectorForm, vector_form

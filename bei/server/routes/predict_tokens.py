@@ -12,8 +12,7 @@ from bei.errors import InvalidRequestError
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import Text, limits, limits_of_inputs
 from bei.server.endpoint.parse import parser
-from bei.server.endpoint.render import Items, items_of
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import Items, Reply, items_of
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import ScoreControls
 from bei.tasks.entities import Aggregation, Entity

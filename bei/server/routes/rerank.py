@@ -25,8 +25,7 @@ from bei.server.endpoint.field_schema import Limits, Texts, limits_of_inputs, wi
 from bei.server.endpoint.field_schema import Text as NonEmptyText
 from bei.server.endpoint.inference import order_of
 from bei.server.endpoint.parse import parser_by_field, too_many_inputs
-from bei.server.endpoint.render import Items
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import OF_DOCUMENTS, OF_TEXTS, PairControls, agreed
 from bei.server.routes.openai_embeddings import Usage, usage

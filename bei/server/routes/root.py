@@ -21,8 +21,7 @@ from bei.errors import InvalidRequestError
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import Text, Texts, limits
 from bei.server.endpoint.parse import parser, read
-from bei.server.endpoint.render import Items, items_of
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import Items, Reply, items_of
 from bei.server.endpoint.shared_fields import Model
 from bei.server.endpoint.vector_encoding import SparseVector
 from bei.server.routes import classify, embed, predict_tokens, rerank

@@ -15,8 +15,7 @@ from bei.errors import EmptyInputError, InvalidRequestError
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import Text, Texts, without
 from bei.server.endpoint.parse import parser_by_field
-from bei.server.endpoint.render import Items
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Model
 from bei.service.call import ModelRequest

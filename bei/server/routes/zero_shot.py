@@ -16,8 +16,7 @@ from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import Limits, Texts, exactly_one, limits, limits_of_inputs, without
 from bei.server.endpoint.field_schema import Text as NonEmptyText
 from bei.server.endpoint.parse import parser, too_many_inputs
-from bei.server.endpoint.render import Items
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import OF_SCORES, Controls, check_rules
 from bei.server.routes.classify import ClassifyRequest, ClassifyResponse, LabelScore, classify_texts, ranked_bytes
