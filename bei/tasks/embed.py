@@ -119,7 +119,7 @@ def check_task(service: InferenceService, task: EmbedTask, name: TaskName) -> Ch
         param = task.dimensions_param
         warning = check_dimensions(manifest, dimensions, param, untrained=service.untrained_dimensions)
         if name != "embed":
-            raise InvalidRequestError(f"{param} are of dense vectors: leave them out.", param)
+            raise InvalidRequestError(f"{param} works with dense vectors only: leave it out.", param)
         if warning is not None:
             warnings.append(warning)
     if name == "embed":

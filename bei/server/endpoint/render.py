@@ -235,7 +235,8 @@ class Reply(msgspec.Struct, frozen=True):
             if self.octets is not None and self.report is None:
                 return self.octets(), IN_JSON, media_type
         raise NotAcceptableError(
-            f"This answer is no {' or '.join(media_types)}, which is for vectors alone: accept {JSON} or {MSGPACK}.",
+            f"This answer cannot be sent as {' or '.join(media_types)}, which is for vectors alone: accept {JSON} or "
+            f"{MSGPACK}.",
             "accept",
         )
 
