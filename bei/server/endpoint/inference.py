@@ -56,48 +56,48 @@ class Embedded(NamedTuple):
 async def embedded(
     context: RequestContext,
     service: InferenceService,
-    request: EmbedTask,
+    task: EmbedTask,
     *,
     forms: Seq[VectorForm] = (FLOATS,),
     around_bytes: int = 0,
 ) -> Embedded:
-    """The vectors that ``request`` asks for.
+    """The vectors of a task.
 
     ``forms`` are those in which each vector will be written, ``around_bytes`` what stands around it; a sparse form is
     alone. Raises what the task and the checks of ``context`` raise.
     """
     form = forms[0]
     is_sparse = form.is_sparse
-    checked = checked_task(context, service, request, form.task)
+    checked = checked_task(context, service, task, form.task)
     item_bytes = around_bytes
     for each in forms:
-        each.check(service.manifest, checked.width, request.normalize, request.dimensions_param)
+        each.check(service.manifest, checked.width, task.normalize, task.dimensions_param)
         item_bytes += each.num_bytes(checked.width)
-    context.check_answer(len(request.inputs) * item_bytes)
+    context.check_answer(len(task.inputs) * item_bytes)
     answer: Embeddings | SparseEmbeddings
-    if request.late_chunking:
-        ticket = context.admit(service, [" ".join(cast("Seq[str]", request.inputs))])
+    if task.late_chunking:
+        ticket = context.admit(service, [" ".join(cast("Seq[str]", task.inputs))])
         return Embedded(await embed_chunks(service, checked, ticket=ticket), form, None)
-    ticket = context.admit(service, request.inputs)
+    ticket = context.admit(service, task.inputs)
     if is_sparse:
         answer = await embed_sparse(service, checked, ticket=ticket)
-        context.check_answer(len(request.inputs) * around_bytes + form.list_bytes(answer))
+        context.check_answer(len(task.inputs) * around_bytes + form.list_bytes(answer))
     else:
         answer = await embed_inputs(service, checked, ticket=ticket)
     report = await reported(service, checked, answer, ticket) if context.has_report else None
     return Embedded(answer, form if len(forms) == 1 and not is_sparse else None, report)
 
 
-def checked_task(context: RequestContext, service: InferenceService, request: EmbedTask, task: TaskName) -> CheckedTask:
+def checked_task(context: RequestContext, service: InferenceService, task: EmbedTask, name: TaskName) -> CheckedTask:
     """``check_task``, whose warnings go to the client, behind the checks of ``context``."""
-    inputs, param = request.inputs, request.param
-    if context.has_report and not request.late_chunking:  # empty and unreadable inputs fail alone
+    inputs, param = task.inputs, task.param
+    if context.has_report and not task.late_chunking:  # empty and unreadable inputs fail alone
         context.check_count(inputs, param)
         empty = {index: empty_text(index, param) for index, value in enumerate(inputs) if value == ""}
-        request = msgspec.structs.replace(request, failed={**empty, **context.unreadable})
+        task = msgspec.structs.replace(task, failed={**empty, **context.unreadable})
     else:
         context.check_inputs(inputs, param)
-    checked = check_task(service, request, task)
+    checked = check_task(service, task, name)
     for warning in checked.warnings:
         context.warn(warning)
     return checked
@@ -123,8 +123,8 @@ async def ranked(
     context.check_inputs([query], "query")
     context.check_inputs(documents, param)
     context.check_answer(len(documents) * bytes_per_result)
-    request = RerankTask.of(query, documents, options, raw=raw)
-    scores = await rerank(service, request, ticket=context.admit(service, request.inputs))
+    task = RerankTask.of(query, documents, options, raw=raw)
+    scores = await rerank(service, task, ticket=context.admit(service, task.inputs))
     return scores, order_of(scores)
 
 
