@@ -38,7 +38,7 @@ class Held:
 
 
 def is_held(values: npt.NDArray[Any]) -> bool:
-    """Whether ``values`` lie in such memory."""
+    """True if ``values`` lie in the memory of a ``Held``."""
     owner = values.base
     while isinstance(owner, np.ndarray):
         owner = owner.base
@@ -47,7 +47,7 @@ def is_held(values: npt.NDArray[Any]) -> bool:
 
 @dataclass(frozen=True)
 class TokenSpans:
-    """Where the n tokens of an encoding lie in its text.
+    """The places of the n tokens of an encoding in its text.
 
     ``offsets`` int32 [n, 2], first and one past the last character; ``words`` int32 [n], equal for neighbours that are
     one word, -1 of special tokens; ``special`` bool [n].
@@ -59,13 +59,13 @@ class TokenSpans:
 
     @classmethod
     def of_special_tokens(cls, num_tokens: int) -> TokenSpans:
-        """Of tokens that stand for no part of the text."""
+        """Spans of tokens that stand for no part of the text."""
         nowhere = np.zeros((num_tokens, 2), np.int32)
         return cls(nowhere, np.full(num_tokens, -1, np.int32), np.ones(num_tokens, np.bool_))
 
     @classmethod
     def concatenated(cls, parts: Seq[TokenSpans]) -> TokenSpans:
-        """Of tokens one after the other."""
+        """Concatenate spans in order."""
         return cls(
             np.concatenate([part.offsets for part in parts]),
             np.concatenate([part.words for part in parts]),
@@ -77,8 +77,8 @@ class TokenSpans:
 class Expansion:
     """Tokens ``token_id`` behind an input until it has ``num_tokens`` (ColBERT, arXiv:2004.12832, section 3.2).
 
-    ``attended``: the other tokens look at them. If not, they still look at the others, and have states of their own.
-    ``padding_id``: tokens of the input itself that are of this id become ``token_id`` too, and are looked at.
+    ``attended``: other tokens may attend to the expansion tokens. Expansion tokens always attend to the real ones.
+    ``padding_id``: tokens of the input itself with this id become ``token_id`` too, and are attended.
     """
 
     token_id: int
@@ -90,8 +90,8 @@ class Expansion:
 class Encoding(NamedTuple):
     """One tokenized input. ``truncated``: tokens were cut off to fit ``max_seq_len``. ``spans`` where asked for.
 
-    ``num_keys``: only so many tokens, the first, are looked at by tokens; None: all are. ``num_unpooled``: so many
-    tokens, the first, are left out of the mean, by engines that know it (a prompt's).
+    Only the first ``num_keys`` tokens serve as attention keys; None: all of them. The first ``num_unpooled`` tokens (of
+    a prompt) are left out of the mean, by engines that support it.
     """
 
     input_ids: Int32Array
@@ -108,7 +108,7 @@ class Encoding(NamedTuple):
 
 
 def expanded(encoding: Encoding, expansion: Expansion) -> Encoding:
-    """``encoding``, filled up. What has no tokens stays as it is."""
+    """``encoding`` with the expansion tokens. One without tokens stays as it is."""
     if expansion.padding_id is not None:
         ids = encoding.input_ids
         encoding = encoding._replace(input_ids=np.where(ids == expansion.padding_id, expansion.token_id, ids))
@@ -129,9 +129,9 @@ class PackedBatch:
     """Sequences laid end to end without padding: what an engine runs once.
 
     ``input_ids`` is int32 [T]; ``cu_seqlens`` int32 [B+1], starts at 0, strictly increasing, ends at T.
-    ``token_type_ids`` is int32 [T], or None where every token is of type 0. ``key_lens`` is int32 [B], how many tokens
-    of each sequence, the first, are looked at; None where all are. ``unpooled_lens`` is int32 [B], how many of each,
-    the first, are left out of means; None where none are.
+    ``token_type_ids`` is int32 [T], or None where every token is of type 0. ``key_lens`` is int32 [B]: only the
+    first so many tokens of each sequence serve as attention keys; None: all of them. ``unpooled_lens`` is int32 [B]:
+    the first so many tokens of each are left out of means; None: no token is.
     """
 
     input_ids: Int32Array
@@ -189,7 +189,7 @@ def finite_sequences(outputs: Outputs, batch: PackedBatch, per_token: Set[str]) 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one batch may hold. Tokens are real tokens, not padded ones."""
+    """Limits of one batch. Tokens are real tokens, not padded ones."""
 
     max_num_tokens: int
     max_batch_size: int

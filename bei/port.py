@@ -1,8 +1,8 @@
 """The engine port: the messages between a served model's front and whatever runs its engine.
 
-The front (``bei.service.service``) submits tokenized sequences and gets an answer to each; batching, de-duplication and the
-engine are behind the port. In one process the port is a ``BatchManager``. Messages are plain data and arrays, and the
-two sides share no object that changes, so the same messages can cross a process border.
+The front (``bei.service.service``) submits tokenized sequences and gets an answer to each; batching, de-duplication
+and the engine are behind the port. In one process the port is a ``BatchManager``. Messages are plain data and arrays,
+and the two sides share no object that changes, so the same messages can cross a process border.
 
 Times are seconds of ``time.monotonic()``, which on Linux is one clock for all processes of a host.
 """
@@ -39,7 +39,7 @@ class Submission(msgspec.Struct, frozen=True):
     """Sequences of one request. A request may come in several submissions, all with its ``request_id``.
 
     ``outputs``: the engine's outputs that the request wants, and nothing else is computed into its answers.
-    ``deadline_s``: when the answer has no value any more; None: never.
+    ``deadline_s``: when the answer is of no use any more; None: never.
     """
 
     request_id: int
@@ -50,7 +50,7 @@ class Submission(msgspec.Struct, frozen=True):
 
 
 class StepTimes(NamedTuple):
-    """When a step began and ended."""
+    """Start and end of a step."""
 
     started_s: float
     ended_s: float
@@ -72,7 +72,7 @@ OnAnswers: TypeAlias = Callable[[Seq[Answer]], None]
 
 
 class LaneStats(NamedTuple):
-    """What waits in one lane: sequences, their tokens, and the engine seconds that they are predicted to take."""
+    """The queue of one lane: sequences, their tokens, and their predicted engine seconds."""
 
     num_sequences: int
     num_tokens: int
@@ -107,7 +107,7 @@ class PortStats(NamedTuple):
 
 
 class EnginePort(Protocol):
-    """What a service talks to. Every method is safe in any thread, and returns at once unless said otherwise."""
+    """An engine as a service sees it. Methods are safe in any thread, and return at once unless said otherwise."""
 
     def submit(self, submission: Submission) -> None:
         """Take over ``submission``: each item gets exactly one answer, unless the request is cancelled before.
@@ -116,7 +116,7 @@ class EnginePort(Protocol):
         """
 
     def cancel(self, request_id: int) -> None:
-        """Forget the request: what waits is not run, and no answer that is not on its way already will come."""
+        """Forget the request: its queued items are not run, and no further answers are sent."""
 
     def stats(self) -> PortStats:
         """The state now."""

@@ -18,7 +18,7 @@ from bei.offline.options import CallOptions
 from bei.offline.results import Predictions, Rank
 from bei.offline.windows import WINDOW
 from bei.service.admission import Ticket
-from bei.service.submission import ModelInput
+from bei.service.call import ModelInput
 
 T = TypeVar("T")
 InputT = TypeVar("InputT", bound=ModelInput)

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from bei.core import Encoding, Float32Array
 from bei.errors import BeiError, EmptyInputError, InvalidRequestError
@@ -41,11 +41,15 @@ from bei.offline.options import (
 from bei.offline.results import Predictions, Rank, SparseVector, Token
 from bei.offline.windows import WINDOW
 from bei.service.admission import Ticket
+from bei.service.call import ModelInput, ModelRequest
 from bei.service.service import InferenceService
-from bei.service.submission import ModelInput
-from bei.tasks import embed
-from bei.tasks.dimensions import check_dimensions
+from bei.tasks import classify, embed, rerank
+from bei.tasks.classify import ClassifyTask, ZeroShotTask
+from bei.tasks.embed import CheckedTask, EmbedTask, TaskName, check_task
 from bei.tasks.entities import Entity
+from bei.tasks.rerank import RerankTask
+from bei.tasks.support import require
+from bei.tasks.token_classification import TokenTask, classify_tokens
 from bei.tasks.vector_formats import DenseDType, check_form, numbers_of
 from bei.tokenizer import prompts
 from bei.tokenizer.encoder import EncodingOptions, Input, TextEncoder
@@ -59,37 +63,22 @@ VectorsT = TypeVar("VectorsT", bound=Vectors)
 _FLOAT_BYTES = 4
 _NO_ERRORS: Mapping[int, BeiError] = {}
 
-# From a warning in ``_prompt`` to the caller of a Model's method: _prompt, the function below, the method, its caller.
+# From a warning to the caller of a Model's method: ``_warn``, the function for the job, the method.
 _TO_THE_CALLER = 4
 
 
 def embedding(service: InferenceService, given: Given) -> Method[TextOrIds, Vectors, Vectors]:
     """Vectors [n, width] of texts or token ids, zeros where an input has an error."""
     options = checked(EmbedOptions, given)
-    embed.require(service, "embed")
-    manifest = service.manifest
-    dimensions, normalize = options.get("dimensions"), options.get("normalize")
-    warning = check_dimensions(manifest, dimensions, untrained=service.untrained_dimensions)
     asked = options.get("output_dtype") or "float"
     dtype: DenseDType = "float" if asked == "float32" else asked
-    width = manifest.dimension("embedding") or 0
-    width = min(width, dimensions or width)
-    check_form(dtype, manifest, width, normalize, param="output_dtype", dimensions_param="dimensions")
-    if warning is not None:
-        warnings.warn(f"{warning}.", UserWarning, stacklevel=_TO_THE_CALLER - 1)
-    prompt, read = _prompt(service, options), _reading(options)
+    normalize = options.get("normalize")
+    task = _checked(service, options, "embed", dimensions=options.get("dimensions"), normalize=normalize)
+    check_form(dtype, service.manifest, task.width, normalize, param="output_dtype", dimensions_param="dimensions")
+    _warn(task)
 
     async def run(inputs: Seq[TextOrIds], ticket: Ticket, wrong: Wrong) -> WindowResult[Vectors]:
-        answer = await embed.embed_inputs(
-            service,
-            inputs,
-            ticket=ticket,
-            prompt=prompt,
-            dimensions=dimensions,
-            normalize=normalize,
-            options=read,
-            wrong=wrong,
-        )
+        answer = await embed.embed_inputs(service, task.on(inputs, wrong), ticket=ticket)
         numbers = _owned(numbers_of(dtype, answer.vectors, answer.int8_largest))
         return WindowResult(numbers, answer.num_tokens, answer.truncated, answer.errors)
 
@@ -108,14 +97,11 @@ def sparse_embedding(
 ) -> Method[TextOrIds, list[SparseVector], list[SparseVector]]:
     """A sparse vector of each text or list of token ids, without entries where an input has an error."""
     options = checked(SparseOptions, given)
-    embed.require(service, "embed_sparse")
-    top_k, prompt, read = options.get("top_k"), _prompt(service, options), _reading(options)
-    role = prompts.role_of(service.manifest, options.get("prompt_name"), options.get("input_type"))
+    task = _checked(service, options, "embed_sparse", top_k=options.get("top_k"))
+    _warn(task)
 
     async def run(inputs: Seq[TextOrIds], ticket: Ticket, wrong: Wrong) -> WindowResult[list[SparseVector]]:
-        answer = await embed.embed_sparse(
-            service, inputs, ticket=ticket, prompt=prompt, role=role, top_k=top_k, options=read, wrong=wrong
-        )
+        answer = await embed.embed_sparse(service, task.on(inputs, wrong), ticket=ticket)
         vectors = [SparseVector(indices, weights) for indices, weights in answer.vectors]
         return WindowResult(vectors, answer.num_tokens, answer.truncated, answer.errors)
 
@@ -132,15 +118,12 @@ def sparse_embedding(
 def token_embedding(service: InferenceService, given: Given) -> Method[str, list[Float32Array], list[Float32Array]]:
     """Vectors [tokens, width] of each text, [0, 0] where it has an error."""
     options = checked(PromptOptions, given)
-    embed.require(service, "embed_tokens")
-    prompt, read = _prompt(service, options), _reading(options)
-    role = prompts.role_of(service.manifest, options.get("prompt_name"), options.get("input_type"))
+    task = _checked(service, options, "embed_tokens")
+    _warn(task)
 
     async def run(inputs: Seq[str], ticket: Ticket, wrong: Wrong) -> WindowResult[list[Float32Array]]:
-        answer = await embed.embed_tokens(
-            service, inputs, ticket=ticket, prompt=prompt, role=role, options=read, wrong=wrong
-        )
-        vectors = [vector.copy() for vector in answer.vectors]  # equal texts and the cache share arrays
+        answer = await embed.embed_tokens(service, task.on(inputs, wrong), ticket=ticket)
+        vectors = [vector.copy() for vector in answer.vectors]  # equal texts and the cache have the same arrays
         return WindowResult(vectors, answer.num_tokens, answer.truncated, answer.errors)
 
     return Method(
@@ -157,12 +140,12 @@ def token_embedding(service: InferenceService, given: Given) -> Method[str, list
 def classification(service: InferenceService, given: Given) -> Method[Input, Predictions, Predictions]:
     """Scores of the model's labels for texts or pairs."""
     options = checked(ScoreOptions, given)
-    embed.require(service, "classify")
+    require(service, "classify")
     raw, read = options.get("raw_scores", False), _reading(options)
     labels = service.manifest.classification.labels if service.manifest.classification else []
 
     async def run(inputs: Seq[Input], ticket: Ticket, _: Wrong) -> WindowResult[Predictions]:
-        return _predicted(await embed.classify(service, inputs, ticket=ticket, raw=raw, options=read))
+        return _predicted(await classify.classify(service, ClassifyTask(inputs, read, raw=raw), ticket=ticket))
 
     return Method(
         name="classify",
@@ -176,20 +159,19 @@ def classification(service: InferenceService, given: Given) -> Method[Input, Pre
 def zero_shot(service: InferenceService, labels: Iterable[str], given: Given) -> Method[str, Predictions, Predictions]:
     """Scores of ``labels`` for texts, by a model of natural language inference."""
     options = checked(ZeroShotOptions, given)
-    embed.nli_labels(service)
+    classify.nli_labels(service)
     names = [text(label, index, "labels") for index, label in enumerate(labels)]
     if not names:
         raise EmptyInputError("labels is empty: give at least one.", "labels")
-    template = options.get("hypothesis_template", embed.HYPOTHESIS)
+    template = options.get("hypothesis_template", classify.HYPOTHESIS)
     if "{}" not in template:
         raise InvalidRequestError("hypothesis_template has no {} for the label.", "hypothesis_template")
     hypotheses = [template.replace("{}", label, 1) for label in names]
     multi_label, read = options.get("multi_label", False), _reading(options)
 
     async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> WindowResult[Predictions]:
-        scores = await embed.zero_shot(
-            service, inputs, hypotheses, ticket=ticket, multi_label=multi_label, options=read
-        )
+        task = ZeroShotTask(inputs, read, hypotheses=hypotheses, multi_label=multi_label)
+        scores = await classify.zero_shot(service, task, ticket=ticket)
         return WindowResult(Predictions(names, scores.values), scores.num_tokens, scores.truncated, _NO_ERRORS)
 
     def pairs(inputs: Seq[str]) -> Seq[ModelInput]:
@@ -209,14 +191,13 @@ def zero_shot(service: InferenceService, labels: Iterable[str], given: Given) ->
 def reranking(service: InferenceService, query: str, given: Given) -> Method[str, Float32Array, list[Rank]]:
     """Ranks of documents, best first."""
     options = checked(RerankOptions, given)
-    embed.require(service, "rerank")
+    require(service, "rerank")
     asked = text(query, 0, "query")
     raw, read, instruction = options.get("raw_scores", False), _reading(options), options.get("instruction")
 
     async def run(documents: Seq[str], ticket: Ticket, _: Wrong) -> WindowResult[Float32Array]:
-        scores = await embed.rerank(
-            service, asked, documents, ticket=ticket, raw=raw, instruction=instruction, options=read
-        )
+        task = RerankTask.of(asked, documents, read, raw=raw, instruction=instruction)
+        scores = await rerank.rerank(service, task, ticket=ticket)
         return WindowResult(scores.values[:, 0], scores.num_tokens, scores.truncated, _NO_ERRORS)
 
     def pairs(documents: Seq[str]) -> Seq[ModelInput]:
@@ -238,13 +219,13 @@ def token_classification(
 ) -> Method[str, list[list[Entity]], list[list[Entity]]]:
     """Labelled tokens or entities of each text."""
     options = checked(EntityOptions, given)
-    embed.require(service, "classify_tokens")
+    require(service, "classify_tokens")
     raw, read = options.get("raw_scores", False), _reading(options)
     aggregation = options.get("aggregation_strategy", "none")
 
     async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> WindowResult[list[list[Entity]]]:
-        answer = await embed.classify_tokens(
-            service, inputs, ticket=ticket, aggregation=aggregation, raw=raw, options=read
+        answer = await classify_tokens(
+            service, TokenTask(inputs, read, aggregation=aggregation, raw=raw), ticket=ticket
         )
         entities = await off_loop(lambda: [answer.entities_of(index) for index in range(len(inputs))])
         return WindowResult(entities, answer.num_tokens, answer.truncated, _NO_ERRORS)
@@ -272,7 +253,7 @@ def tokenization(service: InferenceService, given: Given) -> Method[str, list[li
 
     async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> WindowResult[list[list[Token]]]:
         texts = prompts.prompted(prompt, inputs)
-        encodings = await service.encode(texts, ticket=ticket, options=read)
+        encodings = await service.encode(ModelRequest(texts, read), ticket=ticket)
         tokens = await off_loop(
             lambda: [_tokens(one, encoding, service.encoder) for one, encoding in zip(texts, encodings, strict=True)]
         )
@@ -300,7 +281,7 @@ def _tokens(content: str, encoding: Encoding, encoder: TextEncoder) -> list[Toke
     ]
 
 
-def _predicted(scores: embed.Scores) -> WindowResult[Predictions]:
+def _predicted(scores: classify.Scores) -> WindowResult[Predictions]:
     return WindowResult(
         Predictions(scores.labels, _owned(scores.values)), scores.num_tokens, scores.truncated, _NO_ERRORS
     )
@@ -321,9 +302,13 @@ def _reading(options: ReadOptions) -> EncodingOptions:
     )
 
 
-def _prompt(service: InferenceService, options: PromptOptions) -> str:
-    name, kind, prompt = options.get("prompt_name"), options.get("input_type"), options.get("prompt")
-    asked = prompts.asked_prompt(service.manifest, name, kind, prompt)
-    if asked.warning is not None:
-        warnings.warn(f"{asked.warning}.", UserWarning, stacklevel=_TO_THE_CALLER)
-    return asked.text
+def _checked(service: InferenceService, options: PromptOptions, name: TaskName, **asked: Any) -> CheckedTask:
+    """The task for any inputs; ``asked`` are other fields of EmbedTask."""
+    prompt_name, kind, prompt = options.get("prompt_name"), options.get("input_type"), options.get("prompt")
+    task = EmbedTask((), _reading(options), prompt_name=prompt_name, input_type=kind, prompt=prompt, **asked)
+    return check_task(service, task, name)
+
+
+def _warn(checked: CheckedTask) -> None:
+    for warning in checked.warnings:
+        warnings.warn(f"{warning}.", UserWarning, stacklevel=_TO_THE_CALLER)

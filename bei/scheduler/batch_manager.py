@@ -25,12 +25,10 @@ from bei.metrics.registry import ModelMetrics
 from bei.port import Answer, Item, OnAnswers, PortStats, StepTimes, Submission
 from bei.scheduler.cost_model import CostModel
 from bei.scheduler.device_gate import DeviceGate, Turn
-from bei.scheduler.execution import run_isolating
+from bei.scheduler.execution import Answers, Done, Step, Worker, known, left_s, part_of, run_isolating
 from bei.scheduler.queue import Entry, Identity, Waiter
 from bei.scheduler.row_cache import RowCache
-from bei.scheduler.rows import part_of
 from bei.scheduler.scheduler import Scheduler, SchedulingRules
-from bei.scheduler.step import Answers, Done, Step, Worker, known, left_s
 
 log = logging.getLogger(__name__)
 
@@ -209,8 +207,9 @@ class BatchManager:
     def _cut(self, turn: Turn) -> Step | None:
         """The next step; None if nothing waits."""
         now_s = time.monotonic()
-        cut = self._scheduler.cut(now_s, interactive_expected=self._gate.gate.expects_interactive)
-        self._answer_expired(cut.expired, now_s)
+        cut = self._scheduler.cut(now_s, self._gate.gate.expects_interactive)
+        if cut.expired:
+            self._answer_expired(cut.expired, now_s)
         if not cut.entries:
             return None
         for entry in cut.entries:
@@ -218,10 +217,9 @@ class BatchManager:
         return Step(cut.entries, cut.predicted_s, turn)
 
     def _answer_expired(self, expired: list[Entry], now_s: float) -> None:
-        if expired:
-            self._metrics.expired(len(expired))
-            errors = [DeadlineExceededError.after(now_s - entry.arrived_s) for entry in expired]
-            self._finished.put(Done(expired, known(errors)))
+        self._metrics.expired(len(expired))
+        errors = [DeadlineExceededError.after(now_s - entry.arrived_s) for entry in expired]
+        self._finished.put(Done(expired, known(errors)))
 
     # The engine's threads: decide, act, record.
 
@@ -354,8 +352,8 @@ class BatchManager:
             for entry, answer in zip(done.entries, answers, strict=True):
                 if self._running.get(entry.identity) is entry:
                     del self._running[entry.identity]
-                if not isinstance(answer, BeiError):
-                    self._keep(entry.identity, answer)
+                if self._cache is not None and not isinstance(answer, BeiError):
+                    self._keep(self._cache, entry.identity, answer)
                 for waiter in entry.waiters:
                     others = self._entries_of.get(waiter.request_id)
                     if others is not None:
@@ -365,12 +363,11 @@ class BatchManager:
                 entry.waiters = []
         return settled
 
-    def _keep(self, identity: Identity, row: Row) -> None:
-        if self._cache is not None:
-            try:
-                self._cache.put(identity, row)
-            except Exception:  # a border: a cache that fails must not cost anybody an answer
-                log.exception("an answer could not be cached")
+    def _keep(self, cache: RowCache, identity: Identity, row: Row) -> None:
+        try:
+            cache.put(identity, row)
+        except Exception:  # a border: a cache that fails must not cost anybody an answer
+            log.exception("an answer could not be cached")
 
     def _account(self, done: Done, step: Step, seconds: float) -> None:
         """Correct the costs by a step that has run, and count it: while the engine runs the next one."""

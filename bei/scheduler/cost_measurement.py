@@ -229,7 +229,7 @@ class _Streams:
 
 @dataclass(frozen=True)
 class StreamChoice:
-    """How many streams an engine should have, and its tokens per second with each number that was tried."""
+    """The chosen number of streams of an engine, and its tokens per second with each number that was tried."""
 
     num_streams: int
     tokens_per_s: Mapping[int, float]
@@ -370,7 +370,7 @@ def costs_while_serving(artifact: Artifact, engine: Engine, config: ServeConfig,
 
 
 def cache_path(artifact: Artifact, engine: Engine, config: ServeConfig) -> Path:
-    """Where ``costs_for`` keeps its model."""
+    """The file in which ``costs_for`` keeps its model."""
     return CostCache(Path(config.cache_dir)).path(artifact.manifest.name, _key(artifact, engine.info, config))
 
 

@@ -1,4 +1,4 @@
-"""How long one engine step takes: a model of its time, fitted to measured steps and corrected by the steps that run.
+"""A model of the time of an engine step, fitted to measured steps and corrected by the steps that run.
 
     seconds = speed * (per_step + tokens(T) + tiles(T') + B * (per_sequence + width(S)))
 
@@ -105,7 +105,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Coefficients:
-    """What a fit gives, all in seconds but ``tile``, in tokens: see the module's formula. Without tiles ``tile`` is the
+    """The coefficients of the module's formula, all in seconds but ``tile``, in tokens. Without tiles ``tile`` is the
     grain of all sizes."""
 
     per_step: float
@@ -158,7 +158,7 @@ class CostModel:
         return cls(limits, _ASSUMED, speed=_ASSUMED_SPEED, is_measured=False)
 
     def continued(self, limits: Limits) -> CostModel:
-        """What is known of this engine, as it was observed, for the next engine of the same model."""
+        """A model with these coefficients and the observed speed, for the next engine of the same model."""
         return CostModel(limits, self.coefficients, speed=self._speed, is_measured=self.is_measured)
 
     @property
@@ -168,7 +168,7 @@ class CostModel:
 
     @property
     def has_tiles(self) -> bool:
-        """Whether whole tiles were found to matter."""
+        """True if the fit found that whole tiles matter."""
         return any(self.coefficients.tiles.slopes)
 
     @property
@@ -177,7 +177,7 @@ class CostModel:
         return self._speed
 
     def seconds(self, num_tokens: int, batch_size: int, longest: int) -> float:
-        """Of one step on one stream, all streams being busy. Plain floats and three look-ups: 0.3 us."""
+        """Seconds of one step on one stream while all streams are busy. Plain floats and three look-ups: 0.3 us."""
         try:
             return self._speed * (
                 self._tokens[(num_tokens + _GRAIN - 1) >> _GRAIN_LOG2]
@@ -373,7 +373,7 @@ def nonnegative_least_squares(matrix: _Array, target: _Array) -> _Array:
 
 
 def _ramps(values: npt.ArrayLike, knots: tuple[int, ...]) -> _Array:
-    """How far each value goes into each of the segments that begin at ``knots``, [..., knots]."""
+    """The length of each value within each of the segments that begin at ``knots``, [..., knots]."""
     ends = np.array([*knots[1:], np.inf])
     return np.asarray(np.clip(np.asarray(values, np.float64)[..., None], knots, ends) - knots, np.float64)
 

@@ -19,7 +19,7 @@ _EXPECTED_S = 2.0
 
 
 class InteractiveExpectation:
-    """Whether interactive work came a moment ago, so that more may be on its way. Told the time."""
+    """Expects more interactive work for a moment after the last of it came. The caller passes the time."""
 
     def __init__(self) -> None:
         self._last_s = float("-inf")
@@ -29,7 +29,7 @@ class InteractiveExpectation:
         self._last_s = now_s
 
     def holds(self, now_s: float) -> bool:
-        """Whether more is expected."""
+        """True while more is expected."""
         return now_s - self._last_s < _EXPECTED_S
 
 
@@ -71,13 +71,12 @@ class DeviceGate:
         """Interactive work has come, to any of the engines."""
         self._interactive.note(time.monotonic())
 
-    @property
     def expects_interactive(self) -> bool:
-        """Whether interactive work came a moment ago, so that more may be on its way, or waits: for any engine."""
+        """True if interactive work for any engine waits, or came a moment ago, so that more may follow."""
         return self._interactive.holds(time.monotonic()) or any(user.has_interactive() for user in self._users)
 
     def num_busy(self, user: GateUser) -> int:
-        """How many engines share the device now, ``user`` counted in: those that have a turn or wait for one."""
+        """The number of engines that have a turn or wait for one, ``user`` included."""
         if len(self._users) == 1:
             return 1
         with self._lock:
@@ -114,10 +113,10 @@ class DeviceGate:
                 self._lock.notify_all()
 
     def _grant(self) -> None:
-        """Give free turns to those whose they are.
+        """Give free turns to the threads that are next.
 
-        Whoever wakes up does it for all. If each decided for itself alone, the work that they look at could change in
-        between, and none might find that the turn is its own.
+        Each thread that wakes up decides for all. If each decided for itself alone, the waiting work could change in
+        between, and no thread might take the turn.
         """
         while self._free > 0 and self._waiting:
             place = self._next()

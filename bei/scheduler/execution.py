@@ -1,22 +1,80 @@
-"""One step on the engine: whatever fails in it costs nobody an answer but the sequence that is to blame."""
+"""A step on the engine, the worker that runs it, and its rows. A sequence that fails in a step fails alone."""
 
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from bei.core import Engine, Outputs, PackedBatch, Row, finite_sequences
+from bei.core import Engine, Outputs, PackedBatch, Row, finite_sequences, is_held, rows_of_sequences
+from bei.engine.postprocess import unit_length
 from bei.errors import BeiError, EngineDeadError, EngineDiedError, EngineError, NonFiniteOutputError
+from bei.port import UNIT_EMBEDDING
+from bei.scheduler.device_gate import Turn
 from bei.scheduler.queue import Entry
-from bei.scheduler.rows import engine_outputs, rows_of_batch
-from bei.scheduler.step import Answers, known
 
 log = logging.getLogger(__name__)
+
+
+# Makes the answers to a step's entries, once.
+Answers: TypeAlias = Callable[[], Seq[Row | BeiError]]
+
+
+class Step:
+    """A batch on the engine. Times are monotonic seconds."""
+
+    def __init__(self, entries: list[Entry], predicted_s: float, turn: Turn) -> None:
+        self.entries = entries
+        self.predicted_s = predicted_s
+        self.turn = turn
+        self.started_s = time.monotonic()
+        self.watched_s = 0.0  # how long the watchdog has seen it run; a process that was stopped does not count
+        self.is_overdue = False
+        self.has_failed = False  # in a run: what it took says nothing of its cost
+
+
+def left_s(steps: Seq[Step], now_s: float) -> float:
+    """Predicted seconds left of a running step, mean over ``steps``; 0 if there is none."""
+    return sum(max(0.0, step.predicted_s - (now_s - step.started_s)) for step in steps) / max(1, len(steps))
+
+
+class Worker:
+    """A thread that runs steps on one stream of one engine.
+
+    ``is_retired``: its engine has been given up. What its step may still answer is dropped, and it ends then.
+    ``others``: the workers of the same engine, itself too.
+    """
+
+    def __init__(self, engine: Engine, others: list[Worker]) -> None:
+        self.engine = engine
+        self.others = others
+        self.step: Step | None = None
+        self.is_retired = False
+        self.has_ended = False
+        self.thread = threading.Thread()
+
+    def is_wanted(self) -> bool:
+        """True while the answers of its step are still needed."""
+        return not self.is_retired
+
+
+class Done(NamedTuple):
+    """``answers()[i]`` is the row or the error of ``entries[i]``. ``step``: the step that ran them, and its seconds."""
+
+    entries: Seq[Entry]
+    answers: Answers
+    step: tuple[Step, float] | None = None
+
+
+def known(answers: Seq[Row | BeiError]) -> Answers:
+    """Answers that need not be made."""
+    return lambda: answers
 
 
 def run_isolating(
@@ -100,7 +158,7 @@ class _Ran(NamedTuple):
 
 
 def _run(engine: Engine, entries: Seq[Entry], on_failure: Callable[[str], None]) -> tuple[_Ran, list[int]]:
-    """What the engine gives, and which sequences of it are not finite."""
+    """The engine's outputs, and the places of sequences with NaN or Inf."""
     batch = PackedBatch.from_encodings([entry.encoding for entry in entries])
     wanted = [entry.outputs for entry in entries]
     outputs = engine.run(batch, engine_outputs(frozenset[str]().union(*wanted)))
@@ -112,3 +170,39 @@ def _run(engine: Engine, entries: Seq[Entry], on_failure: Callable[[str], None])
     finite = finite_sequences(outputs, batch, per_token)
     poisoned = [index for index, is_finite in enumerate(finite.tolist()) if not is_finite]
     return _Ran(outputs, batch, wanted, per_token, on_failure), poisoned
+
+
+def engine_outputs(wanted: AbstractSet[str]) -> AbstractSet[str]:
+    """The outputs that the engine must compute for ``wanted``."""
+    return (wanted - {UNIT_EMBEDDING}) | {"embedding"} if UNIT_EMBEDDING in wanted else wanted
+
+
+def rows_of_batch(
+    outputs: Outputs, batch: PackedBatch, wanted: Seq[AbstractSet[str]], per_token: AbstractSet[str]
+) -> list[Row]:
+    """Row i has the outputs ``wanted[i]``.
+
+    Rows of outputs per token are copies: a view would keep the tokens of the whole batch in memory until the last
+    sequence of the batch is answered. Those in memory of another process (``Held``) are views: it bounds what they
+    keep, and they go on to the next process without a copy.
+    """
+    asked = frozenset[str]().union(*wanted)
+    parts = {
+        name: rows_of_sequences(rows, batch, per_token=name in per_token)
+        for name, rows in outputs.items()
+        if name in asked
+    }
+    if UNIT_EMBEDDING in asked:
+        parts[UNIT_EMBEDDING] = list(unit_length(outputs["embedding"]))
+    copied = {name for name in per_token & outputs.keys() if not is_held(outputs[name])}
+    return [
+        {name: parts[name][index].copy() if name in copied else parts[name][index] for name in names}
+        for index, names in enumerate(wanted)
+    ]
+
+
+def part_of(answer: Row | BeiError, outputs: AbstractSet[str]) -> Row | BeiError:
+    """The outputs that were asked for; an equal sequence may have been computed with more."""
+    if isinstance(answer, BeiError) or len(answer) == len(outputs):
+        return answer
+    return {name: answer[name] for name in outputs}

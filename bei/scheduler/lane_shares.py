@@ -1,4 +1,4 @@
-"""How much engine time each lane had lately, and how long a capped step is."""
+"""The recent engine time of each lane, and the length of a capped step."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def capped_step_s(costs: StepCosts, limits: Limits) -> float:
 
 
 def overtaking(costs: StepCosts, limits: Limits) -> float:
-    """How many times as long as in the order of arrival the last of what waits may wait, in steps of typical sequences.
+    """How much longer the last waiting sequence may wait than in the order of arrival: a factor, for typical sequences.
 
     An upper bound: a step of k sequences takes the one that is due first and k - 1 others. Were those any of the n that
     wait, with as many that come as leave, a sequence would be left after a steps with probability exp(-a(k-1)/n), and

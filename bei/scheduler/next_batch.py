@@ -27,7 +27,7 @@ _MANY_STEPS = 2
 
 
 class StepCosts(Protocol):
-    """What the policy asks a cost model (``bei.scheduler.cost_model``)."""
+    """The part of a cost model (``bei.scheduler.cost_model``) that the policy uses."""
 
     @property
     def tile(self) -> int:
@@ -59,7 +59,7 @@ class LaneView(NamedTuple):
 
 @dataclass(frozen=True)
 class StepBounds:
-    """How large the next step may become, beyond the engine's limits.
+    """Bounds on the size of the next step, besides the engine's limits.
 
     ``lead`` is the lane whose most urgent sequence the step is built around. It grows up to ``max_tokens`` and, in
     predicted time, ``max_s``. Sequences of the other lane ride along while the whole step stays within ``rider_s``;
@@ -143,7 +143,7 @@ def next_batch(
 
 
 class _Step:
-    """What is in the step so far, and what it is predicted to take. It grows up to ``max_s``.
+    """The step so far, and its predicted time. It grows up to ``max_s``.
 
     Steps are cut while the engine waits: what is asked of every sequence is written for speed.
     """
@@ -217,8 +217,8 @@ class _Step:
         return True
 
     def _pays(self, together_s: float, length: int, num_beyond: int) -> bool:
-        """Whether the step with a sequence of ``length`` takes no longer than both apart: the sequence in a later step
-        with those beyond."""
+        """True if the step with a sequence of ``length`` is predicted to take no longer than both apart: the sequence
+        in a later step with those beyond."""
         others = max(1, min(num_beyond, self._max_size, self._max_tokens // length))
         later_s = self._costs.seconds(others * length, others, length) / others
         return together_s <= self.seconds + later_s

@@ -7,6 +7,7 @@ from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from math import inf
+from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
 from bei.core import Encoding
@@ -24,8 +25,11 @@ PATIENCE_S: Mapping[Lane, float] = {"interactive": 1.0, "bulk": 30.0}
 _FEW = 16
 
 
+_num_tokens = attrgetter("num_tokens")
+
+
 class Waiter(NamedTuple):
-    """Who wants which outputs of an entry, and until when."""
+    """A request's claim to outputs of an entry, and its deadline."""
 
     request_id: int
     place: int
@@ -34,7 +38,7 @@ class Waiter(NamedTuple):
 
 
 class Entry:
-    """One tokenized sequence on its way through the engine, and everybody who waits for it.
+    """One tokenized sequence on its way through the engine, and the requests that wait for it.
 
     Identical sequences are one entry with several waiters, and the outputs that any of them wants. ``deadline_s``: when
     the last of them waits no more. ``num_hangs``: how many of its steps hung.
@@ -77,16 +81,16 @@ class Entry:
 
     @property
     def key(self) -> QueueKey:
-        """As the policy sees it."""
+        """The entry as ``next_batch`` sees it."""
         return QueueKey(self.num_tokens, self.arrival)
 
     def add(self, waiter: Waiter) -> None:
-        """Somebody else waits for it."""
+        """Add a request that waits for this entry."""
         self.waiters.append(waiter)
         self.deadline_s = max(self.deadline_s, waiter.deadline_s)
 
     def drop(self, request_id: int) -> None:
-        """This request waits no more."""
+        """Remove the claims of a request."""
         self.waiters = [waiter for waiter in self.waiters if waiter.request_id != request_id]
         self.deadline_s = max([waiter.deadline_s for waiter in self.waiters], default=-inf)
 
@@ -168,7 +172,7 @@ class LaneQueues:
         return len(self._by_identity)
 
     def has(self, lane: Lane) -> bool:
-        """Whether anything waits in ``lane``."""
+        """True if anything waits in ``lane``."""
         return bool(self._lanes[lane].sorted)
 
     def twin(self, identity: Identity) -> Entry | None:
@@ -177,7 +181,7 @@ class LaneQueues:
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Enqueue entries that have no twin in the queue."""
-        for entry in sorted(entries, key=lambda entry: entry.num_tokens, reverse=True):
+        for entry in sorted(entries, key=_num_tokens, reverse=True):
             entry.arrival = self._next_arrival
             self._next_arrival += 1
             self._by_identity[entry.identity] = entry
@@ -196,6 +200,12 @@ class LaneQueues:
             entry.due_s = due_s
             self._lanes[entry.lane].hurry(entry)
 
+    def pop_only(self) -> Entry:
+        """Take out the only entry that waits."""
+        _, entry = self._by_identity.popitem()
+        self._lanes[entry.lane] = _LaneQueue()
+        return entry
+
     def remove(self, doomed: Iterable[Entry]) -> None:
         """Take waiting entries out."""
         by_lane: dict[Lane, list[Entry]] = {}
@@ -212,11 +222,11 @@ class LaneQueues:
         return everything
 
     def views(self) -> dict[Lane, LaneView]:
-        """As the policy sees them."""
+        """The lanes as ``next_batch`` sees them."""
         return {lane: queue.view() for lane, queue in self._lanes.items()}
 
     def waited_s(self, lane: Lane, now_s: float) -> float:
-        """How long the most urgent entry of ``lane`` has waited; 0 if there is none."""
+        """Seconds that the most urgent entry of ``lane`` has waited; 0 if there is none."""
         urgent = self._lanes[lane].urgent()
         return 0.0 if urgent is None else now_s - urgent.arrived_s
 
@@ -240,5 +250,5 @@ class LaneQueues:
         return found
 
     def stats(self) -> dict[Lane, LaneStats]:
-        """What waits."""
+        """Counts of what waits, by lane."""
         return {lane: LaneStats(len(q.sorted), q.num_tokens, q.cost_s) for lane, q in self._lanes.items()}

@@ -1,11 +1,12 @@
-"""What a batch manager decides, without its threads: what waits for an engine, and which of it runs next.
+"""The decisions of a batch manager, without its threads: the queues of an engine, and the next step.
 
-Told the time, so that the same code runs on a real clock (``manager``) and on a simulated one (``bei.cli.simulate``). Not
-safe in threads: managers lock.
+Told the time, so that the same code runs on a real clock (``batch_manager``) and on a simulated one
+(``bei.cli.simulate``). Not safe in threads: managers lock.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -35,8 +36,8 @@ class SchedulingRules:
 
 
 class Cut(NamedTuple):
-    """What left the queue: ``entries``, the next step, predicted to take ``predicted_s`` (none where nothing waits),
-    and ``expired``, whose deadlines have all passed."""
+    """Entries that leave the queue: ``entries``, the next step, predicted to take ``predicted_s`` (empty where nothing
+    waits), and ``expired``, whose deadlines have all passed."""
 
     entries: list[Entry]
     predicted_s: float
@@ -55,8 +56,11 @@ class Scheduler:
         self._rules = rules
         self._auto_cap_s, self._recap_s = 0.0, -inf
 
-    def cut(self, now_s: float, *, interactive_expected: bool) -> Cut:
-        """Take the next step out of the queues, and what has expired."""
+    def cut(self, now_s: float, interactive_expected: Callable[[], bool]) -> Cut:
+        """Take the next step out of the queues, and what has expired. ``interactive_expected``: whether interactive
+        work may come soon; asked where more than one sequence waits."""
+        if len(self.queues) == 1:
+            return self._cut_only(self.queues.pop_only(), now_s)
         expired = self.queues.expired(now_s)
         if not len(self.queues):
             return Cut([], 0.0, expired)
@@ -71,7 +75,7 @@ class Scheduler:
             self._costs,
             self.cap_s(now_s),
             waited_s=self.queues.waited_s(lead, now_s),
-            interactive_expected=interactive_expected,
+            interactive_expected=interactive_expected(),
         )
         members = self.queues.cut(next_batch(lanes, self._limits, self._costs, bounds))
         entries = [entry for entry in members if entry.deadline_s > now_s]  # the urgent one at least
@@ -79,6 +83,14 @@ class Scheduler:
             expired += [entry for entry in members if entry.deadline_s <= now_s]
         lengths = [entry.num_tokens for entry in entries]
         return Cut(entries, self._costs.seconds(sum(lengths), len(lengths), max(lengths)), expired)
+
+    def _cut_only(self, entry: Entry, now_s: float) -> Cut:
+        """The decision of ``next_batch`` for a single sequence, as most steps of interactive work are."""
+        if entry.deadline_s <= now_s:
+            return Cut([], 0.0, [entry])
+        if entry.lane != "bulk":
+            self.served.raise_bulk(self._rules.bulk_share)
+        return Cut([entry], self._costs.seconds(entry.num_tokens, 1, entry.num_tokens), [])
 
     def cap_s(self, now_s: float) -> float:
         """The longest step of bulk work beside interactive work."""

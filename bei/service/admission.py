@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple, Protocol
 
+from bei.config.settings import ServeConfig
 from bei.errors import BeiError, DeadlineExceededError, InvalidRequestError, OverloadedError, ShuttingDownError
 from bei.metrics.request_timing import Timing
 from bei.port import LANES, Lane, PortStats
@@ -49,7 +50,7 @@ _UNTOLD = 0.001
 
 
 class Costs(Protocol):
-    """What admission asks a cost model (``bei.scheduler.cost_model``)."""
+    """The part of a cost model (``bei.scheduler.cost_model``) that admission uses."""
 
     def sequence_seconds(self, length: int) -> float:
         """The engine time of one sequence among alike ones."""
@@ -81,8 +82,8 @@ _NO_DEMAND = Demand(0, 0.0)
 
 
 class Accepted(NamedTuple):
-    """What is accepted of a model and not answered yet: open requests, their tokens, the engine seconds of all of them,
-    done or not, and by lane those of inputs that are not tokenized yet."""
+    """A model's accepted and unanswered work: open requests, their tokens, the engine seconds of all of them, done or
+    not, and, by lane, the engine seconds of inputs that are not tokenized yet."""
 
     num_open: int
     num_tokens: int
@@ -94,7 +95,7 @@ _NOTHING = Accepted(0, 0, 0.0, dict.fromkeys(LANES, 0.0))
 
 
 class Elsewhere(Protocol):
-    """What other processes of this server have accepted of the same model. Safe in threads."""
+    """The work that other processes of this server have accepted for the same model. Safe in threads."""
 
     def tell(self, own: Accepted) -> None:
         """This process has accepted ``own``."""
@@ -104,13 +105,13 @@ class Elsewhere(Protocol):
 
 
 class Ticket:
-    """What one request was admitted for. Held until its answer is rendered; ``close`` may be called twice.
+    """The admitted work of one request. Held until its answer is rendered; ``close`` may be called twice.
 
     ``deadline_s`` and ``accepted_s`` are monotonic seconds. ``check_tokens``, where the answer grows with the tokens,
-    is asked in a tokenizer's thread whether they are too many, before the engine gets them. ``timing``, where it is
-    there, gets the times of the request's calls. ``is_own``: of the server's own work, of which no metric of inputs
-    knows. A ticket may be used for several calls of the service, one after the other or at once. A closed one counts
-    nothing any more: a tokenizer's thread may come late.
+    gets their number in a tokenizer's thread, and raises where they are too many, before the engine gets them.
+    ``timing``, if any, gets the times of the request's calls. ``is_own``: the server's own work, which
+    metrics of inputs leave out. A ticket may be used for several calls of the service, one after the other or at once.
+    A closed ticket counts nothing any more: a tokenizer's thread may come late.
     """
 
     def __init__(self, admission: Admission, lane: Lane, num_inputs: int, demand: Demand, deadline_s: float | None):
@@ -206,7 +207,7 @@ class Admission:
         return len(self._open) + self._others().num_open
 
     def demand(self, lengths: Seq[int]) -> Demand:
-        """Of inputs with so many tokens."""
+        """The demand of inputs with these numbers of tokens."""
         if len(lengths) == 1:
             return Demand(lengths[0], self._costs.sequence_seconds(lengths[0]))
         num_of_length = Counter(lengths)  # texts by the thousand have hundreds of lengths
@@ -260,7 +261,7 @@ class Admission:
             return self._opened(Ticket(self, lane, num_inputs, demand, deadline_s))
 
     def wait_s(self, lane: Lane, stats: PortStats) -> float:
-        """How long a request that comes to ``lane`` now is predicted to wait until its own work begins."""
+        """Predicted seconds from now until the work of a request that comes to ``lane`` begins."""
         return self._wait_s(lane, stats, self._others())
 
     def _wait_s(self, lane: Lane, stats: PortStats, others: Accepted) -> float:
@@ -274,7 +275,7 @@ class Admission:
         return ahead_s * stats.slowdown
 
     def _stretch(self, lane: Lane, stats: PortStats) -> float:
-        """How many times as long as by itself the work of ``lane`` takes, for the interactive work still to come."""
+        """Factor by which interactive work still to come lengthens the work of ``lane``."""
         if lane == "interactive":
             return 1.0
         return 1 / max(self._limits.bulk_share, 1 - stats.interactive_share, _LEAST_BULK)
@@ -370,3 +371,14 @@ def _overloaded(message: str, retry_s: float) -> OverloadedError:
 def estimated_length(num_chars: int, max_seq_len: int) -> int:
     """The tokens of a text, guessed from its characters."""
     return min(max_seq_len, num_chars // _CHARS_PER_TOKEN + 1 + _SPECIAL_TOKENS)
+
+
+def admission_limits(config: ServeConfig) -> AdmissionLimits:
+    """The limits that ``config`` sets."""
+    return AdmissionLimits(
+        max_queue_tokens=config.max_queue_tokens,
+        max_wait_s={"interactive": config.interactive_max_wait, "bulk": config.bulk_max_wait},
+        interactive_inputs=config.interactive_inputs,
+        interactive_tokens=config.interactive_tokens,
+        bulk_share=config.bulk_share,
+    )

@@ -37,7 +37,7 @@ _ANY = "auto"
 
 
 def build_settings(config: ServeConfig) -> dict[str, str]:
-    """What somebody has asked of builds: the precision of ``config``, and the builder's variables."""
+    """The settings of a build that are not defaults: the precision of ``config``, and the builder's variables."""
     given = build_variables() | {"precision": config.precision}
     return {name: value for name, value in sorted(given.items()) if value != _ANY and name not in _OF_SIGNING}
 

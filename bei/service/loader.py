@@ -65,8 +65,8 @@ class WarmEngine(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """What a service is made of: a verified artifact and its engine, warm. ``reload`` makes another engine; None: where
-    it hangs there is no other.
+    """A verified artifact and its engine, warm: the parts of a service. ``reload`` makes another engine; None: an
+    engine that hangs is not replaced.
     """
 
     artifact: Artifact
@@ -90,8 +90,8 @@ class Loaded(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """What is remembered of a served model, to load its successor without measuring again: the folder that SIGHUP looks
-    at, the target, the number of streams chosen at start, the step costs."""
+    """The facts of a served model that its successor takes over without measuring again: the folder that SIGHUP reads,
+    the target, the number of streams chosen at start, the step costs."""
 
     path: Path
     target: str
@@ -137,7 +137,7 @@ def load_next(standing: Standing, served: InferenceService, config: ServeConfig)
 
 
 def manifest_of(source: Path | Artifact) -> Manifest:
-    """What is said of the model at ``source``; files are not hashed. Raises what ``load_manifest`` does."""
+    """The manifest of the model at ``source``; files are not hashed. Raises what ``load_manifest`` does."""
     return source.manifest if isinstance(source, Artifact) else store.load_manifest(source.resolve())
 
 
@@ -157,9 +157,10 @@ def verified_at(source: Path | Artifact, config: ServeConfig) -> Artifact:
 
 
 def next_artifact(path: Path, served: Manifest, config: ServeConfig, num_engines: int = 1) -> Artifact | None:
-    """What lies at ``path``, verified, if it may take the place of ``served``; None: it is the same.
+    """The artifact at ``path``, verified, if it may replace ``served``; None: it is the same.
 
-    ``num_engines``: so many are loaded of it. Raises what ``verified_at`` and ``check_built`` do, and SwapRefusedError.
+    ``num_engines``: how many engines will be loaded. Raises what ``verified_at`` and ``check_built`` do,
+    and SwapRefusedError.
     """
     path = path.resolve()
     if store.load_manifest(path).digest == served.digest:

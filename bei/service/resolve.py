@@ -33,7 +33,7 @@ _EVERY_BUILD_NEEDS = ("ml_dtypes", "onnx")
 
 
 def cache_of(config: ServeConfig) -> ModelCache:
-    """Where what is built is kept."""
+    """The folder of built artifacts."""
     from bei.artifact.cache import ModelCache
 
     return ModelCache(home_expanded(config.cache_dir))

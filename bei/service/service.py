@@ -1,45 +1,43 @@
-"""One served model: admission, calls and their answers, readiness, draining. ``bei.service.submission`` brings inputs to the
-tokenizers and the engine port, ``bei.tasks.embed`` turns the rows into results. No HTTP here.
+"""One served model: admits requests, brings their inputs to the tokenizers and the engine port, and drains.
 
-``infer`` runs on the event loop; tokenizers and the engine port have threads of their own, and wake the loop once for
-all requests that a step completes.
+``bei.tasks`` turns the rows into results. No HTTP here. ``infer`` runs on the event loop; tokenizers and the engine
+port have threads of their own, and wake the loop once for all requests that a step completes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TypeAlias
 
-import msgspec
 import numpy as np
 
 from bei.artifact.certificate.canary import canary_row, deviation
 from bei.artifact.manifest import Artifact
 from bei.config.settings import ServeConfig
-from bei.core import Encoding, Row
+from bei.core import Encoding
 from bei.errors import (
     BeiError,
     DeadlineExceededError,
     EngineError,
+    InvalidRequestError,
     ShuttingDownError,
 )
 from bei.metrics.last_minute import RecentSteps
 from bei.metrics.registry import Metrics, ModelMetrics
-from bei.port import Answer as PortAnswer
-from bei.port import EnginePort, Item, Lane, OnAnswers, PortStats
+from bei.port import Answer, EnginePort, Item, Lane, OnAnswers, PortStats, Submission
 from bei.scheduler.cost_model import CostModel
-from bei.service.admission import Admission, AdmissionLimits, Demand, Elsewhere, Ticket
-from bei.service.call import Call, Reduce
-from bei.service.submission import Feeder, ModelInput
-from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions, Input, TextEncoder
-from bei.tokenizer.pool import TokenizerPool
+from bei.service.admission import Admission, Demand, Elsewhere, Ticket, admission_limits, estimated_length
+from bei.service.call import InferenceResult, ModelInput, ModelRequest, PendingCall, Reduce, encoding_of_ids, is_large
+from bei.tokenizer.encoder import Input, TextEncoder
+from bei.tokenizer.pool import TokenizerPool, takes_little, takes_long
 from bei.tokenizer.prompts import AskedPrompt, asked_prompt
 from bei.utils.threads import off_loop
 
@@ -48,37 +46,11 @@ from bei.utils.threads import off_loop
 _FRESH_S = 5.0
 _CANARY_TIMEOUT_S = 10.0
 
-# With more token ids, or more inputs, a call begins off the event loop: these take a millisecond.
-_MANY_IDS = 16_384
-_MANY_INPUTS = 1_000
+# Most items of one submission: the port's lock is held meanwhile, and others ask for its state (25 ms for 2,560).
+_MOST_ITEMS = 256
 
 # Opens the engine port of a service, which gets the answers.
 OpenPort: TypeAlias = Callable[[OnAnswers, ModelMetrics], EnginePort]
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """What the engine gave, row i for input i, how the inputs were encoded, and which of them were cut.
-
-    ``errors``, of a call that may be answered in part: what was wrong with inputs, by their places. They have no row
-    (the rows of the others stand one after the other) and an encoding without tokens.
-    """
-
-    rows: list[Row]
-    encodings: list[Encoding]
-    truncated: list[int]
-    errors: Mapping[int, BeiError]
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all inputs, special tokens included."""
-        return sum(encoding.num_tokens for encoding in self.encodings)
-
-    @property
-    def row_encodings(self) -> list[Encoding]:
-        """Of each row, how its input was encoded."""
-        if not self.errors:
-            return self.encodings
-        return [encoding for index, encoding in enumerate(self.encodings) if index not in self.errors]
 
 
 class InferenceService:
@@ -98,13 +70,14 @@ class InferenceService:
         elsewhere: Elsewhere | None = None,
     ) -> None:
         self.manifest = artifact.manifest
+        self.name = self.manifest.name  # as clients call it
         self.certificate = artifact.certificate
         self.signed = artifact.signed
         self.encoder = encoder
         self.untrained_dimensions = config.untrained_dimensions
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, PendingCall] = {}
         self._ids = itertools.count()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -117,37 +90,28 @@ class InferenceService:
         self._metrics = ModelMetrics(metrics, self.manifest.name, is_embedder=is_embedder)
         self._tokenizers = TokenizerPool(encoder, config.tokenizer_threads)
         self._port = open_port(self._on_answers, self._metrics)
-        self._admission = Admission(admission_limits(config), costs, self._port.stats, self._on_idle, elsewhere)
-        self._feeder = Feeder(
-            self.manifest,
-            self._tokenizers,
-            self._port,
-            self._admission,
-            self._metrics,
-            self._calls.__contains__,
-            self._wake,
-        )
+        self._admission = Admission(admission_limits(config), costs, self._port.stats, self._idle.set, elsewhere)
         self._metrics.watch_waits(self._admission.wait_s)
 
-    @property
-    def name(self) -> str:
-        """What clients call the model."""
-        return self.manifest.name
+    @cached_property
+    def embedding_width(self) -> int:
+        """Components of its dense vectors; 0 if it has none."""
+        return self.manifest.dimension("embedding") or 0
 
     @cached_property
     def unsaid_prompt(self) -> AskedPrompt:
-        """Of requests that do not say what their texts are. Raises InvalidRequestError where they have to."""
+        """The prompt of requests that name none. Raises InvalidRequestError where they have to."""
         return asked_prompt(self.manifest)
 
     @property
     def is_alive(self) -> bool:
-        """Whether answers still come: every thread works, and no step has run for longer than any step may."""
+        """True while every thread works, and no step has run for longer than any step may."""
         stats = self._port.stats()
         return self.can_tokenize and stats.is_alive and not stats.is_stalled
 
     @property
     def can_tokenize(self) -> bool:
-        """Whether every tokenizer's thread works."""
+        """True while every tokenizer's thread works."""
         return self._tokenizers.is_alive
 
     @property
@@ -186,7 +150,7 @@ class InferenceService:
         ever wait.
         """
         assert inputs, "a request of nothing would never be answered"
-        demand = self._admission.demand(self._feeder.estimated_lengths(inputs, whole=whole))
+        demand = self._admission.demand(self.estimated_lengths(inputs, whole=whole))
         return self._accepted(self._admission.admit(len(inputs), demand, lane, deadline_s))
 
     def accept(
@@ -197,78 +161,74 @@ class InferenceService:
         deadline_s: float | None = None,
         whole: bool = False,
     ) -> Ticket:
-        """As ``admit``, for callers in this process: never refused, however much waits, as they wait themselves.
+        """As ``admit``, for callers in this process, which wait themselves: never refused for the work that waits.
 
         Raises ShuttingDownError.
         """
         assert inputs, "a request of nothing would never be answered"
         if self._draining:
             raise ShuttingDownError(f"{self.name} is draining.")
-        demand = self._admission.demand(self._feeder.estimated_lengths(inputs, whole=whole))
+        demand = self._admission.demand(self.estimated_lengths(inputs, whole=whole))
         return self._accepted(self._admission.admit_anyway(len(inputs), demand, lane, deadline_s))
 
     def estimated_lengths(self, inputs: Seq[ModelInput], *, whole: bool = False) -> list[int]:
-        """As ``Feeder.estimated_lengths``."""
-        return self._feeder.estimated_lengths(inputs, whole=whole)
+        """Tokens of each input; of texts a guess. ``whole``: texts are not cut to what the model takes."""
+        most = sys.maxsize if whole else self.manifest.max_seq_len
+        return [
+            estimated_length(len(value), most)
+            if isinstance(value, str)
+            else len(value)
+            if isinstance(value, list)
+            else estimated_length(len(value[0]) + len(value[1]), most)
+            for value in inputs
+        ]
 
     async def infer(
-        self,
-        inputs: Seq[ModelInput],
-        *,
-        ticket: Ticket,
-        outputs: AbstractSet[str],
-        options: EncodingOptions = AS_CONFIGURED,
-        reduce: Reduce | None = None,
-        in_part: bool = False,
-    ) -> Answer:
-        """Run inputs (at least one) through the model. Rows have ``outputs`` and nothing else; without any the engine
+        self, request: ModelRequest, *, ticket: Ticket, outputs: AbstractSet[str], reduce: Reduce | None = None
+    ) -> InferenceResult:
+        """Run the inputs of ``request`` (at least one). Rows have ``outputs`` and nothing else; without any the engine
         is not asked, and encodings are all that the answer has.
-
-        ``in_part``: an input that is wrong, or that the engine fails on, costs the others nothing; see ``Answer``.
 
         ``reduce`` makes the answer's rows of the engine's as they come, in a thread of the port's or on the event loop:
         where rows are wide and little of them is wanted, they do not have to wait for each other in memory. It must be
         quick and not raise.
-        ``options`` are of texts and pairs; token ids are run exactly as given. A cancelled call takes back what is
-        still queued. Raises InvalidRequestError, DeadlineExceededError, ShuttingDownError, EngineError.
+        A cancelled call takes back what is still queued. Raises InvalidRequestError, DeadlineExceededError,
+        ShuttingDownError, EngineError.
         """
-        num_ids = sum([len(value) for value in inputs if isinstance(value, list)])
-        call = self._begin(len(inputs), ticket, reduce, in_part=in_part)
+        call = PendingCall(next(self._ids), request, ticket, outputs, reduce)
+        self._calls[call.request_id] = call
+        inputs = request.inputs
+        num_inputs, num_known = len(inputs), len(call.errors)
         if ticket.timing is not None:
-            call.times = ticket.timing.of_call(len(inputs), ticket.accepted_s)
-        start = partial(self._feeder.start, call, inputs, options, frozenset(outputs))
-        num_failed = len(inputs)
+            call.times = ticket.timing.of_call(num_inputs, ticket.accepted_s)
+        num_failed = num_inputs - num_known
         try:
-            if len(inputs) > _MANY_INPUTS or num_ids > _MANY_IDS:
-                await off_loop(start)
-            else:
-                start()
-            await self._done(call)
-            num_failed = len(call.errors)
+            if num_failed:  # not all inputs were refused before
+                if num_inputs == 1 and ticket.lane == "interactive" and takes_little(inputs[0]):
+                    self._start_at_once(call, inputs[0])
+                elif is_large(inputs):
+                    await off_loop(self._start, call)
+                else:
+                    self._start(call)
+                await self._done(call)
+            num_failed = len(call.errors) - num_known
         finally:
             self._end(call)
             if not ticket.is_own:
-                self._metrics.inferred(len(inputs) - num_failed, num_failed)
+                self._metrics.inferred(num_inputs - num_known - num_failed, num_failed)
         truncated = [index for index, encoding in enumerate(call.encodings) if encoding.truncated]
         if truncated:
             self._metrics.truncated(len(truncated))
         rows = [row for row in call.rows if row is not None]
-        assert len(rows) + len(call.errors) == len(inputs), "a call is done when every input has its row, or its error"
-        return Answer(rows, call.encodings, truncated, call.errors)
+        assert len(rows) + len(call.errors) == num_inputs, "a call is done when every input has its row, or its error"
+        return InferenceResult(rows, call.encodings, truncated, call.errors)
 
-    async def encode(
-        self,
-        inputs: Seq[Input],
-        *,
-        ticket: Ticket,
-        options: EncodingOptions = AS_CONFIGURED,
-        in_part: bool = False,
-    ) -> list[Encoding]:
-        """Tokenize only (at least one input), in the tokenizers' threads. Raises as ``infer`` does.
-
-        ``in_part``: an input that cannot be tokenized has an encoding without tokens.
+    async def encode(self, request: ModelRequest, *, ticket: Ticket) -> list[Encoding]:
+        """Tokenize the inputs of ``request`` (at least one), texts or pairs, in the tokenizers' threads. In a partial
+        answer, an input that cannot be tokenized has an encoding without tokens. Raises as ``infer`` does.
         """
-        call = self._begin(len(inputs), ticket, in_part=in_part)
+        call = PendingCall(next(self._ids), request, ticket)
+        self._calls[call.request_id] = call
 
         def on_items(items: list[Item], demand: Demand) -> None:  # in a tokenizer's thread
             ticket.moved(demand, 0)
@@ -278,7 +238,9 @@ class InferenceService:
                 self._wake([call])
 
         try:
-            self._feeder.tokenize(call, dict(enumerate(inputs)), options, on_items)
+            self._tokenize(
+                call, {i: text for i, text in enumerate(call.request.inputs) if not isinstance(text, list)}, on_items
+            )
             await self._done(call)
         finally:
             self._end(call)
@@ -287,18 +249,18 @@ class InferenceService:
         return call.encodings
 
     def hold(self) -> None:
-        """Somebody has found this service, and may ask it until ``let_go``, though another has taken its place."""
+        """Keep the service open until ``let_go``, even if another one takes its place."""
         self._num_holders += 1
         self._unheld.clear()
 
     def let_go(self) -> None:
-        """The opposite of ``hold``, as often."""
+        """Undo one ``hold``."""
         self._num_holders -= 1
         if not self._num_holders:
             self._unheld.set()
 
     async def wait_unheld(self) -> None:
-        """Return when nobody holds it. One that nobody can find any more may be closed then."""
+        """Return when nothing holds the service. One that has been replaced may be closed then."""
         await self._unheld.wait()
 
     async def check_ready(self) -> None:
@@ -323,7 +285,7 @@ class InferenceService:
         with self._admission.admit_anyway() as ticket:
             ticket.is_own = True
             self._idle.clear()
-            work = self.infer([self.certificate.canary_text], ticket=ticket, outputs={output})
+            work = self.infer(ModelRequest([self.certificate.canary_text]), ticket=ticket, outputs={output})
             try:
                 answer = await asyncio.wait_for(work, _CANARY_TIMEOUT_S)
             except asyncio.TimeoutError as error:
@@ -365,12 +327,7 @@ class InferenceService:
         self._metrics.accepted(ticket.num_inputs)
         return ticket
 
-    def _begin(self, num_inputs: int, ticket: Ticket, reduce: Reduce | None = None, *, in_part: bool = False) -> Call:
-        call = Call(next(self._ids), num_inputs, ticket, reduce, in_part=in_part)
-        self._calls[call.request_id] = call
-        return call
-
-    def _end(self, call: Call) -> None:
+    def _end(self, call: PendingCall) -> None:
         """Forget the call. If it was not answered in full, take back what is queued."""
         del self._calls[call.request_id]
         if not call.is_done or call.error is not None:
@@ -380,7 +337,7 @@ class InferenceService:
             self._port.cancel(call.request_id)
             call.ticket.close()  # the request ends with its call, and what waits costs nobody anything any more
 
-    async def _done(self, call: Call) -> None:
+    async def _done(self, call: PendingCall) -> None:
         deadline_s = call.ticket.deadline_s
         if deadline_s is None:
             await call.done
@@ -393,20 +350,117 @@ class InferenceService:
         if call.error is not None:
             raise call.error
 
-    def _resolve(self, calls: list[Call]) -> None:
+    def _resolve(self, calls: list[PendingCall]) -> None:
         for call in calls:
             if not call.done.done():
                 call.done.set_result(None)
 
-    def _on_idle(self) -> None:
-        self._idle.set()
-
     # In any thread.
 
-    def _on_answers(self, answers: Seq[PortAnswer]) -> None:
+    def _start(self, call: PendingCall) -> None:
+        """Hand token ids to the engine, and texts to the tokenizers. In any thread."""
+        given: list[Item] = []
+        texts: dict[int, Input] = {}
+        refused = frozenset(call.errors)
+        for index, value in enumerate(call.request.inputs):
+            if index in refused:
+                continue
+            if not isinstance(value, list):
+                texts[index] = value
+                continue
+            try:
+                given.append(Item(index, encoding_of_ids(value, self.manifest)))
+            except InvalidRequestError as error:
+                self._fail_at(call, index, error)
+                if call.is_done:
+                    return
+        if given:
+            call.ticket.count_tokens(sum(item.encoding.num_tokens for item in given))
+            for first in range(0, len(given), _MOST_ITEMS):
+                part = given[first : first + _MOST_ITEMS]
+                self._submit(call, part, self._admission.demand([encoding.num_tokens for _, encoding in part]))
+        if texts:
+            self._tokenize(call, texts, lambda items, demand: self._submit(call, items, demand))
+
+    def _start_at_once(self, call: PendingCall, value: Input) -> None:
+        """Tokenize the only input of ``call`` in this thread, and hand it to the engine."""
+        try:
+            encoding = self._tokenizers.encoded_at_once(value, call.request.options)
+            call.ticket.count_tokens(encoding.num_tokens)
+            self._submit(call, [Item(0, encoding)], self._demand_of(call, [value]))
+        except BeiError as error:
+            self._fail_at(call, 0, error)
+
+    def _tokenize(
+        self, call: PendingCall, texts: dict[int, Input], on_items: Callable[[list[Item], Demand], None]
+    ) -> None:
+        """Tokenize ``texts``, by their places in the call. ``on_items`` gets them in chunks, with the demand that they
+        were admitted for, in a tokenizer's thread."""
+        places, inputs = list(texts), list(texts.values())
+
+        def on_encoded(start: int, encodings: list[Encoding]) -> None:
+            call.ticket.count_tokens(sum(encoding.num_tokens for encoding in encodings))
+            items = [Item(places[start + i], encoding) for i, encoding in enumerate(encodings)]
+            on_items(items, self._demand_of(call, inputs[start : start + len(items)]))
+
+        self._tokenizers.submit(
+            inputs,
+            on_encoded,
+            lambda index, error: self._fail_at(call, places[index], error),
+            lambda: call.is_done,
+            call.request.options,
+            is_urgent=call.ticket.lane == "interactive" and not takes_long(inputs, call.request.options),
+            one_by_one=call.is_partial,
+        )
+
+    def _demand_of(self, call: PendingCall, inputs: Seq[Input]) -> Demand:
+        """The share of the ticket's estimate that these inputs account for. It is taken off the estimate now that their
+        real token count is known."""
+        if len(inputs) == call.ticket.num_inputs:
+            return call.ticket.admitted
+        return self._admission.demand(self.estimated_lengths(inputs, whole=call.request.options.whole))
+
+    def _submit(self, call: PendingCall, items: list[Item], admitted: Demand) -> None:
+        """Hand tokenized inputs to the engine, or end here where nothing of it is wanted. ``admitted``: what they were
+        admitted for."""
+        if call.is_done:  # cancelled meanwhile
+            return
+        num_tokens = 0
+        for index, encoding in items:
+            call.encodings[index] = encoding
+            num_tokens += encoding.num_tokens
+        ticket = call.ticket
+        ticket.moved(admitted, num_tokens if call.outputs else 0)
+        if call.times is not None:
+            call.times.submitted(items)
+        if not ticket.is_own:
+            self._metrics.tokenized(ticket.lane, len(items), time.monotonic() - ticket.accepted_s)
+        if not call.outputs:
+            self._answer_without_engine(call, items)
+            return
+        if items[0].encoding.spans is not None:  # of no use to an engine
+            items = [Item(index, encoding._replace(spans=None)) for index, encoding in items]
+        self._port.submit(Submission(call.request_id, ticket.lane, call.outputs, items, ticket.deadline_s))
+        if call.request_id not in self._calls:  # it ended meanwhile, and was taken back before this came
+            self._port.cancel(call.request_id)
+
+    def _answer_without_engine(self, call: PendingCall, items: list[Item]) -> None:
+        for place, _ in items:
+            if call.times is not None:
+                call.times.answered(place, None)
+            if call.record(place, {}):
+                self._wake([call])
+        if not call.ticket.is_own:
+            self._metrics.input_answers(call.ticket.lane, len(items), time.monotonic() - call.ticket.accepted_s)
+
+    def _fail_at(self, call: PendingCall, index: int, error: BeiError) -> None:
+        if call.fail_at(index, error):
+            self._wake([call])
+
+    def _on_answers(self, answers: Seq[Answer]) -> None:
         """In a thread of the port's, or on the event loop."""
-        done: list[Call] = []
-        answered: dict[Call, tuple[int, int]] = {}
+        done: list[PendingCall] = []
+        answered: dict[PendingCall, tuple[int, int]] = {}
         for request_id, index, result, step in answers:
             call = self._calls.get(request_id)
             if call is None:  # cancelled meanwhile
@@ -430,20 +484,9 @@ class InferenceService:
             if not call.ticket.is_own:
                 self._metrics.input_answers(call.ticket.lane, num_inputs, now_s - call.ticket.accepted_s)
 
-    def _wake(self, calls: list[Call]) -> None:
+    def _wake(self, calls: list[PendingCall]) -> None:
         """Let the callers go on; in any thread."""
         if threading.get_ident() == self._thread_id:
             self._resolve(calls)
         else:
             self._loop.call_soon_threadsafe(self._resolve, calls)
-
-
-def admission_limits(config: ServeConfig) -> AdmissionLimits:
-    """As ``config`` says."""
-    return AdmissionLimits(
-        max_queue_tokens=config.max_queue_tokens,
-        max_wait_s={"interactive": config.interactive_max_wait, "bulk": config.bulk_max_wait},
-        interactive_inputs=config.interactive_inputs,
-        interactive_tokens=config.interactive_tokens,
-        bulk_share=config.bulk_share,
-    )

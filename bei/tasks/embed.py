@@ -1,455 +1,262 @@
-"""What models are asked to do, on top of ``InferenceService``: from texts to vectors, scores, labels. No HTTP here.
-
-Every task checks first that the model has it (TaskNotSupportedError), and raises what ``infer`` raises.
-"""
+"""Vectors of inputs: dense, sparse, a vector a token, and late chunking."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from bei.artifact.int8 import scaled
-from bei.artifact.manifest import Classification, Manifest
+from bei.artifact.manifest import Manifest
 from bei.artifact.sides import Role
-from bei.core import Encoding, Float32Array, Row
-from bei.engine.postprocess import apply_function, cut, means_of_chunks, unit_length
+from bei.core import Float32Array
+from bei.engine.postprocess import cut, means_of_chunks, unit_length
 from bei.engine.sparse import SparseVector, nonzero, sparse_vectors
-from bei.errors import BeiError, InvalidRequestError, TaskNotSupportedError
+from bei.errors import BeiError, InvalidRequestError
 from bei.port import UNIT_EMBEDDING
 from bei.service.admission import Ticket
-from bei.service.service import Answer, InferenceService
-from bei.service.submission import ModelInput
+from bei.service.call import InferenceResult, ModelInput, ModelRequest
+from bei.service.service import InferenceService
 from bei.tasks.dimensions import check_dimensions
-from bei.tasks.entities import Aggregation, Entity, entities_of
-from bei.tasks.partial import Fates, tried
-from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions, Input, PairTemplate
-from bei.tokenizer.prompts import in_role, keeping, led_by_default, prompted, prompted_inputs, sides_of
+from bei.tasks.support import PartialResult, computed, off_loop_if_large, require
+from bei.tokenizer.encoder import EncodingOptions
+from bei.tokenizer.prompts import asked_prompt, in_role, keeping, prompted_inputs, role_of, sides_of
 from bei.utils.threads import off_loop
 
-# How zero-shot classification asks for a label (transformers' default).
-HYPOTHESIS = "This example is {}."
-
-# What is made of more numbers, or more sparse vectors, is made off the event loop: less takes half a millisecond.
-_MANY_NUMBERS = 100_000
+# Sparse vectors of more texts are made off the event loop.
 _MANY_TEXTS = 32
 
-# What a model with a task can do, for messages.
-PHRASES = {
-    "embed": "embed",
-    "embed_sparse": "make sparse embeddings",
-    "embed_tokens": "embed tokens",
-    "classify": "classify",
-    "rerank": "rerank",
-    "classify_tokens": "classify tokens",
-}
+TaskName: TypeAlias = Literal["embed", "embed_sparse", "embed_tokens"]
 
 
-class Embeddings(msgspec.Struct, frozen=True):
-    """``vectors`` float32 [n, dimension], row i for input i, zeros where it has an error. The other fields: ``Fates``.
+class EmbedTask(ModelRequest, frozen=True, kw_only=True):
+    """Which vectors of its inputs a request asks for. Routes, dialects and ``bei.offline`` make it.
+
+    ``prompt_name``, ``input_type``, ``prompt``: the prompt of texts, and the side that they are on
+    (``bei.tokenizer.prompts``). ``is_bare``: texts have no prompt and no side, whatever the model's default.
+    ``dimensions``: dense vectors are cut to so many components (Matryoshka) before they are normalized. ``normalize``
+    None: as the checkpoint says. ``top_k``: only so many of the largest weights of a sparse vector
+    (sentence-transformers' ``max_active_dims``). ``late_chunking``: inputs are chunks of one document, which the model
+    reads whole. ``param`` and ``dimensions_param``: the fields that errors blame.
+    """
+
+    prompt_name: str | None = None
+    input_type: str | None = None
+    prompt: str | None = None
+    is_bare: bool = False
+    dimensions: int | None = None
+    normalize: bool | None = None
+    top_k: int | None = None
+    late_chunking: bool = False
+    param: str = "inputs"
+    dimensions_param: str = "dimensions"
+
+
+class CheckedTask(NamedTuple):
+    """A task that the model can do: ``check_task`` makes it.
+
+    ``prompt`` stands in front of texts or around them. ``role``: the side of sparse and token vectors, whose options
+    ``task`` has. ``width``: components of dense vectors. ``warnings`` are for the client.
+    """
+
+    task: EmbedTask
+    prompt: str
+    role: Role | None
+    width: int
+    warnings: Seq[str]
+
+    def on(self, inputs: Seq[ModelInput], failed: Mapping[int, BeiError] | None) -> CheckedTask:
+        """The same task for other inputs."""
+        return self._replace(task=msgspec.structs.replace(self.task, inputs=inputs, failed=failed))
+
+    def prompted(self, options: EncodingOptions) -> ModelRequest:
+        """The inputs as the model reads them, tokenized by ``options``."""
+        if not self.prompt and options is self.task.options:
+            return self.task
+        inputs = prompted_inputs(self.prompt, self.task.inputs)
+        return ModelRequest(inputs, keeping(self.prompt, options), self.task.failed)
+
+
+class Embeddings(PartialResult, frozen=True, kw_only=True):
+    """``vectors`` float32 [n, dimension], row i for input i, zeros where it has an error.
 
     ``int8_largest``: the component that is 127 where these vectors are written as bytes; None where nothing says it.
     """
 
     vectors: Float32Array
-    num_tokens: int
-    truncated: list[int]
     int8_largest: float | None = None
-    errors: Mapping[int, BeiError] = msgspec.field(default_factory=dict)
-    lengths: Seq[int] = ()
 
 
-class TokenEmbeddings(msgspec.Struct, frozen=True):
+class TokenEmbeddings(PartialResult, frozen=True, kw_only=True):
     """``vectors[i]`` float32 [tokens, dimension] for input i, special tokens included, a role's skipped ones not; none
-    where it has an error. The other fields: ``Fates``."""
+    where it has an error."""
 
     vectors: list[Float32Array]
-    num_tokens: int
-    truncated: list[int]
-    errors: Mapping[int, BeiError] = msgspec.field(default_factory=dict)
-    lengths: Seq[int] = ()
 
 
-class SparseEmbeddings(msgspec.Struct, frozen=True):
-    """``vectors[i]`` for input i, without weights where it has an error. The other fields: ``Fates``."""
+class SparseEmbeddings(PartialResult, frozen=True, kw_only=True):
+    """``vectors[i]`` for input i, without weights where it has an error."""
 
     vectors: list[SparseVector]
-    num_tokens: int
-    truncated: list[int]
-    errors: Mapping[int, BeiError] = msgspec.field(default_factory=dict)
-    lengths: Seq[int] = ()
 
 
-class Scores(msgspec.Struct, frozen=True):
-    """``values`` float32 [n, labels]: probabilities, or logits where the request asked for raw scores."""
+def check_task(service: InferenceService, task: EmbedTask, name: TaskName) -> CheckedTask:
+    """All checks of ``task`` that need no inputs. ``name``: the manifest's, of the vectors that are asked for.
 
-    values: Float32Array
-    labels: list[str]
-    num_tokens: int
-    truncated: list[int]
-
-
-class TokenScores(msgspec.Struct, frozen=True):
-    """``logits[i]`` float32 [tokens, labels] for ``texts[i]``. Entities are made when they are wanted: they take a
-    hundred times the logits' memory."""
-
-    texts: Seq[str]
-    encodings: list[Encoding]
-    logits: list[Float32Array]
-    classification: Classification
-    aggregation: Aggregation
-    raw: bool
-    num_tokens: int
-    truncated: list[int]
-
-    def scores_of(self, index: int) -> Float32Array:
-        """Of all tokens of input ``index``, special ones included: probabilities or, if they are ``raw``, logits."""
-        logits = self.logits[index]
-        return logits if self.raw else apply_function(logits, self.classification.function)
-
-    def entities_of(self, index: int) -> list[Entity]:
-        """The labelled spans (or, without aggregation, the tokens) of input ``index``."""
-        scores, labels = self.scores_of(index), self.classification.labels
-        return entities_of(self.texts[index], self.encodings[index], scores, labels, self.aggregation)
-
-
-def require(service: InferenceService, task: str) -> None:
-    """Raise TaskNotSupportedError, naming what the model can do, unless it can do ``task``."""
-    tasks = service.manifest.tasks
-    if task not in tasks:
-        raise TaskNotSupportedError(f"{service.name} cannot {PHRASES[task]}; it can do: {', '.join(tasks)}.", "model")
-
-
-async def embed_inputs(
-    service: InferenceService,
-    inputs: Seq[ModelInput],
-    *,
-    ticket: Ticket,
-    prompt: str = "",
-    dimensions: int | None = None,
-    normalize: bool | None = None,
-    options: EncodingOptions = AS_CONFIGURED,
-    wrong: Mapping[int, BeiError] | None = None,
-) -> Embeddings:
-    """Embed texts, ``prompt`` in front of each, and lists of token ids, exactly as given: no prompt, no special tokens
-    added, never truncated. Vectors are cut to ``dimensions`` (Matryoshka) before they are normalized.
-
-    ``normalize`` None is as the checkpoint says. ``wrong`` asks for a part of the answer, where not all can be had: it
-    holds the errors of inputs, by their places, that are not to be tried.
+    Raises TaskNotSupportedError, InvalidRequestError.
     """
-    require(service, "embed")
-    manifest = service.manifest
-    check_dimensions(manifest, dimensions)
-    assert manifest.embedding is not None  # require("embed") has passed
-    normalize = manifest.embedding.normalize if normalize is None else normalize
-    if not normalize and manifest.engine.unit_vectors:
-        raise InvalidRequestError(
-            f"{manifest.name} gives vectors of unit length only, as its engine ({manifest.target}) makes them: leave "
-            "normalize out.",
-            "normalize",
-        )
-    most = manifest.dimension("embedding") or 0
-    width = min(most, dimensions or most)
-    is_cut = width < most
+    require(service, name)
+    manifest, dimensions = service.manifest, task.dimensions
+    warnings: list[str] = []
+    width = 0
+    if dimensions is not None:
+        param = task.dimensions_param
+        warning = check_dimensions(manifest, dimensions, param, untrained=service.untrained_dimensions)
+        if name != "embed":
+            raise InvalidRequestError(f"{param} works with dense vectors only: leave it out.", param)
+        if warning is not None:
+            warnings.append(warning)
+    if name == "embed":
+        width = dimensions or service.embedding_width
+        if manifest.engine.unit_vectors and not _is_normalized(manifest, task):
+            raise InvalidRequestError(
+                f"{manifest.name} gives vectors of unit length only, as its engine ({manifest.target}) makes them: "
+                "leave normalize out.",
+                "normalize",
+            )
+    if task.late_chunking:
+        _check_late_chunking(manifest)
+    if task.is_bare:
+        return CheckedTask(task, "", None, width, warnings)
+    if task.prompt_name is None and task.input_type is None and task.prompt is None:
+        asked = service.unsaid_prompt
+    else:
+        asked = asked_prompt(manifest, task.prompt_name, task.input_type, task.prompt)
+    if asked.warning is not None and not (task.inputs and all(isinstance(ids, list) for ids in task.inputs)):
+        warnings.append(asked.warning)
+    role = None if name == "embed" else role_of(manifest, task.prompt_name, task.input_type)
+    if role is not None:
+        task = msgspec.structs.replace(task, options=in_role(task.options, role))
+    return CheckedTask(task, asked.text, role, width, warnings)
+
+
+async def embed_inputs(service: InferenceService, checked: CheckedTask, *, ticket: Ticket) -> Embeddings:
+    """Embed texts, each with the prompt, and lists of token ids, exactly as given: no prompt, no special tokens added,
+    never truncated."""
+    manifest, task, width = service.manifest, checked.task, checked.width
+    assert manifest.embedding is not None  # ``check_task`` has passed
+    normalize = _is_normalized(manifest, task)
+    is_cut = task.dimensions is not None and width < service.embedding_width
     output = UNIT_EMBEDDING if normalize and not is_cut else "embedding"
-    if prompt and not manifest.embedding.pools_prompt:
-        options = replace(options, unpooled_prompt=sides_of(prompt)[0])
-    options = keeping(prompt, options)
-    given = prompted_inputs(prompt, inputs)
-    answer, fates = await tried(service, given, wrong, ticket=ticket, output=output, options=options)
+    options = task.options
+    if checked.prompt and not manifest.embedding.pools_prompt:
+        options = replace(options, unpooled_prompt=sides_of(checked.prompt)[0])
+    answer = await service.infer(checked.prompted(options), ticket=ticket, outputs={output})
     vectors = np.zeros((0, width), np.float32)  # where every input has an error
     if answer.rows:
         shorten = partial(cut, dimensions=width, normalize=normalize) if is_cut else None
-        vectors = await _computed(answer.rows, output, shorten)
+        vectors = await computed(answer.rows, output, shorten)
     largest = _int8_largest(manifest, width) if is_cut else manifest.embedding.int8_largest
-    if fates.errors:
-        whole = np.zeros((len(inputs), width), np.float32)
-        whole[[index for index in range(len(inputs)) if index not in fates.errors]] = vectors
+    if answer.errors:
+        whole = np.zeros((len(task.inputs), width), np.float32)
+        whole[[index for index in range(len(task.inputs)) if index not in answer.errors]] = vectors
         vectors = whole
-    return Embeddings(vectors, answer.num_tokens, fates.truncated, largest, fates.errors, fates.lengths)
+    return Embeddings(answer.lengths, answer.truncated, answer.errors, vectors=vectors, int8_largest=largest)
 
 
 async def dropped_tokens(
-    service: InferenceService,
-    inputs: Seq[ModelInput],
-    answer: Fates,
-    *,
-    ticket: Ticket,
-    prompt: str = "",
-    options: EncodingOptions = AS_CONFIGURED,
+    service: InferenceService, checked: CheckedTask, result: PartialResult, *, ticket: Ticket
 ) -> dict[int, int | None]:
-    """How many tokens were cut off each of the inputs that ``answer`` names as truncated; None where the tokenizer
-    cannot count so long a text. The other arguments are those of the task."""
-    if not answer.truncated:
+    """The number of tokens cut off each input that ``result`` names as truncated; None where the tokenizer cannot count
+    so long a text."""
+    if not result.truncated:
         return {}
-    cut = prompted_inputs(prompt, [inputs[index] for index in answer.truncated])
-    texts = [text for text in cut if isinstance(text, str)]  # ids are never cut
+    task = checked.task
+    cut = prompted_inputs(checked.prompt, [task.inputs[index] for index in result.truncated])
     ticket.check_tokens = None  # it bounds the answer, which does not grow with tokens that are only counted
-    options = replace(options, whole=True, max_tokens=None)
-    encodings = await service.encode(texts, ticket=ticket, options=options, in_part=True)
+    options = replace(task.options, whole=True, max_tokens=None)
+    encodings = await service.encode(ModelRequest(cut, options, failed={}), ticket=ticket)  # texts: ids are never cut
     return {
-        index: encoding.num_tokens - answer.lengths[index] if encoding.num_tokens else None
-        for index, encoding in zip(answer.truncated, encodings, strict=True)
+        index: encoding.num_tokens - result.lengths[index] if encoding.num_tokens else None
+        for index, encoding in zip(result.truncated, encodings, strict=True)
     }
 
 
-async def embed_tokens(
-    service: InferenceService,
-    texts: Seq[str],
-    *,
-    ticket: Ticket,
-    prompt: str = "",
-    role: Role | None = None,
-    options: EncodingOptions = AS_CONFIGURED,
-    wrong: Mapping[int, BeiError] | None = None,
-) -> TokenEmbeddings:
-    """A vector a token, of unit length in models for late interaction (arXiv:2004.12832), which read and answer
-    queries and documents as their ``role`` says. ``wrong``: as of ``embed_inputs``."""
-    require(service, "embed_tokens")
-    inputs, options = prompted(prompt, texts), in_role(keeping(prompt, options), role)
-    answer, fates = await tried(service, inputs, wrong, ticket=ticket, output="token_embedding", options=options)
-    unit = any(output.unit_length for output in service.manifest.outputs if output.name == "token_embedding")
-    work = partial(_token_vectors, answer, role, unit)
-    is_large = answer.num_tokens * (service.manifest.dimension("token_embedding") or 0) > _MANY_NUMBERS
-    made = await off_loop(work) if is_large else work()
-    vectors = fates.spread(made, np.zeros((0, 0), np.float32))
-    return TokenEmbeddings(vectors, answer.num_tokens, fates.truncated, fates.errors, fates.lengths)
+async def embed_tokens(service: InferenceService, checked: CheckedTask, *, ticket: Ticket) -> TokenEmbeddings:
+    """A vector a token of each text, of unit length in models for late interaction (arXiv:2004.12832), which read and
+    answer queries and documents as their role says."""
+    manifest = service.manifest
+    asked = checked.prompted(checked.task.options)
+    answer = await service.infer(asked, ticket=ticket, outputs={"token_embedding"})
+    unit = any(output.unit_length for output in manifest.outputs if output.name == "token_embedding")
+    lengths = answer.lengths
+    num_numbers = sum(lengths) * (manifest.dimension("token_embedding") or 0)
+    made = await off_loop_if_large(partial(_token_vectors, answer, checked.role, unit), num_numbers)
+    vectors = answer.spread(made, np.zeros((0, 0), np.float32))
+    return TokenEmbeddings(lengths, answer.truncated, answer.errors, vectors=vectors)
 
 
-async def embed_chunks(
-    service: InferenceService,
-    chunks: Seq[str],
-    *,
-    ticket: Ticket,
-    prompt: str = "",
-    dimensions: int | None = None,
-    normalize: bool | None = None,
-) -> Embeddings:
-    """Late chunking (arXiv:2409.04701): read ``chunks`` as one document, a space between two, and embed each as the
+async def embed_sparse(service: InferenceService, checked: CheckedTask, *, ticket: Ticket) -> SparseEmbeddings:
+    """Weights of vocabulary entries: SPLADE's or those of the inputs' own tokens (BGE-M3), above zero, or a table's."""
+    encoder, role = service.encoder, checked.role
+    table = encoder.token_weights if role is not None and role.table else None
+    output = None if table is not None else "sparse" if service.manifest.dimension("sparse") else "token_weights"
+    answer = await service.infer(
+        checked.prompted(checked.task.options),
+        ticket=ticket,
+        outputs=set() if output is None else {output},
+        reduce=nonzero if output == "sparse" else None,
+    )
+    top_k = checked.task.top_k
+    work = partial(sparse_vectors, answer.rows, answer.row_encodings, encoder.special_ids, top_k, table)
+    made = await off_loop(work) if len(checked.task.inputs) > _MANY_TEXTS else work()
+    vectors = answer.spread(made, (np.zeros(0, np.int32), np.zeros(0, np.float32)))
+    return SparseEmbeddings(answer.lengths, answer.truncated, answer.errors, vectors=vectors)
+
+
+async def embed_chunks(service: InferenceService, checked: CheckedTask, *, ticket: Ticket) -> Embeddings:
+    """Late chunking (arXiv:2409.04701): read the inputs as one document, a space between two, and embed each as the
     mean of its tokens' states, which have seen the others.
 
     The mean is of the last layer's states: right only where nothing but unit length follows the pooling. For models
-    with mean pooling that were built with their tokens' states. Raises InvalidRequestError too where the document is
-    too long.
+    with mean pooling that were built with their tokens' states. Raises InvalidRequestError where the document is too
+    long.
     """
-    require(service, "embed")
-    _check_late_chunking(service.manifest)
-    check_dimensions(service.manifest, dimensions)
-    before, behind = sides_of(prompt)
+    task = checked.task
+    before, behind = sides_of(checked.prompt)
     document, ends = before, []
-    for chunk in chunks:
+    for chunk in task.inputs:
+        assert isinstance(chunk, str)
         document += chunk
         ends.append(len(document))
         document += " "
-    options = EncodingOptions(truncate=False, with_spans=True)
-    answer = await service.infer([document[:-1] + behind], ticket=ticket, outputs={"token_embedding"}, options=options)
+    asked = ModelRequest([document[:-1] + behind], EncodingOptions(truncate=False, with_spans=True))
+    answer = await service.infer(asked, ticket=ticket, outputs={"token_embedding"})
     spans = answer.encodings[0].spans
     assert spans is not None  # they were asked for
     owner = np.searchsorted(ends, spans.offsets[:, 1])  # of each token, the chunk in which it ends
     owner[spans.special | (spans.offsets[:, 1] <= len(before))] = -1
-    counts = np.bincount(owner[owner >= 0], minlength=len(chunks))
+    counts = np.bincount(owner[owner >= 0], minlength=len(ends))
     if not counts.all():
         raise InvalidRequestError(f"input {counts.argmin()} has no tokens: leave it out.", "input")
     states = answer.rows[0]["token_embedding"]
-    work = partial(means_of_chunks, states, owner, counts)
-    vectors = (await off_loop(work) if states.size > _MANY_NUMBERS else work())[:, :dimensions]
-    unit = service.manifest.embedding.normalize if normalize is None and service.manifest.embedding else normalize
-    vectors = unit_length(vectors) if unit else vectors
-    return Embeddings(vectors, answer.num_tokens, [], _int8_largest(service.manifest, vectors.shape[1]))
+    vectors = await off_loop_if_large(partial(means_of_chunks, states, owner, counts), states.size)
+    vectors = vectors[:, : checked.width]
+    vectors = unit_length(vectors) if _is_normalized(service.manifest, task) else vectors
+    largest = _int8_largest(service.manifest, checked.width)
+    return Embeddings(answer.lengths, [], vectors=vectors, int8_largest=largest)
 
 
-async def embed_sparse(
-    service: InferenceService,
-    inputs: Seq[ModelInput],
-    *,
-    ticket: Ticket,
-    prompt: str = "",
-    role: Role | None = None,
-    top_k: int | None = None,
-    options: EncodingOptions = AS_CONFIGURED,
-    wrong: Mapping[int, BeiError] | None = None,
-) -> SparseEmbeddings:
-    """Weights of vocabulary entries: SPLADE's or those of the inputs' own tokens (BGE-M3), above zero, or a table's.
-
-    ``top_k``: only the largest so many of each input (sentence-transformers' ``max_active_dims``). The other arguments
-    are those of ``embed_inputs``.
-    """
-    require(service, "embed_sparse")
-    given, options = prompted_inputs(prompt, inputs), in_role(keeping(prompt, options), role)
-    table = service.encoder.token_weights if role is not None and role.table else None
-    output = None if table is not None else "sparse" if service.manifest.dimension("sparse") else "token_weights"
-    reduce = nonzero if output == "sparse" else None
-    answer, fates = await tried(service, given, wrong, ticket=ticket, output=output, options=options, reduce=reduce)
-    work = partial(sparse_vectors, answer.rows, answer.row_encodings, service.encoder.special_ids, top_k, table)
-    made = await off_loop(work) if len(inputs) > _MANY_TEXTS else work()
-    vectors = fates.spread(made, (np.zeros(0, np.int32), np.zeros(0, np.float32)))
-    return SparseEmbeddings(vectors, answer.num_tokens, fates.truncated, fates.errors, fates.lengths)
-
-
-async def classify(
-    service: InferenceService,
-    inputs: Seq[Input],
-    *,
-    ticket: Ticket,
-    raw: bool = False,
-    function: Literal["sigmoid", "softmax", "none"] | None = None,
-    options: EncodingOptions = AS_CONFIGURED,
-) -> Scores:
-    """Score every label for texts or pairs, by ``function`` of the logits (None: the checkpoint's).
-
-    ``raw``: the logits themselves.
-    """
-    require(service, "classify")
-    answer, classification = await _logits(service, inputs, ticket, options)
-    chosen = "none" if raw else function or classification.function
-    values = await _computed(answer.rows, "logits", lambda rows: apply_function(rows, chosen))
-    return Scores(values, classification.labels, answer.num_tokens, answer.truncated)
-
-
-async def zero_shot(
-    service: InferenceService,
-    texts: Seq[str],
-    hypotheses: Seq[str],
-    *,
-    ticket: Ticket,
-    multi_label: bool = False,
-    options: EncodingOptions = AS_CONFIGURED,
-) -> Scores:
-    """Score each of ``hypotheses`` by how a text entails it, with a model of natural language inference: a row a text.
-
-    The hypotheses share one probability; ``multi_label``: each has its own, of entailment against contradiction, and so
-    has a single one. ``truncated`` lists texts. Raises TaskNotSupportedError for a model without such labels.
-    (transformers: ZeroShotClassificationPipeline; arXiv:1909.00161)
-    """
-    entails, contradicts = nli_labels(service)
-    pairs = [(text, hypothesis) for text in texts for hypothesis in hypotheses]
-    answer, _ = await _logits(service, pairs, ticket, options)
-
-    def scores_of(logits: Float32Array) -> Float32Array:
-        if multi_label or len(hypotheses) == 1:
-            return apply_function(logits[:, [contradicts, entails]], "softmax")[:, 1].reshape(len(texts), -1)
-        return apply_function(logits[:, entails].reshape(len(texts), -1), "softmax")
-
-    values = await _computed(answer.rows, "logits", scores_of)
-    truncated = sorted({index // len(hypotheses) for index in answer.truncated})
-    return Scores(values, list(hypotheses), answer.num_tokens, truncated)
-
-
-def nli_labels(service: InferenceService) -> tuple[int, int]:
-    """The places of entailment and of contradiction among a model's labels; of two labels the other one is the latter.
-
-    Raises TaskNotSupportedError for a model that has no such labels.
-    """
-    require(service, "classify")
-    classification = service.manifest.classification
-    assert classification is not None  # require("classify") has passed
-    labels = [label.lower() for label in classification.labels]
-    entails = next((index for index, label in enumerate(labels) if label.startswith("entail")), None)
-    others = [index for index, label in enumerate(labels) if label.startswith("contra") or len(labels) == 2]
-    contradicts = next((index for index in others if index != entails), None)
-    if entails is None or contradicts is None:
-        raise TaskNotSupportedError(
-            f"{service.name} has the labels {', '.join(classification.labels)}: labels of a request need a model of "
-            "natural language inference, with entailment and contradiction.",
-            "model",
-        )
-    return entails, contradicts
-
-
-async def rerank(
-    service: InferenceService,
-    query: str,
-    documents: Seq[str],
-    *,
-    ticket: Ticket,
-    raw: bool = False,
-    instruction: str | None = None,
-    options: EncodingOptions = AS_CONFIGURED,
-) -> Scores:
-    """Score each of ``documents`` against ``query``, as ``rerank_pairs`` does."""
-    pairs = [(query, document) for document in documents]
-    return await rerank_pairs(service, pairs, ticket=ticket, raw=raw, instruction=instruction, options=options)
-
-
-async def rerank_pairs(
-    service: InferenceService,
-    pairs: Seq[tuple[str, str]],
-    *,
-    ticket: Ticket,
-    raw: bool = False,
-    instruction: str | None = None,
-    options: EncodingOptions = AS_CONFIGURED,
-) -> Scores:
-    """Score the second text of each of ``pairs`` against the first; ``raw``: the logit, else what the model's function
-    makes of it, the sigmoid if it has none. One column.
-
-    A model with a template is asked with it; ``instruction`` fills its slot.
-    """
-    require(service, "rerank")
-    template = service.manifest.rerank_template
-    if template is not None:
-        if instruction is not None and "{instruction}" not in template.body:
-            raise InvalidRequestError(f"{service.name}'s template takes no instruction: leave it out.", "instruction")
-        chosen = template.instruction if instruction is None else instruction
-        # Filled chunk by chunk: all at once, a long query would stand in memory as often as there are documents.
-        options = replace(options, framed=True, template=PairTemplate(template.body, chosen))
-    elif instruction is not None:
-        raise InvalidRequestError(f"{service.name} takes no instruction: leave it out.", "instruction")
-    answer, classification = await _logits(service, pairs, ticket, options)
-    chosen = "none" if raw else classification.relevance
-    values = await _computed(answer.rows, "logits", lambda rows: apply_function(rows, chosen))
-    return Scores(values, ["score"], answer.num_tokens, answer.truncated)
-
-
-async def _logits(
-    service: InferenceService, inputs: Seq[Input], ticket: Ticket, options: EncodingOptions
-) -> tuple[Answer, Classification]:
-    """The model's scores before any function, and what they mean."""
-    classification = service.manifest.classification
-    assert classification is not None  # whatever has logits has labels
-    led = led_by_default(service.manifest, inputs)
-    return await service.infer(led, ticket=ticket, outputs={"logits"}, options=options), classification
-
-
-async def classify_tokens(
-    service: InferenceService,
-    texts: Seq[str],
-    *,
-    ticket: Ticket,
-    aggregation: Aggregation = "none",
-    raw: bool = False,
-    options: EncodingOptions = AS_CONFIGURED,
-) -> TokenScores:
-    """Label the tokens of ``texts`` and join them to entities as ``aggregation`` says."""
-    require(service, "classify_tokens")
-    classification = service.manifest.classification
-    assert classification is not None  # whatever has token logits has labels
-    options = replace(options, with_spans=True)
-    answer = await service.infer(texts, ticket=ticket, outputs={"token_logits"}, options=options)
-    logits = [row["token_logits"] for row in answer.rows]
-    num_tokens, truncated = answer.num_tokens, answer.truncated
-    return TokenScores(texts, answer.encodings, logits, classification, aggregation, raw, num_tokens, truncated)
-
-
-async def _computed(
-    rows: Seq[Row], output: str, function: Callable[[Float32Array], Float32Array] | None
-) -> Float32Array:
-    """``function`` of the ``output`` of all ``rows``, float32 [n, width]; None: as it is."""
-    if len(rows) == 1:
-        row = rows[0][output][None]
-        return row if function is None else function(row)
-
-    def work() -> Float32Array:
-        stacked = np.stack([row[output] for row in rows])
-        return stacked if function is None else function(stacked)
-
-    return await off_loop(work) if len(rows) * rows[0][output].size > _MANY_NUMBERS else work()
+def _is_normalized(manifest: Manifest, task: EmbedTask) -> bool:
+    if task.normalize is not None:
+        return task.normalize
+    return manifest.embedding is not None and manifest.embedding.normalize
 
 
 def _int8_largest(manifest: Manifest, dimensions: int) -> float | None:
@@ -457,7 +264,7 @@ def _int8_largest(manifest: Manifest, dimensions: int) -> float | None:
     return None if largest is None else scaled(largest, manifest.dimension("embedding") or dimensions, dimensions)
 
 
-def _token_vectors(answer: Answer, role: Role | None, unit: bool) -> list[Float32Array]:
+def _token_vectors(answer: InferenceResult, role: Role | None, unit: bool) -> list[Float32Array]:
     """Takes the rows out of ``answer``: they are the largest of all, and should not lie in memory twice."""
     kept: Seq[npt.NDArray[np.bool_]] | None = None
     if role is not None and role.skip_ids and answer.rows:

@@ -1,11 +1,11 @@
-"""What the numbers of dense vectors may be, and how they are made of float32.
+"""Number formats of dense vectors, and the conversion from float32.
 
 float     float32
 float16   the same rounded
-int8      of vectors of unit length, in steps that the build chose (``bei.artifact.int8``)
-uint8     the same and 128
+int8      unit vectors only, in steps that the build chose (``bei.artifact.int8``)
+uint8     int8 plus 128
 ubinary   uint8: a bit a component, 1 where it is above 0, eight to a byte, the first of them the highest
-binary    int8: the same less 128 ("offset binary"; sentence-transformers, Cohere, Voyage, Jina)
+binary    int8: ubinary less 128 ("offset binary"; sentence-transformers, Cohere, Voyage, Jina)
 """
 
 from __future__ import annotations

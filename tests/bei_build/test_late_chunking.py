@@ -18,7 +18,7 @@ from bei.errors import InvalidRequestError
 from bei.metrics.registry import Metrics
 from bei.scheduler.device_gate import DeviceGate
 from bei.service.loader import load_service
-from bei.tasks.embed import Embeddings, embed_chunks
+from bei.tasks.embed import Embeddings, EmbedTask, check_task, embed_chunks
 from tests.support.builds import build_artifact
 from tests.support.checkpoints import HIDDEN, Dense, Normalize, add_modules, save_checkpoint, wordpiece_tokenizer
 
@@ -30,7 +30,8 @@ def chunked(artifact: Path, chunks: list[str], prompt: str = "") -> Embeddings:
         service = load_service(artifact, ServeConfig(tokenizer_threads=1), Metrics(), DeviceGate())
         try:
             with service.admit(chunks) as ticket:
-                return await embed_chunks(service, chunks, ticket=ticket, prompt=prompt)
+                task = check_task(service, EmbedTask(chunks, prompt=prompt, late_chunking=True), "embed")
+                return await embed_chunks(service, task, ticket=ticket)
         finally:
             await asyncio.get_running_loop().run_in_executor(None, service.close)
 

@@ -14,7 +14,10 @@ from bei.metrics.registry import Metrics
 from bei.scheduler.cost_model import CostModel
 from bei.service.loader import local_port
 from bei.service.service import InferenceService
-from bei.tasks import embed
+from bei.tasks import classify, embed
+from bei.tasks.embed import EmbedTask
+from bei.tasks.rerank import RerankTask, rerank
+from bei.tasks.token_classification import TokenTask, classify_tokens
 from bei.tokenizer import prompts
 from bei.tokenizer.encoder import TextEncoder
 from tests.hub_matrix.expected import PAIRS, TEXTS, Answers
@@ -55,20 +58,22 @@ async def _answer(service: InferenceService, task: str, structure: Structure) ->
     inputs = list(PAIRS) if structure.pairs else texts
     with service.admit(inputs) as ticket:
         if task == "embed":
-            return list((await embed.embed_inputs(service, texts, ticket=ticket, prompt=prompt)).vectors)
+            dense = embed.check_task(service, EmbedTask(texts, prompt=prompt), "embed")
+            return list((await embed.embed_inputs(service, dense, ticket=ticket)).vectors)
         if task == "classify":
-            return list((await embed.classify(service, inputs, ticket=ticket)).values)
+            return list((await classify.classify(service, classify.ClassifyTask(inputs), ticket=ticket)).values)
         if task == "classify_tokens":
-            return (await embed.classify_tokens(service, texts, ticket=ticket)).logits
+            return (await classify_tokens(service, TokenTask(texts), ticket=ticket)).logits
         if task == "embed_sparse":
-            sparse = (await embed.embed_sparse(service, texts, ticket=ticket, prompt=prompt)).vectors
+            bare = embed.CheckedTask(EmbedTask(texts), prompt, None, 0, ())
+            sparse = (await embed.embed_sparse(service, bare, ticket=ticket)).vectors
             return [_dense(service, indices, weights) for indices, weights in sparse]
     return await _token_embeddings(service, structure)
 
 
 async def _score(service: InferenceService, query: str, document: str, *, raw: bool) -> Float32Array:
     with service.admit([(query, document)]) as ticket:
-        (row,) = (await embed.rerank(service, query, [document], ticket=ticket, raw=raw)).values
+        (row,) = (await rerank(service, RerankTask.of(query, [document], raw=raw), ticket=ticket)).values
         return np.asarray(row)
 
 
@@ -83,9 +88,7 @@ async def _token_embeddings(service: InferenceService, structure: Structure) -> 
     """Vectors of queries and of documents; of texts if the model has no sides (BGE-M3)."""
     vectors: list[Float32Array] = []
     for side in ("query", "document") if structure.late else (None,):
-        prompt = prompts.prompt_of(service.manifest, input_type=side)
-        role = prompts.role_of(service.manifest, input_type=side)
+        task = embed.check_task(service, EmbedTask(list(TEXTS), input_type=side), "embed_tokens")
         with service.admit(list(TEXTS)) as ticket:
-            answer = await embed.embed_tokens(service, list(TEXTS), ticket=ticket, prompt=prompt, role=role)
-            vectors += answer.vectors
+            vectors += (await embed.embed_tokens(service, task, ticket=ticket)).vectors
     return vectors

@@ -12,9 +12,9 @@ from bei.config.settings import ServeConfig
 from bei.core import Encoding, Engine
 from bei.metrics.registry import Metrics
 from bei.scheduler.cost_model import CostModel
+from bei.service.call import InferenceResult, ModelInput, ModelRequest
 from bei.service.loader import encoder_of, local_port
-from bei.service.service import Answer, InferenceService
-from bei.service.submission import ModelInput
+from bei.service.service import InferenceService
 from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions, Input
 from tests.support.engines import DEADLINE_S, GatedEngine
 
@@ -41,10 +41,10 @@ async def infer(
     options: EncodingOptions = AS_CONFIGURED,
     outputs: Set[str] = frozenset({"embedding"}),
     **asked: Any,
-) -> Answer:
+) -> InferenceResult:
     """Admit ``inputs`` and run them. ``asked``: lane and deadline."""
     with service.admit(inputs, **asked) as ticket:
-        return await service.infer(inputs, ticket=ticket, outputs=outputs, options=options)
+        return await service.infer(ModelRequest(inputs, options), ticket=ticket, outputs=outputs)
 
 
 async def encode(
@@ -52,7 +52,7 @@ async def encode(
 ) -> list[Encoding]:
     """Admit ``inputs`` and tokenize them."""
     with service.admit(inputs) as ticket:
-        return await service.encode(inputs, ticket=ticket, options=options)
+        return await service.encode(ModelRequest(inputs, options), ticket=ticket)
 
 
 @asynccontextmanager

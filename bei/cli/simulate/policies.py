@@ -52,8 +52,8 @@ class BeiPolicy:
         self._scheduler.queues.add(entries)
 
     def cut(self, now_s: float) -> list[Entry]:
-        """The next step; nothing expires, since traces have no deadlines."""
-        return self._scheduler.cut(now_s, interactive_expected=self._interactive.holds(now_s)).entries
+        """The next step; nothing expires, as nothing in a trace has a deadline."""
+        return self._scheduler.cut(now_s, lambda: self._interactive.holds(now_s)).entries
 
     def ran(self, entries: Seq[Entry], seconds: float, now_s: float) -> None:
         """Count the lanes' shares, and correct the costs."""

@@ -18,9 +18,9 @@ from starlette.types import Scope
 
 from bei.errors import InvalidRequestError
 from bei.metrics.registry import CONTENT_TYPE
-from bei.server.endpoint.context import Call
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.get_responses import answers
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import Reply
 from bei.server.endpoint.route import Route
 from bei.server.http.errors import ErrorForm
 from bei.server.http.header_names import names_of
@@ -70,9 +70,9 @@ class Dialect:
 def adjusted(route: Route[Any], adjust: Callable[[Any], None]) -> Route[Any]:
     """``route`` with a peer's defaults: ``adjust`` sets them in the body of a request that was parsed."""
 
-    async def handle(request: Any, call: Call) -> Reply:
+    async def handle(request: Any, context: RequestContext) -> Reply:
         adjust(getattr(request, "body", request))
-        return await route.handle(request, call)
+        return await route.handle(request, context)
 
     handle.__doc__ = route.handle.__doc__
     return replace(route, handle=handle)

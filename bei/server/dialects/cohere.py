@@ -16,17 +16,17 @@ import msgspec
 from bei.config.settings import ServeConfig
 from bei.errors import BeiError, InvalidRequestError
 from bei.server.dialects.base import Dialect, adjusted
-from bei.server.endpoint.context import Call
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import Texts, exactly_one, limits, limits_of_inputs, without
 from bei.server.endpoint.inference import embedded
 from bei.server.endpoint.parse import TokenId, parser
-from bei.server.endpoint.render import Items, items_of
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import Items, Reply, items_of
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.shared_fields import Dimensions, Model
-from bei.server.endpoint.unsupported_fields import OF_COHERE_V2, check_rules
+from bei.server.endpoint.shared_fields import OF_COHERE_V2, Dimensions, Model, check_rules
 from bei.server.endpoint.vector_encoding import FLOATS, OCTET_HEADERS, VectorForm, dtype_of
 from bei.server.routes import rerank, tokenize
+from bei.service.call import ModelRequest
+from bei.tasks.embed import EmbedTask
 from bei.tokenizer.encoder import EncodingOptions
 from bei.tokenizer.truncation import encoding_options
 
@@ -156,27 +156,27 @@ class DetokenizeResponse(TypedDict):
     meta: TokenizeMeta
 
 
-async def embed_v1(body: EmbedV1Request, call: Call) -> Reply:
+async def embed_v1(body: EmbedV1Request, context: RequestContext) -> Reply:
     """Embed texts: a list of vectors, or a list for each of `embedding_types`."""
     check_rules(body, OF_COHERE_V2)
-    return await _embed(body, call, "1", body.embedding_types)
+    return await _embed(body, context, "1", body.embedding_types)
 
 
-async def embed_v2(body: EmbedV2Request, call: Call) -> Reply:
+async def embed_v2(body: EmbedV2Request, context: RequestContext) -> Reply:
     """Embed texts: a list of vectors for each of `embedding_types`, floats where none is named."""
     if body.inputs is not None:
         if body.texts is not None:
             raise InvalidRequestError("The request has texts and inputs: send one of them.", "inputs")
-        call.check_count(body.inputs, "inputs")  # before they are looked at
+        context.check_count(body.inputs, "inputs")  # before they are looked at
         body.texts = ["\n".join(part.text for part in one.content) for one in body.inputs]
     param = "texts" if body.inputs is None else "inputs"
     types: Seq[EmbeddingType] = ["float"] if body.embedding_types is None else body.embedding_types
-    return await _embed(body, call, "2", types, body.output_dimension, body.max_tokens, param)
+    return await _embed(body, context, "2", types, body.output_dimension, body.max_tokens, param)
 
 
 async def _embed(
     body: EmbedRequest,
-    call: Call,
+    context: RequestContext,
     version: str,
     types: Seq[EmbeddingType] | None,
     dimensions: int | None = None,
@@ -191,19 +191,17 @@ async def _embed(
     if types is not None and not types:
         raise InvalidRequestError("embedding_types is empty: name at least one, or leave it out.", "embedding_types")
     forms = {name: form_of(name) for name in types or ()}
-    service = call.able("embed", body.model)
-    found = await embedded(
-        call,
-        service,
+    service = context.able("embed", body.model)
+    asked = EmbedTask(
         texts,
-        param=param,
-        forms=list(forms.values()) or [FLOATS],
-        around_bytes=sum(map(len, texts)) // max(1, len(texts)) + _AROUND_BYTES,
+        _options(body.truncate or "END", max_tokens),
         input_type=body.input_type,
         dimensions=dimensions,
+        param=param,
         dimensions_param="output_dimension",
-        options=_options(body.truncate or "END", max_tokens),
     )
+    around_bytes = sum(map(len, texts)) // max(1, len(texts)) + _AROUND_BYTES
+    found = await embedded(context, service, asked, forms=[*forms.values()] or [FLOATS], around_bytes=around_bytes)
     answer = found.answer
     by_type = {name: form.items(answer) for name, form in forms.items()}
     content = {
@@ -231,17 +229,17 @@ def _options(truncate: str, max_tokens: int | None) -> EncodingOptions:
     return EncodingOptions(truncate != "NONE", "left" if truncate == "START" else "right", max_tokens)
 
 
-async def tokenize_text(body: TokenizeRequest, call: Call) -> Reply:
+async def tokenize_text(body: TokenizeRequest, context: RequestContext) -> Reply:
     """The tokens of a text, special tokens left out; it is never cut."""
-    text, service = body.text, call.named(body.model)
-    call.check_inputs([text], "text")
+    text, service = body.text, context.named(body.model)
+    context.check_inputs([text], "text")
     if len(text) > _MOST_CHARS:
         raise InvalidRequestError(
             f"text has {len(text)} characters, the limit is {_MOST_CHARS}: send it in parts.", "text"
         )
     options = EncodingOptions(add_special_tokens=False, whole=True, with_spans=True)
-    ticket = call.admit(service, [text], bytes_per_token=_TOKEN_BYTES)
-    (encoding,) = await service.encode([text], ticket=ticket, options=options)
+    ticket = context.admit(service, [text], bytes_per_token=_TOKEN_BYTES)
+    (encoding,) = await service.encode(ModelRequest([text], options), ticket=ticket)
     assert encoding.spans is not None  # they were asked for
     ids, parts = encoding.input_ids, encoding.spans.offsets.tolist()
     content = {
@@ -252,9 +250,11 @@ async def tokenize_text(body: TokenizeRequest, call: Call) -> Reply:
     return Reply(content)
 
 
-async def detokenize(body: DetokenizeRequest, call: Call) -> Reply:
+async def detokenize(body: DetokenizeRequest, context: RequestContext) -> Reply:
     """The text of token ids, special tokens included."""
-    texts = await tokenize.decoded(call, call.named(body.model), [body.tokens], "tokens", skip_special_tokens=False)
+    texts = await tokenize.decoded(
+        context, context.named(body.model), [body.tokens], "tokens", skip_special_tokens=False
+    )
     return Reply({"text": texts.make(0, 1)[0], "meta": {"api_version": {"version": "1"}}})
 
 
@@ -311,7 +311,7 @@ _TOKEN_ROUTES: tuple[Route[Any], ...] = (
 
 
 def dialect(config: ServeConfig) -> Dialect:
-    """Of a server with these settings."""
+    """The dialect of a server with these settings."""
     rerank_routes = (
         replace(adjusted(route, _as_cohere), request=_RERANK_REQUESTS)
         for route in rerank.routes(config.max_client_batch_size)

@@ -16,22 +16,22 @@ from msgspec import Meta
 
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, MalformedRequestError, ModelNotFoundError
 from bei.server.dialects.base import Dialect, StatusErrorBody, StatusErrorDetail, add_metrics
-from bei.server.endpoint.context import Call
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import Text, Texts
 from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.inference import embedded, ranked
 from bei.server.endpoint.models import Models
 from bei.server.endpoint.parse import parser
-from bei.server.endpoint.render import Items
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Dimensions, Model
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, VectorForm
 from bei.server.routes import classify
 from bei.server.routes.openai_embeddings import AROUND_BYTES, EmbeddingResponse, Usage, render, usage
 from bei.server.status.whole_server import WholeServer
+from bei.service.call import ModelInput
 from bei.service.service import InferenceService
-from bei.service.submission import ModelInput
+from bei.tasks.embed import EmbedTask
 
 _RESULT_BYTES = 45
 
@@ -152,25 +152,24 @@ class ClassifyRequest(msgspec.Struct, kw_only=True):
     raw_scores: bool = False
 
 
-async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
+async def create_embeddings(body: EmbeddingsRequest, context: RequestContext) -> Reply:
     """Embed texts, in their order."""
     texts: list[ModelInput] = [body.input] if isinstance(body.input, str) else [*body.input]
     form = VectorForm(is_base64=body.encoding_format == "base64")
-    service = call.able("embed", body.model)
+    service = context.able("embed", body.model)
     if body.dimensions and body.output_dimension not in (None, body.dimensions):
         raise InvalidRequestError("dimensions and output_dimension contradict each other: send one.", "dimensions")
     dimensions = body.dimensions or body.output_dimension
-    found = await embedded(
-        call, service, texts, param="input", forms=[form], around_bytes=AROUND_BYTES, dimensions=dimensions
-    )
+    asked = EmbedTask(texts, dimensions=dimensions, param="input")
+    found = await embedded(context, service, asked, forms=[form], around_bytes=AROUND_BYTES)
     return found.reply({**render(found.answer, service.name, form), **_made("infinity")})
 
 
-async def rank(body: RerankRequest, call: Call) -> Reply:
+async def rank(body: RerankRequest, context: RequestContext) -> Reply:
     """Score documents against a query, best first."""
-    service, documents = call.able("rerank", body.model), body.documents
+    service, documents = context.able("rerank", body.model), body.documents
     scores, order = await ranked(
-        call, service, body.query, documents, param="documents", bytes_per_result=_RESULT_BYTES, raw=body.raw_scores
+        context, service, body.query, documents, param="documents", bytes_per_result=_RESULT_BYTES, raw=body.raw_scores
     )
     order = order[: body.top_n]
 
@@ -184,10 +183,10 @@ async def rank(body: RerankRequest, call: Call) -> Reply:
     return Reply({**content, **_made("infinity")}, scores.truncated)
 
 
-async def classify_texts(body: ClassifyRequest, call: Call) -> Reply:
+async def classify_texts(body: ClassifyRequest, context: RequestContext) -> Reply:
     """All labels of each text, best first."""
     asked = classify.ClassifyRequest(input=body.input, model=body.model, raw_scores=body.raw_scores)
-    return await classify.classify_texts(asked, call)
+    return await classify.classify_texts(asked, context)
 
 
 def _made(name: str) -> dict[str, object]:

@@ -14,12 +14,11 @@ from msgspec import Meta
 
 from bei import errors
 from bei.server.dialects.base import Dialect
-from bei.server.endpoint.context import Call
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import Text, limits, limits_of_inputs
 from bei.server.endpoint.inference import order_of
 from bei.server.endpoint.parse import parser
-from bei.server.endpoint.render import Items
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Dimensions, Model
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS
@@ -108,7 +107,7 @@ class RerankResponse(TypedDict):
     results: list[Result]
 
 
-async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
+async def create_embeddings(body: EmbeddingsRequest, context: RequestContext) -> Reply:
     """Embed texts, in their order, of unit length unless `normalized` is false."""
     _refuse(body, "return_multivector", "ask /embed_all")
     _refuse(body, "return_tokenized_input", "ask /tokenize")
@@ -126,18 +125,18 @@ async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
         late_chunking=body.late_chunking,
     )
     try:
-        texts = zero_shot.texts_of(body.input, call, "input")
-        return await openai_embeddings.create_embeddings(openai_embeddings.ParsedRequest(asked, texts), call)
+        texts = zero_shot.texts_of(body.input, context, "input")
+        return await openai_embeddings.create_embeddings(openai_embeddings.ParsedRequest(asked, texts), context)
     except errors.InvalidRequestError as error:
         if error.param == "input_type" and body.input_type is None:
             error.param = "task"
         raise
 
 
-async def rank(body: RerankRequest, call: Call) -> Reply:
+async def rank(body: RerankRequest, context: RequestContext) -> Reply:
     """Score documents against a query, best first."""
     _refuse(body, "return_embeddings", "ask /v1/embeddings")
-    texts = zero_shot.texts_of(body.documents, call, "documents")
+    texts = zero_shot.texts_of(body.documents, context, "documents")
     asked = rerank.DocumentsRequest(
         query=body.query,
         documents=[],
@@ -145,7 +144,7 @@ async def rank(body: RerankRequest, call: Call) -> Reply:
         truncation=body.truncation,
         max_tokens_per_doc=body.max_doc_length,
     )
-    service, scores = await rerank.scored(asked, texts, call)
+    service, scores = await rerank.scored(asked, texts, context)
     order, has_documents = order_of(scores)[: body.top_n], body.return_documents is not False
 
     def result_of(index: int) -> Result:

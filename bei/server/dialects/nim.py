@@ -15,21 +15,21 @@ from msgspec import Meta
 
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, NotReadyError, OverloadedError, RateLimitedError
 from bei.server.dialects.base import Dialect, add_metrics
-from bei.server.endpoint.context import Call
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import Text as NonEmptyText
 from bei.server.endpoint.field_schema import Texts, limits, limits_of_inputs
 from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.inference import embedded, ranked
 from bei.server.endpoint.models import Models, models_router
 from bei.server.endpoint.parse import parser
-from bei.server.endpoint.render import Items
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Dimensions, Model
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, VectorForm, dtype_of
 from bei.server.routes.openai_embeddings import AROUND_BYTES, EmbeddingResponse, Usage, render, usage
 from bei.server.status.whole_server import WholeServer
-from bei.service.submission import ModelInput
+from bei.service.call import ModelInput
+from bei.tasks.embed import EmbedTask
 from bei.tokenizer.truncation import encoding_options
 from bei.version import __version__
 
@@ -117,37 +117,29 @@ class RankingResponse(TypedDict):
     usage: Usage
 
 
-async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
+async def create_embeddings(body: EmbeddingsRequest, context: RequestContext) -> Reply:
     """Embed texts, in their order. A model's name may end in `-query` or `-passage` instead of `input_type`."""
     texts: list[ModelInput] = [body.input] if isinstance(body.input, str) else [*body.input]
-    model, input_type = _without_suffix(call.models, body.model, body.input_type)
+    model, input_type = _without_suffix(context.models, body.model, body.input_type)
     form = VectorForm(
         dtype_of(body.embedding_type, "embedding_type"), body.encoding_format == "base64", "embedding_type"
     )
-    service = call.able("embed", model)
-    found = await embedded(
-        call,
-        service,
-        texts,
-        param="input",
-        forms=[form],
-        around_bytes=AROUND_BYTES,
-        input_type=input_type,
-        dimensions=body.dimensions,
-        options=encoding_options(body.truncate),
-    )
+    service = context.able("embed", model)
+    options = encoding_options(body.truncate)
+    asked = EmbedTask(texts, options, input_type=input_type, dimensions=body.dimensions, param="input")
+    found = await embedded(context, service, asked, forms=[form], around_bytes=AROUND_BYTES)
     return found.reply(render(found.answer, service.name, form))
 
 
-async def rank(body: RankingRequest, call: Call) -> Reply:
+async def rank(body: RankingRequest, context: RequestContext) -> Reply:
     """Score passages against a query, best first. Scores are logits."""
-    call.check_count(body.passages, "passages")  # before they are looked at
+    context.check_count(body.passages, "passages")  # before they are looked at
     if any(text.image is not None for text in (body.query, *body.passages)):
         raise InvalidRequestError("image is not supported here: bei reads texts.", "passages")
     passages = [text.text for text in body.passages]
     scores, order = await ranked(
-        call,
-        call.able("rerank", body.model),
+        context,
+        context.able("rerank", body.model),
         body.query.text,
         passages,
         param="passages",

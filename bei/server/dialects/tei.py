@@ -23,7 +23,7 @@ from bei.config.settings import ServeConfig
 from bei.errors import InvalidRequestError
 from bei.metrics.request_timing import Timing
 from bei.server.dialects.base import Dialect, add_metrics, adjusted
-from bei.server.endpoint.context import Call
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import MAX_INPUTS, limits, limits_of_inputs
 from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.models import Models
@@ -36,8 +36,7 @@ from bei.server.endpoint.parse import (
     parser,
     too_many_inputs,
 )
-from bei.server.endpoint.render import FLOAT_BYTES, Items, num_bytes_of
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import FLOAT_BYTES, Items, Reply, num_bytes_of
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Model
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS
@@ -46,8 +45,8 @@ from bei.server.routes.info import info_router
 from bei.server.routes.root import REQUESTS, RESPONSES, Asked, by_kind, read_by_kind
 from bei.server.routes.tokenize import MOST_IDS, decoded
 from bei.server.status.whole_server import WholeServer
+from bei.service.call import ModelInput
 from bei.service.service import InferenceService
-from bei.service.submission import ModelInput
 
 # So many are read, or begun, before the event loop serves others: a few milliseconds.
 _INSTANCES_AT_ONCE = 32
@@ -110,11 +109,11 @@ def parse_ids(content: bytes, max_inputs: int) -> DecodeRequest:
     return request
 
 
-async def decode(body: DecodeRequest, call: Call) -> Reply:
+async def decode(body: DecodeRequest, context: RequestContext) -> Reply:
     """The texts of token ids."""
     lists = cast(list[list[int]], [body.ids] if is_one_input(body.ids) else body.ids)
     skip = body.skip_special_tokens
-    return Reply(await decoded(call, call.named(body.model), lists, "ids", skip_special_tokens=skip))
+    return Reply(await decoded(context, context.named(body.model), lists, "ids", skip_special_tokens=skip))
 
 
 class VertexRequest(msgspec.Struct, kw_only=True):
@@ -131,25 +130,25 @@ class VertexResponse(TypedDict):
     predictions: list[Any]
 
 
-async def vertex(body: VertexRequest, call: Call) -> Reply:
+async def vertex(body: VertexRequest, context: RequestContext) -> Reply:
     """For each of `instances` what the route for the kind of the model answers: vectors, sparse vectors, labels or, for
     an instance with `query` and `texts`, ranks. All instances ask one model."""
-    call.check_inputs(body.instances, "instances")
+    context.check_inputs(body.instances, "instances")
     parts: list[Asked] = []
     for instance in body.instances:
-        parts.append(await read_by_kind(bytes(instance), call, body.model))
+        parts.append(await read_by_kind(bytes(instance), context, body.model))
         await _pause(parts)
     service = parts[0].service
     if any(part.service is not service for part in parts):
         raise InvalidRequestError("instances name several models: send a request for each.", "instances")
     inputs = [one for part in parts for one in _inputs_of(part)]
-    call.check_inputs(inputs, "instances")
-    call.check_answer(len(inputs) * _bytes_per_input(service))
-    call.admit_whole(service, inputs)
-    replies = await _all_answered(parts, call)
+    context.check_inputs(inputs, "instances")
+    context.check_answer(len(inputs) * _bytes_per_input(service))
+    context.admit_whole(service, inputs)
+    replies = await _all_answered(parts, context)
     contents = [reply.content for reply in replies]
     predictions = Items(len(contents), sum(map(num_bytes_of, contents)), lambda start, stop: contents[start:stop])
-    call.check_answer(predictions.num_bytes)
+    context.check_answer(predictions.num_bytes)
     return Reply({"predictions": predictions}, [index for index, reply in enumerate(replies) if reply.truncated])
 
 
@@ -167,16 +166,15 @@ def _inputs_of(part: Asked) -> Seq[ModelInput]:
 
 
 def _bytes_per_input(service: InferenceService) -> int:
-    width = service.manifest.dimension("embedding") or 0
-    return width * FLOAT_BYTES + classify.ranked_bytes(classify.labels_of(service))
+    return service.embedding_width * FLOAT_BYTES + classify.ranked_bytes(classify.labels_of(service))
 
 
-async def _all_answered(parts: Seq[Asked], call: Call) -> Seq[Reply]:
-    """Where one fails the others are cancelled."""
+async def _all_answered(parts: Seq[Asked], context: RequestContext) -> Seq[Reply]:
+    """The replies of all parts. Where one fails the others are cancelled."""
     tasks: list[asyncio.Future[Reply]] = []
     try:
         for part in parts:
-            tasks.append(asyncio.ensure_future(part.handle(part.body, call)))
+            tasks.append(asyncio.ensure_future(part.handle(part.body, context)))
             await _pause(tasks)
         return await asyncio.gather(*tasks)
     finally:
@@ -254,7 +252,7 @@ _KINDS: dict[type[errors.BeiError], tuple[ErrorType, int]] = {
 
 
 def decode_route(max_inputs: int) -> Route[Any]:
-    """Of a server whose requests have at most ``max_inputs`` inputs."""
+    """The route of a server whose requests have at most ``max_inputs`` inputs."""
     read = partial(parse_ids, max_inputs=max_inputs)
     return Route("/decode", "Decode token ids (TEI)", DecodeRequest, list[str], read, decode, runs_engine=False)
 

@@ -22,20 +22,21 @@ from bei.errors import BeiError, EngineDeadError, InvalidRequestError, Malformed
 from bei.server.dialects import vllm_pooling
 from bei.server.dialects.base import Dialect, StatusErrorBody, StatusErrorDetail, add_metrics, adjusted
 from bei.server.dialects.vllm_pooling import Texts, answer_of, listed
-from bei.server.endpoint.context import Call
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import Limits, exactly_one, limits
 from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.models import Models
 from bei.server.endpoint.parse import TokenId, parser
-from bei.server.endpoint.render import Items
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Controls, Model
 from bei.server.routes import classify, openai_embeddings, rerank, tokenize
 from bei.server.routes.openai_embeddings import Usage
 from bei.server.status.whole_server import WholeServer
 from bei.service.service import InferenceService
-from bei.tasks.embed import embed_inputs, rerank_pairs
+from bei.tasks.embed import EmbedTask, check_task, embed_inputs
+from bei.tasks.rerank import RerankTask
+from bei.tasks.rerank import rerank as score_pairs
 from bei.version import __version__
 
 _SCORE_BYTES = 50
@@ -122,15 +123,15 @@ class DetokenizeResponse(TypedDict):
     prompt: str
 
 
-def pairs_of(body: ScoreRequest, call: Call) -> list[tuple[str, str]]:
-    """What is scored. Raises InvalidRequestError where the sides cannot be matched."""
+def pairs_of(body: ScoreRequest, context: RequestContext) -> list[tuple[str, str]]:
+    """The pairs to score. Raises InvalidRequestError where the sides cannot be matched."""
     fields = {side for sides in _SIDES for side in sides if getattr(body, side) is not None}
     given = [sides for sides in _SIDES if fields == {*sides}]
     if not given:
         raise InvalidRequestError("The request must have text_1 and text_2, or one of queries and documents.", "text_1")
     first, second = (listed(getattr(body, side)) for side in given[0])
     for side, texts in zip(given[0], (first, second), strict=True):
-        call.check_inputs(texts, side)
+        context.check_inputs(texts, side)
     if len(first) == 1:
         return [(first[0], text) for text in second]
     if len(first) != len(second):
@@ -141,17 +142,17 @@ def pairs_of(body: ScoreRequest, call: Call) -> list[tuple[str, str]]:
     return list(zip(first, second, strict=True))
 
 
-async def score(body: ScoreRequest, call: Call) -> Reply:
+async def score(body: ScoreRequest, context: RequestContext) -> Reply:
     """How alike two texts are: the score of a reranker, or the cosine of an embedder's vectors."""
-    pairs = pairs_of(body, call)
-    service = call.named(body.model)
-    call.check_answer(len(pairs) * _SCORE_BYTES)
+    pairs = pairs_of(body, context)
+    service = context.named(body.model)
+    context.check_answer(len(pairs) * _SCORE_BYTES)
     if "rerank" not in service.manifest.tasks:
-        service = call.able("embed", body.model)
-        values, num_tokens, truncated = await _cosines(service, pairs, body, call)
+        service = context.able("embed", body.model)
+        values, num_tokens, truncated = await _cosines(service, pairs, body, context)
     else:
-        ticket, raw = call.admit(service, pairs), body.use_activation is False
-        scores = await rerank_pairs(service, pairs, ticket=ticket, raw=raw, options=body.encoding_options())
+        asked = RerankTask(pairs, body.encoding_options(), raw=body.use_activation is False)
+        scores = await score_pairs(service, asked, ticket=context.admit(service, pairs))
         values, num_tokens, truncated = scores.values[:, 0], scores.num_tokens, scores.truncated
 
     def items(start: int, stop: int) -> list[Score]:
@@ -162,22 +163,22 @@ async def score(body: ScoreRequest, call: Call) -> Reply:
 
 
 async def _cosines(
-    service: InferenceService, pairs: Seq[tuple[str, str]], body: ScoreRequest, call: Call
+    service: InferenceService, pairs: Seq[tuple[str, str]], body: ScoreRequest, context: RequestContext
 ) -> tuple[Float32Array, int, list[int]]:
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     place = {text: index for index, text in enumerate(texts)}
-    ticket = call.admit(service, texts)
-    answer = await embed_inputs(service, texts, ticket=ticket, normalize=True, options=body.encoding_options())
+    asked = check_task(service, EmbedTask(texts, body.encoding_options(), normalize=True, is_bare=True), "embed")
+    answer = await embed_inputs(service, asked, ticket=context.admit(service, texts))
     first, second = (answer.vectors[[place[pair[side]] for pair in pairs]] for side in (0, 1))
     cut = set(answer.truncated)
     truncated = [index for index, pair in enumerate(pairs) if cut & {place[pair[0]], place[pair[1]]}]
     return np.einsum("ij,ij->i", first, second), answer.num_tokens, truncated
 
 
-async def detokenize(body: DetokenizeRequest, call: Call) -> Reply:
+async def detokenize(body: DetokenizeRequest, context: RequestContext) -> Reply:
     """The text of token ids, special tokens included."""
-    service = call.named(body.model)
-    texts = await tokenize.decoded(call, service, [body.tokens], "tokens", skip_special_tokens=False)
+    service = context.named(body.model)
+    texts = await tokenize.decoded(context, service, [body.tokens], "tokens", skip_special_tokens=False)
     return Reply({"prompt": texts.make(0, 1)[0]})
 
 

@@ -19,20 +19,21 @@ from msgspec import Meta
 
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
-from bei.server.endpoint.context import Call
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import Limits, Text, not_both
 from bei.server.endpoint.field_schema import Texts as ListOfTexts
 from bei.server.endpoint.inference import embedded
 from bei.server.endpoint.parse import parser
-from bei.server.endpoint.render import FLOAT_BYTES, Items, Octets, rows_of
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import FLOAT_BYTES, Items, Octets, Reply, rows_of
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Controls
 from bei.server.routes import classify
 from bei.server.routes.openai_embeddings import Usage, usage
 from bei.service.service import InferenceService
-from bei.tasks.embed import Embeddings, Scores, TokenEmbeddings, TokenScores, classify_tokens, embed_tokens
-from bei.tasks.embed import classify as classify_inputs
+from bei.tasks.classify import ClassifyTask, Scores
+from bei.tasks.classify import classify as classify_inputs
+from bei.tasks.embed import Embeddings, EmbedTask, TokenEmbeddings, check_task, embed_tokens
+from bei.tasks.token_classification import TokenScores, TokenTask, classify_tokens
 
 _NUMBER_BYTES = 4
 _BASE64_BYTES = _NUMBER_BYTES * 4 / 3
@@ -101,10 +102,10 @@ def answer_of(kind: str, service: InferenceService, data: object, num_tokens: in
     }
 
 
-async def pool(body: PoolingRequest, call: Call) -> Reply:
+async def pool(body: PoolingRequest, context: RequestContext) -> Reply:
     """What the model's pooling gives: a vector, scores, or for each token, special ones included, a vector
     (`token_embed`) or scores (`token_classify`)."""
-    task = body.task or _task_of(call.named(body.model))
+    task = body.task or _task_of(context.named(body.model))
     if body.encoding_format == "bytes" and not isinstance(body.input, str) and len(body.input) > _MOST_DESCRIBED:
         raise InvalidRequestError(
             f"encoding_format bytes describes every input in a header, at most {_MOST_DESCRIBED} of them: send fewer, "
@@ -113,41 +114,35 @@ async def pool(body: PoolingRequest, call: Call) -> Reply:
         )
     if task != "embed" and body.dimensions is not None:
         raise InvalidRequestError("dimensions works with the task embed only: leave it out.", "dimensions")
-    return await _POOLS[task](body, listed(body.input), call)
+    return await _POOLS[task](body, listed(body.input), context)
 
 
-async def _pool_vectors(body: PoolingRequest, texts: Seq[str], call: Call) -> Reply:
-    service = call.able("embed", body.model)
-    found = await embedded(
-        call,
-        service,
-        texts,
-        param="input",
-        around_bytes=_AROUND_BYTES,
-        dimensions=body.dimensions,
-        normalize=body.use_activation,
-        options=body.encoding_options(),
-    )
+async def _pool_vectors(body: PoolingRequest, texts: Seq[str], context: RequestContext) -> Reply:
+    service = context.able("embed", body.model)
+    options, normalize = body.encoding_options(), body.use_activation
+    asked = EmbedTask(texts, options, dimensions=body.dimensions, normalize=normalize, param="input")
+    found = await embedded(context, service, asked, around_bytes=_AROUND_BYTES)
     answer = found.dense
     return _pooled(body, service, len(texts), answer.vectors.size, lambda index: answer.vectors[index], answer)
 
 
-async def _pool_scores(body: PoolingRequest, texts: Seq[str], call: Call) -> Reply:
-    service = call.able("classify", body.model)
-    call.check_inputs(texts, "input")
-    call.check_answer(len(texts) * (len(classify.labels_of(service)) * FLOAT_BYTES + _AROUND_BYTES))
-    ticket, raw = call.admit(service, texts), body.use_activation is False
-    scores = await classify_inputs(service, texts, ticket=ticket, raw=raw, options=body.encoding_options())
+async def _pool_scores(body: PoolingRequest, texts: Seq[str], context: RequestContext) -> Reply:
+    service = context.able("classify", body.model)
+    context.check_inputs(texts, "input")
+    context.check_answer(len(texts) * (len(classify.labels_of(service)) * FLOAT_BYTES + _AROUND_BYTES))
+    asked = ClassifyTask(texts, body.encoding_options(), raw=body.use_activation is False)
+    scores = await classify_inputs(service, asked, ticket=context.admit(service, texts))
     return _pooled(body, service, len(texts), scores.values.size, lambda index: scores.values[index], scores)
 
 
-async def _pool_token_vectors(body: PoolingRequest, texts: Seq[str], call: Call) -> Reply:
-    service = call.able("embed_tokens", body.model)
-    call.check_inputs(texts, "input")
+async def _pool_token_vectors(body: PoolingRequest, texts: Seq[str], context: RequestContext) -> Reply:
+    service = context.able("embed_tokens", body.model)
+    context.check_inputs(texts, "input")
     _check_activation(service, body.use_activation)
     width = service.manifest.dimension("token_embedding") or 0
-    ticket = call.admit(service, texts, bytes_per_token=width * FLOAT_BYTES)
-    answer = await embed_tokens(service, texts, ticket=ticket, options=body.encoding_options())
+    ticket = context.admit(service, texts, bytes_per_token=width * FLOAT_BYTES)
+    asked = check_task(service, EmbedTask(texts, body.encoding_options(), is_bare=True), "embed_tokens")
+    answer = await embed_tokens(service, asked, ticket=ticket)
     size = answer.num_tokens * width
     return _pooled(body, service, len(texts), size, lambda index: answer.vectors[index], answer)
 
@@ -163,13 +158,13 @@ def _check_activation(service: InferenceService, asked: bool | None) -> None:
         )
 
 
-async def _pool_token_scores(body: PoolingRequest, texts: Seq[str], call: Call) -> Reply:
-    service = call.able("classify_tokens", body.model)
-    call.check_inputs(texts, "input")
+async def _pool_token_scores(body: PoolingRequest, texts: Seq[str], context: RequestContext) -> Reply:
+    service = context.able("classify_tokens", body.model)
+    context.check_inputs(texts, "input")
     width = len(classify.labels_of(service))
-    ticket = call.admit(service, texts, bytes_per_token=width * FLOAT_BYTES)
-    raw, options = body.use_activation is False, body.encoding_options()
-    answer = await classify_tokens(service, texts, ticket=ticket, raw=raw, options=options)
+    ticket = context.admit(service, texts, bytes_per_token=width * FLOAT_BYTES)
+    asked = TokenTask(texts, body.encoding_options(), raw=body.use_activation is False)
+    answer = await classify_tokens(service, asked, ticket=ticket)
     return _pooled(body, service, len(texts), answer.num_tokens * width, answer.scores_of, answer)
 
 
@@ -180,7 +175,7 @@ _TASKS: Mapping[str, PoolingTask] = {
     "embed_tokens": "token_embed",
     "classify_tokens": "token_classify",
 }
-_POOLS: Mapping[PoolingTask, Callable[[PoolingRequest, Seq[str], Call], Awaitable[Reply]]] = {
+_POOLS: Mapping[PoolingTask, Callable[[PoolingRequest, Seq[str], RequestContext], Awaitable[Reply]]] = {
     "embed": _pool_vectors,
     "classify": _pool_scores,
     "token_embed": _pool_token_vectors,
@@ -189,7 +184,7 @@ _POOLS: Mapping[PoolingTask, Callable[[PoolingRequest, Seq[str], Call], Awaitabl
 
 
 def _task_of(service: InferenceService) -> PoolingTask:
-    """What the model is for."""
+    """The first of vLLM's tasks that the model has."""
     return next((task for ours, task in _TASKS.items() if ours in service.manifest.tasks), "embed")
 
 
@@ -215,7 +210,7 @@ def _numbers(value: Float32Array) -> object:
 
 
 def _base64(value: Float32Array) -> str:
-    """Of little-endian float32; one token behind the other."""
+    """Base64 of little-endian float32, tokens in order."""
     return binascii.b2a_base64(value.astype("<f4", order="C", copy=False).data, newline=False).decode()
 
 

@@ -13,17 +13,17 @@ from msgspec import Meta
 
 from bei.errors import BeiError, MalformedRequestError, RouteNotFoundError
 from bei.server.dialects.base import Dialect
-from bei.server.endpoint.context import Call
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import Text, Texts
 from bei.server.endpoint.inference import embedded, ranked
 from bei.server.endpoint.parse import parser
-from bei.server.endpoint.render import Items
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Dimensions, Model
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, VectorForm, dtype_of
 from bei.server.routes.openai_embeddings import AROUND_BYTES, render
-from bei.service.submission import ModelInput
+from bei.service.call import ModelInput
+from bei.tasks.embed import EmbedTask
 from bei.tokenizer.encoder import EncodingOptions
 
 _RESULT_BYTES = 45
@@ -101,33 +101,30 @@ class RerankResponse(TypedDict):
     usage: Usage
 
 
-async def create_embeddings(body: EmbeddingsRequest, call: Call) -> Reply:
+async def create_embeddings(body: EmbeddingsRequest, context: RequestContext) -> Reply:
     """Embed texts, in their order."""
     texts: list[ModelInput] = [body.input] if isinstance(body.input, str) else [*body.input]
     form = VectorForm(dtype_of(body.output_dtype or "float", "output_dtype"), body.encoding_format == "base64")
-    service = call.able("embed", body.model)
-    found = await embedded(
-        call,
-        service,
+    service = context.able("embed", body.model)
+    asked = EmbedTask(
         texts,
-        param="input",
-        forms=[form],
-        around_bytes=AROUND_BYTES,
+        EncodingOptions(truncate=body.truncation is not False),
         input_type=body.input_type,
         dimensions=body.output_dimension,
+        param="input",
         dimensions_param="output_dimension",
-        options=EncodingOptions(truncate=body.truncation is not False),
     )
+    found = await embedded(context, service, asked, forms=[form], around_bytes=AROUND_BYTES)
     content = {**render(found.answer, service.name, form), "usage": {"total_tokens": found.answer.num_tokens}}
     return found.reply(content)
 
 
-async def rank(body: RerankRequest, call: Call) -> Reply:
+async def rank(body: RerankRequest, context: RequestContext) -> Reply:
     """Score documents against a query, best first."""
-    service, documents = call.able("rerank", body.model), body.documents
+    service, documents = context.able("rerank", body.model), body.documents
     options = EncodingOptions(truncate=body.truncation is not False)
     scores, order = await ranked(
-        call, service, body.query, documents, param="documents", bytes_per_result=_RESULT_BYTES, options=options
+        context, service, body.query, documents, param="documents", bytes_per_result=_RESULT_BYTES, options=options
     )
     order = order[: body.top_k]
 

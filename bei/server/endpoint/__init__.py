@@ -1,1 +1,1 @@
-"""What all routes share: parsing, fields, the model that is meant, inference, rendering."""
+"""Shared by all routes: parsing, fields, the choice of the model, inference, rendering."""

@@ -17,15 +17,15 @@ from bei.server.endpoint.response_memory import AnswerMemory
 from bei.server.http.body_memory import Body
 from bei.server.telemetry.request_record import Work
 from bei.service.admission import Ticket
+from bei.service.call import ModelInput
 from bei.service.service import InferenceService
-from bei.service.submission import ModelInput
 
 _SHOWN_CHARS = 100  # of what a client sent
 
 
 @dataclass(frozen=True)
 class Context:
-    """What all calls share."""
+    """Shared by the requests of a server."""
 
     models: Models
     max_client_batch_size: int
@@ -35,17 +35,17 @@ class Context:
     memory: MemoryRelease = field(default_factory=MemoryRelease)
 
 
-class Call:
-    """One request on its way through a handler: the served models, its urgency, and what it was admitted for.
+class RequestContext:
+    """One request on its way through a handler: the served models, its urgency, and its tickets.
 
-    What it was admitted for is held until ``close``, when the last byte of the answer is rendered. ``any_model``: a
-    name that no model has is passed over. ``key``: whose tokens are counted against its rate. ``work``: is told what
-    is admitted. ``body``: counts against ``body_memory`` until then, since what was read of it may wait for a thread.
+    Tickets are held until ``close``, when the last byte of the answer is rendered. ``any_model``: a name that no model
+    has is ignored. ``key``: its rate limit counts the admitted tokens. ``work`` records what is admitted. ``body``
+    counts against ``body_memory`` until the request is admitted, since what was read of it may wait for a thread.
     """
 
     def __init__(
         self,
-        context: Context,
+        shared: Context,
         urgency: Urgency,
         work: Work,
         body: Body | None = None,
@@ -54,12 +54,12 @@ class Call:
         any_model: bool = False,
         has_report: bool = False,
     ) -> None:
-        self.models = context.models
+        self.models = shared.models
         self.has_report = has_report  # the answer is to say of each input what became of it
         self._any_model = any_model
-        self._max_inputs = context.max_client_batch_size
-        self._answer_limit = context.answer_limit
-        self._answers = context.answers
+        self._max_inputs = shared.max_client_batch_size
+        self._answer_limit = shared.answer_limit
+        self._answers = shared.answers
         self._answer_bytes = 0  # counted there
         self._urgency = urgency
         self._found: dict[str, InferenceService] = {}  # and held
@@ -133,7 +133,8 @@ class Call:
                 f"The answer would have about {num_bytes} bytes, the limit is {self._answer_limit}: send fewer or "
                 "shorter inputs at a time, or start the server with a larger --answer-limit."
             )
-        self._hold(num_bytes)
+        if num_bytes > INLINE_BYTES:
+            self._hold(num_bytes)
 
     def _hold(self, num_bytes: int) -> None:
         if num_bytes > max(INLINE_BYTES, self._answer_bytes):
@@ -189,8 +190,9 @@ class Call:
         """Give back what was admitted."""
         for ticket in self._tickets if self._whole is None else [self._whole]:
             ticket.close()
-        self._answers.give_back(self._answer_bytes)
-        self._answer_bytes = 0
+        if self._answer_bytes:
+            self._answers.give_back(self._answer_bytes)
+            self._answer_bytes = 0
 
 
 def empty_text(index: int, param: str) -> EmptyInputError:

@@ -1,4 +1,4 @@
-"""What JSON schema can say of limits that handlers check, for /openapi.json.
+"""JSON schema, for /openapi.json, of limits that handlers check.
 
 The decoder does not look at it: a handler refuses with an error that says what to do, which the decoder's would not.
 """
@@ -26,7 +26,7 @@ def limits(**schema: Any) -> Meta:
 
 
 def without(*fields: str) -> Meta:
-    """Of a request that must not have ``fields``, unless they are null."""
+    """Schema of a request that must not have ``fields``, unless they are null."""
     return limits(properties={field: {"type": "null"} for field in fields})
 
 
@@ -36,7 +36,7 @@ def one_of(values: Seq[object]) -> dict[str, Any]:
 
 
 def not_both(first: str, first_schema: Mapping[str, Any], second: str, second_schema: Mapping[str, Any]) -> Any:
-    """Of a request in which two fields contradict each other where both are as their schemas say."""
+    """Schema of a request in which two fields contradict each other where both are as their schemas say."""
     return {
         "description": f"`{first}` {_shown(first_schema)} and `{second}` contradict each other.",
         "not": {"required": [first, second], "properties": {first: first_schema, second: second_schema}},
@@ -48,7 +48,7 @@ def _shown(schema: Mapping[str, Any]) -> str:
 
 
 def exactly_one(*groups: Seq[str]) -> dict[str, Any]:
-    """Of a request that has all fields of one of ``groups``, and none of the others. A null field is not there."""
+    """Schema of a request with all fields of one of ``groups``, and none of the others. Null is absent."""
     fields = dict.fromkeys(field for group in groups for field in group)
     there, missing = {"not": {"type": "null"}}, {"type": "null"}
     texts = [" and ".join(f"`{field}`" for field in group) for group in groups]

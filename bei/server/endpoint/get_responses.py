@@ -1,4 +1,4 @@
-"""What a route without a body answers, for /openapi.json: said beside the function that answers it."""
+"""Responses of routes without a body, for /openapi.json, declared beside the handler."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def answers(
 
 
 def answers_of(function: Callable[..., Any]) -> Answers:
-    """What ``answers`` noted, or else what the annotation says."""
+    """The responses that ``answers`` declared, or else the annotation."""
     noted: Answers | None = getattr(function, _ATTRIBUTE, None)
     return Answers({200: get_type_hints(function)["return"]}) if noted is None else noted
 

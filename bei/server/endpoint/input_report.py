@@ -1,4 +1,4 @@
-"""What became of each input of a request, for clients that ask by the header X-Bei-Report.
+"""A report on each input of a request, for clients that send the header X-Bei-Report.
 
 An input that is wrong, or that the engine fails on, then costs the others nothing: its vector is null, its entry of the
 report says why, and the status is 200.
@@ -11,7 +11,7 @@ from typing import TypedDict
 
 from bei.server.endpoint.render import Items
 from bei.server.http.errors import ErrorDetail, detail_of
-from bei.tasks.partial import Fates
+from bei.tasks.support import PartialResult
 
 _ENTRY_BYTES = 90
 _ERROR_BYTES = 200
@@ -28,7 +28,7 @@ class InputReport(TypedDict):
     error: ErrorDetail | None
 
 
-def report_of(answer: Fates, dropped: Mapping[int, int | None]) -> Items:
+def report_of(answer: PartialResult, dropped: Mapping[int, int | None]) -> Items:
     """An InputReport for each input. ``dropped``: of those that were cut, how many tokens."""
 
     def entry(index: int) -> InputReport:

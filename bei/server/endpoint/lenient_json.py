@@ -10,18 +10,14 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
 from bei.errors import BeiError, InvalidTextError, MalformedRequestError
 from bei.utils.surrogates import surrogate_error
-from bei.utils.threads import off_loop
 
 RequestT = TypeVar("RequestT")
-
-# Larger bodies are parsed off the event loop: smaller ones take a millisecond at most.
-INLINE_BODY_BYTES = 64_000
 
 # From the body to a string in it: fields and places in lists.
 Path: TypeAlias = tuple[str | int, ...]
@@ -40,43 +36,29 @@ _MOST_WHOLE = 2.0**53
 _FRACTION = re.compile(rb"[0-9][.eE]")
 
 
-class Read(NamedTuple):
-    """A request, and the errors of inputs that could not be read, by their places: empty texts stand there."""
+def read_again(
+    parse: Callable[[bytes], Any], content: bytes, error: MalformedRequestError, *, in_part: bool
+) -> tuple[Any, Mapping[int, BeiError]]:
+    """A request that ``parse`` refused with ``error``, and the errors of unreadable inputs, by their places.
 
-    request: Any
-    unreadable: Mapping[int, BeiError]
-
-
-async def read(parse: Callable[[bytes], Any], content: bytes, *, in_part: bool = False) -> Read:
-    """``parse(content)``, of a long body off the event loop. ``in_part``: an answer to some of the inputs will do.
-
-    Raises what ``parse`` raises, InvalidTextError.
+    Raises ``error`` or another of its kind, InvalidTextError.
     """
-    if len(content) > INLINE_BODY_BYTES:
-        return await off_loop(_read, parse, content, in_part)
-    return _read(parse, content, in_part)
-
-
-def _read(parse: Callable[[bytes], Any], content: bytes, in_part: bool) -> Read:
+    if not (_SURROGATE.search(content) or _FRACTION.search(content)):
+        raise error
     try:
-        return Read(parse(content), {})
-    except MalformedRequestError as error:
-        if not (_SURROGATE.search(content) or _FRACTION.search(content)):
-            raise
-        try:
-            return _read_again(parse, content, in_part)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise error from None  # it is of another kind
+        return _read_again(parse, content, in_part)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise error from None  # it is of another kind
 
 
-def _read_again(parse: Callable[[bytes], Any], content: bytes, in_part: bool) -> Read:
+def _read_again(parse: Callable[[bytes], Any], content: bytes, in_part: bool) -> tuple[Any, Mapping[int, BeiError]]:
     unreadable: Mapping[int, BeiError] = {}
     if _SURROGATE.search(content):
         content, unreadable = _without_halves(content, in_part)
     tree = msgspec.json.decode(content) if _FRACTION.search(content) else None
     while True:
         try:
-            return Read(parse(content), unreadable)
+            return parse(content), unreadable
         except MalformedRequestError as other:
             field = (other.param or "").partition(".")[0]
             if not isinstance(tree, dict) or not isinstance(tree.get(field), (float, list, dict)):

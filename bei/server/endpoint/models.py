@@ -19,7 +19,7 @@ from bei.errors import (
 from bei.server.endpoint.get_responses import answers
 from bei.service.loader import check_names
 from bei.service.service import InferenceService
-from bei.tasks.embed import PHRASES, require
+from bei.tasks.support import PHRASES, require
 
 # No model is named: by nobody, or by Infinity's client, which sends this where its user names none.
 UNNAMED = frozenset((None, "default/not-specified"))
@@ -98,11 +98,11 @@ class Models:
         return former
 
     def is_replaced(self, service: InferenceService) -> bool:
-        """Whether another one has taken the place of ``service``, which is not ``removed`` yet."""
+        """True if another service has replaced ``service``, which is not ``removed`` yet."""
         return any(service is other for other in self._replaced)
 
     def removed(self, former: InferenceService) -> None:
-        """Nobody holds ``former`` any more, and it has been closed."""
+        """Forget ``former``, which nothing holds any more, and which has been closed."""
         self._replaced.remove(former)
 
     def _is_unnamed(self, name: str | None) -> bool:
@@ -114,7 +114,7 @@ class Models:
         return found[0] if len(found) == 1 else None
 
     async def problems(self) -> dict[str, str]:
-        """What keeps models from answering as they did at build time, by their names."""
+        """Reasons why models do not answer as they did at build time, by name."""
         found = {}
         for service in self:
             try:

@@ -3,28 +3,59 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from bei.errors import InvalidRequestError, MalformedRequestError
+from bei.errors import BeiError, InvalidRequestError, MalformedRequestError
+from bei.server.endpoint.lenient_json import read_again
+from bei.utils.threads import off_loop
 
 RequestT = TypeVar("RequestT")
 
 TokenId: TypeAlias = Annotated[int, Meta(ge=0)]
+
+# Larger bodies are parsed off the event loop: smaller ones take a millisecond at most.
+INLINE_BODY_BYTES = 64_000
 
 # Token ids are decoded in pieces of so many bytes: the decoder holds the interpreter's lock, for 165 ms where a body of
 # 8 MB is nothing else. Texts of as many bytes take 10 to 60 ms, and cannot be cut as easily.
 PIECE_BYTES = 256_000
 
 
+class Read(NamedTuple):
+    """A request, and the errors of inputs that could not be read, by their places: empty texts stand there."""
+
+    request: Any
+    unreadable: Mapping[int, BeiError]
+
+
+async def read(parse: Callable[[bytes], Any], content: bytes, *, in_part: bool = False) -> Read:
+    """``parse(content)``, of a long body off the event loop. ``in_part``: an answer to some of the inputs will do.
+
+    Raises what ``parse`` raises, InvalidTextError.
+    """
+    if len(content) > INLINE_BODY_BYTES:
+        return await off_loop(read_now, parse, content, in_part)
+    return read_now(parse, content, in_part)
+
+
+def read_now(parse: Callable[[bytes], Any], content: bytes, in_part: bool) -> Read:
+    """``read`` in the current thread."""
+    try:
+        return Read(parse(content), {})
+    except MalformedRequestError as error:
+        return Read(*read_again(parse, content, error, in_part=in_part))
+
+
 def parser(request: type[RequestT]) -> Callable[[bytes], RequestT]:
     """A function that decodes and validates bodies as ``request``. It raises InvalidRequestError."""
     decoder = msgspec.json.Decoder(request)
-    return lambda body: _decoded(decoder, body)
+    return partial(_decoded, decoder)
 
 
 def parser_by_field(**requests: type[Any]) -> Callable[[bytes], Any]:
@@ -53,7 +84,7 @@ def too_many_inputs(count: int, limit: int, param: str) -> InvalidRequestError:
 
 
 def is_one_input(given: Seq[object]) -> bool:
-    """Whether ``given`` is the token ids of one input, by its first element, and not a list of inputs."""
+    """True if ``given``, by its first element, is the token ids of one input and not a list of inputs."""
     return isinstance(given[0], int) if given else False
 
 

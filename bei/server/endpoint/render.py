@@ -1,8 +1,8 @@
-"""Answers as JSON or MessagePack, or vectors as bytes: small ones at once, large ones piece by piece.
+"""Answers of handlers as JSON or MessagePack, or vectors as bytes: small ones at once, large ones piece by piece.
 
 Rendering holds the interpreter's lock: 3 ns a byte of numbers, 11 of tokens, whose dictionaries are built first. An
 answer of hundreds of megabytes would stop the server for seconds, and lie in memory whole. A handler therefore leaves
-the lists of its answer as ``Items``, and whether they are written at once or in pieces, nobody can tell by the bytes.
+the lists of its answer as ``Items``. The bytes are the same whether they are written at once or in pieces.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import orjson
 import ormsgpack
 
 from bei.core import Float32Array
+from bei.errors import NotAcceptableError
+from bei.server.http.accept import MSGPACK, OCTETS
+from bei.server.http.errors import JSON
 
 T = TypeVar("T")
 
@@ -63,7 +67,7 @@ class Octets:
 
 @dataclass(frozen=True)
 class Notation:
-    """How objects and lists are written. ``dumps`` writes whole ones, numpy arrays and ``Items`` among them."""
+    """A notation of objects and lists. ``dumps`` writes whole ones, numpy arrays and ``Items`` among them."""
 
     media_type: str
     dumps: Callable[[object], bytes]
@@ -96,7 +100,9 @@ def num_bytes_of(content: object) -> int:
     if isinstance(content, dict):
         num_bytes = 0
         for value in content.values():
-            if isinstance(value, (Items, dict)):
+            if isinstance(value, Items):
+                num_bytes += value.num_bytes
+            elif isinstance(value, dict):
                 num_bytes += num_bytes_of(value)
         return num_bytes
     return content.num_bytes if isinstance(content, (Items, Octets)) else 0
@@ -150,7 +156,7 @@ def pieces_of(content: object, notation: Notation = IN_JSON) -> Iterator[bytes]:
 
 
 def slices_of(written: bytes) -> Iterator[memoryview]:
-    """What is written already, in pieces of the same size, without copies."""
+    """``written`` in pieces of the same size, without copies."""
     view = memoryview(written)
     for start in range(0, len(view), PIECE_BYTES):
         yield view[start : start + PIECE_BYTES]
@@ -174,7 +180,7 @@ def _parts(content: object, notation: Notation) -> Iterator[bytes]:
 
 
 def _step(content: Items | Octets) -> int:
-    """How many of its items make a piece."""
+    """The number of items of a piece."""
     return max(1, PIECE_BYTES * content.count // max(1, content.num_bytes))
 
 
@@ -198,7 +204,45 @@ def _parts_of_items(items: Items, notation: Notation) -> Iterator[bytes]:
 
 
 def _made(value: object) -> Any:
-    """What orjson shall write for ``value``, which it does not know."""
+    """The content of ``Items``, as orjson writes it."""
     if isinstance(value, Items):
         return value.make(0, value.count)
     raise TypeError(f"{type(value).__name__} cannot be written")  # a bug: the library turns it into its own error
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """``content`` is what orjson writes, numpy arrays included; lists that may be large are ``Items``, on top or in
+    objects. It is ``Octets`` where the request itself asks for bytes, whatever the client accepts. ``truncated`` lists
+    the inputs that were cut, ``octets`` makes bytes of the answer's vectors, where it is nothing else, and ``report``
+    says what became of each input."""
+
+    content: object
+    truncated: Seq[int] = ()
+    octets: Callable[[], Octets] | None = None
+    report: Items | None = None
+
+    def written_in(self, media_types: Seq[str]) -> tuple[object, Notation, str]:
+        """The content, its notation and its media type: the first of ``media_types`` that the answer can have.
+
+        Raises NotAcceptableError where there is none.
+        """
+        if isinstance(self.content, Octets):
+            return self.content, IN_JSON, OCTETS
+        for media_type in media_types:
+            if media_type in _NOTATIONS:
+                content = self.content if self.report is None else self._with_report(self.report)
+                return content, _NOTATIONS[media_type], media_type
+            if self.octets is not None and self.report is None:
+                return self.octets(), IN_JSON, media_type
+        raise NotAcceptableError(
+            f"This answer cannot be sent as {' or '.join(media_types)}, which is for vectors alone: accept {JSON} or "
+            f"{MSGPACK}.",
+            "accept",
+        )
+
+    def _with_report(self, report: Items) -> object:
+        fields = self.content if isinstance(self.content, dict) else {"embeddings": self.content}
+        return {**fields, "report": report}
+
+
+_NOTATIONS = {notation.media_type: notation for notation in (IN_JSON, IN_MSGPACK)}

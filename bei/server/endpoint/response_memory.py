@@ -1,4 +1,4 @@
-"""What the large answers under way take together."""
+"""The memory of large answers under way."""
 
 from __future__ import annotations
 
@@ -37,8 +37,6 @@ class AnswerMemory:
 
     def give_back(self, size: int) -> None:
         """The answer is with its client, or nobody wants it."""
-        if not size:  # it was too small to be counted
-            return
         with self._lock:
             self.held -= size
             self._elsewhere.tell(self.held)

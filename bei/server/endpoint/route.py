@@ -1,4 +1,4 @@
-"""What every inference route shares: the way from a body's bytes to an answer's.
+"""The way of an inference request from the body's bytes to the answer's, the same for every route.
 
 A route is a request Struct, a function that parses it, and a handler, which asks a model for a task and says what to
 answer. Handlers know neither bytes nor HTTP; everything that is the same for all of them is here.
@@ -21,10 +21,9 @@ from bei.errors import BeiError, InvalidRequestError
 from bei.metrics.request_timing import Timing
 from bei.server.auth.keys import Key
 from bei.server.auth.priority import urgency_of
-from bei.server.endpoint.context import Call, Context
-from bei.server.endpoint.lenient_json import Read, read
-from bei.server.endpoint.render import INLINE_BYTES, Octets, num_bytes_of, pieces_of, slices_of, whole
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.context import Context, RequestContext
+from bei.server.endpoint.parse import Read, read
+from bei.server.endpoint.render import INLINE_BYTES, Octets, Reply, num_bytes_of, pieces_of, slices_of, whole
 from bei.server.http.accept import AnswerForm, answer_form
 from bei.server.http.body_memory import Body
 from bei.server.http.compression import coded
@@ -69,7 +68,7 @@ class Route(Generic[RequestT]):
     request: Any
     response: Any
     parse: Callable[[bytes], RequestT]
-    handle: Callable[[RequestT, Call], Awaitable[Reply]]
+    handle: Callable[[RequestT, RequestContext], Awaitable[Reply]]
     has_report: bool = False
     octet_headers: Seq[str] = ()
     timing_headers: Callable[[Timing], Mapping[str, str]] | None = None
@@ -82,7 +81,7 @@ class Endpoint:
     def __init__(
         self,
         route: Route[Any],
-        context: Context,
+        shared: Context,
         payload_limit: int,
         *,
         any_model: bool = False,
@@ -90,9 +89,9 @@ class Endpoint:
         self.path = route.path
         self._any_model = any_model
         self._route = route
-        self._context = context
+        self._shared = shared
         self._payload_limit = payload_limit
-        self._memory = context.memory
+        self._memory = shared.memory
 
     def add_to(self, app: FastAPI) -> None:
         """Register the route; ``bei.server.openapi.document`` describes its bodies."""
@@ -130,28 +129,30 @@ class Endpoint:
         if timing is not None:
             timing.parsed()
         account: Body | None = request.scope.get(SCOPE_BODY)
-        call = Call(self._context, urgency, work, account, key, any_model=self._any_model, has_report=form.has_report)
-        call.unreadable = unreadable
+        context = RequestContext(
+            self._shared, urgency, work, account, key, any_model=self._any_model, has_report=form.has_report
+        )
+        context.unreadable = unreadable
         response: Response | None = None
         try:
-            handling = self._route.handle(body, call)
+            handling = self._route.handle(body, context)
             del body
             try:
                 reply = await unless_disconnected(request, handling)
             finally:
-                call.let_go()  # not after the answer is sent, which may take a client minutes
-            response = await self._written(request, reply, call, form)
+                context.let_go()  # not after the answer is sent, which may take a client minutes
+            response = await self._written(request, reply, context, form)
             return response
         finally:
-            if not isinstance(response, StreamedResponse):  # which ends the call when it is sent
-                self._end(call, is_large)
+            if not isinstance(response, StreamedResponse):  # which ends the request when it is sent
+                self._end(context, is_large)
 
-    async def _written(self, request: Request, reply: Reply, call: Call, form: AnswerForm) -> Response:
+    async def _written(self, request: Request, reply: Reply, context: RequestContext, form: AnswerForm) -> Response:
         """``reply`` at once or, where it is large, in pieces."""
         if form.has_report and reply.report is None:
             raise _no_report()
         written, notation, media_type = reply.written_in(form.media_types)
-        headers = self._headers(reply, call, written)
+        headers = self._headers(reply, context, written)
         coding = self._coding(form.codings, headers)
         if num_bytes_of(written) <= INLINE_BYTES:
             content = whole(written, notation)
@@ -164,7 +165,7 @@ class Endpoint:
         if coding is not None:
             headers["content-encoding"] = coding
             pieces = coded(pieces, coding)
-        on_end = partial(self._end, call, True)
+        on_end = partial(self._end, context, True)
         if request.scope.get("http_version") == "1.0":  # knows no body without a length
             content = await unless_disconnected(request, off_loop(b"".join, pieces))
             slices = slices_of(content)
@@ -172,25 +173,25 @@ class Endpoint:
         first = await unless_disconnected(request, off_loop(next, pieces))  # fails before anything is sent
         return StreamedResponse(first, pieces, headers, media_type, on_end)
 
-    def _headers(self, reply: Reply, call: Call, written: object) -> dict[str, str]:
+    def _headers(self, reply: Reply, context: RequestContext, written: object) -> dict[str, str]:
         headers = {TRUNCATED_HEADER: index_ranges(reply.truncated)} if reply.truncated else {}
         if isinstance(written, Octets):
             headers |= written.headers
-        if call.warnings:
-            headers[WARNING_HEADER] = ascii("; ".join(call.warnings))[1:-1]  # no control characters either
-        if call.timing is not None and self._route.timing_headers is not None:
-            headers |= self._route.timing_headers(call.timing)
+        if context.warnings:
+            headers[WARNING_HEADER] = ascii("; ".join(context.warnings))[1:-1]  # no control characters either
+        if context.timing is not None and self._route.timing_headers is not None:
+            headers |= self._route.timing_headers(context.timing)
         return headers
 
     def _coding(self, accepted: Seq[str], headers: dict[str, str]) -> str | None:
         """The coding for an answer's bytes, if the server compresses; its ``headers`` then say what they depend on."""
-        if not self._context.compresses:
+        if not self._shared.compresses:
             return None
         headers["vary"] = "accept-encoding"
         return next(iter(accepted), None)
 
-    def _end(self, call: Call, is_large: bool) -> None:
-        call.close()
+    def _end(self, context: RequestContext, is_large: bool) -> None:
+        context.close()
         if is_large:
             self._memory.soon()
 

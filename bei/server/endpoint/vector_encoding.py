@@ -1,8 +1,8 @@
 """The forms in which vectors are answered: lists of numbers, base64, or bytes by themselves.
 
-Their numbers are those of ``bei.tasks.vector_formats``; in base64 and bytes float16 takes two bytes a component. Of models that
-weigh the vocabulary they are sparse: the places and values of weights above zero (Qdrant's and Pinecone's form),
-never bytes. Bytes are little-endian, in base64 too.
+Their numbers are those of ``bei.tasks.vector_formats``; in base64 and bytes float16 takes two bytes a component.
+Sparse vectors are lists of the places and values of weights above zero (Qdrant's and Pinecone's form), never bytes.
+Bytes are little-endian, in base64 too.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class SparseVector(TypedDict):
 
 
 class VectorForm(NamedTuple):
-    """What the numbers of a vector are, and whether they come as base64 instead of a list. ``param`` asked for it."""
+    """The number format of a vector, in base64 or as a list. ``param``: the field that asked for it."""
 
     dtype: DType = "float"
     is_base64: bool = False
@@ -67,16 +67,18 @@ class VectorForm(NamedTuple):
 
     @property
     def is_sparse(self) -> bool:
-        """Whether vectors are SparseEmbeddings."""
+        """True if vectors are SparseEmbeddings."""
         return self.dtype == "sparse"
 
     @property
     def task(self) -> Literal["embed", "embed_sparse"]:
-        """What a model must be able to do."""
-        return "embed_sparse" if self.is_sparse else "embed"
+        """The task that a model must have."""
+        return "embed_sparse" if self.dtype == "sparse" else "embed"
 
     def check(self, manifest: Manifest, width: int, normalize: bool | None, dimensions_param: str) -> None:
         """Raise InvalidRequestError that names a field unless the model's vectors of ``width`` have this form."""
+        if self.dtype == "float":
+            return
         if self.is_sparse and self.is_base64:
             raise InvalidRequestError(
                 "sparse vectors are lists of indices and values: send encoding_format float.", "encoding_format"
@@ -88,7 +90,7 @@ class VectorForm(NamedTuple):
 
     def num_bytes(self, width: int) -> int:
         """About what JSON takes for a vector of ``width`` components; of a sparse one that is not known before."""
-        if self.is_sparse:
+        if self.dtype == "sparse":
             return 0
         if self.is_base64:
             return round(width * _ITEM_BYTES[self.dtype] * 4 / 3)
@@ -100,7 +102,7 @@ class VectorForm(NamedTuple):
         """The numbers of vectors ``start`` to ``stop``, little-endian, a contiguous array with a row for each."""
         vectors = answer.vectors[start:stop]
         assert self.dtype != "sparse"  # those are never bytes
-        made = numbers_of(self.dtype, vectors, answer.int8_largest)
+        made = vectors if self.dtype == "float" else numbers_of(self.dtype, vectors, answer.int8_largest)
         if _IS_LITTLE_ENDIAN and made.flags.c_contiguous:
             return made
         return made.astype(made.dtype.newbyteorder("<"), order="C", copy=False)

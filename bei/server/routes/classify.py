@@ -11,16 +11,15 @@ import numpy as np
 
 from bei.core import Float32Array
 from bei.errors import EmptyInputError, InvalidRequestError
-from bei.server.endpoint.context import Call
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import MAX_INPUTS, Text, Texts, limits
 from bei.server.endpoint.parse import parser
-from bei.server.endpoint.render import FLOAT_BYTES, Items, items_of
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import FLOAT_BYTES, Items, Reply, items_of
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import ScoreControls
 from bei.server.routes.openai_embeddings import Usage, usage
 from bei.service.service import InferenceService
-from bei.tasks.embed import Scores, classify
+from bei.tasks.classify import ClassifyTask, Scores, classify
 from bei.tokenizer.encoder import Input
 
 # What JSON takes, about: of a score beside its label, of what stands around the scores of an input.
@@ -75,7 +74,7 @@ class ClassifyResponse(TypedDict):
 
 
 def inputs_of(given: str | list[str | list[str]]) -> tuple[list[Input], bool]:
-    """What ``/predict`` is to read, and whether it is a batch. Raises InvalidRequestError."""
+    """The texts and pairs of a ``/predict`` request; True: it is a batch. Raises InvalidRequestError."""
     if isinstance(given, str):
         return [given], False
     lists = [value for value in given if not isinstance(value, str)]
@@ -94,35 +93,35 @@ def _one_or_pair(texts: list[str]) -> Input:
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 
-async def predict(body: PredictRequest, call: Call) -> Reply:
+async def predict(body: PredictRequest, context: RequestContext) -> Reply:
     """Labels with their scores, best first: one list for a text or a pair, a list of lists for a batch.
 
     A list of two strings is one pair, which the model reads together; batches are lists of lists.
     """
-    service = call.able("classify", body.model)
+    service = context.able("classify", body.model)
     inputs, is_batch = inputs_of(body.inputs)
-    call.check_inputs(inputs, "inputs")
-    call.check_answer(len(inputs) * ranked_bytes(labels_of(service)))
-    ticket = call.admit(service, inputs)
-    answer = await classify(service, inputs, ticket=ticket, raw=body.is_raw(), options=body.encoding_options())
+    context.check_inputs(inputs, "inputs")
+    context.check_answer(len(inputs) * ranked_bytes(labels_of(service)))
+    asked = ClassifyTask(inputs, body.encoding_options(), raw=body.is_raw())
+    answer = await classify(service, asked, ticket=context.admit(service, inputs))
     content = ranked(answer)
     return Reply(content if is_batch else content.make(0, 1)[0], answer.truncated)
 
 
-async def classify_texts(body: ClassifyRequest, call: Call) -> Reply:
+async def classify_texts(body: ClassifyRequest, context: RequestContext) -> Reply:
     """A score for each label of each text. Infinity's client, which always sends `raw_scores`, gets its own `data`."""
-    service = call.able("classify", body.model)
+    service = context.able("classify", body.model)
     texts = [body.input] if isinstance(body.input, str) else body.input
-    call.check_inputs(texts, "input")
-    call.check_answer(len(texts) * ranked_bytes(labels_of(service)))
-    ticket = call.admit(service, texts)
-    answer = await classify(service, texts, ticket=ticket, raw=body.is_raw(), options=body.encoding_options())
+    context.check_inputs(texts, "input")
+    context.check_answer(len(texts) * ranked_bytes(labels_of(service)))
+    asked = ClassifyTask(texts, body.encoding_options(), raw=body.is_raw())
+    answer = await classify(service, asked, ticket=context.admit(service, texts))
     is_infinity = body.raw_scores is not None
     return Reply(render(answer, service.name, is_infinity=is_infinity), answer.truncated)
 
 
 def labels_of(service: InferenceService) -> list[str]:
-    """Of a model that classifies."""
+    """The labels of a model that classifies; [] of others."""
     classification = service.manifest.classification
     return classification.labels if classification else []
 

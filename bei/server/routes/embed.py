@@ -11,9 +11,9 @@ from msgspec import Meta
 
 from bei.engine.sparse import SparseVector as Weights
 from bei.errors import InvalidRequestError
-from bei.server.endpoint.context import Call
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import MAX_INPUTS, Limits, Text, Texts, limits
-from bei.server.endpoint.inference import asked_prompt, embedded, reported, wrong_of
+from bei.server.endpoint.inference import checked_task, embedded, reported
 from bei.server.endpoint.parse import (
     PLACEHOLDER_TEXT,
     TokenId,
@@ -23,15 +23,12 @@ from bei.server.endpoint.parse import (
     parser,
     too_many_inputs,
 )
-from bei.server.endpoint.render import FLOAT_BYTES, Items, rows_of
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import FLOAT_BYTES, Items, Reply, rows_of
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.shared_fields import Dimensions, PromptControls
-from bei.server.endpoint.unsupported_fields import OF_WIDE_VECTORS, FormName, check_rules
+from bei.server.endpoint.shared_fields import OF_WIDE_VECTORS, Dimensions, FormName, PromptControls, check_rules
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, SPARSE, SparseVector, vector_form
-from bei.service.submission import ModelInput
-from bei.tasks.embed import SparseEmbeddings, embed_inputs, embed_tokens
-from bei.tokenizer.prompts import in_role
+from bei.service.call import ModelInput
+from bei.tasks.embed import SparseEmbeddings, check_task, embed_inputs, embed_tokens
 
 Vector: TypeAlias = list[float]
 Ids: TypeAlias = Annotated[list[TokenId], limits(minItems=1)]
@@ -145,38 +142,24 @@ def inputs_of(given: str | list[str | int | list[int]]) -> list[ModelInput]:
     return cast(list[ModelInput], [given] if is_one else given)
 
 
-async def embed(body: EmbedRequest, call: Call) -> Reply:
+async def embed(body: EmbedRequest, context: RequestContext) -> Reply:
     """Vectors of texts or token ids, of unit length unless `normalize` is false. A list even for one input."""
     form = vector_form(None, output_dtype=body.output_dtype)
-    service = call.able(form.task, body.model)
+    service = context.able(form.task, body.model)
     normalize = body.normalize if form.is_sparse else body.normalize is not False
-    found = await embedded(
-        call,
-        service,
-        inputs_of(body.inputs),
-        param="inputs",
-        prompt_name=body.prompt_name,
-        input_type=body.input_type,
-        prompt=body.prompt,
-        dimensions=body.dimensions,
-        forms=[form],
-        normalize=normalize,
-        options=body.encoding_options(),
-    )
+    asked = body.embed_task(inputs_of(body.inputs), dimensions=body.dimensions, normalize=normalize)
+    found = await embedded(context, service, asked, forms=(form,))
     return found.reply(form.items(found.answer))
 
 
-async def embed_all(body: TextsRequest, call: Call) -> Reply:
+async def embed_all(body: TextsRequest, context: RequestContext) -> Reply:
     """A vector for each token of each text, special tokens included: of unit length in models for late interaction,
     whose queries are filled up, and whose documents lose punctuation, where `input_type` (or `prompt_name`) says so."""
-    service = call.able("embed_tokens", body.model)
-    texts = body.texts()
-    wrong = wrong_of(call, texts, "inputs")
-    prompt = asked_prompt(call, service, body.prompt_name, body.input_type, body.prompt)
-    role, options = body.role(service.manifest), body.encoding_options()
+    service = context.able("embed_tokens", body.model)
+    checked = checked_task(context, service, body.embed_task(body.texts()), "embed_tokens")
     bytes_per_token = FLOAT_BYTES * (service.manifest.dimension("token_embedding") or 0)
-    ticket = call.admit(service, texts, bytes_per_token=bytes_per_token)
-    answer = await embed_tokens(service, texts, ticket=ticket, prompt=prompt, role=role, options=options, wrong=wrong)
+    ticket = context.admit(service, checked.task.inputs, bytes_per_token=bytes_per_token)
+    answer = await embed_tokens(service, checked, ticket=ticket)
     vectors = answer.vectors
 
     def items(start: int, stop: int) -> list[Items | None]:
@@ -184,30 +167,18 @@ async def embed_all(body: TextsRequest, call: Call) -> Reply:
         vectors[start:stop] = [_WRITTEN] * len(made)
         return made
 
-    options = in_role(options, role)
-    report = await reported(call, service, texts, answer, ticket=ticket, prompt=prompt, options=options)
+    report = await reported(service, checked, answer, ticket) if context.has_report else None
     content = Items(len(vectors), answer.num_tokens * bytes_per_token, items)
     return Reply(content, answer.truncated, report=report)
 
 
-async def embed_vocabulary(body: SparseRequest, call: Call) -> Reply:
+async def embed_vocabulary(body: SparseRequest, context: RequestContext) -> Reply:
     """Weights of entries of the vocabulary, those above zero or the `top_k` largest, by ascending index: SPLADE and
     its like.
     """
-    service = call.able("embed_sparse", body.model)
+    service = context.able("embed_sparse", body.model)
     texts = body.texts()
-    found = await embedded(
-        call,
-        service,
-        texts,
-        param="inputs",
-        forms=[SPARSE],
-        prompt_name=body.prompt_name,
-        input_type=body.input_type,
-        prompt=body.prompt,
-        top_k=body.top_k,
-        options=body.encoding_options(),
-    )
+    found = await embedded(context, service, body.embed_task(texts, top_k=body.top_k), forms=(SPARSE,))
     answer = found.answer
     assert isinstance(answer, SparseEmbeddings)  # they were asked for
 
@@ -215,7 +186,7 @@ async def embed_vocabulary(body: SparseRequest, call: Call) -> Reply:
         return [None if at in answer.errors else weights_of(answer.vectors[at]) for at in range(start, stop)]
 
     num_bytes = sum(len(indices) for indices, _ in answer.vectors) * _WEIGHT_BYTES
-    call.check_answer(num_bytes)
+    context.check_answer(num_bytes)
     return found.reply(Items(len(texts), num_bytes, items))
 
 
@@ -230,22 +201,17 @@ def weights_of(vector: Weights) -> Items:
     return Items(len(indices), len(indices) * _WEIGHT_BYTES, items)
 
 
-async def similarity(body: SimilarityRequest, call: Call) -> Reply:
+async def similarity(body: SimilarityRequest, context: RequestContext) -> Reply:
     """Cosine of the source sentence's vector with each sentence's, in the order of the sentences."""
-    service = call.able("embed", body.model)
+    service = context.able("embed", body.model)
     sentences, source = body.inputs.sentences, body.inputs.source_sentence
-    call.check_inputs(sentences, "sentences")
-    call.check_inputs([source], "source_sentence")
-    controls = body.controls()
+    context.check_inputs(sentences, "sentences")
+    context.check_inputs([source], "source_sentence")
     texts = [*sentences, source]  # the source last: numbers in the header about cut inputs are the sentences' own
-    answer = await embed_inputs(
-        service,
-        texts,
-        ticket=call.admit(service, texts),
-        prompt=asked_prompt(call, service, controls.prompt_name, controls.input_type, controls.prompt),
-        normalize=True,
-        options=controls.encoding_options(),
-    )
+    checked = check_task(service, body.controls().embed_task(texts, normalize=True), "embed")
+    for warning in checked.warnings:
+        context.warn(warning)
+    answer = await embed_inputs(service, checked, ticket=context.admit(service, texts))
     return Reply(answer.vectors[:-1] @ answer.vectors[-1], answer.truncated)
 
 

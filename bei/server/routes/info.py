@@ -125,7 +125,7 @@ def info_router(models: Models, config: ServeConfig) -> APIRouter:
 
 
 def describe(service: InferenceService, config: ServeConfig) -> Info:
-    """What a server with ``config`` says of one of its models."""
+    """The facts of one model of a server with ``config``."""
     manifest, certificate = service.manifest, service.certificate
     return {
         "model_id": manifest.source.model,

@@ -10,18 +10,16 @@ import msgspec
 from msgspec import Meta
 
 from bei.errors import EmptyInputError, InvalidRequestError, MalformedRequestError
-from bei.server.endpoint.context import Call
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import MAX_INPUTS, limits
-from bei.server.endpoint.inference import Embedded, asked_prompt, check_cut, embedded
+from bei.server.endpoint.inference import embedded
 from bei.server.endpoint.parse import PLACEHOLDER, TokenId, long_id_lists, parser, too_many_inputs
-from bei.server.endpoint.render import Items
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.unsupported_fields import EmbeddingControls
+from bei.server.endpoint.shared_fields import EmbeddingControls
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, SparseVector, VectorForm, vector_form
-from bei.service.service import InferenceService
-from bei.service.submission import ModelInput
-from bei.tasks.embed import Embeddings, SparseEmbeddings, embed_chunks
+from bei.service.call import ModelInput
+from bei.tasks.embed import Embeddings, SparseEmbeddings
 
 AROUND_BYTES = 50  # of a vector: {"object":"embedding","index":0,"embedding":},
 
@@ -169,52 +167,29 @@ _IDS_REFUSED = (
 )
 
 
-async def create_embeddings(request: ParsedRequest, call: Call, *, accepts_ids: bool = False) -> Reply:
+async def create_embeddings(request: ParsedRequest, context: RequestContext, *, accepts_ids: bool = False) -> Reply:
     """Embed one or many texts, in the order of the inputs. Lists of token ids, which are used exactly as given, are
     refused unless the server is set to accept them (`openai_token_ids`)."""
     body, inputs = request.body.settled(), request.inputs
     texts = [value for value in inputs if isinstance(value, str)]
     form = body.form()
-    service = call.able(form.task, body.model)
+    service = context.able(form.task, body.model)
     if len(texts) < len(inputs) and not accepts_ids:
         raise InvalidRequestError(_IDS_REFUSED, "input")
     if body.late_chunking and (form.is_sparse or len(texts) < len(inputs)):
         what = "dense vectors only" if form.is_sparse else "texts only, not with token ids"
         raise InvalidRequestError(f"late_chunking works with {what}: leave it out.", "late_chunking")
     if body.late_chunking:
-        found = Embedded(await _late_chunked(call, service, body, texts, form), form, None)
-    else:
-        found = await embedded(
-            call,
-            service,
-            inputs,
-            param="input",
-            forms=[form],
-            around_bytes=AROUND_BYTES,
-            prompt_name=body.prompt_name,
-            input_type=body.input_type,
-            prompt=body.prompt,
-            dimensions=body.dimensions,
-            normalize=body.normalize,
-            options=body.encoding_options(),
-        )
+        _check_uncut(body)
+    asked = body.embed_task(
+        inputs,
+        dimensions=body.dimensions,
+        normalize=body.normalize,
+        late_chunking=bool(body.late_chunking),
+        param="input",
+    )
+    found = await embedded(context, service, asked, forms=(form,), around_bytes=AROUND_BYTES)
     return found.reply(render(found.answer, service.name, form))
-
-
-async def _late_chunked(
-    call: Call, service: InferenceService, body: EmbeddingRequest, texts: Seq[str], form: VectorForm
-) -> Embeddings:
-    call.check_inputs(texts, "input")
-    _check_uncut(body)
-    check_cut(call, service, body.dimensions)
-    width = service.manifest.dimension("embedding") or 0
-    width = min(width, body.dimensions or width)
-    form.check(service.manifest, width, body.normalize, "dimensions")
-    call.check_answer(len(texts) * (AROUND_BYTES + form.num_bytes(width)))
-    prompt = asked_prompt(call, service, body.prompt_name, body.input_type, body.prompt)
-    ticket = call.admit(service, [" ".join(texts)])
-    dimensions, normalize = body.dimensions, body.normalize
-    return await embed_chunks(service, texts, ticket=ticket, prompt=prompt, dimensions=dimensions, normalize=normalize)
 
 
 def _check_uncut(body: EmbeddingRequest) -> None:
@@ -251,15 +226,15 @@ def render(answer: Embeddings | SparseEmbeddings, model: str, form: VectorForm) 
 
 
 def usage(num_tokens: int) -> Usage:
-    """Of models that only read."""
+    """The usage of a model that generates no tokens."""
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 
 def route(max_inputs: int, *, accepts_ids: bool) -> Route[ParsedRequest]:
     """The route of a server that accepts token ids, or refuses them."""
 
-    async def handle(request: ParsedRequest, call: Call) -> Reply:
-        return await create_embeddings(request, call, accepts_ids=accepts_ids)
+    async def handle(request: ParsedRequest, context: RequestContext) -> Reply:
+        return await create_embeddings(request, context, accepts_ids=accepts_ids)
 
     handle.__doc__ = create_embeddings.__doc__
     read = partial(parse, max_inputs=max_inputs)

@@ -65,7 +65,7 @@ def _read(path: Path) -> _File:
 
 @cache
 def _files() -> dict[str, _File]:
-    """What is under ``/ui``, by name."""
+    """The files under ``/ui``, by name."""
     found = {
         path.name: _read(path)
         for path in sorted(_FOLDER.iterdir())
@@ -75,12 +75,12 @@ def _files() -> dict[str, _File]:
 
 
 def page_paths(config: ServeConfig) -> set[str]:
-    """Of the page and its files, if it is served. They are the same for everybody, and say nothing of the models."""
+    """Paths of the page and its files, if it is served. They are the same for all clients, and name no model."""
     return {"/ui", *(f"/ui/{name}" for name in _files())} if config.ui else set()
 
 
 def swagger_folder() -> Path | None:
-    """Where Swagger UI's files are; None where their package is not installed."""
+    """The folder of Swagger UI's files; None where their package is not installed."""
     spec = importlib.util.find_spec(_SWAGGER_PACKAGE)
     if spec is None or spec.origin is None:
         return None

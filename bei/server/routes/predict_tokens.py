@@ -9,15 +9,14 @@ from __future__ import annotations
 from typing import Annotated, TypedDict
 
 from bei.errors import InvalidRequestError
-from bei.server.endpoint.context import Call
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import Text, limits, limits_of_inputs
 from bei.server.endpoint.parse import parser
-from bei.server.endpoint.render import Items, items_of
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import Items, Reply, items_of
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import ScoreControls
-from bei.tasks.embed import classify_tokens
 from bei.tasks.entities import Aggregation, Entity
+from bei.tasks.token_classification import TokenTask, classify_tokens
 
 # What JSON takes, about: of a token without its scores, of a score beside its label, of the best label with its score.
 _TOKEN_BYTES = 80
@@ -55,20 +54,20 @@ def texts_of(inputs: str | list[str | list[str]]) -> list[str]:
     return [value if isinstance(value, str) else value[0] for value in inputs]
 
 
-async def predict_tokens(body: PredictTokensRequest, call: Call) -> Reply:
+async def predict_tokens(body: PredictTokensRequest, context: RequestContext) -> Reply:
     """Label the tokens of each text and, with `aggregation_strategy`, join them to entities, in the text's order."""
-    service = call.able("classify_tokens", body.model)
+    service = context.able("classify_tokens", body.model)
     if isinstance(body.inputs, list):
-        call.check_count(body.inputs, "inputs")  # before they are looked at
+        context.check_count(body.inputs, "inputs")  # before they are looked at
     texts = texts_of(body.inputs)
-    call.check_inputs(texts, "inputs")
+    context.check_inputs(texts, "inputs")
     aggregation, raw = body.aggregation_strategy, body.is_raw()
     classification = service.manifest.classification
     labels = classification.labels if classification and raw and aggregation == "none" else None
     token_bytes = _TOKEN_BYTES + (sum(len(label) + _SCORE_BYTES for label in labels) if labels else _LABEL_BYTES)
     # How many entities a text has is known when they are written: so many as it has tokens, at most.
-    ticket, options = call.admit(service, texts, bytes_per_token=token_bytes), body.encoding_options()
-    answer = await classify_tokens(service, texts, ticket=ticket, aggregation=aggregation, raw=raw, options=options)
+    asked = TokenTask(texts, body.encoding_options(), aggregation=aggregation, raw=raw)
+    answer = await classify_tokens(service, asked, ticket=context.admit(service, texts, bytes_per_token=token_bytes))
 
     def entities_of(index: int) -> Items:
         return items_of(answer.entities_of(index), token_bytes, lambda entity: render(entity, labels))

@@ -20,20 +20,20 @@ import msgspec
 from msgspec import Meta
 
 from bei.errors import InvalidRequestError
-from bei.server.endpoint.context import Call
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import Limits, Texts, limits_of_inputs, without
 from bei.server.endpoint.field_schema import Text as NonEmptyText
 from bei.server.endpoint.inference import order_of
 from bei.server.endpoint.parse import parser_by_field, too_many_inputs
-from bei.server.endpoint.render import Items
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.shared_fields import agreed
-from bei.server.endpoint.unsupported_fields import OF_DOCUMENTS, OF_TEXTS, PairControls
+from bei.server.endpoint.shared_fields import OF_DOCUMENTS, OF_TEXTS, PairControls, agreed
 from bei.server.routes.openai_embeddings import Usage, usage
 from bei.service.admission import Ticket
+from bei.service.call import ModelRequest
 from bei.service.service import InferenceService
-from bei.tasks.embed import Scores, rerank
+from bei.tasks.classify import Scores
+from bei.tasks.rerank import RerankTask, rerank
 from bei.tokenizer.encoder import EncodingOptions
 
 _DOCUMENTS_OF_A_SEARCH_UNIT = 100  # Cohere's unit of billing
@@ -187,52 +187,52 @@ def _decoded_text(index: int, raw: msgspec.Raw, rank_fields: Seq[str] | None) ->
     return text_of(index, document, rank_fields)
 
 
-async def rank(request: ParsedRequest, call: Call, path: str) -> Reply:
+async def rank(request: ParsedRequest, context: RequestContext, path: str) -> Reply:
     """Score texts or documents against a query, best first.
 
     `texts` (TEI, BEI) gives a bare list with `score`; `documents` (Cohere, Jina, vLLM, Infinity) an object whose
     `results` have `relevance_score`.
     """
     if isinstance(request, TextsRequest):
-        return await rank_texts(request, call)
+        return await rank_texts(request, context)
     body, texts = request
-    service, answer = await scored(body, texts, call)
+    service, answer = await scored(body, texts, context)
     return Reply(render_results(answer, texts, body, service.name, path), answer.truncated)
 
 
-async def scored(body: DocumentsRequest, texts: Seq[str], call: Call) -> tuple[InferenceService, Scores]:
+async def scored(body: DocumentsRequest, texts: Seq[str], context: RequestContext) -> tuple[InferenceService, Scores]:
     """The model that scores the documents ``texts`` as ``body`` says, and their scores in their order."""
-    service = _checked(body, call)
-    call.check_inputs(texts, "documents")
-    ticket = _admitted(call, service, body.query, texts)
+    service = _checked(body, context)
+    context.check_inputs(texts, "documents")
+    ticket = _admitted(context, service, body.query, texts)
     shorter, cut = await shortened(service, texts, body.max_tokens_per_doc, ticket)
     answer = await _scored(service, body, shorter, ticket)
     return service, msgspec.structs.replace(answer, truncated=sorted(cut.union(answer.truncated)))
 
 
-async def rank_texts(body: TextsRequest, call: Call) -> Reply:
+async def rank_texts(body: TextsRequest, context: RequestContext) -> Reply:
     """Score texts against a query, best first: a bare list."""
-    service = _checked(body, call)
-    call.check_inputs(body.texts, "texts")
-    answer = await _scored(service, body, body.texts, _admitted(call, service, body.query, body.texts))
+    service = _checked(body, context)
+    context.check_inputs(body.texts, "texts")
+    answer = await _scored(service, body, body.texts, _admitted(context, service, body.query, body.texts))
     return Reply(render_ranks(answer, body.texts if body.return_text else None, body.top_n), answer.truncated)
 
 
-def _checked(body: RerankControls, call: Call) -> InferenceService:
-    service = call.able("rerank", body.model)
+def _checked(body: RerankControls, context: RequestContext) -> InferenceService:
+    service = context.able("rerank", body.model)
     body.settled()
-    call.check_inputs([body.query], "query")
+    context.check_inputs([body.query], "query")
     return service
 
 
-def _admitted(call: Call, service: InferenceService, query: str, texts: Seq[str]) -> Ticket:
-    return call.admit(service, [(query, text) for text in texts])
+def _admitted(context: RequestContext, service: InferenceService, query: str, texts: Seq[str]) -> Ticket:
+    return context.admit(service, [(query, text) for text in texts])
 
 
 async def _scored(service: InferenceService, body: RerankControls, texts: Seq[str], ticket: Ticket) -> Scores:
     instruction = agreed(body, "instruction", "instruct")
-    options, raw = body.encoding_options(), body.is_raw()
-    return await rerank(service, body.query, texts, ticket=ticket, raw=raw, instruction=instruction, options=options)
+    task = RerankTask.of(body.query, texts, body.encoding_options(), raw=body.is_raw(), instruction=instruction)
+    return await rerank(service, task, ticket=ticket)
 
 
 def text_of(index: int, document: Document, rank_fields: Seq[str] | None) -> str:
@@ -260,7 +260,7 @@ async def shortened(
     if max_tokens is None or max_tokens >= service.manifest.max_seq_len:
         return list(texts), set()
     options = EncodingOptions(truncate=True, max_tokens=max_tokens, with_spans=True)
-    encodings = await service.encode(texts, ticket=ticket, options=options)
+    encodings = await service.encode(ModelRequest(texts, options), ticket=ticket)
     shorter = list(texts)
     cut = {index for index, encoding in enumerate(encodings) if encoding.truncated}
     for index in cut:
@@ -310,7 +310,7 @@ def render_results(scores: Scores, texts: Seq[str], body: DocumentsRequest, mode
 
 
 def document_of(text: str, body: DocumentsRequest, path: str) -> Text | str | None:
-    """What stands in a result for ``text``.
+    """The ``document`` of a result for ``text``; None: the result has none.
 
     Infinity's client, which alone sends ``raw_scores``, gets a plain string, and only where it asks for documents.
     vLLM's, Jina's and Cohere's v1 get an object, unless they say no; Cohere's v2 only where a client says yes.
@@ -322,8 +322,8 @@ def document_of(text: str, body: DocumentsRequest, path: str) -> Text | str | No
 
 
 def _route(path: str, summary: str, max_inputs: int) -> Route[ParsedRequest]:
-    async def handle(request: ParsedRequest, call: Call) -> Reply:
-        return await rank(request, call, path)
+    async def handle(request: ParsedRequest, context: RequestContext) -> Reply:
+        return await rank(request, context, path)
 
     handle.__doc__ = rank.__doc__
     return Route(path, summary, _REQUESTS, (list[Rank], RerankResponse), partial(parse, max_inputs=max_inputs), handle)

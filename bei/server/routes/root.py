@@ -18,19 +18,18 @@ import numpy as np
 from msgspec import Meta
 
 from bei.errors import InvalidRequestError
-from bei.server.endpoint.context import Call
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import Text, Texts, limits
-from bei.server.endpoint.lenient_json import read
-from bei.server.endpoint.parse import parser
-from bei.server.endpoint.render import Items, items_of
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.parse import parser, read
+from bei.server.endpoint.render import Items, Reply, items_of
 from bei.server.endpoint.shared_fields import Model
 from bei.server.endpoint.vector_encoding import SparseVector
 from bei.server.routes import classify, embed, predict_tokens, rerank
 from bei.service.service import InferenceService
-from bei.tasks.embed import HYPOTHESIS, classify_tokens, nli_labels, zero_shot
-from bei.tasks.embed import classify as classify_inputs
+from bei.tasks.classify import HYPOTHESIS, ClassifyTask, ZeroShotTask, nli_labels, zero_shot
+from bei.tasks.classify import classify as classify_inputs
 from bei.tasks.entities import Aggregation, Entity
+from bei.tasks.token_classification import TokenTask, classify_tokens
 
 _ENTITY_BYTES = 90
 
@@ -129,7 +128,7 @@ _NULL = b"null"
 
 
 class _Fields(msgspec.Struct):
-    """What says which request a body is."""
+    """The fields that tell which request a body is."""
 
     model: Model | None = None
     inputs: msgspec.Raw = msgspec.Raw(_NULL)
@@ -141,10 +140,10 @@ _parse_fields = parser(_Fields)
 
 @dataclass(frozen=True)
 class _Kind:
-    """How a body is read and answered."""
+    """The parser and the handler of a kind of request."""
 
     parse: Callable[[bytes], Any]
-    handle: Callable[[Any, Call], Awaitable[Reply]]
+    handle: Callable[[Any, RequestContext], Awaitable[Reply]]
 
 
 class Asked(NamedTuple):
@@ -152,28 +151,30 @@ class Asked(NamedTuple):
 
     service: InferenceService
     body: Any
-    handle: Callable[[Any, Call], Awaitable[Reply]]
+    handle: Callable[[Any, RequestContext], Awaitable[Reply]]
 
 
-async def read_by_kind(content: bytes, call: Call, model: str | None = None) -> Asked:
+async def read_by_kind(content: bytes, context: RequestContext, model: str | None = None) -> Asked:
     """``model``: of a request that names none. Raises InvalidRequestError, ModelNotFoundError."""
-    given, _ = await read(_parse_fields, content, in_part=call.has_report)
+    given, _ = await read(_parse_fields, content, in_part=context.has_report)
     name = model if given.model is None else given.model
-    service = call.named(name)
-    kind = _kind_of(service.manifest.tasks[0], bytes(given.inputs).lstrip(), bytes(given.parameters), call.max_inputs)
-    body, call.unreadable = await read(kind.parse, content, in_part=call.has_report)
+    service = context.named(name)
+    kind = _kind_of(
+        service.manifest.tasks[0], bytes(given.inputs).lstrip(), bytes(given.parameters), context.max_inputs
+    )
+    body, context.unreadable = await read(kind.parse, content, in_part=context.has_report)
     body.model = name
     return Asked(service, body, kind.handle)
 
 
-async def by_kind(content: bytes, call: Call) -> Reply:
+async def by_kind(content: bytes, context: RequestContext) -> Reply:
     """What the route of the model's kind answers: vectors, sparse vectors, scores of texts, or labels.
 
     With `parameters`, as huggingface_hub's client sends them, labels and entities have the form of its pipelines. With
     `source_sentence` and `sentences` as `inputs` the answer is their similarity.
     """
-    asked = await read_by_kind(content, call)
-    return await asked.handle(asked.body, call)
+    asked = await read_by_kind(content, context)
+    return await asked.handle(asked.body, context)
 
 
 def _kind_of(task: str, inputs: bytes, parameters: bytes, max_inputs: int) -> _Kind:
@@ -196,29 +197,29 @@ def _kind_of(task: str, inputs: bytes, parameters: bytes, max_inputs: int) -> _K
     return _KINDS[task]
 
 
-async def classify_texts(body: ClassificationRequest, call: Call) -> Reply:
+async def classify_texts(body: ClassificationRequest, context: RequestContext) -> Reply:
     """For each text the labels and their scores, best first; a list of one list for one text."""
-    service, asked = call.able("classify", body.model), body.parameters
+    service, asked = context.able("classify", body.model), body.parameters
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    call.check_inputs(texts, "inputs")
+    context.check_inputs(texts, "inputs")
     labels = classify.labels_of(service)
     num_bytes = classify.ranked_bytes(labels)
-    call.check_answer(len(texts) * num_bytes)
-    ticket, function = call.admit(service, texts), asked.function_to_apply
-    answer = await classify_inputs(service, texts, ticket=ticket, function=function)
+    context.check_answer(len(texts) * num_bytes)
+    task = ClassifyTask(texts, function=asked.function_to_apply)
+    answer = await classify_inputs(service, task, ticket=context.admit(service, texts))
     content = items_of(list(answer.values), num_bytes, lambda row: classify.by_score(row, labels)[: asked.top_k])
     return Reply(content, answer.truncated)
 
 
-async def label_tokens(body: TokenRequest, call: Call) -> Reply:
+async def label_tokens(body: TokenRequest, context: RequestContext) -> Reply:
     """The entities of a text, or a list for each of several."""
-    service, asked = call.able("classify_tokens", body.model), body.parameters
+    service, asked = context.able("classify_tokens", body.model), body.parameters
     if asked.stride is not None:
         raise InvalidRequestError("stride is not supported here: send a long text in parts.", "parameters")
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    call.check_inputs(texts, "inputs")
-    ticket = call.admit(service, texts, bytes_per_token=_ENTITY_BYTES)
-    answer = await classify_tokens(service, texts, ticket=ticket, aggregation=asked.aggregation_strategy)
+    context.check_inputs(texts, "inputs")
+    ticket = context.admit(service, texts, bytes_per_token=_ENTITY_BYTES)
+    answer = await classify_tokens(service, TokenTask(texts, aggregation=asked.aggregation_strategy), ticket=ticket)
 
     def entities_of(index: int) -> Items:
         found = [entity for entity in answer.entities_of(index) if entity.label not in asked.ignore_labels]
@@ -235,20 +236,20 @@ def _entity(entity: Entity, key: str) -> dict[str, object]:
     return {**found, "start": entity.start, "end": entity.end}
 
 
-async def name_labels(body: ZeroShotRequest, call: Call) -> Reply:
+async def name_labels(body: ZeroShotRequest, context: RequestContext) -> Reply:
     """The labels of the request with their scores, best first."""
-    service, asked = call.able("classify", body.model), body.parameters
+    service, asked = context.able("classify", body.model), body.parameters
     labels, template = asked.candidate_labels, asked.hypothesis_template
     nli_labels(service)
-    call.check_inputs([body.inputs], "inputs")
-    call.check_inputs(labels, "candidate_labels")
+    context.check_inputs([body.inputs], "inputs")
+    context.check_inputs(labels, "candidate_labels")
     if "{}" not in template:
         raise InvalidRequestError("hypothesis_template has no {} for the label.", "parameters")
     num_bytes = classify.ranked_bytes(labels)
-    call.check_answer(num_bytes)
+    context.check_answer(num_bytes)
     hypotheses = [template.replace("{}", label, 1) for label in labels]
-    ticket = call.admit(service, [(body.inputs, hypothesis) for hypothesis in hypotheses])
-    scores = await zero_shot(service, [body.inputs], hypotheses, ticket=ticket, multi_label=asked.multi_label)
+    task = ZeroShotTask([body.inputs], hypotheses=hypotheses, multi_label=asked.multi_label)
+    scores = await zero_shot(service, task, ticket=context.admit(service, task.pairs))
     values = scores.values[0]
     order = np.argsort(-values, kind="stable")
 

@@ -12,13 +12,13 @@ from msgspec import Meta
 
 from bei.core import Encoding
 from bei.errors import EmptyInputError, InvalidRequestError
-from bei.server.endpoint.context import Call
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import Text, Texts, without
 from bei.server.endpoint.parse import parser_by_field
-from bei.server.endpoint.render import Items
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Model
+from bei.service.call import ModelRequest
 from bei.service.service import InferenceService
 from bei.tokenizer.encoder import EncodingOptions, TextEncoder
 from bei.tokenizer.prompts import in_role, prompt_of, prompted, role_of
@@ -80,28 +80,28 @@ class Count(TypedDict):
     token_strs: list[str] | None
 
 
-async def tokenize(body: InputsRequest | PromptRequest, call: Call) -> Reply:
+async def tokenize(body: InputsRequest | PromptRequest, context: RequestContext) -> Reply:
     """Tokens as the model would read them, but never cut.
 
     `inputs` (TEI) gives a list of tokens for each text, `prompt` (vLLM) ids and their number.
     """
-    service = call.named(body.model)
+    service = context.named(body.model)
     options = EncodingOptions(add_special_tokens=body.add_special_tokens, whole=True)
     if isinstance(body, PromptRequest):
-        call.check_inputs([body.prompt], "prompt")
+        context.check_inputs([body.prompt], "prompt")
         names = bool(body.return_token_strs)
-        ticket = call.admit(service, [body.prompt], bytes_per_token=_ID_BYTES + names * _NAME_BYTES, whole=True)
-        (encoding,) = await service.encode([body.prompt], ticket=ticket, options=options)
+        ticket = context.admit(service, [body.prompt], bytes_per_token=_ID_BYTES + names * _NAME_BYTES, whole=True)
+        (encoding,) = await service.encode(ModelRequest([body.prompt], options), ticket=ticket)
         return Reply(render_count(encoding, service.encoder, service.manifest.max_seq_len, names=names))
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    call.check_inputs(texts, "inputs")
+    context.check_inputs(texts, "inputs")
     options = replace(options, with_spans=True)
     asked = (body.prompt_name, body.input_type)
     if asked != (None, None):
         texts = list(prompted(prompt_of(service.manifest, *asked), texts))
         options = in_role(options, role_of(service.manifest, *asked))
-    ticket = call.admit(service, texts, bytes_per_token=_TOKEN_BYTES, whole=True)
-    encodings = await service.encode(texts, ticket=ticket, options=options)
+    ticket = context.admit(service, texts, bytes_per_token=_TOKEN_BYTES, whole=True)
+    encodings = await service.encode(ModelRequest(texts, options), ticket=ticket)
     num_bytes = sum(encoding.num_tokens for encoding in encodings) * _TOKEN_BYTES
 
     def items(start: int, stop: int) -> list[Items]:
@@ -146,13 +146,13 @@ def render_count(encoding: Encoding, encoder: TextEncoder, max_seq_len: int, *, 
 
 
 async def decoded(
-    call: Call, service: InferenceService, lists: Seq[Seq[int]], param: str, *, skip_special_tokens: bool
+    context: RequestContext, service: InferenceService, lists: Seq[Seq[int]], param: str, *, skip_special_tokens: bool
 ) -> Items:
     """The text of each of ``lists``, token ids which the field ``param`` holds. Raises InvalidRequestError."""
-    call.check_inputs(lists, param)
+    context.check_inputs(lists, param)
     num_bytes = sum(len(ids) * _DECODED_BYTES + _AROUND_BYTES for ids in lists)
-    call.check_answer(num_bytes)
-    call.admit(service, [[0]] * len(lists))  # no work for the engine
+    context.check_answer(num_bytes)
+    context.admit(service, [[0]] * len(lists))  # no work for the engine
     known = service.encoder.known_ids
     if sum(map(len, lists)) > _MANY_IDS:
         await off_loop(_check_ids, lists, known, param)
@@ -166,7 +166,7 @@ async def decoded(
 
 
 def _check_ids(lists: Seq[Seq[int]], known: Set[int], param: str) -> None:
-    """Whether each of ``lists`` can be decoded. Raises InvalidRequestError."""
+    """Raise InvalidRequestError unless each of ``lists`` can be decoded."""
     for index, ids in enumerate(lists):
         if not ids:
             raise EmptyInputError(f"{param} {index} is empty: leave it out.", param)

@@ -12,17 +12,15 @@ import msgspec
 
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
-from bei.server.endpoint.context import Call
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import Limits, Texts, exactly_one, limits, limits_of_inputs, without
 from bei.server.endpoint.field_schema import Text as NonEmptyText
 from bei.server.endpoint.parse import parser, too_many_inputs
-from bei.server.endpoint.render import Items
-from bei.server.endpoint.reply import Reply
+from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.shared_fields import Controls
-from bei.server.endpoint.unsupported_fields import OF_SCORES, check_rules
+from bei.server.endpoint.shared_fields import OF_SCORES, Controls, check_rules
 from bei.server.routes.classify import ClassifyRequest, ClassifyResponse, LabelScore, classify_texts, ranked_bytes
-from bei.tasks.embed import HYPOTHESIS, nli_labels, zero_shot
+from bei.tasks.classify import HYPOTHESIS, ZeroShotTask, nli_labels, zero_shot
 
 _AROUND_BYTES = 90  # of a text's scores: its index, its best label with its score
 
@@ -89,27 +87,27 @@ def parse(content: bytes) -> LabelsRequest | ClassifyRequest:
     return _parse_labels(content)
 
 
-async def classify(body: LabelsRequest | ClassifyRequest, call: Call) -> Reply:
+async def classify(body: LabelsRequest | ClassifyRequest, context: RequestContext) -> Reply:
     """A score for each label of each text: with `labels` those of the request (Jina; models of natural language
     inference), without them the model's own (vLLM)."""
     if isinstance(body, ClassifyRequest):
-        return await classify_texts(body, call)
+        return await classify_texts(body, context)
     if body.classifier_id is not None:
         raise InvalidRequestError("classifier_id is not supported here: send labels.", "classifier_id")
     check_rules(body, OF_SCORES)
-    service = call.able("classify", body.model)
+    service = context.able("classify", body.model)
     nli_labels(service)
-    texts = texts_of(body.input, call, "input")
+    texts = texts_of(body.input, context, "input")
     labels = body.labels or []
-    call.check_inputs(texts, "input")
-    call.check_inputs(labels, "labels")
-    if len(texts) * len(labels) > call.max_inputs:
-        raise too_many_inputs(len(texts) * len(labels), call.max_inputs, "input")
+    context.check_inputs(texts, "input")
+    context.check_inputs(labels, "labels")
+    if len(texts) * len(labels) > context.max_inputs:
+        raise too_many_inputs(len(texts) * len(labels), context.max_inputs, "input")
     text_bytes = ranked_bytes(labels) + max(map(len, labels)) + _AROUND_BYTES
-    call.check_answer(len(texts) * text_bytes)
+    context.check_answer(len(texts) * text_bytes)
     hypotheses = [HYPOTHESIS.replace("{}", label) for label in labels]
-    ticket = call.admit(service, [(text, hypothesis) for text in texts for hypothesis in hypotheses])
-    scores = await zero_shot(service, texts, hypotheses, ticket=ticket, options=body.encoding_options())
+    task = ZeroShotTask(texts, body.encoding_options(), hypotheses=hypotheses)
+    scores = await zero_shot(service, task, ticket=context.admit(service, task.pairs))
 
     def items(start: int, stop: int) -> list[Classification]:
         return [_classified(index, scores.values[index], labels) for index in range(start, stop)]
@@ -118,10 +116,10 @@ async def classify(body: LabelsRequest | ClassifyRequest, call: Call) -> Reply:
     return Reply({"usage": {"total_tokens": scores.num_tokens}, "data": data}, scores.truncated)
 
 
-def texts_of(given: str | Text | list[str | Text], call: Call, param: str) -> list[str]:
+def texts_of(given: str | Text | list[str | Text], context: RequestContext, param: str) -> list[str]:
     """One or many, as texts or objects, counted before they are looked at. Raises InvalidRequestError."""
     inputs = given if isinstance(given, list) else [given]
-    call.check_count(inputs, param)
+    context.check_count(inputs, param)
     return [one if isinstance(one, str) else one.text for one in inputs]
 
 

@@ -20,7 +20,7 @@ from bei.core import Float32Array
 from bei.engine.fake import FakeEngine
 from bei.engine.sparse import looked_up
 from bei.errors import ArtifactManifestError, BeiError, InputTooLongError, InvalidRequestError
-from bei.tasks.embed import SparseEmbeddings, embed_sparse
+from bei.tasks.embed import EmbedTask, SparseEmbeddings, check_task, embed_sparse
 from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions
 from bei.tokenizer.prompts import asked_prompt, in_role, role_of
 from tests.bei.server.kinds import KindEngine
@@ -72,8 +72,8 @@ def answered(artifact: Artifact, inputs: list[Any], side: str = "query", **optio
         service = make_service(artifact, engine)
         try:
             with service.admit(inputs) as ticket:
-                role = role_of(artifact.manifest, None, side)
-                answer = await embed_sparse(service, inputs, ticket=ticket, role=role, **options)
+                task = check_task(service, EmbedTask(inputs, input_type=side, **options), "embed_sparse")
+                answer = await embed_sparse(service, task, ticket=ticket)
             assert service.num_open == 0
         finally:
             service.close()
@@ -161,7 +161,7 @@ def test_the_weights_farthest_from_zero_are_kept(tmp_path: Path) -> None:
 
 def test_one_bad_input_costs_the_others_nothing(tmp_path: Path) -> None:
     wrong: Mapping[int, BeiError] = {}
-    answer, _ = answered(save_table(tmp_path / "table"), ["hello", " ", [VOCAB_SIZE], "cat"], wrong=wrong)
+    answer, _ = answered(save_table(tmp_path / "table"), ["hello", " ", [VOCAB_SIZE], "cat"], failed=wrong)
     assert as_dicts(answer) == [expected(ids_of("hello")), {}, {}, expected(ids_of("cat"))]
     assert {index: type(error) for index, error in answer.errors.items()} == dict.fromkeys((1, 2), InvalidRequestError)
 

@@ -14,8 +14,8 @@ from bei.core import Encoding
 from bei.engine.fake import FakeEngine
 from bei.metrics.request_timing import CallTimes, Timing
 from bei.port import Item, StepTimes
+from bei.service.call import ModelInput, ModelRequest
 from bei.service.service import InferenceService
-from bei.service.submission import ModelInput
 from tests.support.artifacts import LIMITS, save_artifact, token_ids
 from tests.support.engines import GatedEngine
 from tests.support.services import entered, run_async, running_service
@@ -33,7 +33,7 @@ async def timed(service: InferenceService, inputs: list[ModelInput]) -> Timing:
     timing = Timing()
     with service.admit(inputs) as ticket:
         ticket.timing = timing
-        await service.infer(inputs, ticket=ticket, outputs={"embedding"})
+        await service.infer(ModelRequest(inputs), ticket=ticket, outputs={"embedding"})
     return timing
 
 
@@ -154,14 +154,14 @@ def test_only_a_request_that_asks_for_it_is_timed(artifact: Artifact) -> None:
     async def test() -> None:
         async with running_service(artifact, FakeEngine(LIMITS)) as service:
             with service.admit(["cat"]) as ticket:
-                await service.encode(["cat"], ticket=ticket)
-                await service.infer(["cat"], ticket=ticket, outputs={"embedding"})
+                await service.encode(ModelRequest(["cat"]), ticket=ticket)
+                await service.infer(ModelRequest(["cat"]), ticket=ticket, outputs={"embedding"})
                 assert ticket.timing is None
             timing = Timing()
             with service.admit(["cat"]) as ticket:
                 ticket.timing = timing
-                await service.encode(["cat"], ticket=ticket)  # no step: none of its inputs are counted
-                await service.infer(["cat"], ticket=ticket, outputs={"embedding"})
+                await service.encode(ModelRequest(["cat"]), ticket=ticket)  # no step: none of its inputs are counted
+                await service.infer(ModelRequest(["cat"]), ticket=ticket, outputs={"embedding"})
             assert timing.num_tokens == len(token_ids("cat"))
 
     run_async(test)

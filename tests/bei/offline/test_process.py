@@ -129,8 +129,8 @@ def test_threads_that_outlive_the_main_one_get_their_answers(run: Run) -> None:
     """Python joins such threads at exit, when its pools accept no more work: large windows do without the pool."""
     done = run(
         """
-        from bei.tasks import embed as tasks
-        tasks._MANY_NUMBERS = 0
+        from bei.tasks import support
+        support._MANY_NUMBERS = 0
         model = opened()
         def work():
             threading.main_thread().join()

@@ -8,7 +8,7 @@ from collections.abc import Set
 import numpy as np
 
 from bei.core import Engine, Outputs, PackedBatch
-from bei.scheduler.step import Step
+from bei.scheduler.execution import Step
 from tests.bei.scheduler.front import Front, wait_until
 from tests.support.engines import GatedEngine
 

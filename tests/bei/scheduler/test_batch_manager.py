@@ -19,8 +19,8 @@ from bei.core import Encoding, Outputs, PackedBatch, Row
 from bei.engine.fake import FakeEngine, fake_row
 from bei.errors import EngineDiedError, EngineError, NonFiniteOutputError, ShuttingDownError
 from bei.port import Answer
+from bei.scheduler.execution import rows_of_batch
 from bei.scheduler.queue import Entry, Waiter
-from bei.scheduler.rows import rows_of_batch
 from tests.bei.scheduler.conftest import MakeFront
 from tests.bei.scheduler.front import LIMITS, Front, Request, fake_rows, metric, rows_of, wait_until
 from tests.support.engines import GatedEngine, NaNEngine, PickyEngine, TokenEngine, ids, sequences_of, token_rows

@@ -13,7 +13,7 @@ from bei.errors import EngineDeadError, EngineError
 from bei.port import LANES, Answer, LaneStats
 from bei.scheduler import batch_manager as managers
 from bei.scheduler.device_gate import DeviceGate
-from bei.scheduler.step import Done
+from bei.scheduler.execution import Done
 from tests.bei.scheduler.conftest import MakeFront
 from tests.bei.scheduler.front import LIMITS, Front, fake_rows, rows_of, wait_until
 from tests.bei.scheduler.hanging import LateEngine, Reload, Watch

@@ -216,11 +216,11 @@ def test_the_device_is_shared_by_those_that_run_or_wait_and_the_one_that_asks(li
 
 def test_interactive_work_is_expected_for_a_while_after_it_came(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gates, "_EXPECTED_S", 3600.0)
-    expected = [line.gate.expects_interactive]
+    expected = [line.gate.expects_interactive()]
     line.gate.note_interactive()
-    expected.append(line.gate.expects_interactive)
+    expected.append(line.gate.expects_interactive())
     monkeypatch.setattr(gates, "_EXPECTED_S", 0.0)
-    expected.append(line.gate.expects_interactive)
+    expected.append(line.gate.expects_interactive())
     assert expected == [False, True, False]
 
 
@@ -228,9 +228,9 @@ def test_interactive_work_is_expected_while_it_waits_for_any_engine_however_long
     waiting: list[str] = []
     line.user(lambda: bool(waiting))
     line.user()
-    assert not line.gate.expects_interactive
+    assert not line.gate.expects_interactive()
     waiting.append("a text")
-    assert line.gate.expects_interactive
+    assert line.gate.expects_interactive()
 
 
 def test_an_engine_that_leaves_takes_the_turns_along_that_only_it_could_fill(line: Line) -> None:

@@ -17,8 +17,8 @@ from bei.errors import DeadlineExceededError, EngineDeadError, EngineError
 from bei.port import LANES, LaneStats
 from bei.scheduler import batch_manager as managers
 from bei.scheduler.device_gate import DeviceGate, Turn
+from bei.scheduler.execution import Step
 from bei.scheduler.queue import Entry
-from bei.scheduler.step import Step
 from tests.bei.scheduler.conftest import MakeFront
 from tests.bei.scheduler.front import LIMITS, Front, fake_rows, metric, rows_of, wait_until
 from tests.bei.scheduler.hanging import LateEngine, Reload, Watch

@@ -26,9 +26,9 @@ from bei.port import LANES, Answer, EnginePort, Item, Lane, LaneStats, OnAnswers
 from bei.scheduler import batch_manager as managers
 from bei.scheduler.batch_manager import BatchManager
 from bei.scheduler.cost_model import CostModel
+from bei.scheduler.execution import Step
 from bei.scheduler.queue import Entry, Waiter
 from bei.scheduler.scheduler import SchedulingRules
-from bei.scheduler.step import Step
 from tests.bei.scheduler.front import wait_until
 from tests.support.engines import DEADLINE_S, TokenEngine, ids, sequences_of, token_rows
 

@@ -8,7 +8,7 @@ import pytest
 
 from bei.core import Encoding, Held, Outputs, PackedBatch
 from bei.port import UNIT_EMBEDDING
-from bei.scheduler.rows import engine_outputs, rows_of_batch
+from bei.scheduler.execution import engine_outputs, rows_of_batch
 from tests.support.engines import ids
 
 BATCH = PackedBatch.from_encodings([Encoding(ids(1, 2)), Encoding(ids(3)), Encoding(ids(4, 5, 6))])

@@ -8,12 +8,15 @@ from itertools import count, pairwise
 from math import inf
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bei.core import Encoding, Limits
-from bei.port import Lane
+from bei.port import LANES, Lane
 from bei.scheduler.lane_shares import ServedShares
-from bei.scheduler.queue import Entry, Waiter
-from bei.scheduler.scheduler import Scheduler, SchedulingRules
+from bei.scheduler.next_batch import next_batch, step_bounds
+from bei.scheduler.queue import Entry, LaneQueues, Waiter
+from bei.scheduler.scheduler import Cut, Scheduler, SchedulingRules
 from tests.support.engines import ids
 
 LIMITS = Limits(max_num_tokens=8192, max_batch_size=128, max_seq_len=512)
@@ -81,7 +84,7 @@ def play(
         while coming and coming[-1][0] <= now_s:
             at_s, lane, num_tokens = coming.pop()
             scheduler.queues.add([entry(lane, num_tokens, at_s)])
-        cut = scheduler.cut(now_s, interactive_expected=True)
+        cut = scheduler.cut(now_s, lambda: True)
         stream = free_s.index(now_s)
         if cut.entries:
             free_s[stream] = now_s + cut.predicted_s
@@ -146,3 +149,27 @@ def test_the_interactive_share_is_at_most_all_and_stands_still_on_an_idle_engine
     served.add(0.0, 100.0, [entry("interactive", 8, 0.0)])
     assert served.interactive_share(0.0, 1) == 1.0
     assert served.interactive_share(60.0, 1) == served.interactive_share(61.0, 1) == 0.0
+
+
+@given(st.sampled_from(LANES), st.integers(1, LIMITS.max_seq_len), st.booleans())
+def test_a_single_sequence_is_cut_as_the_policy_would(lane: Lane, num_tokens: int, expected: bool) -> None:
+    scheduler = Scheduler(LIMITS, Costs(), SchedulingRules(step_cap_s=CAP_S, bulk_share=BULK_SHARE))
+    scheduler.served.add(0.0, 1.0, [entry("interactive", 8, 0.0)])
+    only = entry(lane, num_tokens, 0.0)
+    scheduler.queues.add([only])
+    lanes = scheduler.queues.views()
+    bounds = step_bounds(lanes, lane, Costs(), CAP_S, interactive_expected=expected)
+    assert next_batch(lanes, LIMITS, Costs(), bounds) == {lane: [slice(0, 1)]}
+    assert scheduler.cut(0.5, lambda: expected) == Cut([only], Costs().seconds(num_tokens, 1, num_tokens), [])
+    assert not len(scheduler.queues)
+    assert scheduler.queues.stats() == LaneQueues().stats()
+    # Bulk work of which none waited counts as having had its share.
+    assert (scheduler.served.recent_s(0.5)["bulk"] > 0) == (lane == "interactive")
+
+
+def test_a_single_sequence_that_has_expired_is_in_no_step() -> None:
+    scheduler = Scheduler(LIMITS, Costs(), SchedulingRules())
+    late = Entry(Encoding(ids(1)), Waiter(0, 0, 1.0, frozenset()), "interactive", 0.0, 0.0)
+    scheduler.queues.add([late])
+    assert scheduler.cut(1.0, lambda: True) == Cut([], 0.0, [late])
+    assert not len(scheduler.queues)

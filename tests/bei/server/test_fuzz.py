@@ -26,14 +26,14 @@ from bei.metrics.registry import Metrics
 from bei.server.app import inference_routes
 from bei.server.dialects.base import mounted
 from bei.server.dialects.table import all_dialects
-from bei.server.endpoint import lenient_json
-from bei.server.endpoint.context import Call
+from bei.server.endpoint import parse
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.models import Models
 from bei.server.endpoint.route import Route
 from bei.server.http.errors import ErrorForm, own_form, status_of
 from bei.server.routes.root import REQUESTS, by_kind
 from bei.server.status.whole_server import WholeServer
-from bei.tasks.embed import PHRASES
+from bei.tasks.support import PHRASES
 from tests.bei.server.dialects.wire import exchanges
 from tests.bei.server.endpoint.test_route import GOOD
 
@@ -67,7 +67,7 @@ def _root_parser(task: str) -> Parse:
 
     def parse(content: bytes) -> None:
         try:
-            asyncio.run(cast(Any, by_kind(content, cast(Call, stub))))
+            asyncio.run(cast(Any, by_kind(content, cast(RequestContext, stub))))
         except _WasParsed:
             return
 
@@ -110,7 +110,7 @@ def check(name: str, body: bytes, *, in_part: bool = False) -> BeiError | None:
     """Parse ``body``, as routes do; the error, if it is refused as it may be."""
     started_s = time.process_time()
     try:
-        lenient_json._read(PARSERS[name], body, in_part)
+        parse.read_now(PARSERS[name], body, in_part)
         error = None
     except BeiError as refused:
         error = refused

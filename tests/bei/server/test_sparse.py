@@ -70,9 +70,9 @@ def test_a_model_without_a_sparse_output_refuses_them(kinds: App) -> None:
     ("fields", "message", "param"),
     [
         ({"encoding_format": "base64"}, "send encoding_format float", "encoding_format"),
-        ({"dimensions": 8}, "of dense vectors", "dimensions"),
-        ({"normalize": True}, "of dense vectors", "normalize"),
-        ({"late_chunking": True}, "of dense vectors", "late_chunking"),
+        ({"dimensions": 8}, "dense vectors", "dimensions"),
+        ({"normalize": True}, "dense vectors", "normalize"),
+        ({"late_chunking": True}, "dense vectors", "late_chunking"),
         ({"embedding_types": ["float"]}, "contradicts", "embedding_types"),
         ({"embedding_types": ["sparse", "float"]}, "contradicts", "embedding_types"),
     ],

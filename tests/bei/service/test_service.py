@@ -29,8 +29,9 @@ from bei.metrics.registry import Metrics
 from bei.port import UNIT_EMBEDDING
 from bei.scheduler.device_gate import DeviceGate
 from bei.service import loader
+from bei.service.call import InferenceResult, ModelRequest
 from bei.service.loader import load_service
-from bei.service.service import Answer, InferenceService
+from bei.service.service import InferenceService
 from bei.tokenizer.encoder import EncodingOptions
 from bei.tokenizer.pool import CHUNK
 from tests.support.artifacts import LIMITS, VOCAB_SIZE, expected_vectors, save_artifact, tiny_tokenizer, token_ids
@@ -43,7 +44,7 @@ def artifact(tmp_path: Path) -> Artifact:
     return save_artifact(tmp_path / "tiny")
 
 
-def rows_of(answer: Answer) -> Float32Array:
+def rows_of(answer: InferenceResult) -> Float32Array:
     """The embeddings as the engine gave them."""
     return np.stack([row["embedding"] for row in answer.rows])
 
@@ -59,7 +60,7 @@ def test_a_part_of_a_request_is_counted_for_itself_alone(artifact: Artifact) -> 
         async with running_service(artifact, FakeEngine(LIMITS)) as service:
             other = "cat " * 8
             with service.admit(["cat", other], lane="interactive") as ticket, service.admit([other]) as alone:
-                await service.infer(["cat"], ticket=ticket, outputs={"embedding"})
+                await service.infer(ModelRequest(["cat"]), ticket=ticket, outputs={"embedding"})
                 assert service._admission.num_tokens == 2 * alone.admitted.num_tokens
 
     run_async(test)
@@ -73,7 +74,7 @@ def test_texts_are_run_in_order_with_their_token_count(artifact: Artifact) -> No
         ids = [token_ids(text) for text in texts]
         np.testing.assert_array_equal(rows_of(answer), fake_rows(ids))
         assert [encoding.input_ids.tolist() for encoding in answer.encodings] == ids
-        assert answer.num_tokens == sum(map(len, ids))
+        assert sum(answer.lengths) == sum(map(len, ids))
         assert answer.truncated == []
 
     run_async(test)
@@ -119,7 +120,7 @@ def test_token_ids_are_run_exactly_as_given(artifact: Artifact) -> None:
         async with running_service(artifact, FakeEngine(LIMITS)) as service:
             answer = await infer(service, inputs)
         np.testing.assert_array_equal(rows_of(answer), fake_rows(inputs))
-        assert answer.num_tokens == 4 + LIMITS.max_seq_len
+        assert sum(answer.lengths) == 4 + LIMITS.max_seq_len
 
     run_async(test)
 
@@ -129,7 +130,7 @@ def test_truncated_inputs_are_reported_by_position(artifact: Artifact) -> None:
         async with running_service(artifact, FakeEngine(LIMITS)) as service:
             answer = await infer(service, ["a", "a " * 100, "b", "b " * 15])
         assert answer.truncated == [1, 3]
-        assert answer.num_tokens == 3 + 16 + 3 + 16
+        assert sum(answer.lengths) == 3 + 16 + 3 + 16
 
     run_async(test)
 
@@ -194,7 +195,7 @@ def test_encoding_alone_is_admitted_counted_and_drained_like_other_work(artifact
                 with pytest.raises(ShuttingDownError):
                     await encode(service, ["c"])
                 drained = asyncio.ensure_future(service.wait_drained())
-                assert len(await service.encode(["a", "b"], ticket=ticket)) == 2
+                assert len(await service.encode(ModelRequest(["a", "b"]), ticket=ticket)) == 2
                 assert not drained.done()
             await drained
 
@@ -266,7 +267,7 @@ def test_callers_in_the_process_are_never_refused_but_while_the_service_drains(a
             tickets = [service.accept(inputs) for inputs in given]
             assert [ticket.lane for ticket in tickets] == ["interactive", "interactive", "bulk"]
             calls = [
-                asyncio.ensure_future(service.infer(inputs, ticket=ticket, outputs={"embedding"}))
+                asyncio.ensure_future(service.infer(ModelRequest(inputs), ticket=ticket, outputs={"embedding"}))
                 for inputs, ticket in zip(given, tickets, strict=True)
             ]
             await entered(engine)

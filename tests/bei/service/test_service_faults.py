@@ -14,6 +14,7 @@ from bei.artifact.manifest import Artifact
 from bei.core import Encoding, Engine, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine
 from bei.errors import BeiError, DeadlineExceededError, EngineDeadError, EngineError, OverloadedError, ShuttingDownError
+from bei.service.call import ModelRequest
 from bei.service.service import InferenceService
 from bei.tokenizer.encoder import EncodingOptions, Input
 from bei.tokenizer.pool import CHUNK
@@ -80,7 +81,7 @@ def test_a_deadline_that_passes_is_told_with_the_time_waited_and_takes_the_work_
             ticket = service.admit([[2]], deadline_s=asyncio.get_running_loop().time() + 1000)
             ticket.deadline_s = ticket.accepted_s + 0.001
             with pytest.raises(DeadlineExceededError, match=r"deadline passed after \d+\.\d{3} s"):
-                await service.infer([[2]], ticket=ticket, outputs={"embedding"})
+                await service.infer(ModelRequest([[2]]), ticket=ticket, outputs={"embedding"})
             assert service._admission.num_open == 1
             assert service._port.stats().lanes["bulk"].num_sequences == 0
             engine.open()
@@ -109,8 +110,8 @@ def test_a_drain_that_begins_between_two_calls_of_a_request_refuses_nothing_of_i
                 service.begin_drain()
                 drained = asyncio.ensure_future(service.wait_drained())
                 for _ in range(num_calls):
-                    await service.encode(["a"], ticket=ticket)
-                    await service.infer(["b"], ticket=ticket, outputs={"embedding"})
+                    await service.encode(ModelRequest(["a"]), ticket=ticket)
+                    await service.infer(ModelRequest(["b"]), ticket=ticket, outputs={"embedding"})
                     assert not drained.done()
             await drained
             with pytest.raises(ShuttingDownError):

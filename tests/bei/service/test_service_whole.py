@@ -13,9 +13,8 @@ import pytest
 from bei.artifact.manifest import Artifact
 from bei.engine.fake import FakeEngine
 from bei.errors import BeiError
-from bei.service.call import Call
+from bei.service.call import ModelRequest, PendingCall
 from bei.service.service import InferenceService
-from bei.service.submission import Feeder
 from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions, Input
 from tests.support.artifacts import LIMITS, save_artifact
 from tests.support.services import run_async, running_service
@@ -52,10 +51,10 @@ def test_long_texts_that_are_read_to_their_ends_are_not_urgent(
         async with running_service(artifact, FakeEngine(LIMITS)) as service:
             found = note_urgency(service, monkeypatch)
             with service.admit(inputs, lane="interactive") as ticket:
-                await service.encode(inputs, ticket=ticket, options=WHOLE)
+                await service.encode(ModelRequest(inputs, WHOLE), ticket=ticket)
             assert found == [is_urgent]
             with service.admit(inputs, lane="interactive") as ticket:
-                await service.encode(inputs, ticket=ticket, options=AS_CONFIGURED)
+                await service.encode(ModelRequest(inputs, AS_CONFIGURED), ticket=ticket)
             assert found == [is_urgent, True]  # of a text that is cut no more is read than fills the model
 
     run_async(test)
@@ -69,7 +68,7 @@ def test_a_text_that_may_have_to_be_read_to_its_end_is_not_urgent_if_that_is_far
             found = note_urgency(service, monkeypatch)
             for text in (" " * 500_000 + "cat", " " * 600_000 + "cat"):
                 with service.admit([text], lane="interactive") as ticket:
-                    (encoding,) = await service.encode([text], ticket=ticket, options=AS_CONFIGURED)
+                    (encoding,) = await service.encode(ModelRequest([text], AS_CONFIGURED), ticket=ticket)
                 assert encoding.num_tokens == 3
             assert found == [True, False]
 
@@ -85,7 +84,7 @@ def test_a_long_text_counts_with_all_of_its_length_and_is_bulk_by_it(artifact: A
                 assert whole.admitted.num_tokens > 5000
             with service.accept([LONG], whole=True) as accepted:
                 assert accepted.admitted == whole.admitted
-                await service.encode([LONG], ticket=accepted, options=WHOLE)
+                await service.encode(ModelRequest([LONG], WHOLE), ticket=accepted)
             assert service._admission.num_tokens == 0
 
     run_async(test)
@@ -95,7 +94,7 @@ def test_what_is_tokenized_of_a_request_is_taken_off_its_estimate_with_all_of_it
     async def test() -> None:
         async with running_service(artifact, FakeEngine(LIMITS)) as service:
             with service.admit([LONG, "cat"], whole=True) as ticket, service.admit(["cat"]) as alone:
-                await service.encode([LONG], ticket=ticket, options=WHOLE)
+                await service.encode(ModelRequest([LONG], WHOLE), ticket=ticket)
                 assert service._admission.num_tokens == 2 * alone.admitted.num_tokens
 
     run_async(test)
@@ -106,13 +105,13 @@ def test_a_call_that_ends_while_its_long_text_is_tokenized_leaves_the_rest_of_it
 ) -> None:
     pieces: list[int] = []
     failed: list[int] = []
-    fail_at = Feeder._fail_at
+    fail_at = InferenceService._fail_at
 
-    def note_failure(feeder: Feeder, call: Call, index: int, error: BeiError) -> None:
+    def note_failure(service: InferenceService, call: PendingCall, index: int, error: BeiError) -> None:
         failed.append(index)
-        fail_at(feeder, call, index, error)
+        fail_at(service, call, index, error)
 
-    monkeypatch.setattr(Feeder, "_fail_at", note_failure)
+    monkeypatch.setattr(InferenceService, "_fail_at", note_failure)
 
     async def test() -> None:
         async with running_service(artifact, FakeEngine(LIMITS)) as service:
@@ -135,7 +134,7 @@ def test_a_call_that_ends_while_its_long_text_is_tokenized_leaves_the_rest_of_it
             monkeypatch.setattr(service.encoder, "_tokenizer", Spy())
             text = LONG * 20
             with service.admit([text], whole=True) as ticket:
-                work = asyncio.ensure_future(service.encode([text], ticket=ticket, options=WHOLE))
+                work = asyncio.ensure_future(service.encode(ModelRequest([text], WHOLE), ticket=ticket))
                 await begun.wait()
                 work.cancel()
                 with pytest.raises(asyncio.CancelledError):

@@ -17,8 +17,14 @@ from bei.core import EngineInfo, Float32Array, Int32Array, Outputs, PackedBatch,
 from bei.engine.fake import FakeEngine
 from bei.engine.postprocess import apply_function, unit_length
 from bei.errors import AnswerTooLargeError, InvalidRequestError, TaskNotSupportedError
+from bei.service.admission import Ticket
 from bei.service.service import InferenceService
+from bei.tasks import classify as classifying
 from bei.tasks import embed as tasks
+from bei.tasks import rerank as reranking
+from bei.tasks import token_classification
+from bei.tasks.embed import EmbedTask, TaskName, check_task
+from bei.tasks.rerank import RerankTask
 from bei.tokenizer.encoder import EncodingOptions, Input
 from bei.tokenizer.prompts import led_by_default
 from tests.support.artifacts import LIMITS, expected_vectors, save_artifact, tiny_tokenizer, token_ids
@@ -31,19 +37,29 @@ HELLO, WORLD, CAT, S = (tiny_tokenizer().token_to_id(token) for token in ("hello
 Head = Callable[[Int32Array], Float32Array]
 
 
-def admitted(task: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """``task`` with a ticket of its own."""
+def admitted(function: Callable[..., Awaitable[Any]], task: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    """``function`` of a ``task``, with a ticket of its own."""
 
     async def run(service: InferenceService, *args: Any, **options: Any) -> Any:
         with service.admit(["a"]) as ticket:
-            return await task(service, *args, ticket=ticket, **options)
+            return await function(service, task(*args, **options), ticket=ticket)
 
     return run
 
 
-classify, classify_tokens = admitted(tasks.classify), admitted(tasks.classify_tokens)
-embed_inputs, embed_sparse = admitted(tasks.embed_inputs), admitted(tasks.embed_sparse)
-embed_tokens, rerank = admitted(tasks.embed_tokens), admitted(tasks.rerank)
+def checked(function: Callable[..., Awaitable[Any]], name: TaskName) -> Callable[..., Awaitable[Any]]:
+    """``function`` of a checked EmbedTask, with a ticket of its own."""
+
+    async def run(service: InferenceService, task: EmbedTask, ticket: Ticket) -> Any:
+        return await function(service, check_task(service, task, name), ticket=ticket)
+
+    return admitted(run, EmbedTask)
+
+
+classify = admitted(classifying.classify, classifying.ClassifyTask)
+classify_tokens = admitted(token_classification.classify_tokens, token_classification.TokenTask)
+embed_inputs, embed_sparse = checked(tasks.embed_inputs, "embed"), checked(tasks.embed_sparse, "embed_sparse")
+embed_tokens, rerank = checked(tasks.embed_tokens, "embed_tokens"), admitted(reranking.rerank, RerankTask.of)
 
 
 class HeadEngine(FakeEngine):
@@ -252,8 +268,9 @@ def test_counting_dropped_tokens_does_not_count_as_a_larger_answer(tmp_path: Pat
     async def reported(service: InferenceService) -> Mapping[int, int | None]:
         with service.admit(texts) as ticket:
             ticket.check_tokens = check
-            answer = await tasks.embed_tokens(service, texts, ticket=ticket, wrong={})
-            return await tasks.dropped_tokens(service, texts, answer, ticket=ticket)
+            task = check_task(service, EmbedTask(texts, failed={}), "embed_tokens")
+            answer = await tasks.embed_tokens(service, task, ticket=ticket)
+            return await tasks.dropped_tokens(service, task, answer, ticket=ticket)
 
     dropped = answer_of(save_token_embedder(tmp_path / "tiny"), engine, reported)
     assert dropped == {0: 99 + 2 - LIMITS.max_seq_len}
@@ -356,8 +373,7 @@ def test_tokens_are_labelled_and_joined_to_entities(tmp_path: Path) -> None:
     texts = ["hello cats", "world", "Cat  cats"]
     answer = answer_of(save_ner(tmp_path / "tiny"), engine, lambda s: classify_tokens(s, texts, aggregation="simple"))
     found = [
-        [(e.text, e.label, e.start, e.end) for e in entities]
-        for entities in map(answer.entities_of, range(len(answer.texts)))
+        [(e.text, e.label, e.start, e.end) for e in entities] for entities in map(answer.entities_of, range(len(texts)))
     ]
     assert found == [[("cats", "CAT", 6, 10)], [], [("Cat", "CAT", 0, 3), ("cats", "CAT", 5, 9)]]
     scores = apply_function(tag_logits(np.array([CAT, S], np.int32)), "softmax")

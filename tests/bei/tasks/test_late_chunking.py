@@ -14,12 +14,12 @@ from bei.artifact.store import load_manifest
 from bei.core import Float32Array, Int32Array
 from bei.engine.postprocess import means_of_chunks
 from bei.errors import InvalidRequestError
-from bei.tasks import embed
-from tests.bei.tasks.test_embed import HeadEngine, admitted, answer_of
+from bei.tasks import embed, support
+from tests.bei.tasks.test_embed import HeadEngine, answer_of, checked
 from tests.support.artifacts import save_artifact, token_ids
 
 WIDTH = 2
-embed_chunks = admitted(embed.embed_chunks)
+embed_chunks = checked(embed.embed_chunks, "embed")
 
 
 def id_and_place(ids: Int32Array) -> Float32Array:
@@ -35,7 +35,7 @@ def save_chunker(path: Path, *, is_unit: bool = False, **embedding: object) -> A
 
 def chunked(artifact: Artifact, chunks: list[str]) -> Any:
     engine = HeadEngine("token_embedding", WIDTH, id_and_place, per_token=True)
-    return answer_of(artifact, engine, lambda service: embed_chunks(service, chunks))
+    return answer_of(artifact, engine, lambda service: embed_chunks(service, chunks, late_chunking=True))
 
 
 @pytest.mark.parametrize("is_large", [False, True])
@@ -50,7 +50,7 @@ def test_a_chunk_is_the_mean_of_its_tokens_and_many_are_made_off_the_event_loop(
         return means(*args)
 
     monkeypatch.setattr(embed, "means_of_chunks", noted)
-    monkeypatch.setattr(embed, "_MANY_NUMBERS", 0 if is_large else 1000)
+    monkeypatch.setattr(support, "_MANY_NUMBERS", 0 if is_large else 1000)
     answer = chunked(save_chunker(tmp_path / "tiny", layers_follow_pooling=False), ["the cats", "hello"])
     states = id_and_place(np.array(token_ids("the cats hello"), np.int32))
     np.testing.assert_allclose(answer.vectors, [states[1:4].mean(axis=0), states[4]])

@@ -21,7 +21,7 @@ from bei.errors import BeiError, CheckpointError, ConfigError, InvalidRequestErr
 from bei.metrics.registry import Metrics
 from bei.scheduler.device_gate import DeviceGate
 from bei.service.loader import load_service
-from bei.tasks.embed import embed_tokens
+from bei.tasks.embed import EmbedTask, check_task, embed_tokens
 from bei.tokenizer.prompts import prompt_of, role_of
 from bei.verification.engine_answers import run
 from bei_build.checkpoint.checkpoint import Checkpoint
@@ -47,12 +47,11 @@ def answers(
 
     async def run() -> list[Float32Array]:
         service = load_service(artifact, ServeConfig(tokenizer_threads=1), Metrics(), DeviceGate())
-        manifest = service.manifest
 
         async def embed(side: str, texts: list[str]) -> list[Float32Array]:
-            prompt, role = prompt_of(manifest, None, side), role_of(manifest, None, side)
+            task = check_task(service, EmbedTask(texts, input_type=side), "embed_tokens")
             with service.admit(texts) as ticket:
-                return (await embed_tokens(service, texts, ticket=ticket, prompt=prompt, role=role)).vectors
+                return (await embed_tokens(service, task, ticket=ticket)).vectors
 
         try:
             if batched:

@@ -17,9 +17,9 @@ from bei.engine.postprocess import unit_length
 from bei.errors import CheckpointError, ConfigError
 from bei.metrics.registry import Metrics
 from bei.scheduler.device_gate import DeviceGate
+from bei.service.call import ModelInput
 from bei.service.loader import load_service
-from bei.service.submission import ModelInput
-from bei.tasks.embed import embed_inputs
+from bei.tasks.embed import EmbedTask, check_task, embed_inputs
 from bei.tokenizer.encoder import EncodingOptions
 from tests.support.builds import build_artifact
 from tests.support.checkpoints import (
@@ -43,8 +43,8 @@ def embed(
         service = load_service(artifact, ServeConfig(tokenizer_threads=1), Metrics(), DeviceGate())
         try:
             with service.admit(inputs) as ticket:
-                asked = options or EncodingOptions()
-                return (await embed_inputs(service, inputs, ticket=ticket, prompt=prompt, options=asked)).vectors
+                task = EmbedTask(inputs, options or EncodingOptions(), prompt=prompt)
+                return (await embed_inputs(service, check_task(service, task, "embed"), ticket=ticket)).vectors
         finally:
             await asyncio.get_running_loop().run_in_executor(None, service.close)
 
@@ -97,8 +97,9 @@ def test_equal_tokens_behind_another_prompt_are_another_input(t5: Path, artifact
         try:
             with service.admit(["x"]) as ticket:
                 calls = [(PROMPT, "a mat"), (f"{PROMPT}a ", "mat"), ("", f"{PROMPT}a mat")]
-                tasks = [embed_inputs(service, [text], ticket=ticket, prompt=prompt) for prompt, text in calls]
-                return [answer.vectors for answer in await asyncio.gather(*tasks)]
+                tasks = [check_task(service, EmbedTask([text], prompt=prompt), "embed") for prompt, text in calls]
+                answers = await asyncio.gather(*(embed_inputs(service, task, ticket=ticket) for task in tasks))
+                return [answer.vectors for answer in answers]
         finally:
             await asyncio.get_running_loop().run_in_executor(None, service.close)
 

@@ -121,7 +121,7 @@ def test_a_ranking_that_was_lost_fails_the_build_by_name(bert: Path, tmp_path: P
         assert (exact.retrieval.ndcg_engine, exact.retrieval.is_judged) == (1.0, True)
         with pytest.raises(VerificationError, match=r"^Verification failed: retrieval: nDCG@10 0\.6") as info:
             build_artifact(bert, tmp_path / "a", opening(fault), verify_retrieval=True)
-    assert "may be 0.50%" in str(info.value)
+    assert "at most 0.50% is allowed" in str(info.value)
     assert "--no-verify-retrieval" in str(info.value)
     assert "--min-cosine" not in str(info.value)
 

@@ -12,7 +12,7 @@ import pytest
 
 from bei.config.settings import ServeConfig
 from bei.engine.fake import DIMENSION, FakeEngine
-from bei.server.endpoint.unsupported_fields import EmbeddingControls, PairControls
+from bei.server.endpoint.shared_fields import EmbeddingControls, PairControls
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
 from tests.support.artifacts import LIMITS, save_artifact

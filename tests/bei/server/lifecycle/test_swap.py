@@ -21,10 +21,11 @@ from bei.errors import ArtifactHashMismatchError
 from bei.scheduler.cost_model import CostModel
 from bei.scheduler.device_gate import DeviceGate
 from bei.server.auth.priority import Urgency
-from bei.server.endpoint.context import Call, Context
+from bei.server.endpoint.context import Context, RequestContext
 from bei.server.endpoint.response_memory import AnswerMemory
 from bei.server.lifecycle.swap import Swapping
 from bei.server.telemetry.request_record import Work
+from bei.service.call import ModelRequest
 from bei.service.loader import Loaded, Standing
 from bei.service.service import InferenceService
 from bei.tokenizer.encoder import TextEncoder
@@ -175,7 +176,7 @@ def test_a_model_that_was_found_before_the_swap_still_accepts_and_is_the_only_on
     former = ClosingEngine(LIMITS)
     bench: Bench = make_bench((artifact, former))
     bench.next["tiny"] = lambda: loaded(second, FakeEngine(LIMITS))
-    call = Call(Context(bench.models, 8, 1_000_000, AnswerMemory(1_000_000)), Urgency(None, None), Work())
+    call = RequestContext(Context(bench.models, 8, 1_000_000, AnswerMemory(1_000_000)), Urgency(None, None), Work())
 
     async def test() -> None:
         found = call.able("embed", "tiny")
@@ -183,7 +184,7 @@ def test_a_model_that_was_found_before_the_swap_still_accepts_and_is_the_only_on
         await until(lambda: bench.swaps("swapped") == 1)
         assert call.named("tiny") is found is not bench.models.named("tiny")
         with found.admit([[1]]) as ticket:
-            await found.infer([[1]], ticket=ticket, outputs={"embedding"})
+            await found.infer(ModelRequest([[1]]), ticket=ticket, outputs={"embedding"})
         assert not former.is_closed
         call.let_go()
         await bench.swapping.wait_closed()

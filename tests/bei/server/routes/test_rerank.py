@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bei.artifact.manifest import Classification
 from bei.core import ScoreFunction
 from bei.server.routes.rerank import DocumentsRequest, Result, render_results, text_of
-from bei.tasks.embed import Scores
+from bei.tasks.classify import Scores
 from tests.bei.server.app import App, check_error
 from tests.bei.server.kinds import answer, expected_output, post, save_kind
 from tests.support.artifacts import token_ids
@@ -221,7 +221,7 @@ def test_a_limit_beyond_the_model_s_is_none(kinds: App) -> None:
 
 def test_a_search_unit_is_a_hundred_documents() -> None:
     def units(num_documents: int) -> Any:
-        scores = Scores(np.zeros((num_documents, 1), np.float32), ["score"], 1, [])
+        scores = Scores([1], [], values=np.zeros((num_documents, 1), np.float32), labels=["score"])
         body = DocumentsRequest(query="q", documents=[])
         rendered: Any = render_results(scores, ["a"] * num_documents, body, "m", "/rerank")
         return rendered["meta"]["billed_units"]["search_units"]
@@ -284,7 +284,7 @@ def test_a_wrong_field_is_blamed(kinds: App, fields: dict[str, object], param: s
 
 @given(st.lists(st.floats(-9, 9, width=32), min_size=1, max_size=9), st.integers(0, 12))
 def test_results_are_the_best_of_all_in_order(values: list[float], top_n: int) -> None:
-    scores = Scores(np.array(values, np.float32)[:, None], ["score"], 1, [])
+    scores = Scores([1], [], values=np.array(values, np.float32)[:, None], labels=["score"])
     texts = [str(index) for index in range(len(values))]
     body = DocumentsRequest(query="q", documents=[], top_n=top_n)
     rendered: Any = render_results(scores, texts, body, "m", "/rerank")["results"]

@@ -1,0 +1,54 @@
+"""Scores of documents against a query."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+from bei.engine.postprocess import apply_function
+from bei.errors import InvalidRequestError
+from bei.service.admission import Ticket
+from bei.service.call import ModelRequest
+from bei.service.service import InferenceService
+from bei.tasks.classify import Scores, logits_of
+from bei.tasks.support import computed, require
+from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions, PairTemplate
+
+
+class RerankTask(ModelRequest, frozen=True, kw_only=True):
+    """Pairs of a query and a document. ``raw``: the logits, else what the model's function makes of them, the sigmoid
+    if it has none. ``instruction`` fills the slot of a model's template."""
+
+    raw: bool = False
+    instruction: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        query: str,
+        documents: Seq[str],
+        options: EncodingOptions = AS_CONFIGURED,
+        *,
+        raw: bool = False,
+        instruction: str | None = None,
+    ) -> RerankTask:
+        """One query with each of ``documents``."""
+        return cls([(query, document) for document in documents], options, raw=raw, instruction=instruction)
+
+
+async def rerank(service: InferenceService, task: RerankTask, *, ticket: Ticket) -> Scores:
+    """Score the second text of each pair against the first: one column. A model with a template is asked with it."""
+    require(service, "rerank")
+    template, instruction, options = service.manifest.rerank_template, task.instruction, task.options
+    if template is not None:
+        if instruction is not None and "{instruction}" not in template.body:
+            raise InvalidRequestError(f"{service.name}'s template takes no instruction: leave it out.", "instruction")
+        chosen = template.instruction if instruction is None else instruction
+        # Filled chunk by chunk: all at once, a long query would stand in memory as often as there are documents.
+        options = replace(options, framed=True, template=PairTemplate(template.body, chosen))
+    elif instruction is not None:
+        raise InvalidRequestError(f"{service.name} takes no instruction: leave it out.", "instruction")
+    answer, classification = await logits_of(service, ModelRequest(task.inputs, options), ticket)
+    function = "none" if task.raw else classification.relevance
+    values = await computed(answer.rows, "logits", lambda rows: apply_function(rows, function))
+    return Scores(answer.lengths, answer.truncated, values=values, labels=["score"])
