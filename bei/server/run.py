@@ -50,7 +50,7 @@ async def _serve(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
     sockets = Sockets(config)
     _take_device(artifacts, config)
     metrics = Metrics()
-    keys, tls, request_log = keyring_of(config, metrics), tls_of(config), request_log_of(config)
+    keys, tls, request_log = keyring_of(config), tls_of(config), request_log_of(config)
     tracing = tracing_of(config)
     terminal = LogTerminal()
     reloading = Reloading([part.reload for part in (keys, tls) if part is not None], terminal)

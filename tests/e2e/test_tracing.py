@@ -92,7 +92,7 @@ def test_a_request_s_trace_has_every_stage_and_its_times_add_up(traced: Server, 
     assert {span.kind for span in stages} == {Span.SPAN_KIND_INTERNAL}
     said = values(root.attributes)
     assert said["http.response.status_code"] == 200
-    assert (said["bei.offline"], said["bei.lane"], said["bei.inputs"]) == ("tiny", "interactive", 1)
+    assert (said["bei.model"], said["bei.lane"], said["bei.inputs"]) == ("tiny", "interactive", 1)
     assert said["bei.tokens"] == response.json()["usage"]["prompt_tokens"]
 
 

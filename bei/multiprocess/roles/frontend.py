@@ -138,7 +138,7 @@ class FrontEnd:
         self._config, self._started_s = config, step.started_s
         self._address, page = descriptors
         self._limits = SharedLimits(SharedPage.attach(page, step.index))
-        self._keys = keyring_of(config, self._metrics, self._limits.bucket)
+        self._keys = keyring_of(config, self._limits.bucket)
         self._tls = tls_of(config)
         self._request_log = request_log_of(config)
         self._tracing = tracing_of(config)

@@ -15,7 +15,7 @@ from bei.server.endpoint.parse import too_many_inputs
 from bei.server.endpoint.render import INLINE_BYTES
 from bei.server.endpoint.response_memory import AnswerMemory
 from bei.server.http.body_memory import Body
-from bei.server.telemetry.request_record import Work
+from bei.server.telemetry.request_record import RequestRecord
 from bei.service.admission import Ticket
 from bei.service.service import InferenceService
 from bei.service.submission import ModelInput
@@ -47,7 +47,7 @@ class Call:
         self,
         context: Context,
         urgency: Urgency,
-        work: Work,
+        work: RequestRecord,
         body: Body | None = None,
         key: Key | None = None,
         *,

@@ -37,8 +37,8 @@ from bei.server.http.responses import (
     unless_disconnected,
     whole_body,
 )
-from bei.server.scope import SCOPE_API_KEY, SCOPE_BODY, SCOPE_WORK
-from bei.server.telemetry.request_record import Work
+from bei.server.scope import SCOPE_API_KEY, SCOPE_BODY, SCOPE_RECORD
+from bei.server.telemetry.request_record import RequestRecord
 from bei.utils.threads import off_loop
 
 RequestT = TypeVar("RequestT")
@@ -108,7 +108,7 @@ class Endpoint:
     async def answer(self, request: Request) -> Response:
         """From bytes to bytes. Raises BeiError, ClientDisconnect."""
         key: Key | None = request.scope.get(SCOPE_API_KEY)
-        work: Work = request.scope[SCOPE_WORK]
+        work: RequestRecord = request.scope[SCOPE_RECORD]
         if work.timing is None and self._route.timing_headers is not None:
             work.timing = Timing()
         timing = work.timing

@@ -29,13 +29,13 @@ from bei.server.dialects.base import HEADER, OWN, Dialect
 from bei.server.endpoint.get_responses import Answers, answers_of
 from bei.server.endpoint.input_report import InputReport
 from bei.server.endpoint.route import WARNING_HEADER, Route
-from bei.server.guard import open_paths
 from bei.server.http.accept import MSGPACK, OCTETS, REPORT_HEADER, REPORT_VALUES
 from bei.server.http.compression import CODINGS
 from bei.server.http.errors import JSON, UNEXPECTED, ErrorBody, ErrorForm, headers_of, own_form, status_of
 from bei.server.http.responses import TRUNCATED_HEADER
+from bei.server.open_paths import open_paths
 from bei.server.openapi.schemas import Schemas
-from bei.server.telemetry.server_timing import HEADER as SERVER_TIMING
+from bei.server.telemetry.request_record import SERVER_TIMING_HEADER
 
 _RANGES = {"type": "string", "pattern": r"^\d+(-\d+)?(,\d+(-\d+)?)*(,\.\.\.)?$"}
 _WHOLE = {"type": "integer", "minimum": 0}
@@ -205,7 +205,7 @@ class _Writer:
         self._urgency = _urgency_headers()
         self._dialect = _dialect_header(config)
         self._coded = _CODED_HEADERS if config.compress_answers else {}
-        self._timed = {SERVER_TIMING.decode(): _SERVER_TIMING_HEADER} if config.server_timing else {}
+        self._timed = {SERVER_TIMING_HEADER.decode(): _SERVER_TIMING_HEADER} if config.server_timing else {}
         self.responses: dict[str, Any] = {}
         self.parameters: dict[str, Any] = {one["name"]: one for one in (*self._urgency, _REPORT, self._dialect)}
 

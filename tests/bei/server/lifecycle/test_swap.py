@@ -24,7 +24,7 @@ from bei.server.auth.priority import Urgency
 from bei.server.endpoint.context import Call, Context
 from bei.server.endpoint.response_memory import AnswerMemory
 from bei.server.lifecycle.swap import Swapping
-from bei.server.telemetry.request_record import Work
+from bei.server.telemetry.request_record import RequestRecord
 from bei.service.loader import Loaded, Standing
 from bei.service.service import InferenceService
 from bei.tokenizer.encoder import TextEncoder
@@ -175,7 +175,7 @@ def test_a_model_that_was_found_before_the_swap_still_accepts_and_is_the_only_on
     former = ClosingEngine(LIMITS)
     bench: Bench = make_bench((artifact, former))
     bench.next["tiny"] = lambda: loaded(second, FakeEngine(LIMITS))
-    call = Call(Context(bench.models, 8, 1_000_000, AnswerMemory(1_000_000)), Urgency(None, None), Work())
+    call = Call(Context(bench.models, 8, 1_000_000, AnswerMemory(1_000_000)), Urgency(None, None), RequestRecord())
 
     async def test() -> None:
         found = call.able("embed", "tiny")

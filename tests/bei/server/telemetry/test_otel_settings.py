@@ -99,7 +99,7 @@ def test_a_request_is_a_span_and_its_stages_are_those_of_server_timing(traced: T
     assert attributes(root) == {
         **{"http.request.method": "POST", "http.route": ROUTE, "url.scheme": "http"},
         **{"network.protocol.version": "1.1", "http.response.status_code": 200, "bei.request_id": "mine"},
-        **{"bei.offline": "tiny", "bei.lane": "interactive", "bei.inputs": 2, "bei.tokens": num_tokens},
+        **{"bei.model": "tiny", "bei.lane": "interactive", "bei.inputs": 2, "bei.tokens": num_tokens},
     }
     assert root.status.status_code is StatusCode.UNSET
 
@@ -147,7 +147,7 @@ def test_errors_are_traced_as_far_as_they_came(traced: TracedApp) -> None:
         root, found = split(exporter)
         assert [span.name for span in found] == stages
         assert attributes(root)["http.response.status_code"] == status
-        assert attributes(root).get("bei.offline") == model
+        assert attributes(root).get("bei.model") == model
         assert attributes(root).get("error.type") == ("500" if status == 500 else None)
         assert (root.status.status_code is StatusCode.ERROR) == (status == 500)
 
