@@ -27,11 +27,11 @@ from bei.server.dialects.base import Dialects, mounted
 from bei.server.dialects.table import all_dialects
 from bei.server.endpoint.context import Context
 from bei.server.endpoint.models import Models, models_router
-from bei.server.endpoint.response_memory import AnswerMemory
 from bei.server.endpoint.route import Endpoint, Route
 from bei.server.http.cors import Cors, CorsHeaders, CorsPreflight
 from bei.server.http.errors import FORM_KEY, HANDLERS, UNEXPECTED, ErrorResponses, error_response
 from bei.server.http.fast_response import exchange_of
+from bei.server.http.memory_budgets import AnswerMemory
 from bei.server.http.request_id import RequestIds
 from bei.server.http.responses import WholeResponse
 from bei.server.http.root_path import RootPathRemoved, RootPathRestored

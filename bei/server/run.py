@@ -17,16 +17,15 @@ from bei.scheduler.device_gate import DeviceGate
 from bei.server.app import create_app
 from bei.server.auth.keys import keyring_of
 from bei.server.endpoint.models import Models
-from bei.server.http.connections import Connections
-from bei.server.http.file_limits import MOST_HANDSHAKES, fitting_connections
+from bei.server.http.connections import Connections, fitting_connections
 from bei.server.http.listen import Sockets, log_served
+from bei.server.http.listener import MOST_HANDSHAKES
 from bei.server.http.tls import tls_of
 from bei.server.lifecycle.drain import DrainingServer, uvicorn_config
-from bei.server.lifecycle.event_loop import run_on_loop
-from bei.server.lifecycle.interpreter import collect_rarely
 from bei.server.lifecycle.sighup import Reloading
 from bei.server.lifecycle.signals import LogTerminal, exit_now, exit_soon, on_signals
 from bei.server.lifecycle.swap import Swapping
+from bei.server.process_tuning import collect_rarely, run_on_loop
 from bei.server.telemetry.access_log import request_log_of
 from bei.server.telemetry.otel_settings import tracing_of
 from bei.service.loader import Loaded, Standing, load_model, load_next, manifest_of

@@ -23,7 +23,7 @@ from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.reply import Reply
 from bei.server.endpoint.route import Route
 from bei.server.http.errors import ErrorForm
-from bei.server.http.header_names import names_of
+from bei.server.scope import names_of
 from bei.server.status.whole_server import WholeServer
 
 HEADER = b"x-bei-dialect"

@@ -26,8 +26,8 @@ from bei.server.endpoint.lenient_json import Read, read
 from bei.server.endpoint.render import INLINE_BYTES, Octets, num_bytes_of, pieces_of, slices_of, whole
 from bei.server.endpoint.reply import Reply
 from bei.server.http.accept import AnswerForm, answer_form
-from bei.server.http.body_memory import Body
 from bei.server.http.compression import coded
+from bei.server.http.memory_budgets import Body
 from bei.server.http.responses import (
     TRUNCATED_HEADER,
     StreamedResponse,

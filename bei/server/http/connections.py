@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import resource
 from collections.abc import Sequence as Seq
 from itertools import islice
 from typing import NamedTuple, Protocol
 
 from bei.config.settings import ServeConfig
-from bei.errors import BeiError, TooManyConnectionsError
+from bei.errors import BeiError, ConfigError, TooManyConnectionsError
 from bei.metrics.registry import Metrics
-from bei.server.http.body_memory import BodyMemory
+from bei.server.http.memory_budgets import BodyMemory
 from bei.server.http.shared_limits import ALONE, Uploads
 from bei.server.telemetry.access_log import RequestLog
+
+log = logging.getLogger(__name__)
 
 # How often deadlines are looked at: one pass over all connections costs less than a timer for each request.
 _TICK_S = 0.5
@@ -25,6 +30,10 @@ MOST_LINGERING = 64
 
 # So many idle connections are looked at for one whose answers are taken.
 _MOST_LOOKED_AT = 100
+
+
+# Descriptors for files that the process opens later, and for connections that are refused or closing.
+_RESERVED_FILES = 32 + MOST_LINGERING
 
 
 class Member(Protocol):
@@ -69,6 +78,29 @@ class FrontEnds(Protocol):
 
     def accepting(self) -> Seq[FrontEnd]:
         """The others that accept connections now."""
+
+
+def fitting_connections(max_connections: int, num_reserved: int = 0) -> int:
+    """``max_connections``, or as many as there are descriptors for. Call it with everything else loaded.
+
+    ``num_reserved``: descriptors to keep for what is not counted among connections.
+
+    Raises ConfigError if there is none left.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return max_connections
+    room = limit - len(os.listdir("/dev/fd")) - _RESERVED_FILES - num_reserved
+    if room < 1:
+        raise ConfigError(f"The limit of {limit} open files leaves none for connections: raise it (ulimit -n).")
+    if room < max_connections:
+        log.warning(
+            "max_connections is lowered from %d to %d: the limit of open files is %d (ulimit -n)",
+            max_connections,
+            room,
+            limit,
+        )
+    return min(room, max_connections)
 
 
 def leaves_to_others(own: FrontEnd, others: Seq[FrontEnd], most: int) -> bool:

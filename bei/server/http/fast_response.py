@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from bei.server.http.body_memory import Body
+from bei.server.http.memory_budgets import Body
 
 # What heads are known by as uvicorn writes them.
 _CONTINUE = b"HTTP/1.1 100 "

@@ -9,8 +9,7 @@ from collections.abc import Sequence as Seq
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from bei.server.http.header_names import names_of
-from bei.server.scope import SCOPE_RECORD, SCOPE_REQUEST_ID
+from bei.server.scope import SCOPE_RECORD, SCOPE_REQUEST_ID, names_of
 
 HEADER = b"x-request-id"
 

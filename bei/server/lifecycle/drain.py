@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from bei.server.endpoint.models import Models
 from bei.server.http.connection import Connection
 from bei.server.http.connections import Connections
-from bei.server.http.file_limits import Listener
+from bei.server.http.listener import Listener
 from bei.server.http.tls import TLS
 
 # When everything accepted is answered, clients have this long to take the answers; one that never ends its own

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from bei.artifact.manifest import Manifest
 from bei.metrics.registry import Metrics, SwapResult
-from bei.server.endpoint.malloc_trim import give_back
 from bei.server.endpoint.models import Models
 from bei.server.lifecycle.swap_loop import SwapLoop, in_thread, log_closed, log_swapped
+from bei.server.process_tuning import give_back
 from bei.service.loader import Loaded, Standing
 from bei.service.service import InferenceService
 

@@ -22,7 +22,7 @@ from bei.scheduler.cost_model import CostModel
 from bei.scheduler.device_gate import DeviceGate
 from bei.server.auth.priority import Urgency
 from bei.server.endpoint.context import Call, Context
-from bei.server.endpoint.response_memory import AnswerMemory
+from bei.server.http.memory_budgets import AnswerMemory
 from bei.server.lifecycle.swap import Swapping
 from bei.server.telemetry.request_record import RequestRecord
 from bei.service.loader import Loaded, Standing
