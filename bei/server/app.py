@@ -1,4 +1,4 @@
-"""The ASGI application: FastAPI for routes and their OpenAPI page, and a short way past it for the hot ones."""
+"""The ASGI application: Starlette's routes, a short way past them for the hot ones, and the middlewares before both."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Router
+from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from bei import __version__
 from bei.config.settings import ServeConfig
 from bei.errors import BeiError, ShuttingDownError
 from bei.metrics.registry import Metrics
@@ -35,9 +35,10 @@ from bei.server.http.memory_budgets import AnswerMemory
 from bei.server.http.request_id import RequestIds
 from bei.server.http.responses import WholeResponse
 from bei.server.http.root_path import RootPathRemoved, RootPathRestored
+from bei.server.http.routing import ApiRouter
 from bei.server.http.shared_limits import ALONE, Tally
 from bei.server.open_paths import open_paths, untraced_paths
-from bei.server.openapi.document import OpenAPI
+from bei.server.openapi.document import page
 from bei.server.routes import classify, embed, openai_embeddings, predict_tokens, rerank, tokenize, zero_shot
 from bei.server.routes.certificate import certificate_router
 from bei.server.routes.health import health_router
@@ -93,16 +94,7 @@ def create_app(
 
     Of a front end: ``answer_bytes`` are those of all front ends, ``peers`` the other processes; made on the event loop.
     """
-    openapi = OpenAPI()
-    app = FastAPI(
-        title="bei",
-        version=__version__,
-        description="Embedding inference server. Every answer has the request's x-request-id, or a new one.",
-        docs_url=None,  # bei.server.pages has its own, which loads nothing from elsewhere
-        redoc_url=None,
-        exception_handlers=HANDLERS,  # type: ignore[arg-type]
-        generate_unique_id_function=openapi.operation_id,
-    )
+    router = ApiRouter()
     context = Context(
         models,
         config.max_client_batch_size,
@@ -120,23 +112,23 @@ def create_app(
         endpoints += [Endpoint(route, context, config.payload_limit, any_model=dialect.any_model) for route in under]
         if dialect.reads is not None:
             for root in dialect.roots:
-                app.include_router(dialect.reads, prefix=f"/{dialect.name}{root}")
+                router.include(dialect.reads, f"/{dialect.name}{root}")
     metrics.model_routes = frozenset(route.path for route in routes if route.runs_engine)
-    for endpoint in endpoints:
-        endpoint.add_to(app)
-    app.include_router(models_router(models))
-    app.include_router(info_router(models, config))
-    app.include_router(tei.openapi_router())
-    app.include_router(health_router(server))
-    app.include_router(certificate_router(models))
-    app.include_router(pages_router(config))
+    router.routes += [endpoint.framework_route() for endpoint in endpoints]
+    router.include(models_router(models))
+    router.include(info_router(models, config))
+    router.include(tei.openapi_router())
+    router.include(health_router(server))
+    router.include(certificate_router(models))
+    router.include(pages_router(config))
+    app = Starlette(routes=[StarletteRoute("/openapi.json", _openapi), *router.routes], exception_handlers=HANDLERS)
     # Made when it is first asked for: a server that starts does not wait for it.
-    app.openapi = cache(partial(openapi.page, app, routes, [*dialects], config))  # type: ignore[method-assign]
+    app.state.openapi = cache(partial(page, router.routes, routes, [*dialects], config))
     return _with_middlewares(app, endpoints, dialects, config, metrics, keys, request_log, tracing)
 
 
 def _with_middlewares(
-    app: FastAPI,
+    app: Starlette,
     endpoints: Seq[Endpoint],
     dialects: Dialects,
     config: ServeConfig,
@@ -167,6 +159,10 @@ def _with_middlewares(
     untraced = untraced_paths(config, dialects)
     timing = config.server_timing
     return Telemetry(inner, app, metrics, request_log, tracing, untraced=untraced, server_timing=timing)
+
+
+async def _openapi(request: Request) -> Response:
+    return JSONResponse(request.app.state.openapi())
 
 
 class Routing:

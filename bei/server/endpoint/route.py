@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -37,6 +36,7 @@ from bei.server.http.responses import (
     unless_disconnected,
     whole_body,
 )
+from bei.server.http.routing import ApiRoute
 from bei.server.scope import SCOPE_API_KEY, SCOPE_BODY, SCOPE_RECORD
 from bei.server.telemetry.request_record import RequestRecord
 from bei.utils.threads import off_loop
@@ -94,16 +94,11 @@ class Endpoint:
         self._payload_limit = payload_limit
         self._memory = context.memory
 
-    def add_to(self, app: FastAPI) -> None:
-        """Register the route; ``bei.server.openapi.document`` describes its bodies."""
-        app.add_api_route(
-            self.path,
-            self.answer,
-            methods=["POST"],
-            response_class=Response,
-            summary=self._route.summary,
-            description=inspect.getdoc(self._route.handle) or "",
-        )
+    def framework_route(self) -> ApiRoute:
+        """The same for the framework, which answers where the path has parameters, and describes every path."""
+        route = ApiRoute(self.path, self.answer, ("POST",), self._route.summary)
+        route.description = inspect.getdoc(self._route.handle) or ""
+        return route
 
     async def answer(self, request: Request) -> Response:
         """From bytes to bytes. Raises BeiError, ClientDisconnect."""

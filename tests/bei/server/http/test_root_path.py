@@ -7,7 +7,7 @@ import json
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bei.config.settings import FIRST_SEGMENTS
@@ -110,7 +110,7 @@ def test_scopes_are_not_changed_for_others(behind: App, monkeypatch: pytest.Monk
     async def record(_: object, scope: Scope, __: Receive, ___: Send) -> None:
         passed.append(scope)
 
-    monkeypatch.setattr(FastAPI, "__call__", record)
+    monkeypatch.setattr(Starlette, "__call__", record)
     scope = {"type": "http", "method": "GET", "path": f"{ROOT}/x", "root_path": "", "headers": []}
     before = dict(scope)
     behind.run(_call(behind.asgi, scope))

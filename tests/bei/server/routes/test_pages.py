@@ -20,7 +20,7 @@ from tests.bei.server.conftest import MakeApp
 from tests.bei.server.kinds import KINDS
 from tests.support.artifacts import LIMITS
 
-FOLDER = Path(pages.__file__).parent / "ui"
+FOLDER = Path(pages.__file__).parents[1] / "ui"
 FILES = sorted(FOLDER.iterdir())
 SCRIPTS = {path.name: path.read_text("utf-8") for path in FILES if path.suffix == ".js"}
 PAGE = (FOLDER / "index.html").read_text("utf-8")
