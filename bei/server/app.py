@@ -36,7 +36,7 @@ from bei.server.http.request_id import RequestIds
 from bei.server.http.responses import WholeResponse
 from bei.server.http.root_path import RootPathRemoved, RootPathRestored
 from bei.server.http.routing import ApiRouter
-from bei.server.http.shared_limits import ALONE, Tally
+from bei.server.http.shared_limits import NO_PEERS, Tally
 from bei.server.open_paths import open_paths, untraced_paths
 from bei.server.openapi.document import page
 from bei.server.routes import classify, embed, openai_embeddings, predict_tokens, rerank, tokenize, zero_shot
@@ -87,7 +87,7 @@ def create_app(
     request_log: RequestLog | None = None,
     tracing: Tracing | None = None,
     *,
-    answer_bytes: Tally = ALONE,
+    answer_bytes: Tally = NO_PEERS,
     peers: Peers | None = None,
 ) -> ASGIApp:
     """The application over ``models``, for whom ``keys`` know. It holds no state of its own.

@@ -37,8 +37,7 @@ from bei.server.http.connections import Connections, fitting_connections
 from bei.server.http.listener import MOST_HANDSHAKES
 from bei.server.http.tls import tls_of
 from bei.server.lifecycle.drain import DrainingServer, uvicorn_config
-from bei.server.lifecycle.swap import check_new, close_replaced, closed, replace
-from bei.server.lifecycle.swap_loop import in_thread
+from bei.server.lifecycle.swap import check_new, close_replaced, closed, in_thread, replace
 from bei.server.process_tuning import collect_rarely, run_on_loop
 from bei.server.status.whole_server import on_loop
 from bei.server.telemetry.access_log import request_log_of

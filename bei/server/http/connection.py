@@ -1,8 +1,8 @@
 """HTTP/1.1 on one connection: uvicorn's protocol, and what a client may make it wait for and hold.
 
 httptools parses; uvicorn runs the application and writes what it sends. Here are the requests' scopes, the deadlines of
-each phase of a request, the limits on its headers, the account of its body (memory_budgets.py), refusals in our form of errors,
-and the way to read the body of a request that asks for another protocol.
+each phase of a request, the limits on its headers, the account of its body (``memory_budgets``), refusals in our form
+of errors, and the way to read the body of a request that asks for another protocol.
 """
 
 from __future__ import annotations

@@ -29,16 +29,16 @@ _OUT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class Gate(Protocol):
-    """Who is told of connections that are accepted (``bei.server.http.connections.Connections``)."""
+    """Coordinates accepting among processes (``bei.server.http.connections.Connections``)."""
 
     def is_left_to_others(self) -> bool:
-        """Whether another process that listens on the same socket is to accept the next connection."""
+        """True if another process that listens on the same socket is to accept the next connection."""
 
     def coming(self, change: int) -> None:
-        """So many more connections were accepted and are not made yet, or so many fewer."""
+        """Change the number of connections that were accepted and are not made yet."""
 
     def listening(self, change: int) -> None:
-        """So many more listeners accept connections, or so many fewer."""
+        """Change the number of listeners that accept connections."""
 
 
 class Listener:
@@ -128,8 +128,8 @@ class Listener:
                     return
 
     def _accept_one(self) -> None:
-        """Raises BlockingIOError: nobody is there; OSError: there is no descriptor, or this client has left, or its
-        network has (accept(2))."""
+        """Accept one connection. Raises BlockingIOError: the queue is empty; OSError: no descriptor is left, or the
+        client or its network is gone (accept(2))."""
         connection, _ = self._listener.accept()
         if self._gate is not None:
             self._gate.coming(1)
@@ -146,7 +146,7 @@ class Listener:
             handshake.cancel()
 
     def _connected(self, task: asyncio.Task[None]) -> None:
-        """Or not: it has failed, or was cancelled."""
+        """The task has ended, by success, failure or cancellation."""
         self._accepting.pop(task, None)
         if self._gate is not None:
             self._gate.coming(-1)

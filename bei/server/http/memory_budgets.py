@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from bei.errors import BeiError, OverloadedError
-from bei.server.http.shared_limits import ALONE, Tally, Uploads
+from bei.server.http.shared_limits import NO_PEERS, Tally, Uploads
 
 # Whoever sends for less time than this is not measured: a first packet has no rate.
 _GRACE_S = 1.0
@@ -27,14 +27,14 @@ class BodyMemory:
     uploads to another process, it is asked to end as many (``yield_to_others``).
     """
 
-    def __init__(self, limit: int, elsewhere: Uploads = ALONE) -> None:
+    def __init__(self, limit: int, elsewhere: Uploads = NO_PEERS) -> None:
         self.limit = limit
         self.held = 0
         self._bodies: dict[Body, None] = {}
         self._elsewhere = elsewhere
 
     def yield_to_others(self) -> None:
-        """Now and then: end slow uploads, one for each new one that a process without slow ones has refused."""
+        """End slow uploads: one for each upload that a process without slow ones has refused. Called periodically."""
         for _ in range(self._elsewhere.refused()):
             slowest = self._slowest()
             if slowest is None:
@@ -130,11 +130,11 @@ class Body:
             self.on_watch()
 
     def unwatch(self) -> None:
-        """It does not matter any more."""
+        """Stop watching."""
         self._on_lost = None
 
     def lose(self) -> None:
-        """The client has left: nobody wants an answer."""
+        """Note that the client has left."""
         self.is_lost = True
         self.end()
         if self._on_lost is not None:
@@ -158,7 +158,7 @@ class AnswerMemory:
     Each is held to a limit of its own, but many at once would still take all memory there is.
     """
 
-    def __init__(self, limit: int, elsewhere: Tally = ALONE) -> None:
+    def __init__(self, limit: int, elsewhere: Tally = NO_PEERS) -> None:
         self.limit = limit
         self.held = 0
         self._elsewhere = elsewhere
@@ -179,7 +179,7 @@ class AnswerMemory:
             self.held += size
 
     def give_back(self, size: int) -> None:
-        """The answer is with its client, or nobody wants it."""
+        """Give ``size`` bytes back: the answer was sent or dropped."""
         if not size:  # it was too small to be counted
             return
         with self._lock:

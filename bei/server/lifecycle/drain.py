@@ -37,7 +37,7 @@ def uvicorn_config(app: ASGIApp) -> uvicorn.Config:
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """No-op."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -64,7 +64,7 @@ class DrainingServer(uvicorn.Server):
         self._take_signals = take_signals
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Our own listeners and connections."""
+        """Start our own listeners and connections in place of uvicorn's."""
         loop = asyncio.get_running_loop()
 
         def connection() -> Connection:

@@ -22,7 +22,7 @@ from bei.multiprocess.shared_memory.limits import SharedBucket, SharedLimits
 from bei.port import LANES, Lane, PortStats
 from bei.server.auth.rate_limit import Bucket
 from bei.server.http import memory_budgets
-from bei.server.http.connections import Connections, FrontEnd
+from bei.server.http.connections import ConnectionCounts, Connections
 from bei.server.http.memory_budgets import AnswerMemory, Body, BodyMemory
 from bei.service.admission import Admission, AdmissionLimits, Demand, Ticket
 from tests.bei.multiprocess.pages import Other, pages
@@ -390,7 +390,7 @@ def test_connections_that_were_accepted_and_are_not_made_yet_count_for_the_share
         first.add(member)  # made, and not yet known to be
         assert member.error is None
         first.coming(-1)
-        assert limits[1].front_ends.accepting() == [FrontEnd(1, 0, 1)]
+        assert limits[1].front_ends.accepting() == [ConnectionCounts(1, 0, 1)]
 
 
 def test_where_there_are_as_many_as_may_be_the_next_one_is_for_who_can_close_an_idle_one() -> None:

@@ -23,7 +23,7 @@ from bei.scheduler.device_gate import DeviceGate
 from bei.server.auth.priority import Urgency
 from bei.server.endpoint.context import Call, Context
 from bei.server.http.memory_budgets import AnswerMemory
-from bei.server.lifecycle.swap import Swapping
+from bei.server.lifecycle.swap import LocalSwaps
 from bei.server.telemetry.request_record import RequestRecord
 from bei.service.loader import Loaded, Standing
 from bei.service.service import InferenceService
@@ -78,7 +78,7 @@ class Bench:
             artifact.manifest.name: Standing(artifact.path, "fake", 1, CostModel.assumed(LIMITS))
             for artifact, _ in served
         }
-        self.swapping = Swapping(self.models, standings, load_next, start, self.app.metrics)
+        self.swapping = LocalSwaps(self.models, standings, load_next, start, self.app.metrics)
 
     def run(self, test: Callable[[], Any]) -> None:
         self.app.run(test())
