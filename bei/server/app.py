@@ -90,9 +90,10 @@ def create_app(
     answer_bytes: Tally = NO_PEERS,
     peers: Peers | None = None,
 ) -> ASGIApp:
-    """The application over ``models``, for whom ``keys`` know. It holds no state of its own.
+    """The application over ``models``. It holds no state of its own. ``keys``: None lets everybody in.
 
-    Of a front end: ``answer_bytes`` are those of all front ends, ``peers`` the other processes; made on the event loop.
+    In a front-end process ``answer_bytes`` counts the answers of all front ends, and ``peers`` are the other processes;
+    both are made on the event loop.
     """
     router = ApiRouter()
     context = Context(
@@ -181,8 +182,9 @@ class Routing:
             scope[FORM_KEY] = dialect.error_form
             if path != scope["path"]:
                 scope["path"], scope["raw_path"] = path, path.encode()
-        if scope["method"] == "POST" and scope["path"] in self._hot:
-            endpoint = scope[SCOPE_ENDPOINT] = self._hot[scope["path"]]
+        endpoint = self._hot.get(scope["path"])
+        if endpoint is not None and scope["method"] == "POST":
+            scope[SCOPE_ENDPOINT] = endpoint
             scope[SCOPE_RECORD].route = endpoint.path
         return self._app(scope, receive, send)
 
@@ -192,8 +194,8 @@ class Routing:
 
 
 class HotRoutes:
-    """Answers the hot routes, past the framework: its routing, dependency solving and exit stacks cost more than
-    validating and rendering a short text does (docs/decisions.md, "The hot route"). The others are ``app``'s."""
+    """Answers the hot routes past the framework's routing and, where body and answer are whole, past ASGI's messages
+    (docs/decisions.md, "The hot route"). ``app`` answers the others."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -213,13 +215,13 @@ class HotRoutes:
 
 
 async def _answer(endpoint: Answer, scope: Scope, receive: Receive) -> Response:
-    """What ``endpoint`` answers, or the answer that says why it does not."""
+    """The answer of ``endpoint``, or an error response."""
     try:
         return await endpoint(Request(scope, receive))
     except BeiError as error:
         return error_response(error, scope)
     except ClientDisconnect:
-        return Response(status_code=499)  # for the count: nobody is left to read it
+        return Response(status_code=499)  # for the metrics: the client is gone
     except asyncio.CancelledError:  # a stopping server has waited long enough for the rest of the request
         message = "The server has stopped: send the request to another replica."
         return error_response(ShuttingDownError(message), scope)

@@ -75,9 +75,11 @@ class Telemetry:
             self._metrics.key_request(scope[SCOPE_API_KEY].label, record.status)
         if self._log is not None:
             self._log.end(record, scope, seconds)
-        is_watching = scope["method"] in ("GET", "HEAD") and scope["path"] in self._untraced
-        if self._tracing is not None and not is_watching:
+        if self._tracing is not None and not self._is_monitoring(scope):
             self._tracing.end(record, scope, seconds)
+
+    def _is_monitoring(self, scope: Scope) -> bool:
+        return scope["method"] in ("GET", "HEAD") and scope["path"] in self._untraced
 
 
 def with_answer_headers(scope: Scope, send: Send) -> Send:

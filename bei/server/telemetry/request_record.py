@@ -26,15 +26,16 @@ class RequestRecord:
     ``status``: 500 until an answer begins. ``answer_headers``: headers of every answer, whoever makes it.
     """
 
+    # Defaults of the class: most requests set some of them only.
+    model: str | None = None
+    lane: Lane | None = None
+    num_inputs = 0
+    timing: Timing | None = None
     has_server_timing = False
+    route = UNMATCHED
+    status = 500
 
     def __init__(self) -> None:
-        self.model: str | None = None
-        self.lane: Lane | None = None
-        self.num_inputs = 0
-        self.timing: Timing | None = None
-        self.route = UNMATCHED
-        self.status = 500
         self.answer_headers: list[tuple[bytes, bytes]] = []
 
     def asks(self, model: str, inputs: Inputs) -> None:
