@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 MOST_FOREIGN = 0.03  # of the machine, in any measurement of a repetition that others have not disturbed
 RESULTS = Path(__file__).parent / "results"
-_PACKAGES = ("openvino", "torch", "transformers", "tokenizers", "numpy", "uvicorn", "fastapi")
+_PACKAGES = ("openvino", "torch", "transformers", "tokenizers", "numpy", "uvicorn", "starlette")
 
 
 def mixed_lengths(count: int, longest: int, seed: int = 0) -> list[int]:

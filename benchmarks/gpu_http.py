@@ -20,7 +20,7 @@ from benchmarks.gpu_shapes import Shape
 if TYPE_CHECKING:
     from bei.artifact.manifest import Artifact
 
-_NEEDED = ("fastapi", "httptools", "msgspec", "orjson", "prometheus_client", "psutil", "tokenizers", "uvicorn")
+_NEEDED = ("httptools", "msgspec", "orjson", "prometheus_client", "psutil", "starlette", "tokenizers", "uvicorn")
 _KINDS = {"requests of 16 texts": (16, 16), "single texts": (1, 128)}  # texts a request, requests at a time
 _FRONT_ENDS = (1, 4)
 _RUNS = 3

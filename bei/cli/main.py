@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 import io
 import json
 import logging
@@ -250,11 +249,6 @@ def _serve(options: dict[str, Any]) -> None:
         logging.getLogger(__name__).info(
             "not taken for settings, as Kubernetes injected them for a Service (%s): %s", service, ", ".join(names)
         )
-    if "OTEL_PROPAGATORS" in os.environ:
-        try:
-            importlib.import_module("bei.server.run")
-        except ValueError as error:  # FastAPI imports OpenTelemetry's propagators, which read their variable on import
-            raise ConfigError(f"OTEL_PROPAGATORS cannot be honoured: {error}") from error
     if config.has_processes:
         from bei.multiprocess.supervisor.supervisor import run
     else:

@@ -17,8 +17,8 @@ from bei.offline.results import Chunk
 from bei.offline.service_thread import ServiceThread
 from bei.offline.windows import Cutter, InFlight, InputWindow, bounds
 from bei.port import Lane
+from bei.service.call import ModelInput
 from bei.service.service import InferenceService
-from bei.service.submission import ModelInput
 from bei.utils.threads import off_loop
 
 InputT = TypeVar("InputT", bound=ModelInput)

@@ -17,16 +17,15 @@ from bei.scheduler.device_gate import DeviceGate
 from bei.server.app import create_app
 from bei.server.auth.keys import keyring_of
 from bei.server.endpoint.models import Models
-from bei.server.http.connections import Connections
-from bei.server.http.file_limits import MOST_HANDSHAKES, fitting_connections
+from bei.server.http.connections import Connections, fitting_connections
 from bei.server.http.listen import Sockets, log_served
+from bei.server.http.listener import MOST_HANDSHAKES
 from bei.server.http.tls import tls_of
 from bei.server.lifecycle.drain import DrainingServer, uvicorn_config
-from bei.server.lifecycle.event_loop import run_on_loop
-from bei.server.lifecycle.interpreter import collect_rarely
-from bei.server.lifecycle.sighup import Reloading
+from bei.server.lifecycle.sighup import SighupReloads
 from bei.server.lifecycle.signals import LogTerminal, exit_now, exit_soon, on_signals
-from bei.server.lifecycle.swap import Swapping
+from bei.server.lifecycle.swap import LocalSwaps
+from bei.server.process_tuning import collect_rarely, run_on_loop
 from bei.server.telemetry.access_log import request_log_of
 from bei.server.telemetry.otel_settings import tracing_of
 from bei.service.loader import Loaded, Standing, load_model, load_next, manifest_of
@@ -50,10 +49,10 @@ async def _serve(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
     sockets = Sockets(config)
     _take_device(artifacts, config)
     metrics = Metrics()
-    keys, tls, request_log = keyring_of(config, metrics), tls_of(config), request_log_of(config)
+    keys, tls, request_log = keyring_of(config), tls_of(config), request_log_of(config)
     tracing = tracing_of(config)
     terminal = LogTerminal()
-    reloading = Reloading([part.reload for part in (keys, tls) if part is not None], terminal)
+    reloading = SighupReloads([part.reload for part in (keys, tls) if part is not None], terminal)
     reloading.remember()
     models, swapping = _load(artifacts, config, metrics)
     reloading.add(swapping.reload)
@@ -97,7 +96,7 @@ def _take_device(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
         device.take()
 
 
-def _load(artifacts: Seq[Path | Artifact], config: ServeConfig, metrics: Metrics) -> tuple[Models, Swapping]:
+def _load(artifacts: Seq[Path | Artifact], config: ServeConfig, metrics: Metrics) -> tuple[Models, LocalSwaps]:
     """The services of ``artifacts``, and what swaps them for others."""
     gate = DeviceGate()
 
@@ -111,7 +110,7 @@ def _load(artifacts: Seq[Path | Artifact], config: ServeConfig, metrics: Metrics
         services.append(start(loaded))
         standings[services[-1].name] = Standing.of(source, loaded)
     models = Models(services)
-    return models, Swapping(models, standings, partial(load_next, config=config), start, metrics)
+    return models, LocalSwaps(models, standings, partial(load_next, config=config), start, metrics)
 
 
 class _Signals:
@@ -119,7 +118,7 @@ class _Signals:
     end the process within seconds, whatever hangs. SIGHUP: look at everything anew.
     """
 
-    def __init__(self, server: DrainingServer, models: Models, reloading: Reloading, swapping: Swapping) -> None:
+    def __init__(self, server: DrainingServer, models: Models, reloading: SighupReloads, swapping: LocalSwaps) -> None:
         self._server = server
         self._models = models
         self._reloading = reloading

@@ -1,10 +1,21 @@
-"""Keys of an ASGI scope under which parts of the server leave what others need of a request."""
+"""The ASGI scope: keys under which parts of the server leave facts about a request, and the names of its headers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Final
 
 SCOPE_API_KEY: Final = "bei.key"  # auth.keys.Key; absent where the server asks for none
-SCOPE_BODY: Final = "bei.body"  # http.body_memory.Body
+SCOPE_ENDPOINT: Final = "bei.endpoint"  # endpoint.route.Endpoint; absent where the framework answers
+SCOPE_BODY: Final = "bei.body"  # http.memory_budgets.Body
 SCOPE_REQUEST_ID: Final = "bei.request_id"  # str
-SCOPE_WORK: Final = "bei.work"  # telemetry.request_record.Work
+SCOPE_RECORD: Final = "bei.record"  # telemetry.request_record.RequestRecord
+
+_name = itemgetter(0)
+
+
+def names_of(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
+    """The names of ``headers``, in lower case as an ASGI scope has them. One look shows that none asks for anything, as
+    in most requests."""
+    return map(_name, headers)

@@ -100,7 +100,7 @@ if __name__ == "__main__":
     if sys.argv[1].startswith("front"):
         dies_of(sys.argv[1])
         if "LEAVE_S" in os.environ:
-            mock.patch("bei.server.http.file_limits._LEAVE_S", float(os.environ["LEAVE_S"])).start()
+            mock.patch("bei.server.http.listener._LEAVE_S", float(os.environ["LEAVE_S"])).start()
     with (
         mock.patch("bei.service.loader.load_engine", load_engine),
         mock.patch("bei.server.lifecycle.drain.LINGER_S", 5),

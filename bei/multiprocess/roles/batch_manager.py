@@ -14,7 +14,7 @@ from bei.multiprocess.remote.engine_pool import Devices, RemoteEngines
 from bei.multiprocess.roles.queues import Queues
 from bei.multiprocess.transport.unix_sockets import path_of
 from bei.scheduler.cost_model import CostModel
-from bei.server.lifecycle.interpreter import switch_quickly
+from bei.server.process_tuning import switch_quickly
 
 
 def run(channel: Channel) -> None:

@@ -26,7 +26,7 @@ from bei.multiprocess.shared_memory.crash_ledger import Ledger
 from bei.multiprocess.supervisor.heartbeat import PULSE
 from bei.multiprocess.transport.model_info import Hello
 from bei.scheduler.cost_model import CostModel
-from bei.server.lifecycle.interpreter import switch_quickly
+from bei.server.process_tuning import switch_quickly
 from bei.service.loader import Standing, WarmEngine, warm_again, warm_first, warm_next
 
 

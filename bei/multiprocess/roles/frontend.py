@@ -33,14 +33,12 @@ from bei.scheduler.cost_model import CostModel
 from bei.server.app import create_app
 from bei.server.auth.keys import keyring_of
 from bei.server.endpoint.models import Models
-from bei.server.http.connections import Connections
-from bei.server.http.file_limits import MOST_HANDSHAKES, fitting_connections
+from bei.server.http.connections import Connections, fitting_connections
+from bei.server.http.listener import MOST_HANDSHAKES
 from bei.server.http.tls import tls_of
 from bei.server.lifecycle.drain import DrainingServer, uvicorn_config
-from bei.server.lifecycle.event_loop import run_on_loop
-from bei.server.lifecycle.interpreter import collect_rarely
-from bei.server.lifecycle.swap import check_new, close_replaced, closed, replace
-from bei.server.lifecycle.swap_loop import in_thread
+from bei.server.lifecycle.swap import check_new, close_replaced, closed, in_thread, replace
+from bei.server.process_tuning import collect_rarely, run_on_loop
 from bei.server.status.whole_server import on_loop
 from bei.server.telemetry.access_log import request_log_of
 from bei.server.telemetry.otel_settings import tracing_of
@@ -138,7 +136,7 @@ class FrontEnd:
         self._config, self._started_s = config, step.started_s
         self._address, page = descriptors
         self._limits = SharedLimits(SharedPage.attach(page, step.index))
-        self._keys = keyring_of(config, self._metrics, self._limits.bucket)
+        self._keys = keyring_of(config, self._limits.bucket)
         self._tls = tls_of(config)
         self._request_log = request_log_of(config)
         self._tracing = tracing_of(config)

@@ -14,7 +14,7 @@ from collections.abc import Sequence as Seq
 from bei.multiprocess.shared_memory import limits_page
 from bei.multiprocess.shared_memory.limits_page import SharedPage
 from bei.server.auth.rate_limit import Bucket
-from bei.server.http.connections import FrontEnd
+from bei.server.http.connections import ConnectionCounts
 from bei.service.admission import Accepted
 
 _NS = 1_000_000_000
@@ -87,7 +87,7 @@ class SharedFrontEnds:
     def __init__(self, page: SharedPage) -> None:
         self._page = page
 
-    def tell(self, own: FrontEnd) -> None:
+    def tell(self, own: ConnectionCounts) -> None:
         """This front end's connections have changed."""
         self._page.write(limits_page.NUM_OPEN, own.num_open)
         self._page.write(limits_page.NUM_COMING, own.num_coming)
@@ -101,12 +101,12 @@ class SharedFrontEnds:
         """Connections of all others."""
         return sum(self._page.of_others(limits_page.NUM_OPEN))
 
-    def accepting(self) -> Seq[FrontEnd]:
+    def accepting(self) -> Seq[ConnectionCounts]:
         """The others that accept connections now."""
         since_ns = max(0, time.monotonic_ns() - _ALIVE_NS)  # a machine may have started just now
         words = (limits_page.NUM_OPEN, limits_page.NUM_COMING, limits_page.NUM_IDLE)
         rows = zip(*(self._page.of_others(word) for word in (limits_page.ALIVE_NS, *words)), strict=True)
-        return [FrontEnd(*found) for alive_ns, *found in rows if alive_ns > since_ns]
+        return [ConnectionCounts(*found) for alive_ns, *found in rows if alive_ns > since_ns]
 
 
 class ModelCell:

@@ -45,7 +45,7 @@ from bei.multiprocess.supervisor.heartbeat import EVERY_S, LEAST_S, PULSE, Silen
 from bei.multiprocess.supervisor.metric_totals import KEPT, METRICS, Kept
 from bei.multiprocess.supervisor.observed_costs import COSTS, ObservedCosts
 from bei.multiprocess.transport.unix_sockets import Endpoint
-from bei.server.lifecycle.swap_loop import in_thread
+from bei.server.lifecycle.swap import in_thread
 from bei.server.status.peers import PATIENCE_S
 
 log = logging.getLogger(__name__)

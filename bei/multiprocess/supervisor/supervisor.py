@@ -24,7 +24,7 @@ from bei.multiprocess.supervisor.fleet import Fleet
 from bei.multiprocess.supervisor.swap import Swaps
 from bei.server.http.listen import Sockets, log_served
 from bei.server.lifecycle.signals import LogTerminal, exit_soon
-from bei.server.lifecycle.swap_loop import in_thread
+from bei.server.lifecycle.swap import in_thread
 from bei.service.loader import check_names, manifest_of, verified_at
 
 log = logging.getLogger(__name__)

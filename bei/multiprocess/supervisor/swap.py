@@ -23,7 +23,7 @@ from bei.multiprocess.control.messages import Close, Looked, Open, Served, Switc
 from bei.multiprocess.supervisor.background_tasks import Tasks
 from bei.multiprocess.supervisor.child import Child
 from bei.multiprocess.supervisor.fleet import Fleet
-from bei.server.lifecycle.swap_loop import SwapLoop, in_thread, log_closed, log_swapped
+from bei.server.lifecycle.swap import ArtifactSwaps, in_thread, log_closed, log_swapped
 from bei.service.loader import next_artifact
 
 # Processes that have ended are there again within seconds, if they can be started at all.
@@ -37,7 +37,7 @@ class Following(NamedTuple):
     children: list[Child]
 
 
-class Swaps(SwapLoop[Following]):
+class Swaps(ArtifactSwaps[Following]):
     """Swaps what ``fleet`` serves. ``paths``: where the artifacts lie, by the models' names."""
 
     def __init__(self, fleet: Fleet, paths: Mapping[str, Path], config: ServeConfig) -> None:

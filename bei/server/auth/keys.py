@@ -20,7 +20,6 @@ from starlette.types import Scope
 
 from bei.config.settings import ServeConfig
 from bei.errors import ConfigError, ForbiddenError, RateLimitedError, UnauthorizedError
-from bei.metrics.registry import Metrics
 from bei.server.auth.priority import Urgency
 from bei.server.auth.rate_limit import Bucket
 from bei.server.scope import SCOPE_API_KEY
@@ -107,9 +106,8 @@ class Keyring:
     ``new_bucket``: where several processes answer for a name, it makes buckets that they have together.
     """
 
-    def __init__(self, read: Callable[[], Seq[KeySpec]], metrics: Metrics, new_bucket: NewBucket = _own_bucket) -> None:
+    def __init__(self, read: Callable[[], Seq[KeySpec]], new_bucket: NewBucket = _own_bucket) -> None:
         self._read = read
-        self._metrics = metrics
         self._new_bucket = new_bucket
         self._secret = os.urandom(32)
         self._labels: set[str] = set()
@@ -139,10 +137,6 @@ class Keyring:
 
     def _digest(self, secret: bytes) -> bytes:
         return hashlib.blake2b(secret, key=self._secret, digest_size=32).digest()
-
-    def count(self, key: Key, status: int) -> None:
-        """A request of ``key`` was answered."""
-        self._metrics.key_request(key.label, status)
 
     async def reload(self) -> None:
         """Read all keys anew. Where that fails the old ones stay, and the log says why."""
@@ -186,11 +180,11 @@ _MISSING = "This server asks for an API key: send it as the header 'Authorizatio
 _UNKNOWN = "The API key is none of this server's: ask its operator for one, or check how yours is sent."
 
 
-def keyring_of(config: ServeConfig, metrics: Metrics, new_bucket: NewBucket = _own_bucket) -> Keyring | None:
+def keyring_of(config: ServeConfig, new_bucket: NewBucket = _own_bucket) -> Keyring | None:
     """The keys that ``config`` names; None: it names none. Raises ConfigError."""
     if not config.asks_for_keys:
         return None
     from bei.server.auth.key_file import key_specs  # most servers have no use for YAML
 
     file, entries = config.api_keys_file, config.api_keys or ()
-    return Keyring(lambda: key_specs(file, entries), metrics, new_bucket)
+    return Keyring(lambda: key_specs(file, entries), new_bucket)

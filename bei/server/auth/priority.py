@@ -16,7 +16,7 @@ from typing import NamedTuple, get_args
 
 from bei.errors import InvalidRequestError
 from bei.port import Lane
-from bei.server.http.header_names import names_of
+from bei.server.scope import names_of
 
 
 class Urgency(NamedTuple):

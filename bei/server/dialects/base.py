@@ -12,7 +12,6 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
-from fastapi import APIRouter
 from starlette.responses import Response
 from starlette.types import Scope
 
@@ -23,7 +22,8 @@ from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.render import Reply
 from bei.server.endpoint.route import Route
 from bei.server.http.errors import ErrorForm
-from bei.server.http.header_names import names_of
+from bei.server.http.routing import ApiRouter
+from bei.server.scope import names_of
 from bei.server.status.whole_server import WholeServer
 
 HEADER = b"x-bei-dialect"
@@ -60,7 +60,7 @@ class Dialect:
     routes: Seq[Route[Any]]
     error_form: ErrorForm
     error_body: Any
-    reads: APIRouter | None = None
+    reads: ApiRouter | None = None
     roots: Seq[str] = ("",)
     any_model: bool = False
     probes: Seq[str] = ()
@@ -78,7 +78,7 @@ def adjusted(route: Route[Any], adjust: Callable[[Any], None]) -> Route[Any]:
     return replace(route, handle=handle)
 
 
-def add_metrics(router: APIRouter, path: str, server: WholeServer) -> None:
+def add_metrics(router: ApiRouter, path: str, server: WholeServer) -> None:
     """This server's metrics, under its own names, on a peer's path."""
 
     @router.get(path, summary="Prometheus metrics")

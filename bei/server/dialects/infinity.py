@@ -11,7 +11,6 @@ import uuid
 from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
-from fastapi import APIRouter
 from msgspec import Meta
 
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, MalformedRequestError, ModelNotFoundError
@@ -26,6 +25,7 @@ from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Dimensions, Model
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, VectorForm
+from bei.server.http.routing import ApiRouter
 from bei.server.routes import classify
 from bei.server.routes.openai_embeddings import AROUND_BYTES, EmbeddingResponse, Usage, render, usage
 from bei.server.status.whole_server import WholeServer
@@ -206,18 +206,18 @@ def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
     )
 
 
-def _reads(models: Models, server: WholeServer) -> APIRouter:
-    router = APIRouter()
+def _reads(models: Models, server: WholeServer) -> ApiRouter:
+    router = ApiRouter()
     add_metrics(router, "/metrics", server)
 
-    @router.get("/models", summary="List the served models (Infinity)", response_model=None)
+    @router.get("/models", summary="List the served models (Infinity)")
     @answers()
     async def list_models() -> ModelList:
         """Every served model, with what waits for it."""
         return {"object": "list", "data": [_described(service, models.started_s) for service in models]}
 
-    @router.head("/health", summary="Liveness (Infinity)", response_model=None)
-    @router.get("/health", summary="Liveness (Infinity)", response_model=None)
+    @router.head("/health", summary="Liveness (Infinity)")
+    @router.get("/health", summary="Liveness (Infinity)")
     @answers(EngineDeadError)
     async def health() -> Health:
         """The time; 503 where a thread of a model has died."""

@@ -10,7 +10,6 @@ from collections.abc import Sequence as Seq
 from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
-from fastapi import APIRouter
 from msgspec import Meta
 
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, NotReadyError, OverloadedError, RateLimitedError
@@ -26,6 +25,7 @@ from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Dimensions, Model
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, VectorForm, dtype_of
+from bei.server.http.routing import ApiRouter
 from bei.server.routes.openai_embeddings import AROUND_BYTES, EmbeddingResponse, Usage, render, usage
 from bei.server.status.whole_server import WholeServer
 from bei.service.call import ModelInput
@@ -174,11 +174,11 @@ def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
     return status, Problem(object="error", message=str(error), type=error.code, detail={})
 
 
-def _reads(models: Models, server: WholeServer) -> APIRouter:
-    router = APIRouter()
+def _reads(models: Models, server: WholeServer) -> ApiRouter:
+    router = ApiRouter()
 
-    @router.head("/v1/health/live", summary="Liveness (NIM)", response_model=None)
-    @router.get("/v1/health/live", summary="Liveness (NIM)", response_model=None)
+    @router.head("/v1/health/live", summary="Liveness (NIM)")
+    @router.get("/v1/health/live", summary="Liveness (NIM)")
     @answers(EngineDeadError)
     async def live() -> Live:
         """200 while every thread of every model works."""
@@ -186,22 +186,22 @@ def _reads(models: Models, server: WholeServer) -> APIRouter:
             raise EngineDeadError("A thread of a model has died: restart the server.")
         return {"object": "health.response", "message": "live", "live": True}
 
-    @router.head("/v1/health/ready", summary="Readiness (NIM)", response_model=None)
-    @router.get("/v1/health/ready", summary="Readiness (NIM)", response_model=None)
+    @router.head("/v1/health/ready", summary="Readiness (NIM)")
+    @router.get("/v1/health/ready", summary="Readiness (NIM)")
     @answers(NotReadyError)
     async def ready() -> ReadyHealth:
         """200 when every model answers as it did when it was built."""
         await server.check_ready()
         return {"object": "health.response", "message": "ready", "ready": True}
 
-    @router.get("/v1/version", summary="Version (NIM)", response_model=None)
+    @router.get("/v1/version", summary="Version (NIM)")
     @answers()
     async def version() -> Version:
         """This server's, and that of the API, which its paths begin with."""
         return {"release": __version__, "api": "1"}
 
     add_metrics(router, "/v1/metrics", server)
-    router.include_router(models_router(models))
+    router.include(models_router(models))
     return router
 
 

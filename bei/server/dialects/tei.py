@@ -14,7 +14,6 @@ from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias, TypedDict, cast
 
 import msgspec
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -40,6 +39,7 @@ from bei.server.endpoint.render import FLOAT_BYTES, Items, Reply, num_bytes_of
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Model
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS
+from bei.server.http.routing import ApiRouter
 from bei.server.routes import classify, embed, openai_embeddings, rerank, tokenize
 from bei.server.routes.info import info_router
 from bei.server.routes.root import REQUESTS, RESPONSES, Asked, by_kind, read_by_kind
@@ -282,14 +282,14 @@ def root_routes() -> tuple[Route[Any], ...]:
     return by_address, replace(by_address, path="/invocations"), by_instance
 
 
-def openapi_router() -> APIRouter:
+def openapi_router() -> ApiRouter:
     """The description of the API on TEI's path."""
-    router = APIRouter()
+    router = ApiRouter()
 
-    @router.get("/api-doc/openapi.json", include_in_schema=False)
+    @router.get("/api-doc/openapi.json", in_schema=False)
     async def openapi(request: Request) -> Response:
         """What /openapi.json answers."""
-        return JSONResponse(request.app.openapi())
+        return JSONResponse(request.app.state.openapi())
 
     return router
 
@@ -312,9 +312,9 @@ def dialect(models: Models, config: ServeConfig, server: WholeServer) -> Dialect
         openai,
         replace(openai, path="/embeddings"),
     )
-    reads = APIRouter()
-    reads.include_router(info_router(models, config))
-    reads.include_router(openapi_router())
+    reads = ApiRouter()
+    reads.include(info_router(models, config))
+    reads.include(openapi_router())
     add_metrics(reads, "/metrics", server)
 
     @answers(errors.NotReadyError, bodies={200: None})

@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import msgspec
 import numpy as np
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from bei.config.settings import ServeConfig
@@ -30,6 +29,7 @@ from bei.server.endpoint.parse import TokenId, parser
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Controls, Model
+from bei.server.http.routing import ApiRouter
 from bei.server.routes import classify, openai_embeddings, rerank, tokenize
 from bei.server.routes.openai_embeddings import Usage
 from bei.server.status.whole_server import WholeServer
@@ -205,8 +205,8 @@ DETOKENIZE: Route[Any] = Route(
 )
 
 
-def _reads(models: Models, server: WholeServer) -> APIRouter:
-    router = APIRouter()
+def _reads(models: Models, server: WholeServer) -> ApiRouter:
+    router = ApiRouter()
     add_metrics(router, "/metrics", server)
 
     @answers(EngineDeadError, bodies={200: None})
@@ -221,19 +221,19 @@ def _reads(models: Models, server: WholeServer) -> APIRouter:
         router.head(path, summary="Liveness (vLLM)")(health)
     router.post("/ping", summary="Liveness (vLLM, SageMaker)")(health)
 
-    @router.get("/version", summary="Version (vLLM)", response_model=None)
+    @router.get("/version", summary="Version (vLLM)")
     @answers()
     async def version() -> Version:
         """This server's, not vLLM's."""
         return {"version": __version__}
 
-    @router.get("/load", summary="Load (vLLM)", response_model=None)
+    @router.get("/load", summary="Load (vLLM)")
     @answers()
     async def load() -> Load:
         """Requests that are accepted and not answered yet."""
         return {"server_load": sum(service.num_open for service in models)}
 
-    @router.get("/v1/models", summary="List the served models (vLLM)", response_model=None)
+    @router.get("/v1/models", summary="List the served models (vLLM)")
     @answers()
     async def list_models() -> ModelList:
         """Every served model."""

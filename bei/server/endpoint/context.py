@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from bei.errors import AnswerTooLargeError, BeiError, EmptyInputError, OverloadedError, RateLimitedError
 from bei.server.auth.keys import Key
 from bei.server.auth.priority import Urgency
-from bei.server.endpoint.malloc_trim import MemoryRelease
 from bei.server.endpoint.models import UNNAMED, Models
 from bei.server.endpoint.parse import too_many_inputs
 from bei.server.endpoint.render import INLINE_BYTES
-from bei.server.endpoint.response_memory import AnswerMemory
-from bei.server.http.body_memory import Body
-from bei.server.telemetry.request_record import Work
+from bei.server.http.memory_budgets import AnswerMemory, Body
+from bei.server.process_tuning import MemoryRelease
+from bei.server.telemetry.request_record import RequestRecord
 from bei.service.admission import Ticket
 from bei.service.call import ModelInput
 from bei.service.service import InferenceService
@@ -47,7 +46,7 @@ class RequestContext:
         self,
         shared: Context,
         urgency: Urgency,
-        work: Work,
+        work: RequestRecord,
         body: Body | None = None,
         key: Key | None = None,
         *,

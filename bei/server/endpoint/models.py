@@ -7,8 +7,6 @@ import time
 from collections.abc import Iterator
 from typing import Literal, TypedDict
 
-from fastapi import APIRouter
-
 from bei.errors import (
     BeiError,
     InvalidRequestError,
@@ -17,6 +15,7 @@ from bei.errors import (
     TaskNotSupportedError,
 )
 from bei.server.endpoint.get_responses import answers
+from bei.server.http.routing import ApiRouter
 from bei.service.loader import check_names
 from bei.service.service import InferenceService
 from bei.tasks.support import PHRASES, require
@@ -186,19 +185,19 @@ class ModelList(TypedDict):
     data: list[Model]
 
 
-def models_router(models: Models) -> APIRouter:
+def models_router(models: Models) -> ApiRouter:
     """``GET /v1/models`` and ``GET /v1/models/{name}`` in OpenAI's form."""
-    router = APIRouter()
+    router = ApiRouter()
 
-    @router.get("/models", summary="List the served models", response_model=None)
-    @router.get("/v1/models", summary="List the served models", response_model=None)
+    @router.get("/models", summary="List the served models")
+    @router.get("/v1/models", summary="List the served models")
     @answers()
     async def list_models() -> ModelList:
         """Every served model."""
         return {"object": "list", "data": [_describe(service, models.started_s) for service in models]}
 
-    @router.get("/models/{name:path}", summary="Describe a model", response_model=None)
-    @router.get("/v1/models/{name:path}", summary="Describe a model", response_model=None)
+    @router.get("/models/{name:path}", summary="Describe a model")
+    @router.get("/v1/models/{name:path}", summary="Describe a model")
     @answers(InvalidRequestError, ModelNotFoundError)
     async def get_model(name: str) -> Model:
         """One served model."""

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,8 +24,8 @@ from bei.server.endpoint.context import Context, RequestContext
 from bei.server.endpoint.parse import Read, read
 from bei.server.endpoint.render import INLINE_BYTES, Octets, Reply, num_bytes_of, pieces_of, slices_of, whole
 from bei.server.http.accept import AnswerForm, answer_form
-from bei.server.http.body_memory import Body
 from bei.server.http.compression import coded
+from bei.server.http.memory_budgets import Body
 from bei.server.http.responses import (
     TRUNCATED_HEADER,
     StreamedResponse,
@@ -36,8 +35,9 @@ from bei.server.http.responses import (
     unless_disconnected,
     whole_body,
 )
-from bei.server.scope import SCOPE_API_KEY, SCOPE_BODY, SCOPE_WORK
-from bei.server.telemetry.request_record import Work
+from bei.server.http.routing import ApiRoute
+from bei.server.scope import SCOPE_API_KEY, SCOPE_BODY, SCOPE_RECORD
+from bei.server.telemetry.request_record import RequestRecord
 from bei.utils.threads import off_loop
 
 RequestT = TypeVar("RequestT")
@@ -93,21 +93,16 @@ class Endpoint:
         self._payload_limit = payload_limit
         self._memory = shared.memory
 
-    def add_to(self, app: FastAPI) -> None:
-        """Register the route; ``bei.server.openapi.document`` describes its bodies."""
-        app.add_api_route(
-            self.path,
-            self.answer,
-            methods=["POST"],
-            response_class=Response,
-            summary=self._route.summary,
-            description=inspect.getdoc(self._route.handle) or "",
-        )
+    def framework_route(self) -> ApiRoute:
+        """The same for the framework, which answers where the path has parameters, and describes every path."""
+        route = ApiRoute(self.path, self.answer, ("POST",), self._route.summary)
+        route.description = inspect.getdoc(self._route.handle) or ""
+        return route
 
     async def answer(self, request: Request) -> Response:
         """From bytes to bytes. Raises BeiError, ClientDisconnect."""
         key: Key | None = request.scope.get(SCOPE_API_KEY)
-        work: Work = request.scope[SCOPE_WORK]
+        work: RequestRecord = request.scope[SCOPE_RECORD]
         if work.timing is None and self._route.timing_headers is not None:
             work.timing = Timing()
         timing = work.timing

@@ -1,8 +1,8 @@
 """HTTP/1.1 on one connection: uvicorn's protocol, and what a client may make it wait for and hold.
 
 httptools parses; uvicorn runs the application and writes what it sends. Here are the requests' scopes, the deadlines of
-each phase of a request, the limits on its headers, the account of its body (bodies.py), refusals in our form of errors,
-and the way to read the body of a request that asks for another protocol.
+each phase of a request, the limits on its headers, the account of its body (``memory_budgets``), refusals in our form
+of errors, and the way to read the body of a request that asks for another protocol.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from bei.errors import (
     PayloadTooLargeError,
     RequestTimeoutError,
 )
-from bei.server.http.body_memory import Body
 from bei.server.http.connections import Connections
 from bei.server.http.errors import error_response
 from bei.server.http.fast_response import AnswerTransport, Exchange, head
+from bei.server.http.memory_budgets import Body
 from bei.server.http.request_id import HEADER as REQUEST_ID
 from bei.server.http.request_id import request_id_of
 from bei.server.scope import SCOPE_BODY

@@ -1,18 +1,23 @@
-"""All open connections: how many there may be, which of them are idle, and the clock that ends the slow ones."""
+"""All open connections of a process: their limit, the idle ones, and the clock that ends slow ones."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import resource
 from collections.abc import Sequence as Seq
 from itertools import islice
 from typing import NamedTuple, Protocol
 
 from bei.config.settings import ServeConfig
-from bei.errors import BeiError, TooManyConnectionsError
+from bei.errors import BeiError, ConfigError, TooManyConnectionsError
 from bei.metrics.registry import Metrics
-from bei.server.http.body_memory import BodyMemory
-from bei.server.http.shared_limits import ALONE, Uploads
+from bei.server.http.memory_budgets import BodyMemory
+from bei.server.http.shared_limits import NO_PEERS, Uploads
 from bei.server.telemetry.access_log import RequestLog
+
+log = logging.getLogger(__name__)
 
 # How often deadlines are looked at: one pass over all connections costs less than a timer for each request.
 _TICK_S = 0.5
@@ -27,14 +32,18 @@ MOST_LINGERING = 64
 _MOST_LOOKED_AT = 100
 
 
+# Descriptors for files that the process opens later, and for connections that are refused or closing.
+_RESERVED_FILES = 32 + MOST_LINGERING
+
+
 class Member(Protocol):
-    """What a connection is to the others."""
+    """A connection, as ``Connections`` uses it."""
 
     deadline_s: float
 
     @property
     def unsent_bytes(self) -> int:
-        """Of answers that the client has not taken."""
+        """Bytes of answers that the client has not taken."""
 
     def expire(self, now_s: float) -> None:
         """The deadline has passed."""
@@ -46,7 +55,7 @@ class Member(Protocol):
         """Close at once."""
 
 
-class FrontEnd(NamedTuple):
+class ConnectionCounts(NamedTuple):
     """The connections of one process: those that are open, those that were accepted and are not made yet, and how many
     of the open ones are idle."""
 
@@ -58,7 +67,7 @@ class FrontEnd(NamedTuple):
 class FrontEnds(Protocol):
     """The other processes that accept connections on the same sockets."""
 
-    def tell(self, own: FrontEnd) -> None:
+    def tell(self, own: ConnectionCounts) -> None:
         """This one's connections have changed."""
 
     def come_by(self, *, accepts: bool) -> None:
@@ -67,11 +76,34 @@ class FrontEnds(Protocol):
     def num_open_elsewhere(self) -> int:
         """Connections of all others."""
 
-    def accepting(self) -> Seq[FrontEnd]:
+    def accepting(self) -> Seq[ConnectionCounts]:
         """The others that accept connections now."""
 
 
-def leaves_to_others(own: FrontEnd, others: Seq[FrontEnd], most: int) -> bool:
+def fitting_connections(max_connections: int, num_reserved: int = 0) -> int:
+    """``max_connections``, or as many as there are descriptors for. Call it with everything else loaded.
+
+    ``num_reserved``: descriptors to keep for what is not counted among connections.
+
+    Raises ConfigError if there is none left.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return max_connections
+    room = limit - len(os.listdir("/dev/fd")) - _RESERVED_FILES - num_reserved
+    if room < 1:
+        raise ConfigError(f"The limit of {limit} open files leaves none for connections: raise it (ulimit -n).")
+    if room < max_connections:
+        log.warning(
+            "max_connections is lowered from %d to %d: the limit of open files is %d (ulimit -n)",
+            max_connections,
+            room,
+            limit,
+        )
+    return min(room, max_connections)
+
+
+def leaves_to_others(own: ConnectionCounts, others: Seq[ConnectionCounts], most: int) -> bool:
     """Whether the next connection is for one of ``others``, which accept connections.
 
     It is where one of them has fewer; so their numbers stay even. Once there are ``most`` in all, it is for one that
@@ -99,7 +131,7 @@ class Connections:
         max_connections: int,
         request_log: RequestLog | None = None,
         others: FrontEnds | None = None,
-        uploads: Uploads = ALONE,
+        uploads: Uploads = NO_PEERS,
     ) -> None:
         self.config = config
         self.bodies = BodyMemory(config.body_memory, uploads)
@@ -131,7 +163,7 @@ class Connections:
             self._idle[connection] = None
 
     def _limit_passed(self) -> int:
-        """The one of the two limits that does not hold; 0: both do."""
+        """The limit that is exceeded; 0: none."""
         num_open = len(self._open) - len(self._lingering)
         if num_open > self._max_connections:
             return self._max_connections
@@ -139,22 +171,23 @@ class Connections:
         return most if self._others is not None and num_open + self._others.num_open_elsewhere() > most else 0
 
     def discard(self, connection: Member) -> None:
-        """The connection is gone."""
+        """Remove a connection that is closed."""
         self._open.discard(connection)
         self._idle.pop(connection, None)
         self._lingering.pop(connection, None)
         self._tell()
 
     def set_idle(self, connection: Member) -> None:
-        """Its requests are answered."""
+        """Mark a connection whose requests are answered as idle."""
         self._idle[connection] = None
 
     def set_busy(self, connection: Member) -> None:
-        """A request has begun."""
+        """Mark a connection with an open request as busy."""
         self._idle.pop(connection, None)
 
     def set_lingering(self, connection: Member) -> None:
-        """It has got its last answer. Does not count any more; of too many the oldest is closed."""
+        """Move ``connection`` to the lingering ones, which do not count against the limit; of too many the oldest is
+        closed."""
         self._idle.pop(connection, None)
         self._lingering[connection] = None
         self._tell()
@@ -178,36 +211,36 @@ class Connections:
     # What the listeners ask.
 
     def is_left_to_others(self) -> bool:
-        """Whether another process is to accept the next connection."""
+        """True if another process is to accept the next connection."""
         if self._others is None:
             return False
         return leaves_to_others(self._tell(), self._others.accepting(), self.config.max_connections)
 
     def coming(self, change: int) -> None:
-        """So many more connections were accepted and are not made yet, or so many fewer."""
+        """Change the number of connections that were accepted and are not made yet."""
         self._num_coming += change
         self._tell()
 
     def listening(self, change: int) -> None:
-        """So many more listeners accept connections, or so many fewer."""
+        """Change the number of listeners that accept connections."""
         self._num_listeners += change
         if self._others is not None:
             self._others.come_by(accepts=self._num_listeners > 0)
 
-    def _tell(self) -> FrontEnd:
-        own = FrontEnd(len(self._open) - len(self._lingering), self._num_coming, len(self._idle))
+    def _tell(self) -> ConnectionCounts:
+        own = ConnectionCounts(len(self._open) - len(self._lingering), self._num_coming, len(self._idle))
         if self._others is not None:
             self._others.tell(own)
         return own
 
     def count_refusal(self, status: int, request_id: bytes) -> None:
-        """An answer that no route has given."""
+        """Count and log an answer that was given without a route."""
         self._metrics.requests.labels("unmatched", str(status)).inc()
         if self._request_log is not None:
             self._request_log.refused(status, request_id.decode())
 
     def begin_drain(self) -> None:
-        """From now on each connection ends with the answer to its next request."""
+        """Close each connection with the answer to its next request, from now on."""
         self.is_draining = True
 
     def end(self) -> None:
@@ -216,12 +249,12 @@ class Connections:
         self.header_timeout_s = min(self.header_timeout_s, _LAST_HEADERS_S)
 
     def start_clock(self) -> None:
-        """Hold the deadlines from now on."""
+        """Enforce deadlines from now on."""
         loop = asyncio.get_running_loop()
         self._clock = loop.call_later(_TICK_S, self._tick, loop, loop.time() + _TICK_S)
 
     def stop_clock(self) -> None:
-        """Hold no deadlines any more."""
+        """Enforce no deadlines any more."""
         if self._clock is not None:
             self._clock.cancel()
 

@@ -1,15 +1,17 @@
-"""Cross-origin requests: which pages' scripts may ask this server from a browser (fetch.spec.whatwg.org, CORS)."""
+"""Cross-origin requests: the pages whose scripts may ask this server from a browser (fetch.spec.whatwg.org, CORS)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from collections.abc import Sequence as Seq
 
 from starlette.responses import Response
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bei.config.settings import ANY_ORIGIN
+from bei.server.scope import SCOPE_RECORD
+from bei.server.telemetry.middleware import with_answer_headers
 
 Header = tuple[bytes, bytes]
 
@@ -31,6 +33,32 @@ _NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+( *, *[A-Za-z0-9!#$%&'*+.^_`|~
 _MOST_BYTES_OF_NAMES = 2_000
 
 
+class CorsHeaders:
+    """Middleware: the headers that ``cors`` gives every answer."""
+
+    def __init__(self, app: ASGIApp, cors: Cors) -> None:
+        self._app = app
+        self._cors = cors
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        scope[SCOPE_RECORD].answer_headers += self._cors.headers(scope["headers"])
+        return self._app(scope, receive, send)
+
+
+class CorsPreflight:
+    """Middleware: answers a browser that asks before it sends."""
+
+    def __init__(self, app: ASGIApp, cors: Cors) -> None:
+        self._app = app
+        self._cors = cors
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        response = self._cors.preflight(scope)
+        if response is None:
+            return self._app(scope, receive, send)
+        return response(scope, receive, with_answer_headers(scope, send))
+
+
 class Cors:
     """``origins``: those of the pages, or * alone. ``credentials``: their cookies may come along."""
 
@@ -43,7 +71,7 @@ class Cors:
         self._shared = shared
 
     def headers(self, headers: Iterable[Header]) -> list[Header]:
-        """What the answer to a request with ``headers`` says."""
+        """Headers of the answer to a request with ``headers``."""
         origin = _value(headers, b"origin")
         if self._is_for_all:
             return [] if origin is None else [(b"access-control-allow-origin", b"*"), *self._shared]
@@ -53,7 +81,7 @@ class Cors:
         return [(b"access-control-allow-origin", origin), *self._shared, *varies]
 
     def preflight(self, scope: Scope) -> Response | None:
-        """The answer to a browser that asks before it sends; None: ``scope`` is no such question of a page that may."""
+        """The answer to a preflight request of an allowed origin; None: ``scope`` is none."""
         headers = scope["headers"]
         origin = _value(headers, b"origin")
         is_one = scope["method"] == "OPTIONS" and _value(headers, b"access-control-request-method") is not None

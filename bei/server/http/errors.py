@@ -12,9 +12,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bei import errors
 from bei.server.http.compression import CODINGS
+from bei.server.telemetry.middleware import with_answer_headers
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +122,19 @@ def headers_of(error: errors.BeiError) -> dict[str, str]:
 
 def _row_of(error: errors.BeiError) -> tuple[int, str]:
     return next(_STATUS[cls] for cls in type(error).__mro__ if cls in _STATUS)
+
+
+class ErrorResponses:
+    """Middleware: a BeiError of the layers below becomes an answer. They raise none once an answer has begun."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except errors.BeiError as error:
+            await error_response(error, scope)(scope, receive, with_answer_headers(scope, send))
 
 
 async def on_bei_error(request: Request, error: Exception) -> Response:

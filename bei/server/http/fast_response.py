@@ -15,9 +15,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from bei.server.http.body_memory import Body
+from bei.server.http.memory_budgets import Body
 
-# What heads are known by as uvicorn writes them.
+# Marks of heads as uvicorn writes them.
 _CONTINUE = b"HTTP/1.1 100 "
 _LENGTH = b"\r\ncontent-length: "
 
@@ -46,7 +46,7 @@ class Exchange(RequestResponseCycle):
 
     @property
     def can_answer(self) -> bool:
-        """Whether an answer may go out now. Else it waits until the client takes what is there."""
+        """False while the client does not take what was written before."""
         return not self.flow.write_paused
 
     def answer(self, response: Response) -> None:
@@ -70,18 +70,21 @@ def exchange_of(way: Receive | Send) -> Exchange | None:
 
 
 def head(status: int, headers: Seq[tuple[bytes, bytes]], *, closes: bool) -> bytes:
-    """Of an answer. ``closes``: the connection ends with it. Raises ValueError where a header would end its line."""
+    """Status line and headers as bytes. ``closes``: adds ``Connection: close``.
+
+    Raises ValueError for CR or LF in a header (response splitting).
+    """
     lines = [*map(b": ".join, headers)]
     if closes:
         lines.append(b"connection: close")
     written = b"\r\n".join(lines)
     if written.count(b"\n") != len(lines) - 1 or written.count(b"\r") != len(lines) - 1:
-        raise ValueError("An answer's header has the end of a line in it.")
+        raise ValueError("A response header contains CR or LF.")
     return b"".join([STATUS_LINE[status], written, b"\r\n\r\n"])
 
 
 class Ending(Protocol):
-    """A connection, to its exchanges."""
+    """The connection of an exchange."""
 
     def close_after_answer(self) -> None:
         """Close, but let the client take what was written."""
@@ -121,7 +124,7 @@ class AnswerTransport:
         self._transport.writelines([head, body])
 
     def end_answer(self) -> None:
-        """It is complete."""
+        """Note that the answer is complete."""
         self._flush()
         self._has_begun = False
 
@@ -132,7 +135,7 @@ class AnswerTransport:
             self._transport.write(head)
 
     def is_closing(self) -> bool:
-        """Whether the connection ends."""
+        """True once the connection is being closed."""
         return self._transport.is_closing()
 
     def close(self) -> None:

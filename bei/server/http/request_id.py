@@ -1,23 +1,37 @@
-"""A request's id: what the client sent as X-Request-Id, else a new one. Every answer has it, and so has the log."""
+"""The request id: the client's X-Request-Id, else a new one. Every answer has it, and so has the log."""
 
 from __future__ import annotations
 
 import random
 import re
+from collections.abc import Awaitable
 from collections.abc import Sequence as Seq
 
-from bei.server.http.header_names import names_of
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from bei.server.scope import SCOPE_RECORD, SCOPE_REQUEST_ID, names_of
 
 HEADER = b"x-request-id"
-
-# Where an ASGI scope has it, as text.
 
 # UUIDs, ULIDs, base64 and the ids of gateways; nothing that means something to a terminal, a log or a header.
 _VALID = re.compile(rb"[A-Za-z0-9._:/+=@~-]{1,128}")
 
 
+class RequestIds:
+    """Middleware: leaves the id in the scope, as text, and among the headers of the answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        request_id = request_id_of(scope["headers"])
+        scope[SCOPE_REQUEST_ID] = request_id.decode()
+        scope[SCOPE_RECORD].answer_headers.append((HEADER, request_id))
+        return self._app(scope, receive, send)
+
+
 def request_id_of(headers: Seq[tuple[bytes, bytes]]) -> bytes:
-    """The first that the client sent, if it can be one; else a new one of 32 hexadecimal digits."""
+    """The first that the client sent, if it is valid; else a new one of 32 hexadecimal digits."""
     if HEADER in names_of(headers):
         given = next(value for name, value in headers if name == HEADER)
         if _VALID.fullmatch(given):

@@ -13,11 +13,10 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from bei.errors import PayloadTooLargeError
-from bei.server.http.body_memory import Body
 from bei.server.http.compression import content_coding, decoded
 from bei.server.http.fast_response import exchange_of
-from bei.server.http.header_names import names_of
-from bei.server.scope import SCOPE_BODY
+from bei.server.http.memory_budgets import Body
+from bei.server.scope import SCOPE_BODY, names_of
 from bei.utils.threads import off_loop
 
 T = TypeVar("T")

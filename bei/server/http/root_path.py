@@ -1,27 +1,38 @@
 """A prefix that a proxy has in front of every path. Proxies cut it off or leave it; routes are found both ways.
 
-No route begins as the prefix does (``bei.config.settings.FIRST_SEGMENTS``), so what a path means is never in doubt.
+No route begins with the prefix (``bei.config.settings.FIRST_SEGMENTS``), so paths are unambiguous.
 """
 
 from __future__ import annotations
 
-from starlette.types import Scope
+from collections.abc import Awaitable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 
-def without_root(scope: Scope, root: str) -> Scope:
-    """``scope`` with the path that routes have. ``root`` may be empty."""
-    path: str = scope["path"]
-    if not root or not (path == root or path.startswith(root + "/")):
-        return scope
-    return {**scope, "path": path[len(root) :] or "/"}
+class RootPathRemoved:
+    """Middleware: the path becomes that of the routes."""
+
+    def __init__(self, app: ASGIApp, root: str) -> None:
+        self._app = app
+        self._root = root
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        path: str = scope["path"]
+        if path == self._root or path.startswith(self._root + "/"):
+            scope["path"] = path[len(self._root) :] or "/"
+        return self._app(scope, receive, send)
 
 
-def with_root(scope: Scope, root: str) -> Scope:
-    """``scope`` as ASGI has it, with the whole path: pages and redirects of the framework then lead through the proxy.
+class RootPathRestored:
+    """Middleware: the path is whole again, as ASGI has it, so that pages and redirects of the framework lead through
+    the proxy. The framework takes the prefix off by itself."""
 
-    The framework takes the prefix off again. ``root`` may be empty.
-    """
-    if not root:
-        return scope
-    path = root + scope["path"]
-    return {**scope, "root_path": root, "path": path, "raw_path": path.encode()}
+    def __init__(self, app: ASGIApp, root: str) -> None:
+        self._app = app
+        self._root = root
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        path = self._root + scope["path"]
+        scope.update(root_path=self._root, path=path, raw_path=path.encode())
+        return self._app(scope, receive, send)

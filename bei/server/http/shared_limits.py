@@ -1,8 +1,8 @@
-"""What the other processes of a server hold of its limits. In one process there are no others: ``ALONE``.
+"""Server-wide limits: usage of the other processes. ``NO_PEERS`` is the no-op for a single process.
 
-A limit is the server's. Each process says what it holds, with what it is about to take, and then looks at the others:
-of two that take at once, one at least sees the other, so that together they never hold more than the limit. Both may
-see each other, and both be refused; they come back.
+Each process publishes its own usage, including what it is about to take, and then reads that of the others. Of two that
+take at once at least one sees the other, so together they never exceed the limit. Both may see each other and both be
+refused; clients try again.
 """
 
 from __future__ import annotations
@@ -11,35 +11,35 @@ from typing import Protocol
 
 
 class Tally(Protocol):
-    """A number of this process, and the sum of the others'. Safe in threads, if one at a time tells."""
+    """A number of this process, and the sum of the others'. Thread-safe as long as ``tell`` calls do not overlap."""
 
     def tell(self, own: int) -> int:
-        """This process holds ``own``. Returns what the others hold together, as they have told last."""
+        """Publish that this process holds ``own``. Returns the sum that the others have published."""
 
 
 class Uploads(Tally, Protocol):
     """The bytes of unfinished request bodies."""
 
     def refuse(self) -> None:
-        """A new upload was refused because of what others hold: they are asked to end a slow one."""
+        """Count an upload that was refused because of the others' uploads: one of them ends a slow one."""
 
     def refused(self) -> int:
-        """How many the others have refused since this was asked last."""
+        """Number of refusals of the others since the last call."""
 
 
-class Alone:
-    """There is no other process."""
+class NoPeers:
+    """The server is one process."""
 
     def tell(self, own: int) -> int:
-        """Nobody listens, and nobody else holds anything."""
+        """0."""
         return 0
 
     def refuse(self) -> None:
-        """Nobody listens."""
+        """No-op."""
 
     def refused(self) -> int:
-        """None."""
+        """0."""
         return 0
 
 
-ALONE = Alone()
+NO_PEERS = NoPeers()

@@ -1,4 +1,4 @@
-"""From when until when a certificate is valid: Python's ssl says so of other people's certificates only."""
+"""notBefore and notAfter of our own TLS certificate. (``ssl`` decodes only a peer's.)"""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def validity(der: bytes) -> tuple[datetime, datetime] | None:
 
 
 def _content(data: bytes, tag: int | None = None) -> tuple[bytes, bytes]:
-    """Of the first element of ``data``, and what follows it. Raises ValueError, IndexError."""
+    """Content of the first DER element of ``data``, and the bytes after the element. Raises ValueError, IndexError."""
     if tag is not None and data[0] != tag:
         raise ValueError(f"tag {data[0]} where {tag} was expected")
     length, start = data[1], 2

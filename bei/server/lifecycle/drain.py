@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from bei.server.endpoint.models import Models
 from bei.server.http.connection import Connection
 from bei.server.http.connections import Connections
-from bei.server.http.file_limits import Listener
+from bei.server.http.listener import Listener
 from bei.server.http.tls import TLS
 
 # When everything accepted is answered, clients have this long to take the answers; one that never ends its own
@@ -37,7 +37,7 @@ def uvicorn_config(app: ASGIApp) -> uvicorn.Config:
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """No-op."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -64,7 +64,7 @@ class DrainingServer(uvicorn.Server):
         self._take_signals = take_signals
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Our own listeners and connections."""
+        """Start our own listeners and connections in place of uvicorn's."""
         loop = asyncio.get_running_loop()
 
         def connection() -> Connection:

@@ -1,4 +1,4 @@
-"""SIGHUP: what the server reads anew while it runs. API keys, certificates, artifacts."""
+"""SIGHUP: the running server reads API keys, TLS certificates and artifacts (``swap``) again."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from bei.server.lifecycle.signals import LogTerminal
 
 log = logging.getLogger(__name__)
 
-# Reads something anew. Keeps what it has where the new cannot be used, and says so in the log.
+# Reads one thing again. Where the new one cannot be used, it keeps the old one and logs why.
 Part: TypeAlias = Callable[[], Awaitable[None]]
 
 
-class Reloading:
+class SighupReloads:
     """Calls ``parts``, one after the other. One reload at a time."""
 
     def __init__(self, parts: Seq[Part], terminal: LogTerminal) -> None:
@@ -29,12 +29,12 @@ class Reloading:
         self._under_way: set[asyncio.Task[None]] = set()
 
     def add(self, part: Part) -> None:
-        """One more, behind the others."""
+        """Add ``part`` behind the others."""
         self._parts.append(part)
 
     def remember(self) -> None:
-        """While models are loaded: a SIGHUP is remembered until ``start``. One that says that the terminal was closed
-        ends the process, as ever."""
+        """Remember a SIGHUP until ``start``, while models are loaded. One that comes because the terminal was closed
+        ends the process, as it does by default."""
         signal.signal(signal.SIGHUP, self._note)
 
     def _note(self, *_: object) -> None:
@@ -43,12 +43,12 @@ class Reloading:
         self._is_due = True
 
     def start(self) -> None:
-        """The server runs: do what was asked for meanwhile."""
+        """The server runs: reload if a SIGHUP came meanwhile."""
         if self._is_due:
             self.soon()
 
     def soon(self) -> None:
-        """Read everything anew. On the event loop."""
+        """Start a reload of everything. To be called on the event loop."""
         task = asyncio.ensure_future(self._run())
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)

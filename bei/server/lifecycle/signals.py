@@ -1,4 +1,4 @@
-"""Signals that are heard, and a process that ends, whatever hangs."""
+"""Signal handling that works while the event loop hangs, and the forced end of the process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LogTerminal:
 
     @property
     def is_closed(self) -> bool:
-        """Whether there was one, and is none any more."""
+        """True if there was a terminal and it is gone."""
         return self._was_there and not os.isatty(2)
 
 

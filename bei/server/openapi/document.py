@@ -1,23 +1,18 @@
 """/openapi.json: what every route reads and answers.
 
 Schemas come from the types of bodies, the statuses of errors from the table of errors and the forms of dialects: there
-is no second list of them. FastAPI gives the frame: paths, summaries, parameters of routes without a body.
+is no second list of them.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from itertools import chain, count
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypedDict
-
-from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute
-from fastapi.utils import generate_unique_id
 
 from bei import errors
 from bei.config.settings import ServeConfig
@@ -29,13 +24,21 @@ from bei.server.dialects.base import HEADER, OWN, Dialect
 from bei.server.endpoint.get_responses import Answers, answers_of
 from bei.server.endpoint.input_report import InputReport
 from bei.server.endpoint.route import WARNING_HEADER, Route
-from bei.server.guard import open_paths
 from bei.server.http.accept import MSGPACK, OCTETS, REPORT_HEADER, REPORT_VALUES
 from bei.server.http.compression import CODINGS
 from bei.server.http.errors import JSON, UNEXPECTED, ErrorBody, ErrorForm, headers_of, own_form, status_of
 from bei.server.http.responses import TRUNCATED_HEADER
+from bei.server.http.routing import ApiRoute
+from bei.server.open_paths import open_paths
 from bei.server.openapi.schemas import Schemas
-from bei.server.telemetry.server_timing import HEADER as SERVER_TIMING
+from bei.server.telemetry.request_record import SERVER_TIMING_HEADER
+from bei.version import __version__
+
+_INFO = {
+    "title": "bei",
+    "description": "Embedding inference server. Every answer has the request's x-request-id, or a new one.",
+    "version": __version__,
+}
 
 _RANGES = {"type": "string", "pattern": r"^\d+(-\d+)?(,\d+(-\d+)?)*(,\.\.\.)?$"}
 _WHOLE = {"type": "integer", "minimum": 0}
@@ -123,55 +126,60 @@ class Form(NamedTuple):
 _OWN = Form(OWN, own_form, (ErrorBody,))
 
 
-class OpenAPI:
-    """The page of an application. ``operation_id`` is what the application names its operations by."""
-
-    def __init__(self) -> None:
-        self._functions: dict[str, Callable[..., Any]] = {}
-
-    def operation_id(self, route: APIRoute) -> str:
-        """FastAPI's name; the function behind it is remembered, since the frame does not have it."""
-        name = generate_unique_id(route)
-        self._functions[name] = route.endpoint
-        return name
-
-    def page(
-        self, app: FastAPI, routes: Iterable[Route[Any]], dialects: Seq[Dialect], config: ServeConfig
-    ) -> dict[str, Any]:
-        """``routes`` are all that read a body, those of dialects under their mount points."""
-        frame = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        operations = [(path, method) for path, item in frame["paths"].items() for method in item]
-        bodies = {_template(route.path): route for route in routes}
-        reads = {
-            (path, method): answers_of(self._functions[frame["paths"][path][method]["operationId"]])
-            for path, method in operations
-            if method != "post" or path not in bodies
+def page(
+    framework_routes: Iterable[ApiRoute], routes: Iterable[Route[Any]], dialects: Seq[Dialect], config: ServeConfig
+) -> dict[str, Any]:
+    """/openapi.json. ``routes`` are all of ``framework_routes`` that read a body, those of dialects mounted."""
+    operations = [
+        (route.path_format, method.lower(), route)
+        for route in framework_routes
+        if route.include_in_schema
+        for method in sorted(route.methods or ())
+    ]
+    bodies = {_template(route.path): route for route in routes}
+    reads = {
+        (path, method): answers_of(route.function)
+        for path, method, route in operations
+        if method != "post" or path not in bodies
+    }
+    forms = {dialect.name: _form_of(dialect) for dialect in dialects}
+    schemas = Schemas(_types(bodies.values(), reads.values(), forms.values()), config.max_client_batch_size)
+    writer = _Writer(forms, schemas, config)
+    without_key = open_paths(config, dialects)
+    paths: dict[str, dict[str, Any]] = {}
+    for path, method, route in operations:
+        found = reads.get((path, method))
+        if found is None:
+            written = writer.inference(path, bodies[path])
+        else:
+            is_open = path in without_key and method != "post"
+            parameters = _parameters(route)
+            written = writer.read(path, parameters, found, has_body=method != "head", is_open=is_open)
+        paths.setdefault(path, {})[method] = {
+            "summary": route.summary,
+            "description": route.description,
+            "operationId": re.sub(r"\W", "_", f"{route.name}{path}") + f"_{method}",
+            **written,
         }
-        forms = {dialect.name: _form_of(dialect) for dialect in dialects}
-        schemas = Schemas(_types(bodies.values(), reads.values(), forms.values()), config.max_client_batch_size)
-        writer = _Writer(forms, schemas, config)
-        without_key = open_paths(config, dialects)
-        for path, method in operations:
-            operation = frame["paths"][path][method]
-            found = reads.get((path, method))
-            if found is None:
-                written = writer.inference(path, bodies[path])
-            else:
-                is_open = path in without_key and method != "post"
-                parameters = operation.pop("parameters", [])
-                written = writer.read(path, parameters, found, has_body=method != "head", is_open=is_open)
-            frame["paths"][path][method] = operation | written
-        frame["components"] = {
-            "schemas": schemas.components,
-            "responses": writer.responses,
-            "parameters": writer.parameters,
-        }
-        if config.root_path:
-            frame["servers"] = [{"url": config.root_path}]
-        if config.asks_for_keys:
-            frame["components"]["securitySchemes"] = {**_SECURITY_SCHEMES}
-            frame["security"] = [{name: []} for name in _SECURITY_SCHEMES]
-        return frame
+    components = {"schemas": schemas.components, "responses": writer.responses, "parameters": writer.parameters}
+    document: dict[str, Any] = {"openapi": "3.1.0", "info": _INFO, "paths": paths, "components": components}
+    if config.root_path:
+        document["servers"] = [{"url": config.root_path}]
+    if config.asks_for_keys:
+        components["securitySchemes"] = {**_SECURITY_SCHEMES}
+        document["security"] = [{name: []} for name in _SECURITY_SCHEMES]
+    return document
+
+
+def _parameters(route: ApiRoute) -> list[dict[str, Any]]:
+    """Parameters of the path, and optional ones of the query."""
+    in_path = [_parameter(name, "path", _TEXT) for name in route.param_convertors]
+    return in_path + [_parameter(name, "query", {"anyOf": [_TEXT, {"type": "null"}]}) for name in route.query]
+
+
+def _parameter(name: str, place: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    titled = {**schema, "title": name.title()}
+    return {"name": name, "in": place, "required": place == "path", "schema": titled}
 
 
 def _form_of(dialect: Dialect) -> Form:
@@ -205,12 +213,12 @@ class _Writer:
         self._urgency = _urgency_headers()
         self._dialect = _dialect_header(config)
         self._coded = _CODED_HEADERS if config.compress_answers else {}
-        self._timed = {SERVER_TIMING.decode(): _SERVER_TIMING_HEADER} if config.server_timing else {}
+        self._timed = {SERVER_TIMING_HEADER.decode(): _SERVER_TIMING_HEADER} if config.server_timing else {}
         self.responses: dict[str, Any] = {}
         self.parameters: dict[str, Any] = {one["name"]: one for one in (*self._urgency, _REPORT, self._dialect)}
 
     def inference(self, path: str, route: Route[Any]) -> dict[str, Any]:
-        """The parts of a route with a body that FastAPI does not know."""
+        """The parts of a route with a body."""
         form = self._form_of(path)
         names = (TRUNCATED_HEADER, WARNING_HEADER, *route.octet_headers)
         timing = {} if route.timing_headers is None else route.timing_headers(Timing())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from bei.artifact.store import certificate_html
 from bei.errors import InvalidRequestError, ModelNotFoundError
 from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.models import Models
+from bei.server.http.routing import ApiRouter
 
 _MEDIA_TYPE = "text/html; charset=utf-8"
 # The page says as much of itself; here it also keeps others from framing it.
@@ -20,11 +20,11 @@ _HEADERS = {
 }
 
 
-def certificate_router(models: Models) -> APIRouter:
+def certificate_router(models: Models) -> ApiRouter:
     """The route, bound to the served models."""
-    router = APIRouter()
+    router = ApiRouter()
 
-    @router.get("/certificate", summary="The certificate as a page", response_model=None)
+    @router.get("/certificate", summary="The certificate as a page")
     @answers(InvalidRequestError, ModelNotFoundError, bodies={200: str}, media_type=_MEDIA_TYPE)
     async def certificate(model: str | None = None) -> Response:
         """How far the engine is from its reference; where several models are served, the query names one."""

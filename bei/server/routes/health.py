@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Literal, TypedDict
 
 import msgspec
-from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from bei.metrics.registry import CONTENT_TYPE
 from bei.server.endpoint.get_responses import answers
 from bei.server.http.errors import JSON
+from bei.server.http.routing import ApiRouter
 from bei.server.status import stats as minute
 from bei.server.status.whole_server import WholeServer
 
@@ -41,9 +41,9 @@ class NotReady(TypedDict):
     models: dict[str, str]
 
 
-def health_router(server: WholeServer) -> APIRouter:
+def health_router(server: WholeServer) -> ApiRouter:
     """The routes, bound to the server."""
-    router = APIRouter()
+    router = ApiRouter()
 
     @router.head("/health", summary="Liveness")
     @router.get("/health", summary="Liveness")
@@ -71,7 +71,7 @@ def health_router(server: WholeServer) -> APIRouter:
         """Exposition format; docs/reference.md lists the names."""
         return Response(await server.metrics(), media_type=CONTENT_TYPE)
 
-    @router.get(minute.PATH, summary="The last minute", response_model=None)
+    @router.get(minute.PATH, summary="The last minute")
     @answers(bodies={200: minute.Stats})
     async def stats() -> Response:
         """Requests by lane and status with their times, what waits, and what each engine does."""

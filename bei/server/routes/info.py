@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal, TypedDict
 
 import msgspec
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from bei.artifact.certificate.record import (
@@ -23,6 +22,7 @@ from bei.errors import InvalidRequestError, ModelNotFoundError
 from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.models import Models
 from bei.server.http.errors import JSON
+from bei.server.http.routing import ApiRouter
 from bei.service.service import InferenceService
 from bei.version import __version__
 
@@ -111,11 +111,11 @@ class Info(TypedDict):
     signature: SignatureInfo | None
 
 
-def info_router(models: Models, config: ServeConfig) -> APIRouter:
+def info_router(models: Models, config: ServeConfig) -> ApiRouter:
     """The route, bound to the served models."""
-    router = APIRouter()
+    router = ApiRouter()
 
-    @router.get("/info", summary="Describe the server (TEI)", response_model=None)
+    @router.get("/info", summary="Describe the server (TEI)")
     @answers(InvalidRequestError, ModelNotFoundError, bodies={200: Info})
     async def info(model: str | None = None) -> Response:
         """One model and the server's limits; where several models are served, the query names one."""

@@ -13,10 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from fastapi import APIRouter, HTTPException, Request
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 
 from bei.config.settings import ServeConfig
+from bei.server.http.routing import ApiRouter
 from bei.utils.html.document import CONTENT_STYLE
 
 _FOLDER: Final = Path(__file__).parents[1] / "ui"
@@ -43,6 +45,8 @@ _HEADERS: Final = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",  # asked for again with its ETag: a new version is seen at once
 }
+
+_READ: Final = ("GET", "HEAD")
 
 _SWAGGER_PACKAGE: Final = "fastapi_swagger"
 _SWAGGER_FILES: Final = ("swagger-ui-bundle.js", "swagger-ui.css")
@@ -88,41 +92,41 @@ def swagger_folder() -> Path | None:
     return folder if all((folder / name).is_file() for name in _SWAGGER_FILES) else None
 
 
-def pages_router(config: ServeConfig) -> APIRouter:
+def pages_router(config: ServeConfig) -> ApiRouter:
     """The routes of a server with ``config``. They are for browsers, and not in /openapi.json."""
-    router = APIRouter(include_in_schema=False)
+    router = ApiRouter()
     if config.ui:
         _add_ui(router, config)
     _add_docs(router, config)
     return router
 
 
-def _add_ui(router: APIRouter, config: ServeConfig) -> None:
+def _add_ui(router: ApiRouter, config: ServeConfig) -> None:
     keys = "yes" if config.asks_for_keys else "no"
     attributes = f'data-dialect="{config.dialect}" data-keys="{keys}"'
     page = (_FOLDER / _PAGE).read_text("utf-8").replace('data-dialect="bei" data-keys="no"', attributes)
     file = _made(page.encode(), ".html")
 
-    @router.api_route("/ui", methods=["GET", "HEAD"])
+    @router.on(_READ, "/ui", in_schema=False)
     async def ui(request: Request) -> Response:
         """The page."""
         return _answer(file, request, _POLICY)
 
-    @router.api_route("/ui/{name}", methods=["GET", "HEAD"])
+    @router.on(_READ, "/ui/{name}", in_schema=False)
     async def ui_file(request: Request, name: str) -> Response:
         """A file of it."""
         return _answer(_known(_files().get(name)), request, _POLICY)
 
 
-def _add_docs(router: APIRouter, config: ServeConfig) -> None:
-    @router.api_route("/docs", methods=["GET", "HEAD"])
+def _add_docs(router: ApiRouter, config: ServeConfig) -> None:
+    @router.on(_READ, "/docs", in_schema=False)
     async def docs(request: Request) -> Response:
         """Swagger UI or, without its files, what to install."""
         name, status = (_DOCS, 200) if swagger_folder() is not None else (_DOCS_MISSING, 501)
         page = (_FOLDER / name).read_text("utf-8").replace('"/openapi.json"', f'"{config.root_path}/openapi.json"')
         return _answer(_made(page.encode(), ".html"), request, _SWAGGER_POLICY, status)
 
-    @router.api_route("/docs/{name}", methods=["GET", "HEAD"])
+    @router.on(_READ, "/docs/{name}", in_schema=False)
     async def docs_file(request: Request, name: str) -> Response:
         """A file of it: Swagger UI's, or the one that starts it."""
         folder = _FOLDER if name == _DOCS_SCRIPT else swagger_folder() if name in _SWAGGER_FILES else None

@@ -1,7 +1,7 @@
-"""What a server says of itself to those who watch it. Where it is several processes, whichever is asked speaks for all.
+"""Health, metrics and statistics of a whole server: the process that is asked answers for all processes.
 
-Processes tell each other what they know over ``bei.server.status.peers``. Nothing here waits for a process that does not answer for
-longer than that does; what is missing then is said.
+Processes ask each other over ``bei.server.status.peers``, whose timeout bounds the wait for one that hangs; the answer
+names what is missing then.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from bei.config.settings import ServeConfig
 from bei.server.scope import SCOPE_API_KEY, SCOPE_REQUEST_ID
-from bei.server.telemetry.request_record import Inputs, Work
+from bei.server.telemetry.request_record import UNMATCHED, Inputs, RequestRecord
 from bei.utils.log_format import FIELDS
 
 log = logging.getLogger(__name__)
@@ -22,8 +22,8 @@ _MOST_INPUTS = 10
 _MOST_CHARS = 500
 
 
-class Record(Work):
-    """The same for a line of the log."""
+class LoggedRequest(RequestRecord):
+    """A record that also counts bytes of bodies and, ``has_texts``, keeps the first inputs."""
 
     def __init__(self, *, has_texts: bool) -> None:
         super().__init__()
@@ -32,7 +32,6 @@ class Record(Work):
         self._bytes_in = self._bytes_out = 0
 
     def asks(self, model: str, inputs: Inputs) -> None:
-        """As of all requests."""
         super().asks(model, inputs)
         if self._has_texts:
             self._texts += map(_shown, inputs[: _MOST_INPUTS - len(self._texts)])
@@ -77,20 +76,22 @@ class RequestLog:
     def __init__(self, *, has_texts: bool) -> None:
         self._has_texts = has_texts
 
-    def begin(self, receive: Receive, send: Send) -> tuple[Record, Receive, Send]:
+    def begin(self, receive: Receive, send: Send) -> tuple[LoggedRequest, Receive, Send]:
         """Of a request. What the application is to receive and send with."""
-        record = Record(has_texts=self._has_texts)
+        record = LoggedRequest(has_texts=self._has_texts)
         return (record, *record.counting(receive, send))
 
-    def end(self, record: Record, scope: Scope, route: str, status: int, seconds: float) -> None:
+    def end(self, record: RequestRecord, scope: Scope, seconds: float) -> None:
         """The request is answered."""
+        assert isinstance(record, LoggedRequest)  # made by ``begin``
         key = scope.get(SCOPE_API_KEY)
         name = None if key is None else key.name
-        self._write(scope["method"], route, status, seconds, scope[SCOPE_REQUEST_ID], name, record.fields())
+        request_id = scope[SCOPE_REQUEST_ID]
+        self._write(scope["method"], record.route, record.status, seconds, request_id, name, record.fields())
 
     def refused(self, status: int, request_id: str) -> None:
         """A request was answered before it had a scope."""
-        self._write(None, "unmatched", status, 0.0, request_id, None, {})
+        self._write(None, UNMATCHED, status, 0.0, request_id, None, {})
 
     def _write(
         self,

@@ -60,8 +60,10 @@ def tracing_of(config: ServeConfig, env: Mapping[str, str] | None = None) -> Tra
             )
     for module, package in _LIBRARIES.items():
         libraries.load(module, package, "otel", f"Tracing ({source} is set)")
-    from bei.server.telemetry.spans import tracing_to
-
+    try:
+        from bei.server.telemetry.spans import tracing_to
+    except ValueError as error:
+        raise ConfigError(f"OTEL_PROPAGATORS cannot be honoured: {error}") from error
     try:
         tracing = tracing_to(url, config.trace_sample_ratio)
     except (ValueError, RuntimeError) as error:

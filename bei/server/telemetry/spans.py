@@ -1,8 +1,8 @@
 """Traces of requests, by OpenTelemetry: a span for each request, and one below it for each of its stages.
 
-Spans are made when a request is answered, of the times that were taken on its way (``bei.metrics.request_stages``): none is open while
-it runs, and a server that sends no traces does nothing for them. They hold no text, no key, no path and no address of a
-client's. Of bei this module alone imports the library, and it is imported only where traces are asked for.
+Spans are made when a request has been answered, from the times taken on its way (``bei.metrics.request_stages``): no
+span is open meanwhile. They hold no text, key, path or address of a client. Only this module imports the library, and
+only servers that send traces import it.
 
 Names and attributes: opentelemetry.io/docs/specs/semconv/http/http-spans.
 """
@@ -28,7 +28,7 @@ from starlette.types import Scope
 
 from bei.metrics.request_stages import Stage, microseconds
 from bei.server.scope import SCOPE_REQUEST_ID
-from bei.server.telemetry.request_record import Work
+from bei.server.telemetry.request_record import UNMATCHED, RequestRecord
 from bei.version import __version__
 
 log = logging.getLogger(__name__)
@@ -92,10 +92,10 @@ class Tracing:
         self._tracer = provider.get_tracer("bei", __version__)
         self._has_failed = False
 
-    def end(self, work: Work, scope: Scope, route: str, status: int, seconds: float) -> None:
+    def end(self, record: RequestRecord, scope: Scope, seconds: float) -> None:
         """A request was answered, ``seconds`` after its headers. Never raises: no trace is worth an answer."""
         try:
-            self._end(work, scope, route, status, seconds)
+            self._end(record, scope, seconds)
         except Exception:  # a border
             if not self._has_failed:  # once: it would be so of every request
                 log.exception("a request could not be traced")
@@ -107,11 +107,11 @@ class Tracing:
         closing.start()
         closing.join(_CLOSE_S)
 
-    def _end(self, work: Work, scope: Scope, route: str, status: int, seconds: float) -> None:
-        timing = work.timing
+    def _end(self, record: RequestRecord, scope: Scope, seconds: float) -> None:
+        timing, route, status = record.timing, record.route, record.status
         assert timing is not None  # a server that traces takes the times of all requests
         method = scope["method"] if scope["method"] in _METHODS else _OTHER
-        has_route = route != "unmatched"
+        has_route = route != UNMATCHED
         attributes: dict[str, str | int] = {
             "http.request.method": method,
             "url.scheme": scope["scheme"],
@@ -123,10 +123,10 @@ class Tracing:
             attributes["http.route"] = route
         if status >= 500:
             attributes["error.type"] = str(status)
-        if work.model is not None:
-            attributes |= {"bei.model": work.model, "bei.inputs": work.num_inputs}
-        if work.lane is not None and timing.accepted_s is not None:
-            attributes |= {"bei.lane": work.lane, "bei.tokens": timing.num_tokens}
+        if record.model is not None:
+            attributes |= {"bei.model": record.model, "bei.inputs": record.num_inputs}
+        if record.lane is not None and timing.accepted_s is not None:
+            attributes |= {"bei.lane": record.lane, "bei.tokens": timing.num_tokens}
         # As the two clocks stand now: the system's may have been set meanwhile.
         begun_ns = time.time_ns() - time.monotonic_ns() + round(timing.begun_s * 1e9)
         verb = "HTTP" if method == _OTHER else method

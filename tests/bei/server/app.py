@@ -43,7 +43,7 @@ class App:
         self.models = self.run(self._load(served, settings))
         config = ServeConfig(**settings)
         self.dialects = all_dialects(self.models, config, WholeServer(self.models, self.metrics))
-        self.keys = keyring_of(config, self.metrics)
+        self.keys = keyring_of(config)
         self.asgi = create_app(self.models, config, self.metrics, self.keys, request_log_of(config), tracing)
         transport = httpx.ASGITransport(self.asgi, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://bei.test")

@@ -16,8 +16,8 @@ import pytest
 from bei.engine.fake import FakeEngine
 from bei.server.endpoint import context, render, route
 from bei.server.endpoint.render import Notation
-from bei.server.endpoint.response_memory import AnswerMemory
 from bei.server.http import responses
+from bei.server.http.memory_budgets import AnswerMemory
 from bei.server.http.shared_limits import Tally
 from tests.bei.server.app import ROUTE, App, check_error
 from tests.bei.server.conftest import MakeApp

@@ -21,10 +21,9 @@ from bei.multiprocess.shared_memory import limits as module
 from bei.multiprocess.shared_memory.limits import SharedBucket, SharedLimits
 from bei.port import LANES, Lane, PortStats
 from bei.server.auth.rate_limit import Bucket
-from bei.server.endpoint.response_memory import AnswerMemory
-from bei.server.http import body_memory
-from bei.server.http.body_memory import Body, BodyMemory
-from bei.server.http.connections import Connections, FrontEnd
+from bei.server.http import memory_budgets
+from bei.server.http.connections import ConnectionCounts, Connections
+from bei.server.http.memory_budgets import AnswerMemory, Body, BodyMemory
 from bei.service.admission import Admission, AdmissionLimits, Demand, Ticket
 from tests.bei.multiprocess.pages import Other, pages
 from tests.bei.server.auth.test_rate_limit import Clock
@@ -296,7 +295,7 @@ def test_answers_of_all_front_ends_are_held_to_one_limit() -> None:
 def test_bodies_of_all_front_ends_are_held_to_one_limit_and_slow_ones_elsewhere_yield(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(body_memory, "_GRACE_S", 100.0)
+    monkeypatch.setattr(memory_budgets, "_GRACE_S", 100.0)
     with front_ends(2) as limits:
         first, second = (BodyMemory(100, one.uploads) for one in limits)
         slow, slower, young = Body(first), Body(first), Body(first)
@@ -391,7 +390,7 @@ def test_connections_that_were_accepted_and_are_not_made_yet_count_for_the_share
         first.add(member)  # made, and not yet known to be
         assert member.error is None
         first.coming(-1)
-        assert limits[1].front_ends.accepting() == [FrontEnd(1, 0, 1)]
+        assert limits[1].front_ends.accepting() == [ConnectionCounts(1, 0, 1)]
 
 
 def test_where_there_are_as_many_as_may_be_the_next_one_is_for_who_can_close_an_idle_one() -> None:

@@ -14,7 +14,6 @@ import pytest
 from bei.config.settings import DIALECTS
 from bei.engine.fake import FakeEngine
 from bei.errors import ConfigError, ForbiddenError, UnauthorizedError
-from bei.metrics.registry import Metrics
 from bei.port import Lane
 from bei.server.auth import keys as module
 from bei.server.auth.key_file import KeySpec
@@ -233,7 +232,7 @@ def test_more_tokens_than_the_rate_are_a_429_and_nothing_stays_admitted(make_app
 def ring(*specs: KeySpec) -> tuple[Keyring, list[KeySpec]]:
     """A keyring, and the list that it is read from."""
     source = [*specs]
-    return Keyring(lambda: [*source], Metrics()), source
+    return Keyring(lambda: [*source]), source
 
 
 def name_of(keys: Keyring, secret: str) -> str | None:
@@ -267,7 +266,7 @@ def test_where_the_new_keys_cannot_be_read_the_old_ones_stay(caplog: pytest.LogC
         return [KeySpec("a", ("old",))]
 
     is_broken = False
-    keys = Keyring(read, Metrics())
+    keys = Keyring(read)
     is_broken = True
     asyncio.run(keys.reload())
     assert name_of(keys, "old") == "a"

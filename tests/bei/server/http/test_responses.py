@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from bei.engine.fake import FakeEngine
 from bei.server.endpoint.route import Endpoint
-from bei.server.http.body_memory import Body, BodyMemory
+from bei.server.http.memory_budgets import Body, BodyMemory
 from bei.server.http.responses import unless_disconnected
 from bei.server.scope import SCOPE_BODY
 from tests.bei.server.app import ROUTE, App

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bei.config.settings import FIRST_SEGMENTS
 from bei.engine.fake import FakeEngine
-from bei.server.http.root_path import with_root, without_root
+from bei.server.http.root_path import RootPathRemoved
 from tests.bei.server.app import ROUTE, App
 from tests.bei.server.conftest import MakeApp
 from tests.support.artifacts import LIMITS
@@ -95,11 +98,32 @@ def test_no_route_begins_as_a_prefix_may(app: App) -> None:
 
 
 def test_a_longer_word_is_not_taken_apart() -> None:
-    assert without_root({"path": f"{ROOT}x/v1"}, ROOT) == {"path": f"{ROOT}x/v1"}
+    async def check(scope: Scope, _: Receive, __: Send) -> None:
+        assert scope == {"path": f"{ROOT}x/v1"}
+
+    asyncio.run(_call(RootPathRemoved(check, ROOT), {"path": f"{ROOT}x/v1"}))
 
 
-def test_scopes_are_not_changed_for_others() -> None:
-    scope = {"path": f"{ROOT}/x", "root_path": ""}
-    placed = with_root(without_root(scope, ROOT), ROOT)
+def test_scopes_are_not_changed_for_others(behind: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    passed: list[Scope] = []
+
+    async def record(_: object, scope: Scope, __: Receive, ___: Send) -> None:
+        passed.append(scope)
+
+    monkeypatch.setattr(Starlette, "__call__", record)
+    scope = {"type": "http", "method": "GET", "path": f"{ROOT}/x", "root_path": "", "headers": []}
+    before = dict(scope)
+    behind.run(_call(behind.asgi, scope))
+    assert scope == before
+    (placed,) = passed
     assert (placed["path"], placed["root_path"], placed["raw_path"]) == (f"{ROOT}/x", ROOT, f"{ROOT}/x".encode())
-    assert scope == {"path": f"{ROOT}/x", "root_path": ""}
+
+
+async def _call(app: ASGIApp, scope: Scope) -> None:
+    async def receive() -> Message:
+        raise AssertionError
+
+    async def send(_: Message) -> None:
+        raise AssertionError
+
+    await app(scope, receive, send)

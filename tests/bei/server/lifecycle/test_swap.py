@@ -22,9 +22,9 @@ from bei.scheduler.cost_model import CostModel
 from bei.scheduler.device_gate import DeviceGate
 from bei.server.auth.priority import Urgency
 from bei.server.endpoint.context import Context, RequestContext
-from bei.server.endpoint.response_memory import AnswerMemory
-from bei.server.lifecycle.swap import Swapping
-from bei.server.telemetry.request_record import Work
+from bei.server.http.memory_budgets import AnswerMemory
+from bei.server.lifecycle.swap import LocalSwaps
+from bei.server.telemetry.request_record import RequestRecord
 from bei.service.call import ModelRequest
 from bei.service.loader import Loaded, Standing
 from bei.service.service import InferenceService
@@ -79,7 +79,7 @@ class Bench:
             artifact.manifest.name: Standing(artifact.path, "fake", 1, CostModel.assumed(LIMITS))
             for artifact, _ in served
         }
-        self.swapping = Swapping(self.models, standings, load_next, start, self.app.metrics)
+        self.swapping = LocalSwaps(self.models, standings, load_next, start, self.app.metrics)
 
     def run(self, test: Callable[[], Any]) -> None:
         self.app.run(test())
@@ -176,7 +176,9 @@ def test_a_model_that_was_found_before_the_swap_still_accepts_and_is_the_only_on
     former = ClosingEngine(LIMITS)
     bench: Bench = make_bench((artifact, former))
     bench.next["tiny"] = lambda: loaded(second, FakeEngine(LIMITS))
-    call = RequestContext(Context(bench.models, 8, 1_000_000, AnswerMemory(1_000_000)), Urgency(None, None), Work())
+    call = RequestContext(
+        Context(bench.models, 8, 1_000_000, AnswerMemory(1_000_000)), Urgency(None, None), RequestRecord()
+    )
 
     async def test() -> None:
         found = call.able("embed", "tiny")

@@ -1,24 +1,17 @@
-"""File descriptors: how many there may be, and a listener that outlives their lack."""
+"""A listener that goes on when file descriptors run out."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import logging
-import os
-import resource
 import socket
 from collections.abc import Callable
 from typing import Protocol
 
-from bei.errors import ConfigError
-from bei.server.http.connections import MOST_LINGERING
 from bei.server.http.tls import SHUTDOWN_S, TLS
 
 log = logging.getLogger(__name__)
-
-# For files that the process opens later, and for connections that are refused or closing.
-_RESERVE = 32 + MOST_LINGERING
 
 # TLS handshakes under way. Of more the oldest ends: clients that never finish theirs keep nobody out.
 MOST_HANDSHAKES = 256
@@ -35,50 +28,17 @@ _LOG_EVERY_S = 10.0
 _OUT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
-def raise_limit() -> None:
-    """Let the process open as many files as the system allows it: the usual soft limit of 1,024 is for select()."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError) as error:  # macOS has a lower limit than the hard one says
-            log.warning("cannot raise the limit of open files from %d to %d (%s)", soft, hard, error)
-
-
-def fitting_connections(max_connections: int, num_reserved: int = 0) -> int:
-    """``max_connections``, or as many as there are descriptors for. Call it with everything else loaded.
-
-    ``num_reserved``: descriptors to keep for what is not counted among connections.
-
-    Raises ConfigError if there is none left.
-    """
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit == resource.RLIM_INFINITY:
-        return max_connections
-    room = limit - len(os.listdir("/dev/fd")) - _RESERVE - num_reserved
-    if room < 1:
-        raise ConfigError(f"The limit of {limit} open files leaves none for connections: raise it (ulimit -n).")
-    if room < max_connections:
-        log.warning(
-            "max_connections is lowered from %d to %d: the limit of open files is %d (ulimit -n)",
-            max_connections,
-            room,
-            limit,
-        )
-    return min(room, max_connections)
-
-
 class Gate(Protocol):
-    """Who is told of connections that are accepted (``bei.server.http.connections.Connections``)."""
+    """Coordinates accepting among processes (``bei.server.http.connections.Connections``)."""
 
     def is_left_to_others(self) -> bool:
-        """Whether another process that listens on the same socket is to accept the next connection."""
+        """True if another process that listens on the same socket is to accept the next connection."""
 
     def coming(self, change: int) -> None:
-        """So many more connections were accepted and are not made yet, or so many fewer."""
+        """Change the number of connections that were accepted and are not made yet."""
 
     def listening(self, change: int) -> None:
-        """So many more listeners accept connections, or so many fewer."""
+        """Change the number of listeners that accept connections."""
 
 
 class Listener:
@@ -168,8 +128,8 @@ class Listener:
                     return
 
     def _accept_one(self) -> None:
-        """Raises BlockingIOError: nobody is there; OSError: there is no descriptor, or this client has left, or its
-        network has (accept(2))."""
+        """Accept one connection. Raises BlockingIOError: the queue is empty; OSError: no descriptor is left, or the
+        client or its network is gone (accept(2))."""
         connection, _ = self._listener.accept()
         if self._gate is not None:
             self._gate.coming(1)
@@ -186,7 +146,7 @@ class Listener:
             handshake.cancel()
 
     def _connected(self, task: asyncio.Task[None]) -> None:
-        """Or not: it has failed, or was cancelled."""
+        """The task has ended, by success, failure or cancellation."""
         self._accepting.pop(task, None)
         if self._gate is not None:
             self._gate.coming(-1)

@@ -1,18 +1,21 @@
-"""What the bodies of all requests that are not admitted yet hold together, and who yields when that is too much."""
+"""Memory budgets of a server: bodies of requests that are not admitted yet, and answers under way."""
 
 from __future__ import annotations
 
+import random
+import threading
 import time
 from collections.abc import Callable
 
 from bei.errors import BeiError, OverloadedError
-from bei.server.http.retry_after import retry_s
-from bei.server.http.shared_limits import ALONE, Uploads
+from bei.server.http.shared_limits import NO_PEERS, Tally, Uploads
 
 # Whoever sends for less time than this is not measured: a first packet has no rate.
 _GRACE_S = 1.0
 
-# Where the connection leaves its Body in the ASGI scope; other servers and tests have none.
+# Clients that are refused for want of memory are asked to come back after so long, each after another time.
+_RETRY_S = 1.0
+_JITTER = 1.2
 
 
 class BodyMemory:
@@ -24,14 +27,14 @@ class BodyMemory:
     uploads to another process, it is asked to end as many (``yield_to_others``).
     """
 
-    def __init__(self, limit: int, elsewhere: Uploads = ALONE) -> None:
+    def __init__(self, limit: int, elsewhere: Uploads = NO_PEERS) -> None:
         self.limit = limit
         self.held = 0
         self._bodies: dict[Body, None] = {}
         self._elsewhere = elsewhere
 
     def yield_to_others(self) -> None:
-        """Now and then: end slow uploads, one for each new one that a process without slow ones has refused."""
+        """End slow uploads: one for each upload that a process without slow ones has refused. Called periodically."""
         for _ in range(self._elsewhere.refused()):
             slowest = self._slowest()
             if slowest is None:
@@ -53,7 +56,7 @@ class BodyMemory:
 
     def _too_much(self) -> OverloadedError:
         return OverloadedError(
-            f"The unfinished requests hold more than {self.limit} bytes: retry later, or send smaller ones.", retry_s()
+            f"The unfinished requests hold more than {self.limit} bytes: retry later, or send smaller ones.", _retry_s()
         )
 
     def _give_back(self, body: Body, size: int) -> None:
@@ -127,11 +130,11 @@ class Body:
             self.on_watch()
 
     def unwatch(self) -> None:
-        """It does not matter any more."""
+        """Stop watching."""
         self._on_lost = None
 
     def lose(self) -> None:
-        """The client has left: nobody wants an answer."""
+        """Note that the client has left."""
         self.is_lost = True
         self.end()
         if self._on_lost is not None:
@@ -147,3 +150,41 @@ class Body:
         """Its request is answered, or the client has left."""
         self.release()
         self.on_fail = None  # which leads to the request and back
+
+
+class AnswerMemory:
+    """A limit on the bytes of all answers under way in a server, as estimated. Safe in threads.
+
+    Each is held to a limit of its own, but many at once would still take all memory there is.
+    """
+
+    def __init__(self, limit: int, elsewhere: Tally = NO_PEERS) -> None:
+        self.limit = limit
+        self.held = 0
+        self._elsewhere = elsewhere
+        self._lock = threading.Lock()
+
+    def take(self, size: int, *, may_exceed: bool) -> None:
+        """Count ``size`` bytes more. Raises OverloadedError where they do not fit, unless they ``may_exceed``: of an
+        answer whose request is accepted already."""
+        with self._lock:
+            others = self._elsewhere.tell(self.held + size)
+            if self.held + others + size > self.limit and not may_exceed:
+                self._elsewhere.tell(self.held)
+                raise OverloadedError(
+                    f"The answers under way take about {self.held + others} bytes, and this one {size}, more than "
+                    f"{self.limit} together: retry later, or ask for less at a time.",
+                    _retry_s(),
+                )
+            self.held += size
+
+    def give_back(self, size: int) -> None:
+        """Give ``size`` bytes back: the answer was sent or dropped."""
+        with self._lock:
+            self.held -= size
+            self._elsewhere.tell(self.held)
+
+
+def _retry_s() -> float:
+    """A second or a little more, so that clients that are refused together come back apart."""
+    return _RETRY_S * random.uniform(1.0, _JITTER)

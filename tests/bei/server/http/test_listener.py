@@ -20,9 +20,9 @@ from bei.errors import ConfigError
 from bei.metrics.registry import Metrics
 from bei.multiprocess.shared_memory import limits as shared_limits
 from bei.multiprocess.shared_memory.limits import SharedLimits
-from bei.server.http import file_limits
-from bei.server.http.connections import Connections
-from bei.server.http.file_limits import Listener, fitting_connections
+from bei.server.http import listener as module
+from bei.server.http.connections import Connections, fitting_connections
+from bei.server.http.listener import Listener
 from bei.server.http.tls import TLS
 from tests.bei.multiprocess.pages import pages
 from tests.bei.server.http.test_connections import Member
@@ -118,8 +118,8 @@ def test_a_listener_outlives_what_accept_raises(number: int, makes_room: int) ->
 
 
 def test_of_too_many_unfinished_handshakes_the_oldest_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(file_limits, "MOST_HANDSHAKES", 3)
-    monkeypatch.setattr(file_limits, "_LAST_HANDSHAKES_S", 0.0)
+    monkeypatch.setattr(module, "MOST_HANDSHAKES", 3)
+    monkeypatch.setattr(module, "_LAST_HANDSHAKES_S", 0.0)
     authority = make_authority(tmp_path)
     pair = make_certificate(tmp_path, "server", authority)
     tls = TLS(str(pair.cert), str(pair.key), None, DEADLINE_S)
@@ -168,7 +168,7 @@ class Gate:
 
 
 def test_what_is_left_to_others_is_accepted_after_all_if_none_of_them_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_limits, "_LEAVE_S", 0.05)
+    monkeypatch.setattr(module, "_LEAVE_S", 0.05)
     gate = Gate()
     gate.is_closed = True
 
@@ -193,7 +193,7 @@ def test_what_is_left_to_others_is_accepted_after_all_if_none_of_them_comes(monk
 
 def test_two_listeners_on_one_socket_share_its_connections_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     # Neither gives up waiting for the other, nor takes it to be dead, which a pause of the machine would make it do.
-    monkeypatch.setattr(file_limits, "_LEAVE_S", DEADLINE_S)
+    monkeypatch.setattr(module, "_LEAVE_S", DEADLINE_S)
     monkeypatch.setattr(shared_limits, "_ALIVE_NS", 3600 * 10**9)
 
     async def run() -> list[int]:

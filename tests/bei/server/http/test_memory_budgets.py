@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bei.errors import OverloadedError, RequestTimeoutError
-from bei.server.http import body_memory
-from bei.server.http.body_memory import Body, BodyMemory
+from bei.server.http import memory_budgets as module
+from bei.server.http.memory_budgets import Body, BodyMemory
 
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The clock, to be set."""
     clock = [100.0]
-    monkeypatch.setattr(body_memory, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     return clock
 
 

@@ -1,0 +1,26 @@
+"""The ASGI middleware that asks requests for an API key."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Set
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from bei.server.auth.keys import Keyring
+
+
+class ApiKeys:
+    """Checks each request against ``keys``, but GET and HEAD requests of ``open_paths``.
+
+    Raises UnauthorizedError, RateLimitedError.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Keyring, open_paths: Set[str]) -> None:
+        self._app = app
+        self._keys = keys
+        self._open_paths = open_paths
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope["path"] not in self._open_paths or scope["method"] not in ("GET", "HEAD"):
+            self._keys.check(scope)
+        return self._app(scope, receive, send)
