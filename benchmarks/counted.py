@@ -2,15 +2,16 @@
 
     python -m counted serve ARTIFACT... [flags of bei serve]
 
-What it has counted goes to the file that the variable COUNTED names: of the event loop's thread and the engines', by
-function, how often it was called and how many operations it ran. It needs nothing of bei but ``cli.main``, so that
-other checkouts can be counted. It is run from a folder of its own: modules here have names of Python's own.
+Counts go to the file that the variable COUNTED names: of the event loop's thread and the engines', by function, how
+often it was called and how many operations it ran. It imports nothing of bei, so that other checkouts can be counted.
+It is run from a folder of its own: modules here have names of Python's own.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
 import sys
 import threading
@@ -25,7 +26,7 @@ _operations: dict[str, Counter[CodeType]] = {LOOP: Counter(), ENGINE: Counter()}
 _is_counting = False
 
 
-def _traced(thread: str) -> Any:
+def _tracer(thread: str) -> Any:
     """A function for ``sys.settrace`` in a thread of this kind."""
     calls, operations = _calls[thread], _operations[thread]
 
@@ -44,15 +45,15 @@ def _traced(thread: str) -> Any:
     return call
 
 
-def _of_new_thread(*_: object) -> None:
+def _in_new_thread(*_: object) -> None:
     is_engine = threading.current_thread().name.startswith("bei-engine")
-    sys.settrace(_traced(ENGINE) if is_engine else None)
+    sys.settrace(_tracer(ENGINE) if is_engine else None)
 
 
 def _begin(*_: object) -> None:
     global _is_counting
     _is_counting = True
-    sys.settrace(_traced(LOOP))
+    sys.settrace(_tracer(LOOP))
 
 
 def _end(*_: object) -> None:
@@ -76,7 +77,5 @@ def _name(code: CodeType) -> str:
 if __name__ == "__main__":
     signal.signal(signal.SIGUSR1, _begin)
     signal.signal(signal.SIGUSR2, _end)
-    threading.settrace(_of_new_thread)
-    from bei.cli import main
-
-    main.main(sys.argv[1:])
+    threading.settrace(_in_new_thread)
+    runpy.run_module("bei", run_name="__main__", alter_sys=True)

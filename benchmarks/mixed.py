@@ -1,4 +1,4 @@
-"""Single texts beside bulk work on one server: what each costs the other.
+"""Single texts beside bulk work on one server: the cost of each to the other.
 
     python -m benchmarks.mixed [--shape minilm|bert-base] [--before CHECKOUT] [--repetitions N] [--cases ...]
 
@@ -7,7 +7,8 @@ tokens at a time. ``two-models``: the first, on one of two models, single texts 
 measures single texts alone (they come at ``--rate`` a second whatever the server does, and latency counts from when
 they were due), bulk work alone, and both at once, in lanes and all in one lane, until the bulk work is done. ``/ready``
 and ``/health`` are asked five times a second meanwhile. Texts are prose that the servers have not met. Measurements are
-short and repetitions many: a shared machine changes its speed by a third, for tens of seconds.
+short and repetitions many: a shared machine changes its speed by a third, for tens of seconds. ``--repetitions 0``
+shows the warm-up alone.
 """
 
 from __future__ import annotations
@@ -15,31 +16,32 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from collections import defaultdict
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import by_total_times, least_disturbed, with_foreign_load, write
-from benchmarks.fleet import BEFORE, NOW, FirstTime, Fleet, kinds
-from benchmarks.load import LANE, Load, Stream, drive, embeddings_body, evenly, poisson
-from benchmarks.mixed_plot import plot
-from benchmarks.models import built, checkpoint_folder, minilm_folder
-from benchmarks.prose import LONG, PASSAGES, SHORT, Words, read_prose
-from benchmarks.server import metric
-from benchmarks.summaries import latency_ms
+from benchmarks.harness.arguments import parsed
+from benchmarks.harness.load import LANE, Load, Stream, drive, embeddings_body, evenly, poisson
+from benchmarks.harness.models import built, checkpoint_folder, minilm_folder
+from benchmarks.harness.record import write
+from benchmarks.harness.rounds import by_total_times, least_disturbed, with_foreign_load
+from benchmarks.harness.servers import Fleet, UnseenTexts, kinds, metric
+from benchmarks.harness.summaries import latency_ms
+from benchmarks.harness.texts import LONG, PASSAGES, SHORT, Words, groups, read_prose
 
-SHAPES = ("minilm", "bert-base")
 _MAX_TOKENS = 256
+_PROBES = ("/ready", "/health")
 _PROBES_PER_S = 5.0
 _LONGEST_S = 900.0  # of one measurement
 
 
 @dataclass(frozen=True)
 class Case:
-    """Bulk work of one measurement, how many requests, which model serves which kind, and the usual repetitions."""
+    """Bulk work of one measurement: texts of a request, their length, requests at once and in all; and the usual
+    repetitions."""
 
-    name: str
     texts: int
     length: Words
     concurrency: int
@@ -49,241 +51,196 @@ class Case:
 
 
 CASES = {
-    case.name: case
-    for case in (
-        Case("requests-256", 256, PASSAGES, 4, num_requests=4, repetitions=16),
-        Case("request-2048", 2048, LONG, 1, num_requests=1, repetitions=5),
-        Case("two-models", 256, PASSAGES, 4, num_requests=4, repetitions=12, two_models=True),
-    )
+    "requests-256": Case(256, PASSAGES, 4, num_requests=4, repetitions=16),
+    "request-2048": Case(2048, LONG, 1, num_requests=1, repetitions=5),
+    "two-models": Case(256, PASSAGES, 4, num_requests=4, repetitions=12, two_models=True),
 }
 
 
 @dataclass(frozen=True)
 class Side:
-    """A way to send both kinds at once. ``lane``: that of single texts, None for a server without lanes."""
+    """A measurement of ``server``: single texts in ``lane``, bulk work, or both; ``alone``: the name of that of the
+    single texts without bulk work."""
 
     name: str
     server: str
-    lane: str | None
-    same_model: bool = True
+    lane: str = "interactive"
+    alone: str = ""
+    single: bool = True
+    bulk: bool = True
+    on_busy_model: bool = True
 
 
-@dataclass
-class Samples:
-    """What was measured of one case. Latencies of all repetitions, in seconds."""
+@dataclass(frozen=True)
+class Measured:
+    load: Load
+    foreign: float
+    step_cap_s: float | None
 
-    single_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    single_p99_ms: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    bulk_rate: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    probes_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    probe_statuses: dict[str, dict[str, int]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(int)))
-    foreign_load: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    client_share: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    step_cap_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    num_left_out: int = 0  # repetitions
 
-    def add(self, other: Samples) -> None:
-        """Take those of another repetition in."""
-        for mine, theirs in (
-            (self.single_s, other.single_s),
-            (self.single_p99_ms, other.single_p99_ms),
-            (self.bulk_rate, other.bulk_rate),
-            (self.probes_s, other.probes_s),
-            (self.foreign_load, other.foreign_load),
-            (self.client_share, other.client_share),
-            (self.step_cap_s, other.step_cap_s),
-        ):
-            for name, values in theirs.items():
-                mine[name] += values
-        for name, statuses in other.probe_statuses.items():
-            for status, count in statuses.items():
-                self.probe_statuses[name][status] += count
+Repetition = dict[str, Measured]
+
+
+def sides_of(case: Case, servers: Iterable[str]) -> list[Side]:
+    """All measurements of a repetition: bulk work alone, single texts alone, both at once."""
+    alone, both = [], []
+    for server in servers:
+        name = f"{server}, alone"
+        alone.append(Side(name, server, single=False))
+        if case.two_models:
+            busy = f"{name}, the busy model"
+            alone += [Side(name, server, bulk=False, on_busy_model=False), Side(busy, server, bulk=False)]
+            both.append(Side(f"{server}, singles on the other model", server, alone=name, on_busy_model=False))
+            both.append(Side(f"{server}, singles on the busy model", server, alone=busy))
+        else:
+            alone.append(Side(name, server, bulk=False))
+            both += [Side(f"{server}, lanes", server, alone=name), Side(f"{server}, one lane", server, "bulk", name)]
+    return alone + both
 
 
 def main() -> None:
-    """Measure and write ``results/mixed-<shape>-<case>.json`` and its plot, case by case."""
-    options = _parser().parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = checkpoint_folder(options.shape, Path(scratch))
-        busy = built(folder, Path(scratch), _MAX_TOKENS, options.shape).path
+    options = parsed(
+        __doc__,
+        shape=("minilm", "bert-base"),
+        cases=list(CASES),
+        repetitions=int,
+        rate=15.0,
+        seconds=6.0,
+        bulk_requests=0,
+        before=Path,
+        # Single texts in the lane of bulk work wait for all of it, and must not be refused meanwhile.
+        serve="--bulk-max-wait 600",
+        serve_before="",
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        checkpoint = checkpoint_folder(options.shape, scratch)
+        busy = built(checkpoint, scratch, options.shape, max_seq_len=_MAX_TOKENS).path
         prose = read_prose()
-        for case in (CASES[name] for name in options.cases):
-            models = {busy: folder}
-            if case.two_models:
-                models[built(minilm_folder(), Path(scratch), _MAX_TOKENS, "minilm-2").path] = minilm_folder()
-            servers = kinds(models, options.serve, options.before, options.serve_before, Path(scratch))
-            with Fleet(servers, Path(scratch) / "home") as fleet:
-                run = Run(case, options, fleet, FirstTime(prose, fleet))
-                samples = run.measure()
-                found = {**summary(case, samples, run.sides), "servers": fleet.described()}
-            write(f"mixed-{options.shape}-{case.name}", {"single texts a second": options.rate, **found})
-            plot(options.shape, case.name, samples)
+        for name in options.cases:
+            models = {busy: checkpoint}
+            if CASES[name].two_models:
+                other = built(minilm_folder(), scratch, "minilm-2", max_seq_len=_MAX_TOKENS).path
+                models[other] = minilm_folder()
+            with Fleet(kinds(models, options, scratch), scratch / "home") as fleet:
+                run = Run(name, options, fleet, UnseenTexts(prose, fleet))
+                found = {**run.summary(*run.measure()), "servers": fleet.described()}
+            write(f"mixed-{options.shape}-{name}", {"single texts a second": options.rate, **found})
             prose.new_lap()  # the next case has servers of its own
 
 
 class Run:
     """All measurements of one case."""
 
-    def __init__(self, case: Case, options: argparse.Namespace, fleet: Fleet, texts: FirstTime) -> None:
-        self.case = case
-        self.sides = _sides(case, options.before is not None)
+    def __init__(self, name: str, options: argparse.Namespace, fleet: Fleet, texts: UnseenTexts) -> None:
+        self.name, self.case = name, CASES[name]
+        self.sides = sides_of(self.case, fleet.kinds)
         self._options = options
         self._fleet = fleet
         self._texts = texts
         self._busy = options.shape
-        self._other = "minilm-2" if case.two_models else options.shape
-        self._samples = Samples()
+        self._other = "minilm-2" if self.case.two_models else options.shape
         self._num_measured = 0
-        self._num_requests = options.bulk_requests or case.num_requests
 
-    def measure(self) -> Samples:
-        """Every way once to warm up, then in turn. Repetitions that others disturb are made again."""
+    def measure(self) -> tuple[list[Repetition], int]:
+        """Every side once to warm up, then in turn; and how many repetitions were left out."""
         repetitions = self.case.repetitions if self._options.repetitions is None else self._options.repetitions
         warm_up, _ = self._repetition()
-        if not repetitions:
-            return warm_up
-        everything = Samples()
-        kept, everything.num_left_out = least_disturbed(repetitions, lambda _: self._repetition(), self.case.name)
-        for found in kept:
-            everything.add(found)
-        return everything
+        return least_disturbed(repetitions, lambda _: self._repetition(), self.name) if repetitions else ([warm_up], 0)
 
-    def _repetition(self) -> tuple[Samples, float]:
-        """What was measured, and the largest foreign load."""
-        self._samples = Samples()
-        for server in dict.fromkeys(side.server for side in self.sides):
-            self._once(f"{server}, alone", server, single_lane="interactive", single=False)
-        for server, same_model in dict.fromkeys((side.server, side.same_model) for side in self.sides):
-            name = alone_name(self.case, server, same_model)
-            self._once(name, server, single_lane="interactive", same_model=same_model, bulk=False)
+    def _repetition(self) -> tuple[Repetition, float]:
+        found: Repetition = {}
         for side in self.sides:
-            self._once(side.name, side.server, single_lane=side.lane, same_model=side.same_model)
-        return self._samples, max(max(loads) for loads in self._samples.foreign_load.values())
+            one = self._once(side)  # bulk work alone and single texts alone of a server are one entry
+            found[side.name] = one if side.name not in found else _together(found[side.name], one)
+        return found, max(one.foreign for one in found.values())
 
-    def _once(
-        self,
-        name: str,
-        server: str,
-        *,
-        single_lane: str | None,
-        same_model: bool = False,
-        single: bool = True,
-        bulk: bool = True,
-    ) -> None:
-        """One measurement: single texts, bulk work, or both."""
+    def _once(self, side: Side) -> Measured:
         case, options = self.case, self._options
         self._num_measured += 1
-        seconds = None if bulk else options.seconds
-        most_s = options.seconds if seconds else _LONGEST_S
-        arrivals = poisson(options.rate, most_s, seed=self._num_measured) if single else []
-        wanted = [(len(arrivals), SHORT), (self._num_requests * case.texts if bulk else 0, case.length)]
-        singles, passages = self._texts.take(*wanted)
-        model = self._busy if same_model or not case.two_models else self._other
+        seconds = None if side.bulk else options.seconds
+        arrivals = poisson(options.rate, seconds or _LONGEST_S, seed=self._num_measured) if side.single else []
+        num_bulk = (options.bulk_requests or case.num_requests) * case.texts if side.bulk else 0
+        singles, passages = self._texts.take((len(arrivals), SHORT), (num_bulk, case.length))
         streams = []
-        if single:
-            bodies = [embeddings_body(text, model) for text in singles]
-            headers = {} if single_lane is None else {LANE: single_lane}
+        if side.single:
+            bodies = [embeddings_body(text, self._busy if side.on_busy_model else self._other) for text in singles]
+            headers = {LANE: side.lane}
             streams.append(Stream("single", bodies, arrivals_s=arrivals, headers=headers, max_connections=2048))
-        if bulk:
-            groups = [passages[start : start + case.texts] for start in range(0, len(passages), case.texts)]
-            bodies = [embeddings_body(group, self._busy) for group in groups]
-            headers = {LANE: "bulk"}
-            streams.append(Stream("bulk", bodies, concurrency=case.concurrency, headers=headers))
-        if single and bulk:
-            streams += [_probe(path) for path in ("/ready", "/health")]
-        port = self._fleet[server].port
-        lead = "bulk" if bulk else None
+        if side.bulk:
+            bodies = [embeddings_body(group, self._busy) for group in groups(passages, case.texts)]
+            streams.append(Stream("bulk", bodies, concurrency=case.concurrency, headers={LANE: "bulk"}))
+        if side.single and side.bulk:
+            probes = evenly(_PROBES_PER_S, _LONGEST_S)
+            streams += [Stream(path, [""], path, "GET", arrivals_s=probes) for path in _PROBES]
+        port, lead = self._fleet[side.server].port, "bulk" if side.bulk else None
         load, foreign = with_foreign_load(lambda: drive(port, streams, seconds=seconds, lead=lead, patience_s=600))
-        if single:
+        if side.single:
             self._texts.give_back(singles[load["single"].num_started :], SHORT)
-        self._record(name, load, foreign)
-        if single and bulk and (step_cap_s := metric(port, "bei_step_cap_seconds", model=self._busy)) is not None:
-            self._samples.step_cap_s[name].append(step_cap_s)
+        both = side.single and side.bulk
+        return Measured(load, foreign, metric(port, "bei_step_cap_seconds", model=self._busy) if both else None)
 
-    def _record(self, name: str, load: Load, foreign: float) -> None:
-        samples = self._samples
-        for stream, outcome in load.streams.items():
-            if stream == "bulk":
-                num_texts = self.case.texts * len(outcome.must_be_ok().status)
-                samples.bulk_rate[name].append(num_texts / outcome.elapsed_s)
-            elif stream == "single":
-                latencies = outcome.must_be_ok().latencies_s
-                samples.single_s[name] += latencies.tolist()
-                samples.single_p99_ms[name].append(float(latency_ms(latencies)["p99"]))
-            else:
-                samples.probes_s[f"{name}, {stream}"] += (outcome.done_s - outcome.due_s).tolist()
-                for status, count in outcome.statuses.items():
-                    samples.probe_statuses[f"{name}, {stream}"][status] += count
-        samples.foreign_load[name].append(foreign)
-        samples.client_share[name].append(round(load.client_share, 3))
-
-
-def alone_name(case: Case, server: str, same_model: bool) -> str:
-    """What single texts alone are called: of two models they may be on either."""
-    return f"{server}, alone, the busy model" if case.two_models and same_model else f"{server}, alone"
-
-
-def summary(case: Case, samples: Samples, sides: list[Side]) -> dict[str, Any]:
-    """Figures of a case: each kind beside the other against itself alone, on the same server."""
-    ratios = {}
-    for side in sides:
-        alone = alone_name(case, side.server, side.same_model)
-        p99, unloaded = (float(latency_ms(samples.single_s[name])["p99"]) for name in (side.name, alone))
-        with_single, alone_rates = samples.bulk_rate[side.name], samples.bulk_rate[f"{side.server}, alone"]
-        pairs = zip(with_single, alone_rates, strict=True)
-        ratios[side.name] = {
-            "single texts, P99 / P99 alone": round(p99 / unloaded, 2),
-            "single texts, P99 above twice that alone, ms": round(p99 - 2 * unloaded, 1),
-            "bulk, of its rate alone (median within repetitions)": round(statistics.median(a / b for a, b in pairs), 3),
-            "bulk, of its rate alone (total times)": round(by_total_times(with_single, alone_rates), 3),
+    def summary(self, repetitions: list[Repetition], num_left_out: int) -> dict[str, Any]:
+        """Figures of a case: each kind beside the other against itself alone, on the same server."""
+        single_s, p99_ms, rates, probes_s = (defaultdict[str, list[float]](list) for _ in range(4))
+        statuses: dict[str, Counter[str]] = defaultdict(Counter)
+        for name, one in ((name, one) for found in repetitions for name, one in found.items()):
+            for stream, outcome in one.load.streams.items():
+                if stream == "bulk":
+                    num_texts = self.case.texts * len(outcome.must_be_ok().status)
+                    rates[name].append(num_texts / outcome.elapsed_s)
+                elif stream == "single":
+                    latencies = outcome.must_be_ok().latencies_s
+                    single_s[name] += latencies.tolist()
+                    p99_ms[name].append(float(latency_ms(latencies)["p99"]))
+                else:
+                    probes_s[f"{name}, {stream}"] += (outcome.done_s - outcome.due_s).tolist()
+                    statuses[f"{name}, {stream}"].update(outcome.statuses)
+        latencies_ms = {name: latency_ms(values) for name, values in single_s.items()}
+        probes_ms = {name: {**latency_ms(values), "statuses": statuses[name]} for name, values in probes_s.items()}
+        both = [side for side in self.sides if side.single and side.bulk]
+        return {
+            "ratios": {side.name: _ratios(side, repetitions, latencies_ms, rates) for side in both},
+            "single texts, ms": latencies_ms,
+            "single texts, P99 of each repetition, ms": p99_ms,
+            "bulk, texts/s": {
+                name: {"median": statistics.median(values), "values": values} for name, values in rates.items()
+            },
+            "probes, ms": probes_ms,
+            "foreign_load": {name: [found[name].foreign for found in repetitions] for name in repetitions[0]},
+            "repetitions left out": num_left_out,
+            "client, share of a core": {
+                name: [round(found[name].load.client_share, 3) for found in repetitions] for name in repetitions[0]
+            },
         }
-        if caps := samples.step_cap_s[side.name]:
-            ratios[side.name]["a capped step, ms (median of repetitions)"] = round(1e3 * statistics.median(caps), 1)
-    return {
-        "ratios": ratios,
-        "single texts, ms": {name: latency_ms(values) for name, values in samples.single_s.items()},
-        "single texts, P99 of each repetition, ms": dict(samples.single_p99_ms),
-        "bulk, texts/s": {
-            name: {"median": statistics.median(values), "values": values} for name, values in samples.bulk_rate.items()
-        },
-        "probes, ms": {
-            name: {**latency_ms(values), "statuses": dict(samples.probe_statuses[name])}
-            for name, values in samples.probes_s.items()
-        },
-        "foreign_load": dict(samples.foreign_load),
-        "repetitions left out": samples.num_left_out,
-        "client, share of a core": dict(samples.client_share),
+
+
+def _together(first: Measured, second: Measured) -> Measured:
+    loads = first.load, second.load
+    streams = {**loads[0].streams, **loads[1].streams}
+    elapsed_s, cpu_s = (sum(getattr(load, name) for load in loads) for name in ("elapsed_s", "cpu_s"))
+    load = Load(streams, loads[0].started_s, elapsed_s, cpu_s)
+    return Measured(load, max(first.foreign, second.foreign), None)
+
+
+def _ratios(
+    side: Side,
+    repetitions: list[Repetition],
+    latencies_ms: Mapping[str, Mapping[str, float]],
+    rates: Mapping[str, list[float]],
+) -> dict[str, float]:
+    p99, unloaded = latencies_ms[side.name]["p99"], latencies_ms[side.alone]["p99"]
+    beside, alone = rates[side.name], rates[f"{side.server}, alone"]
+    caps_s = [cap for found in repetitions if (cap := found[side.name].step_cap_s) is not None]
+    within = statistics.median(a / b for a, b in zip(beside, alone, strict=True))
+    found = {
+        "single texts, P99 / P99 alone": round(p99 / unloaded, 2),
+        "single texts, P99 above twice that alone, ms": round(p99 - 2 * unloaded, 1),
+        "bulk, of its rate alone (median within repetitions)": round(within, 3),
+        "bulk, of its rate alone (total times)": round(by_total_times(beside, alone), 3),
     }
-
-
-def _sides(case: Case, has_before: bool) -> list[Side]:
-    if case.two_models:
-        sides = [
-            Side("now, singles on the other model", NOW, "interactive", same_model=False),
-            Side("now, singles on the busy model", NOW, "interactive"),
-        ]
-        return sides + [Side("before, singles on the other model", BEFORE, None, same_model=False)] * has_before
-    sides = [Side("now, lanes", NOW, "interactive"), Side("now, one lane", NOW, "bulk")]
-    return sides + [Side("before", BEFORE, None)] * has_before
-
-
-def _probe(path: str) -> Stream:
-    return Stream(path, [""], path, "GET", arrivals_s=evenly(_PROBES_PER_S, _LONGEST_S))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="minilm")
-    parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=tuple(CASES))
-    parser.add_argument("--repetitions", type=int, help="of each case (default: by case)")
-    parser.add_argument("--rate", type=float, default=15.0, help="single texts a second")
-    parser.add_argument("--seconds", type=float, default=6.0, help="single texts alone are measured so long")
-    parser.add_argument("--bulk-requests", type=int, default=0, help="of one measurement (default: by case)")
-    parser.add_argument("--before", type=Path, help="another checkout, whose server is measured in the same run")
-    # Single texts in the lane of bulk work wait for all of it, and must not be refused meanwhile.
-    parser.add_argument("--serve", default="--bulk-max-wait 600", help="flags of bei serve, as in a shell")
-    parser.add_argument("--serve-before", default="", help="those of the other checkout's")
-    return parser
+    caps = {"a capped step, ms (median of repetitions)": round(1e3 * statistics.median(caps_s), 1)} if caps_s else {}
+    return found | caps
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How many operations of the interpreter a short request and a step take, before and after, on however noisy a machine.
+"""How many operations of the interpreter a short request and a step take, before and after: the same on any machine.
 
     python -m benchmarks.operations [--before CHECKOUT] [--requests 800] [--concurrency 16]
 
@@ -10,7 +10,6 @@ long where the engine has just emptied the caches. But they are the same in ever
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -21,12 +20,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import write
-from benchmarks.fleet import Kind, kinds
-from benchmarks.load import closed_loop, embeddings_body
-from benchmarks.models import built, minilm_folder
-from benchmarks.prose import SHORT, read_prose
-from benchmarks.server import metric, revision, serving
+from benchmarks.harness.arguments import parsed
+from benchmarks.harness.load import closed_loop, embeddings_body
+from benchmarks.harness.models import built, minilm_folder
+from benchmarks.harness.record import write
+from benchmarks.harness.servers import Kind, kinds, metric, revision, serving
+from benchmarks.harness.texts import SHORT, read_prose
 
 _WARM_REQUESTS = 4000  # of words, too: a text brings half a new one then
 _FUNCTIONS = 40  # of each thread, those with the most operations
@@ -34,21 +33,15 @@ _WRITTEN_S = 20.0
 
 
 def main() -> None:
-    """Count, and write ``results/operations.json``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", type=Path, help="another checkout, whose server is counted too")
-    parser.add_argument("--requests", type=int, default=800)
-    parser.add_argument("--concurrency", type=int, default=16)
-    options = parser.parse_args()
+    options = parsed(__doc__, before=Path, requests=800, concurrency=16)
     prose = read_prose()
     warming, texts = prose.take(_WARM_REQUESTS, SHORT), prose.take(options.requests, SHORT)
     with tempfile.TemporaryDirectory() as scratch:
         artifact = built(minilm_folder(), Path(scratch))
-        servers = kinds({artifact.path: minilm_folder()}, "", options.before, "", Path(scratch))
         found = {
             name: {"commit": revision(kind.checkout)}
             | counted(kind, options.concurrency, warming, texts, Path(scratch) / name)
-            for name, kind in servers.items()
+            for name, kind in kinds({artifact.path: minilm_folder()}, options, Path(scratch)).items()
         }
     write("operations", {"requests": options.requests, "concurrency": options.concurrency, **found})
 
@@ -56,7 +49,7 @@ def main() -> None:
 def counted(
     kind: Kind, concurrency: int, warming: Sequence[str], texts: Sequence[str], scratch: Path
 ) -> dict[str, Any]:
-    """What the server of ``kind`` takes for a request of one of ``texts``, and for a step."""
+    """Operations of the server for a request of one of ``texts``, and for a step."""
     scratch.mkdir()
     shutil.copy(Path(__file__).with_name("counted.py"), scratch)
     (model,) = (json.loads((folder / "manifest.json").read_bytes())["name"] for folder in kind.artifacts)

@@ -1,36 +1,34 @@
-"""Three times what a server can do, for two minutes: its memory, what accepted requests wait, what refusals promise.
+"""Three times the capacity for two minutes: memory, waits of accepted requests, and the truth of Retry-After.
 
     python -m benchmarks.overload [--seconds 120] [--deadline-ms 2000] [--serve "--max-queue-size 4096"]
 
 Requests of 16 passages come at ``--times`` the capacity that a closed loop measured first, whatever the server does:
 without a deadline, and with one (``Request-Timeout-Ms``), each on a server of its own, which has met all their words
 and answered three times its texts at its capacity: a model keeps up to 32 MB of words, an engine what it needs for each
-shape of a step, and that is not what overload costs. Then the truth of Retry-After
-(``benchmarks.retry_after``), and twelve clients that obey it: alone with requests of 2,048 texts, more than the
-server takes at once, and with requests of 16 beside the overload. MiniLM. Prose comes again where it ends.
+shape of a step, and that is no cost of overload. Then the truth of Retry-After (``benchmarks.retry_after``,
+``--rounds`` for each of ``--fill-texts``), and twelve clients that obey it: alone with requests of 2,048 texts, more
+than the server takes at once, and with requests of 16 beside the overload. MiniLM. Prose comes again where it ends.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import shlex
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.common import write
-from benchmarks.fleet import NOW, Fleet, Kind
-from benchmarks.load import TIMEOUT, FloatArray, Load, Outcome, Stream, drive, embeddings_body, poisson
-from benchmarks.models import built, minilm_folder
-from benchmarks.overload_plot import plot
-from benchmarks.prose import PASSAGES, Prose, read_prose
+from benchmarks.harness.arguments import parsed
+from benchmarks.harness.load import TIMEOUT, FloatArray, Outcome, Stream, drive, embeddings_body, poisson
+from benchmarks.harness.models import built, minilm_folder
+from benchmarks.harness.record import write
+from benchmarks.harness.sampling import sampling
+from benchmarks.harness.servers import NOW, Fleet, Server, kinds
+from benchmarks.harness.summaries import latency_ms
+from benchmarks.harness.texts import PASSAGES, Prose, read_prose
 from benchmarks.retry_after import truth
-from benchmarks.server import Samples, sampling
-from benchmarks.summaries import latency_ms
 
 TEXTS = 16
 _CAPACITY_CONCURRENCY = 16
@@ -46,103 +44,91 @@ _FILLED_S = 30.0  # of overload fill a server's queue
 
 
 def main() -> None:
-    """Measure and write ``results/overload.json`` and its plot."""
-    options = _parser().parse_args()
+    options = parsed(
+        __doc__,
+        seconds=120.0,
+        times=3.0,
+        deadline_ms=2000,
+        capacity_seconds=15.0,
+        rounds=2,
+        fill_texts=[1024, 2048, 4096],
+        obey_texts=2048,
+        obey_seconds=600.0,
+        before=Path,
+        serve="",
+    )
     prose = read_prose(repeats=True)
     with tempfile.TemporaryDirectory() as scratch:
-        artifact = built(minilm_folder(), Path(scratch)).path
-        kind = {NOW: Kind([artifact], tuple(shlex.split(options.serve)))}
-        with Fleet(kind, Path(scratch) / "home") as fleet:
+        now = kinds({built(minilm_folder(), Path(scratch)).path: minilm_folder()}, options, Path(scratch))[NOW]
+        with Fleet({NOW: now}, Path(scratch) / "home") as fleet:
             capacity = _capacity(fleet[NOW].port, prose, options.capacity_seconds)
             rate = options.times * capacity
             print(f"capacity: {capacity:.1f} requests a second", flush=True)
             runs = {}
             for name, deadline_ms in (("no deadline", None), ("deadline", options.deadline_ms)):
                 fleet.restart()
-                runs[name] = Overload(fleet, prose, rate, options.seconds, deadline_ms)
-                print(f"{name}: {runs[name].load['all'].statuses}", flush=True)
+                runs[name] = overloaded(fleet[NOW], prose, rate, options.seconds, capacity, deadline_ms)
+                print(f"{name}: {runs[name]['statuses']}", flush=True)
             fleet.restart()
             port = fleet[NOW].port
-            rounds = truth(port, prose, capacity * TEXTS, options.fill_texts * options.rounds)
-            print(f"Retry-After: {rounds.summary()}", flush=True)
+            retry_after = truth(port, prose, capacity * TEXTS, options.fill_texts * options.rounds).summary()
+            print(f"Retry-After: {retry_after}", flush=True)
+            size, seconds = options.obey_texts, options.obey_seconds
             obeying = {
-                f"alone, requests of {options.obey_texts} texts": _obeying_alone(
-                    port, prose, options.obey_texts, options.obey_seconds
-                ),
-                "beside the overload, requests of 16 texts": _obeying_beside(port, prose, rate, options.obey_seconds),
+                f"alone, requests of {size} texts": _obeying_alone(port, prose, size, seconds),
+                f"beside the overload, requests of {TEXTS} texts": _obeying_beside(port, prose, rate, seconds),
             }
             described = fleet.described()
     results = {
         "capacity, requests of 16 passages a second": round(capacity, 2),
         "offered, times the capacity": options.times,
         "deadline, ms": options.deadline_ms,
-        **{name: run.summary(capacity) for name, run in runs.items()},
-        "Retry-After": rounds.summary(),
+        **runs,
+        "Retry-After": retry_after,
         "twelve clients that obey": obeying,
         "servers": described,
     }
     write("overload", results)
-    plot(runs, rounds)
 
 
-class Overload:
-    """One run: offered load, what became of it, and the server's memory meanwhile."""
-
-    def __init__(self, fleet: Fleet, prose: Prose, rate: float, seconds: float, deadline_ms: int | None) -> None:
-        self.deadline_ms = deadline_ms
-        self.seconds = seconds
-        self.rate = rate
-        headers = {} if deadline_ms is None else {TIMEOUT: str(deadline_ms)}
-        server = fleet[NOW]
-        stream = offered(prose, rate, seconds, headers)
-        num_bodies = _WARM_ROUNDS * _POOL_TEXTS // TEXTS
-        warm = Stream("warm", stream.bodies[:num_bodies], concurrency=_CAPACITY_CONCURRENCY)
-        drive(server.port, [warm])["warm"].must_be_ok()
-        with sampling(server.process.pid) as samples:
-            self.load: Load = drive(server.port, [stream], patience_s=600)
-        self.samples: Samples = samples
-
-    @property
-    def rss(self) -> tuple[FloatArray, FloatArray]:
-        """Seconds since the load began, and MB, until the last answer."""
-        times = np.array(self.samples.times_s) - self.load.started_s
-        kept = (times >= 0) & (times <= self.load.elapsed_s)
-        return times[kept], np.array(self.samples.rss_mb)[kept]
-
-    def summary(self, capacity: float) -> dict[str, Any]:
-        """Memory, latencies of what was accepted, refusals."""
-        outcome = self.load["all"]
-        accepted = outcome.status == 200
-        times, rss = self.rss
-        settled = rss[times >= min(_SETTLED_S, self.seconds / 2)]
-        from_arrival_s = (outcome.done_s - outcome.sent_s)[accepted]
-        result: dict[str, Any] = {
-            "requests": int(outcome.num_started),
-            "statuses": outcome.statuses,
-            "answered with 200 a second, of the capacity": round(accepted.sum() / outcome.elapsed_s / capacity, 3),
-            "accepted, ms from when it was due": latency_ms(outcome.latencies_s),
-            "client's lag, ms": latency_ms(outcome.lags_s),
-            "client, share of a core": round(self.load.client_share, 3),
-            "Retry-After, s": _spread(outcome.retry_after_s[outcome.status == 429]),
-            "429s without Retry-After": int(np.isnan(outcome.retry_after_s[outcome.status == 429]).sum()),
-            "RSS, MB": {
-                "at the start": float(rss[0]),
-                "settled": float(settled[0]),
-                "most": float(settled.max()),
-                "most / settled": round(float(settled.max() / settled[0]), 3),
-                "every few seconds": [[round(float(at), 1), float(mb)] for at, mb in self._thinned_rss()],
-            },
-            "errors": outcome.errors,
-        }
-        if self.deadline_ms is not None:
-            kept = from_arrival_s * 1e3 <= self.deadline_ms
-            result["accepted and answered within the deadline"] = round(float(kept.mean()), 4) if len(kept) else None
-        return result
-
-    def _thinned_rss(self) -> Iterator[tuple[float, float]]:
-        times, rss = self.rss
-        step = max(1, len(times) // _KEPT_SAMPLES)
-        return zip(times[::step], rss[::step], strict=True)
+def overloaded(
+    server: Server, prose: Prose, rate: float, seconds: float, capacity: float, deadline_ms: int | None
+) -> dict[str, Any]:
+    """Memory, latencies of accepted requests, and refusals, of a server that gets ``rate`` requests a second."""
+    stream = offered(prose, rate, seconds, {} if deadline_ms is None else {TIMEOUT: str(deadline_ms)})
+    warm = Stream("warm", stream.bodies[: _WARM_ROUNDS * _POOL_TEXTS // TEXTS], concurrency=_CAPACITY_CONCURRENCY)
+    drive(server.port, [warm])["warm"].must_be_ok()
+    with sampling(server.process.pid) as samples:
+        load = drive(server.port, [stream], patience_s=600)
+    outcome = load["all"]
+    accepted, refused = outcome.status == 200, outcome.status == 429
+    times = np.array(samples.times_s) - load.started_s
+    during = (times >= 0) & (times <= load.elapsed_s)
+    times, rss = times[during], np.array(samples.rss_mb)[during]
+    settled = rss[times >= min(_SETTLED_S, seconds / 2)]
+    step = max(1, len(times) // _KEPT_SAMPLES)
+    result: dict[str, Any] = {
+        "requests": int(outcome.num_started),
+        "statuses": outcome.statuses,
+        "answered with 200 a second, of the capacity": round(accepted.sum() / outcome.elapsed_s / capacity, 3),
+        "accepted, ms from when it was due": latency_ms(outcome.latencies_s),
+        "client's lag, ms": latency_ms(outcome.lags_s),
+        "client, share of a core": round(load.client_share, 3),
+        "Retry-After, s": _spread(outcome.retry_after_s[refused]),
+        "429s without Retry-After": int(np.isnan(outcome.retry_after_s[refused]).sum()),
+        "RSS, MB": {
+            "at the start": float(rss[0]),
+            "settled": float(settled[0]),
+            "most": float(settled.max()),
+            "most / settled": round(float(settled.max() / settled[0]), 3),
+            "every few seconds": [[round(float(at), 1), float(mb)] for at, mb in zip(times, rss, strict=True)][::step],
+        },
+        "errors": outcome.errors,
+    }
+    if deadline_ms is not None:
+        in_time = (outcome.done_s - outcome.sent_s)[accepted] * 1e3 <= deadline_ms
+        result["accepted and answered within the deadline"] = round(float(in_time.mean()), 4) if len(in_time) else None
+    return result
 
 
 def offered(prose: Prose, rate: float, seconds: float, headers: dict[str, str] | None = None) -> Stream:
@@ -158,7 +144,6 @@ def offered(prose: Prose, rate: float, seconds: float, headers: dict[str, str] |
 
 
 def requests(prose: Prose, count: int, size: int) -> list[str]:
-    """``count`` requests of ``size`` passages each."""
     return [embeddings_body(prose.take(size, PASSAGES)) for _ in range(count)]
 
 
@@ -194,13 +179,12 @@ def _obeyed(outcome: Outcome, num_requests: int) -> dict[str, Any]:
         if sent_s >= 0:
             first_sent_s[body] = min(sent_s, first_sent_s.get(body, sent_s))
     ended = zip(outcome.body[through].tolist(), outcome.done_s[through].tolist(), strict=True)
-    took_s = [done_s - first_sent_s[body] for body, done_s in ended]
     return {
         "requests": num_requests,
         "got through": int(through.sum()),
         "all got through": bool(through.sum() == num_requests),
         "tries of those": _spread(outcome.attempt[through] + 1.0),
-        "first try to answer, s": _spread(took_s),
+        "first try to answer, s": _spread([done_s - first_sent_s[body] for body, done_s in ended]),
         "statuses of all tries": outcome.statuses,
         "errors": outcome.errors,
     }
@@ -213,20 +197,6 @@ def _spread(values: Sequence[float] | FloatArray) -> dict[str, float | int]:
         return {"count": 0}
     figures = {"min": found.min(), "median": np.median(found), "max": found.max()}
     return {"count": len(found), **{name: round(float(value), 3) for name, value in figures.items()}}
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=120.0, help="of each overload")
-    parser.add_argument("--times", type=float, default=3.0, help="offered load, in capacities")
-    parser.add_argument("--deadline-ms", type=int, default=2000)
-    parser.add_argument("--capacity-seconds", type=float, default=15.0)
-    parser.add_argument("--rounds", type=int, default=2, help="for each size of the requests that fill the server")
-    parser.add_argument("--fill-texts", type=int, nargs="+", default=[1024, 2048, 4096], help="those sizes")
-    parser.add_argument("--obey-texts", type=int, default=2048, help="of a request of the obeying clients, alone")
-    parser.add_argument("--obey-seconds", type=float, default=600.0, help="the obeying clients give up after these")
-    parser.add_argument("--serve", default="", help="flags of bei serve, as in a shell")
-    return parser
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What a short request costs a server, before and after: for machines whose speed does not stand still.
+"""Time and CPU time of a short request, before and after: for machines whose speed does not stand still.
 
     python -m benchmarks.request_cost --before CHECKOUT [--starts 12] [--turns 6] [--requests 400] [--concurrency 16]
 
 Single texts of prose that the servers have not met (about 29 tokens), MiniLM, in a closed loop, in turns: this
 checkout's server, the other one's. A server's CPU time is its process's, engine included; where all cores are busy,
-which they are from 16 clients on, throughput is its inverse. What other virtual machines take is not in it, but they
+which they are from 16 clients on, throughput is its inverse. The share of other virtual machines is not in it, but they
 slow caches and cores down, so turns are short, neighbours are compared, and disturbed ones are made again.
 
 What differs from one start of a server to the next is more than what differs within one, so both are started anew
@@ -24,30 +24,34 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from benchmarks.common import least_disturbed, with_foreign_load, write
-from benchmarks.fleet import BEFORE, NOW, FirstTime, Fleet, kinds
-from benchmarks.load import closed_loop, embeddings_body
-from benchmarks.models import built, minilm_folder
-from benchmarks.prose import SHORT, read_prose
-from benchmarks.server import Server
+from benchmarks.harness.arguments import parsed
+from benchmarks.harness.load import closed_loop, embeddings_body
+from benchmarks.harness.models import built, minilm_folder
+from benchmarks.harness.record import write
+from benchmarks.harness.rounds import least_disturbed, with_foreign_load
+from benchmarks.harness.servers import BEFORE, NOW, Fleet, Server, UnseenTexts, kinds
+from benchmarks.harness.texts import SHORT, read_prose
+
+
+class Used(NamedTuple):
+    """A server's use of the machine for the requests of a turn."""
+
+    cpu_s: float
+    elapsed_s: float
+    foreign_load: float
 
 
 def main() -> None:
-    """Measure and write ``results/request-cost.json``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", type=Path, required=True, help="another checkout, whose server is measured too")
-    parser.add_argument("--starts", type=int, default=12, help="of both servers")
-    parser.add_argument("--turns", type=int, default=6, help="of a start")
-    parser.add_argument("--requests", type=int, default=400, help="of a turn")
-    parser.add_argument("--concurrency", type=int, default=16)
-    options = parser.parse_args()
+    options = parsed(__doc__, before=Path, starts=12, turns=6, requests=400, concurrency=16)
+    if options.before is None:
+        raise SystemExit("--before CHECKOUT: this benchmark compares two servers")
     starts: list[list[dict[str, Used]]] = []
     num_left_out = 0
     with tempfile.TemporaryDirectory() as scratch:
         artifact = built(minilm_folder(), Path(scratch))
-        servers = kinds({artifact.path: minilm_folder()}, "", options.before, "", Path(scratch))
+        servers = kinds({artifact.path: minilm_folder()}, options, Path(scratch))
         with Fleet(servers, Path(scratch) / "home") as fleet:
-            texts = FirstTime(read_prose(), fleet)
+            texts = UnseenTexts(read_prose(), fleet)
             while len(starts) < options.starts:
                 if starts:
                     fleet.restart()
@@ -80,8 +84,8 @@ def main() -> None:
     )
 
 
-def _turns(fleet: Fleet, texts: FirstTime, options: argparse.Namespace) -> tuple[list[dict[str, Used]], int]:
-    """Those of one start, behind one that warms up, and how many were left out."""
+def _turns(fleet: Fleet, texts: UnseenTexts, options: argparse.Namespace) -> tuple[list[dict[str, Used]], int]:
+    """The turns of one start, behind one that warms up, and how many were left out."""
 
     def turn(number: int) -> tuple[dict[str, Used], float]:
         found = _turn(fleet, texts, options.requests, options.concurrency, now_first=number % 2 == 0)
@@ -92,7 +96,7 @@ def _turns(fleet: Fleet, texts: FirstTime, options: argparse.Namespace) -> tuple
 
 
 def _ratio(turns: Sequence[dict[str, Used]], what: str) -> float:
-    """Of now to before, all turns together."""
+    """Now to before, all turns together."""
     return float(sum(getattr(turn[NOW], what) for turn in turns) / sum(getattr(turn[BEFORE], what) for turn in turns))
 
 
@@ -106,15 +110,7 @@ def _ratios(ratios: Sequence[float]) -> dict[str, Any]:
     }
 
 
-class Used(NamedTuple):
-    """What a server took for the requests of a turn."""
-
-    cpu_s: float
-    elapsed_s: float
-    foreign_load: float
-
-
-def _turn(fleet: Fleet, texts: FirstTime, count: int, concurrency: int, *, now_first: bool = True) -> dict[str, Used]:
+def _turn(fleet: Fleet, texts: UnseenTexts, count: int, concurrency: int, *, now_first: bool = True) -> dict[str, Used]:
     """The same requests to both servers, one after the other."""
     (taken,) = texts.take((count, SHORT))
     bodies = [embeddings_body(text) for text in taken]
@@ -129,7 +125,7 @@ def _used(server: Server, bodies: list[str], concurrency: int) -> tuple[float, f
     """CPU seconds of the server, and seconds."""
     process = psutil.Process(server.process.pid)
     before = process.cpu_times()
-    outcome, _ = closed_loop(server.port, concurrency, bodies)
+    outcome = closed_loop(server.port, concurrency, bodies)
     after = process.cpu_times()
     return after.user + after.system - before.user - before.system, outcome.elapsed_s
 

@@ -1,4 +1,4 @@
-"""What Retry-After says against what is true, on a server that was filled and is then left alone.
+"""Retry-After against the time until there was room, on a server that was filled and is then left alone.
 
 A round fills the queue with large requests, each of which is accepted as long as no more than the longest wait is
 ahead of it: the last one takes the queue beyond that wait, by up to its own time. Then a prober comes, is refused, and
@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.load import LANE, FloatArray, Load, Stream, drive, embeddings_body, evenly
-from benchmarks.prose import PASSAGES, Prose
+from benchmarks.harness.load import LANE, FloatArray, Load, Stream, drive, embeddings_body, evenly
+from benchmarks.harness.texts import PASSAGES, Prose
 
 _FILLED_S = 60.0  # of work is offered in a round, twice the longest wait of bulk work
 _EVERY_S = 0.4  # comes the next part of it: the one before is tokenized by then
@@ -29,7 +29,7 @@ _BULK = {LANE: "bulk"}
 
 @dataclass
 class Rounds:
-    """Of every refused poll: what Retry-After said, when there was room, when all was drained; seconds from then."""
+    """For every refused poll the Retry-After, when there was room, when all was drained; seconds from the refusal."""
 
     said_s: list[float] = field(default_factory=list)
     room_s: list[float] = field(default_factory=list)
@@ -42,7 +42,6 @@ class Rounds:
     refused: list[int] = field(default_factory=list)  # how often each round's prober was
 
     def summary(self) -> dict[str, Any]:
-        """Ratios of what was said to what was true."""
         counts = {
             "rounds": self.num_rounds,
             "texts of each round's large requests": self.fills,

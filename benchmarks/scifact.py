@@ -1,7 +1,7 @@
 """Retrieval quality: MiniLM on BEIR's SciFact, nDCG@10 of the engine in FP32 and BF16 against the reference's, and of
 vectors of bytes: int8 as the server answers them, compared as they are.
 
-    python -m benchmarks.scifact [--data FOLDER]
+    python -m benchmarks.scifact
 
 All 809 queries of qrels.tsv over the 5,183 documents (title and text), 256 tokens, cosine. The data are fetched by
 ``python -m tests.real.fetch scifact``. Ends with 1 if any is further from the reference than 0.002.
@@ -9,7 +9,6 @@ All 809 queries of qrels.tsv over the 5,183 documents (title and text), 256 toke
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import sys
@@ -22,12 +21,11 @@ from typing import Any
 import numpy as np
 
 from bei.artifact.int8 import int8_of
-from bei.artifact.manifest import TOKENIZER, Artifact
+from bei.artifact.manifest import Artifact
 from bei.core import Encoding, Engine, Float32Array, PackedBatch
-from bei.engine.load import load_engine
-from bei.tokenizer.encoder import TextEncoder
-from benchmarks.common import write
-from benchmarks.models import built, minilm_folder
+from benchmarks.harness.engines import encoder_of, loaded
+from benchmarks.harness.models import built, minilm_folder
+from benchmarks.harness.record import write
 from tests.real.models import cache_dir
 
 REFERENCE = 0.6602  # sentence-transformers, FP32, on the same queries
@@ -45,26 +43,27 @@ class Dataset:
     queries: Mapping[str, str]
     relevance: Mapping[str, Mapping[str, int]]
 
+    def ndcg(self, queries: Float32Array, documents: Float32Array) -> float:
+        """nDCG@10 of rankings by these vectors, of the queries in ``relevance`` and of all documents."""
+        return ndcg(rank(queries, documents), list(self.documents), list(self.relevance.values()))
+
 
 def main() -> int:
-    """Measure and write ``results/scifact.json``."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, default=cache_dir() / "scifact", help="folder of corpus.jsonl")
-    data = parser.parse_args().data
-    if not (data / "corpus.jsonl").is_file():
-        raise SystemExit(f"{data} has no corpus.jsonl: python -m tests.real.fetch scifact")
-    dataset = read(data)
+    dataset = read()
     with tempfile.TemporaryDirectory() as scratch:
         results: dict[str, Any] = {}
         for precision in ("fp32", "bf16"):
-            results |= measure(dataset, precision, Path(scratch))
+            results |= measured(dataset, precision, Path(scratch))
     facts = {"documents": len(dataset.documents), "queries": len(dataset.relevance), "max_tokens": _MAX_TOKENS}
     write("scifact", {**facts, "reference_ndcg_at_10": REFERENCE, "tolerance": TOLERANCE, **results})
     return 0 if all(abs(result["ndcg_at_10"] - REFERENCE) <= TOLERANCE for result in results.values()) else 1
 
 
-def read(folder: Path) -> Dataset:
-    """The files of BEIR's format. Queries without a relevant document are left out."""
+def read() -> Dataset:
+    """The fetched files in BEIR's format. Queries without a relevant document are left out."""
+    folder = cache_dir() / "scifact"
+    if not (folder / "corpus.jsonl").is_file():
+        raise SystemExit(f"{folder} has no corpus.jsonl: python -m tests.real.fetch scifact")
     documents = {row["_id"]: f"{row['title']} {row['text']}".strip() for row in _rows(folder / "corpus.jsonl")}
     relevance: dict[str, dict[str, int]] = {}
     with (folder / "qrels.tsv").open(encoding="utf-8", newline="") as file:
@@ -74,33 +73,28 @@ def read(folder: Path) -> Dataset:
     return Dataset(documents, queries, relevance)
 
 
-def measure(dataset: Dataset, precision: str, scratch: Path) -> dict[str, Any]:
+def measured(dataset: Dataset, precision: str, scratch: Path) -> dict[str, Any]:
     """nDCG@10 of one precision, and of the bytes of its vectors."""
-    artifact = built(minilm_folder(), scratch, max_seq_len=_MAX_TOKENS, precision=precision)
-    engine = load_engine(artifact.engine_dir, artifact.manifest)
-    try:
+    artifact = built(minilm_folder(), scratch, precision=precision, max_seq_len=_MAX_TOKENS)
+    with loaded(artifact) as engine:
         documents = embed(engine, artifact, list(dataset.documents.values()))
         queries = embed(engine, artifact, [dataset.queries[query] for query in dataset.relevance])
-    finally:
-        engine.close()
     largest = artifact.manifest.embedding.int8_largest if artifact.manifest.embedding else None
     assert largest is not None  # the build verifies
     coded = [int8_of(vectors, largest).astype(np.float32) for vectors in (queries, documents)]
     lengths = np.linalg.norm(coded[1], axis=1)
     cosines = np.einsum("ij,ij->i", coded[1], documents) / lengths
-    found = {precision: _ndcg(dataset, queries, documents), f"{precision}, int8 vectors": _ndcg(dataset, *coded)}
+    found = {}
+    for name, vectors in ((precision, [queries, documents]), (f"{precision}, int8 vectors", coded)):
+        value = dataset.ndcg(*vectors)
+        found[name] = {"ndcg_at_10": round(value, 4), "difference": round(value - REFERENCE, 4)}
     found[f"{precision}, int8 vectors"] |= {"mean cosine": round(float(cosines.mean()), 5), "largest": largest}
     return found
 
 
-def _ndcg(dataset: Dataset, queries: Float32Array, documents: Float32Array) -> dict[str, float]:
-    value = ndcg(rank(queries, documents), list(dataset.documents), list(dataset.relevance.values()))
-    return {"ndcg_at_10": round(value, 4), "difference": round(value - REFERENCE, 4)}
-
-
 def embed(engine: Engine, artifact: Artifact, texts: Sequence[str]) -> Float32Array:
     """Unit vectors of ``texts``, in batches of similar length."""
-    encodings = TextEncoder(artifact.path / TOKENIZER, artifact.manifest.max_seq_len).encode(texts)
+    encodings = encoder_of(artifact).encode(texts)
     order = sorted(range(len(texts)), key=lambda index: encodings[index].num_tokens)
     vectors = np.zeros((len(texts), engine.info.outputs["embedding"]), np.float32)
     limits, members = engine.info.limits, list[int]()

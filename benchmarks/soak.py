@@ -1,6 +1,6 @@
 """Minutes of mixed traffic over all routes with random faults of clients: does the server's memory stay where it is?
 
-    python -m benchmarks.soak [--minutes 20] [--models tiny|real] [--clients 8]
+    python -m benchmarks.soak [--minutes 20] [--clients 8]
 
 RSS, descriptors and threads are sampled; the verdict, after two minutes, is in ``results/soak.json``. Every answer's
 status is checked, and of those with 200 how many inputs they are about. Ends with 1 if something was not as expected.
@@ -8,7 +8,6 @@ status is checked, and of those with 200 how many inputs they are about. Ends wi
 
 from __future__ import annotations
 
-import argparse
 import random
 import shlex
 import sys
@@ -20,13 +19,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import write
-from benchmarks.plots import BLUE, GREEN, ORANGE, panels, save
-from benchmarks.prose import PASSAGES, SHORT, Prose, read_prose
-from benchmarks.server import ROOT, Samples, revision, sampling, serving
-from benchmarks.soak_models import real_models, tiny_models
+from benchmarks.harness.arguments import parsed
+from benchmarks.harness.record import write
+from benchmarks.harness.sampling import Samples, sampling
+from benchmarks.harness.servers import ROOT, revision, serving
+from benchmarks.harness.summaries import flatness
+from benchmarks.harness.texts import PASSAGES, SHORT, Prose, read_prose
+from benchmarks.soak_traffic import MODELS as NAMES
 from benchmarks.soak_traffic import Action, Client, faults, requests
-from benchmarks.summaries import flatness
+from tests.e2e.kinds import MODELS
+from tests.support.builds import build_artifact
+from tests.support.zoo import save_case
 
 WARM_S = 120.0
 _FAULTS = 0.15  # share of what clients do
@@ -41,15 +44,12 @@ _KEPT_SAMPLES = 200
 
 
 def main() -> int:
-    """Run, write ``results/soak.json`` and its plot; 1 if anything was not as expected."""
-    options = _parser().parse_args()
+    options = parsed(__doc__, minutes=20.0, clients=8, seed=0, serve="")
     with tempfile.TemporaryDirectory() as scratch:
-        make = tiny_models if options.models == "tiny" else real_models
-        artifacts, names = make(Path(scratch))
         home = Path(scratch) / "home"
         home.mkdir()
-        with serving(artifacts, *_SERVE, *shlex.split(options.serve), home=home) as server:
-            traffic = Traffic(server.port, requests(names), faults(names), options.seed)
+        with serving(tiny_models(Path(scratch)), *_SERVE, *shlex.split(options.serve), home=home) as server:
+            traffic = Traffic(server.port, requests(NAMES), faults(NAMES), options.seed)
             with sampling(server.process.pid, every_s=1.0) as samples:
                 traffic.run(options.clients, options.minutes * 60)
             was_alive = server.process.poll() is None
@@ -61,7 +61,6 @@ def main() -> int:
         "as expected": good,
         "minutes": options.minutes,
         "warm, s": warm_s,
-        "models": options.models,
         "verdicts": verdicts,
         "alive at the end": was_alive,
         "exit code after SIGTERM": exit_code,
@@ -70,8 +69,17 @@ def main() -> int:
         "samples": _thinned(samples),
     }
     write("soak", results)
-    plot(samples, verdicts, warm_s)
     return 0 if good else 1
+
+
+def tiny_models(scratch: Path) -> list[Path]:
+    """Artifacts of a random model of each kind."""
+    artifacts = []
+    for name, case in MODELS.items():
+        settings: dict[str, Any] = {"name": name, "reference": "engine", "token_embeddings": name == "embedder"}
+        folder = save_case(scratch / f"checkpoint-{name}", case)
+        artifacts.append(build_artifact(folder, scratch / name, **settings).path)
+    return artifacts
 
 
 class Traffic:
@@ -98,7 +106,6 @@ class Traffic:
             client.join()
 
     def summary(self) -> dict[str, Any]:
-        """Counts by action and status."""
         return {
             "requests": sum(sum(counts.values()) for counts in self._counts.values()),
             "not as expected": self.num_wrong,
@@ -151,23 +158,6 @@ def judged(samples: Samples, warm_s: float, num_clients: int) -> dict[str, dict[
     }
 
 
-def plot(samples: Samples, verdicts: dict[str, dict[str, Any]], warm_s: float) -> None:
-    """Write ``results/soak.png``."""
-    figure, axes = panels(3, 1, (9, 6.2), sharex=True)
-    minutes = [(time_s - samples.times_s[0]) / 60 for time_s in samples.times_s]
-    series: list[Sequence[float]] = [samples.rss_mb, samples.descriptors, samples.threads]
-    rows = zip(axes[:, 0], verdicts.items(), series, (BLUE, ORANGE, GREEN), strict=True)
-    for axis, (name, verdict), values, color in rows:
-        axis.plot(minutes, values, color=color)
-        axis.axvspan(0, warm_s / 60, color="#eeeeee", zorder=0)
-        word = "flat" if verdict["flat"] else "not flat"
-        rise, spread = verdict["rise"], verdict["1st to 99th percentile"]
-        axis.set_title(f"{name}: {word} (median {verdict['median']:g}, rise {rise:+g}, spread {spread:g})")
-        axis.set_ylim(0, max(values) * 1.15)
-    axes[-1, 0].set_xlabel("minutes (grey: not judged)")
-    save(figure, "soak")
-
-
 def _thinned(samples: Samples) -> dict[str, list[float]]:
     """A few hundred samples, in minutes since the first."""
     step = max(1, len(samples.times_s) // _KEPT_SAMPLES)
@@ -178,16 +168,6 @@ def _thinned(samples: Samples) -> dict[str, list[float]]:
         "descriptors": list(map(float, samples.descriptors[kept])),
         "threads": list(map(float, samples.threads[kept])),
     }
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--models", choices=("tiny", "real"), default="tiny")
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--serve", default="", help="flags of bei serve, as in a shell")
-    return parser
 
 
 if __name__ == "__main__":

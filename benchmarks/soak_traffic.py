@@ -19,7 +19,19 @@ from typing import Any
 
 from backports import zstd
 
-from benchmarks import soak_models as tasks
+# Tasks of bei.
+EMBED, EMBED_TOKENS, EMBED_SPARSE = "embed", "embed_tokens", "embed_sparse"
+RERANK, CLASSIFY, CLASSIFY_TOKENS = "rerank", "classify", "classify_tokens"
+
+# The tiny models (tests.e2e.kinds) by task.
+MODELS = {
+    EMBED: "embedder",
+    EMBED_TOKENS: "embedder",
+    EMBED_SPARSE: "splade",
+    RERANK: "reranker",
+    CLASSIFY: "classifier",
+    CLASSIFY_TOKENS: "ner",
+}
 
 GONE = 0
 _TIMEOUT_S = 60.0
@@ -31,13 +43,12 @@ Texts = Callable[[int], list[str]]
 
 @dataclass(frozen=True)
 class Action:
-    """What one client does once. ``weight``: how often, beside the others. ``path``: the route that it asks."""
+    """One deed of a client. ``weight``: how often, beside the others. ``path``: the route that it asks."""
 
     name: str
     weight: float
     run: Callable[[Client], int]
     expected: frozenset[int]
-    is_fault: bool = False
     path: str = ""
 
 
@@ -71,11 +82,9 @@ class Client:
         return response.status, json.loads(read) if is_json else None
 
     def connect(self) -> socket.socket:
-        """A raw connection."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=_TIMEOUT_S)
 
     def close(self) -> None:
-        """Close the kept connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -85,46 +94,110 @@ class WrongAnswerError(Exception):
     """An answer with 200 that is not what was asked for."""
 
 
+# By kind: the body of a request for these texts, and the number of texts that an answer is about.
+_KINDS: dict[str, tuple[Callable[[Client, list[str]], Body], Callable[[Any], int]]] = {
+    "openai": (
+        lambda client, texts: {"input": texts, "encoding_format": client.rng.choice(("float", "base64"))},
+        lambda answer: len(answer["data"]),
+    ),
+    "ids": (lambda client, texts: {"input": _ids(client, texts)}, lambda answer: len(answer["data"])),
+    "inputs": (lambda _, texts: {"inputs": texts}, len),
+    "lists": (lambda _, texts: {"inputs": [[text] for text in texts]}, len),
+    "input": (lambda _, texts: {"input": texts}, lambda answer: len(answer["data"])),
+    "similarity": (
+        lambda _, texts: {"inputs": {"source_sentence": texts[0], "sentences": texts[1:]}},
+        lambda answer: len(answer) + 1,
+    ),
+    "rerank, TEI": (
+        lambda _, texts: {"query": texts[0], "texts": texts[1:], "return_text": True},
+        lambda answer: len(answer) + 1,
+    ),
+    "rerank": (lambda _, texts: {"query": texts[0], "documents": texts[1:]}, lambda answer: len(answer["results"]) + 1),
+    "ranking": (
+        lambda _, texts: {
+            "query": {"text": texts[0]},
+            "passages": [{"text": text} for text in texts[1:]],
+            "truncate": "END",
+        },
+        lambda answer: len(answer["rankings"]) + 1,
+    ),
+    "score": (lambda _, texts: {"text_1": texts[0], "text_2": texts[1:]}, lambda answer: len(answer["data"]) + 1),
+    "cohere": (
+        lambda _, texts: {"texts": texts, "input_type": "search_document"},
+        lambda answer: len(answer["embeddings"]),
+    ),
+    "cohere, v2": (
+        lambda _, texts: {"texts": texts, "input_type": "search_document", "embedding_types": ["float", "ubinary"]},
+        lambda answer: len(answer["embeddings"]["float"]),
+    ),
+    "voyage": (
+        lambda client, texts: {"input": texts, **client.rng.choice(({}, {"encoding_format": "base64"}))},
+        lambda answer: len(answer["data"]),
+    ),
+    "pooling": (
+        lambda client, texts: {
+            "input": texts,
+            "task": "embed",
+            "encoding_format": client.rng.choice(("float", "base64")),
+        },
+        lambda answer: len(answer["data"]),
+    ),
+    "vertex": (
+        lambda _, texts: {"instances": [{"inputs": text} for text in texts]},
+        lambda answer: len(answer["predictions"]),
+    ),
+    "decode": (lambda client, texts: {"ids": _ids(client, texts)}, len),
+    "detokenize": (lambda client, texts: {"tokens": _ids(client, texts)[0]}, lambda _: 1),
+}
+
+# Route, weight, task, texts of a request, kind.
+_ROUTES = (
+    ("/v1/embeddings", 20, EMBED, 1, "openai"),
+    ("/v1/embeddings", 6, EMBED, 32, "openai"),
+    ("/v1/embeddings", 3, EMBED, 4, "ids"),
+    ("/embed", 5, EMBED, 4, "inputs"),
+    ("/embed_all", 3, EMBED_TOKENS, 4, "inputs"),
+    ("/embed_sparse", 3, EMBED_SPARSE, 4, "inputs"),
+    ("/similarity", 3, EMBED, 5, "similarity"),
+    ("/rerank", 4, RERANK, 8, "rerank, TEI"),
+    ("/v1/rerank", 3, RERANK, 8, "rerank"),
+    ("/v2/rerank", 3, RERANK, 8, "rerank"),
+    ("/predict", 4, CLASSIFY, 4, "lists"),
+    ("/classify", 4, CLASSIFY, 4, "input"),
+    ("/predict_tokens", 3, CLASSIFY_TOKENS, 4, "lists"),
+    ("/tokenize", 4, EMBED, 4, "inputs"),
+    ("/", 2, EMBED, 4, "inputs"),
+    ("/invocations", 1, CLASSIFY, 4, "lists"),
+    ("/embeddings", 1, EMBED, 4, "openai"),
+    ("/v1/embed", 1, EMBED, 4, "cohere"),
+    ("/v2/embed", 2, EMBED, 4, "cohere, v2"),
+    ("/v1/ranking", 1, RERANK, 8, "ranking"),
+    ("/v1/classify", 1, CLASSIFY, 4, "input"),
+    ("/score", 2, RERANK, 8, "score"),
+    ("/pooling", 2, EMBED, 4, "pooling"),
+    ("/vertex", 1, EMBED, 4, "vertex"),
+    ("/decode", 2, EMBED, 4, "decode"),
+    ("/detokenize", 2, EMBED, 1, "detokenize"),
+    ("/tei/embed", 1, EMBED, 4, "inputs"),
+    ("/voyage/v1/embeddings", 1, EMBED, 4, "voyage"),
+)
+_READS = ("/info", "/v1/models", "/health", "/ready", "/metrics", "/openapi.json", "/docs")
+
+
 def requests(models: Mapping[str, str]) -> list[Action]:
     """Requests that are right, of every route that ``models`` (names by task) can answer."""
-    actions = [
-        _ask("embeddings, one", 20, "/v1/embeddings", models, tasks.EMBED, 1, _embeddings, _of_openai),
-        _ask("embeddings, 32", 6, "/v1/embeddings", models, tasks.EMBED, 32, _embeddings, _of_openai),
-        _ask("embeddings, ids", 3, "/v1/embeddings", models, tasks.EMBED, 4, _ids, _of_openai),
-        _ask("embed", 5, "/embed", models, tasks.EMBED, 4, _inputs, len),
-        _ask("embed_all", 3, "/embed_all", models, tasks.EMBED_TOKENS, 4, _inputs, len),
-        _ask("embed_sparse", 3, "/embed_sparse", models, tasks.EMBED_SPARSE, 4, _inputs, len),
-        _ask("similarity", 3, "/similarity", models, tasks.EMBED, 5, _similarity, lambda answer: len(answer) + 1),
-        _ask("rerank, TEI", 4, "/rerank", models, tasks.RERANK, 8, _rerank_tei, lambda answer: len(answer) + 1),
-        _ask("rerank, v1", 3, "/v1/rerank", models, tasks.RERANK, 8, _rerank, lambda a: len(a["results"]) + 1),
-        _ask("rerank, v2", 3, "/v2/rerank", models, tasks.RERANK, 8, _rerank, lambda a: len(a["results"]) + 1),
-        _ask("predict", 4, "/predict", models, tasks.CLASSIFY, 4, _predict, len),
-        _ask("classify", 4, "/classify", models, tasks.CLASSIFY, 4, _classify, lambda answer: len(answer["data"])),
-        _ask("predict_tokens", 3, "/predict_tokens", models, tasks.CLASSIFY_TOKENS, 4, _predict, len),
-        _ask("tokenize", 4, "/tokenize", models, tasks.EMBED, 4, _inputs, len),
-        _ask("/", 2, "/", models, tasks.EMBED, 4, _inputs, len),
-        _ask("/invocations", 1, "/invocations", models, tasks.CLASSIFY, 4, _predict, len),
-        _ask("/embeddings", 1, "/embeddings", models, tasks.EMBED, 4, _embeddings, _of_openai),
-        _ask("/v1/embed", 1, "/v1/embed", models, tasks.EMBED, 4, _cohere, lambda a: len(a["embeddings"])),
-        _ask("/v2/embed", 2, "/v2/embed", models, tasks.EMBED, 4, _cohere_v2, lambda a: len(a["embeddings"]["float"])),
-        _ask("/v1/ranking", 1, "/v1/ranking", models, tasks.RERANK, 8, _ranking, lambda a: len(a["rankings"]) + 1),
-        _ask("/v1/classify", 1, "/v1/classify", models, tasks.CLASSIFY, 4, _classify, _of_openai),
-        _ask("/score", 2, "/score", models, tasks.RERANK, 8, _score, lambda answer: len(answer["data"]) + 1),
-        _ask("/pooling", 2, "/pooling", models, tasks.EMBED, 4, _pooling, _of_openai),
-        _ask("/vertex", 1, "/vertex", models, tasks.EMBED, 4, _vertex, lambda answer: len(answer["predictions"])),
-        _ask("/decode", 2, "/decode", models, tasks.EMBED, 4, _decode, len),
-        _ask("/detokenize", 2, "/detokenize", models, tasks.EMBED, 1, _detokenize, len),
-        _ask("/tei/embed", 1, "/tei/embed", models, tasks.EMBED, 4, _inputs, len),
-        _ask("/voyage/v1/embeddings", 1, "/voyage/v1/embeddings", models, tasks.EMBED, 4, _voyage, _of_openai),
+    right = frozenset((200,))
+    asked = [
+        Action(f"{path}, {count} by {kind}", weight, _ask(path, models[task], count, kind), right, path=path)
+        for path, weight, task, count, kind in _ROUTES
+        if task in models
     ]
-    reads = ["/info", "/v1/models", "/health", "/ready", "/metrics", "/openapi.json", "/docs"]
-    gets = [Action(f"GET {path}", 1, _get(path, models), frozenset((200,)), path=path) for path in reads]
-    return [action for action in actions if action is not None] + gets
+    return asked + [Action(f"GET {path}", 1, _get(path, models), right, path=path) for path in _READS]
 
 
 def faults(models: Mapping[str, str]) -> list[Action]:
-    """What clients do wrong. Weights are small, but there are many of them."""
-    model = models[tasks.EMBED]
+    """Faults of clients. Weights are small, but there are many of them."""
+    model = models[EMBED]
 
     def posted(body: Callable[[Client], Body | bytes], path: str = "/v1/embeddings") -> Callable[[Client], int]:
         return lambda client: int(client.ask("POST", path, body(client))[0])
@@ -161,107 +234,28 @@ def faults(models: Mapping[str, str]) -> list[Action]:
         ("left amid the answer", 2, lambda client: _leave(client, _raw(client, model, 64), read=100), {GONE}),
         ("an idle connection", 1, lambda client: _leave(client, b"", wait_s=client.rng.uniform(0.5, 3)), {GONE}),
     ]
-    return [Action(name, weight, run, frozenset(expected), is_fault=True) for name, weight, run, expected in table]
+    return [Action(name, weight, run, frozenset(expected)) for name, weight, run, expected in table]
 
 
-def _ask(
-    name: str,
-    weight: float,
-    path: str,
-    models: Mapping[str, str],
-    task: str,
-    count: int,
-    body: Callable[[Client, Sequence[str]], Body],
-    counted: Callable[[Any], int],
-) -> Action | None:
-    """An action that posts ``count`` texts; ``counted`` says how many of them the answer is about."""
-    if task not in models:
-        return None
+def _ask(path: str, model: str, count: int, kind: str) -> Callable[[Client], int]:
+    body, counted = _KINDS[kind]
 
     def run(client: Client) -> int:
-        status, answer = client.ask("POST", path, {"model": models[task], **body(client, client.texts(count))})
+        status, answer = client.ask("POST", path, {"model": model, **body(client, client.texts(count))})
         if status == 200 and counted(answer) != count:
-            raise WrongAnswerError(f"{name}: {counted(answer)} instead of {count}")
+            raise WrongAnswerError(f"{path}: {counted(answer)} instead of {count}")
         return int(status)
 
-    return Action(name, weight, run, frozenset((200,)), path=path)
+    return run
 
 
 def _get(path: str, models: Mapping[str, str]) -> Callable[[Client], int]:
-    query = f"?model={models[tasks.EMBED]}" if path == "/info" else ""
+    query = f"?model={models[EMBED]}" if path == "/info" else ""
     return lambda client: int(client.ask("GET", path + query)[0])
 
 
-def _embeddings(client: Client, texts: Sequence[str]) -> Body:
-    return {"input": list(texts), "encoding_format": client.rng.choice(("float", "base64"))}
-
-
-def _ids(client: Client, texts: Sequence[str]) -> Body:
-    return {"input": [[client.rng.randrange(5, 60) for _ in range(client.rng.randint(1, 40))] for _ in texts]}
-
-
-def _inputs(client: Client, texts: Sequence[str]) -> Body:
-    return {"inputs": list(texts)}
-
-
-def _similarity(client: Client, texts: Sequence[str]) -> Body:
-    return {"inputs": {"source_sentence": texts[0], "sentences": texts[1:]}}
-
-
-def _rerank_tei(client: Client, texts: Sequence[str]) -> Body:
-    return {"query": texts[0], "texts": texts[1:], "return_text": True}
-
-
-def _rerank(client: Client, texts: Sequence[str]) -> Body:
-    return {"query": texts[0], "documents": texts[1:]}
-
-
-def _predict(client: Client, texts: Sequence[str]) -> Body:
-    return {"inputs": [[text] for text in texts]}
-
-
-def _classify(client: Client, texts: Sequence[str]) -> Body:
-    return {"input": list(texts)}
-
-
-def _cohere(client: Client, texts: Sequence[str]) -> Body:
-    return {"texts": list(texts), "input_type": "search_document"}
-
-
-def _cohere_v2(client: Client, texts: Sequence[str]) -> Body:
-    return {**_cohere(client, texts), "embedding_types": ["float", "ubinary"]}
-
-
-def _voyage(client: Client, texts: Sequence[str]) -> Body:
-    return {"input": list(texts), **client.rng.choice(({}, {"encoding_format": "base64"}))}
-
-
-def _ranking(client: Client, texts: Sequence[str]) -> Body:
-    return {"query": {"text": texts[0]}, "passages": [{"text": text} for text in texts[1:]], "truncate": "END"}
-
-
-def _score(client: Client, texts: Sequence[str]) -> Body:
-    return {"text_1": texts[0], "text_2": texts[1:]}
-
-
-def _pooling(client: Client, texts: Sequence[str]) -> Body:
-    return {"input": list(texts), "task": "embed", "encoding_format": client.rng.choice(("float", "base64"))}
-
-
-def _vertex(client: Client, texts: Sequence[str]) -> Body:
-    return {"instances": [{"inputs": text} for text in texts]}
-
-
-def _decode(client: Client, texts: Sequence[str]) -> Body:
-    return {"ids": _ids(client, texts)["input"]}
-
-
-def _detokenize(client: Client, texts: Sequence[str]) -> Body:
-    return {"tokens": _ids(client, texts)["input"][0]}
-
-
-def _of_openai(answer: Any) -> int:
-    return len(answer["data"])
+def _ids(client: Client, texts: Sequence[str]) -> list[list[int]]:
+    return [[client.rng.randrange(5, 60) for _ in range(client.rng.randint(1, 40))] for _ in texts]
 
 
 def _with_deadline(client: Client, model: str) -> int:

@@ -1,50 +1,54 @@
 """From the start of ``bei serve ARTIFACT`` to its first answer: seconds.
 
-python -m benchmarks.startup [--repetitions 7]
+python -m benchmarks.startup [--repetitions 7] [--before CHECKOUT]
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
+from functools import partial
 from pathlib import Path
 
-from benchmarks.common import write
-from benchmarks.models import built, minilm_folder
-from benchmarks.server import free_port
+from benchmarks.harness.arguments import parsed
+from benchmarks.harness.load import EMBEDDINGS, embeddings_body
+from benchmarks.harness.models import built, minilm_folder
+from benchmarks.harness.record import write
+from benchmarks.harness.rounds import alternate, ratio
+from benchmarks.harness.servers import BEFORE, NOW, Kind, environment, free_port, kinds
 
-_DEADLINE_S = 60.0
+_DEADLINE_S = 120.0  # the warm-up measures the engine
 
 
 def main() -> None:
-    """Measure and write ``results/startup.json``."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repetitions", type=int, default=7)
-    options = parser.parse_args()
+    options = parsed(__doc__, repetitions=7, before=Path)
     with tempfile.TemporaryDirectory() as scratch:
-        artifact = built(minilm_folder(), Path(scratch)).path
-        first_answer_s(artifact)  # warms the page cache
-        values = [first_answer_s(artifact) for _ in range(options.repetitions)]
-    write("startup", {"first answer, s": {"median": statistics.median(values), "values": values}})
+        models = {built(minilm_folder(), Path(scratch)).path: minilm_folder()}
+        sides = {
+            name: partial(first_answer_s, kind, Path(scratch) / name)
+            for name, kind in kinds(models, options, Path(scratch)).items()
+        }
+        found = alternate(sides, options.repetitions)
+    compared = {"before": found[BEFORE], "now / before": ratio(found, NOW, BEFORE)} if options.before else {}
+    write("startup", {"first answer, s": found[NOW], **compared})
 
 
-def first_answer_s(artifact: Path) -> float:
+def first_answer_s(kind: Kind, home: Path) -> float:
     """Start a server, ask it until it answers an embedding request, stop it."""
+    home.mkdir(exist_ok=True)
     port = free_port()
+    command = [sys.executable, "-m", "bei", "serve", *map(str, kind.artifacts), "--port", str(port)]
+    env = environment(kind.checkout, home)
     started = time.perf_counter()
-    command = [sys.executable, "-m", "bei", "serve", str(artifact), "--port", str(port)]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=kind.checkout, env=env)
     try:
-        body = json.dumps({"input": "first"}).encode()
+        url, body = f"http://127.0.0.1:{port}{EMBEDDINGS}", embeddings_body("first").encode()
         while True:
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/embeddings", body, timeout=10) as answer:
+                with urllib.request.urlopen(url, body, timeout=10) as answer:
                     answer.read()
                     return time.perf_counter() - started
             except OSError:

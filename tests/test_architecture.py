@@ -233,7 +233,7 @@ def test_commands_that_do_not_make_load_do_not_load_the_load_generator() -> None
 
 
 def test_the_module_for_pytorch_needs_neither_onnx_nor_the_artifact() -> None:
-    """It runs on machines that have torch and little else (benchmarks/gpu.py)."""
+    """It runs on machines that have torch and little else (benchmarks.gpu)."""
     others = {"onnx", "msgspec", "transformers", "openvino", "tokenizers", "ml_dtypes", "triton"}
     modules = "bei_build.torch_graph.model, bei_build.spec.flops"
     assert _printed(f"import sys, {modules}; print(sorted({others} & sys.modules.keys()))") == "[]"

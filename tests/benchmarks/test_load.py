@@ -11,7 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from benchmarks.load import BROKEN, UNANSWERED, Load, Outcome, Stream, drive, evenly, poisson
+from bei.cli.bench.driver import BROKEN, UNANSWERED
+from benchmarks.harness.load import Load, Outcome, Stream, drive, evenly, poisson
 from benchmarks.retry_after import Rounds, _add
 
 Respond = Callable[[BaseHTTPRequestHandler, bytes], None]
@@ -183,7 +184,7 @@ def outcome_of(rows: list[tuple[float, float, int, float]]) -> Outcome:
     """Rows of (sent, done, status, Retry-After)."""
     sent_s, done_s, status, retry_s = (np.array(column) for column in zip(*rows, strict=True))
     zeros = np.zeros(len(rows), np.int64)
-    return Outcome(zeros, zeros, sent_s, sent_s, done_s, status.astype(np.int64), retry_s, 1, 0, [])
+    return Outcome(zeros, zeros, sent_s, sent_s, done_s, status.astype(np.int64), retry_s, 1, [])
 
 
 def test_the_truth_of_retry_after_is_the_time_from_a_refusal_to_the_acceptance() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.summaries import flatness, latency_ms
+from benchmarks.harness.summaries import flatness, latency_ms
 
 TIMES = np.arange(0, 1200.0)
 NOISE = np.random.default_rng(0).normal(0, 1, len(TIMES))

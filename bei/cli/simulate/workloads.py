@@ -41,7 +41,7 @@ class TokenLengths:
         return [int(length) for length in np.clip(np.rint(drawn), self.least, self.most)]
 
 
-# Like the benchmarks' (benchmarks/prose.py): a query or a sentence, and a retrieval corpus with its long tail.
+# Like the benchmarks' (benchmarks/harness/texts.py): a query or a sentence, and a retrieval corpus with its long tail.
 QUERIES = TokenLengths(29, 0.35, 5, 90)
 PASSAGES = TokenLengths(78, 0.85, 4, 448)
 

@@ -9,11 +9,11 @@ import torch
 from bei.core import PackedBatch
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.torch_graph.model import PackedModel, packed_model, run, tensors_of
-from benchmarks.gpu_engines import CapturedEngine
-from benchmarks.gpu_fused import FUSED, PRODUCTS, fused, product
-from benchmarks.gpu_kernels import CASES, measured
+from benchmarks.gpu.engines import CapturedEngine
+from benchmarks.gpu.kernels import PRODUCTS, attention, fused, product
 from tests.bei_build.targets.test_fp8 import quantization_of
 from tests.bei_build.targets.tiny import MAX_SEQ_LEN, random_weights
+from tests.bei_build.torch_graph.gpu_cases import ATTENTION, FUSED
 from tests.bei_build.torch_graph.test_parity_graph import SPECS, encodings_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif("not torch.cuda.is_available()", reason="needs an NVIDIA GPU")]
@@ -23,9 +23,9 @@ def on_the_gpu(spec: ModelSpec, dtype: torch.dtype) -> PackedModel:
     return packed_model(spec, random_weights(spec), MAX_SEQ_LEN, dtype=dtype, device="cuda")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ATTENTION)
 def test_a_kernel_computes_what_the_plain_one_does(name: str) -> None:
-    measured(CASES[name], torch.device("cuda"), budget_s=0.05)  # raises where it does not
+    attention(ATTENTION[name], torch.device("cuda"), budget_s=0.05)  # raises where it does not
 
 
 @pytest.mark.parametrize("name", FUSED)

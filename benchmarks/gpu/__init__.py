@@ -1,0 +1,1 @@
+"""The benchmark of an NVIDIA GPU, which needs PyTorch and NumPy and little else of bei's dependencies."""

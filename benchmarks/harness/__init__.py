@@ -1,0 +1,1 @@
+"""Servers, load, texts, rounds of measurements and records: what all benchmarks share."""
