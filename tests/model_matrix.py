@@ -1,7 +1,7 @@
 """Distances of engines from the Hugging Face classes, for each case of ``tests.support.zoo``.
 
-``python -m tests.model_matrix`` measures all of them and writes docs/models.md; with ``--width 768 --layers 4`` the table of realistic widths in it, and
-with ``--width 2048 --layers 4 --first`` that of the first case of each family.
+``python -m tests.model_matrix`` measures all of them and writes docs/models.md; with ``--width 768 --layers 4`` the
+table of realistic widths in it, and with ``--width 2048 --layers 4 --first`` that of the first case of each family.
 """
 
 from __future__ import annotations

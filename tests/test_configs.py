@@ -1,4 +1,4 @@
-"""Every recipe in configs/ is a valid build configuration, and builds a repository of its shape (tests.support.recipes)."""
+"""Every recipe in configs/ is a valid build configuration and builds a repository of its shape."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     seconds = speed * (per_step + tokens(T) + tiles(T') + B * (per_sequence + width(S)))
 
 T is the number of tokens of the step, B its sequences, S its longest sequence, each rounded up to the shape bucket that
-engines run (bei.engine.packing). T' is T rounded up to whole tiles: matrix kernels share blocks of rows among threads, so the
-last tile of a step costs the same however full it is (docs/decisions.md, "Steps are filled up to whole tiles").
+engines run (bei.engine.packing). T' is T rounded up to whole tiles: matrix kernels share blocks of rows among threads,
+so the last tile of a step costs the same however full it is (docs/decisions.md, "Steps are filled up to whole tiles").
 ``tokens`` and ``tiles`` (matrix products) and ``width`` (attention, per row of the padded view) are piecewise linear
 and never decrease; every coefficient is zero or more. So a prediction never falls when a step gets more tokens, more
 sequences or a longer one. ``speed`` is the only number that changes while serving.

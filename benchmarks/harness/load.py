@@ -203,7 +203,7 @@ def client() -> None:
 
 
 class _Rows:
-    """A row for each try (``bei.cli.bench.driver.Sink``)."""
+    """A row for each try (``bei.cli.bench.driver.RequestSink``)."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[float, ...]] = []

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 MOST_HANDSHAKES = 256
 
 _ACCEPTS_AT_ONCE = 64  # then the loop's turn: who is connected already is served between
-_MOST_WAITING = 4096  # more than a socket's queue holds (bei.server.sockets): clients may keep coming
+_MOST_WAITING = 4096  # more than a socket's queue holds (bei.server.http.listen): clients may keep coming
 # Clients whose handshake is under way when nothing more is accepted have so long to end it.
 _LAST_HANDSHAKES_S = 0.5
 _RETRY_S = 0.1

@@ -29,7 +29,7 @@ def uvicorn_config(app: ASGIApp) -> uvicorn.Config:
         ws="none",  # a request to upgrade is answered as if it had not asked
         lifespan="off",
         log_config=None,
-        access_log=False,  # bei.server.request_log has a better one
+        access_log=False,  # bei.server.telemetry.access_log has a better one
         timeout_graceful_shutdown=LINGER_S,
         proxy_headers=False,  # nothing here reads the client's address
         server_header=False,

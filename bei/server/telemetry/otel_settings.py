@@ -28,7 +28,7 @@ _EXPORTER = "OTEL_TRACES_EXPORTER"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 
-# What bei.server.spans imports, and the distributions that have it.
+# What bei.server.telemetry.spans imports, and the distributions that have it.
 _LIBRARIES = {
     "opentelemetry.sdk.trace": "opentelemetry-sdk",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter": "opentelemetry-exporter-otlp-proto-http",

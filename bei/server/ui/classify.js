@@ -74,7 +74,7 @@ export const zeroShot = {
   show: (content, { texts }) => scored(texts, content.data.map((entry) => entry.predictions)),
 }
 
-// As the server tells them (bei.tasks.embed.nli_labels).
+// As the server tells them (bei.tasks.classify.nli_labels).
 function infers(labels) {
   const names = labels.map((label) => label.toLowerCase())
   const entails = names.findIndex((name) => name.startsWith('entail'))
