@@ -11,7 +11,7 @@ from collections.abc import Mapping, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,21 +28,6 @@ ScoreFunction: TypeAlias = Literal["sigmoid", "softmax", "tanh", "relu", "softpl
 
 # One sequence's part of it: output name -> [width], or [tokens, width] of outputs per token.
 Row: TypeAlias = Mapping[str, Float32Array]
-
-
-class Held:
-    """Owns memory of a bounded pool. It is the base of the arrays that lie there; with the last of them the pool gets
-    the memory back. Parts of such arrays are passed on as they are: a copy would take memory, and give none back."""
-
-    __slots__ = ()
-
-
-def is_held(values: npt.NDArray[Any]) -> bool:
-    """True if ``values`` lie in the memory of a ``Held``."""
-    owner = values.base
-    while isinstance(owner, np.ndarray):
-        owner = owner.base
-    return isinstance(owner, Held)
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ WARM_S = 120.0
 _FAULTS = 0.15  # share of what clients do
 _PAUSE_S = 0.01  # of a client, on average
 # Of each corpus: few enough for every model to meet every word of them in the first two minutes. Each keeps words up to
-# a limit (bei.tokenizer.word_cache), and grows towards it as long as there are new ones: with 100 documents, models of rare
-# routes still learned 20 words a second after five minutes, and no other objects of the server grew (tracemalloc).
+# a limit (bei.tokenizer.word_cache), and grows towards it as long as there are new ones: with 100 documents, models of
+# rare routes still learned 20 words a second after five minutes, and no other objects of the server grew (tracemalloc).
 _DOCUMENTS = 20
 _SERVE = ("--openai-token-ids", "accept")
 _MOST_REMARKS = 20

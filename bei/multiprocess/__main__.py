@@ -1,7 +1,7 @@
-"""``python -m bei.multiprocess.__main__ NAME``: a process of a server, started by its supervisor.
+"""``python -m bei.multiprocess NAME``: a process of a server, started by its supervisor.
 
-Standard input is the control socket. The process ends with its supervisor, and leaves signals to it: those of a
-terminal or of a service manager reach all processes of a server, and only the supervisor knows in which order to end.
+Standard input is the control socket. The process ends with its supervisor, and ignores signals: those of a terminal or
+of a service manager reach all processes of a server, and only the supervisor knows in which order to end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Be the process that the supervisor wants."""
+    """Be the process of this name."""
     name = sys.argv[1]
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -30,9 +30,9 @@ def main() -> None:
     else:
         from bei.multiprocess.roles.frontend import run
 
-    from bei.multiprocess.control.channel import Channel
+    from bei.multiprocess.control.channel import ControlChannel
 
-    run(Channel(sock, name))
+    run(ControlChannel(sock, name))
 
 
 def _control_socket() -> socket.socket:

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from bei.core import Engine, Outputs, PackedBatch, Row, finite_sequences, is_held, rows_of_sequences
+from bei.core import Engine, Outputs, PackedBatch, Row, finite_sequences, rows_of_sequences
 from bei.engine.postprocess import unit_length
 from bei.errors import BeiError, EngineDeadError, EngineDiedError, EngineError, NonFiniteOutputError
 from bei.port import UNIT_EMBEDDING
@@ -183,8 +183,7 @@ def rows_of_batch(
     """Row i has the outputs ``wanted[i]``.
 
     Rows of outputs per token are copies: a view would keep the tokens of the whole batch in memory until the last
-    sequence of the batch is answered. Those in memory of another process (``Held``) are views: it bounds what they
-    keep, and they go on to the next process without a copy.
+    sequence of the batch is answered.
     """
     asked = frozenset[str]().union(*wanted)
     parts = {
@@ -194,9 +193,8 @@ def rows_of_batch(
     }
     if UNIT_EMBEDDING in asked:
         parts[UNIT_EMBEDDING] = list(unit_length(outputs["embedding"]))
-    copied = {name for name in per_token & outputs.keys() if not is_held(outputs[name])}
     return [
-        {name: parts[name][index].copy() if name in copied else parts[name][index] for name in names}
+        {name: parts[name][index].copy() if name in per_token else parts[name][index] for name in names}
         for index, names in enumerate(wanted)
     ]
 

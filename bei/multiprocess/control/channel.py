@@ -1,4 +1,4 @@
-"""The child's end of its control socket: calls of the supervisor, and questions of and to the other processes."""
+"""A child's end of its control socket: commands of the supervisor, and questions of and to the other processes."""
 
 from __future__ import annotations
 
@@ -8,50 +8,52 @@ import logging
 import os
 import queue
 import socket
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LoopTimeoutError  # TimeoutError itself only from Python 3.11 on
+from functools import partial
 from typing import TypeAlias
 
 from bei.errors import BeiError
 from bei.multiprocess.control.messages import (
-    HEADER,
-    MOST_DESCRIPTORS,
     Ailing,
     Ask,
     Call,
+    Command,
+    Configure,
     Done,
     Failure,
     FromChild,
+    FromSupervisor,
     Gathered,
     Hung,
     Offer,
     Question,
     Reply,
     Served,
-    Step,
-    frame,
-    from_supervisor,
+    Stop,
 )
+from bei.multiprocess.transport.channel import Channel, ChannelClosedError
+from bei.multiprocess.transport.connect import started
 from bei.server.status.peers import PATIENCE_S, Replies
+from bei.utils.log_format import configure
 
 log = logging.getLogger(__name__)
 
-# Gets the id of a call, what is asked, and the descriptors that came along; in the thread that reads.
-OnCall: TypeAlias = Callable[[int, Step, list[int]], object]
+# Gets the id of a call, its command, and the descriptors that came along; in the thread that reads.
+OnCall: TypeAlias = Callable[[int, Command, list[int]], object]
 
 # The supervisor answers within the patience that it has with the others.
 _MARGIN_S = 0.5
+_FLUSH_S = 5.0
 
 
-class Channel:
+class ControlChannel:
     """A child's end; implements ``Peers``. The process ends at once where the supervisor is gone."""
 
     def __init__(self, sock: socket.socket, name: str) -> None:
-        self._sock = sock
+        self._channel: Channel[FromSupervisor] = Channel(sock, FromSupervisor)
         self._name = name
-        self._sending = threading.Lock()
         self._offered: dict[str, Callable[[], bytes]] = {}
         self._questions: queue.SimpleQueue[Question] = queue.SimpleQueue()
         self._asked: dict[int, Future[Replies]] = {}
@@ -59,17 +61,15 @@ class Channel:
 
     def start(self, on_call: OnCall) -> None:
         """Read from now on, in threads of its own."""
-        threading.Thread(target=self._read, args=(on_call,), name="bei-control", daemon=True).start()
-        threading.Thread(target=self._answer_questions, name="bei-answers", daemon=True).start()
+        started(partial(self._read, on_call), "bei-control")
+        started(self._answer_questions, "bei-answers")
 
     # Calls.
 
     def done(self, call: int, served: Served | None = None) -> None:
-        """What was asked for is done."""
         self._send(Done(call, served=served))
 
     def failed(self, call: int, error: BaseException) -> None:
-        """It could not be done."""
         self._send(Done(call, failure=failure_of(error)))
 
     def ailing(self, reason: str) -> None:
@@ -80,20 +80,21 @@ class Channel:
         """A step of engine process ``index`` does not end."""
         self._send(Hung(index))
 
+    def flush(self) -> None:
+        """Before the process ends."""
+        self._channel.flush(_FLUSH_S)
+
     # Peers.
 
     @property
     def name(self) -> str:
-        """As ``Peers`` has it."""
         return self._name
 
     def offer(self, kind: str, answer: Callable[[], bytes]) -> None:
-        """As ``Peers`` has it."""
         self._offered[kind] = answer
         self._send(Offer(kind))
 
     async def ask(self, kind: str) -> Replies:
-        """As ``Peers`` has it."""
         number = next(self._ids)
         asked: Future[Replies] = Future()
         self._asked[number] = asked
@@ -108,48 +109,24 @@ class Channel:
     # Threads.
 
     def _send(self, message: FromChild) -> None:
-        data = frame(message)
         try:
-            with self._sending:
-                self._sock.sendall(data)
-        except OSError:
+            self._channel.send(message)
+        except ChannelClosedError:
             self._end()
 
     def _read(self, on_call: OnCall) -> None:
         try:
-            while True:
-                message, descriptors = self._received()
+            while (frame := self._channel.receive()) is not None:
+                message = frame.message
                 if isinstance(message, Call):
-                    on_call(message.id, message.step, descriptors)
+                    on_call(message.id, message.command, [*frame.descriptors])
                 elif isinstance(message, Question):
                     self._questions.put(message)
                 else:
                     self._gathered(message)
-        except (OSError, EOFError):
-            self._end()
-        except BaseException:  # a bug of ours: a child that nobody can stop must not stay
+        except BaseException:  # a bug: a child that cannot be stopped must not stay
             log.exception("the control socket cannot be read")
-            self._end()
-
-    def _received(self) -> tuple[Call | Question | Gathered, list[int]]:
-        head, descriptors = b"", list[int]()
-        while len(head) < HEADER.size:
-            part, found, _, _ = socket.recv_fds(
-                self._sock, HEADER.size - len(head), MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-            )
-            if not part:
-                raise EOFError
-            head += part
-            descriptors += found
-        length, num_descriptors = HEADER.unpack(head)
-        assert len(descriptors) == num_descriptors, "descriptors travel with the header"
-        body = bytearray()
-        while len(body) < length:
-            part = self._sock.recv(length - len(body))
-            if not part:
-                raise EOFError
-            body += part
-        return from_supervisor(bytes(body)), descriptors
+        self._end()
 
     def _gathered(self, message: Gathered) -> None:
         asked = self._asked.get(message.id)
@@ -166,7 +143,7 @@ class Channel:
                 log.warning("the event loop does not answer (%s)", question.kind)
             except Exception:  # a border: a question that fails must not cost the others their answers
                 log.exception("%s could not be answered", question.kind)
-            self._send(Reply(question.id, data))
+            self._send(Reply(question.id, question.kind, data))
 
     def _end(self) -> None:
         """The supervisor is gone. Nothing here is worth saving, and a thread may be inside an engine."""
@@ -174,18 +151,28 @@ class Channel:
         os._exit(1)
 
 
+def run_commands(channel: ControlChannel, act: Callable[[Command, list[int]], Served | None]) -> None:
+    """``act`` on the commands of ``channel``, one after the other, in this thread, until ``Stop``."""
+    received: queue.SimpleQueue[tuple[int, Command, list[int]]] = queue.SimpleQueue()
+    channel.start(lambda *call: received.put(call))
+    while True:
+        number, command, descriptors = received.get()
+        if isinstance(command, Configure):
+            configure(command.config.log_format, channel.name)
+        try:
+            channel.done(number, act(command, descriptors))
+        except Exception as error:  # a border: the supervisor decides what becomes of a process that cannot do this
+            channel.failed(number, error)
+        if isinstance(command, Stop):
+            channel.flush()
+            return
+
+
 def failure_of(error: BaseException) -> Failure:
-    """What the supervisor hears of ``error``. What is no error of ours is in the log, with its traceback."""
+    """``error`` for the supervisor. An unexpected error is in the log, with its traceback."""
     if isinstance(error, BeiError):
         return Failure(error.code, str(error))
     if isinstance(error, OSError):  # files that cannot be read
         return Failure(BeiError.code, str(error))
     log.error("unexpected error", exc_info=error)
     return Failure(BeiError.code, f"unexpected error ({type(error).__name__}): the log has more")
-
-
-def error_of(failure: Failure) -> BeiError:
-    """The error that a child has met, here: with its code and its message."""
-    error = BeiError(failure.message)
-    error.code = failure.code
-    return error

@@ -21,7 +21,7 @@ import msgspec
 from bei.artifact.manifest import ENGINE_DIR, MANIFEST, TOKEN_WEIGHTS, TOKENIZER, Artifact, FileInfo, Manifest
 from bei.artifact.store import load_manifest
 from bei.errors import ArtifactError
-from bei.multiprocess.control.messages import MOST_DESCRIPTORS
+from bei.multiprocess.transport.channel import MOST_DESCRIPTORS
 from bei.service.loader import SHOWN_DIGITS
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,6 @@ class HeldFiles:
                 os.close(descriptor)
 
     def close(self) -> None:
-        """Let go of them."""
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors.clear()

@@ -1,40 +1,40 @@
-"""What supervisor and children say to each other over their control sockets, and how it lies on the wire.
+"""Messages between supervisor and children over their control sockets: headers of ``channel`` frames, some with
+descriptors.
 
-A frame is its length and number of descriptors (5 bytes), then MessagePack; descriptors travel with the 5 bytes. The
-supervisor calls, a child answers each call once. Questions of one process to the others go through the supervisor.
+The supervisor calls, a child answers each call once. Questions of one process to the others go through the supervisor.
 """
 
 from __future__ import annotations
 
-import struct
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
 
 from bei.artifact.manifest import Artifact
 from bei.config.settings import ServeConfig
-from bei.metrics.registry import SwapResult
+from bei.errors import BeiError
 
-HEADER = struct.Struct(">IB")
-MOST_DESCRIPTORS = 250  # Linux lets 253 travel at once
+# Kinds of questions: whether a process still does its work, and what steps have been observed to cost.
+HEARTBEAT = "heartbeat"
+COSTS = "costs"
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
     """A model that is served: its verified artifact, and what is known of its engine.
 
-    ``num_streams``: of each device's engine, ``costs``: a cost model's data, ``device``: in the engine's own words.
+    ``number``: among the server's models, whichever artifact they have. ``num_streams``: of each device's engine,
+    ``costs``: a cost model's data, ``device``: in the engine's own words.
     Before the first engine has been loaded they are not known: 0, None, empty.
     """
 
     artifact: Artifact
+    number: int = 0
     num_streams: int = 0
     costs: dict[str, Any] | None = None
     device: str = ""
 
     @property
     def name(self) -> str:
-        """What clients call it."""
         return self.artifact.manifest.name
 
     @property
@@ -43,19 +43,20 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.name}@{self.artifact.manifest.digest}"
 
 
-# What the supervisor asks a child to do. It has done so when it answers.
+# Commands of the supervisor. A child answers when it has carried them out.
 
 
 class Configure(msgspec.Struct, frozen=True, tag=True):
-    """The first call. ``index``: among those of its role. ``cores``: those an engine is pinned to, empty where it is
+    """The first command. ``index``: among those of its role. ``cores``: those an engine is pinned to, empty where it is
     not. ``has_queues``: this engine process is the only one, and has the batch managers.
 
-    Descriptors come along: of the socket to listen on (engine, batch manager), of the endpoints to connect to (batch
-    manager, front end), of the shared page (front end) and of the ledger (an engine that has queues).
+    Descriptors: the socket to listen on (engine, batch manager), the endpoints to connect to (batch manager, front
+    end), the shared page (front end), the step records (an engine that has queues).
     """
 
     config: ServeConfig
     index: int
+    num_models: int
     started_s: int
     cores: tuple[int, ...] = ()
     has_queues: bool = False
@@ -82,16 +83,9 @@ class Switch(msgspec.Struct, frozen=True, tag=True):
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):
-    """Close the model when nobody uses it any more."""
+    """Close the model when nothing uses it any more."""
 
     key: str
-
-
-class Looked(msgspec.Struct, frozen=True, tag=True):
-    """Who has the queues counts: the artifact of this model was looked at again."""
-
-    name: str
-    result: SwapResult
 
 
 class Reload(msgspec.Struct, frozen=True, tag=True):
@@ -107,20 +101,20 @@ class Abandon(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """End. There is no answer but the end of the process."""
+    """End. Instead of an answer the process ends."""
 
 
-Step: TypeAlias = Configure | Open | Serve | Switch | Close | Looked | Reload | Drain | Abandon | Stop
+Command: TypeAlias = Configure | Open | Serve | Switch | Close | Reload | Drain | Abandon | Stop
 
 
 # From the supervisor.
 
 
 class Call(msgspec.Struct, frozen=True, tag=True):
-    """Do this."""
+    """A command."""
 
     id: int
-    step: Step
+    command: Command
 
 
 class Question(msgspec.Struct, frozen=True, tag=True):
@@ -131,7 +125,7 @@ class Question(msgspec.Struct, frozen=True, tag=True):
 
 
 class Gathered(msgspec.Struct, frozen=True, tag=True):
-    """What the others have answered to ``Ask``."""
+    """The answers of the others to ``Ask``."""
 
     id: int
     answers: dict[str, bytes]
@@ -146,6 +140,11 @@ class Failure(msgspec.Struct, frozen=True):
 
     code: str
     message: str
+
+    def error(self) -> BeiError:
+        error = BeiError(self.message)
+        error.code = self.code
+        return error
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -173,6 +172,7 @@ class Reply(msgspec.Struct, frozen=True, tag=True):
     """The answer to ``Question``; None where it could not be computed."""
 
     id: int
+    kind: str
     data: bytes | None
 
 
@@ -183,43 +183,10 @@ class Ailing(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hung(msgspec.Struct, frozen=True, tag=True):
-    """Who has the queues: a step of the engine process ``index`` does not end."""
+    """The process with the queues: a step of the engine process ``index`` does not end."""
 
     index: int
 
 
 FromSupervisor: TypeAlias = Call | Question | Gathered
 FromChild: TypeAlias = Done | Offer | Ask | Reply | Ailing | Hung
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    raise NotImplementedError(f"{type(value)} is in no message")
-
-
-def _typed(kind: type, value: Any) -> Any:
-    return kind(value)
-
-
-_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
-_from_supervisor = msgspec.msgpack.Decoder(FromSupervisor, dec_hook=_typed)
-_from_child = msgspec.msgpack.Decoder(FromChild, dec_hook=_typed)
-
-
-def frame(message: FromSupervisor | FromChild, num_descriptors: int = 0) -> bytes:
-    """``message`` as it is sent, with its header."""
-    body = _encoder.encode(message)
-    return HEADER.pack(len(body), num_descriptors) + body
-
-
-def from_supervisor(body: bytes) -> FromSupervisor:
-    """What ``frame`` was made of, without the header."""
-    message: FromSupervisor = _from_supervisor.decode(body)
-    return message
-
-
-def from_child(body: bytes) -> FromChild:
-    """What ``frame`` was made of, without the header."""
-    message: FromChild = _from_child.decode(body)
-    return message

@@ -9,16 +9,18 @@ from collections import Counter
 from collections.abc import Callable, Set
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bei.core import EngineInfo, Outputs, PackedBatch
-from bei.errors import EngineDeadError, EngineDiedError, ModelNotFoundError
-from bei.multiprocess.remote.engine_client import EngineLink
-from bei.multiprocess.transport.channel import ChannelClosedError
-from bei.multiprocess.transport.model_info import Hello
+from bei.errors import BeiError, EngineDeadError, EngineDiedError, ModelNotFoundError
+from bei.multiprocess.transport.channel import Channel, ChannelClosedError
+from bei.multiprocess.transport.connect import connect, started
+from bei.multiprocess.transport.messages import Failed, ModelInfo, Ran, Run, ToRemoteEngine, arrived
 from bei.scheduler.cost_model import CostModel
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,120 @@ _OTHERS_WAIT_S = 5.0
 # As in the batch manager, which watches the engines of its own process.
 _OVERDUE_FACTOR = 20.0
 _WATCH_EVERY_S = 0.25
+# Between attempts, where the process refuses: it may be about to load the engine.
+_PAUSE_S = 0.2
+# A step waits so long for a connection to a process that may have ended just now.
+_CONNECT_S = 0.5
+
+
+class EngineLink:
+    """One engine process. ``on_change`` is called when it has come or gone. Thread-safe.
+
+    A thread keeps one connection, and makes it again when the process has ended. Steps run over others, one each.
+
+    ``model_info``: the latest; None before the first one. ``refusal``: the error that it refused with, if it did.
+    """
+
+    def __init__(self, address: Path, model: str, on_change: Callable[[], None]) -> None:
+        self.address = address
+        self.model_info: ModelInfo | None = None
+        self.refusal: BeiError | None = None
+        self.is_up = False
+        self.num_running = 0  # counted by the ``Devices`` that give the streams
+        self._model = model
+        self._on_change = on_change
+        self._stopped = threading.Event()
+        self._connect = partial(connect, address, model, ToRemoteEngine, stopped=self._stopped)
+        self._lock = threading.Lock()
+        self._kept: Channel[Any] | None = None
+        self._idle: list[Channel[Any]] = []
+        self._thread = started(self._keep, "bei-link")
+
+    @property
+    def num_streams(self) -> int:
+        """Those that the process has, also while it is away; 0 before it was ever there."""
+        return 0 if self.model_info is None else self.model_info.engine.num_streams
+
+    def run(
+        self, batch: PackedBatch, outputs: frozenset[str] | None, limit_s: float, kill: Callable[[], None] | None
+    ) -> Outputs:
+        """Run a step there; one that takes longer than ``limit_s`` ends with the process (``kill``), or with its
+        connection. Raises EngineDiedError if the process ends before the step, the engine's error, and
+        ChannelClosedError if the process has ended before it got the step."""
+        channel = self._connection()
+        is_idle = False
+        try:
+            channel.send(Run(batch, outputs))
+            watched_s = 0.0  # a process that is stopped watches nothing, and takes no engine to hang
+            while not channel.wait_readable(_WATCH_EVERY_S):
+                watched_s += _WATCH_EVERY_S
+                if watched_s > limit_s:
+                    limit_s = inf
+                    log.error("a step on the engine process at %s does not end: it is ended", self.address)
+                    (kill or channel.close)()
+            frame = channel.receive()
+            if frame is None:
+                raise EngineDiedError("The engine's process ended while it ran this input.")
+            is_idle = True
+        finally:
+            with self._lock:
+                is_idle = is_idle and self.is_up
+                if is_idle:
+                    self._idle.append(channel)
+            if not is_idle:
+                channel.end()
+        if isinstance(frame.message, Failed):
+            raise arrived(frame.message.error)
+        assert isinstance(frame.message, Ran), f"an engine process says {type(frame.message).__name__}"
+        return frame.message.outputs
+
+    def close(self) -> None:
+        """Leave the process for good."""
+        self._stopped.set()
+        with self._lock:
+            if self._kept is not None:
+                self._kept.close()
+        self._thread.join()
+
+    def _connection(self) -> Channel[Any]:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        try:
+            return self._connect(_CONNECT_S)[0]
+        except BeiError as error:  # it has just ended; the next one has not loaded the engine
+            self._stopped.wait(_PAUSE_S)
+            raise ChannelClosedError from error
+
+    def _keep(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                channel, welcome = self._connect()
+            except ChannelClosedError:
+                return
+            except BeiError as error:
+                self.refusal = error
+                self._on_change()
+                self._stopped.wait(_PAUSE_S)
+                continue
+            self._set(channel, welcome.model_info)
+            channel.receive()  # at its end
+            self._set(None)
+            channel.end()
+            if not self._stopped.is_set():
+                log.error("%s: the engine process at %s has ended", self._model, self.address)
+
+    def _set(self, channel: Channel[Any] | None, model_info: ModelInfo | None = None) -> None:
+        with self._lock:
+            self._kept, self.is_up = channel, channel is not None
+            if model_info is not None:
+                self.model_info, self.refusal = model_info, None
+            idle, self._idle = self._idle, []
+            if self._stopped.is_set() and channel is not None:  # meanwhile, before there was a channel to close
+                channel.close()
+        for other in idle:
+            other.end()
+        self._on_change()
 
 
 class Devices:
@@ -66,7 +182,6 @@ class Devices:
                 self.changed.wait(left_s)
 
     def give(self, link: EngineLink) -> None:
-        """The step is over."""
         with self.changed:
             link.num_running -= 1
             self._num_running[link.address] -= 1
@@ -96,7 +211,7 @@ class RemoteEngines:
         patience_s: float = 600.0,
         costs: CostModel | None = None,
     ) -> None:
-        """Blocks until one process has said hello, and a moment for the others. Raises ModelNotFoundError where none
+        """Blocks until one process has answered, and a moment for the others. Raises ModelNotFoundError where none
         serves ``model``, EngineDiedError after ``connect_timeout_s``."""
         self._devices = devices or Devices()
         self._kill = kill
@@ -104,22 +219,18 @@ class RemoteEngines:
         self._patience_s = patience_s
         self._is_closing = False
         self._links = [EngineLink(address, model, self._devices.notify) for address in addresses]
-        self._stopped = threading.Event()
-        self._watchdog = threading.Thread(target=self._watch, name="bei-watchdog", daemon=True)
         try:
-            hellos = self._hellos(model, connect_timeout_s)
+            found = self._found(model, connect_timeout_s)
         except BaseException:
             self.close()
             raise
-        num_streams = sum(hellos[min(index, len(hellos) - 1)].engine.num_streams for index in range(len(addresses)))
-        self._info = _joined([hello.engine for hello in hellos], num_streams)
-        self._costs = costs or hellos[0].cost_model()
-        if hang_timeout_s:
-            self._watchdog.start()
+        num_streams = sum([info.engine.num_streams for info in found])
+        num_streams += (len(addresses) - len(found)) * found[-1].engine.num_streams
+        self._info = _joined([info.engine for info in found], num_streams)
+        self._costs = costs or found[0].cost_model()
 
     @property
     def info(self) -> EngineInfo:
-        """The facts."""
         return self._info
 
     @property
@@ -132,10 +243,8 @@ class RemoteEngines:
         return sum(link.num_streams for link in self._links if link.is_up)
 
     def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
-        """As engines do. The arrays lie in memory of the engine's process, which it gets back when the last is gone.
-
-        Raises EngineDiedError if the process died meanwhile, EngineDeadError where none came back in time, EngineError.
-        """
+        """As engines do. Raises EngineDiedError if the process died meanwhile, EngineDeadError if none came back in
+        time, EngineError."""
         limit_s = inf
         if self._hang_timeout_s:
             longest = int(np.diff(batch.cu_seqlens).max())
@@ -144,7 +253,7 @@ class RemoteEngines:
         wanted = None if outputs is None else frozenset(outputs)
         while (link := self._devices.take(self._links, lambda: self._patience_s)) is not None:
             try:
-                return link.run(batch, wanted, limit_s)
+                return link.run(batch, wanted, limit_s, self._killing(link))
             except ChannelClosedError:  # it ended before it got the step
                 continue
             finally:
@@ -153,7 +262,7 @@ class RemoteEngines:
         raise EngineDeadError(f"No engine process has been available for {self._patience_s:.0f} s: {what_to_do}.")
 
     def warmup(self) -> None:
-        """Nothing: engine processes have warmed theirs."""
+        """Engine processes have warmed theirs."""
 
     def begin_close(self) -> None:
         """The manager in front is about to be closed: from now on ``run`` waits for processes that are away as long as
@@ -163,49 +272,29 @@ class RemoteEngines:
 
     def close(self) -> None:
         """Leave the engine processes; their engines stay loaded."""
-        self._stopped.set()
         for link in self._links:
             link.close()
-        if self._watchdog.ident is not None:
-            self._watchdog.join()
 
-    def _hellos(self, model: str, timeout_s: float | None) -> list[Hello]:
+    def _found(self, model: str, timeout_s: float | None) -> list[ModelInfo]:
         """Of the processes that are there, in their order: one at least."""
+        links = self._links
 
-        def is_known(link: EngineLink) -> bool:
-            return link.hello is not None or link.refusal is not None
-
-        def is_anybody_there() -> bool:
-            return any(link.hello is not None for link in self._links) or all(is_known(link) for link in self._links)
+        def have_all_answered() -> bool:
+            return all(link.model_info is not None or link.refusal is not None for link in links)
 
         with self._devices.changed:
-            if not self._devices.changed.wait_for(is_anybody_there, timeout_s):
+            if not self._devices.changed.wait_for(
+                lambda: any(link.model_info is not None for link in links) or have_all_answered(), timeout_s
+            ):
                 raise EngineDiedError(f"No engine process serves {model}.")
-            self._devices.changed.wait_for(lambda: all(is_known(link) for link in self._links), _OTHERS_WAIT_S)
-        hellos = [link.hello for link in self._links if link.hello is not None]
-        if not hellos:
+            self._devices.changed.wait_for(have_all_answered, _OTHERS_WAIT_S)
+        found = [link.model_info for link in links if link.model_info is not None]
+        if not found:
             raise ModelNotFoundError(f"No engine process has an engine of {model}.")
-        return hellos
+        return found
 
-    def _watch(self) -> None:
-        """The watchdog's thread. Counts the time it is awake itself: a stopped process is no hung engine."""
-        while not self._stopped.wait(_WATCH_EVERY_S):
-            for index, link in enumerate(self._links):
-                for step in link.steps:
-                    step.watched_s += _WATCH_EVERY_S
-                    if step.watched_s > step.limit_s and not step.is_given_up:
-                        step.is_given_up = True
-                        log.error("a step on the engine process at %s does not end: it is ended", link.address)
-                        self._end(index, link)
-
-    def _end(self, index: int, link: EngineLink) -> None:
-        try:
-            if self._kill is not None:
-                self._kill(index)
-        except Exception:  # a border: the watchdog watches the others, too
-            log.exception("an engine process could not be ended")
-        if self._kill is None:
-            link.disconnect()
+    def _killing(self, link: EngineLink) -> Callable[[], None] | None:
+        return None if self._kill is None else partial(self._kill, self._links.index(link))
 
 
 def _joined(infos: Seq[EngineInfo], num_streams: int) -> EngineInfo:

@@ -7,57 +7,61 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from bei.core import Row
 from bei.errors import BeiError, EngineDeadError, EngineError, ShuttingDownError
 from bei.metrics.registry import ModelMetrics
-from bei.multiprocess.remote.in_flight import Given, Unanswered
 from bei.multiprocess.transport.channel import Channel, ChannelClosedError, Frame
-from bei.multiprocess.transport.connect import Connector, started
-from bei.multiprocess.transport.errors import arrived
-from bei.multiprocess.transport.lease import Borrower
-from bei.multiprocess.transport.loop_reader import LoopReader
-from bei.multiprocess.transport.messages import Answers, Bye, Cancel, ErrorAt, RowAt, Stats, ToRemotePort, Welcome
-from bei.multiprocess.transport.model_info import Hello
-from bei.multiprocess.transport.sequences import submitted
-from bei.port import LANES, Answer, EnginePort, LaneStats, OnAnswers, PortStats, Submission
+from bei.multiprocess.transport.connect import connect, started
+from bei.multiprocess.transport.messages import (
+    Answers,
+    Cancel,
+    CarriedError,
+    ModelInfo,
+    Stats,
+    Submit,
+    ToRemotePort,
+    Welcome,
+    arrived,
+)
+from bei.port import LANES, Answer, EnginePort, Item, LaneStats, OnAnswers, PortStats, Submission
 from bei.scheduler.cost_model import CostModel
 from bei.service.service import OpenPort
 
 log = logging.getLogger(__name__)
 
-# An item is given to so many processes, one after the other: what ends them may be the item, unless the next one knows
-# better.
+# An item is given to so many processes, one after the other: it may be the item that ends them, unless the next process
+# knows better.
 _MOST_TRIES = 3
-# The other process says something every 100 ms. Silent for so long, it is taken to hang.
+# The peer sends its state every 100 ms. Silent for so long, it is taken to hang.
 _SILENT_S = 3.0
 # What waits is given up when no process has been there for so long.
 _PATIENCE_S = 600.0
 _PAUSE_S = 0.2
+_LOOK_EVERY_S = 0.25
+# Rows of several requests that came in one message are copied where it is larger: one of them would keep it in memory.
+_SHARED_BYTES = 1 << 16
 
 _NOTHING = LaneStats(0, 0, 0.0)
 
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToRemotePort)
 
-
-def ask_hello(address: Path, model: str, timeout_s: float | None = None) -> Hello:
-    """What the process at ``address`` says of ``model``. Blocks until it is there (None: however long that takes).
+def ask_model_info(address: Path, model: str, timeout_s: float | None = None) -> ModelInfo:
+    """The facts of ``model`` by the process at ``address``. Blocks until it is there (None: however long that takes).
 
     Raises ModelNotFoundError where it does not serve it, EngineDiedError after ``timeout_s``.
     """
-    channel, welcome = Connector(address, model, _decoder).connect(timeout_s)
+    channel, welcome = connect(address, model, ToRemotePort, timeout_s)
     channel.end()
-    return welcome.hello
+    return welcome.model_info
 
 
 def remote_port(address: Path, model: str, costs: CostModel | None = None) -> OpenPort:
@@ -65,47 +69,70 @@ def remote_port(address: Path, model: str, costs: CostModel | None = None) -> Op
     side corrects its own."""
 
     def open_port(on_answers: OnAnswers, metrics: ModelMetrics) -> EnginePort:
-        return RemotePort(address, model, on_answers, metrics, costs, asyncio.get_running_loop())
+        return RemotePort(address, model, on_answers, metrics, asyncio.get_running_loop(), costs)
 
     return open_port
 
 
-class _Session(NamedTuple):
-    """One connection. ``reader`` None: the port's thread reads everything."""
+@dataclass(eq=False, slots=True)
+class Given:
+    """A submission, and how many processes have been given it. ``number``: on the connection; 0: not sent. ``stats``:
+    of its items, once they were asked for."""
 
-    channel: Channel[Any]
-    borrower: Borrower
-    reader: LoopReader | None
-
-    def end(self) -> None:
-        """Free it, when nobody reads any more."""
-        if self.reader is not None:
-            self.reader.end()
-        self.borrower.end()
-        self.channel.end()
-
-
-@dataclass(slots=True)
-class _Unseen:
-    """A submission that the other side's state does not have yet. ``number``: of the connection; 0: not sent.
-    ``stats``: of its items, once somebody has asked."""
-
-    number: int
     submission: Submission
+    num_tries: int = 0
+    number: int = 0
     stats: LaneStats | None = None
+
+
+class InFlight:
+    """Items without an answer, resubmitted when their process is replaced. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._requests: dict[int, dict[int, tuple[Given, Item]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._requests)
+
+    def add(self, submission: Submission) -> Given:
+        given = Given(submission)
+        items = self._requests.setdefault(submission.request_id, {}) if submission.items else {}
+        for item in submission.items:
+            items[item.place] = given, item
+        return given
+
+    def settle(self, request_id: int, place: int) -> bool:
+        """The item is answered; False if it was before, or was cancelled."""
+        items = self._requests.get(request_id)
+        if items is None or items.pop(place, None) is None:
+            return False
+        if not items:
+            del self._requests[request_id]
+        return True
+
+    def forget(self, request_id: int) -> bool:
+        """The request is cancelled; False if there is nothing of it."""
+        return self._requests.pop(request_id, None) is not None
+
+    def remaining(self) -> Iterator[Given]:
+        """Every submission with its unanswered items, in the order in which they came."""
+        for items in self._requests.values():
+            by_given: dict[Given, list[Item]] = {}
+            for given, item in items.values():
+                by_given.setdefault(given, []).append(item)
+            for given, rest in by_given.items():
+                given.submission = msgspec.structs.replace(given.submission, items=rest)
+                given.number, given.stats = 0, None
+                yield given
 
 
 class RemotePort:
     """Implements ``EnginePort`` over a socket to a ``PortServer``. Reconnects by itself and submits again what is
     unanswered; an item that three processes have been given without an answer gets an EngineError.
 
-    Made in any thread; returns when the other side has said hello (so ask for it before, where that may take long).
-    ``stats().is_stalled`` while the batch manager's process, or every engine process, is away. Rows cannot be written
-    to: they lie in memory of the process that has computed them, until the last view is gone.
-
-    With ``loop``, ``on_answers`` is called on that event loop for small answers, and for others in a thread of the
-    port's: one call at a time. Without, and once ``close`` has been called, always in the thread. So ``close`` may be
-    called in any thread, whether the loop runs, has stopped, or waits for it.
+    Made in any thread; returns when the peer has answered (call ``ask_model_info`` before, where that may take long).
+    ``stats().is_stalled`` while the batch manager's process, or every engine process, is away. ``loop`` reads the
+    answers, and calls ``on_answers``: so ``close`` may be called in any other thread.
     """
 
     def __init__(
@@ -114,33 +141,33 @@ class RemotePort:
         model: str,
         on_answers: OnAnswers,
         metrics: ModelMetrics,
+        loop: asyncio.AbstractEventLoop,
         costs: CostModel | None = None,
-        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._model = model
         self._on_answers = on_answers
         self._metrics = metrics
         self._loop = loop
-        self._connector = Connector(address, model, _decoder)
+        self._stopped = threading.Event()
+        self._connect = partial(connect, address, model, ToRemotePort, stopped=self._stopped)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._unanswered = Unanswered()
-        self._unseen: deque[_Unseen] = deque()
+        self._in_flight = InFlight()
+        self._unseen: deque[Given] = deque()  # what the peer's state does not have yet
         self._number = 0
-        self._session: _Session | None = None
+        self._channel: Channel[Any] | None = None
         self._is_delivering = False
         self._is_closing = False
         self._death: str | None = None
-        channel, welcome = self._connector.connect()
-        self._costs = costs or welcome.hello.cost_model()
-        session = self._adopt(channel, welcome)
-        started(partial(self._serve, session), "bei-port")
-        metrics.watch(self.stats, welcome.hello.engine.limits)
+        channel, welcome = self._connect()
+        self._costs = costs or welcome.model_info.cost_model()
+        self._adopt(channel, welcome)
+        self._on_loop(self._watch, channel)
+        metrics.watch(self.stats, welcome.model_info.engine.limits)
 
     @property
-    def hello(self) -> Hello:
-        """The latest."""
-        return self._hello
+    def model_info(self) -> ModelInfo:
+        return self._model_info
 
     # The port.
 
@@ -151,21 +178,20 @@ class RemotePort:
                 raise EngineDeadError(self._death)
             if self._is_closing:
                 raise ShuttingDownError("The server is shutting down: send the request to another replica.")
-            given = self._unanswered.add(submission)
-            if self._session is None:
-                self._unseen.append(_Unseen(0, submission))
+            given = self._in_flight.add(submission)
+            if self._channel is None:
+                self._unseen.append(given)
             else:
-                self._give(self._session.channel, given)
+                self._give(self._channel, given)
 
     def cancel(self, request_id: int) -> None:
-        """As the port says."""
         with self._lock:
-            if self._unanswered.forget(request_id) and self._session is not None:
-                _try_send(self._session.channel, Cancel(request_id))
+            if self._in_flight.forget(request_id) and self._channel is not None:
+                _try_send(self._channel, Cancel(request_id))
             self._changed.notify_all()
 
     def stats(self) -> PortStats:
-        """What the other side said last, and what has been submitted since."""
+        """The state that the peer sent last, and what has been submitted since."""
         now_s = time.monotonic()
         with self._lock:
             stats, silent_s = self._stats, now_s - self._heard_s
@@ -178,41 +204,40 @@ class RemotePort:
                 lanes=lanes,
                 running_s=max(0.0, stats.running_s - silent_s),
                 is_alive=stats.is_alive and self._death is None and not self._is_closing,
-                is_stalled=stats.is_stalled or self._session is None or self._is_silent(self._session, silent_s),
+                is_stalled=stats.is_stalled or self._channel is None or self._is_silent(self._channel, silent_s),
                 is_busy=stats.is_busy or bool(self._unseen),
             )
 
     def close(self) -> None:
-        """Wait until all is answered, then leave. Rows that are in use stay as they are."""
+        """Wait until all is answered, or the loop has ended; then leave. Not on the loop."""
         with self._lock:
             self._is_closing = True
-            if self._session is not None and self._session.reader is not None:
-                self._session.reader.stop()  # the loop may wait for this, or run no more
-            self._changed.wait_for(lambda: not self._unanswered and not self._is_delivering)
-            session = self._session
-        self._connector.stop()
-        self._metrics.forget(self.stats)
-        if session is not None:
-            _leave(session)
+            while not self._changed.wait_for(lambda: not self._in_flight and not self._is_delivering, _LOOK_EVERY_S):
+                if self._loop.is_closed():
+                    break
+            self._stopped.set()
+            self._metrics.forget(self.stats)
+            if self._channel is not None:
+                (self._channel.end if self._loop.is_closed() else self._channel.close)()
 
     # Under the lock.
 
     def _give(self, channel: Channel[Any], given: Given) -> None:
         """Submit to the process at the other end."""
         given.num_tries += 1
-        self._number += 1
-        self._unseen.append(_Unseen(self._number, given.submission))
-        _try_send(channel, *submitted(given.submission, self._number))
+        given.number = self._number = self._number + 1
+        self._unseen.append(given)
+        _try_send(channel, Submit(given.number, without_spans(given.submission)))
 
     def _stats_of(self, submission: Submission) -> LaneStats:
         lengths = [encoding.num_tokens for _, encoding in submission.items]
         cost_s = sum([self._costs.sequence_seconds(length) for length in lengths])
         return LaneStats(len(lengths), sum(lengths), cost_s)
 
-    def _is_silent(self, session: _Session, silent_s: float) -> bool:
-        """Whether the other side has said nothing for too long. Where something waits to be read it has spoken, and
-        this process has not listened: its event loop was busy."""
-        return silent_s > _SILENT_S and not session.channel.has_arrived()
+    def _is_silent(self, channel: Channel[Any], silent_s: float) -> bool:
+        """Whether the peer has sent nothing for too long. Unread bytes do not count as silence: then this process's
+        event loop was busy."""
+        return silent_s > _SILENT_S and not channel.has_arrived()
 
     def _note(self, message: Stats) -> None:
         self._stats = message.stats
@@ -225,91 +250,45 @@ class RemotePort:
         while self._unseen and self._unseen[0].number <= num_seen:
             self._unseen.popleft()
 
-    # The port's thread.
+    # The event loop.
 
-    def _serve(self, session: _Session) -> None:
+    def _on_loop(self, work: Any, *args: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and nothing waits any more
+            self._loop.call_soon_threadsafe(work, *args)
+
+    def _watch(self, channel: Channel[Any]) -> None:
+        self._loop.add_reader(channel.fileno(), self._on_readable, channel)
+        self._on_readable(channel)  # more than the first message may have been read
+
+    def _on_readable(self, channel: Channel[Any]) -> None:
         try:
-            while True:
-                self._read(session)
-                self._lose()
-                session.end()
-                if (found := self._reconnected()) is None:
-                    return
-                session = self._adopt(*found)
-        except BaseException as error:  # a bug: whoever waits must hear of it
-            log.exception("the thread of a port has died")
-            self._die(f"The port's thread has died ({type(error).__name__}): restart the server.")
-            session.borrower.close_when_unused()  # what was lent may be in use
-            session.borrower.wait_closed()
-            session.end()
+            is_open = channel.fill()
+            while (frame := channel.next_frame()) is not None:
+                self._handle(frame)
+                del frame
+        except Exception as error:  # a bug: whoever waits must hear of it
+            log.exception("a port has failed")
+            self._die(f"The port has failed ({type(error).__name__}): restart the server.")
+            is_open = False
+        if not is_open:
+            self._loop.remove_reader(channel.fileno())
+            self._lose(channel)
 
-    def _adopt(self, channel: Channel[Any], welcome: Welcome) -> _Session:
-        """Submit all that is unanswered to the process at the other end."""
-        borrower = Borrower(channel)
-        reader = None if self._loop is None else LoopReader(self._loop, channel, partial(self._handle, borrower))
-        session = _Session(channel, borrower, reader)
-        assert welcome.stats is not None, "ports say it"
-        with self._lock:
-            self._unseen.clear()
-            self._number = 0
-            self._hello = welcome.hello
-            self._note(welcome.stats)
-            self._session = session
-            if reader is not None and self._is_closing:
-                reader.stop()
-            is_over = self._is_closing and not self._unanswered
-            lost = []
-            for given in list(self._unanswered.remaining()):
-                if welcome.has_culprits:  # and this is none, or is known to be one
-                    given.num_tries = max(0, given.num_tries - 1)
-                if given.num_tries < _MOST_TRIES:
-                    self._give(channel, given)
-                else:
-                    lost.append(given)
-        message = (
-            f"{_MOST_TRIES} processes ended, one after the other, while they had this input: do not send it again."
-        )
-        self._fail(lost, EngineError(message))
-        if is_over:
-            _leave(session)
-        return session
-
-    def _read(self, session: _Session) -> None:
-        """Until the channel ends. The event loop reads what is small, and this thread everything else."""
-        channel, _, reader = session
-        while True:
-            while reader is not None and not reader.is_stopped and not channel.wait_readable(0.0):
-                reader.run()
-            if (frame := channel.receive()) is None:
-                return
-            self._handle(session.borrower, frame)
-            del frame  # it may hold the bytes of answers
-
-    # The port's thread, or the event loop in its place.
-
-    def _handle(self, borrower: Borrower, frame: Frame[Any]) -> None:
+    def _handle(self, frame: Frame[Any]) -> None:
         message = frame.message
         if isinstance(message, Answers):
-            self._deliver(self._settled(message, frame.payload, borrower))
-        elif isinstance(message, Stats):
+            self._deliver(self._settled(message, frame.num_bytes))
+        else:
+            assert isinstance(message, Stats), f"unexpected message from an engine port: {type(message).__name__}"
             with self._lock:
                 self._note(message)
-        elif not borrower.hears(frame):
-            raise AssertionError(f"unexpected message from an engine port: {type(message).__name__}")
 
-    def _settled(self, message: Answers, payload: npt.NDArray[np.uint8], borrower: Borrower) -> list[Answer]:
-        """The answers that somebody waits for."""
-        answers = []
-        found: list[tuple[RowAt | ErrorAt, Row | BeiError]] = []
-        found += [(at, borrower.row(at.row, payload)) for at in message.rows]
-        if message.errors:
-            found += [(error_at, arrived(error_at.error)) for error_at in message.errors]
+    def _settled(self, message: Answers, num_bytes: int) -> list[Answer]:
+        copies = num_bytes > _SHARED_BYTES and len({at.request_id for at in message.answers}) > 1
+        found = [Answer(at.request_id, at.place, _result(at.result, copies=copies), at.step) for at in message.answers]
         with self._lock:
             self._note_seen(message.num_seen)
-            for at, result in found:
-                if self._unanswered.settle(at.request_id, at.place):
-                    times = message.steps[at.step] if at.step >= 0 else None
-                    answers.append(Answer(at.request_id, at.place, result, times))
+            answers = [one for one in found if self._in_flight.settle(one.request_id, one.place)]
             self._is_delivering = True
         return answers
 
@@ -329,47 +308,84 @@ class RemotePort:
         with self._lock:
             for given in lost:
                 for item in given.submission.items:
-                    if self._unanswered.settle(given.submission.request_id, item.place):
+                    if self._in_flight.settle(given.submission.request_id, item.place):
                         answers.append(Answer(given.submission.request_id, item.place, error))
             self._is_delivering = True
         self._deliver(answers)
 
-    def _lose(self) -> None:
-        """The connection has ended."""
+    def _adopt(self, channel: Channel[Any], welcome: Welcome) -> None:
+        """Submit all that is in flight to the process at the other end."""
+        assert welcome.stats is not None, "ports say it"
+        lost = []
         with self._lock:
-            self._session = None
-            self._stats = self._stats._replace(lanes=dict.fromkeys(LANES, _NOTHING), running_s=0.0, is_busy=False)
             self._unseen.clear()
-            self._unseen.extend(_Unseen(0, given.submission) for given in self._unanswered.remaining())
+            self._number = 0
+            self._model_info = welcome.model_info
+            self._note(welcome.stats)
+            self._channel = channel
+            for given in list(self._in_flight.remaining()):
+                if welcome.has_culprits:  # and this is none, or is known to be one
+                    given.num_tries = max(0, given.num_tries - 1)
+                if given.num_tries < _MOST_TRIES:
+                    self._give(channel, given)
+                else:
+                    lost.append(given)
+            if self._stopped.is_set():
+                channel.close()
+        self._fail(
+            lost,
+            EngineError(
+                f"{_MOST_TRIES} processes ended, one after the other, while they had this input: do not send it again."
+            ),
+        )
 
-    def _reconnected(self) -> tuple[Channel[Any], Welcome] | None:
-        """The next process; None when there is none any more."""
+    def _lose(self, channel: Channel[Any]) -> None:
+        """The connection has ended: make another one."""
         with self._lock:
-            if self._is_closing and not self._unanswered:
-                return None
+            self._channel = None
+            self._stats = self._stats._replace(lanes=dict.fromkeys(LANES, _NOTHING), running_s=0.0, is_busy=False)
+            self._unseen = deque(self._in_flight.remaining())
+            is_over = self._death is not None or (self._is_closing and not self._in_flight)
+        channel.end()
+        if not is_over:
+            started(self._reconnect, "bei-port")
+
+    def _reconnect(self) -> None:
+        """The thread that connects to the next process."""
         log.warning("%s: the batch manager's process has ended; waiting for the next one", self._model)
         until_s = time.monotonic() + _PATIENCE_S
         while True:
             try:
-                found = self._connector.connect(until_s - time.monotonic())
+                channel, welcome = self._connect(until_s - time.monotonic())
                 log.warning("%s: the next batch manager's process is there", self._model)
-                return found
+                self._on_loop(self._adopt_later, channel, welcome)
+                return
             except ChannelClosedError:  # closed meanwhile
-                return None
+                return
             except BeiError as error:
                 if time.monotonic() > until_s:
-                    self._die(f"No process has served the model for {_PATIENCE_S:.0f} s ({error}): restart the server.")
-                    return None
-                self._connector.pause(_PAUSE_S)
+                    message = f"No process has served the model for {_PATIENCE_S:.0f} s ({error}): restart the server."
+                    self._on_loop(self._die, message)
+                    return
+                self._stopped.wait(_PAUSE_S)
+
+    def _adopt_later(self, channel: Channel[Any], welcome: Welcome) -> None:
+        self._adopt(channel, welcome)
+        self._watch(channel)
 
     def _die(self, message: str) -> None:
         """Fail what waits and refuse what comes."""
         with self._lock:
             self._death = message
-            self._session = None
             self._unseen.clear()
-            lost = list(self._unanswered.remaining())
+            lost = list(self._in_flight.remaining())
         self._fail(lost, EngineDeadError(message))
+
+
+def _result(result: dict[str, Any] | CarriedError, *, copies: bool) -> Row | BeiError:
+    if isinstance(result, CarriedError):
+        return arrived(result)
+    return {name: values.copy() for name, values in result.items()} if copies else result
 
 
 def _added(one: LaneStats, other: LaneStats) -> LaneStats:
@@ -378,15 +394,15 @@ def _added(one: LaneStats, other: LaneStats) -> LaneStats:
     )
 
 
-def _leave(session: _Session) -> None:
-    """Stay only until nothing is used that the other process has lent."""
-    _try_send(session.channel, Bye())
-    session.borrower.close_when_unused()
+def _try_send(channel: Channel[Any], message: object) -> None:
+    """Send. That the peer has ended is found by who reads."""
+    with suppress(ChannelClosedError):
+        channel.send(message)
 
 
-def _try_send(channel: Channel[Any], message: Any, payload: Seq[npt.NDArray[Any]] = ()) -> None:
-    """Send; to nobody where the other process has ended, as the thread that reads finds out."""
-    try:
-        channel.send(message, payload)
-    except ChannelClosedError:
-        return
+def without_spans(submission: Submission) -> Submission:
+    """As it is sent: the other process does not read spans."""
+    if all(item.encoding.spans is None for item in submission.items):
+        return submission
+    items = [Item(place, encoding._replace(spans=None)) for place, encoding in submission.items]
+    return msgspec.structs.replace(submission, items=items)

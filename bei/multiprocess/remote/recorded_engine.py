@@ -1,19 +1,167 @@
-"""An engine whose steps are noted, so that an input that ends its process is found though the queue ends with it."""
+"""An engine whose steps are recorded, so that an input that ends its process is found though the queue ends with it.
+
+The record outlives the process, and no process waits for it or reads it until the next one starts: a step costs two
+writes to memory.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+import struct
+import threading
+import time
 from collections.abc import Callable, Set
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
 
 from bei.core import Engine, EngineInfo, Outputs, PackedBatch
 from bei.errors import EngineDeadError, EngineDiedError
-from bei.multiprocess.shared_memory.crash_ledger import GUILTY, Ledger
 
 log = logging.getLogger(__name__)
 
-# What a process whose engine is dead exits with.
+# The exit code of a process whose engine is dead.
 EXIT_ENGINE_DEAD = 70
+
+# Of a slot, which takes as much memory as was ever written there: bytes of a value, and the value. The first one has
+# the suspects.
+_SLOT_BYTES = 1 << 26
+_SIZE = struct.Struct("@q")
+_MOST_SUSPECTS = 4096
+_Suspects = dict[bytes, tuple[int, float]]
+_Record = tuple[bytes, bytes, bytes]  # digest of the model, bounds of the sequences, token ids
+
+# An input is to blame when so many processes have ended while they ran it.
+GUILTY = 2
+# Nothing is suspected for ever, as the processes may have ended for other reasons.
+_SUSPECTED_S = 600.0
+_GUILTY_S = 60.0
+
+
+class StepRecords:
+    """The token ids that each stream of a process runs, in anonymous memory (memfd) of the supervisor's.
+
+    The supervisor makes it (``create``); a process that runs engines takes it over (``attach``) once the process before
+    has ended: the inputs that ran there are suspected from then on. Thread-safe.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+        self._suspects: _Suspects = {}  # by digest: how many processes have ended, and when the last one did
+        self._num_slots = 1
+        self._free: list[int] = []
+        self.has_found_steps = False  # the process before ended while a step ran
+
+    @classmethod
+    def create(cls) -> StepRecords:
+        return cls(os.memfd_create("bei-steps", os.MFD_CLOEXEC))
+
+    @classmethod
+    def attach(cls, descriptor: int) -> StepRecords:
+        """Takes ``descriptor`` over."""
+        records = cls(descriptor)
+        records._suspects = records._read(0, _Suspects) or {}
+        slots = range(_SLOT_BYTES, os.fstat(descriptor).st_size, _SLOT_BYTES)
+        ran = {digest for slot in slots for digest in _digests_of(records._read(slot, _Record))}
+        for digest in ran:
+            num_ended, _ = records._suspects.pop(digest, (0, 0.0))
+            records._suspects[digest] = num_ended + 1, time.monotonic()
+        records.has_found_steps = bool(ran)
+        records._write_suspects()
+        for slot in slots:  # last, as this process may end too
+            records.end(slot)
+        records._num_slots += len(slots)
+        return records
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    # Steps.
+
+    def begin(self, batch: PackedBatch, salt: bytes) -> int:
+        """``batch`` runs from now on, in the slot that is returned."""
+        with self._lock:
+            if not self._free:
+                self._free.append(self._num_slots * _SLOT_BYTES)
+                self._num_slots += 1
+            slot = self._free.pop()
+        self._write(slot, (salt, batch.cu_seqlens.tobytes(), batch.input_ids.tobytes()))
+        return slot
+
+    def end(self, slot: int) -> None:
+        os.pwrite(self._descriptor, _SIZE.pack(0), slot)
+        self._free.append(slot)
+
+    # Suspects.
+
+    @property
+    def has_suspects(self) -> bool:
+        return bool(self._suspects)
+
+    def num_ended(self, digest: bytes) -> int:
+        """How many processes have ended while they ran the input of this digest, as far as it still counts."""
+        with self._lock:
+            num_ended, ended_s = self._suspects.get(digest, (0, 0.0))
+            if num_ended and time.monotonic() - ended_s > (_GUILTY_S if num_ended >= GUILTY else _SUSPECTED_S):
+                self._forget(digest)
+                return 0
+            return num_ended
+
+    def acquit(self, digest: bytes) -> None:
+        """The input was run alone, and the process is still there."""
+        with self._lock:
+            self._forget(digest)
+
+    def _forget(self, digest: bytes) -> None:
+        if self._suspects.pop(digest, None) is not None:
+            self._write_suspects()
+
+    def _write_suspects(self) -> None:
+        for digest in [*self._suspects][:-_MOST_SUSPECTS]:  # the oldest
+            del self._suspects[digest]
+        self._write(0, self._suspects)
+
+    def _write(self, slot: int, value: object) -> None:
+        data = msgspec.msgpack.encode(value)
+        os.pwrite(self._descriptor, _SIZE.pack(len(data)) + data, slot)
+
+    def _read(self, slot: int, kind: Any) -> Any:
+        """None if there is nothing, or it was half written when the process before ended."""
+        size = os.pread(self._descriptor, _SIZE.size, slot) or _SIZE.pack(0)
+        data = os.pread(self._descriptor, _SIZE.unpack(size)[0], slot + _SIZE.size)
+        try:
+            return msgspec.msgpack.decode(data, type=kind) if data else None
+        except msgspec.DecodeError:
+            return None
+
+
+def _digests_of(record: _Record | None) -> list[bytes]:
+    """Of the sequences that ran when their process ended."""
+    if record is None:
+        return []
+    salt, bounds, ids = record
+    return digests_of(PackedBatch(np.frombuffer(ids, np.int32), np.frombuffer(bounds, np.int32)), salt)
+
+
+def digests_of(batch: PackedBatch, salt: bytes) -> list[bytes]:
+    """One of each sequence. ``salt``: see ``salt_of``."""
+    return [
+        hashlib.blake2b(batch.input_ids[first:last].tobytes(), digest_size=16, salt=salt).digest()
+        for first, last in pairwise(batch.cu_seqlens.tolist())
+    ]
+
+
+def salt_of(model: str) -> bytes:
+    """Other models have other token ids."""
+    return hashlib.blake2b(model.encode(), digest_size=16).digest()
 
 
 def end_process() -> None:
@@ -21,32 +169,31 @@ def end_process() -> None:
     os._exit(EXIT_ENGINE_DEAD)
 
 
-class NotedEngine:
-    """``engine``, of the model ``name``. What it runs is in ``ledger`` meanwhile.
+class RecordedEngine:
+    """``engine``, of the model ``name``, with its running steps in ``records``.
 
-    A step with an input that a process has ended with raises EngineDiedError, as ``RemoteEngines`` does when a
-    process ends: so the batch manager runs each of the sequences alone. Alone, such an input is run once more, and
-    raises EngineDiedError if that has ended a process too. ``on_dead`` is called when the engine says that it is
-    dead, or its library ends a thread; by default the process ends, to be replaced.
+    A step with a suspected input raises EngineDiedError, as ``RemoteEngines`` does when a process ends: so the batch
+    manager runs each of the sequences alone. Alone, such an input is run once more, and raises EngineDiedError if that
+    has ended a process too. ``on_dead`` is called when the engine says that it is dead, or its library ends a thread;
+    by default the process ends, to be replaced.
     """
 
-    def __init__(self, engine: Engine, name: str, ledger: Ledger, on_dead: Callable[[], None] = end_process) -> None:
+    def __init__(
+        self, engine: Engine, name: str, records: StepRecords, on_dead: Callable[[], None] = end_process
+    ) -> None:
         self._engine = engine
-        self._ledger = ledger
+        self._salt = salt_of(name)
+        self._records = records
         self._on_dead = on_dead
-        self._region = ledger.region(name, engine.info.limits, engine.info.num_streams)
-        self._slots = list(self._region.slots)
 
     @property
     def info(self) -> EngineInfo:
-        """Of the engine."""
         return self._engine.info
 
     def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
         """As engines do. Raises EngineDiedError too."""
-        suspect = self._suspect(batch) if self._ledger.has_suspects else None
-        slot = self._slots.pop()
-        slot.begin(batch)
+        suspect = self._suspect(batch) if self._records.has_suspects else None
+        slot = self._records.begin(batch, self._salt)
         try:
             return self._engine.run(batch, outputs)
         except BaseException as error:  # raised again; but a library that ends threads is as good as dead
@@ -55,24 +202,20 @@ class NotedEngine:
                 self._on_dead()
             raise
         finally:
-            slot.end()
-            self._slots.append(slot)
+            self._records.end(slot)
             if suspect is not None:
-                self._ledger.acquit(suspect)
+                self._records.acquit(suspect)
 
     def warmup(self) -> None:
-        """Of the engine."""
         self._engine.warmup()
 
     def close(self) -> None:
-        """Of the engine."""
         self._engine.close()
-        self._ledger.give_back(self._region)
 
     def _suspect(self, batch: PackedBatch) -> bytes | None:
-        """The digest of what is alone in ``batch`` and suspected, and may be run. Raises EngineDiedError."""
-        digests = self._region.digests(batch)
-        num_ended = max(map(self._ledger.num_ended, digests))
+        """The digest of a suspected input that is alone in ``batch``, and may be run. Raises EngineDiedError."""
+        digests = digests_of(batch, self._salt)
+        num_ended = max(map(self._records.num_ended, digests))
         if not num_ended:
             return None
         if len(digests) > 1 or num_ended >= GUILTY:

@@ -1,62 +1,122 @@
-"""The batch manager's process, where there are several devices: one queue a model, in front of the engines of all."""
+"""The batch managers of a process, one a model; and the batch manager's process, where there are several devices: one
+queue a model, in front of the engines of all.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import socket
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgspec
+
 from bei.config.settings import ServeConfig
-from bei.multiprocess.control.channel import Channel
-from bei.multiprocess.control.command_loop import obey
-from bei.multiprocess.control.messages import Close, Configure, Looked, Open, Served, Step, Stop
+from bei.core import Engine
+from bei.metrics.registry import Metrics, ModelMetrics
+from bei.multiprocess.control.channel import ControlChannel, run_commands
+from bei.multiprocess.control.messages import COSTS, HEARTBEAT, Close, Command, Configure, Open, Served, Stop
 from bei.multiprocess.remote.engine_pool import Devices, RemoteEngines
-from bei.multiprocess.roles.queues import Queues
-from bei.multiprocess.transport.unix_sockets import path_of
+from bei.multiprocess.remote.engine_port_server import PortServer, ServedModel
+from bei.multiprocess.transport.connect import path_of
+from bei.multiprocess.transport.messages import ModelInfo
 from bei.scheduler.cost_model import CostModel
+from bei.scheduler.device_gate import DeviceGate
 from bei.server.process_tuning import switch_quickly
+from bei.server.status.whole_server import offer_steps
+from bei.service.loader import local_port
 
 
-def run(channel: Channel) -> None:
-    """Be it until the supervisor says stop."""
+class Queues:
+    """Front ends connect to ``listener``. ``has_culprits``: see ``Welcome``. Answers the questions to a process with
+    queues."""
+
+    def __init__(self, channel: ControlChannel, listener: socket.socket, *, has_culprits: bool = False) -> None:
+        self._metrics = Metrics()
+        self._gate = DeviceGate()
+        self._costs: dict[str, CostModel] = {}  # by key
+        self._server = PortServer(listener, has_culprits=has_culprits)
+        self._server.start()
+        offer_steps(channel, self._metrics)
+        channel.offer(HEARTBEAT, self._heartbeat)
+        channel.offer(COSTS, lambda: observed_costs(dict(self._costs)))
+
+    def open(
+        self,
+        served: Served,
+        engine: Engine,
+        costs: CostModel,
+        config: ServeConfig,
+        *,
+        num_ready: Callable[[], int] | None = None,
+        reload: Callable[[], Engine] | None = None,
+    ) -> None:
+        """Serve the port of a model. ``costs`` are corrected. ``num_ready``: see ``ServedModel``; ``reload``: see
+        ``BatchManager``."""
+        is_embedder = any(task.startswith("embed") for task in served.artifact.manifest.tasks)
+        metrics = ModelMetrics(self._metrics, served.name, is_embedder=is_embedder)
+        port = local_port(engine, costs, config, self._gate, reload)
+        model_info = ModelInfo.of(served.key, engine.info, costs)
+        self._server.add_model(ServedModel(port, model_info, metrics, costs=costs, num_ready=num_ready))
+        self._costs[served.key] = costs
+
+    def close(self, key: str) -> None:
+        """Answer what waits for the model, close its port and its engine. Blocks."""
+        del self._costs[key]
+        self._server.retire(key)
+
+    def end(self) -> None:
+        """``close`` all, and end the connections. Blocks."""
+        self._server.close()
+
+    def _heartbeat(self) -> bytes:
+        """Answered when the state of every queue could be read: not while a lock is never free."""
+        for _ in self._metrics.gauges.collect():
+            pass
+        return b""
+
+
+def observed_costs(models: Mapping[str, CostModel]) -> bytes:
+    """The cost models by their keys, each with the speed that was observed so far."""
+    return msgspec.msgpack.encode({key: {**costs.to_json(), "speed": costs.speed} for key, costs in models.items()})
+
+
+def run(channel: ControlChannel) -> None:
+    """Be the batch manager's process until the supervisor says stop."""
     switch_quickly()
-    obey(channel, ManagerProcess(channel).act)
+    run_commands(channel, ManagerProcess(channel).act)
 
 
 class ManagerProcess:
-    """What the supervisor asks of it. Of the main thread."""
+    """Carries out the supervisor's commands, in the main thread."""
 
     _config: ServeConfig
     _addresses: list[Path]
     _queues: Queues
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: ControlChannel) -> None:
         self._channel = channel
         self._engines: dict[str, RemoteEngines] = {}
         self._devices = Devices()
 
-    def act(self, step: Step, descriptors: list[int]) -> Served | None:
-        """Raises EngineError where an engine process does not answer."""
-        if isinstance(step, Configure):
-            self._config = step.config
+    def act(self, command: Command, descriptors: list[int]) -> None:
+        """Raises EngineError if an engine process does not answer."""
+        if isinstance(command, Configure):
+            self._config = command.config
             self._addresses = [path_of(address) for address in descriptors[1:]]
             self._queues = Queues(self._channel, socket.socket(fileno=descriptors[0]))
-        elif isinstance(step, Open):
-            self._open(step.served)
-        elif isinstance(step, Close):
-            if step.key in self._engines:
-                self._engines.pop(step.key).begin_close()
-                self._queues.close(step.key)
-        elif isinstance(step, Looked):
-            self._queues.count(step)
-        elif isinstance(step, Stop):
+        elif isinstance(command, Open):
+            self._open(command.served)
+        elif isinstance(command, Close):
+            if command.key in self._engines:
+                self._engines.pop(command.key).begin_close()
+                self._queues.close(command.key)
+        elif isinstance(command, Stop):
             for engines in self._engines.values():
                 engines.begin_close()
             self._queues.end()
-        return None
 
     def _open(self, served: Served) -> None:
-        """Serve the port of a model that every engine process has."""
         engines = RemoteEngines(
             self._addresses,
             served.key,

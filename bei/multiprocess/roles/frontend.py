@@ -6,29 +6,28 @@ import asyncio
 import dataclasses
 import logging
 import socket
-from typing import NamedTuple
 
 from bei.config.settings import ServeConfig
 from bei.metrics.registry import Metrics
-from bei.multiprocess.control.channel import Channel
+from bei.multiprocess.control.channel import ControlChannel
 from bei.multiprocess.control.held_files import readable
 from bei.multiprocess.control.messages import (
+    HEARTBEAT,
     Abandon,
     Close,
+    Command,
     Configure,
     Drain,
     Open,
     Reload,
     Serve,
-    Step,
     Stop,
     Switch,
 )
-from bei.multiprocess.remote.engine_port_client import ask_hello, remote_port
+from bei.multiprocess.remote.engine_port_client import ask_model_info, remote_port
 from bei.multiprocess.shared_memory.limits import SharedLimits
 from bei.multiprocess.shared_memory.limits_page import SharedPage
-from bei.multiprocess.supervisor.heartbeat import PULSE
-from bei.multiprocess.transport.unix_sockets import path_of
+from bei.multiprocess.transport.connect import path_of
 from bei.scheduler.cost_model import CostModel
 from bei.server.app import create_app
 from bei.server.auth.keys import keyring_of
@@ -49,31 +48,25 @@ from bei.utils.log_format import configure
 log = logging.getLogger(__name__)
 
 # The batch manager's process may be away: it is there again within seconds, or cannot be started.
-_HELLO_S = 60.0
+_MODEL_INFO_S = 60.0
 # How often the tokenizers are looked after.
 _WATCH_EVERY_S = 0.5
 
 
-def run(channel: Channel) -> None:
+def run(channel: ControlChannel) -> None:
     """Be one until the supervisor says stop."""
     run_on_loop(FrontEnd(channel).run())
 
 
-class _Received(NamedTuple):
-    id: int
-    step: Step
-    descriptors: list[int]
-
-
 class FrontEnd:
-    """What the supervisor asks of it. Of the event loop."""
+    """Carries out the supervisor's commands, on the event loop."""
 
     _config: ServeConfig
     _started_s: int
     _limits: SharedLimits
     _address: int
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: ControlChannel) -> None:
         self._channel = channel
         self._metrics = Metrics()
         self._opened: dict[str, InferenceService] = {}  # by key, those that were replaced too
@@ -86,56 +79,56 @@ class FrontEnd:
     async def run(self) -> None:
         """Until ``Stop``: each call in a task of its own, since some take long."""
         loop = asyncio.get_running_loop()
-        received: asyncio.Queue[_Received] = asyncio.Queue()
-        self._channel.start(lambda *call: loop.call_soon_threadsafe(received.put_nowait, _Received(*call)))
-        self._channel.offer(PULSE, on_loop(bytes))
+        received: asyncio.Queue[tuple[int, Command, list[int]]] = asyncio.Queue()
+        self._channel.start(lambda *call: loop.call_soon_threadsafe(received.put_nowait, call))
+        self._channel.offer(HEARTBEAT, on_loop(bytes))
         while True:
-            call = await received.get()
-            if isinstance(call.step, Stop):
+            number, command, descriptors = await received.get()
+            if isinstance(command, Stop):
                 await self._end()
                 return
-            task = asyncio.ensure_future(self._obey(call))
+            task = asyncio.ensure_future(self._run_command(number, command, descriptors))
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
 
-    async def _obey(self, call: _Received) -> None:
+    async def _run_command(self, number: int, command: Command, descriptors: list[int]) -> None:
         try:
-            await self._act(call.step, call.descriptors)
-            self._channel.done(call.id)
+            await self._act(command, descriptors)
+            self._channel.done(number)
         except Exception as error:  # a border: the supervisor decides what becomes of a process that cannot do this
-            self._channel.failed(call.id, error)
+            self._channel.failed(number, error)
 
-    async def _act(self, step: Step, descriptors: list[int]) -> None:
-        if isinstance(step, Configure):
-            self._configure(step, descriptors)
-        elif isinstance(step, Open):
-            await self._open(step, descriptors)
-        elif isinstance(step, Serve):
+    async def _act(self, command: Command, descriptors: list[int]) -> None:
+        if isinstance(command, Configure):
+            self._configure(command, descriptors)
+        elif isinstance(command, Open):
+            await self._open(command, descriptors)
+        elif isinstance(command, Serve):
             await self._serve([socket.socket(fileno=descriptor) for descriptor in descriptors])
-        elif isinstance(step, Switch):
+        elif isinstance(command, Switch):
             assert self._models is not None, "it serves"
-            replace(self._models, self._opened[step.key], self._metrics)
-        elif isinstance(step, Close):
-            await self._close(step.key)
-        elif isinstance(step, Reload):
+            replace(self._models, self._opened[command.key], self._metrics)
+        elif isinstance(command, Close):
+            await self._close(command.key)
+        elif isinstance(command, Reload):
             for part in (self._keys, self._tls):
                 if part is not None:
                     await part.reload()
-        elif isinstance(step, Drain):
+        elif isinstance(command, Drain):
             assert self._server is not None, "it serves"
             self._server.begin_drain()
             await self._server.wait_drained()
-        elif isinstance(step, Abandon):
+        elif isinstance(command, Abandon):
             assert self._models is not None, "it serves"
             self._models.abandon()
 
-    def _configure(self, step: Configure, descriptors: list[int]) -> None:
+    def _configure(self, command: Configure, descriptors: list[int]) -> None:
         """What is wrong with keys, certificates or traces is known before gigabytes are loaded."""
-        config = step.config
+        config = command.config
         configure(config.log_format, self._channel.name)
-        self._config, self._started_s = config, step.started_s
+        self._config, self._started_s = config, command.started_s
         self._address, page = descriptors
-        self._limits = SharedLimits(SharedPage.attach(page, step.index))
+        self._limits = SharedLimits(SharedPage(page, config.http_workers, command.num_models, command.index))
         self._keys = keyring_of(config, self._limits.bucket)
         self._tls = tls_of(config)
         self._request_log = request_log_of(config)
@@ -143,16 +136,16 @@ class FrontEnd:
 
     # Models.
 
-    async def _open(self, step: Open, descriptors: list[int]) -> None:
+    async def _open(self, command: Open, descriptors: list[int]) -> None:
         """Connect to the model's batch manager, and ask the canary. Raises BeiError."""
-        served = step.served
-        former = None if step.replaces is None else self._opened.get(step.replaces.key)
+        served = command.served
+        former = None if command.replaces is None else self._opened.get(command.replaces.key)
         assert served.costs is not None, "the engine has said what steps cost"
         with readable(served.artifact, descriptors) as artifact:
             encoder = encoder_of(artifact, self._config) if former is None else next_encoder(artifact, former.encoder)
         costs, address = CostModel.from_json(served.costs), path_of(self._address)
         # In a thread: the service's port would wait for the other process on the event loop.
-        await in_thread(ask_hello, address, served.key, _HELLO_S)
+        await in_thread(ask_model_info, address, served.key, _MODEL_INFO_S)
         service = InferenceService(
             served.artifact,
             encoder,
@@ -160,7 +153,7 @@ class FrontEnd:
             self._metrics,
             remote_port(address, served.key, costs),
             costs,
-            elsewhere=self._limits.accepted(served.name),
+            elsewhere=self._limits.accepted(served.number),
         )
         await check_new(service)
         self._opened[served.key] = service
@@ -182,7 +175,6 @@ class FrontEnd:
     # HTTP.
 
     async def _serve(self, sockets: list[socket.socket]) -> None:
-        """Accept connections from now on."""
         config = self._config
         self._models = Models([*self._opened.values()], started_s=self._started_s)
         for service in self._models:

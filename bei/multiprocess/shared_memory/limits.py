@@ -1,7 +1,7 @@
-"""Limits that several front ends hold together, by the memory that they share (``shared_page``).
+"""Limits that several front ends keep together, in the page of memory that they share (``limits_page``).
 
-Each class is what one part of the server asks where it is alone: ``bei.server.http.shared_limits``, ``bei.service.admission.Elsewhere``,
-``bei.server.http.connections.FrontEnds``, ``bei.server.auth.rate_limit.Bucket``.
+Each class implements a protocol of one part of the server: ``bei.server.http.shared_limits``,
+``bei.service.admission.Elsewhere``, ``bei.server.http.connections.FrontEnds``, ``bei.server.auth.rate_limit.Bucket``.
 """
 
 from __future__ import annotations
@@ -22,26 +22,23 @@ _NS = 1_000_000_000
 # A front end whose event loop has not come by for so long accepts nothing.
 _ALIVE_NS = 2 * _NS
 
-# To be told to a client where a process that does not run has its bucket.
+# The wait that a client is told where a process that does not run has its bucket.
 _BUSY_S = 0.1
 
 
 class SharedLimits:
-    """What a front end asks for, of the ``page`` that it has a cell of."""
+    """The limits of one front end, of the ``page`` that it has a cell of."""
 
     def __init__(self, page: SharedPage) -> None:
         self._page = page
-        self._models: dict[str, ModelCell] = {}
+        self._models: dict[int, ModelCell] = {}
         self.answer_bytes = SharedTally(page, limits_page.ANSWER_BYTES)
         self.uploads = SharedUploads(page)
         self.front_ends = SharedFrontEnds(page)
 
-    def accepted(self, model: str) -> AcceptedElsewhere:
-        """For one service of the model; while it is swapped there are two. Raises ConfigError: too many models."""
-        cell = self._models.get(model)
-        if cell is None:
-            cell = self._models[model] = ModelCell(self._page, model)
-        return AcceptedElsewhere(cell)
+    def accepted(self, model: int) -> AcceptedElsewhere:
+        """For one service of the model of this number; while it is swapped there are two."""
+        return AcceptedElsewhere(self._models.setdefault(model, ModelCell(self._page, model)))
 
     def bucket(self, name: str, what: str, rate: float) -> Bucket:
         """Of a key's name, for what is counted. Raises ConfigError where there have been too many."""
@@ -56,7 +53,7 @@ class SharedTally:
         self._word = word
 
     def tell(self, own: int) -> int:
-        """This process holds ``own``. Returns what the others hold together."""
+        """This process uses ``own``. Returns what the others use together."""
         self._page.write(self._word, own)
         return sum(self._page.of_others(self._word))
 
@@ -69,11 +66,11 @@ class SharedUploads(SharedTally):
         self._seen = self._refused_before()
 
     def refuse(self) -> None:
-        """A new upload was refused because of what others hold."""
+        """A new upload was refused because of what others use."""
         self._page.write(limits_page.NUM_REFUSED, self._page.read(limits_page.NUM_REFUSED) + 1)
 
     def refused(self) -> int:
-        """How many the others have refused since this was asked last."""
+        """How many the others have refused since the last call."""
         seen, self._seen = self._seen, self._refused_before()
         return max(0, self._seen - seen)  # less where one of them has died
 
@@ -88,7 +85,6 @@ class SharedFrontEnds:
         self._page = page
 
     def tell(self, own: ConnectionCounts) -> None:
-        """This front end's connections have changed."""
         self._page.write(limits_page.NUM_OPEN, own.num_open)
         self._page.write(limits_page.NUM_COMING, own.num_coming)
         self._page.write(limits_page.NUM_IDLE, own.num_idle)
@@ -98,11 +94,9 @@ class SharedFrontEnds:
         self._page.write(limits_page.ALIVE_NS, time.monotonic_ns() if accepts else 0)
 
     def num_open_elsewhere(self) -> int:
-        """Connections of all others."""
         return sum(self._page.of_others(limits_page.NUM_OPEN))
 
     def accepting(self) -> Seq[ConnectionCounts]:
-        """The others that accept connections now."""
         since_ns = max(0, time.monotonic_ns() - _ALIVE_NS)  # a machine may have started just now
         words = (limits_page.NUM_OPEN, limits_page.NUM_COMING, limits_page.NUM_IDLE)
         rows = zip(*(self._page.of_others(word) for word in (limits_page.ALIVE_NS, *words)), strict=True)
@@ -111,16 +105,15 @@ class SharedFrontEnds:
 
 class ModelCell:
     """The words of one model in the cell, summed over the services that this process has of it: two while it is
-    swapped. Whole numbers, so that what is taken away again leaves nothing."""
+    swapped. Whole numbers, so that nothing is left when they are subtracted."""
 
-    def __init__(self, page: SharedPage, model: str) -> None:
+    def __init__(self, page: SharedPage, model: int) -> None:
         self._page = page
-        self._first = page.words_of_model(model)
-        self._held: dict[object, Seq[int]] = {}  # by service, but for those that hold nothing
+        self._model = model
+        self._held: dict[object, Seq[int]] = {}  # by service, but for those that use nothing
         self._lock = threading.Lock()
 
     def tell(self, service: object, words: Seq[int]) -> None:
-        """``service`` holds so much."""
         with self._lock:
             if any(words):
                 self._held[service] = words
@@ -128,12 +121,12 @@ class ModelCell:
             else:
                 self._held.pop(service, None)
                 is_alone = not self._held
-            self._page.write_model(self._first, words if is_alone else _sums(self._held.values()))
+            self._page.write_model(self._model, words if is_alone else _sums(self._held.values()))
 
     def others(self, service: object) -> Seq[int]:
         """Each word, summed over all services of all front ends but one."""
         here = [words for other, words in list(self._held.items()) if other is not service]
-        held = [*self._page.model_of_others(self._first), *here]
+        held = [*self._page.model_of_others(self._model), *here]
         return held[0] if len(held) == 1 else _sums(held)
 
 
@@ -148,13 +141,11 @@ class AcceptedElsewhere:
         self._cell = cell
 
     def tell(self, own: Accepted) -> None:
-        """This service has accepted ``own``."""
         expected_s = own.expected_s
         interactive_ns, bulk_ns = int(expected_s["interactive"] * _NS), int(expected_s["bulk"] * _NS)
         self._cell.tell(self, (own.num_open, own.num_tokens, int(own.seconds * _NS), interactive_ns, bulk_ns))
 
     def others(self) -> Accepted:
-        """All others together."""
         num_open, num_tokens, ns, interactive_ns, bulk_ns = self._cell.others(self)
         return Accepted(num_open, num_tokens, ns / _NS, {"interactive": interactive_ns / _NS, "bulk": bulk_ns / _NS})
 
@@ -168,12 +159,11 @@ class SharedBucket(Bucket):
         self._word = word
 
     def ask(self, amount: float) -> float:
-        """As ``Bucket.ask``."""
         if not self._page.lock(self._word):
             return _BUSY_S
         try:
             filled_s, level = self._page.pair(self._word)
-            if filled_s:  # else nobody has taken anything yet, and it is full
+            if filled_s:  # else it is full, as it was never asked
                 self._filled_s, self._level = filled_s, level
             wait_s = super().ask(amount)
             # The time first: who is killed between the two has not filled the bucket twice for one time.

@@ -1,4 +1,6 @@
-"""The supervisor's side of one child: its process, its control socket, the calls that it has not answered yet."""
+"""The supervisor's side of one child: its process, its control socket, its open calls; when it is taken to hang, and
+when another process takes its place.
+"""
 
 from __future__ import annotations
 
@@ -10,37 +12,49 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from bei.errors import BeiError, ProcessDiedError
-from bei.multiprocess.control.channel import error_of
+from bei.errors import ProcessDiedError
 from bei.multiprocess.control.messages import (
-    HEADER,
     Call,
+    Command,
     Done,
     FromChild,
     FromSupervisor,
-    Gathered,
     Offer,
     Question,
     Reply,
     Served,
-    Step,
-    frame,
-    from_child,
+    Stop,
 )
+from bei.multiprocess.transport.channel import Channel, ChannelClosedError
+from bei.multiprocess.transport.connect import started
+from bei.server.status.peers import PATIENCE_S
 
 log = logging.getLogger(__name__)
 
 Role: TypeAlias = Literal["engine", "manager", "front"]
 
-
 # The socket of a process that has ended is at its end at once, unless a process of its own has inherited it.
 _LAST_WORDS_S = 0.5
+
+# How often a process is asked whether it does its work, and the least silence for which it is taken to hang, whatever
+# ``hang_timeout`` says of steps: it may read a tokenizer, say, or share its core with many others.
+EVERY_S = 1.0
+LEAST_S = 5.0
+# A round of asking takes no longer than that while the supervisor is awake.
+_MOST_OF_A_ROUND_S = EVERY_S + 2 * PATIENCE_S
+
+# So many ends within so many seconds are replaced at once: an input that crashes an engine ends two processes.
+_FREE = 10
+_WITHIN_S = 60.0
+_FIRST_S = 0.25
+_MOST_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -72,194 +86,144 @@ class Child:
         on_end: Callable[[Child], None],
     ) -> None:
         self.place = place
+        self.name = place.name
         self.offers: set[str] = set()
         self.answers: dict[str, bytes] = {}
         self.is_given_up = False
         self._on_message = on_message
-        self._on_ended = on_end
+        self._on_end = on_end
         self._ids = itertools.count()
-        self._calls: dict[int, asyncio.Future[Served | None]] = {}
-        self._questions: dict[int, tuple[str, asyncio.Future[bytes | None]]] = {}
-        self._sending = asyncio.Lock()
+        self._num_calls = 0
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = self._loop.create_future()
         ours, theirs = socket.socketpair()
         with theirs:
             # A session of its own: Ctrl-C in a terminal is for the supervisor, which knows what to do in which order.
             self._process = subprocess.Popen(
-                [*command, place.name], stdin=theirs.fileno(), env=_environment(place), start_new_session=True
+                [*command, self.name], stdin=theirs.fileno(), env=_environment(place), start_new_session=True
             )
-        ours.setblocking(False)
-        self._sock = ours
-        self._pidfd = os.pidfd_open(self._process.pid)
-        self._loop.add_reader(self._pidfd, self._on_end)
-        self._reading = asyncio.ensure_future(self._read())
-
-    @property
-    def name(self) -> str:
-        """Of its place."""
-        return self.place.name
-
-    @property
-    def pid(self) -> int:
-        """Of the process."""
-        return self._process.pid
+        self.pid = self._process.pid
+        self._channel: Channel[FromChild] = Channel(ours, FromChild)
+        self._reader = started(self._read, f"bei-{self.name}")
+        started(self._wait, f"bei-{self.name}-end")
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process has not ended."""
         return not self._ended.done()
 
     @property
     def is_asked(self) -> bool:
-        """Whether there is a call that it has not answered."""
-        return bool(self._calls)
+        return self._num_calls > 0
 
-    async def call(self, step: Step, descriptors: Seq[int] = ()) -> Served | None:
-        """Ask the child to do ``step``, and wait until it has. Raises the child's error, ProcessDiedError."""
-        number = next(self._ids)
-        answer: asyncio.Future[Served | None] = self._loop.create_future()
+    async def call(self, command: Command, descriptors: Seq[int] = ()) -> Served | None:
+        """Ask the child to do ``command``, and wait until it has. Raises the child's error, ProcessDiedError."""
+        self._num_calls += 1
+        try:
+            served: Served | None = await self._answer(Call(next(self._ids), command), descriptors)
+            return served
+        finally:
+            self._num_calls -= 1
+
+    async def ask(self, kind: str) -> bytes | None:
+        """The child's answer; None if it does not answer in time, or does not offer it yet."""
+        if kind not in self.offers:
+            return None
+        try:
+            data: bytes | None = await asyncio.wait_for(self._answer(Question(next(self._ids), kind)), PATIENCE_S)
+            return data
+        except (asyncio.TimeoutError, ProcessDiedError):
+            return None
+
+    async def _answer(self, message: Call | Question, descriptors: Seq[int] = ()) -> Any:
         if not self.is_alive:
             raise self._death()
-        self._calls[number] = answer
-        await self._send(Call(number, step), descriptors)
-        return await answer
-
-    async def ask(self, kind: str, patience_s: float) -> bytes | None:
-        """What the child offers under this name; None where it does not say in time, or does not offer it yet."""
-        if not self.is_alive or kind not in self.offers:
-            return None
-        number = next(self._ids)
-        answer: asyncio.Future[bytes | None] = self._loop.create_future()
-        self._questions[number] = kind, answer
+        answer = self._waiting[message.id] = self._loop.create_future()
         try:
-            await asyncio.wait_for(self._asked(number, kind, answer), patience_s)
-        except asyncio.TimeoutError:
-            return None
+            self.tell(message, descriptors)
+            return await answer
         finally:
-            self._questions.pop(number, None)
-        return answer.result()
+            del self._waiting[message.id]
 
-    async def _asked(self, number: int, kind: str, answer: asyncio.Future[bytes | None]) -> None:
-        await self._send(Question(number, kind), ())
-        await answer
-
-    async def tell(self, message: Gathered) -> None:
-        """Send an answer to a question of the child's."""
-        await self._send(message, ())
+    def tell(self, message: FromSupervisor, descriptors: Seq[int] = ()) -> None:
+        """Send. To a process that has ended nothing is sent: its end settles its calls."""
+        with suppress(ChannelClosedError):
+            self._channel.send(message, descriptors)
 
     def kill(self) -> None:
-        """End it at once."""
-        if self.is_alive:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self._process.kill()
 
     async def wait(self) -> int:
         """Its exit code, or minus the signal that ended it, as soon as it has ended."""
         return await asyncio.shield(self._ended)
 
-    async def stop(self, step: Step, patience_s: float) -> None:
-        """Ask it to end, by ``step``, and end it if it has not in time."""
-        asking = asyncio.ensure_future(self._quietly(step))
+    async def stop(self, patience_s: float) -> None:
+        """Ask it to end, and end it if it has not in time."""
+        self.tell(Call(next(self._ids), Stop()))
         try:
             await asyncio.wait_for(self.wait(), patience_s)
         except asyncio.TimeoutError:
             log.warning("%s has not ended in %.0f s, and is ended now", self.name, patience_s)
             self.kill()
             await self.wait()
-        await asking
 
-    async def _quietly(self, step: Step) -> None:
-        with suppress(BeiError):  # it has ended, which is what was asked for
-            await self.call(step)
+    # Its threads.
 
-    # The control socket.
-
-    async def _send(self, message: FromSupervisor, descriptors: Seq[int]) -> None:
-        """A frame that has been begun is sent to its end, though nobody may wait for that any more."""
-        await asyncio.shield(self._send_whole(frame(message, len(descriptors)), descriptors))
-
-    async def _send_whole(self, data: bytes, descriptors: Seq[int]) -> None:
-        async with self._sending:
-            try:
-                if descriptors:
-                    await self._send_descriptors(data[: HEADER.size], descriptors)
-                    data = data[HEADER.size :]
-                await self._loop.sock_sendall(self._sock, data)
-            except OSError:
-                pass  # it has ended, or is about to: that settles its calls
-
-    async def _send_descriptors(self, head: bytes, descriptors: Seq[int]) -> None:
-        """``head`` and what goes with it: a few bytes, which a socket takes whole or not at all."""
-        while True:
-            try:
-                socket.send_fds(self._sock, [head], [*descriptors])
-                return
-            except BlockingIOError:  # seldom: it has much to read. asyncio sends no descriptors, nor waits for that
-                await asyncio.sleep(0.01)
-
-    async def _read(self) -> None:
+    def _read(self) -> None:
         try:
-            while True:
-                length, _ = HEADER.unpack(await self._exactly(HEADER.size))
-                self._got(from_child(await self._exactly(length)))
-        except (OSError, EOFError):
-            return  # it has ended, or is about to
+            while (frame := self._channel.receive()) is not None:
+                self._post(self._got, frame.message)
         except Exception:  # a border: another process takes the place of one that does not speak the protocol
             log.exception("%s sent an invalid message, and is ended", self.name)
             self.kill()
+        finally:
+            self._channel.end()
 
-    async def _exactly(self, length: int) -> bytes:
-        data = bytearray()
-        while len(data) < length:
-            part = await self._loop.sock_recv(self._sock, length - len(data))
-            if not part:
-                raise EOFError
-            data += part
-        return bytes(data)
+    def _wait(self) -> None:
+        """What the process has said before it ended is read first: why, perhaps."""
+        code = self._process.wait()
+        self._reader.join(_LAST_WORDS_S)
+        self._channel.close()
+        self._post(self._settle_all, code)
+
+    def _post(self, work: Callable[..., object], *args: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(work, *args)
+
+    # On the loop.
 
     def _got(self, message: FromChild) -> None:
-        if isinstance(message, Done):
-            answer = self._calls.pop(message.id)
-            if not answer.done() and message.failure is not None:
-                answer.set_exception(error_of(message.failure))
-            elif not answer.done():
-                answer.set_result(message.served)
-        elif isinstance(message, Reply):
-            kind, asked = self._questions.get(message.id, ("", None))
-            if asked is not None and not asked.done():
-                asked.set_result(message.data)
+        if isinstance(message, Done | Reply):
+            answer = self._waiting.get(message.id)
+            if isinstance(message, Reply):
                 if message.data is not None:
-                    self.answers[kind] = message.data
-        else:
-            if isinstance(message, Offer):
-                self.offers.add(message.kind)
-            self._on_message(self, message)
+                    self.answers[message.kind] = message.data
+                _settle(answer, message.data)
+            else:
+                _settle(answer, message.served, None if message.failure is None else message.failure.error())
+            return
+        if isinstance(message, Offer):
+            self.offers.add(message.kind)
+        self._on_message(self, message)
 
-    # Its end.
-
-    def _on_end(self) -> None:
-        self._loop.remove_reader(self._pidfd)
-        self._settling = asyncio.ensure_future(self._settle())
-
-    async def _settle(self) -> None:
-        """What it has said before it ended is heard first: why, perhaps."""
-        await asyncio.wait([self._reading], timeout=_LAST_WORDS_S)
-        self._reading.cancel()
-        code = self._process.wait()
-        os.close(self._pidfd)
+    def _settle_all(self, code: int) -> None:
         self._ended.set_result(code)
-        self._on_ended(self)
-        self._sock.close()
-        for answer in self._calls.values():
-            if not answer.done():
-                answer.set_exception(self._death())
-        for _, asked in self._questions.values():
-            if not asked.done():
-                asked.set_result(None)
+        self._on_end(self)
+        for answer in self._waiting.values():
+            _settle(answer, error=self._death())
 
     def _death(self) -> ProcessDiedError:
         return ProcessDiedError(f"The process {self.name} {how_ended(self._ended.result())}.")
+
+
+def _settle(future: asyncio.Future[Any] | None, result: object = None, error: BaseException | None = None) -> None:
+    """Unless nothing waits for it any more."""
+    if future is None or future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
 
 
 def _environment(place: Place) -> dict[str, str]:
@@ -276,3 +240,52 @@ def how_ended(code: int) -> str:
         return f"was ended by {signal.Signals(-code).name}"
     except ValueError:  # of real time
         return f"was ended by signal {-code}"
+
+
+class Backoff:
+    """When the process of one place is started again: at once, and later and later where it ends again and again."""
+
+    def __init__(self) -> None:
+        self._ends_s: deque[float] = deque()
+
+    def delay_s(self, now_s: float) -> float:
+        """The process has ended now: how long to wait before another one is started."""
+        self._ends_s.append(now_s)
+        while now_s - self._ends_s[0] > _WITHIN_S:
+            self._ends_s.popleft()
+        beyond = len(self._ends_s) - _FREE
+        return 0.0 if beyond <= 0 else min(_MOST_S, _FIRST_S * 2.0 ** (beyond - 1))
+
+
+class Silence:
+    """How long one process has not answered, while the supervisor was awake: after the machine has stood still, no
+    process is taken to hang."""
+
+    def __init__(self, now_s: float) -> None:
+        self.seconds = 0.0
+        self._looked_s = now_s
+
+    def note(self, now_s: float, *, has_answered: bool) -> None:
+        passed_s, self._looked_s = now_s - self._looked_s, now_s
+        self.seconds = 0.0 if has_answered else self.seconds + min(passed_s, _MOST_OF_A_ROUND_S)
+
+
+class Tasks:
+    """Background tasks of the supervisor's event loop. Failures are logged."""
+
+    def __init__(self) -> None:
+        self._under_way: set[asyncio.Task[object]] = set()
+
+    def start(self, work: Coroutine[Any, Any, object]) -> None:
+        task: asyncio.Task[object] = asyncio.ensure_future(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._on_done)
+
+    def cancel(self) -> None:
+        for task in self._under_way:
+            task.cancel()
+
+    def _on_done(self, task: asyncio.Task[object]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("unexpected error", exc_info=error)

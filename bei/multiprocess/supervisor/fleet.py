@@ -12,41 +12,40 @@ import socket
 import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from typing import Any
+
+import msgspec
 
 from bei.config.devices import Device
 from bei.config.settings import ServeConfig
 from bei.errors import BeiError, ProcessDiedError
-from bei.metrics.registry import Metrics
-from bei.multiprocess.control.channel import error_of
+from bei.metrics.aggregate import counts_of_ended
+from bei.metrics.registry import Metrics, SwapResult
 from bei.multiprocess.control.held_files import HeldFiles
 from bei.multiprocess.control.messages import (
+    COSTS,
+    HEARTBEAT,
     Ailing,
     Ask,
     Close,
+    Command,
     Configure,
     Failure,
     FromChild,
     Gathered,
     Hung,
-    Looked,
     Offer,
     Open,
     Serve,
     Served,
-    Step,
-    Stop,
 )
-from bei.multiprocess.shared_memory.crash_ledger import Ledger
+from bei.multiprocess.remote.recorded_engine import StepRecords
 from bei.multiprocess.shared_memory.limits_page import SharedPage
-from bei.multiprocess.supervisor.background_tasks import Tasks
-from bei.multiprocess.supervisor.backoff import Backoff
-from bei.multiprocess.supervisor.child import Child, Place, Role, how_ended
-from bei.multiprocess.supervisor.heartbeat import EVERY_S, LEAST_S, PULSE, Silence
-from bei.multiprocess.supervisor.metric_totals import KEPT, METRICS, Kept
-from bei.multiprocess.supervisor.observed_costs import COSTS, ObservedCosts
-from bei.multiprocess.transport.unix_sockets import Endpoint
+from bei.multiprocess.supervisor.child import EVERY_S, LEAST_S, Backoff, Child, Place, Role, Silence, Tasks, how_ended
+from bei.multiprocess.transport.connect import Endpoint
 from bei.server.lifecycle.swap import in_thread
-from bei.server.status.peers import PATIENCE_S
+from bei.server.status.peers import ENDED
+from bei.server.status.whole_server import METRICS
 
 log = logging.getLogger(__name__)
 
@@ -54,70 +53,107 @@ log = logging.getLogger(__name__)
 SUPERVISOR = "supervisor"
 
 _KEEP_EVERY_S = 1.0
+_LOOK_EVERY_S = 0.05
+_costs_decoder = msgspec.msgpack.Decoder(dict[str, dict[str, Any]])
 # Clients have bei.server.draining.LINGER_S to take their answers.
 _FRONT_STOP_S = 15.0
 _STOP_S = 5.0
 
 
+class MetricTotals:
+    """Metric totals of exited processes: the last snapshot of each is added to a total, so that server-wide counters
+    never decrease and nothing counts twice."""
+
+    def __init__(self) -> None:
+        self._total: list[bytes] = []
+
+    def add(self, last: bytes | None) -> None:
+        if last is not None:
+            self._total = [counts_of_ended([*self._total, last])]
+
+    def with_silent(self, silent: Seq[bytes]) -> dict[str, bytes]:
+        """The total under ``ENDED``, with the last snapshots of processes that live and do not answer."""
+        known = [*self._total, *silent]
+        return {ENDED: counts_of_ended(known)} if known else {}
+
+
+class ObservedCosts:
+    """What steps have been observed to cost, by model: it outlives the batch manager's process, and an artifact."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, dict[str, Any]] = {}
+
+    def note(self, answer: bytes | None) -> None:
+        """The batch manager's answer; None: it has not answered in time."""
+        if answer is not None:
+            self._models.update(_costs_decoder.decode(answer))
+
+    def applied(self, served: Served) -> Served:
+        costs = self._models.get(served.key)
+        return served if costs is None else msgspec.structs.replace(served, costs=costs)
+
+    def forget(self, key: str) -> None:
+        self._models.pop(key, None)
+
+
 class Fleet:
     """All children. Of one event loop. Raises ConfigError where there is no room for their sockets."""
 
-    def __init__(self, config: ServeConfig, devices: Seq[Device], command: Seq[str], started_s: int) -> None:
-        self.served: dict[str, Served] = {}  # by name; what requests that come now are for
+    def __init__(
+        self, config: ServeConfig, num_models: int, devices: Seq[Device], command: Seq[str], started_s: int
+    ) -> None:
+        self.served: dict[str, Served] = {}  # by name; for requests that come now
         self.open: dict[str, Served] = {}  # by key; also those that were replaced and still have requests
         self._held: dict[str, HeldFiles] = {}  # by key
         self._costs = ObservedCosts()
         self._config = config
+        self._num_models = num_models
         self._devices = devices
         self._command = command
         self._started_s = started_s
-        self._page = SharedPage.create(config.http_workers)
+        self._page = SharedPage.create(config.http_workers, num_models)
         self._ports = Endpoint()
-        engines = [Place("engine", index, device.variables) for index, device in enumerate(devices)]
-        fronts = [Place("front", index, {}) for index in range(config.http_workers)]
         # One engine process has the queues itself.
         self._engines = [Endpoint() for _ in devices] if len(devices) > 1 else []
-        self._ledger = Ledger.create() if len(devices) == 1 else None
-        managers = [Place("manager", 0, {})] if len(devices) > 1 else []
-        self._places = [*engines, *managers, *fronts]
+        self._records = StepRecords.create() if len(devices) == 1 else None
+        managers = [Place("manager", 0)] if len(devices) > 1 else []
+        engines = [Place("engine", index, device.variables) for index, device in enumerate(devices)]
+        self._places = [*engines, *managers, *(Place("front", index) for index in range(config.http_workers))]
         self._children: dict[Place, Child] = {}
         self._ready: set[Child] = set()
-        self._became_ready = asyncio.Condition()
         self._listening: Seq[socket.socket] = ()
         self._stopping: set[Role] = set()
-        self._kept, self._metrics = Kept(), Metrics()
+        self._totals, self._metrics = MetricTotals(), Metrics()
         self._offers: dict[str, set[str]] = {}  # names of processes, by kind
         self._tasks = Tasks()
 
     # The start.
 
     async def start(self) -> None:
-        """Start all processes, and let them know the configuration. Raises what is wrong with it."""
+        """Start all processes, and let them know the configuration. Raises the error of one that refuses it."""
         for place in self._places:
             self._spawn(place)
         await asyncio.gather(*map(self._configure, self._children.values()))
 
-    async def load_first(self, served: Served) -> Served:
-        """Let the first engine process load a model, of which only the artifact is known; returns what is known now.
+    async def load_first(self, served: Served) -> None:
+        """Let the first engine process load a model, of which only the artifact is known.
 
         Raises ArtifactError, ConfigError, MissingDependencyError, EngineError, VerificationError, OSError.
         """
         found = await self._load(self.of("engine")[0], Open(served, is_first=True))
         await self.hold(found)
         self.served[found.name] = self.open[found.key] = found
-        return found
 
     async def load(self) -> None:
         """Let all others load the models. Raises as ``load_first`` does, and where a front end's canary fails."""
         _, *others = self.of("engine")
-        await asyncio.gather(*(self._catch_up(engine) for engine in others))
-        for manager in self.of("manager"):
-            await self._catch_up(manager)
-        await asyncio.gather(*map(self._catch_up, self.of("front")))
+        await asyncio.gather(*map(self._catch_up, others))
+        for roles in ("manager", "front"):
+            await asyncio.gather(*map(self._catch_up, self.of(roles)))
         self._ready.update(self._children.values())
 
     async def serve(self, listening: Seq[socket.socket]) -> None:
-        """Let front ends accept connections, and keep all processes there from now on."""
+        """Let front ends accept connections, and replace processes that end from now on."""
         self._listening = listening
         await asyncio.gather(*(front.call(Serve(), self._listeners()) for front in self.of("front")))
         for place in self._places:
@@ -131,32 +167,26 @@ class Fleet:
         return [child for place, child in self._children.items() if place.role in roles]
 
     def with_queues(self) -> Child:
-        """The child that has the batch managers now."""
-        (child,) = self.of("engine" if self._ledger is not None else "manager")
+        (child,) = self.of("engine" if self._records is not None else "manager")
         return child
 
     async def all_ready(self, patience_s: float) -> list[Child]:
-        """All children, once all of them are there. Raises ProcessDiedError that names one that is not in time."""
-
-        def are_ready() -> bool:
-            return all(child in self._ready for child in self._children.values())
-
-        try:
-            async with self._became_ready:
-                await asyncio.wait_for(self._became_ready.wait_for(are_ready), patience_s)
-        except asyncio.TimeoutError:
-            missing = next(child for child in self._children.values() if child not in self._ready)
-            raise ProcessDiedError(f"The process {missing.name} is being started again: try it later.") from None
+        """All children, once all of them are ready. Raises ProcessDiedError that names one that is not in time."""
+        until_s = time.monotonic() + patience_s
+        while missing := [child for child in self._children.values() if child not in self._ready]:
+            if time.monotonic() > until_s:
+                raise ProcessDiedError(f"The process {missing[0].name} is being started again: try it later.")
+            await asyncio.sleep(_LOOK_EVERY_S)
         return [*self._children.values()]
 
     def check_same(self, children: Iterable[Child]) -> None:
-        """Raise ProcessDiedError if one of ``children`` is not there any more."""
+        """Raise ProcessDiedError if one of ``children`` has ended or was replaced."""
         for child in children:
             if self._children[child.place] is not child or not child.is_alive:
                 raise ProcessDiedError(f"The process {child.name} has ended meanwhile: try it again.")
 
     async def hold(self, served: Served) -> None:
-        """Keep its files from now on, so that processes can open it whatever happens to its folder.
+        """Keep its files open from now on, so that processes can open it whatever happens to its folder.
 
         Raises ArtifactError, OSError.
         """
@@ -168,36 +198,33 @@ class Fleet:
         if key in self._held:
             self._held.pop(key).close()
 
-    async def load_in(self, child: Child, step: Open) -> Served:
+    async def load_in(self, child: Child, command: Open) -> Served:
         """Let ``child`` open a model, which is held if it is not the first to do so; returns what is known then.
 
         Raises the child's error, ProcessDiedError.
         """
-        if step.is_first or child.place.role == "manager":
-            return await child.call(step) or step.served
-        with self._held[step.served.key].lent() as descriptors:
-            return await child.call(step, descriptors) or step.served
+        if command.is_first or child.place.role == "manager":
+            return await child.call(command) or command.served
+        with self._held[command.served.key].lent() as descriptors:
+            return await child.call(command, descriptors) or command.served
 
     async def observed(self, served: Served) -> Served:
-        """``served`` with what its steps have been observed to cost, as far as the batch manager says."""
+        """``served`` with the costs of its steps that the batch manager has observed."""
         await self._note_costs()
         return self._costs.applied(served)
 
     def can_answer(self) -> bool:
-        """Whether there is somebody to run what was accepted."""
+        """Whether there are processes to run what was accepted."""
         return self.with_queues() in self._ready and any(child in self._ready for child in self.of("engine"))
 
-    async def tell(self, role: Role, step: Step) -> None:
-        """``step`` to all that are there; whatever goes wrong there is theirs."""
-        await self._tell(self.of(role), step)
+    async def tell(self, role: Role, command: Command) -> None:
+        """Call all ready children of this role. Their errors are in their logs."""
+        ready = [child for child in self.of(role) if child in self._ready]
+        await asyncio.gather(*(child.call(command) for child in ready), return_exceptions=True)
 
-    async def count(self, looked: Looked) -> None:
-        """Let it be counted where the queues are."""
-        await self._tell([self.with_queues()], looked)
-
-    async def _tell(self, children: Iterable[Child], step: Step) -> None:
-        ready = [child for child in children if child in self._ready]
-        await asyncio.gather(*(child.call(step) for child in ready), return_exceptions=True)
+    def count(self, name: str, result: SwapResult) -> None:
+        """The model's artifact was looked at again."""
+        self._metrics.swap(name, result)
 
     # The end.
 
@@ -207,8 +234,8 @@ class Fleet:
         patience_s = _FRONT_STOP_S if role == "front" else _STOP_S
         for child in self.of(role):
             if child not in self._ready or (role != "front" and child.is_asked):
-                child.kill()  # it has nothing that anybody waits for
-        await asyncio.gather(*(child.stop(Stop(), patience_s) for child in self.of(role)))
+                child.kill()  # nothing waits for it
+        await asyncio.gather(*(child.stop(patience_s) for child in self.of(role)))
 
     def do_not_replace(self, role: Role) -> None:
         """Start no others of this role; those that are being started are ended."""
@@ -218,44 +245,43 @@ class Fleet:
                 child.kill()
 
     def kill(self, *roles: Role) -> None:
-        """End all processes of these roles at once."""
         self._stopping.update(roles)
         for child in self.of(*roles):
             child.kill()
 
     async def close(self) -> None:
-        """End what is left, and give back what they had in common."""
+        """End what is left, and free what they shared."""
         self.kill("front", "manager", "engine")
         self._tasks.cancel()
         await asyncio.gather(*(child.wait() for child in self._children.values()))
         for endpoint in (self._ports, *self._engines):
             endpoint.close()
         self._page.close()
-        if self._ledger is not None:
-            self._ledger.close()
+        if self._records is not None:
+            self._records.close()
         for key in list(self._held):
             self.let_go(key)
 
     # Children.
 
     def _spawn(self, place: Place) -> Child:
-        """Raises OSError where the system has no room for another process."""
         child = self._children[place] = Child(place, self._command, self._on_message, self._on_end)
         return child
 
     async def _configure(self, child: Child) -> None:
         role, index = child.place.role, child.place.index
-        cores: tuple[int, ...] = self._devices[index].cores if role == "engine" else ()
-        has_queues = role == "engine" and self._ledger is not None
+        has_queues = role == "engine" and self._records is not None
         if role == "front":
             descriptors = [self._ports.address, self._page.fileno()]
         elif role == "manager":
             descriptors = [self._ports.listener.fileno(), *(endpoint.address for endpoint in self._engines)]
-        elif self._ledger is not None:
-            descriptors = [self._ports.listener.fileno(), self._ledger.fileno()]
+        elif self._records is not None:
+            descriptors = [self._ports.listener.fileno(), self._records.fileno()]
         else:
             descriptors = [self._engines[index].listener.fileno()]
-        await child.call(Configure(self._config, index, self._started_s, cores, has_queues), descriptors)
+        cores: tuple[int, ...] = self._devices[index].cores if role == "engine" else ()
+        configure = Configure(self._config, index, self._num_models, self._started_s, cores, has_queues)
+        await child.call(configure, descriptors)
 
     async def _catch_up(self, child: Child) -> None:
         """Open and close models until the child has those that it should have."""
@@ -280,15 +306,15 @@ class Fleet:
                         *(found.name, self._devices[child.place.index].name, found.device, wanted[key].device),
                     )
 
-    async def _load(self, child: Child, step: Open) -> Served:
+    async def _load(self, child: Child, command: Open) -> Served:
         """Raises the child's error, with the device in its message where there are several."""
         try:
-            return await self.load_in(child, step)
+            return await self.load_in(child, command)
         except BeiError as error:
             if child.place.role != "engine" or len(self._devices) == 1 or isinstance(error, ProcessDiedError):
                 raise
             name = self._devices[child.place.index].name
-            raise error_of(Failure(error.code, f"Device {name}: {error}")) from error
+            raise Failure(error.code, f"Device {name}: {error}").error() from error
 
     async def _keep(self, place: Place) -> None:
         """Whenever the process of ``place`` ends, start another one."""
@@ -308,51 +334,46 @@ class Fleet:
         await asyncio.sleep(delay_s)
         if place.role in self._stopping:
             return False
-        started_s = time.monotonic()
+        started_s, child = time.monotonic(), None
         try:
             child = self._spawn(place)
-        except OSError as error:
-            log.error("%s cannot be started: %s", place.name, error)
-            return False
-        try:
             await self._configure(child)
             await self._catch_up(child)
             if place.role == "front":
                 await child.call(Serve(), self._listeners())
-        except (BeiError, OSError) as error:  # OSError: there are no descriptors for now
+        except (BeiError, OSError) as error:  # OSError: there are no descriptors, or no processes, for now
             if place.role not in self._stopping:
                 code = error.code if isinstance(error, BeiError) else BeiError.code
-                log.error("%s cannot be started: %s: %s", child.name, code, error)
-            child.kill()
-            await child.wait()
+                log.error("%s cannot be started: %s: %s", place.name, code, error)
+            if child is not None:
+                child.kill()
+                await child.wait()
             return False
         self._ready.add(child)
-        async with self._became_ready:
-            self._became_ready.notify_all()
         log.info("%s is ready again after %.1f s", child.name, time.monotonic() - started_s)
         return True
 
     def _listeners(self) -> list[int]:
         return [listener.fileno() for listener in self._listening]
 
-    # What children say.
+    # Their messages.
 
     def _on_message(self, child: Child, message: FromChild) -> None:
         if isinstance(message, Ask):
             self._tasks.start(self._answer(child, message))
         elif isinstance(message, Ailing):
             log.error("%s: %s: it is replaced", child.name, message.reason)
-            self._tasks.start(child.stop(Stop(), _FRONT_STOP_S))
+            self._tasks.start(child.stop(_FRONT_STOP_S))
         elif isinstance(message, Hung):
             self._end_hung(self.of("engine")[message.index], "a step of %s does not end: the process is ended")
         elif isinstance(message, Offer):
             self._offers.setdefault(message.kind, set()).add(child.name)
-            if message.kind == PULSE and self._config.hang_timeout:
+            if message.kind == HEARTBEAT and self._config.hang_timeout:
                 self._tasks.start(self._watch(child))
 
     def _on_end(self, child: Child) -> None:
         """In the moment in which nobody asks ``child`` any more."""
-        self._kept.add(child.answers)
+        self._totals.add(child.answers.get(METRICS))
         self._ready.discard(child)
         if child.place.role == "front":
             self._page.clear(child.place.index)
@@ -362,7 +383,7 @@ class Fleet:
         limit_s, silence = max(self._config.hang_timeout, LEAST_S), Silence(time.monotonic())
         while silence.seconds < limit_s:
             await asyncio.sleep(EVERY_S)
-            has_answered = await child.ask(PULSE, PATIENCE_S) is not None
+            has_answered = await child.ask(HEARTBEAT) is not None
             if not child.is_alive:
                 return
             # An engine's library may keep the interpreter to itself while it loads.
@@ -379,36 +400,33 @@ class Fleet:
             child.kill()
 
     async def _answer(self, asker: Child, question: Ask) -> None:
-        """What all others that offer it have to say, of kinds that are kept the asker too."""
+        """Gather the answers of all others that offer it; of metrics, which are kept, the asker's too."""
+        kind, is_kept = question.kind, question.kind == METRICS
         asked = [
             child
             for child in self._children.values()
-            if child.name in self._offers.get(question.kind, ()) and (child is not asker or question.kind in KEPT)
+            if child.name in self._offers.get(kind, ()) and (child is not asker or is_kept)
         ]
-        found = await asyncio.gather(*(child.ask(question.kind, PATIENCE_S) for child in asked))
-        # From here on nothing changes until the answer is made: nothing is told twice, or not at all.
+        found = await asyncio.gather(*(child.ask(kind) for child in asked))
+        # From here on nothing changes until the answer is made: no process is counted twice, or not at all.
         answers = {
             child.name: data
             for child, data in zip(asked, found, strict=True)
-            if data is not None and child.is_alive  # else it is among what was left
+            if data is not None and child.is_alive  # else it is in the totals
         }
         silent = [child for child in asked if child.name not in answers]
-        last = [child.answers[question.kind] for child in silent if child.is_alive and question.kind in child.answers]
-        answers |= self._kept.left(question.kind, last)
-        if question.kind == METRICS:
+        if is_kept:
+            last = [child.answers[kind] for child in silent if child.is_alive and kind in child.answers]
+            answers |= self._totals.with_silent(last)
             answers[SUPERVISOR] = self._metrics.snapshot()
-        await asker.tell(Gathered(question.id, answers, tuple(child.name for child in silent)))
+        asker.tell(Gathered(question.id, answers, tuple(child.name for child in silent)))
 
     async def _keep_answers(self) -> None:
         """So that little is lost of a process that is killed."""
         while True:
             await asyncio.sleep(_KEEP_EVERY_S)
-            for kind in KEPT:
-                offering = [child for child in self._children.values() if kind in child.offers]
-                await asyncio.gather(*(child.ask(kind, PATIENCE_S) for child in offering))
+            await asyncio.gather(*(child.ask(METRICS) for child in self._children.values()))
             await self._note_costs()
 
     async def _note_costs(self) -> None:
-        child = self.with_queues()
-        if COSTS in child.offers:  # else it has just been started
-            self._costs.note(await child.ask(COSTS, PATIENCE_S))
+        self._costs.note(await self.with_queues().ask(COSTS))

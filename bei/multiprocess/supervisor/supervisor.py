@@ -1,7 +1,17 @@
 """The supervisor: the process that the user started, where a server has several. No model, no HTTP.
 
-It binds the sockets, holds what the others share, starts them, watches them, starts them again, passes their questions
-on, and ends them in order: front ends first, then the batch manager, then engines.
+It binds the sockets, owns what the others share, starts them (``fleet``), swaps artifacts, and ends the processes in
+order: front ends first, then the batch manager, then engines.
+
+A swap (SIGHUP) has the steps of ``bei.server.lifecycle.swap``, each in the processes that can take it:
+
+1. The supervisor verifies the artifact, as at start, and compares it with the one that is served.
+2. Every engine process loads it beside the other, the first one alone, since it finds out what the others go by.
+3. The process with the queues opens a port for it, to which every front end connects, and asks the canary.
+4. Front ends give it the requests that come from now on.
+5. When no front end has a request of the former any more, it is closed: by them, the batch manager, the engines.
+
+Until 4 an error leaves everything as it was, and so does the end of a process.
 """
 
 from __future__ import annotations
@@ -12,25 +22,27 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
+from typing import NamedTuple
 
-from bei.artifact.manifest import Artifact
+from bei.artifact.manifest import Artifact, Manifest
 from bei.config.devices import devices_of, usable_cores
 from bei.config.settings import ServeConfig
-from bei.multiprocess.control.messages import Abandon, Drain, Reload, Served
-from bei.multiprocess.supervisor.background_tasks import Tasks
+from bei.metrics.registry import SwapResult
+from bei.multiprocess.control.messages import Abandon, Close, Drain, Open, Reload, Served, Switch
+from bei.multiprocess.supervisor.child import Child, Tasks
 from bei.multiprocess.supervisor.fleet import Fleet
-from bei.multiprocess.supervisor.swap import Swaps
 from bei.server.http.listen import Sockets, log_served
 from bei.server.lifecycle.signals import LogTerminal, exit_soon
-from bei.server.lifecycle.swap import in_thread
-from bei.service.loader import check_names, manifest_of, verified_at
+from bei.server.lifecycle.swap import ArtifactSwaps, in_thread, log_closed, log_swapped
+from bei.service.loader import check_names, manifest_of, next_artifact, verified_at
 
 log = logging.getLogger(__name__)
 
 # A child's command, to which its name is added.
-COMMAND: Seq[str] = (sys.executable, "-m", "bei.multiprocess.__main__")
+COMMAND: Seq[str] = (sys.executable, "-m", "bei.multiprocess")
 
 # From the second signal on; a second later bei.server.stopping would end this process.
 _ABANDON_S = 3.0
@@ -39,6 +51,9 @@ _ABANDON_S = 3.0
 # take seconds to load; service managers end a server 30 (Kubernetes) or 90 s (systemd) after they have asked it to.
 _DRAIN_S = 20.0
 _LOOK_EVERY_S = 0.5
+
+# For a swap: processes that have ended are there again within seconds, if they can be started at all.
+_READY_WITHIN_S = 60.0
 
 
 def run(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
@@ -91,7 +106,7 @@ class Supervisor:
         check_names(manifest.name for manifest in manifests)
         targets = {manifest.name: manifest.target for manifest in manifests}
         devices = devices_of(config.devices, targets, os.environ, usable_cores())
-        self._fleet = Fleet(config, devices, COMMAND, int(time.time()))
+        self._fleet = Fleet(config, len(manifests), devices, COMMAND, int(time.time()))
         try:
             await self._start()
             listening = sockets.listen()
@@ -112,8 +127,8 @@ class Supervisor:
     async def _start(self) -> None:
         """Processes load their libraries and read keys and certificates while the artifacts are verified."""
         _, artifacts = await asyncio.gather(self._fleet.start(), in_thread(self._verified))
-        for artifact in artifacts:
-            await self._fleet.load_first(Served(artifact=artifact))
+        for number, artifact in enumerate(artifacts):
+            await self._fleet.load_first(Served(artifact=artifact, number=number))
         await self._fleet.load()
         paths = {
             artifact.manifest.name: source if isinstance(source, Path) else source.path
@@ -192,3 +207,88 @@ class Supervisor:
         log.error("processes have not ended within %.0f s of the second signal: they are ended now", _ABANDON_S)
         self._exit_code = 1
         self._fleet.kill("front", "manager", "engine")
+
+
+class Following(NamedTuple):
+    """A model that every front end has ready, and all children that know of it."""
+
+    served: Served
+    children: list[Child]
+
+
+class Swaps(ArtifactSwaps[Following]):
+    """Swaps what ``fleet`` serves. ``paths``: where the artifacts lie, by the models' names."""
+
+    def __init__(self, fleet: Fleet, paths: Mapping[str, Path], config: ServeConfig) -> None:
+        super().__init__()
+        self._fleet = fleet
+        self._paths = paths
+        self._config = config
+
+    def names(self) -> Iterable[str]:
+        return self._paths
+
+    def path(self, name: str) -> Path:
+        return self._paths[name]
+
+    def served(self, name: str) -> Manifest:
+        return self._fleet.served[name].artifact.manifest
+
+    def count(self, name: str, result: SwapResult) -> None:
+        self._fleet.count(name, result)
+
+    async def find(self, name: str) -> Following | None:
+        """A model that may take the place of the served one; None: there is no other artifact.
+
+        Raises what ``bei.service.loader.next_artifact`` and the processes raise, ProcessDiedError, ShuttingDownError.
+        """
+        fleet = self._fleet
+        num_engines = len(fleet.of("engine"))
+        artifact = await in_thread(next_artifact, self._paths[name], self.served(name), self._config, num_engines)
+        if artifact is None:
+            return None
+        children = await fleet.all_ready(_READY_WITHIN_S)
+        former = await fleet.observed(fleet.served[name])
+        engines, manager, fronts = fleet.of("engine"), fleet.of("manager"), fleet.of("front")
+        new = Served(artifact=artifact, number=former.number)
+        try:
+            new = await self._load(new, former, engines[0], is_first=True)
+            await fleet.hold(new)
+            await asyncio.gather(*(self._load(new, former, engine) for engine in engines[1:]))
+            fleet.check_same(engines)
+            fleet.open[new.key] = new  # of processes that end from now on, those that follow have it too
+            for child in (*manager, *fronts):
+                await self._load(new, former, child)
+            fleet.check_same(children)
+        except BaseException:
+            await self._discard(new)
+            raise
+        return Following(new, children)
+
+    async def _load(self, new: Served, former: Served, child: Child, *, is_first: bool = False) -> Served:
+        found = await self._fleet.load_in(child, Open(new, is_first=is_first, replaces=former))
+        self.check_serving()
+        return found
+
+    async def _discard(self, new: Served) -> None:
+        self._fleet.open.pop(new.key, None)
+        await self._close(new.key)
+        self._fleet.let_go(new.key)
+
+    async def swap(self, name: str, found: Following) -> None:
+        """Let every front end switch, and close the former when none of them has a request of it."""
+        fleet, new = self._fleet, found.served
+        former, fleet.served[name] = fleet.served[name], new
+        await fleet.tell("front", Switch(new.key))
+        self.count(name, "swapped")
+        log_swapped(former.artifact.manifest, new.artifact.manifest, new.artifact.certificate)
+        await fleet.tell("front", Close(former.key))
+        del fleet.open[former.key]
+        for role in ("manager", "engine"):
+            await fleet.tell(role, Close(former.key))
+        fleet.let_go(former.key)
+        log_closed(former.artifact.manifest)
+
+    async def _close(self, key: str) -> None:
+        for role in ("front", "manager", "engine"):
+            await self._fleet.tell(role, Close(key))

@@ -1,8 +1,8 @@
-"""Frames over a Unix stream socket: a message, raw bytes behind it, and now and then a descriptor.
+"""Messages over a Unix stream socket: msgpack, with the bytes of arrays, and descriptors, behind it.
 
-A frame is a prefix (sizes), the message in msgpack, and the bytes. A thread reads with ``receive``, which blocks; an
-event loop reads small frames with ``fill`` and ``buffered``, which do not. Sending never blocks: what the peer does not
-take at once is sent by a thread of its own, in order.
+A thread reads with ``receive``, which blocks; an event loop with ``fill`` and ``next_frame``, which do not. ``send``
+never blocks: what the peer does not take at once is sent by a writer thread, in order. Arrays are copied by nobody but
+the kernel.
 """
 
 from __future__ import annotations
@@ -17,175 +17,143 @@ import threading
 from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from bei.multiprocess.shared_memory.segment import Segment
-from bei.multiprocess.transport.messages import Message
-
-# Bytes of the message, whether a descriptor comes along, bytes behind the message.
-_PREFIX = struct.Struct("<I?xxxQ")
-# Of the buffer that is read into. Frames that do not fit in it are large.
+# Bytes of the message, descriptors, bytes behind the message.
+_PREFIX = struct.Struct("<IIQ")
 _READ_BYTES = 1 << 16
 _MOST_BUFFERS = 256  # of one call; Linux takes 1,024
-_DESCRIPTORS = socket.CMSG_SPACE(8 * array.array("i").itemsize)
+MOST_DESCRIPTORS = 250  # of a frame; Linux takes 253
+_DESCRIPTORS = socket.CMSG_SPACE(MOST_DESCRIPTORS * array.array("i").itemsize)
 _NO_BYTES = np.empty(0, np.uint8)
 
 # Plain numbers: flags of Python's enumerations take a microsecond to be put together.
 _AT_ONCE = int(socket.MSG_DONTWAIT)
 _SENDING = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _RECEIVING = int(socket.MSG_CMSG_CLOEXEC)
-_CUT_OFF = int(socket.MSG_CTRUNC)
 
 MessageT = TypeVar("MessageT")
 
-_encoder = msgspec.msgpack.Encoder()
-
 
 class ChannelClosedError(Exception):
-    """The channel has been closed, or the other process has ended. Never leaves this package."""
+    """The channel has been closed, or the peer has ended. Never leaves this package."""
 
 
 @dataclass(slots=True)
 class Frame(Generic[MessageT]):
-    """What was received. ``payload`` uint8 [n], aligned for any type; ``fd`` belongs to the reader."""
+    """A received message. Its arrays are views of one memory. ``descriptors`` belong to the reader."""
 
     message: MessageT
-    payload: npt.NDArray[np.uint8]
-    fd: int | None
-
-
-class _Outgoing:
-    """What is still to be sent of a frame."""
-
-    def __init__(self, buffers: list[memoryview], segment: Segment | None) -> None:
-        self.buffers = buffers
-        self.segment = segment  # its descriptor goes with the first byte
-
-    def advance(self, num_sent: int) -> None:
-        """So many bytes more have been sent."""
-        done = 0
-        while done < len(self.buffers) and num_sent >= len(self.buffers[done]):
-            num_sent -= len(self.buffers[done])
-            done += 1
-        del self.buffers[:done]
-        if num_sent:
-            self.buffers[0] = self.buffers[0][num_sent:]
+    descriptors: Seq[int]
+    num_bytes: int  # of arrays
 
 
 class Channel(Generic[MessageT]):
-    """One end of a connection. ``send``, ``close`` and ``has_arrived`` in any thread; what reads, and ``end``, in one
-    thread at a time."""
+    """One end of a connection, which receives the types ``messages``. ``send``, ``flush``, ``close`` and
+    ``has_arrived`` are thread-safe; reading, and ``end``, are for one thread at a time."""
 
-    def __init__(self, sock: socket.socket, decoder: msgspec.msgpack.Decoder[MessageT]) -> None:
+    def __init__(self, sock: socket.socket, messages: Any) -> None:
         self._sock = sock
-        self._decoder = decoder
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=self._plain)
+        self._decoder = msgspec.msgpack.Decoder(messages, dec_hook=self._typed)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._backlog: deque[_Outgoing] = deque()
+        # Unsent buffers, each with the descriptors that go with its first byte.
+        self._backlog: deque[tuple[memoryview, Seq[int]]] = deque()
         self._writer: threading.Thread | None = None
         self._is_closed = False
-        self._input = memoryview(bytearray(_READ_BYTES))
-        self._start = self._end = 0  # what has been read and not been used
+        self._arrays: list[npt.NDArray[Any]] = []  # of the message that is being encoded
+        self._input = bytearray()  # what has been read and not been used
         self._fds: deque[int] = deque()
+        # Of the frame that is being read, once its message is there: its message, its descriptors, its arrays.
+        self._header: tuple[bytes, int] | None = None
+        self._payload = _NO_BYTES
+        self._num_read = 0
+        self._num_used = 0
+
+    def fileno(self) -> int:
+        """To be watched by an event loop."""
+        return self._sock.fileno()
 
     @property
     def is_behind(self) -> bool:
-        """Whether the other process has not taken what was sent."""
+        """Whether the peer has not taken what was sent."""
         return bool(self._backlog)
 
-    def send(self, message: Message, payload: Seq[npt.NDArray[Any]] = (), segment: Segment | None = None) -> None:
-        """Send, or have it sent; returns at once. ``payload``: contiguous arrays, which must stay as they are.
+    def send(self, message: object, descriptors: Seq[int] = ()) -> None:
+        """Send, or queue; returns at once. Arrays of ``message`` must not be written to afterwards.
 
         Raises ChannelClosedError.
         """
-        header = _encoder.encode(message)
-        arrays = [values for values in payload if values.nbytes]
-        payload_size = sum([values.nbytes for values in arrays])
-        head = _PREFIX.pack(len(header), segment is not None, payload_size) + header
         with self._lock:
             if self._is_closed:
                 raise ChannelClosedError
-            num_sent = 0
-            if segment is None and not self._backlog:  # the way of nearly every frame: all of it is taken at once
-                num_sent = self._send_some([head, *arrays[: _MOST_BUFFERS - 1]])
-                if num_sent == len(head) + payload_size:
+            self._arrays = []
+            header = self._encoder.encode(message)
+            arrays = [values for values in self._arrays if values.nbytes]
+            payload_size = sum([values.nbytes for values in arrays])
+            head = _PREFIX.pack(len(header), len(descriptors), payload_size) + header
+            is_first, num_sent = not self._backlog, 0
+            if is_first:
+                num_sent = self._send_some([head, *arrays[: _MOST_BUFFERS - 1]], descriptors)
+                if num_sent == len(head) + payload_size:  # nearly always
                     return
-            outgoing = _Outgoing([memoryview(head), *(values.data.cast("B") for values in arrays)], segment)
-            outgoing.advance(num_sent)
-            if self._backlog or not self._push(outgoing):
-                self._backlog.append(outgoing)
-                self._start_writer()
-                self._changed.notify_all()
+            self._backlog.append((memoryview(head), descriptors))
+            self._backlog.extend((values.data.cast("B"), ()) for values in arrays)
+            if is_first:
+                self._advance(num_sent)
+                self._push()
+            if self._writer is None:
+                self._writer = threading.Thread(target=self._write_all, name="bei-writer", daemon=True)
+                self._writer.start()
+            self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until the socket has taken everything, or the channel is closed; so long at most."""
+        """Wait until the socket has taken everything, the channel is closed, or the time is over."""
         with self._lock:
             self._changed.wait_for(lambda: self._is_closed or not self._backlog, timeout_s)
 
     def receive(self) -> Frame[MessageT] | None:
-        """The next frame, waiting for it; None when there are no more. Raises msgspec.DecodeError for anything else."""
-        while (frame := self.buffered()) is None:
-            if self.is_next_large():
-                return self._receive_large()
-            if not self._fill(0):
+        """The next frame, waiting for it; None at the end of the stream. Raises msgspec.DecodeError."""
+        while (frame := self.next_frame()) is None:
+            if not self._read(0):
                 return None
         return frame
 
     def fill(self) -> bool:
-        """Read what has come, as far as the buffer holds it, without waiting; False at the end of the stream.
-
-        Not while ``is_next_large``: the buffer may be full.
-        """
+        """Read once without waiting; False at the end of the stream."""
         try:
-            return self._fill(_AT_ONCE) > 0
+            return self._read(_AT_ONCE)
         except BlockingIOError:
             return True
 
-    def buffered(self, max_header_size: int = _READ_BYTES) -> Frame[MessageT] | None:
-        """The next frame if it has been read to its end and its message has at most ``max_header_size`` bytes.
-
-        Raises msgspec.DecodeError for what is no message.
-        """
-        if self._end - self._start < _PREFIX.size:
+    def next_frame(self) -> Frame[MessageT] | None:
+        """The next frame if it has been read. Raises msgspec.DecodeError."""
+        if self._header is None and not self._has_header():
             return None
-        header_size, has_fd, payload_size = _PREFIX.unpack_from(self._input, self._start)
-        header_start = self._start + _PREFIX.size
-        payload_start = header_start + header_size
-        end = payload_start + payload_size
-        if end > self._end or header_size > max_header_size:
+        if self._num_read < len(self._payload):
             return None
-        self._start = end
-        message = self._decoder.decode(self._input[header_start:payload_start])
-        payload = np.frombuffer(bytes(self._input[payload_start:end]), np.uint8) if payload_size else _NO_BYTES
-        return Frame(message, payload, self._fds.popleft() if has_fd else None)
-
-    def is_next_large(self, max_header_size: int = _READ_BYTES) -> bool:
-        """Whether ``buffered`` will never give the next frame, as far as is known: its message has more bytes, or all
-        of it more than the buffer."""
-        if self._end - self._start < _PREFIX.size:
-            return False
-        header_size, _, payload_size = _PREFIX.unpack_from(self._input, self._start)
-        return bool(header_size > max_header_size or _PREFIX.size + header_size + payload_size > _READ_BYTES)
+        assert self._header is not None
+        (header, num_fds), self._header, self._num_used = self._header, None, 0
+        descriptors = [self._fds.popleft() for _ in range(num_fds)]
+        return Frame(self._decoder.decode(header), descriptors, len(self._payload))
 
     def wait_readable(self, timeout_s: float) -> bool:
         """Whether ``receive`` has something to do by then."""
-        return self._start < self._end or self._polled(timeout_s)
+        return bool(self._input) or self._polled(timeout_s)
 
     def has_arrived(self) -> bool:
-        """Whether the other process has sent something, or has ended, and nobody has read that yet. Not after
-        ``end``."""
+        """Whether there are unread bytes, or the peer has ended. Not after ``end``."""
         return self._polled(0.0)
 
-    def watched(self) -> socket.socket:
-        """The same socket under a descriptor of its own, for who waits for its bytes. The caller closes it."""
-        return self._sock.dup()
-
     def close(self) -> None:
-        """Both directions end now. The reader finds out, and calls ``end``."""
+        """End both directions. The reader sees the end of the stream, and calls ``end``."""
         with self._lock:
             self._close()
 
@@ -205,21 +173,9 @@ class Channel(Generic[MessageT]):
 
     # Sending, under the lock.
 
-    def _push(self, outgoing: _Outgoing) -> bool:
-        """Send without waiting; whether that was all. Raises ChannelClosedError."""
-        while outgoing.buffers:
-            num_sent = self._send_some(outgoing.buffers[:_MOST_BUFFERS], outgoing.segment)
-            if not num_sent:
-                return False
-            outgoing.segment = None
-            outgoing.advance(num_sent)
-        return True
-
-    def _send_some(self, buffers: Seq[Any], segment: Segment | None = None) -> int:
-        """How many bytes the socket takes now, of ``_MOST_BUFFERS`` at most. Raises ChannelClosedError."""
-        rights = []
-        if segment is not None:
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [segment.fd]))]
+    def _send_some(self, buffers: Seq[Any], descriptors: Seq[int]) -> int:
+        """How many bytes the socket takes now. Raises ChannelClosedError."""
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         try:
             return self._sock.sendmsg(buffers, rights, _SENDING)
         except (BlockingIOError, InterruptedError):
@@ -228,13 +184,29 @@ class Channel(Generic[MessageT]):
             self._close()
             raise ChannelClosedError from error
 
-    def _start_writer(self) -> None:
-        if self._writer is None:
-            self._writer = threading.Thread(target=self._write_all, name="bei-writer", daemon=True)
-            self._writer.start()
+    def _advance(self, num_sent: int) -> None:
+        """The socket has taken so many bytes of the backlog."""
+        while num_sent:
+            buffer, _ = self._backlog.popleft()
+            if num_sent < len(buffer):
+                self._backlog.appendleft((buffer[num_sent:], ()))
+            num_sent -= min(num_sent, len(buffer))
+
+    def _push(self) -> None:
+        """Send what the socket takes now of the backlog. Raises ChannelClosedError."""
+        while self._backlog:
+            buffers: list[memoryview] = []
+            for buffer, descriptors in islice(self._backlog, _MOST_BUFFERS):
+                if descriptors and buffers:
+                    break
+                buffers.append(buffer)
+            num_sent = self._send_some(buffers, self._backlog[0][1])
+            if not num_sent:
+                return
+            self._advance(num_sent)
 
     def _write_all(self) -> None:
-        """The writer's thread: send the backlog as the other process takes it."""
+        """The writer's thread: send the backlog as the peer takes it."""
         poll = select.poll()
         poll.register(self._sock, select.POLLOUT)
         while True:
@@ -242,14 +214,11 @@ class Channel(Generic[MessageT]):
                 self._changed.wait_for(lambda: self._is_closed or bool(self._backlog))
                 if self._is_closed:
                     return
-            poll.poll()  # also when the socket is shut down
-            with self._lock:
-                try:
-                    while self._backlog and not self._is_closed and self._push(self._backlog[0]):
-                        self._backlog.popleft()
-                except ChannelClosedError:
-                    return
-                self._changed.notify_all()
+            poll.poll()  # also returns when the socket is shut down
+            with self._lock, contextlib.suppress(ChannelClosedError):
+                if not self._is_closed:
+                    self._push()
+                    self._changed.notify_all()
 
     def _close(self) -> None:
         if not self._is_closed:
@@ -261,56 +230,56 @@ class Channel(Generic[MessageT]):
 
     # Reading.
 
-    def _fill(self, flags: int) -> int:
-        """Read once into the buffer; how many bytes came, 0 at the end. Raises BlockingIOError with ``_AT_ONCE``."""
-        if self._start:
-            kept = self._end - self._start
-            self._input[:kept] = self._input[self._start : self._end]
-            self._start, self._end = 0, kept
-        num_read = self._receive_into(self._input[self._end :], flags)
-        self._end += num_read
-        return num_read
+    def _has_header(self) -> bool:
+        """Whether the message of the next frame is there. Then there is room for its arrays."""
+        if len(self._input) < _PREFIX.size:
+            return False
+        header_size, num_fds, payload_size = _PREFIX.unpack_from(self._input)
+        size = _PREFIX.size + header_size
+        if len(self._input) < size:
+            return False
+        self._header = bytes(self._input[_PREFIX.size : size]), num_fds
+        self._payload = np.empty(payload_size, np.uint8) if payload_size else _NO_BYTES
+        self._num_read = min(payload_size, len(self._input) - size)
+        self._payload.data[: self._num_read] = self._input[size : size + self._num_read]
+        del self._input[: size + self._num_read]
+        return True
 
-    def _receive_large(self) -> Frame[MessageT] | None:
-        """A frame that the buffer does not hold, each part in memory of its own; None if the stream ends before."""
-        header_size, has_fd, payload_size = _PREFIX.unpack_from(self._input, self._start)
-        self._start += _PREFIX.size
-        header = self._read_array(header_size)
-        payload = None if header is None else self._read_array(payload_size)
-        if header is None or payload is None:
-            return None
-        return Frame(self._decoder.decode(header.data), payload, self._fds.popleft() if has_fd else None)
+    def _read(self, flags: int) -> bool:
+        """Read once; False at the end of the stream. Raises BlockingIOError with ``_AT_ONCE``."""
+        try:
+            if self._header is not None:
+                rest = self._payload.data[self._num_read :]
+                num_read, rights, _, _ = self._sock.recvmsg_into([rest], _DESCRIPTORS, _RECEIVING | flags)
+                self._num_read += num_read
+            else:
+                data, rights, _, _ = self._sock.recvmsg(_READ_BYTES, _DESCRIPTORS, _RECEIVING | flags)
+                num_read = len(data)
+                self._input += data
+        except BlockingIOError:
+            raise
+        except OSError:  # reset
+            return False
+        for _, _, data in rights:  # with the bytes that they were sent with, or before
+            fds = array.array("i")
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+            self._fds.extend(fds)
+        return num_read > 0
 
-    def _read_array(self, size: int) -> npt.NDArray[np.uint8] | None:
-        values = np.empty(size, np.uint8)
-        known = min(size, self._end - self._start)
-        values[:known] = self._input[self._start : self._start + known]
-        self._start += known
-        rest = values.data[known:]
-        while len(rest):
-            num_read = self._receive_into(rest, 0)
-            if not num_read:
-                return None
-            rest = rest[num_read:]
+    # What msgpack does not know.
+
+    def _plain(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            self._arrays.append(np.ascontiguousarray(value))
+            return (value.dtype.str, *value.shape)
+        if isinstance(value, Path):
+            return str(value)
+        raise NotImplementedError(f"{type(value)} is in no message")
+
+    def _typed(self, kind: Any, value: Any) -> Any:
+        if isinstance(value, str):
+            return kind(value)
+        dtype, *shape = value
+        values: npt.NDArray[Any] = np.ndarray(shape, dtype, self._payload.data, self._num_used)
+        self._num_used += values.nbytes
         return values
-
-    def _receive_into(self, buffer: memoryview, flags: int) -> int:
-        """How many bytes came; 0 at the end. Descriptors come with the bytes that they were sent with, or before."""
-        while True:
-            try:
-                found = self._sock.recvmsg_into([buffer], _DESCRIPTORS, _RECEIVING | flags)
-                break
-            except BlockingIOError:
-                if flags & _AT_ONCE:
-                    raise
-                self._polled(None)  # libuv makes a socket that it has watched non-blocking
-            except OSError:  # reset
-                return 0
-        num_read, rights, found_flags, _ = found
-        for level, kind, data in rights:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds = array.array("i")
-                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-                self._fds.extend(fds)
-        assert not found_flags & _CUT_OFF, "a frame has one descriptor at most"
-        return num_read

@@ -1,38 +1,30 @@
-"""What processes of one server say to each other about sequences and vectors: headers of ``channel`` frames.
+"""Messages between front ends, batch managers and engine processes, over ``channel``.
 
-Arrays are not in the messages: token ids follow them as raw bytes, vectors lie in shared memory (``lending``). Both
-ends are of one installation, so there are no versions.
+Both ends are of one installation, so there are no versions.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from bei.multiprocess.transport.errors import CarriedError
-from bei.multiprocess.transport.model_info import Hello
-from bei.port import Lane, PortStats, StepTimes
+from bei.core import EngineInfo, Float32Array, PackedBatch
+from bei.errors import BeiError, EngineError
+from bei.port import PortStats, StepTimes, Submission
+from bei.scheduler.cost_model import CostModel
 
-# Not in a segment, but among the bytes that follow the message.
-INLINE = 0
+_Plain: TypeAlias = str | int | float | bool | None
 
 
-class ArrayAt(NamedTuple):
-    """An array and where its bytes begin. ``segment``: as announced on this channel, or ``INLINE``."""
+class CarriedError(NamedTuple):
+    """A BeiError as plain data: nothing is executed to read it."""
 
     name: str
-    dtype: str
-    shape: tuple[int, ...]
-    segment: int
-    offset: int
-
-
-class Lent(NamedTuple):
-    """Arrays that were lent together. ``lease``: what is to be released when they are used no more; 0: nothing is."""
-
-    lease: int
-    arrays: list[ArrayAt]
+    code: str
+    message: str
+    attributes: dict[str, _Plain]
 
 
 class _Message(msgspec.Struct, array_like=True, tag=True):
@@ -42,61 +34,46 @@ class _Message(msgspec.Struct, array_like=True, tag=True):
 # Both services.
 
 
+class ModelInfo(msgspec.Struct, frozen=True):
+    """The facts of a served model: what a client needs to admit work and to cut batches.
+
+    ``model``: what it is asked for by, "NAME@DIGEST" with the digest of the artifact's manifest. ``costs``: the data of
+    its cost model, with what has been observed so far.
+    """
+
+    model: str
+    engine: EngineInfo
+    costs: dict[str, Any]
+
+    @classmethod
+    def of(cls, model: str, engine: EngineInfo, costs: CostModel) -> ModelInfo:
+        return cls(model, engine, costs.continued(costs.limits).to_json())
+
+    def cost_model(self) -> CostModel:
+        """A model of its own, which predicts what the one over there predicted then."""
+        return CostModel.from_json(self.costs)
+
+
 class Open(_Message):
-    """First message of a client: what it asks for. Answered by ``Welcome`` or ``Refused``."""
+    """First message of a client: the model that it asks for. Answered by ``Welcome`` or ``Refused``."""
 
     model: str
 
 
 class Refused(_Message):
-    """It is not; the connection ends."""
+    """It is not served here; the connection ends."""
 
     error: CarriedError
-
-
-class Announce(_Message):
-    """A segment in which arrays will lie; its descriptor comes along."""
-
-    segment: int
-    size: int
-
-
-class Forget(_Message):
-    """Segments in which no array lies any more."""
-
-    segments: list[int]
-
-
-class Release(_Message):
-    """Nobody uses the arrays of these leases any more."""
-
-    leases: list[int]
 
 
 # The engine port.
 
 
-class ItemHead(NamedTuple):
-    """An ``Item`` without its arrays. They follow as int32: the ids of all items, then the types of those that have
-    them."""
-
-    place: int
-    num_tokens: int
-    has_types: bool
-    truncated: bool
-    num_keys: int | None
-    num_unpooled: int
-
-
 class Submit(_Message):
-    """A ``Submission``. ``number``: counts those of the connection, from 1."""
+    """``number``: counts those of the connection, from 1."""
 
     number: int
-    request_id: int
-    lane: Lane
-    outputs: frozenset[str]
-    deadline_s: float | None
-    items: list[ItemHead]
+    submission: Submission
 
 
 class Cancel(_Message):
@@ -105,41 +82,26 @@ class Cancel(_Message):
     request_id: int
 
 
-class Bye(_Message):
-    """The client submits nothing more and wants no more answers. It stays until it uses no lent array any more."""
-
-
-class RowAt(NamedTuple):
-    """The row of an item. ``step``: an index into the steps of its message; -1: no step."""
+class AnswerAt(NamedTuple):
+    """As the port's ``Answer``."""
 
     request_id: int
     place: int
-    step: int
-    row: Lent
-
-
-class ErrorAt(NamedTuple):
-    """The error of an item."""
-
-    request_id: int
-    place: int
-    step: int
-    error: CarriedError
+    result: dict[str, Float32Array] | CarriedError
+    step: StepTimes | None
 
 
 class Answers(_Message):
-    """Answers, each to one item. ``num_seen``: so many submissions of the connection had been taken over. Either they
-    are in the state that was told last, or they and what has been answered since make little difference to it."""
+    """``num_seen``: so many submissions of the connection had been taken over. Either they are in the state that was
+    told last, or they and what has been answered since make little difference to it."""
 
-    steps: list[StepTimes]
-    rows: list[RowAt]
-    errors: list[ErrorAt]
+    answers: list[AnswerAt]
     num_seen: int
 
 
 class Stats(_Message):
     """The port's state, without the submissions behind ``num_seen``. ``speed``: of the cost model, as corrected;
-    0: as the ``Hello`` has it."""
+    0: as the ``ModelInfo`` has it."""
 
     stats: PortStats
     speed: float
@@ -153,44 +115,57 @@ class Welcome(_Message):
     So nothing that only waited there has ended it.
     """
 
-    hello: Hello
+    model_info: ModelInfo
     stats: Stats | None = None
     has_culprits: bool = False
 
 
-# The engine.
+# The engine. A connection has one step at a time.
 
 
 class Run(_Message):
-    """A packed batch, whose arrays follow as int32, in this order where they are there: ``input_ids``, ``cu_seqlens``,
-    ``token_type_ids``, ``key_lens``, ``unpooled_lens``."""
+    """A step."""
 
-    number: int
-    outputs: list[str] | None
-    num_tokens: int
-    batch_size: int
-    has_types: bool
-    has_key_lens: bool
-    has_unpooled_lens: bool
+    batch: PackedBatch
+    outputs: frozenset[str] | None
 
 
 class Ran(_Message):
-    """The outputs of a ``Run``."""
+    """The outputs of a step."""
 
-    number: int
-    outputs: Lent
+    outputs: dict[str, Float32Array]
 
 
 class Failed(_Message):
-    """What a ``Run`` raised."""
+    """The error of a step."""
 
-    number: int
     error: CarriedError
 
 
-ToPortServer: TypeAlias = Open | Submit | Cancel | Release | Bye
-ToRemotePort: TypeAlias = Welcome | Refused | Announce | Forget | Answers | Stats
-ToEngineServer: TypeAlias = Open | Run | Release
-ToRemoteEngine: TypeAlias = Welcome | Refused | Announce | Forget | Ran | Failed
+ToPortServer: TypeAlias = Open | Submit | Cancel
+ToRemotePort: TypeAlias = Welcome | Refused | Answers | Stats
+ToEngineServer: TypeAlias = Open | Run
+ToRemoteEngine: TypeAlias = Welcome | Refused | Ran | Failed
 
-Message: TypeAlias = ToPortServer | ToRemotePort | ToEngineServer | ToRemoteEngine
+
+def carried(error: BeiError) -> CarriedError:
+    """``error`` as data, without the attributes that are no plain values."""
+    attributes = {name: value for name, value in vars(error).items() if isinstance(value, str | int | float | None)}
+    return CarriedError(type(error).__name__, error.code, str(error), attributes)
+
+
+def arrived(data: CarriedError) -> BeiError:
+    """The error as it was. A class that this process does not know becomes one of the same code, or an EngineError."""
+    kinds = list(_tree(BeiError))
+    named = [kind for kind in kinds if kind.__name__ == data.name]
+    alike = [kind for kind in kinds if kind.code == data.code]
+    kind: type[BeiError] = (*named, *alike, EngineError)[0]
+    error: BeiError = kind.__new__(kind, data.message)  # not __init__, whose arguments made the message
+    vars(error).update(data.attributes)
+    return error
+
+
+def _tree(root: type[BeiError]) -> Iterator[type[BeiError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _tree(child)

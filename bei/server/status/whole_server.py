@@ -21,8 +21,8 @@ from bei.utils.threads import off_loop
 if TYPE_CHECKING:
     from bei.server.endpoint.models import Models
 
-# Kinds of questions: counters and gauges, which the supervisor keeps (bei.metrics.aggregate.counts_of_ended); the last minute; models
-# of which a thread has died.
+# Kinds of questions: counters and gauges, which the supervisor keeps (bei.metrics.aggregate.counts_of_ended); the last
+# minute; models of which a thread has died.
 METRICS = "metrics"
 STATS = "stats"
 HEALTH = "health"

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy.typing as npt
 import uvloop
 
 from bei.core import Encoding, Engine, Row
@@ -22,10 +21,9 @@ from bei.metrics.registry import Metrics, ModelMetrics
 from bei.multiprocess.remote.engine_pool import RemoteEngines
 from bei.multiprocess.remote.engine_port_client import RemotePort
 from bei.multiprocess.remote.engine_port_server import PortServer, ServedModel
-from bei.multiprocess.remote.engine_server import EngineServer, ServedEngine
-from bei.multiprocess.shared_memory.segment import place_of
-from bei.multiprocess.transport.channel import Channel
-from bei.multiprocess.transport.model_info import Hello
+from bei.multiprocess.remote.engine_server import EngineServer
+from bei.multiprocess.remote.recorded_engine import end_process
+from bei.multiprocess.transport.messages import ModelInfo
 from bei.port import Answer, EnginePort, Item, Lane, OnAnswers, Submission
 from bei.scheduler.batch_manager import BatchManager
 from bei.scheduler.cost_model import CostModel
@@ -68,13 +66,14 @@ def own_metrics() -> ModelMetrics:
     return ModelMetrics(Metrics(), "tiny")
 
 
-def hello_of(engine: Engine, model: str = MODEL) -> Hello:
-    return Hello.of(model, engine.info, CostModel.assumed(engine.info.limits))
+def model_info_of(engine: Engine, model: str = MODEL) -> ModelInfo:
+    return ModelInfo.of(model, engine.info, CostModel.assumed(engine.info.limits))
 
 
 def serve_engine(place: Place, engine: Engine, on_dead: Callable[[], None] | None = None) -> EngineServer:
     """As an engine process does."""
-    server = EngineServer(place.listener, {MODEL: ServedEngine(engine, hello_of(engine))}, on_dead)
+    server = EngineServer(place.listener, on_dead or end_process)
+    server.add_engine(engine, model_info_of(engine))
     server.start()
     return server
 
@@ -87,23 +86,24 @@ def served_model(engine: Engine, gate: DeviceGate | None = None, **rules: Any) -
         return BatchManager(engine, on_answers, costs, metrics, rules=SchedulingRules(**rules), gate=gate)
 
     num_ready = engine.num_ready if isinstance(engine, RemoteEngines) else None
-    return ServedModel(open_port, hello_of(engine), own_metrics(), costs, num_ready)
+    return ServedModel(open_port, model_info_of(engine), own_metrics(), costs, num_ready)
 
 
 def serve_port(place: Place, models: Mapping[str, ServedModel], *, has_culprits: bool = False) -> PortServer:
     """As a process with batch managers does."""
-    server = PortServer(place.listener, models, has_culprits=has_culprits)
+    server = PortServer(place.listener, has_culprits=has_culprits)
+    for served in models.values():
+        server.add_model(served)
     server.start()
     return server
 
 
 def abandon(server: PortServer | EngineServer) -> None:
     """What is left of a process that was killed: its connections have ended, and nobody accepts."""
-    server._acceptor.close()
-    server._stopped.set()
-    channels: list[Channel[Any]] = [client.channel for client in server._clients]
-    for channel in channels:
-        channel.close()
+    server._stop_accepting()
+    if isinstance(server, PortServer):
+        server._stopped.set()
+    server._end_connections(flush_s=0.0)
 
 
 class Asker:
@@ -116,7 +116,7 @@ class Asker:
         self.num_answers = 0
         self.metrics = own_metrics()
         self.answering_threads: list[int] = []  # of each call of ``_on_answers``, its thread
-        self.port = RemotePort(address, model, self._on_answers, self.metrics, loop=loop)
+        self.port = RemotePort(address, model, self._on_answers, self.metrics, loop or SHARED.loop)
 
     def _on_answers(self, answers: Sequence[Answer]) -> None:
         with self._changed:
@@ -166,7 +166,7 @@ class LoopThread:
 
     def __init__(self, make: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop) -> None:
         self.loop = make()
-        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
         self.call(lambda: None)
 
@@ -213,6 +213,10 @@ class LoopThread:
             self.loop.close()
 
 
+# For front ends of which a test does not say where they run.
+SHARED = LoopThread()
+
+
 @contextmanager
 def nothing_left(num_descriptors: int = 0) -> Iterator[None]:
     """After the block its threads end and its descriptors are closed, but for ``num_descriptors``: soon, since threads
@@ -230,10 +234,3 @@ def nothing_left(num_descriptors: int = 0) -> Iterator[None]:
 
 def _num_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
-
-
-def inode_and_offset(values: npt.NDArray[Any]) -> tuple[int, int]:
-    """Where an array lies, the same in all mappings of that memory."""
-    place = place_of(values)
-    assert place is not None
-    return os.fstat(place.segment.fd).st_ino, place.offset

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 import pytest
 import uvloop
 
-from bei.multiprocess.transport import lease
 from tests.bei.multiprocess.chain import LoopThread, Place, places
 
 
@@ -26,9 +25,3 @@ def loop_thread(request: pytest.FixtureRequest) -> Iterator[LoopThread]:
     thread = LoopThread(make)
     yield thread
     thread.close()
-
-
-@pytest.fixture
-def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vectors of any size lie in shared memory."""
-    monkeypatch.setattr(lease, "_SMALL_BYTES", 0)

@@ -1,4 +1,6 @@
-"""A process of a server, to be killed: ``python -m tests.bei.multiprocess.killed ROLE FD [ENGINE_ADDRESS | LEDGER_FD]``.
+"""A process of a server, to be killed.
+
+    python -m tests.bei.multiprocess.killed ROLE FD [ENGINE_ADDRESS | RECORDS_FD]
 
 Its engine says on standard output, a line a step, which sequences it has begun to run. Of the token ids, 50 waits for
 ever, where the process was started as ``waiting``, and 66 ends the process by SIGSEGV.
@@ -16,8 +18,7 @@ from pathlib import Path
 
 from bei.core import Outputs, PackedBatch
 from bei.multiprocess.remote.engine_pool import RemoteEngines
-from bei.multiprocess.remote.recorded_engine import NotedEngine
-from bei.multiprocess.shared_memory.crash_ledger import Ledger
+from bei.multiprocess.remote.recorded_engine import RecordedEngine, StepRecords
 from tests.bei.scheduler.front import LIMITS
 from tests.support.engines import TokenEngine, sequences_of
 
@@ -56,10 +57,10 @@ def main(role: str, fd: int, address: str = "") -> None:
     if role in ("engine", "waiting"):
         chain.serve_engine(place, TalkingEngine(role == "waiting"))
     elif role == "lone":
-        ledger = Ledger.attach(int(address))
-        engine = NotedEngine(TalkingEngine(waits=True), chain.MODEL, ledger)
+        records = StepRecords.attach(int(address))
+        engine = RecordedEngine(TalkingEngine(waits=True), chain.MODEL, records)
         models = {chain.MODEL: chain.served_model(engine)}
-        chain.serve_port(place, models, has_culprits=ledger.has_found_steps)
+        chain.serve_port(place, models, has_culprits=records.has_found_steps)
     elif role == "manager":
         engines = RemoteEngines([Path(address)], chain.MODEL, hang_timeout_s=0.0)
         chain.serve_port(place, {chain.MODEL: chain.served_model(engines)})

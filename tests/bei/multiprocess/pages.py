@@ -18,10 +18,10 @@ def pages(num_cells: int) -> Iterator[list[SharedPage]]:
 
     In one process record locks keep nobody out.
     """
-    found = [SharedPage.create(num_cells)]
+    found = [SharedPage.create(num_cells, 2)]
     try:
         for cell in range(num_cells):
-            found.append(SharedPage.attach(os.dup(found[0].fileno()), cell))
+            found.append(SharedPage(os.dup(found[0].fileno()), num_cells, 2, cell))
         yield found
     finally:
         for page in found:
@@ -35,7 +35,7 @@ class Other:
     def __init__(self, page: SharedPage, code: str, cell: int | None = None) -> None:
         descriptor = page.fileno()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _PRELUDE.format(descriptor=descriptor, cell=cell) + code],
+            [sys.executable, "-c", _PRELUDE.format(descriptor=descriptor, num_cells=page._num_cells, cell=cell) + code],
             pass_fds=[descriptor],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -72,7 +72,7 @@ _PRELUDE = """
 import sys
 from bei.multiprocess.shared_memory.limits_page import SharedPage
 
-page = SharedPage.attach({descriptor}, {cell})
+page = SharedPage({descriptor}, {num_cells}, 2, {cell})
 
 def say(what):
     print(what, flush=True)

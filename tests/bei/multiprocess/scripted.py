@@ -10,38 +10,38 @@ import sys
 import threading
 
 from bei.errors import ConfigError
-from bei.multiprocess.control.channel import Channel
-from bei.multiprocess.control.messages import Close, Reload, Step, Stop
+from bei.multiprocess.control.channel import ControlChannel
+from bei.multiprocess.control.messages import Close, Command, Reload, Stop
 
 
 def main() -> None:
-    channel = Channel(socket.socket(fileno=os.dup(0)), sys.argv[1])
+    channel = ControlChannel(socket.socket(fileno=os.dup(0)), sys.argv[1])
     is_over = threading.Event()
 
     def ask(number: int) -> None:
         replies = asyncio.run(channel.ask("name"))
         channel.failed(number, ConfigError(f"{dict(replies.answers)} {replies.silent}"))
 
-    def act(number: int, step: Step, descriptors: list[int]) -> None:
-        if isinstance(step, Reload):  # with descriptors: says which they are
+    def act(number: int, command: Command, descriptors: list[int]) -> None:
+        if isinstance(command, Reload):  # with descriptors: says which they are
             for descriptor in descriptors:
                 os.write(descriptor, f"{channel.name} ".encode())
             channel.done(number)
-        elif isinstance(step, Close):
-            if step.key == "refuse":
+        elif isinstance(command, Close):
+            if command.key == "refuse":
                 channel.failed(number, ConfigError("It is refused."))
-            elif step.key == "die":
+            elif command.key == "die":
                 os.kill(os.getpid(), signal.SIGKILL)
-            elif step.key == "fail and die":
+            elif command.key == "fail and die":
                 channel.failed(number, ConfigError("Last words."))
                 os._exit(3)
-            elif step.key == "offer":
+            elif command.key == "offer":
                 channel.offer("name", channel.name.encode)
                 channel.offer("nothing", lambda: b"" + None)  # type: ignore[operator]
                 channel.done(number)
-            elif step.key == "ask":
+            elif command.key == "ask":
                 threading.Thread(target=ask, args=(number,)).start()
-        elif isinstance(step, Stop):
+        elif isinstance(command, Stop):
             is_over.set()
 
     channel.start(act)

@@ -15,7 +15,7 @@ import pytest
 from bei.engine.fake import fake_row
 from bei.errors import EngineDiedError
 from bei.multiprocess.remote.engine_pool import RemoteEngines
-from bei.multiprocess.shared_memory.crash_ledger import Ledger
+from bei.multiprocess.remote.recorded_engine import StepRecords
 from tests.bei.multiprocess.chain import MODEL, Asker, Place, embeddings, nothing_left, places, serve_port, served_model
 from tests.bei.multiprocess.killed import CRASHES, WAITS
 from tests.bei.scheduler.front import wait_until
@@ -24,9 +24,9 @@ from tests.support.engines import DEADLINE_S, ids
 
 class Child:
     """A process that accepts on ``place`` and is killed at the end. It serves ``other``, asks there, or has it as its
-    ledger."""
+    records."""
 
-    def __init__(self, role: str, place: Place, other: Place | Ledger | None = None) -> None:
+    def __init__(self, role: str, place: Place, other: Place | StepRecords | None = None) -> None:
         fds = [place.listener.fileno()]
         command = [sys.executable, "-m", "tests.bei.multiprocess.killed", role, str(fds[0])]
         if isinstance(other, Place):
@@ -67,7 +67,7 @@ class Children:
     def __init__(self) -> None:
         self._all: list[Child] = []
 
-    def start(self, role: str, place: Place, other: Place | Ledger | None = None) -> Child:
+    def start(self, role: str, place: Place, other: Place | StepRecords | None = None) -> Child:
         self._all.append(Child(role, place, other))
         return self._all[-1]
 
@@ -115,18 +115,18 @@ def test_engine_processes_that_are_killed_or_crash_cost_only_the_sequence_that_i
         answers = asker.wait(request, 3)
         assert [type(answer) for answer in answers] == [EngineDiedError, dict, dict]
         assert embeddings(answers) == expected([4], [5, 5])
-        assert embeddings(kept) == expected([1, 2, 3])  # its memory outlived two processes
+        assert embeddings(kept) == expected([1, 2, 3])
         assert asker.num_answers == 3 + 1 + 1 + 3
         asker.port.close()
         server.close()
 
 
 def test_inputs_that_end_the_process_with_the_queue_cost_no_other_input_an_answer(children: Children) -> None:
-    ledger = Ledger.create()
+    records = StepRecords.create()
     sequences = [[WAITS], *([CRASHES, value] for value in range(3)), *([value] for value in range(12))]
     num_ends = 0
     with places(1) as (place,):
-        child = children.start("lone", place, ledger)
+        child = children.start("lone", place, records)
         asker = Asker(place.address)
         request = asker.submit(*sequences)
 
@@ -147,7 +147,7 @@ def test_inputs_that_end_the_process_with_the_queue_cost_no_other_input_an_answe
             if asker.num_answers < len(sequences):
                 num_ends += 1
                 child.wait()
-                child = children.start("lone", place, ledger)
+                child = children.start("lone", place, records)
         child.send(signal.SIGKILL)
         watching.join()
         child.wait()
@@ -157,7 +157,7 @@ def test_inputs_that_end_the_process_with_the_queue_cost_no_other_input_an_answe
         assert asker.num_answers == len(sequences)
         assert num_ends <= 2 * 4
         asker.port.close()
-    ledger.close()
+    records.close()
 
 
 def test_a_batch_manager_that_is_killed_is_replaced_and_every_item_is_answered_once(children: Children) -> None:
@@ -184,23 +184,18 @@ def test_a_batch_manager_that_is_killed_is_replaced_and_every_item_is_answered_o
         asker.port.close()
 
 
-@pytest.mark.usefixtures("nothing_is_small")
 def test_a_front_end_that_is_killed_leaves_nothing_in_the_others(children: Children) -> None:
     with places(3) as (engine_place, port_place, nowhere):
         engine = children.start("waiting", engine_place)
         engines = RemoteEngines([engine_place.address], MODEL, hang_timeout_s=0.0)
         server = serve_port(port_place, {MODEL: served_model(engines)})
-        # One segment more may be mapped: of the engine's process that is there then.
-        with nothing_left(num_descriptors=2):
+        with nothing_left(num_descriptors=1):  # a connection for steps is kept
             front = children.start("front", nowhere, port_place)
             assert front.next_step() == 2  # rows that it holds; what waits comes to twelve sequences
-            port = server._ports[MODEL]
+            port = server._services[MODEL]
             wait_until(lambda: len(port._asked) == 1, "they are here")
-            (client,) = server._clients
-            assert client.lender.num_leases == 2
             front.kill()
-            wait_until(lambda: not server._clients, "its end is seen")
-            assert client.lender.num_leases == 0
+            wait_until(lambda: not port.clients, "its end is seen")
             wait_until(lambda: port._asked == {}, "what it asked is forgotten")
             wait_until(lambda: not any(s.num_sequences for s in port._port.stats().lanes.values()), "nothing waits")
             engine.kill()
@@ -208,5 +203,4 @@ def test_a_front_end_that_is_killed_leaves_nothing_in_the_others(children: Child
             asker = Asker(port_place.address)
             assert embeddings(asker.rows([9])) == expected([9])
             asker.port.close()
-            del client
         server.close()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from bei.core import Encoding, Held, Outputs, PackedBatch
+from bei.core import Encoding, Outputs, PackedBatch
 from bei.port import UNIT_EMBEDDING
 from bei.scheduler.execution import engine_outputs, rows_of_batch
 from tests.support.engines import ids
@@ -57,15 +56,3 @@ def test_the_tokens_of_one_sequence_do_not_keep_those_of_the_batch() -> None:
 def test_an_output_that_the_engine_does_not_have_is_an_error() -> None:
     with pytest.raises(KeyError):
         rows_of_batch(OUTPUTS, BATCH, [{"nothing"}] * 3, PER_TOKEN)
-
-
-def test_tokens_that_lie_in_memory_of_another_process_are_passed_on_as_they_are() -> None:
-    class Owner(Held):
-        def __init__(self, values: npt.NDArray[np.float32]) -> None:
-            self.values = values
-            self.__array_interface__ = values.__array_interface__
-
-    tokens = np.asarray(Owner(OUTPUTS["tokens"]))
-    rows = rows_of_batch({"tokens": tokens}, BATCH, [PER_TOKEN] * 3, PER_TOKEN)
-    assert all(np.shares_memory(row["tokens"], tokens) for row in rows)
-    assert [row["tokens"].tolist() for row in rows] == [part.tolist() for part in np.split(tokens, [2, 3])]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 from collections.abc import Iterator, Sequence, Set
@@ -14,13 +13,12 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from bei.core import Encoding, Limits, Outputs, PackedBatch, is_held
+from bei.core import Encoding, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine, fake_row
 from bei.errors import BeiError, EngineDeadError, EngineDiedError, EngineError, ModelNotFoundError
 from bei.multiprocess.remote import engine_pool
 from bei.multiprocess.remote.engine_pool import Devices, RemoteEngines
-from bei.multiprocess.remote.engine_server import EngineServer, ServedEngine
-from bei.port import UNIT_EMBEDDING
+from bei.multiprocess.remote.engine_server import EngineServer
 from bei.scheduler.cost_model import CostModel
 from bei.scheduler.device_gate import DeviceGate
 from tests.bei.multiprocess.chain import (
@@ -28,8 +26,7 @@ from tests.bei.multiprocess.chain import (
     Asker,
     Place,
     abandon,
-    hello_of,
-    inode_and_offset,
+    model_info_of,
     nothing_left,
     places,
     serve_engine,
@@ -140,56 +137,6 @@ def test_outputs_are_those_that_were_asked_for_and_keep_their_shapes(machine: An
     assert set(remote.run(batch, {"token_ids"})) == {"token_ids"}
 
 
-@pytest.mark.usefixtures("nothing_is_small")
-def test_a_vector_is_copied_once_on_its_way_from_engine_to_front_end(machine: Any) -> None:
-    """By the engine's process, into its arena. The others name the place, which is the same everywhere."""
-    one = machine(TokenEngine(LIMITS))
-    seen: list[Outputs] = []
-    batches: list[PackedBatch] = []
-    run = one.remote.run
-
-    def noting(batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
-        batches.append(batch)
-        seen.append(run(batch, outputs))
-        return seen[-1]
-
-    with mock.patch.object(one.remote, "run", noting), places(1) as (place,):
-        server = serve_port(place, {MODEL: served_model(one.remote)})
-        asker = Asker(place.address)
-        rows = asker.rows([1, 2, 3], [4, 5], outputs=["embedding", "token_ids", UNIT_EMBEDDING])
-        (lender,) = [client.lender for client in one.servers[0]._clients]
-        (front,) = [client.lender for client in server._clients]
-        assert (lender.num_copied, lender.num_referred) == (2, 0)  # the arrays of one step
-        assert (front.num_copied, front.num_referred) == (2, 4)  # unit embeddings are computed here
-        of_length = {len(row["token_ids"]): row for row in rows}
-        first, second = (of_length[len(sequence)] for sequence in sequences_of(batches[0]))
-        segment, start = inode_and_offset(seen[0]["embedding"])
-        assert inode_and_offset(first["embedding"]) == (segment, start)
-        assert inode_and_offset(second["embedding"]) == (segment, start + 4 * len(first["embedding"]))
-        segment, start = inode_and_offset(seen[0]["token_ids"])
-        assert inode_and_offset(first["token_ids"]) == (segment, start)
-        assert inode_and_offset(second["token_ids"]) == (segment, start + first["token_ids"].nbytes)
-        del rows, of_length, first, second
-        seen.clear()
-        gc.collect()
-        wait_until(lambda: lender.num_leases == 0, "the engine's process has its memory back")
-        asker.port.close()
-        server.close()
-
-
-def test_outputs_with_no_room_in_shared_memory_arrive_all_the_same(machine: Any) -> None:
-    with mock.patch("bei.multiprocess.remote.engine_server.bound_of", return_value=4096):
-        remote = machine(TokenEngine(Limits(4096, 64, 4096))).remote
-        many = list(range(3000))
-        kept = [remote.run(batch_of(many)) for _ in range(3)]
-    for outputs in kept:
-        np.testing.assert_array_equal(outputs["token_ids"], token_rows(ids(*many)))
-        assert not is_held(outputs["token_ids"])
-
-
-# Errors
-
-
 def test_what_an_engine_raises_arrives_with_its_class_and_the_engine_goes_on(machine: Any) -> None:
     engine = PickyEngine(LIMITS, lambda values: 9 in values)
     remote = machine(engine).remote
@@ -289,10 +236,10 @@ def test_an_engine_that_is_not_served_is_refused_by_name(machine: Any) -> None:
 def test_engines_come_and_go(machine: Any) -> None:
     one = machine(FakeEngine(LIMITS))
     newer = TokenEngine(LIMITS)
-    one.servers[0].add_engine("tiny@1", ServedEngine(newer, hello_of(newer)))
+    one.servers[0].add_engine(newer, model_info_of(newer, "tiny@1"))
     remote = RemoteEngines([one.places[0].address], "tiny@1")
     assert set(remote.run(batch_of([1]))) == {"embedding", "token_ids"}
-    one.servers[0].retire_engine("tiny@1")
+    one.servers[0].retire("tiny@1")
     with pytest.raises(EngineError, match="retired"):
         remote.run(batch_of([1]))
     remote.close()
@@ -335,7 +282,7 @@ def test_a_manager_without_a_process_is_closed_soon_and_what_waits_fails(machine
         abandon(one.servers[0])
         wait_until(lambda: one.remote.num_ready() == 0, "it is away")
         requests = [asker.submit([value]) for value in range(3)]
-        wait_until(lambda: len(server._ports[MODEL]._asked) == len(requests), "they wait there")
+        wait_until(lambda: len(server._services[MODEL]._asked) == len(requests), "they wait there")
         one.remote.begin_close()
         began_s = time.monotonic()
         server.close()
@@ -403,8 +350,6 @@ def test_waiting_for_a_device_is_not_taken_to_hang(machine: Any) -> None:
         waiting = later(lambda: one.remote.run(batch_of([1])))
         began_s = time.monotonic()
         wait_until(lambda: time.monotonic() - began_s > 0.4, "it has waited")
-        one.remote._stopped.set()  # the watchdog has seen enough: how long the step itself takes is not the question
-        one.remote._watchdog.join()
         one.servers[0] = one.serve(0, FakeEngine(LIMITS))
         assert len(waiting()["embedding"]) == 1
     assert killed == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import socket
 import threading
 import time
@@ -24,22 +23,20 @@ from bei.errors import (
     NonFiniteOutputError,
     ShuttingDownError,
 )
-from bei.multiprocess.remote import engine_port_client, engine_port_server, engine_port_service
-from bei.multiprocess.remote.engine_port_client import RemotePort, ask_hello
-from bei.multiprocess.remote.engine_port_server import PortServer, ServedModel
-from bei.multiprocess.remote.engine_port_service import ServedPort
+from bei.multiprocess.remote import engine_port_client, engine_port_server
+from bei.multiprocess.remote.engine_port_client import RemotePort, ask_model_info
+from bei.multiprocess.remote.engine_port_server import PortServer, ServedModel, ServedPort
 from bei.multiprocess.transport.channel import Channel
-from bei.multiprocess.transport.messages import Open, Stats, Welcome
-from bei.multiprocess.transport.sequences import submitted
+from bei.multiprocess.transport.messages import Open, Stats, Submit, ToPortServer, ToRemotePort, Welcome
 from bei.port import UNIT_EMBEDDING, EnginePort, Item, LaneStats, OnAnswers, PortStats, Submission
 from bei.scheduler.cost_model import CostModel
 from tests.bei.multiprocess.chain import (
     MODEL,
     Asker,
+    LoopThread,
     Place,
     embeddings,
-    hello_of,
-    inode_and_offset,
+    model_info_of,
     nothing_left,
     own_metrics,
     places,
@@ -166,8 +163,8 @@ def test_front_ends_are_told_at_once_where_much_waits_or_much_is_done_and_not_of
     monkeypatch.setattr(engine_port_server, "_TELL_EVERY_S", 3600.0)
     engine = GatedEngine(LIMITS)
     one = both(engine)
-    monkeypatch.setattr(ServedPort, "_cost_s", lambda _, items: 0.6 * engine_port_service._WORTH_TELLING_S * len(items))
-    (port,) = one.server._ports.values()
+    monkeypatch.setattr(ServedPort, "_cost_s", lambda _, items: 0.6 * engine_port_server._WORTH_TELLING_S * len(items))
+    (port,) = one.server._services.values()
     told: list[float] = []
     monkeypatch.setattr(port, "_on_change", lambda: told.append(port._untold_s))
     for value in range(1, 4):  # one at a time
@@ -176,7 +173,7 @@ def test_front_ends_are_told_at_once_where_much_waits_or_much_is_done_and_not_of
     assert not told
     requests = [one.asker.submit([value]) for value in (5, 6)]
     wait_until(lambda: bool(told), "two wait")
-    assert told[0] == pytest.approx(1.2 * engine_port_service._WORTH_TELLING_S)
+    assert told[0] == pytest.approx(1.2 * engine_port_server._WORTH_TELLING_S)
     engine.open(2)
     for request in requests:
         one.asker.wait(request)
@@ -194,29 +191,13 @@ class WideEngine(FakeEngine):
         return {"wide": np.repeat(starts[:, None], 1 << 20, axis=1)}
 
 
-def test_answers_larger_than_a_segment_arrive_and_their_memory_is_given_back(both: Any) -> None:
-    """Of 16 MB, the rows of a step; a segment has 8 MiB."""
+def test_large_answers_arrive(both: Any) -> None:
+    """Of 16 MB, the rows of a step."""
     one = both(WideEngine(LIMITS))
     for first in range(0, 24, 12):
         rows = one.asker.rows(*([value] for value in range(first, first + 12)), outputs=["wide"])
         assert [float(row["wide"][0]) for row in rows] == [float(value) for value in range(first, first + 12)]
         assert all((row["wide"] == row["wide"][0]).all() for row in rows)
-    del rows
-    gc.collect()
-    (client,) = one.server._clients
-    wait_until(lambda: client.lender.num_leases == 0, "everything is released")
-
-
-# Copies
-
-
-@pytest.mark.usefixtures("nothing_is_small")
-def test_a_row_of_a_cache_is_copied_once_and_one_in_a_segment_never(both: Any) -> None:
-    one = both(FakeEngine(LIMITS), cache_bytes=100_000)
-    first, again = one.asker.rows([1]), one.asker.rows([1])
-    (client,) = one.server._clients
-    assert (client.lender.num_copied, client.lender.num_referred) == (2, 0)
-    assert inode_and_offset(first[0]["embedding"]) != inode_and_offset(again[0]["embedding"])
 
 
 # Cancelling and leaving
@@ -238,50 +219,41 @@ def test_what_is_cancelled_is_not_run_and_not_answered(both: Any) -> None:
     assert [batch.input_ids.tolist() for batch in engine.batches] == [[1], [4]]
 
 
-@pytest.mark.usefixtures("nothing_is_small")
-def test_a_front_end_that_ends_takes_its_work_along_and_frees_what_it_held(both: Any, place: Place) -> None:
+def test_a_front_end_that_ends_takes_its_work_along(both: Any, place: Place) -> None:
     engine = GatedEngine(LIMITS)
     one = both(engine)
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(str(place.address))
-    dying: Channel[Any] = Channel(sock, engine_port_client._decoder)
+    dying: Channel[Any] = Channel(sock, ToRemotePort)
     dying.send(Open(MODEL))
     for number, first in enumerate((10, 20), 1):
         items = [Item(index, Encoding(ids(first + index))) for index in range(3)]
         submission = Submission(number, "bulk", frozenset({"embedding"}), items)
-        dying.send(*submitted(submission, number))
+        dying.send(Submit(number, submission))
     engine.wait_entered()
     engine.let_one_through()
     engine.wait_entered()  # rows of the first step are with the front end, or on their way
-    held = engine.batches[0].batch_size
-    wait_until(lambda: sum(client.lender.num_leases for client in one.server._clients) == held, "it holds rows")
     kept = one.asker.submit([1])
     dying.end()
-    wait_until(lambda: len(one.server._clients) == 1, "its end is seen")
+    port = one.server._services[MODEL]
+    wait_until(lambda: len(port.clients) == 1, "its end is seen")
     engine.open(5)
     one.asker.wait(kept)
-    port = one.server._ports[MODEL]
     wait_until(lambda: port._asked == {}, "what it asked is forgotten")
     assert sum(batch.batch_size for batch in engine.batches) <= 3 + 3 + 1
-    wait_until(lambda: all(part.free.is_whole for part in _reclaimed(port.arena)), "its memory is free")
-
-
-def _reclaimed(arena: Any) -> Any:
-    arena.trim(0.0)
-    return arena._parts
 
 
 def test_a_front_end_that_does_not_read_keeps_nobody_waiting(both: Any, place: Place) -> None:
     one = both(TokenEngine(Limits(4096, 64, 4096)))
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(str(place.address))
-    stopped: Channel[Any] = Channel(sock, engine_port_client._decoder)
+    stopped: Channel[Any] = Channel(sock, ToRemotePort)
     stopped.send(Open(MODEL))
     for number in range(1, 41):
         items = [Item(index, Encoding(ids(number, index))) for index in range(200)]
         submission = Submission(number, "bulk", frozenset({"token_ids"}), items)
-        stopped.send(*submitted(submission, number))
-    wait_until(lambda: any(client.channel.is_behind for client in one.server._clients), "nobody reads its answers")
+        stopped.send(Submit(number, submission))
+    wait_until(lambda: any(channel.is_behind for channel in one.server._channels), "nobody reads its answers")
     began_s = time.monotonic()
     for value in range(20):
         one.asker.rows([value], outputs=["token_ids"])
@@ -294,10 +266,10 @@ def test_submitting_never_waits_for_a_process_that_does_not_read(place: Place) -
 
     def accept() -> None:
         """Say hello, and stop."""
-        channel: Channel[Any] = Channel(place.listener.accept()[0], engine_port_server._decoder)
+        channel: Channel[Any] = Channel(place.listener.accept()[0], ToPortServer)
         stopped.append(channel)
         channel.receive()
-        channel.send(Welcome(hello_of(FakeEngine(LIMITS)), Stats(_STATS, 0.0, 0)))
+        channel.send(Welcome(model_info_of(FakeEngine(LIMITS)), Stats(_STATS, 0.0, 0)))
 
     accepting = threading.Thread(target=accept)
     accepting.start()
@@ -305,8 +277,8 @@ def test_submitting_never_waits_for_a_process_that_does_not_read(place: Place) -
     began_s = time.monotonic()
     request = asker.submit(*([1] * 16 for _ in range(20_000)))
     assert time.monotonic() - began_s < DEADLINE_S / 2
-    assert asker.port._session is not None
-    assert asker.port._session.channel.is_behind
+    assert asker.port._channel is not None
+    assert asker.port._channel.is_behind
     assert asker.port.stats().lanes["bulk"].num_tokens == 16 * 20_000
     asker.port.cancel(request)
     asker.port.close()
@@ -343,24 +315,23 @@ def test_rows_outlive_their_port(both: Any, place: Place) -> None:
     for value in range(50):
         other.rows([value])
     assert row["embedding"].tolist() == fake_row(ids(1, 2)).tolist()
-    del row
-    wait_until(lambda: len(one.server._clients) == 1, "the former connection ends with its last row")
+    wait_until(lambda: len(one.server._channels) == 1, "the former connection has ended")
     other.port.close()
 
 
 def test_a_model_that_is_not_served_is_refused_by_name(place: Place) -> None:
     server = serve_port(place, {MODEL: served_model(FakeEngine(LIMITS))})
     with pytest.raises(ModelNotFoundError, match="other@1"):
-        ask_hello(place.address, "other@1")
-    assert ask_hello(place.address, MODEL).engine.limits == LIMITS
+        ask_model_info(place.address, "other@1")
+    assert ask_model_info(place.address, MODEL).engine.limits == LIMITS
     server.close()
 
 
 def test_hello_waits_for_a_process_to_come_and_not_for_ever(place: Place) -> None:
     with pytest.raises(EngineDiedError, match="tiny@0"):
-        ask_hello(place.address, MODEL, timeout_s=0.05)
+        ask_model_info(place.address, MODEL, timeout_s=0.05)
     found: list[str] = []
-    asking = threading.Thread(target=lambda: found.append(ask_hello(place.address, MODEL).model))
+    asking = threading.Thread(target=lambda: found.append(ask_model_info(place.address, MODEL).model))
     asking.start()
     server = serve_port(place, {MODEL: served_model(FakeEngine(LIMITS))})
     asking.join(DEADLINE_S)
@@ -370,14 +341,16 @@ def test_hello_waits_for_a_process_to_come_and_not_for_ever(place: Place) -> Non
 
 def test_models_come_and_go(both: Any, place: Place) -> None:
     one = both(FakeEngine(LIMITS))
-    one.server.add_model("tiny@1", served_model(TokenEngine(LIMITS)))
+    newer_engine = TokenEngine(LIMITS)
+    served = replace(served_model(newer_engine), model_info=model_info_of(newer_engine, "tiny@1"))
+    one.server.add_model(served)
     newer = Asker(place.address, "tiny@1")
     assert newer.rows([1], outputs=["token_ids"])
-    one.server.retire_model("tiny@1")
+    one.server.retire("tiny@1")
     (refused,) = newer.wait(newer.submit([1]))
     assert type(refused) is ShuttingDownError
     with pytest.raises(ModelNotFoundError):
-        ask_hello(place.address, "tiny@1")
+        ask_model_info(place.address, "tiny@1")
     assert one.asker.rows([1])
     newer.port.close()
 
@@ -393,7 +366,7 @@ def test_a_dead_engine_is_an_answer_and_the_end_of_the_port(both: Any) -> None:
 
 def test_a_port_that_cannot_read_its_answers_fails_what_waits(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     one = both(FakeEngine(LIMITS))
-    monkeypatch.setattr(one.port._session.borrower, "row", lambda *_: 1 // 0)
+    monkeypatch.setattr(engine_port_client, "_result", lambda *_, **__: 1 // 0)
     (error,) = one.asker.wait(one.asker.submit([1]))
     assert type(error) is EngineDeadError
     assert not one.port.stats().is_alive
@@ -434,18 +407,18 @@ _STATS = PortStats(
 )
 
 
-def test_the_state_and_the_corrections_of_costs_reach_the_front_end(place: Place) -> None:
+def test_the_state_and_the_corrections_of_costs_reach_the_front_end(place: Place, loop_thread: LoopThread) -> None:
     engine, costs, num_ready = FakeEngine(LIMITS), CostModel.assumed(LIMITS), [2]
     port = StatedPort(_STATS)
 
     def open_port(on_answers: OnAnswers, metrics: object) -> EnginePort:
         return port
 
-    served = ServedModel(open_port, hello_of(engine), own_metrics(), costs, lambda: num_ready[0])
+    served = ServedModel(open_port, model_info_of(engine), own_metrics(), costs, lambda: num_ready[0])
     server: PortServer = serve_port(place, {MODEL: served})
     quiet = Quiet(server)
     own = CostModel.assumed(LIMITS)
-    remote = RemotePort(place.address, MODEL, lambda answers: None, own_metrics(), own)
+    remote = RemotePort(place.address, MODEL, lambda answers: None, own_metrics(), loop_thread.loop, own)
 
     def seen() -> PortStats:
         return remote.stats()._replace(running_s=1000.0)
@@ -470,7 +443,7 @@ def test_the_state_and_the_corrections_of_costs_reach_the_front_end(place: Place
         assert lanes["interactive"] == _STATS.lanes["interactive"]
         assert lanes["bulk"] == LaneStats(1, 3, own.sequence_seconds(3))
     wait_until(lambda: remote.stats().lanes == dict(_STATS.lanes), "the other side has seen it")
-    remote._unanswered.forget(1)
+    remote._in_flight.forget(1)
     remote.close()
     server.close()
 
@@ -479,7 +452,7 @@ class Quiet:
     """Within the block ``server``, which has one port, says nothing. To be made before a front end comes."""
 
     def __init__(self, server: PortServer) -> None:
-        (port,) = server._ports.values()
+        (port,) = server._services.values()
         self._lock, self._tell = threading.Lock(), port.tell
         port.tell = self._tell_when_it_may  # type: ignore[method-assign]
 

@@ -1,8 +1,7 @@
-"""The laws of the engine port (tests.bei.batching.test_port) hold over a socket, too, whoever reads it."""
+"""The laws of the engine port (tests.bei.batching.test_port) hold over a socket, too."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from unittest import mock
 
@@ -14,26 +13,27 @@ from bei.multiprocess.remote.engine_port_server import PortServer, ServedModel
 from bei.port import EnginePort, OnAnswers
 from bei.scheduler.batch_manager import BatchManager
 from bei.scheduler.queue import Waiter
-from tests.bei.multiprocess.chain import MODEL, LoopThread, Place, hello_of, own_metrics
+from tests.bei.multiprocess.chain import MODEL, SHARED, Place, model_info_of, own_metrics
 from tests.bei.scheduler.test_port import Port
 
 
 class PortInAnotherProcess(Port):
     """A front end's port, the port server, and the manager behind it."""
 
-    loop: asyncio.AbstractEventLoop | None = None
-
     def opened(self, open_manager: Callable[[OnAnswers], BatchManager]) -> EnginePort:
         self._soon = mock.patch.object(engine_port_server, "_TELL_AT_MOST_EVERY_S", 0.0005)
         self._soon.start()
         self._place = Place()
-        served = ServedModel(lambda on_answers, _: open_manager(on_answers), hello_of(self.engines[0]), own_metrics())
-        self._server = PortServer(self._place.listener, {MODEL: served})
+        served = ServedModel(
+            lambda on_answers, _: open_manager(on_answers), model_info_of(self.engines[0]), own_metrics()
+        )
+        self._server = PortServer(self._place.listener)
+        self._server.add_model(served)
         self._server.start()
-        return RemotePort(self._place.address, MODEL, self.on_answers, own_metrics(), loop=self.loop)
+        return RemotePort(self._place.address, MODEL, self.on_answers, own_metrics(), SHARED.loop)
 
     def place_of(self, waiter: Waiter) -> tuple[int, int]:
-        asked = self._server._ports[MODEL]._asked.get(waiter.request_id)
+        asked = self._server._services[MODEL]._asked.get(waiter.request_id)
         return (-1 if asked is None else asked.request_id), waiter.place
 
     def is_up_to_date(self) -> bool:
@@ -47,20 +47,5 @@ class PortInAnotherProcess(Port):
         self._soon.stop()
 
 
-class PortOnALoop(PortInAnotherProcess):
-    """An event loop reads what the port server says."""
-
-    def opened(self, open_manager: Callable[[OnAnswers], BatchManager]) -> EnginePort:
-        self._thread = LoopThread()
-        self.loop = self._thread.loop
-        return super().opened(open_manager)
-
-    def close(self) -> None:
-        super().close()
-        self._thread.close()
-
-
 TestPortInAnotherProcess = PortInAnotherProcess.TestCase
 TestPortInAnotherProcess.settings = settings(max_examples=12, stateful_step_count=20, deadline=None)
-TestPortOnALoop = PortOnALoop.TestCase
-TestPortOnALoop.settings = settings(max_examples=6, stateful_step_count=20, deadline=None)

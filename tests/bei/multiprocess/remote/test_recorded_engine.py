@@ -12,9 +12,9 @@ import pytest
 from bei.core import Encoding, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine, fake_row
 from bei.errors import EngineDeadError, EngineDiedError
-from bei.multiprocess.remote.recorded_engine import NotedEngine
-from bei.multiprocess.shared_memory.crash_ledger import Ledger
+from bei.multiprocess.remote.recorded_engine import RecordedEngine, StepRecords, salt_of
 from tests.bei.multiprocess.chain import MODEL, Asker, abandon, embeddings, places, serve_port, served_model
+from tests.bei.multiprocess.test_step_records import num_ended
 from tests.bei.scheduler.front import LIMITS
 from tests.support.engines import GatedEngine, PickyEngine, ids
 
@@ -31,15 +31,15 @@ class Machine:
     """On which one process after the other runs an engine, and ends in the middle of steps."""
 
     def __init__(self) -> None:
-        self.made = Ledger.create()
+        self.made = StepRecords.create()
 
-    def ledger(self) -> Ledger:
+    def records(self) -> StepRecords:
         """The next process's."""
-        return Ledger.attach(os.dup(self.made.fileno()))
+        return StepRecords.attach(os.dup(self.made.fileno()))
 
     def end_in(self, *sequences: Sequence[int]) -> None:
         """A process ends while it runs them in one step."""
-        self.ledger().region(MODEL, LIMITS, 1).slots[0].begin(batch_of(*sequences))
+        self.records().begin(batch_of(*sequences), salt_of(MODEL))
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def machine() -> Iterator[Machine]:
 def test_suspects_run_alone_once_and_the_guilty_not_at_all(machine: Machine) -> None:
     machine.end_in([1], [2, 2])
     machine.end_in([2, 2], [3])
-    engine = NotedEngine(FakeEngine(LIMITS), MODEL, machine.ledger())
+    engine = RecordedEngine(FakeEngine(LIMITS), MODEL, machine.records())
     for batch in (batch_of([1], [9]), batch_of([9], [3]), batch_of([2, 2], [9]), batch_of([2, 2])):
         with pytest.raises(EngineDiedError):
             engine.run(batch)
@@ -66,18 +66,18 @@ def test_suspects_run_alone_once_and_the_guilty_not_at_all(machine: Machine) -> 
 
 def test_an_input_that_fails_has_not_ended_the_process(machine: Machine) -> None:
     machine.end_in([1])
-    ledger = machine.ledger()
-    engine = NotedEngine(PickyEngine(LIMITS, lambda sequence: 1 in sequence), MODEL, ledger)
+    records = machine.records()
+    engine = RecordedEngine(PickyEngine(LIMITS, lambda sequence: 1 in sequence), MODEL, records)
     with pytest.raises(RuntimeError, match="poison"):
         engine.run(batch_of([1]))
-    assert not ledger.has_suspects
-    assert not machine.ledger().has_found_steps
+    assert not records.has_suspects
+    assert not machine.records().has_found_steps
 
 
 def test_streams_are_noted_apart(machine: Machine) -> None:
-    ledger = machine.ledger()
+    records = machine.records()
     inner = GatedEngine(LIMITS, num_streams=2)
-    model = served_model(NotedEngine(inner, MODEL, ledger))
+    model = served_model(RecordedEngine(inner, MODEL, records))
     with places(1) as (place,):
         server = serve_port(place, {MODEL: model})
         asker = Asker(place.address)
@@ -85,9 +85,8 @@ def test_streams_are_noted_apart(machine: Machine) -> None:
         inner.wait_entered()
         second = asker.submit([3])
         inner.wait_entered()
-        found = machine.ledger()  # as if the process ended now
-        region = found.region(MODEL, LIMITS, 1)
-        assert [found.num_ended(digest) for digest in region.digests(batch_of([1], [2], [3], [4]))] == [1, 1, 1, 0]
+        found = machine.records()  # as if the process ended now
+        assert num_ended(found, batch_of([1], [2], [3], [4]), MODEL) == [1, 1, 1, 0]
         inner.open(2)
         assert embeddings([*asker.wait(first, 2), *asker.wait(second)]) == expected([1], [2], [3])
         asker.port.close()
@@ -98,7 +97,7 @@ def test_behind_a_batch_manager_only_the_guilty_are_refused(machine: Machine) ->
     machine.end_in([1], [2], [3])
     machine.end_in([3])
     with places(1) as (place,):
-        server = serve_port(place, {MODEL: served_model(NotedEngine(FakeEngine(LIMITS), MODEL, machine.ledger()))})
+        server = serve_port(place, {MODEL: served_model(RecordedEngine(FakeEngine(LIMITS), MODEL, machine.records()))})
         asker = Asker(place.address)
         answers = asker.wait(asker.submit([1], [2], [3], [4]), 4)
         assert [type(answer) for answer in answers] == [dict, dict, EngineDiedError, dict]
@@ -116,7 +115,9 @@ def test_an_engine_that_is_dead_ends_the_process_with_its_step_noted(machine: Ma
         def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
             raise error
 
-    engine = NotedEngine(Dead(LIMITS), MODEL, machine.ledger(), lambda: ends.append(machine.ledger().has_found_steps))
+    engine = RecordedEngine(
+        Dead(LIMITS), MODEL, machine.records(), lambda: ends.append(machine.records().has_found_steps)
+    )
     with pytest.raises(type(error)):
         engine.run(batch_of([1]))
     assert ends == [True]

@@ -54,7 +54,7 @@ _BULK_WAIT_S = 10.0
 def admission(limits: SharedLimits | None = None, stats: PortStats | None = None) -> Admission:
     rules = AdmissionLimits(LIMIT, {"interactive": inf, "bulk": _BULK_WAIT_S}, 4, 100, 0.2)
     found = stats or stats_of()
-    elsewhere = None if limits is None else limits.accepted("a")
+    elsewhere = None if limits is None else limits.accepted(1)
     return Admission(rules, LinearCosts(), lambda: found, lambda: None, elsewhere)
 
 

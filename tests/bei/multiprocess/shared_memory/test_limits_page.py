@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bei.errors import ConfigError
 from bei.multiprocess.shared_memory import limits_page as module
-from bei.multiprocess.shared_memory.limits_page import ANSWER_BYTES, BODY_BYTES, NUM_OPEN, OF_MODEL, SharedPage
+from bei.multiprocess.shared_memory.limits_page import ANSWER_BYTES, BODY_BYTES, NUM_OPEN, OF_MODEL
 from tests.bei.multiprocess.pages import Other, pages
 from tests.support.engines import DEADLINE_S
 
@@ -30,27 +30,13 @@ def test_each_front_end_reads_what_the_others_have_written() -> None:
 
 def test_of_a_dead_front_end_nothing_is_left_and_of_the_others_everything() -> None:
     with pages(3) as (supervisor, *fronts):
-        words = [*range(8), *range(fronts[0].words_of_model("a"), fronts[0].words_of_model("a") + OF_MODEL)]
+        words = [*range(8 + 2 * OF_MODEL)]
         for front in fronts:
             for word in words:
                 front.write(word, 7)
         supervisor.clear(1)
         for word in words:
             assert supervisor.of_others(word) == [7, 0, 7]
-
-
-def test_what_is_no_memory_of_bei_s_is_refused() -> None:
-    descriptor = os.memfd_create("other")
-    try:
-        with pytest.raises(ValueError, match="not the memory"):
-            SharedPage.attach(descriptor, 0)
-        os.truncate(descriptor, 1 << 20)
-        with pytest.raises(ValueError, match="not the memory"):
-            SharedPage.attach(descriptor, 0)
-    finally:
-        os.close(descriptor)
-    with pages(1) as (supervisor, _), pytest.raises(ValueError, match="none has the number 1"):
-        SharedPage.attach(supervisor.fileno(), 1)
 
 
 _NAMES = st.tuples(st.integers(0, 2), st.sampled_from("abcdefgh"), st.sampled_from(["requests", "tokens"]))
@@ -68,13 +54,6 @@ def test_a_name_has_one_place_whoever_asks_and_no_two_names_have_the_same(asked:
 
 def test_more_names_than_there_are_places_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pages(1) as (_, front):
-        places = {front.words_of_model(str(number)) for number in range(module._MOST_MODELS)}
-        assert len(places) == module._MOST_MODELS
-        assert min(places) == module._FIRST_OF_MODELS
-        assert max(places) + OF_MODEL == module._CELL_WORDS
-        with pytest.raises(ConfigError, match="start several servers"):
-            front.words_of_model("one more")
-        assert front.words_of_model("7") in places
         monkeypatch.setattr(module, "_MOST_BUCKETS", 2)
         front.word_of_bucket("a", "requests")
         front.word_of_bucket("a", "tokens")
@@ -122,8 +101,8 @@ def test_a_process_that_is_killed_keeps_no_lock() -> None:
 
 
 def test_where_a_process_that_does_not_run_has_the_names_a_new_one_is_refused() -> None:
-    with pages(1) as (_, front), Other(front, f"page.lock({module._MODELS})\nsay('')\nwait()\n") as other:
+    with pages(1) as (_, front), Other(front, "page.lock(page._first_bucket)\nsay('')\nwait()\n") as other:
         other.hear()
         other.process.send_signal(signal.SIGSTOP)
         with pytest.raises(ConfigError, match="does not run: restart"):
-            front.words_of_model("a")
+            front.word_of_bucket("a", "requests")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.multiprocess.supervisor.backoff import Backoff
+from bei.multiprocess.supervisor.child import Backoff
 
 
 def test_the_first_ends_cost_no_time_and_more_of_them_ever_more_up_to_a_bound() -> None:

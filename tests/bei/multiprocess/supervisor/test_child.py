@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from bei.errors import BeiError, ProcessDiedError
-from bei.multiprocess.control.messages import Ask, Close, FromChild, Gathered, Offer, Reload, Stop
+from bei.multiprocess.control.messages import Ask, Close, FromChild, Gathered, Offer, Reload
 from bei.multiprocess.supervisor.child import Child, Place, how_ended
 from tests.bei.multiprocess.chain import nothing_left
 from tests.support.engines import DEADLINE_S
@@ -75,7 +75,7 @@ def test_calls_are_answered_with_what_was_done_the_childs_error_or_its_death() -
         assert ward.num_ends == 1
         with pytest.raises(ProcessDiedError):
             await child.call(Reload())
-        assert await child.ask("name", DEADLINE_S) is None
+        assert await child.ask("name") is None
 
     with_child(test)
 
@@ -94,13 +94,13 @@ def test_questions_go_both_ways_and_an_answer_that_fails_is_none() -> None:
         child = ward.child
         await child.call(Close("offer"))
         assert child.offers == {"name", "nothing"}
-        assert await child.ask("name", DEADLINE_S) == b"front-3"
+        assert await child.ask("name") == b"front-3"
         assert child.answers == {"name": b"front-3"}
-        assert await child.ask("nothing", DEADLINE_S) is None
+        assert await child.ask("nothing") is None
         asking = asyncio.ensure_future(child.call(Close("ask")))
         ask = await ward.said.get()
         assert isinstance(ask, Ask)
-        await child.tell(Gathered(ask.id, {"front-1": b"x"}, ("manager",)))
+        child.tell(Gathered(ask.id, {"front-1": b"x"}, ("manager",)))
         with pytest.raises(BeiError, match=r"\{'front-1': b'x'\} \('manager',\)"):
             await asking
 
@@ -110,20 +110,20 @@ def test_questions_go_both_ways_and_an_answer_that_fails_is_none() -> None:
 def test_a_child_is_not_asked_for_what_it_does_not_offer_yet() -> None:
     async def test(ward: Ward) -> None:
         psutil.Process(ward.child.pid).suspend()
-        assert await ward.child.ask("name", 10 * DEADLINE_S) is None
+        assert await ward.child.ask("name") is None
 
     with_child(test)
 
 
 def test_one_that_does_not_stop_is_killed_and_one_that_does_is_not() -> None:
     async def test(ward: Ward) -> None:
-        await ward.child.stop(Stop(), DEADLINE_S)
+        await ward.child.stop(DEADLINE_S)
         assert await ward.child.wait() == 0
 
     async def test_deaf(ward: Ward) -> None:
         await ward.child.call(Reload())
         psutil.Process(ward.child.pid).suspend()
-        await ward.child.stop(Stop(), 0.1)
+        await ward.child.stop(0.1)
         assert await ward.child.wait() == -signal.SIGKILL
 
     with_child(test)

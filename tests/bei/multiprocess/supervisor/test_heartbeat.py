@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bei.multiprocess.supervisor.heartbeat import EVERY_S, Silence
+from bei.multiprocess.supervisor.child import EVERY_S, Silence
 from bei.server.status.peers import PATIENCE_S
 
 ROUND_S = EVERY_S + PATIENCE_S

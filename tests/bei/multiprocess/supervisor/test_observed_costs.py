@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from bei.multiprocess.control.messages import Served
-from bei.multiprocess.supervisor.observed_costs import ObservedCosts, encoded
+from bei.multiprocess.roles.batch_manager import observed_costs
+from bei.multiprocess.supervisor.fleet import ObservedCosts
 from bei.scheduler.cost_model import CostModel
 from tests.support.artifacts import LIMITS, save_artifact
 
@@ -21,7 +22,7 @@ def test_the_last_that_was_said_of_a_model_is_applied_until_it_is_forgotten(tmp_
     for factor in (2.0, 3.0):
         for _ in range(40):
             costs.observe(8, 1, 8, factor * CostModel.assumed(LIMITS).seconds(8, 1, 8))
-        observed.note(encoded({served.key: costs, "other@0": CostModel.assumed(LIMITS)}))
+        observed.note(observed_costs({served.key: costs, "other@0": CostModel.assumed(LIMITS)}))
         found = observed.applied(served)
         assert found.costs is not None
         predicted_s = CostModel.from_json(found.costs).seconds(8, 1, 8)

@@ -15,21 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bei.multiprocess.shared_memory.segment import Segment
 from bei.multiprocess.transport.channel import Channel, ChannelClosedError, Frame
-from bei.multiprocess.transport.messages import Announce, Forget, Message
 from tests.bei.multiprocess.chain import nothing_left
+from tests.bei.multiprocess.frames import MESSAGES, Arrays, Numbers, Part
 from tests.bei.scheduler.front import wait_until
 from tests.support.engines import DEADLINE_S
-
-_decoder: Any = msgspec.msgpack.Decoder(Announce | Forget)
 
 Pair = tuple["Channel[Any]", "Channel[Any]"]
 
 
 def pair() -> Pair:
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    return Channel(one, _decoder), Channel(other, _decoder)
+    return Channel(one, MESSAGES), Channel(other, MESSAGES)
 
 
 @pytest.fixture
@@ -40,41 +37,66 @@ def channels() -> Iterator[Pair]:
         channel.end()
 
 
-_messages = st.lists(st.integers(0, 2**40), max_size=30_000).map(Forget) | st.builds(
-    Announce, st.integers(0, 99), st.integers(0, 2**40)
+_arrays = st.lists(
+    st.tuples(st.sampled_from([0, 1, 7, 4096, 300_000]), st.sampled_from(["u1", "<i4", "<f4"])), max_size=3
 )
-_payloads = st.lists(st.sampled_from([0, 1, 7, 4096, 300_000]), max_size=3)
+_messages = st.lists(st.integers(0, 2**40), max_size=30_000).map(Numbers) | st.builds(
+    Part, st.integers(0, 99), st.integers(0, 2**40)
+)
+
+
+def filled(number: int, sizes: Sequence[tuple[int, str]]) -> Arrays:
+    return Arrays(number, [np.full((size, 2), number + place, dtype) for place, (size, dtype) in enumerate(sizes)])
+
+
+def check_same(found: Any, sent: Any) -> None:
+    if not isinstance(sent, Arrays):
+        assert found == sent
+        return
+    assert found.number == sent.number
+    for one, other in zip(found.arrays, sent.arrays, strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert one.tobytes() == other.tobytes()
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.tuples(_messages, _payloads, st.booleans()), max_size=8))
-def test_frames_arrive_as_they_were_sent(frames: list[tuple[Message, list[int], bool]]) -> None:
+@given(st.lists(st.tuples(_messages | _arrays, st.booleans()), max_size=8))
+def test_messages_arrive_as_they_were_sent(given_messages: list[tuple[Any, bool]]) -> None:
     sender, receiver = pair()
-    segments = [Segment.create(4096 * (index + 1)) for index in range(len(frames))]
-    for index, ((message, sizes, has_fd), segment) in enumerate(zip(frames, segments, strict=True)):
-        payload = [np.full(size, index + place, np.uint8) for place, size in enumerate(sizes)]
-        sender.send(message, payload, segment if has_fd else None)
-    for index, (message, sizes, has_fd) in enumerate(frames):
+    messages = [(filled(i, one) if isinstance(one, list) else one, has) for i, (one, has) in enumerate(given_messages)]
+    files = [os.memfd_create("test") for _ in messages]
+    for (message, has_files), file in zip(messages, files, strict=True):
+        sender.send(message, [file, file] if has_files else [])
+    for (message, has_files), file in zip(messages, files, strict=True):
         frame = receiver.receive()
         assert frame is not None
-        assert frame.message == message
-        expected = [np.full(size, index + place, np.uint8) for place, size in enumerate(sizes)]
-        assert frame.payload.tobytes() == b"".join(values.tobytes() for values in expected)
-        assert (frame.fd is not None) == has_fd
-        if frame.fd is not None:
-            assert os.fstat(frame.fd).st_ino == os.fstat(segments[index].fd).st_ino
-            os.close(frame.fd)
+        check_same(frame.message, message)
+        assert len(frame.descriptors) == 2 * has_files
+        for descriptor in frame.descriptors:
+            assert os.fstat(descriptor).st_ino == os.fstat(file).st_ino
+            os.close(descriptor)
     sender.end()
     assert receiver.receive() is None
     receiver.end()
+    for file in files:
+        os.close(file)
 
 
-def bytes_of(frames: Sequence[tuple[Message, Sequence[np.ndarray[Any, Any]]]]) -> bytes:
-    """What is sent for ``frames``."""
+def test_arrays_that_do_not_lie_one_after_the_other_arrive(channels: Pair) -> None:
+    sender, receiver = channels
+    values = np.arange(24, dtype=np.int32).reshape(4, 6)
+    sender.send(Arrays(1, [values[:, ::2], values.T]))
+    frame = receiver.receive()
+    assert frame is not None
+    assert [found.tolist() for found in frame.message.arrays] == [values[:, ::2].tolist(), values.T.tolist()]
+
+
+def bytes_of(messages: Sequence[object]) -> bytes:
+    """What is sent for ``messages``."""
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    sender: Channel[Any] = Channel(one, _decoder)
-    for message, payload in frames:
-        sender.send(message, payload)
+    sender: Channel[Any] = Channel(one, MESSAGES)
+    for message in messages:
+        sender.send(message)
     assert not sender.is_behind
     sender.end()
     found = bytearray()
@@ -84,37 +106,31 @@ def bytes_of(frames: Sequence[tuple[Message, Sequence[np.ndarray[Any, Any]]]]) -
     return bytes(found)
 
 
-def arrived(receiver: Channel[Any], max_header_size: int = 1 << 16) -> list[Frame[Any]]:
+def arrived(receiver: Channel[Any]) -> list[Frame[Any]]:
     """What an event loop gets, which does not wait."""
     assert receiver.fill()
     found = []
-    while (frame := receiver.buffered(max_header_size)) is not None:
+    while (frame := receiver.next_frame()) is not None:
         found.append(frame)
     return found
 
 
-_small_messages = st.lists(st.integers(0, 2**40), max_size=20).map(Forget)
-
-
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(_small_messages, st.sampled_from([0, 1, 40, 5000])), min_size=1, max_size=6), st.data())
-def test_frames_that_come_in_parts_are_read_as_soon_as_they_are_whole(
-    frames: list[tuple[Forget, int]], data: st.DataObject
-) -> None:
-    payloads = [np.full(size, index, np.uint8) for index, (_, size) in enumerate(frames)]
-    sent = [(message, [payload]) for (message, _), payload in zip(frames, payloads, strict=True)]
-    stream, ends = bytes_of(sent), list(itertools.accumulate(len(bytes_of([frame])) for frame in sent))
-    cuts = sorted(data.draw(st.sets(st.integers(1, len(stream) - 1), max_size=8))) if len(stream) > 1 else []
+@given(st.lists(st.sampled_from([0, 1, 40, 5000]), min_size=1, max_size=6), st.data())
+def test_frames_that_come_in_parts_are_read_as_soon_as_they_are_whole(sizes: list[int], data: st.DataObject) -> None:
+    messages = [filled(number, [(size, "<i4"), (size, "u1")]) for number, size in enumerate(sizes)]
+    stream, ends = bytes_of(messages), list(itertools.accumulate(len(bytes_of([one])) for one in messages))
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(stream) - 1), max_size=8)))
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    receiver: Channel[Any] = Channel(other, _decoder)
+    receiver: Channel[Any] = Channel(other, MESSAGES)
     found: list[Frame[Any]] = []
     for start, end in itertools.pairwise([0, *cuts, len(stream)]):
         one.sendall(stream[start:end])
-        found += arrived(receiver)
+        while receiver.has_arrived():
+            found += arrived(receiver)
         assert len(found) == sum(frame_end <= end for frame_end in ends)
-    for frame, (message, _), payload in zip(found, frames, payloads, strict=True):
-        assert frame.message == message
-        assert frame.payload.tolist() == payload.tolist()
+    for frame, message in zip(found, messages, strict=True):
+        check_same(frame.message, message)
     assert arrived(receiver) == []  # nothing has come: it did not wait
     one.close()
     assert not receiver.fill()
@@ -122,74 +138,54 @@ def test_frames_that_come_in_parts_are_read_as_soon_as_they_are_whole(
 
 
 def test_a_frame_may_be_cut_at_each_of_its_bytes() -> None:
-    stream = bytes_of([(Announce(3, 1 << 33), [np.arange(5, dtype=np.int32)])])
+    stream = bytes_of([Arrays(3, [np.arange(5, dtype=np.int32)])])
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    receiver: Channel[Any] = Channel(other, _decoder)
+    receiver: Channel[Any] = Channel(other, MESSAGES)
     for cut in range(1, len(stream)):
         one.sendall(stream[:cut])
         assert arrived(receiver) == []
         one.sendall(stream[cut:])
         (frame,) = arrived(receiver)
-        assert frame.message == Announce(3, 1 << 33)
-        assert frame.payload.view(np.int32).tolist() == [0, 1, 2, 3, 4]
+        assert frame.message.arrays[0].tolist() == [0, 1, 2, 3, 4]
     one.close()
     receiver.end()
 
 
-def test_large_frames_are_left_to_who_waits_and_keep_their_place(channels: Pair) -> None:
-    sender, receiver = channels
-    long, wide = Forget([1 << 40] * 1000), np.arange(30_000, dtype=np.int32)
-    for message in (Forget([1]), long, Forget([2])):
-        sender.send(message)
-    sender.send(Forget([3]), [wide])
-    sender.send(Forget([4]))
-    assert [frame.message for frame in arrived(receiver, 4096)] == [Forget([1])]
-    assert receiver.is_next_large(4096)
-    assert not receiver.is_next_large()
-    waited = receiver.receive()
-    assert waited is not None
-    assert waited.message == long
-    assert [frame.message for frame in arrived(receiver, 4096)] == [Forget([2])]
-    assert receiver.is_next_large()
-    waited = receiver.receive()
-    assert waited is not None
-    assert (waited.message, waited.payload.view(np.int32).tolist()) == (Forget([3]), wide.tolist())
-    assert [frame.message for frame in arrived(receiver, 4096)] == [Forget([4])]
-
-
 def test_descriptors_are_read_without_waiting_in_their_order(channels: Pair) -> None:
     sender, receiver = channels
-    segments = [Segment.create(4096) for _ in range(5)]
-    for number, segment in enumerate(segments):
-        sender.send(Announce(number, 4096), segment=segment)
-        sender.send(Forget([number]))
+    files = [os.memfd_create("test") for _ in range(5)]
+    for number, file in enumerate(files):
+        sender.send(Part(number, 4096), descriptors=[file])
+        sender.send(Numbers([number]))
     found: list[Frame[Any]] = []
     while len(found) < 10:
         assert receiver.has_arrived()
         found += arrived(receiver)
     assert not receiver.has_arrived()
     for frame in found:
-        if isinstance(frame.message, Announce):
-            assert frame.fd is not None
-            assert os.fstat(frame.fd).st_ino == os.fstat(segments[frame.message.segment].fd).st_ino
-            os.close(frame.fd)
+        if isinstance(frame.message, Part):
+            (descriptor,) = frame.descriptors
+            assert os.fstat(descriptor).st_ino == os.fstat(files[frame.message.number]).st_ino
+            os.close(descriptor)
         else:
-            assert frame.fd is None
+            assert frame.descriptors == []
+    for file in files:
+        os.close(file)
 
 
 def test_a_peer_that_does_not_read_hangs_no_sender_and_gets_everything_later(channels: Pair) -> None:
     sender, receiver = channels
     big = np.arange(1_000_000, dtype=np.int32)
     for number in range(5):
-        sender.send(Forget([number]), [big])
+        sender.send(Arrays(number, [big]))
     assert sender.is_behind
     sender.flush(0.01)  # returns
     assert sender.is_behind
     for number in range(5):
         frame = receiver.receive()
         assert frame is not None
-        assert frame.message == Forget([number])
-        assert (frame.payload.view(np.int32) == big).all()
+        assert frame.message.number == number
+        assert (frame.message.arrays[0] == big).all()
     sender.flush(DEADLINE_S)
     assert not sender.is_behind
 
@@ -199,7 +195,7 @@ def test_many_threads_send_whole_frames(channels: Pair) -> None:
 
     def send_all(thread: int) -> None:
         for index in range(50):
-            sender.send(Announce(thread, index), [np.full(20_000, thread, np.uint8)])
+            sender.send(Arrays(thread, [np.full(20_000, index, np.uint8)]))
 
     threads = [threading.Thread(target=send_all, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -208,9 +204,10 @@ def test_many_threads_send_whole_frames(channels: Pair) -> None:
     for _ in range(200):
         frame = receiver.receive()
         assert frame is not None
-        assert (frame.payload == frame.message.segment).all()
-        seen.setdefault(frame.message.segment, []).append(frame.message.size)
-    assert all(sizes == list(range(50)) for sizes in seen.values())
+        (values,) = frame.message.arrays
+        assert (values == values[0]).all()
+        seen.setdefault(frame.message.number, []).append(int(values[0]))
+    assert all(indices == list(range(50)) for indices in seen.values())
     for thread in threads:
         thread.join()
 
@@ -227,7 +224,7 @@ def test_the_end_is_seen_by_who_reads_and_who_sends(channels: Pair, close: Calla
 
     def is_refused() -> bool:
         try:
-            one.send(Forget([]))
+            one.send(Numbers([]))
         except ChannelClosedError:
             return True
         return False
@@ -238,7 +235,7 @@ def test_the_end_is_seen_by_who_reads_and_who_sends(channels: Pair, close: Calla
 def test_a_channel_that_ends_while_its_peer_does_not_read_frees_its_threads_and_descriptors() -> None:
     with nothing_left():
         sender, receiver = pair()
-        sender.send(Forget([]), [np.zeros(3_000_000, np.uint8)])
+        sender.send(Arrays(1, [np.zeros(3_000_000, np.uint8)]))
         assert sender.is_behind
         sender.end()
         receiver.end()
@@ -247,17 +244,17 @@ def test_a_channel_that_ends_while_its_peer_does_not_read_frees_its_threads_and_
 def test_descriptors_that_nobody_took_are_closed() -> None:
     with nothing_left():
         sender, receiver = pair()
-        segment = Segment.create(4096)
-        sender.send(Forget([]))
-        sender.send(Announce(1, 4096), segment=segment)
+        file = os.memfd_create("test")
+        sender.send(Numbers([]))
+        sender.send(Part(1, 4096), descriptors=[file])
         assert receiver.receive() is not None  # the bytes of both may have come
         receiver.end()
         sender.end()
-        del segment
+        os.close(file)
 
 
 def test_what_is_no_message_is_refused(channels: Pair) -> None:
     sender, receiver = channels
-    sender.send(Forget(["no number"]))  # type: ignore[list-item]
+    sender.send(Numbers(["no number"]))  # type: ignore[list-item]
     with pytest.raises(msgspec.ValidationError):
         receiver.receive()

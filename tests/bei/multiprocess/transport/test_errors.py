@@ -16,7 +16,7 @@ from bei.errors import (
     MissingDependencyError,
     OverloadedError,
 )
-from bei.multiprocess.transport.errors import CarriedError, arrived, carried
+from bei.multiprocess.transport.messages import CarriedError, arrived, carried
 
 
 def tree(root: type[BeiError] = BeiError) -> Iterator[type[BeiError]]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import msgspec
+import socket
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bei.core import Encoding, PackedBatch, TokenSpans
+from bei.multiprocess.remote.engine_port_client import without_spans
+from bei.multiprocess.transport.channel import Channel
 from bei.multiprocess.transport.messages import Run, Submit
-from bei.multiprocess.transport.sequences import batch_of, run_of, submission_of, submitted
 from bei.port import LANES, Item, Submission
 
 _ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=12)
@@ -32,22 +35,30 @@ def encodings(draw: st.DrawFn) -> Encoding:
     )
 
 
-def as_bytes(arrays: list[npt.NDArray[np.int32]]) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(b"".join(values.tobytes() for values in arrays), np.uint8)
+def sent(message: Submit | Run) -> Any:
+    """As it arrives."""
+    one, other = (Channel[Any](sock, Submit | Run) for sock in socket.socketpair())
+    one.send(message)
+    frame = other.receive()
+    one.end()
+    other.end()
+    assert frame is not None
+    return frame.message
 
 
 def same(one: npt.NDArray[np.int32] | None, other: npt.NDArray[np.int32] | None) -> bool:
-    return one is other if one is None or other is None else one.dtype == np.int32 and one.tolist() == other.tolist()
+    return one is other if one is None or other is None else one.tolist() == other.tolist()
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(encodings(), max_size=6), st.sampled_from(LANES), st.none() | st.floats(0, 1e9), st.integers(0, 99))
 def test_a_submission_arrives(given_encodings: list[Encoding], lane: str, deadline_s: float | None, first: int) -> None:
     items = [Item(first + index, encoding) for index, encoding in enumerate(given_encodings)]
-    sent = Submission(7, lane, frozenset({"a", "b"}), items, deadline_s)  # type: ignore[arg-type]
-    message, arrays = submitted(sent, 3)
-    found = submission_of(msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Submit), as_bytes(arrays), 9)
-    assert (found.request_id, found.lane, found.outputs, found.deadline_s) == (9, lane, sent.outputs, deadline_s)
+    submission = Submission(7, lane, frozenset({"a", "b"}), items, deadline_s)  # type: ignore[arg-type]
+    message = sent(Submit(3, without_spans(submission)))
+    found = message.submission
+    assert (message.number, found.request_id) == (3, 7)
+    assert (found.lane, found.outputs, found.deadline_s) == (lane, submission.outputs, deadline_s)
     for item, expected in zip(found.items, items, strict=True):
         assert item.place == expected.place
         assert same(item.encoding.input_ids, expected.encoding.input_ids)
@@ -61,10 +72,8 @@ def test_a_submission_arrives(given_encodings: list[Encoding], lane: str, deadli
 @given(st.lists(encodings(), min_size=1, max_size=6), st.none() | st.frozensets(st.sampled_from("ab")))
 def test_a_step_arrives(given_encodings: list[Encoding], outputs: frozenset[str] | None) -> None:
     batch = PackedBatch.from_encodings(given_encodings)
-    message, arrays = run_of(batch, outputs, 5)
-    message = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Run)
-    assert message.number == 5
-    assert (None if message.outputs is None else frozenset(message.outputs)) == outputs
-    found = batch_of(message, as_bytes(list(arrays)))
+    message = sent(Run(batch, outputs))
+    assert message.outputs == outputs
+    found = message.batch
     for field in ("input_ids", "cu_seqlens", "token_type_ids", "key_lens", "unpooled_lens"):
         assert same(getattr(found, field), getattr(batch, field)), field

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bei.errors import ConfigError
-from bei.multiprocess.transport.unix_sockets import Endpoint, path_of
+from bei.multiprocess.transport.connect import Endpoint, path_of
 from tests.bei.multiprocess.chain import nothing_left
 
 
