@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -133,9 +134,46 @@ def test_imports_go_down_the_rooms(module: str) -> None:
         assert ROOMS.index(room_of(name)) <= own, name
 
 
+# The largest file that is still read in one go. A class is not cut in two for it: then the bound is the one to move.
+MOST_LINES = 500
+TABLES = {"tests/support/recipes.py", "tests/support/zoo.py"}  # one entry after the other
+
+
+@pytest.mark.parametrize("folder", ["bei", "build", "benchmarks", "tests"])
+def test_no_file_is_longer_than_a_reader_s_patience(folder: str) -> None:
+    lines = {path: path.read_text("utf-8").count("\n") for path in sorted((ROOT / folder).rglob("*.py"))}
+    too_long = {str(path.relative_to(ROOT)) for path, count in lines.items() if count > MOST_LINES}
+    assert too_long - TABLES == set()
+
+
 def test_no_files_import_each_other_in_a_loop() -> None:
     assert _circle({"a": ["b"], "b": ["c"], "c": ["b"]}) == ["b", "c", "b"]  # else nothing would be found
     assert _circle({module: list(own_imports(module)) for module in MODULES}) == []
+
+
+# Wire types have the names of each API's documents. Results of ``bei.Model`` are public, and answered by the server.
+WIRE_TYPES = ("bei.server.routes.", "bei.server.dialects.")
+ON_THE_WIRE_TOO = {
+    "ErrorBody": {"bei.server.http.errors"},
+    "LabelScore": {"bei.offline.results"},
+    "ModelList": {"bei.server.endpoint.models"},
+    "Rank": {"bei.offline.results"},
+    "SparseVector": {"bei.offline.results", "bei.server.endpoint.vector_encoding"},
+    "Stats": {"bei.server.status.stats"},
+    "Token": {"bei.offline.results"},
+}
+
+
+def test_a_class_name_stands_for_one_idea() -> None:
+    modules = defaultdict(set)
+    for module in RUNTIME:
+        for node in ast.walk(_tree(module)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                modules[node.name].add(module)
+    for name, found in modules.items():
+        if len(found) > 1:
+            outside = {module for module in found if not module.startswith(WIRE_TYPES)}
+            assert outside == ON_THE_WIRE_TOO.get(name, set()), name
 
 
 def test_every_room_of_the_list_is_there() -> None:

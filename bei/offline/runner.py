@@ -15,7 +15,7 @@ from bei.offline.method import Method, WindowResult
 from bei.offline.progress import reporting
 from bei.offline.results import Chunk
 from bei.offline.service_thread import ServiceThread
-from bei.offline.windows import Cutter, InFlight, InputWindow, bounds
+from bei.offline.windows import Cutter, InFlightWindows, InputWindow, bounds
 from bei.port import Lane
 from bei.service.call import ModelInput
 from bei.service.service import InferenceService
@@ -133,7 +133,7 @@ class _RunningCall(Generic[InputT, PartT, ResultT]):
             return sum(lengths(method.model_inputs([value]), whole=method.whole))
 
         self._cutter = Cutter(method.check, num_tokens_of, limits, self._stand_in)
-        self._in_flight: InFlight[InputT, WindowResult[PartT]] = InFlight(limits)
+        self._in_flight: InFlightWindows[InputT, WindowResult[PartT]] = InFlightWindows(limits)
         self._num_done = 0
 
     def check_list(self) -> None:

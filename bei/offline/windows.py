@@ -98,7 +98,7 @@ class Cutter(Generic[InputT]):
         return window
 
 
-class InFlight(Generic[InputT, AnswerT]):
+class InFlightWindows(Generic[InputT, AnswerT]):
     """The windows of a call that were submitted, oldest first, each with the future of its answer."""
 
     def __init__(self, bounds: Bounds) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,3 +38,19 @@ def reward_model(folder: Path) -> Path:
     write_tensors(folder, tensors)
     auto_map = {"AutoModel": "modeling_qwen2_rm.Qwen2ForRewardModel"}
     return change_config(folder, architectures=["Qwen2ForRewardModel"], auto_map=auto_map)
+
+
+JOINED = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
+
+
+def in_fp8(folder: Path, copy: Path) -> Path:
+    """``folder`` with the matrices of its layers rounded by torch's own FP8, joined ones with one scale."""
+    shutil.copytree(folder, copy)
+    tensors = {name: tensor.float() for name, tensor in read_tensors(folder).items()}
+    rounded = dict(tensors)
+    for name, group in itertools.product(tensors, JOINED):
+        part = next((part for part in group if name.endswith(f"{part}.weight")), None)
+        if part:
+            scale = torch.stack([tensors[name.replace(part, other)].abs().max() for other in group]).max() / 448
+            rounded[name] = (tensors[name] / scale).to(torch.float8_e4m3fn).float() * scale
+    return write_tensors(copy, rounded)

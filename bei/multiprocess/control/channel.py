@@ -20,8 +20,8 @@ from bei.multiprocess.control.messages import (
     Ask,
     Call,
     Command,
+    CommandDone,
     Configure,
-    Done,
     Failure,
     FromChild,
     FromSupervisor,
@@ -29,7 +29,7 @@ from bei.multiprocess.control.messages import (
     Hung,
     Offer,
     Question,
-    Reply,
+    QuestionReply,
     Served,
     Stop,
 )
@@ -67,10 +67,10 @@ class ControlChannel:
     # Calls.
 
     def done(self, call: int, served: Served | None = None) -> None:
-        self._send(Done(call, served=served))
+        self._send(CommandDone(call, served=served))
 
     def failed(self, call: int, error: BaseException) -> None:
-        self._send(Done(call, failure=failure_of(error)))
+        self._send(CommandDone(call, failure=failure_of(error)))
 
     def ailing(self, reason: str) -> None:
         """Ask for another process in the place of this one."""
@@ -143,7 +143,7 @@ class ControlChannel:
                 log.warning("the event loop does not answer (%s)", question.kind)
             except Exception:  # a border: a question that fails must not cost the others their answers
                 log.exception("%s could not be answered", question.kind)
-            self._send(Reply(question.id, question.kind, data))
+            self._send(QuestionReply(question.id, question.kind, data))
 
     def _end(self) -> None:
         """The supervisor is gone. Nothing here is worth saving, and a thread may be inside an engine."""

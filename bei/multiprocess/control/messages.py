@@ -62,7 +62,7 @@ class Configure(msgspec.Struct, frozen=True, tag=True):
     has_queues: bool = False
 
 
-class Open(msgspec.Struct, frozen=True, tag=True):
+class OpenModel(msgspec.Struct, frozen=True, tag=True):
     """Load this model, or connect to where it is; a front end asks its canary. An engine answers with what it has found
     out, if it ``is_first`` to load this artifact. ``replaces``: what is served under its name so far.
     """
@@ -104,7 +104,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """End. Instead of an answer the process ends."""
 
 
-Command: TypeAlias = Configure | Open | Serve | Switch | Close | Reload | Drain | Abandon | Stop
+Command: TypeAlias = Configure | OpenModel | Serve | Switch | Close | Reload | Drain | Abandon | Stop
 
 
 # From the supervisor.
@@ -147,7 +147,7 @@ class Failure(msgspec.Struct, frozen=True):
         return error
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
+class CommandDone(msgspec.Struct, frozen=True, tag=True):
     """The answer to ``Call``."""
 
     id: int
@@ -168,7 +168,7 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
     kind: str
 
 
-class Reply(msgspec.Struct, frozen=True, tag=True):
+class QuestionReply(msgspec.Struct, frozen=True, tag=True):
     """The answer to ``Question``; None where it could not be computed."""
 
     id: int
@@ -189,4 +189,4 @@ class Hung(msgspec.Struct, frozen=True, tag=True):
 
 
 FromSupervisor: TypeAlias = Call | Question | Gathered
-FromChild: TypeAlias = Done | Offer | Ask | Reply | Ailing | Hung
+FromChild: TypeAlias = CommandDone | Offer | Ask | QuestionReply | Ailing | Hung

@@ -27,7 +27,7 @@ from bei.multiprocess.transport.messages import (
     Cancel,
     CarriedError,
     ModelInfo,
-    Stats,
+    PortState,
     Submit,
     ToRemotePort,
     Welcome,
@@ -239,7 +239,7 @@ class RemotePort:
         event loop was busy."""
         return silent_s > _SILENT_S and not channel.has_arrived()
 
-    def _note(self, message: Stats) -> None:
+    def _note(self, message: PortState) -> None:
         self._stats = message.stats
         self._heard_s = time.monotonic()
         if message.speed:
@@ -279,7 +279,7 @@ class RemotePort:
         if isinstance(message, Answers):
             self._deliver(self._settled(message, frame.num_bytes))
         else:
-            assert isinstance(message, Stats), f"unexpected message from an engine port: {type(message).__name__}"
+            assert isinstance(message, PortState), f"unexpected message from an engine port: {type(message).__name__}"
             with self._lock:
                 self._note(message)
 

@@ -24,7 +24,7 @@ from bei.multiprocess.transport.messages import (
     Answers,
     Cancel,
     ModelInfo,
-    Stats,
+    PortState,
     Submit,
     ToPortServer,
     Welcome,
@@ -45,7 +45,7 @@ _TELL_EVERY_S = 0.1
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class PortModel:
     """A model that front ends may ask. ``open_port`` is called once, with ``metrics`` of this process.
 
     ``model_info`` is that of the engine behind the port. ``costs``: the port's cost model, whose corrections front ends
@@ -93,7 +93,7 @@ class _Asked:
 class ServedPort:
     """The port of one model and its front ends. ``on_change`` is called when its state is worth telling."""
 
-    def __init__(self, served: ServedModel, on_change: Callable[[], None], *, has_culprits: bool) -> None:
+    def __init__(self, served: PortModel, on_change: Callable[[], None], *, has_culprits: bool) -> None:
         self._served = served
         self._on_change = on_change
         self._has_culprits = has_culprits
@@ -126,7 +126,7 @@ class ServedPort:
         finally:
             self._leave(client)
 
-    def state(self, num_seen: int) -> Stats:
+    def state(self, num_seen: int) -> PortState:
         """The port's, for a front end of whose submissions ``num_seen`` are in it."""
         stats = self._port.stats()
         if self._served.num_ready is not None:
@@ -135,7 +135,7 @@ class ServedPort:
                 stats = stats._replace(is_stalled=True)
             elif num_ready < stats.num_streams:
                 stats = stats._replace(slowdown=stats.slowdown * stats.num_streams / num_ready)
-        return Stats(stats, 0.0 if self._served.costs is None else self._served.costs.speed, num_seen)
+        return PortState(stats, 0.0 if self._served.costs is None else self._served.costs.speed, num_seen)
 
     def tell(self, *, in_any_case: bool) -> None:
         """Tell all front ends the port's state, if it has changed."""
@@ -151,7 +151,7 @@ class ServedPort:
         for client, num_seen in seen.items():
             if not client.channel.is_behind:
                 with suppress(ChannelClosedError):  # its own thread sees to it
-                    client.channel.send(Stats(state.stats, state.speed, num_seen))
+                    client.channel.send(PortState(state.stats, state.speed, num_seen))
 
     def close(self) -> None:
         self._port.close()
@@ -244,7 +244,7 @@ class PortServer(ServiceServer[ServedPort]):
         self._teller = started(self._tell, "bei-stats")
         super().start()
 
-    def add_model(self, served: ServedModel) -> None:
+    def add_model(self, served: PortModel) -> None:
         """Open its port; front ends may ask it when this returns."""
         self._add(served.model_info.model, ServedPort(served, self._has_changed.set, has_culprits=self._has_culprits))
 

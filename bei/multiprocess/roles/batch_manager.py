@@ -15,9 +15,9 @@ from bei.config.settings import ServeConfig
 from bei.core import Engine
 from bei.metrics.registry import Metrics, ModelMetrics
 from bei.multiprocess.control.channel import ControlChannel, run_commands
-from bei.multiprocess.control.messages import COSTS, HEARTBEAT, Close, Command, Configure, Open, Served, Stop
+from bei.multiprocess.control.messages import COSTS, HEARTBEAT, Close, Command, Configure, OpenModel, Served, Stop
 from bei.multiprocess.remote.engine_pool import Devices, RemoteEngines
-from bei.multiprocess.remote.engine_port_server import PortServer, ServedModel
+from bei.multiprocess.remote.engine_port_server import PortModel, PortServer
 from bei.multiprocess.transport.connect import path_of
 from bei.multiprocess.transport.messages import ModelInfo
 from bei.scheduler.cost_model import CostModel
@@ -27,7 +27,7 @@ from bei.server.status.whole_server import offer_steps
 from bei.service.loader import local_port
 
 
-class Queues:
+class ModelQueues:
     """Front ends connect to ``listener``. ``has_culprits``: see ``Welcome``. Answers the questions to a process with
     queues."""
 
@@ -51,13 +51,13 @@ class Queues:
         num_ready: Callable[[], int] | None = None,
         reload: Callable[[], Engine] | None = None,
     ) -> None:
-        """Serve the port of a model. ``costs`` are corrected. ``num_ready``: see ``ServedModel``; ``reload``: see
+        """Serve the port of a model. ``costs`` are corrected. ``num_ready``: see ``PortModel``; ``reload``: see
         ``BatchManager``."""
         is_embedder = any(task.startswith("embed") for task in served.artifact.manifest.tasks)
         metrics = ModelMetrics(self._metrics, served.name, is_embedder=is_embedder)
         port = local_port(engine, costs, config, self._gate, reload)
         model_info = ModelInfo.of(served.key, engine.info, costs)
-        self._server.add_model(ServedModel(port, model_info, metrics, costs=costs, num_ready=num_ready))
+        self._server.add_model(PortModel(port, model_info, metrics, costs=costs, num_ready=num_ready))
         self._costs[served.key] = costs
 
     def close(self, key: str) -> None:
@@ -92,7 +92,7 @@ class ManagerProcess:
 
     _config: ServeConfig
     _addresses: list[Path]
-    _queues: Queues
+    _queues: ModelQueues
 
     def __init__(self, channel: ControlChannel) -> None:
         self._channel = channel
@@ -104,8 +104,8 @@ class ManagerProcess:
         if isinstance(command, Configure):
             self._config = command.config
             self._addresses = [path_of(address) for address in descriptors[1:]]
-            self._queues = Queues(self._channel, socket.socket(fileno=descriptors[0]))
-        elif isinstance(command, Open):
+            self._queues = ModelQueues(self._channel, socket.socket(fileno=descriptors[0]))
+        elif isinstance(command, OpenModel):
             self._open(command.served)
         elif isinstance(command, Close):
             if command.key in self._engines:

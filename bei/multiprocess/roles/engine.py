@@ -17,10 +17,10 @@ from bei.config.settings import ServeConfig
 from bei.metrics.registry import Metrics
 from bei.multiprocess.control.channel import ControlChannel, run_commands
 from bei.multiprocess.control.held_files import readable
-from bei.multiprocess.control.messages import HEARTBEAT, Close, Command, Configure, Open, Served, Stop
+from bei.multiprocess.control.messages import HEARTBEAT, Close, Command, Configure, OpenModel, Served, Stop
 from bei.multiprocess.remote.engine_server import EngineServer
 from bei.multiprocess.remote.recorded_engine import RecordedEngine, StepRecords
-from bei.multiprocess.roles.batch_manager import Queues
+from bei.multiprocess.roles.batch_manager import ModelQueues
 from bei.multiprocess.transport.messages import ModelInfo
 from bei.scheduler.cost_model import CostModel
 from bei.server.process_tuning import switch_quickly
@@ -37,7 +37,7 @@ class EngineProcess:
     """Carries out the supervisor's commands, in the main thread."""
 
     _config: ServeConfig
-    _queues: Queues | None = None
+    _queues: ModelQueues | None = None
     _server: EngineServer | None = None  # of one, where another process has the queues
     _records: StepRecords
 
@@ -49,7 +49,7 @@ class EngineProcess:
         """Raises what loading an engine raises."""
         if isinstance(command, Configure):
             self._configure(command, descriptors)
-        elif isinstance(command, Open):
+        elif isinstance(command, OpenModel):
             return self._open(command, descriptors)
         elif isinstance(command, Close) and command.key in self._keys:
             self._keys.remove(command.key)
@@ -72,14 +72,14 @@ class EngineProcess:
         if command.has_queues:
             switch_quickly()
             self._records = StepRecords.attach(descriptors[1])
-            self._queues = Queues(self._channel, listener, has_culprits=self._records.has_found_steps)
+            self._queues = ModelQueues(self._channel, listener, has_culprits=self._records.has_found_steps)
         else:
             self._server = EngineServer(listener)
             self._server.start()
             self._channel.offer(METRICS, Metrics().snapshot)
             self._channel.offer(HEARTBEAT, bytes)
 
-    def _open(self, command: Open, descriptors: list[int]) -> Served:
+    def _open(self, command: OpenModel, descriptors: list[int]) -> Served:
         warm = self._warm(command, descriptors)
         info = warm.engine.info
         found = msgspec.structs.replace(command.served, artifact=warm.artifact, device=info.device)
@@ -93,7 +93,7 @@ class EngineProcess:
         self._keys.add(found.key)
         return found
 
-    def _warm(self, command: Open, descriptors: list[int]) -> WarmEngine:
+    def _warm(self, command: OpenModel, descriptors: list[int]) -> WarmEngine:
         served, former = command.served, command.replaces
         if not command.is_first:
             assert served.costs is not None, "the first engine has said what steps cost"

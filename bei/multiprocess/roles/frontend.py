@@ -18,7 +18,7 @@ from bei.multiprocess.control.messages import (
     Command,
     Configure,
     Drain,
-    Open,
+    OpenModel,
     Reload,
     Serve,
     Stop,
@@ -101,7 +101,7 @@ class FrontEnd:
     async def _act(self, command: Command, descriptors: list[int]) -> None:
         if isinstance(command, Configure):
             self._configure(command, descriptors)
-        elif isinstance(command, Open):
+        elif isinstance(command, OpenModel):
             await self._open(command, descriptors)
         elif isinstance(command, Serve):
             await self._serve([socket.socket(fileno=descriptor) for descriptor in descriptors])
@@ -136,7 +136,7 @@ class FrontEnd:
 
     # Models.
 
-    async def _open(self, command: Open, descriptors: list[int]) -> None:
+    async def _open(self, command: OpenModel, descriptors: list[int]) -> None:
         """Connect to the model's batch manager, and ask the canary. Raises BeiError."""
         served = command.served
         former = None if command.replaces is None else self._opened.get(command.replaces.key)

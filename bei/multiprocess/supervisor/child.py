@@ -23,12 +23,12 @@ from bei.errors import ProcessDiedError
 from bei.multiprocess.control.messages import (
     Call,
     Command,
-    Done,
+    CommandDone,
     FromChild,
     FromSupervisor,
     Offer,
     Question,
-    Reply,
+    QuestionReply,
     Served,
     Stop,
 )
@@ -193,9 +193,9 @@ class Child:
     # On the loop.
 
     def _got(self, message: FromChild) -> None:
-        if isinstance(message, Done | Reply):
+        if isinstance(message, CommandDone | QuestionReply):
             answer = self._waiting.get(message.id)
-            if isinstance(message, Reply):
+            if isinstance(message, QuestionReply):
                 if message.data is not None:
                     self.answers[message.kind] = message.data
                 _settle(answer, message.data)

@@ -35,14 +35,14 @@ from bei.multiprocess.control.messages import (
     Gathered,
     Hung,
     Offer,
-    Open,
+    OpenModel,
     Serve,
     Served,
 )
 from bei.multiprocess.remote.recorded_engine import StepRecords
 from bei.multiprocess.shared_memory.limits_page import SharedPage
 from bei.multiprocess.supervisor.child import EVERY_S, LEAST_S, Backoff, Child, Place, Role, Silence, Tasks, how_ended
-from bei.multiprocess.transport.connect import Endpoint
+from bei.multiprocess.transport.connect import SocketEndpoint
 from bei.server.lifecycle.swap import in_thread
 from bei.server.status.peers import ENDED
 from bei.server.status.whole_server import METRICS
@@ -112,9 +112,9 @@ class Fleet:
         self._command = command
         self._started_s = started_s
         self._page = SharedPage.create(config.http_workers, num_models)
-        self._ports = Endpoint()
+        self._ports = SocketEndpoint()
         # One engine process has the queues itself.
-        self._engines = [Endpoint() for _ in devices] if len(devices) > 1 else []
+        self._engines = [SocketEndpoint() for _ in devices] if len(devices) > 1 else []
         self._records = StepRecords.create() if len(devices) == 1 else None
         managers = [Place("manager", 0)] if len(devices) > 1 else []
         engines = [Place("engine", index, device.variables) for index, device in enumerate(devices)]
@@ -140,7 +140,7 @@ class Fleet:
 
         Raises ArtifactError, ConfigError, MissingDependencyError, EngineError, VerificationError, OSError.
         """
-        found = await self._load(self.of("engine")[0], Open(served, is_first=True))
+        found = await self._load(self.of("engine")[0], OpenModel(served, is_first=True))
         await self.hold(found)
         self.served[found.name] = self.open[found.key] = found
 
@@ -198,7 +198,7 @@ class Fleet:
         if key in self._held:
             self._held.pop(key).close()
 
-    async def load_in(self, child: Child, command: Open) -> Served:
+    async def load_in(self, child: Child, command: OpenModel) -> Served:
         """Let ``child`` open a model, which is held if it is not the first to do so; returns what is known then.
 
         Raises the child's error, ProcessDiedError.
@@ -298,7 +298,7 @@ class Fleet:
             for key in [key for key in wanted if key in missing]:
                 if key not in self._held:  # it was closed meanwhile
                     continue
-                found = await self._load(child, Open(self._costs.applied(wanted[key])))
+                found = await self._load(child, OpenModel(self._costs.applied(wanted[key])))
                 opened.add(key)
                 if child.place.role == "engine" and found.device != wanted[key].device:
                     log.warning(
@@ -306,7 +306,7 @@ class Fleet:
                         *(found.name, self._devices[child.place.index].name, found.device, wanted[key].device),
                     )
 
-    async def _load(self, child: Child, command: Open) -> Served:
+    async def _load(self, child: Child, command: OpenModel) -> Served:
         """Raises the child's error, with the device in its message where there are several."""
         try:
             return await self.load_in(child, command)

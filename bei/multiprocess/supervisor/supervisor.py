@@ -31,7 +31,7 @@ from bei.artifact.manifest import Artifact, Manifest
 from bei.config.devices import devices_of, usable_cores
 from bei.config.settings import ServeConfig
 from bei.metrics.registry import SwapResult
-from bei.multiprocess.control.messages import Abandon, Close, Drain, Open, Reload, Served, Switch
+from bei.multiprocess.control.messages import Abandon, Close, Drain, OpenModel, Reload, Served, Switch
 from bei.multiprocess.supervisor.child import Child, Tasks
 from bei.multiprocess.supervisor.fleet import Fleet
 from bei.server.http.listen import Sockets, log_served
@@ -266,7 +266,7 @@ class Swaps(ArtifactSwaps[Following]):
         return Following(new, children)
 
     async def _load(self, new: Served, former: Served, child: Child, *, is_first: bool = False) -> Served:
-        found = await self._fleet.load_in(child, Open(new, is_first=is_first, replaces=former))
+        found = await self._fleet.load_in(child, OpenModel(new, is_first=is_first, replaces=former))
         self.check_serving()
         return found
 

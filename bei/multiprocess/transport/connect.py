@@ -21,7 +21,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from bei.errors import ConfigError, EngineDiedError, ModelNotFoundError
 from bei.multiprocess.transport.channel import Channel, ChannelClosedError
-from bei.multiprocess.transport.messages import Open, Refused, Welcome, arrived, carried
+from bei.multiprocess.transport.messages import OpenConnection, Refused, Welcome, arrived, carried
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def started(work: Callable[[], None], name: str) -> threading.Thread:
     return thread
 
 
-class Endpoint:
+class SocketEndpoint:
     """A listening Unix socket whose file is gone once it is bound. ``address``: a descriptor (``O_PATH``) of the file.
 
     Only processes that were given the descriptor can connect (``path_of``), and nothing is left behind, whichever
@@ -98,7 +98,7 @@ def connect(
                 sock.settimeout(_CONNECT_TIMEOUT_S)
                 sock.connect(str(address))
                 sock.settimeout(None)
-                channel.send(Open(model))
+                channel.send(OpenConnection(model))
                 welcome = _answer(channel, check)
         finally:
             if welcome is None:
@@ -204,7 +204,7 @@ class ServiceServer(Generic[ServiceT]):
             self._channels.add(channel)  # before it is answered, so that ``close`` ends every client that was welcome
         try:
             frame = channel.receive()
-            if frame is not None and isinstance(frame.message, Open):
+            if frame is not None and isinstance(frame.message, OpenConnection):
                 with self._lock:
                     service = self._services.get(frame.message.model)
                 if service is not None:

@@ -54,7 +54,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
         return CostModel.from_json(self.costs)
 
 
-class Open(_Message):
+class OpenConnection(_Message):
     """First message of a client: the model that it asks for. Answered by ``Welcome`` or ``Refused``."""
 
     model: str
@@ -99,7 +99,7 @@ class Answers(_Message):
     num_seen: int
 
 
-class Stats(_Message):
+class PortState(_Message):
     """The port's state, without the submissions behind ``num_seen``. ``speed``: of the cost model, as corrected;
     0: as the ``ModelInfo`` has it."""
 
@@ -116,7 +116,7 @@ class Welcome(_Message):
     """
 
     model_info: ModelInfo
-    stats: Stats | None = None
+    stats: PortState | None = None
     has_culprits: bool = False
 
 
@@ -142,9 +142,9 @@ class Failed(_Message):
     error: CarriedError
 
 
-ToPortServer: TypeAlias = Open | Submit | Cancel
-ToRemotePort: TypeAlias = Welcome | Refused | Answers | Stats
-ToEngineServer: TypeAlias = Open | Run
+ToPortServer: TypeAlias = OpenConnection | Submit | Cancel
+ToRemotePort: TypeAlias = Welcome | Refused | Answers | PortState
+ToEngineServer: TypeAlias = OpenConnection | Run
 ToRemoteEngine: TypeAlias = Welcome | Refused | Ran | Failed
 
 

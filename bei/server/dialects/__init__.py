@@ -1,1 +1,1 @@
-"""APIs of other servers, one module a dialect: wire types, handlers, error bodies."""
+"""APIs of other servers, one module a dialect: wire types by the names of that API, handlers, error bodies."""

@@ -53,7 +53,7 @@ class Usage(TypedDict):
     total_tokens: int
 
 
-class Embedding(TypedDict):
+class EmbeddingObject(TypedDict):
     """Numbers, or their bytes in base64: float32, int8 or uint8, little-endian."""
 
     object: Literal["embedding"]
@@ -65,7 +65,7 @@ class EmbeddingsResponse(TypedDict):
     """In the order of the texts."""
 
     object: Literal["list"]
-    data: list[Embedding]
+    data: list[EmbeddingObject]
     model: str
     usage: Usage
 

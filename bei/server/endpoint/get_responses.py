@@ -11,7 +11,7 @@ from bei.server.http.errors import JSON
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
-class Answers(NamedTuple):
+class GetResponses(NamedTuple):
     """``bodies``: the type of the body by status; None: an empty one. ``errors``: those that the route raises."""
 
     bodies: Mapping[int, Any]
@@ -26,16 +26,16 @@ def answers(
 
     def noted(function: FunctionT) -> FunctionT:
         found = {200: get_type_hints(function)["return"]} if bodies is None else bodies
-        setattr(function, _ATTRIBUTE, Answers(found, errors, media_type))
+        setattr(function, _ATTRIBUTE, GetResponses(found, errors, media_type))
         return function
 
     return noted
 
 
-def answers_of(function: Callable[..., Any]) -> Answers:
+def answers_of(function: Callable[..., Any]) -> GetResponses:
     """The responses that ``answers`` declared, or else the annotation."""
-    noted: Answers | None = getattr(function, _ATTRIBUTE, None)
-    return Answers({200: get_type_hints(function)["return"]}) if noted is None else noted
+    noted: GetResponses | None = getattr(function, _ATTRIBUTE, None)
+    return GetResponses({200: get_type_hints(function)["return"]}) if noted is None else noted
 
 
 _ATTRIBUTE = "bei_answers"

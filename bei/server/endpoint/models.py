@@ -162,7 +162,7 @@ def _the_only(services: list[InferenceService], otherwise: str) -> InferenceServ
     return services[0]
 
 
-class Model(TypedDict):
+class ModelEntry(TypedDict):
     """OpenAI's first, then what a client may want to know. ``created`` is when the server was started."""
 
     id: str
@@ -182,7 +182,7 @@ class ModelList(TypedDict):
     """Every served model."""
 
     object: Literal["list"]
-    data: list[Model]
+    data: list[ModelEntry]
 
 
 def models_router(models: Models) -> ApiRouter:
@@ -199,14 +199,14 @@ def models_router(models: Models) -> ApiRouter:
     @router.get("/models/{name:path}", summary="Describe a model")
     @router.get("/v1/models/{name:path}", summary="Describe a model")
     @answers(InvalidRequestError, ModelNotFoundError)
-    async def get_model(name: str) -> Model:
+    async def get_model(name: str) -> ModelEntry:
         """One served model."""
         return _describe(models.named(name), models.started_s)
 
     return router
 
 
-def _describe(service: InferenceService, created: int) -> Model:
+def _describe(service: InferenceService, created: int) -> ModelEntry:
     manifest = service.manifest
     return {
         "id": manifest.name,

@@ -21,7 +21,7 @@ from bei.metrics.request_timing import Timing
 from bei.port import LANES
 from bei.server.auth.priority import DEADLINES
 from bei.server.dialects.base import HEADER, OWN, Dialect
-from bei.server.endpoint.get_responses import Answers, answers_of
+from bei.server.endpoint.get_responses import GetResponses, answers_of
 from bei.server.endpoint.input_report import InputReport
 from bei.server.endpoint.route import WARNING_HEADER, Route
 from bei.server.http.accept import MSGPACK, OCTETS, REPORT_HEADER, REPORT_VALUES
@@ -187,7 +187,7 @@ def _form_of(dialect: Dialect) -> Form:
     return Form(dialect.name, dialect.error_form, body if isinstance(body, tuple) else (body,))
 
 
-def _types(routes: Iterable[Route[Any]], reads: Iterable[Answers], forms: Iterable[Form]) -> Iterator[Any]:
+def _types(routes: Iterable[Route[Any]], reads: Iterable[GetResponses], forms: Iterable[Form]) -> Iterator[Any]:
     yield Reported
     for route in routes:
         yield route.request
@@ -245,7 +245,7 @@ class _Writer:
         }
 
     def read(
-        self, path: str, parameters: Seq[Any], answers: Answers, *, has_body: bool, is_open: bool
+        self, path: str, parameters: Seq[Any], answers: GetResponses, *, has_body: bool, is_open: bool
     ) -> dict[str, Any]:
         """The same of a route without a body; answers to HEAD have none either. ``is_open``: it needs no API key."""
         form = self._form_of(path)

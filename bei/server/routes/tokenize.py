@@ -71,7 +71,7 @@ class Token(_Token, total=False):
     stop: int
 
 
-class Count(TypedDict):
+class TokenCount(TypedDict):
     """vLLM's. ``token_strs`` where they are asked for."""
 
     count: int
@@ -182,7 +182,7 @@ ROUTE = Route(
     "/tokenize",
     "Tokenize (TEI, vLLM)",
     (Annotated[InputsRequest, without("prompt")], Annotated[PromptRequest, without("inputs")]),
-    (list[list[Token]], Count),
+    (list[list[Token]], TokenCount),
     parser_by_field(inputs=InputsRequest, prompt=PromptRequest),
     tokenize,
     runs_engine=False,

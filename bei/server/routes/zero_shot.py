@@ -46,7 +46,7 @@ class LabelsRequest(Controls, kw_only=True):
     _limits: ClassVar[Limits] = (exactly_one(["labels"]),)
 
 
-class Classification(TypedDict):
+class ZeroShotPrediction(TypedDict):
     """The best label of a text, and all of them in the request's order."""
 
     object: Literal["classification"]
@@ -66,7 +66,7 @@ class LabelsResponse(TypedDict):
     """Jina's."""
 
     usage: TokensUsage
-    data: list[Classification]
+    data: list[ZeroShotPrediction]
 
 
 class _Marks(msgspec.Struct):
@@ -109,7 +109,7 @@ async def classify(body: LabelsRequest | ClassifyRequest, context: RequestContex
     task = ZeroShotTask(texts, body.encoding_options(), hypotheses=hypotheses)
     scores = await zero_shot(service, task, ticket=context.admit(service, task.pairs))
 
-    def items(start: int, stop: int) -> list[Classification]:
+    def items(start: int, stop: int) -> list[ZeroShotPrediction]:
         return [_classified(index, scores.values[index], labels) for index in range(start, stop)]
 
     data = Items(len(texts), len(texts) * text_bytes, items)
@@ -123,7 +123,7 @@ def texts_of(given: str | Text | list[str | Text], context: RequestContext, para
     return [one if isinstance(one, str) else one.text for one in inputs]
 
 
-def _classified(index: int, row: Float32Array, labels: list[str]) -> Classification:
+def _classified(index: int, row: Float32Array, labels: list[str]) -> ZeroShotPrediction:
     best = int(row.argmax())
     return {
         "object": "classification",

@@ -59,7 +59,7 @@ class QueueStats(TypedDict):
     seconds: float
 
 
-class Queues(TypedDict):
+class QueuesByLane(TypedDict):
     """By lane."""
 
     interactive: QueueStats
@@ -95,7 +95,7 @@ class ModelStats(TypedDict):
     device: str
     is_alive: bool
     open_requests: int
-    queue: Queues
+    queue: QueuesByLane
     sequences_per_second: float
     tokens_per_second: float
     steps_per_second: float

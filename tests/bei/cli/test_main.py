@@ -57,10 +57,9 @@ def fails_with(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     with pytest.raises(SystemExit) as caught:
         main.main(list(arguments))
     assert caught.value.code == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("error: ")
-    return lines[0]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    return line
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,6 @@ builder writes is the checkpoint's model when transformers computes it.
 
 from __future__ import annotations
 
-import itertools
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -42,10 +40,9 @@ from bei.errors import (
 from bei.verification.verify import verify
 from tests.support import trtllm
 from tests.support.builds import build_artifact, random_encodings
-from tests.support.checkpoints import read_tensors, write_tensors
-from tests.support.trtllm_checkpoints import bert_classifier, qwen3_embedder, reward_model
+from tests.support.checkpoints import read_tensors
+from tests.support.trtllm_checkpoints import bert_classifier, in_fp8, qwen3_embedder, reward_model
 
-JOINED = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
 LENGTHS = (3, 17, 1, 29, 8)
 MAKERS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "embedder": (qwen3_embedder, "bf16"),
@@ -159,19 +156,6 @@ def test_rows_are_those_of_transformers(
         assert not np.allclose(rows, expected, rtol=2**-8, atol=1e-3)
         expected = hf_rows(in_fp8(checkpoints[name], tmp_path / name), encodings)
     np.testing.assert_allclose(rows, expected, rtol=2**-8, atol=1e-3)
-
-
-def in_fp8(folder: Path, copy: Path) -> Path:
-    """``folder`` with the matrices of its layers rounded by torch's own FP8, joined ones with one scale."""
-    shutil.copytree(folder, copy)
-    tensors = {name: tensor.float() for name, tensor in read_tensors(folder).items()}
-    rounded = dict(tensors)
-    for name, group in itertools.product(tensors, JOINED):
-        part = next((part for part in group if name.endswith(f"{part}.weight")), None)
-        if part:
-            scale = torch.stack([tensors[name.replace(part, other)].abs().max() for other in group]).max() / 448
-            rounded[name] = (tensors[name] / scale).to(torch.float8_e4m3fn).float() * scale
-    return write_tensors(copy, rounded)
 
 
 def test_pairs_get_their_token_types(api: Any, checkpoints: dict[str, Path], artifacts: dict[str, Artifact]) -> None:

@@ -20,7 +20,7 @@ from bei.errors import BeiError
 from bei.metrics.registry import Metrics, ModelMetrics
 from bei.multiprocess.remote.engine_pool import RemoteEngines
 from bei.multiprocess.remote.engine_port_client import RemotePort
-from bei.multiprocess.remote.engine_port_server import PortServer, ServedModel
+from bei.multiprocess.remote.engine_port_server import PortModel, PortServer
 from bei.multiprocess.remote.engine_server import EngineServer
 from bei.multiprocess.remote.recorded_engine import end_process
 from bei.multiprocess.transport.messages import ModelInfo
@@ -78,7 +78,7 @@ def serve_engine(place: Place, engine: Engine, on_dead: Callable[[], None] | Non
     return server
 
 
-def served_model(engine: Engine, gate: DeviceGate | None = None, **rules: Any) -> ServedModel:
+def served_model(engine: Engine, gate: DeviceGate | None = None, **rules: Any) -> PortModel:
     """A batch manager in front of ``engine``, as a batch manager's process opens it."""
     costs = engine.costs if isinstance(engine, RemoteEngines) else CostModel.assumed(engine.info.limits)
 
@@ -86,10 +86,10 @@ def served_model(engine: Engine, gate: DeviceGate | None = None, **rules: Any) -
         return BatchManager(engine, on_answers, costs, metrics, rules=SchedulingRules(**rules), gate=gate)
 
     num_ready = engine.num_ready if isinstance(engine, RemoteEngines) else None
-    return ServedModel(open_port, model_info_of(engine), own_metrics(), costs, num_ready)
+    return PortModel(open_port, model_info_of(engine), own_metrics(), costs, num_ready)
 
 
-def serve_port(place: Place, models: Mapping[str, ServedModel], *, has_culprits: bool = False) -> PortServer:
+def serve_port(place: Place, models: Mapping[str, PortModel], *, has_culprits: bool = False) -> PortServer:
     """As a process with batch managers does."""
     server = PortServer(place.listener, has_culprits=has_culprits)
     for served in models.values():

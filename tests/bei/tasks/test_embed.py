@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tracemalloc
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, get_args
@@ -12,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from bei.artifact.manifest import Artifact, Classification, OutputInfo, RerankTemplate
+from bei.artifact.manifest import Artifact, Classification, OutputInfo
 from bei.core import EngineInfo, Float32Array, Int32Array, Outputs, PackedBatch, ScoreFunction
 from bei.engine.fake import FakeEngine
 from bei.engine.postprocess import apply_function, unit_length
@@ -26,7 +25,6 @@ from bei.tasks import token_classification
 from bei.tasks.embed import EmbedTask, TaskName, check_task
 from bei.tasks.rerank import RerankTask
 from bei.tokenizer.encoder import EncodingOptions, Input
-from bei.tokenizer.prompts import led_by_default
 from tests.support.artifacts import LIMITS, expected_vectors, save_artifact, tiny_tokenizer, token_ids
 from tests.support.engines import sequences_of
 from tests.support.services import make_service, run_async
@@ -404,100 +402,3 @@ def test_tokens_of_the_end_of_a_long_text_have_their_place_in_it(tmp_path: Path)
 
 
 # Reranking
-
-
-def save_reranker(path: Path, template: RerankTemplate | None = None) -> Artifact:
-    return save_classifier(path, ["LABEL_0"], "none", task="rerank", rerank_template=template)
-
-
-def length_head(ids: Int32Array) -> Float32Array:
-    return np.array([len(ids) - 6], np.float32)
-
-
-@pytest.mark.parametrize("raw", [True, False])
-def test_documents_are_scored_against_the_query_by_sigmoid_or_raw(raw: bool, tmp_path: Path) -> None:
-    documents = ["cat", "the cat", "hello hello hello"]
-    engine = HeadEngine("logits", 1, length_head)
-    answer = answer_of(save_reranker(tmp_path / "tiny"), engine, lambda s: rerank(s, "cat", documents, raw=raw))
-    logits = np.array([[-1.0], [0.0], [1.0]], np.float32)
-    np.testing.assert_allclose(answer.values, logits if raw else apply_function(logits, "sigmoid"), rtol=1e-6)
-    ran = [ids for batch in engine.batches for ids in sequences_of(batch)]
-    assert sorted(ran) == sorted(tiny_tokenizer().encode("cat", document).ids for document in documents)
-
-
-def test_the_default_prompt_stands_in_front_of_queries_and_of_single_texts(tmp_path: Path) -> None:
-    prompts = {"query": "hello ", "round": "the {text}!"}
-    for name, query in (("query", "hello cat"), ("round", "the cat!")):
-        fields: dict[str, Any] = {"prompts": prompts, "default_prompt_name": name}
-        artifact = save_classifier(tmp_path / query, ["LABEL_0"], "none", task="classify", **fields)
-        engine = HeadEngine("logits", 1, length_head)
-        answer_of(artifact, engine, lambda s: classify(s, [("cat", "world"), "cat"]))
-        expected = [tiny_tokenizer().encode(query, "world").ids, tiny_tokenizer().encode(query).ids]
-        assert sorted(ids for batch in engine.batches for ids in sequences_of(batch)) == sorted(expected)
-        artifact = save_classifier(tmp_path / f"{query} 2", ["LABEL_0"], "none", task="rerank", **fields)
-        engine = HeadEngine("logits", 1, length_head)
-        answer_of(artifact, engine, lambda s: rerank(s, "cat", ["world"]))
-        assert [ids for batch in engine.batches for ids in sequences_of(batch)] == expected[:1]
-
-
-def test_a_long_query_with_a_prompt_is_in_memory_once(tmp_path: Path) -> None:
-    manifest = msgspec.structs.replace(
-        save_reranker(tmp_path / "tiny").manifest, prompts={"query": "hello "}, default_prompt_name="query"
-    )
-    query = "cat " * 1000
-    led = led_by_default(manifest, [(query, str(index)) for index in range(50)])
-    assert len({id(pair[0]) for pair in led}) == 1
-
-
-def test_an_instruction_for_a_model_without_a_template_is_refused(tmp_path: Path) -> None:
-    artifact = save_reranker(tmp_path / "tiny")
-    with pytest.raises(InvalidRequestError, match="takes no instruction: leave it out") as caught:
-        answer_of(artifact, HeadEngine("logits", 1, length_head), lambda s: rerank(s, "a", ["b"], instruction="c"))
-    assert caught.value.param == "instruction"
-
-
-TEMPLATE = RerankTemplate(prefix="the ", body="{instruction} {query}: {document}", suffix="!", instruction="embedding")
-
-
-def ids_of(text: str) -> list[int]:
-    ids: list[int] = tiny_tokenizer().encode(text, add_special_tokens=False).ids
-    return ids
-
-
-@pytest.mark.parametrize(("instruction", "filled"), [(None, "embedding"), ("hello", "hello"), ("", "")])
-def test_a_template_is_filled_and_framed(instruction: str | None, filled: str, tmp_path: Path) -> None:
-    engine = HeadEngine("logits", 1, length_head)
-    artifact = save_reranker(tmp_path / "tiny", TEMPLATE)
-    answer_of(artifact, engine, lambda s: rerank(s, "cat", ["world"], instruction=instruction))
-    assert sequences_of(engine.batches[0]) == [[*ids_of("the"), *ids_of(f"{filled} cat: world"), *ids_of("!")]]
-
-
-@pytest.mark.parametrize("part", ["{query}", "{document}", "{instruction}", r"\1", "{{", "{0}"])
-def test_what_looks_like_a_slot_in_a_query_or_document_stays_as_it_is(part: str, tmp_path: Path) -> None:
-    engine = HeadEngine("logits", 1, length_head)
-    template = msgspec.structs.replace(TEMPLATE, body="{query}:{document}")
-    answer_of(save_reranker(tmp_path / "tiny", template), engine, lambda s: rerank(s, part, [part]))
-    framed = [*ids_of("the"), *ids_of(f"{part}:{part}")[: LIMITS.max_seq_len - 2], *ids_of("!")]
-    assert sequences_of(engine.batches[0]) == [framed]
-
-
-def test_a_long_query_does_not_stand_in_memory_once_for_each_document(tmp_path: Path) -> None:
-    artifact = save_reranker(tmp_path / "tiny", TEMPLATE)
-    tracemalloc.start()
-    try:
-        answer_of(
-            artifact, HeadEngine("logits", 1, length_head), lambda s: rerank(s, "cat " * 75_000, ["world"] * 1000)
-        )
-        assert tracemalloc.get_traced_memory()[1] < 64e6
-    finally:
-        tracemalloc.stop()
-
-
-def test_a_long_document_is_cut_and_the_template_s_end_is_not(tmp_path: Path) -> None:
-    engine = HeadEngine("logits", 1, length_head)
-    documents = ["world", "world " * 50]
-    answer = answer_of(save_reranker(tmp_path / "tiny", TEMPLATE), engine, lambda s: rerank(s, "cat", documents))
-    longest = max((ids for batch in engine.batches for ids in sequences_of(batch)), key=len)
-    assert len(longest) == LIMITS.max_seq_len
-    assert longest[-1:] == ids_of("!")
-    assert answer.truncated == [1]

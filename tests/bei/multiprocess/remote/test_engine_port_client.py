@@ -25,9 +25,9 @@ from bei.errors import (
 )
 from bei.multiprocess.remote import engine_port_client, engine_port_server
 from bei.multiprocess.remote.engine_port_client import RemotePort, ask_model_info
-from bei.multiprocess.remote.engine_port_server import PortServer, ServedModel, ServedPort
+from bei.multiprocess.remote.engine_port_server import PortModel, PortServer, ServedPort
 from bei.multiprocess.transport.channel import Channel
-from bei.multiprocess.transport.messages import Open, Stats, Submit, ToPortServer, ToRemotePort, Welcome
+from bei.multiprocess.transport.messages import OpenConnection, PortState, Submit, ToPortServer, ToRemotePort, Welcome
 from bei.port import UNIT_EMBEDDING, EnginePort, Item, LaneStats, OnAnswers, PortStats, Submission
 from bei.scheduler.cost_model import CostModel
 from tests.bei.multiprocess.chain import (
@@ -225,7 +225,7 @@ def test_a_front_end_that_ends_takes_its_work_along(both: Any, place: Place) -> 
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(str(place.address))
     dying: Channel[Any] = Channel(sock, ToRemotePort)
-    dying.send(Open(MODEL))
+    dying.send(OpenConnection(MODEL))
     for number, first in enumerate((10, 20), 1):
         items = [Item(index, Encoding(ids(first + index))) for index in range(3)]
         submission = Submission(number, "bulk", frozenset({"embedding"}), items)
@@ -248,7 +248,7 @@ def test_a_front_end_that_does_not_read_keeps_nobody_waiting(both: Any, place: P
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(str(place.address))
     stopped: Channel[Any] = Channel(sock, ToRemotePort)
-    stopped.send(Open(MODEL))
+    stopped.send(OpenConnection(MODEL))
     for number in range(1, 41):
         items = [Item(index, Encoding(ids(number, index))) for index in range(200)]
         submission = Submission(number, "bulk", frozenset({"token_ids"}), items)
@@ -269,7 +269,7 @@ def test_submitting_never_waits_for_a_process_that_does_not_read(place: Place) -
         channel: Channel[Any] = Channel(place.listener.accept()[0], ToPortServer)
         stopped.append(channel)
         channel.receive()
-        channel.send(Welcome(model_info_of(FakeEngine(LIMITS)), Stats(_STATS, 0.0, 0)))
+        channel.send(Welcome(model_info_of(FakeEngine(LIMITS)), PortState(_STATS, 0.0, 0)))
 
     accepting = threading.Thread(target=accept)
     accepting.start()
@@ -414,7 +414,7 @@ def test_the_state_and_the_corrections_of_costs_reach_the_front_end(place: Place
     def open_port(on_answers: OnAnswers, metrics: object) -> EnginePort:
         return port
 
-    served = ServedModel(open_port, model_info_of(engine), own_metrics(), costs, lambda: num_ready[0])
+    served = PortModel(open_port, model_info_of(engine), own_metrics(), costs, lambda: num_ready[0])
     server: PortServer = serve_port(place, {MODEL: served})
     quiet = Quiet(server)
     own = CostModel.assumed(LIMITS)

@@ -9,7 +9,7 @@ from hypothesis import settings
 
 from bei.multiprocess.remote import engine_port_server
 from bei.multiprocess.remote.engine_port_client import RemotePort
-from bei.multiprocess.remote.engine_port_server import PortServer, ServedModel
+from bei.multiprocess.remote.engine_port_server import PortModel, PortServer
 from bei.port import EnginePort, OnAnswers
 from bei.scheduler.batch_manager import BatchManager
 from bei.scheduler.queue import Waiter
@@ -24,7 +24,7 @@ class PortInAnotherProcess(Port):
         self._soon = mock.patch.object(engine_port_server, "_TELL_AT_MOST_EVERY_S", 0.0005)
         self._soon.start()
         self._place = Place()
-        served = ServedModel(
+        served = PortModel(
             lambda on_answers, _: open_manager(on_answers), model_info_of(self.engines[0]), own_metrics()
         )
         self._server = PortServer(self._place.listener)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bei.errors import ConfigError
-from bei.multiprocess.transport.connect import Endpoint, path_of
+from bei.multiprocess.transport.connect import SocketEndpoint, path_of
 from tests.bei.multiprocess.chain import nothing_left
 
 
@@ -18,7 +18,7 @@ def test_an_endpoint_has_no_file_and_is_reached_by_its_descriptor(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with nothing_left():
-        endpoint = Endpoint()
+        endpoint = SocketEndpoint()
         assert os.listdir(tmp_path) == []
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path_of(endpoint.address)))  # before anybody accepts
@@ -32,4 +32,4 @@ def test_an_endpoint_has_no_file_and_is_reached_by_its_descriptor(
 def test_without_a_folder_for_temporary_files_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
     with pytest.raises(ConfigError, match="TMPDIR"):
-        Endpoint()
+        SocketEndpoint()
