@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,10 +13,17 @@ import pytest
 from bei import Model
 from bei.artifact.manifest import Artifact
 from bei.engine.fake import FakeEngine
+from tests.bei.offline.given import former_threads
 from tests.support.artifacts import LIMITS, save_artifact
 from tests.support.engines import GatedEngine
 
 OpenModel = Callable[..., Model]
+
+
+@pytest.fixture(autouse=True)
+def _threads_of_this_test_alone() -> None:
+    former_threads.clear()
+    former_threads.update(threading.enumerate())
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from weakref import WeakSet
 
 from bei.core import Float32Array
 from tests.support.artifacts import expected_vectors, token_ids
@@ -20,7 +21,11 @@ def expected(given: list[str]) -> Float32Array:
     return expected_vectors([token_ids(text) for text in given])
 
 
+# Threads that ran when the test began: other tests' services may have left some.
+former_threads: WeakSet[threading.Thread] = WeakSet()
+
+
 def own_threads() -> list[str]:
-    """Names of running threads that end with their Model."""
-    names = [thread.name for thread in threading.enumerate()]
+    """Names of running threads of this test that end with their Model."""
+    names = [thread.name for thread in threading.enumerate() if thread not in former_threads]
     return [name for name in names if name.startswith("bei-") and not name.startswith("bei-offload")]

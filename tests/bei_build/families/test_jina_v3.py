@@ -228,8 +228,8 @@ def test_a_reranker_with_learned_positions_is_read(activation: str, tmp_path: Pa
     ("changes", "message"),
     [
         ({"position_embedding_type": "alibi"}, "position_embedding_type = 'alibi'"),
-        ({"position_embedding_type": None}, "does not say position_embedding_type"),
-        ({"hidden_act": None}, "does not say hidden_act"),
+        ({"position_embedding_type": None}, "lacks position_embedding_type"),
+        ({"hidden_act": None}, "lacks hidden_act"),
         ({"rotary_emb_interleaved": True}, "rotary_emb_interleaved = True"),
         ({"rotary_emb_dim": 4}, "rotary_emb_dim = 4"),
         ({"rotary_emb_scale_base": 512.0}, "rotary_emb_scale_base = 512.0"),
