@@ -47,7 +47,11 @@ class Family(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Snapshot(msgspec.Struct, array_like=True, frozen=True):
-    """The metrics of one process, or aggregated. ``answered`` and ``embedders`` serve TEI's metric names."""
+    """The metrics of one process, or the aggregate of several.
+
+    ``answered`` (counts of requests) and ``embedders`` (names of models that embed) are for the metrics that are also
+    exposed under TEI's names.
+    """
 
     families: list[Family]
     answered: list[AnsweredRequests] = []
@@ -79,7 +83,7 @@ def snapshot_of(families: Iterable[Metric], answered: Iterable[AnsweredRequests]
 
 
 def metrics_of(families: Iterable[Family]) -> list[Metric]:
-    """Metrics of a registry from a snapshot's families."""
+    """Prometheus' metrics from the families of a snapshot."""
     found = []
     for family in families:
         metric = Metric(family.name, family.text, family.kind)
@@ -107,7 +111,10 @@ def merge_snapshots(answers: Iterable[bytes]) -> Snapshot:
 
 
 def counts_of_ended(answers: Seq[bytes]) -> bytes:
-    """The counts to keep of processes that have ended, or do not respond, from their last snapshots."""
+    """An encoded snapshot of the counters and histograms in ``answers``, without gauges.
+
+    ``answers``: the last encoded snapshots of processes that have ended, or do not respond.
+    """
     found = merge_snapshots(answers)
     return msgspec.structs.replace(
         found, families=[family for family in found.families if family.kind in _SUMMED]

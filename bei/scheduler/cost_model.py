@@ -55,13 +55,13 @@ _WIDTH_STEP = 16
 
 _TOKEN_KNOTS = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _WIDTH_KNOTS = (0, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-# Sizes of a tile that a fit tries: powers of two, and three times those for three, six or twelve threads. And from how
-# many tokens on there are tiles: kernels for few rows have smaller ones.
+# Sizes of a tile that a fit tries: powers of two, and three times those for three, six or twelve threads. _TILED_FROM:
+# the numbers of tokens that it tries as the start of tiles, since kernels for few rows have smaller ones.
 _TILES = (32, 48, 64, 96, 128, 192, 256, 384, 512)
 _TILED_FROM = (0, 64, 128, 256)
-# Pairs of steps that are alike but for at most so many tokens more tell of tiles: the larger takes longer by a whole
-# tile or hardly at all. A fit has tiles only if it is less wrong about them than by this share of the error without:
-# noise must not make stairs either.
+# Tiles show in pairs of steps that differ only in their tokens, by at most this share: the larger step takes longer by
+# a whole tile, or hardly at all. A fit keeps tiles only if its error on such pairs is below _TILED_ERROR of the error
+# of a fit without tiles: else noise would make stairs.
 _FEW_TOKENS = 1 / 8
 _TILED_ERROR = 0.8
 _FIT_ROUNDS = 5
@@ -105,8 +105,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class Coefficients:
-    """The coefficients of the module's formula, all in seconds but ``tile``, in tokens. Without tiles ``tile`` is the
-    grain of all sizes."""
+    """The coefficients of the module's formula: seconds, and curves of seconds. ``tile``: the size of a tile, in
+    tokens; ``_GRAIN`` if the formula has no tiles."""
 
     per_step: float
     per_sequence: float
@@ -122,7 +122,7 @@ class Coefficients:
             raise ValueError(f"a tile is a multiple of {_GRAIN} tokens: {self.tile}")
 
     def of_tokens(self, tokens: _Array) -> _Array:
-        """Seconds of steps of so many tokens, bucketed, without what a sequence costs."""
+        """The seconds of steps without the part of their sequences. ``tokens``: of each, rounded up to its bucket."""
         whole = np.ceil(tokens / self.tile) * self.tile
         return np.asarray(self.per_step + self.tokens.at(tokens) + self.tiles.at(whole), np.float64)
 
@@ -132,7 +132,7 @@ class Coefficients:
 _ASSUMED = Coefficients(
     per_step=64.0, per_sequence=2.0, tokens=Curve((0,), (1.0,)), width=Curve((0, 128, 512), (0.25, 0.5, 1.0))
 )
-# Of a token, before the first step has run: a small encoder on a few cores.
+# Seconds per token that are assumed before the first step has run: those of a small encoder on a few cores.
 _ASSUMED_SPEED = 50e-6
 
 
@@ -163,7 +163,7 @@ class CostModel:
 
     @property
     def tile(self) -> int:
-        """The last so many tokens of a step take about as long however many of them there are. A multiple of 8."""
+        """The size of a tile in tokens, a multiple of 8: the last tile of a step costs the same however full it is."""
         return self.coefficients.tile
 
     @property

@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
-# So much more engine time a model with interactive work may have had than the others that wait, before theirs goes
-# first for once. It bounds how long bulk work of one model can be kept waiting by interactive work of another.
+# Interactive work goes first until its model has had this much more engine time than a model that waits; then the other
+# gets one turn. This limits how long interactive work of one model can delay bulk work of another.
 _MOST_AHEAD_S = 1.0
 
 # Interactive work is expected for so long after the last of it came.
@@ -54,13 +54,13 @@ class DeviceGate:
             return user
 
     def leave(self, user: GateUser) -> None:
-        """Take an engine away that asks for no more turns. Turns that it has are given back as ever."""
+        """Remove an engine that will take no more turns. Its running steps still give back their turns."""
         with self._lock:
             self._users = [other for other in self._users if other is not user]
             self._resize()
 
     def _resize(self) -> None:
-        """Under the lock: as many turns as the engine with the most streams takes."""
+        """Set the number of turns to the most streams of any engine. The caller holds the lock."""
         grown = max((user.num_streams for user in self._users), default=0) - self._num_slots
         self._num_slots += grown
         self._free += grown
@@ -92,7 +92,7 @@ class DeviceGate:
                 return
             others = [place.user for place in self._waiting]
             if user not in others:
-                # Who was idle does not get the time back.
+                # A model that was idle gets no credit for that time.
                 least_s = min((other.served_s for other in others), default=user.served_s)
                 user.served_s = max(user.served_s, least_s - _MOST_AHEAD_S)
             place = _Place(user)
@@ -104,7 +104,7 @@ class DeviceGate:
                 self._lock.wait()
 
     def give_back(self, user: GateUser, seconds: float) -> None:
-        """The step is over; it ran for ``seconds``."""
+        """Free the turn of ``user``, whose step took ``seconds``, and count these as its engine time."""
         with self._lock:
             user.served_s += seconds
             user.num_turns -= 1
@@ -127,7 +127,7 @@ class DeviceGate:
             self._lock.notify_all()
 
     def _next(self) -> _Place:
-        """Whose turn it is: interactive work before bulk work, then who had the least time."""
+        """The thread whose turn is next: interactive before bulk work, then the model with the least engine time."""
         first = min(self._waiting, key=lambda place: (not place.user.has_interactive(), place.user.served_s))
         least = min(self._waiting, key=lambda place: place.user.served_s)
         return least if first.user.served_s - least.user.served_s > _MOST_AHEAD_S else first
@@ -142,7 +142,7 @@ class _Place:
 
 
 class GateUser:
-    """An engine at a gate. ``served_s``: the engine time it had. ``num_turns``: how many it has now."""
+    """An engine at a gate. ``served_s``: seconds of its steps so far. ``num_turns``: turns it holds now."""
 
     def __init__(self, gate: DeviceGate, num_streams: int, has_interactive: Callable[[], bool]) -> None:
         self.gate = gate
@@ -152,7 +152,7 @@ class GateUser:
         self.num_turns = 0
 
     def turn(self) -> Turn:
-        """Wait for a turn."""
+        """Wait for a turn, and return it."""
         self.gate.take(self)
         return Turn(self)
 
@@ -169,7 +169,7 @@ class Turn:
         self._lock = threading.Lock()
 
     def end(self, seconds: float) -> None:
-        """Give the turn back."""
+        """Give the turn back. ``seconds``: the duration of the step."""
         with self._lock:
             user, self._user = self._user, None
         if user is not None:

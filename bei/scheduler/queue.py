@@ -1,4 +1,4 @@
-"""Waiting sequences: one queue a lane, sorted by length and by urgency at once. Not safe in threads: managers lock."""
+"""Waiting sequences: a queue for each lane, sorted by length and by urgency. Not thread-safe: callers lock."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from bei.scheduler.next_batch import LaneView, QueueKey
 # Token ids, token types, and how many tokens serve as attention keys.
 Identity: TypeAlias = "tuple[bytes, bytes | None, int | None, int]"
 
-# Work without a deadline counts as due so long after its arrival, so that a stream of work with deadlines cannot
-# starve it: whatever has waited longer than this goes before a deadline that is still ahead.
+# Work without a deadline is due this many seconds after its arrival, by lane, so that a stream of work with deadlines
+# cannot starve it.
 PATIENCE_S: Mapping[Lane, float] = {"interactive": 1.0, "bulk": 30.0}
 
-# Removing sequences one by one costs a search and a shift of the list each; beyond so many one sweep is cheaper.
+# Up to this many sequences are removed one by one, each by a search and a shift of the list; more by one pass over it.
 _FEW = 16
 
 
@@ -40,8 +40,8 @@ class Waiter(NamedTuple):
 class Entry:
     """One tokenized sequence on its way through the engine, and the requests that wait for it.
 
-    Identical sequences are one entry with several waiters, and the outputs that any of them wants. ``deadline_s``: when
-    the last of them waits no more. ``num_hangs``: how many of its steps hung.
+    Identical sequences are one entry with several waiters, and the outputs that any of them wants. ``deadline_s``: the
+    latest deadline of the waiters. ``num_hangs``: how many of its steps hung.
     """
 
     __slots__ = (
@@ -113,7 +113,7 @@ class _LaneQueue:
         self.cost_s += entry.cost_s
 
     def hurry(self, entry: Entry) -> None:
-        """``entry.due_s`` has become earlier."""
+        """Sort ``entry`` again by urgency, after ``entry.due_s`` has become earlier."""
         heapq.heappush(self._due, (entry.due_s, entry.arrival))
 
     def urgent(self) -> Entry | None:
@@ -188,7 +188,7 @@ class LaneQueues:
             self._lanes[entry.lane].add(entry)
 
     def join(self, entry: Entry, waiter: Waiter, lane: Lane, now_s: float) -> None:
-        """Let ``waiter`` have the answer of a waiting ``entry``, which moves up if it is more urgent to ``waiter``."""
+        """Add ``waiter`` to a waiting ``entry``, which moves up if ``waiter`` is more urgent."""
         entry.add(waiter)
         entry.outputs = entry.outputs | waiter.outputs
         due_s = min(entry.due_s, waiter.deadline_s, now_s + PATIENCE_S[lane])
@@ -231,16 +231,17 @@ class LaneQueues:
         return 0.0 if urgent is None else now_s - urgent.arrived_s
 
     def cut(self, parts_of: Mapping[Lane, Iterable[slice]]) -> list[Entry]:
-        """Remove a step's entries: parts of each lane's queue, the last first, so that none moves another."""
+        """Remove the entries of a step. ``parts_of``: slices of each lane's sorted queue, in descending order."""
         members = [entry for lane, parts in parts_of.items() for entry in self._lanes[lane].cut(parts)]
         for entry in members:
             del self._by_identity[entry.identity]
         return members
 
     def expired(self, now_s: float) -> list[Entry]:
-        """Take out the most urgent entries while their deadlines have passed.
+        """Remove entries whose deadlines have passed, and return them.
 
-        Others that have expired are behind a more urgent one that has not; they are met when they come up.
+        Only the most urgent entry of a lane is checked, until one has not expired; an expired one behind it is removed
+        by a later call.
         """
         found: list[Entry] = []
         for lane in self._lanes.values():
@@ -250,5 +251,5 @@ class LaneQueues:
         return found
 
     def stats(self) -> dict[Lane, LaneStats]:
-        """Counts of what waits, by lane."""
+        """Numbers of the waiting entries, their tokens and their cost in seconds, by lane."""
         return {lane: LaneStats(len(q.sorted), q.num_tokens, q.cost_s) for lane, q in self._lanes.items()}

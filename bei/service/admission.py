@@ -1,8 +1,8 @@
-"""Admission: how much work a model has accepted, and who may still come in. Counts tokens and predicted engine time.
+"""Admission: counts the tokens and predicted engine time that a model has accepted, and refuses requests beyond limits.
 
-A request is admitted once, as a whole, and holds a ``Ticket`` until the last byte of its answer is rendered. What its
-inputs cost is estimated by their characters first, and known when they are tokenized. Limits are the server's: where
-several processes accept requests, each knows what the others have accepted (``Elsewhere``).
+A request is admitted once, as a whole, and holds a ``Ticket`` until the last byte of its answer is rendered. The cost
+of its inputs is estimated from their characters, and corrected when they are tokenized. Limits are the server's: if
+several processes accept requests, each knows the sum that the others have accepted (``Elsewhere``).
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _SURE = 0.9
 # is no forecast for longer.
 _LEAST_BULK = 0.05
 
-# Below this share of the longest wait, in engine seconds of everything accepted, the engine is not asked what waits:
-# even if several models share the device nobody is refused then.
+# While the accepted engine seconds are below this share of the longest wait, requests without a deadline are accepted
+# without asking the engine for its queue: even if several models share the device, none would be refused.
 _QUIET = 0.1
 
-# The other processes may believe that more is held here than is, by this share of the limits: of what becomes less they
-# hear with the next request that comes or goes, and at once only where it is more than that.
+# Other processes may overestimate the work of this one by this share of the limits. They are told of a smaller decrease
+# with the next request that comes or goes, and of a larger one at once.
 _UNTOLD = 0.001
 
 
@@ -98,10 +98,10 @@ class Elsewhere(Protocol):
     """The work that other processes of this server have accepted for the same model. Safe in threads."""
 
     def tell(self, own: Accepted) -> None:
-        """This process has accepted ``own``."""
+        """Tell the others that this process has accepted ``own``, in all."""
 
     def others(self) -> Accepted:
-        """All others together, as they have told last."""
+        """The sum of the values that the other processes have told last."""
 
 
 class Ticket:
@@ -130,7 +130,7 @@ class Ticket:
         self._is_open = True
 
     def count_tokens(self, num_tokens: int) -> None:
-        """So many more tokens are known: ``check_tokens`` gets their sum, and what it raises ends the call."""
+        """Add ``num_tokens`` to the known tokens, and call ``check_tokens`` with the sum. Raises its error."""
         if self.check_tokens is None:
             return
         with self._admission.lock:
@@ -139,7 +139,7 @@ class Ticket:
         self.check_tokens(total)
 
     def moved(self, estimated: Demand, num_tokens: int) -> None:
-        """Inputs with ``estimated`` demand have become so many tokens, which are with the engine now."""
+        """Replace the ``estimated`` demand of inputs by their ``num_tokens``, which are handed to the engine now."""
         with self._admission.lock:
             if not self._is_open:
                 return
@@ -150,14 +150,14 @@ class Ticket:
             self._admission.count(self.lane, num_tokens - tokens, -seconds)
 
     def answered(self, num_tokens: int) -> None:
-        """So many tokens have been run, or will not be."""
+        """Release ``num_tokens`` queued tokens, which were run or never will be."""
         with self._admission.lock:
             num_tokens = min(num_tokens, self._queued_tokens)
             self._queued_tokens -= num_tokens
             self._admission.count(self.lane, -num_tokens, 0.0)
 
     def close(self) -> None:
-        """Give back whatever is still held."""
+        """Release all demand and tokens that the ticket still holds."""
         with self._admission.lock:
             held = Demand(self._expected.num_tokens + self._queued_tokens, self._expected.seconds)
             self._expected, self._queued_tokens, self._is_open = Demand(0, 0.0), 0, False
@@ -215,7 +215,7 @@ class Admission:
         return Demand(sum(lengths), seconds)
 
     def begin_drain(self) -> None:
-        """Refuse whatever comes from now on."""
+        """Refuse new requests from now on."""
         self._is_draining = True
 
     def lane_of(self, num_inputs: int, num_tokens: int) -> Lane:
@@ -238,7 +238,7 @@ class Admission:
             )
         lane = lane or self.lane_of(num_inputs, demand.num_tokens)
         with self.lock:
-            # Before looking: of two processes that admit at once, one at least sees the other.
+            # Tell before checking: of two processes that admit at the same time, at least one then sees the other.
             self._tell(1, demand, lane)
             try:
                 self._check(num_inputs, demand, lane, deadline_s)
@@ -254,7 +254,7 @@ class Admission:
         lane: Lane | None = "interactive",
         deadline_s: float | None = None,
     ) -> Ticket:
-        """Never refused, but counted: for work of this process."""
+        """A ticket that is counted but never refused, for work that this process makes itself."""
         lane = lane or self.lane_of(num_inputs, demand.num_tokens)
         with self.lock:
             self._tell(1, demand, lane)
@@ -281,13 +281,13 @@ class Admission:
         return 1 / max(self._limits.bulk_share, 1 - stats.interactive_share, _LEAST_BULK)
 
     def count(self, lane: Lane, num_tokens: int, expected_s: float) -> None:
-        """Under the lock: so much more, or less, is held."""
+        """Add ``num_tokens`` and ``expected_s``, which may be negative, to the work held. The caller holds the lock."""
         self._change(lane, num_tokens, expected_s)
         if self._elsewhere is not None and self._is_worth_telling(lane):
             self._tell()
 
     def closed(self, ticket: Ticket, held: Demand) -> None:
-        """Under the lock: ``ticket`` gives back what it held."""
+        """Remove ``ticket``, which still ``held`` this demand. The caller holds the lock."""
         self._change(ticket.lane, -held.num_tokens, -held.seconds)
         if ticket in self._open:
             self._open.discard(ticket)
@@ -308,7 +308,10 @@ class Admission:
         return not 0 <= untold_tokens <= self._most_untold.num_tokens or untold_s > self._most_untold.seconds
 
     def _tell(self, num_coming: int = 0, coming: Demand = _NO_DEMAND, lane: Lane = "interactive") -> None:
-        """Under the lock: let the other processes know, also of a request that is not admitted yet."""
+        """Tell the other processes the work that this one has accepted. The caller holds the lock.
+
+        ``num_coming`` requests with the demand ``coming`` in ``lane``, which are not admitted yet, are added.
+        """
         if self._elsewhere is None:
             return
         expected_s = self._expected_s.copy()

@@ -312,7 +312,7 @@ class InferenceService:
         self._resolve([call for call in self._calls.values() if call.fail(error)])
 
     async def wait_drained(self) -> None:
-        """Return when nothing accepted is unanswered."""
+        """Return when every accepted request is answered."""
         await self._idle.wait()
 
     def close(self) -> None:
@@ -328,14 +328,14 @@ class InferenceService:
         return ticket
 
     def _end(self, call: PendingCall) -> None:
-        """Forget the call. If it was not answered in full, take back what is queued."""
+        """Forget the call. If some inputs were not answered, cancel those that are queued."""
         del self._calls[call.request_id]
         if not call.is_done or call.error is not None:
             call.cancel()
             if call.times is not None:
                 call.times.broken_off()
             self._port.cancel(call.request_id)
-            call.ticket.close()  # the request ends with its call, and what waits costs nobody anything any more
+            call.ticket.close()  # a failed call ends its request, and none of its inputs will run
 
     async def _done(self, call: PendingCall) -> None:
         deadline_s = call.ticket.deadline_s
@@ -421,8 +421,10 @@ class InferenceService:
         return self._admission.demand(self.estimated_lengths(inputs, whole=call.request.options.whole))
 
     def _submit(self, call: PendingCall, items: list[Item], admitted: Demand) -> None:
-        """Hand tokenized inputs to the engine, or end here where nothing of it is wanted. ``admitted``: what they were
-        admitted for."""
+        """Hand tokenized inputs to the engine, or answer them here if the call wants no engine outputs.
+
+        ``admitted``: the demand with which these inputs were admitted. In any thread.
+        """
         if call.is_done:  # cancelled meanwhile
             return
         num_tokens = 0
@@ -438,10 +440,11 @@ class InferenceService:
         if not call.outputs:
             self._answer_without_engine(call, items)
             return
-        if items[0].encoding.spans is not None:  # of no use to an engine
+        if items[0].encoding.spans is not None:  # engines do not read them
             items = [Item(index, encoding._replace(spans=None)) for index, encoding in items]
         self._port.submit(Submission(call.request_id, ticket.lane, call.outputs, items, ticket.deadline_s))
-        if call.request_id not in self._calls:  # it ended meanwhile, and was taken back before this came
+        # The call may have ended meanwhile, and its cancel may have come before the submission.
+        if call.request_id not in self._calls:
             self._port.cancel(call.request_id)
 
     def _answer_without_engine(self, call: PendingCall, items: list[Item]) -> None:
@@ -458,7 +461,7 @@ class InferenceService:
             self._wake([call])
 
     def _on_answers(self, answers: Seq[Answer]) -> None:
-        """In a thread of the port's, or on the event loop."""
+        """Record answers of the engine and wake complete calls. In a thread of the port's, or on the event loop."""
         done: list[PendingCall] = []
         answered: dict[PendingCall, tuple[int, int]] = {}
         for request_id, index, result, step in answers:
@@ -480,12 +483,12 @@ class InferenceService:
         if done:
             self._wake(done)
         now_s = time.monotonic()
-        for call, (num_inputs, _) in answered.items():  # behind the answers
+        for call, (num_inputs, _) in answered.items():  # after the calls are woken: metrics must not delay them
             if not call.ticket.is_own:
                 self._metrics.input_answers(call.ticket.lane, num_inputs, now_s - call.ticket.accepted_s)
 
     def _wake(self, calls: list[PendingCall]) -> None:
-        """Let the callers go on; in any thread."""
+        """Resume the coroutines that wait for ``calls``. In any thread."""
         if threading.get_ident() == self._thread_id:
             self._resolve(calls)
         else:

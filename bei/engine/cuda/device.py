@@ -173,11 +173,11 @@ class TorchDevice(_Calls):
         self._num_ooms = self._counted_ooms()
 
     def load(self, path: Path) -> LoadedPackage:
-        """Weights are copied to the GPU."""
+        """Load the package, and copy its weights to the GPU."""
         return self._loaded(path, 0)
 
     def hold(self, weight_bytes: int, most: int | None) -> None:
-        """The limit is shared by all engines of the process."""
+        """Account for ``weight_bytes``. All engines of the process share the limit ``most``."""
         PROCESS.hold(self._torch, self, weight_bytes, most)
 
     def stream(self) -> Stream:
@@ -241,7 +241,10 @@ class TorchDevice(_Calls):
         return int(self._torch.cuda.mem_get_info()[0])
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Judged by class, text, or the allocator's own count: packages turn every error into one without its text."""
+        """True if the class or text of ``error`` says so, or the allocator has counted a failure since the last call.
+
+        The count is needed since packages raise errors without the original class and text.
+        """
         with self._launching:
             before, self._num_ooms = self._num_ooms, self._counted_ooms()
             is_counted = self._num_ooms > before
@@ -252,8 +255,10 @@ class TorchDevice(_Calls):
         return int(self._torch.cuda.memory_stats().get("num_ooms", 0))
 
     def settle(self, stream: Stream) -> str | None:
-        """Errors of kernels last for the life of the process; a second query tells them from errors of a single
-        call."""
+        """Synchronize twice, and return the error of the second time.
+
+        A kernel's error stays for the life of the process, and comes again; the error of a single call does not.
+        """
         lost = None
         for _ in range(2):
             try:
@@ -287,7 +292,7 @@ class TwinDevice(_Calls):
         self.name = f"{cpu_name()}: the slow form of target cuda, for tests"
 
     def load(self, path: Path) -> LoadedPackage:
-        """Weights stay on the CPU."""
+        """Load the package; its weights stay on the CPU."""
         return self._loaded(path, -1)
 
     def hold(self, weight_bytes: int, most: int | None) -> None:

@@ -1,4 +1,4 @@
-"""The files of a served artifact, held open: a process that is started again has what is served, whatever lies there.
+"""The files of a served artifact, held open: a restarted process opens the served files even if the path has others.
 
 A build puts its folder in the place of the former one, and removes that. Until SIGHUP the former artifact is served,
 and a process that ends must be followed by one that has the same model: with another one's engine or tokenizer, answers
@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 
 
 class HeldFiles:
-    """Open files of ``artifact``, which was just verified, for ``readable`` in other processes. The supervisor's.
+    """The supervisor's open files of ``artifact``, which was just verified; other processes read them by ``readable``.
 
-    Raises ArtifactError where another artifact lies there meanwhile or there are too many files, and OSError.
+    Raises ArtifactError if its folder was replaced meanwhile or has too many files, and OSError.
     """
 
     def __init__(self, artifact: Artifact) -> None:
@@ -44,7 +44,7 @@ class HeldFiles:
         try:
             for name in names:
                 self._descriptors.append(os.open(artifact.path / name, os.O_RDONLY | os.O_CLOEXEC))
-            if _read(load_manifest(artifact.path)) != _read(artifact.manifest):
+            if _files_to_serve(load_manifest(artifact.path)) != _files_to_serve(artifact.manifest):
                 raise ArtifactError(f"{artifact.path} was replaced while it was opened: try it again.")
         except BaseException:
             self.close()
@@ -52,7 +52,7 @@ class HeldFiles:
 
     @contextmanager
     def lent(self) -> Iterator[list[int]]:
-        """Duplicates of the descriptors, for the length of the block: open though this is closed meanwhile."""
+        """Duplicates of the descriptors. They stay open within the block even if ``close`` is called meanwhile."""
         duplicates: list[int] = []
         try:
             duplicates += map(os.dup, self._descriptors)
@@ -69,13 +69,13 @@ class HeldFiles:
 
 @contextmanager
 def readable(artifact: Artifact, descriptors: Seq[int]) -> Iterator[Artifact]:
-    """``artifact``, at a path where its files can be read within the block. Takes over ``descriptors``.
+    """``artifact``, with a path at which the files of ``descriptors`` can be read within the block. Then closes them.
 
-    That is its own path as long as the held files lie there, and else a folder of links to them.
+    It is the artifact's own path if that still has these files, and else a temporary folder of links to them.
     """
     held_as = dict(zip(_names(artifact), descriptors, strict=True))
     try:
-        # A manifest may have been replaced with its certificate.
+        # The manifest may be a newer file: a new certificate writes it again.
         if all(name == MANIFEST or _lies_at(artifact.path / name, held) for name, held in held_as.items()):
             yield artifact
             return
@@ -95,14 +95,14 @@ def readable(artifact: Artifact, descriptors: Seq[int]) -> Iterator[Artifact]:
 
 
 def _names(artifact: Artifact) -> list[str]:
-    """What is held, in order: the same in all processes."""
-    return [MANIFEST, *(info.path for info in _read(artifact.manifest))]
+    """Paths of the held files, relative to the artifact's folder, in the same order in all processes."""
+    return [MANIFEST, *(info.path for info in _files_to_serve(artifact.manifest))]
 
 
-def _read(manifest: Manifest) -> list[FileInfo]:
-    """What processes read of an artifact that was verified; a new certificate changes none of it."""
-    alone = (TOKENIZER, TOKEN_WEIGHTS)
-    return [info for info in manifest.files if info.path in alone or info.path.startswith(f"{ENGINE_DIR}/")]
+def _files_to_serve(manifest: Manifest) -> list[FileInfo]:
+    """The files that a process reads to serve a verified artifact. None of them changes with a new certificate."""
+    single_files = (TOKENIZER, TOKEN_WEIGHTS)
+    return [info for info in manifest.files if info.path in single_files or info.path.startswith(f"{ENGINE_DIR}/")]
 
 
 def _lies_at(path: Path, descriptor: int) -> bool:

@@ -14,17 +14,17 @@ from bei.artifact.manifest import Artifact
 from bei.config.settings import ServeConfig
 from bei.errors import BeiError
 
-# Kinds of questions: whether a process still does its work, and what steps have been observed to cost.
-HEARTBEAT = "heartbeat"
-COSTS = "costs"
+# Kinds of questions of the supervisor.
+HEARTBEAT = "heartbeat"  # answered if the process still works
+COSTS = "costs"  # the observed costs of steps, by model
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that is served: its verified artifact, and what is known of its engine.
+    """A served model: its verified artifact, and facts about its engine.
 
-    ``number``: among the server's models, whichever artifact they have. ``num_streams``: of each device's engine,
-    ``costs``: a cost model's data, ``device``: in the engine's own words.
-    Before the first engine has been loaded they are not known: 0, None, empty.
+    ``number``: index among the server's models; a new artifact keeps it. ``num_streams``: streams of each device's
+    engine. ``costs``: data of a cost model. ``device``: the engine's name of its device. Before the first engine is
+    loaded, the last three are unknown: 0, None, empty.
     """
 
     artifact: Artifact
@@ -39,7 +39,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """The name and the digest: while artifacts are swapped there are two of one name."""
+        """Name and digest. During a swap, two served models have one name but different keys."""
         return f"{self.name}@{self.artifact.manifest.digest}"
 
 

@@ -1,4 +1,4 @@
-"""A front end's process: HTTP, tokenizers, and what is made of the answers of the batch manager's process."""
+"""The process of a front end: HTTP, tokenizers, and the tasks that turn the engine's outputs into answers."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ from bei.utils.log_format import configure
 
 log = logging.getLogger(__name__)
 
-# The batch manager's process may be away: it is there again within seconds, or cannot be started.
+# The longest wait for the batch manager's process, which may be restarting: that takes seconds, or fails.
 _MODEL_INFO_S = 60.0
-# How often the tokenizers are looked after.
+# How often the tokenizer threads are checked.
 _WATCH_EVERY_S = 0.5
 
 
 def run(channel: ControlChannel) -> None:
-    """Be one until the supervisor says stop."""
+    """Run a front end until the supervisor sends ``Stop``."""
     run_on_loop(FrontEnd(channel).run())
 
 
@@ -69,7 +69,7 @@ class FrontEnd:
     def __init__(self, channel: ControlChannel) -> None:
         self._channel = channel
         self._metrics = Metrics()
-        self._opened: dict[str, InferenceService] = {}  # by key, those that were replaced too
+        self._opened: dict[str, InferenceService] = {}  # by key; replaced ones too
         self._models: Models | None = None  # once it serves
         self._server: DrainingServer | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -77,7 +77,7 @@ class FrontEnd:
         self._under_way: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Until ``Stop``: each call in a task of its own, since some take long."""
+        """Carry out commands until ``Stop``, each in a task of its own, since some take long."""
         loop = asyncio.get_running_loop()
         received: asyncio.Queue[tuple[int, Command, list[int]]] = asyncio.Queue()
         self._channel.start(lambda *call: loop.call_soon_threadsafe(received.put_nowait, call))
@@ -202,15 +202,15 @@ class FrontEnd:
         self._server = DrainingServer(uvicorn_config(app), self._models, connections, self._tls, started.set)
         collect_rarely()
         self._serving = asyncio.ensure_future(self._server.serve(sockets=sockets))
-        self._watch = asyncio.ensure_future(self._look_after_tokenizers())
+        self._watch = asyncio.ensure_future(self._watch_tokenizers())
         starting = asyncio.ensure_future(started.wait())
         await asyncio.wait((starting, self._serving), return_when=asyncio.FIRST_COMPLETED)
         if self._serving.done():
             starting.cancel()
             self._serving.result()
 
-    async def _look_after_tokenizers(self) -> None:
-        """Nothing but another process brings threads back that have died."""
+    async def _watch_tokenizers(self) -> None:
+        """Ask the supervisor to replace this process once a tokenizer thread has died: none is started again."""
         while True:
             await asyncio.sleep(_WATCH_EVERY_S)
             for service in self._opened.values():
@@ -219,7 +219,7 @@ class FrontEnd:
                     return
 
     async def _end(self) -> None:
-        """Let clients take their answers; what cannot be answered any more is told so."""
+        """Stop the HTTP server, which waits a while until clients have received their answers, and then tracing."""
         if self._watch is not None:
             self._watch.cancel()
         if self._server is not None and self._serving is not None:

@@ -1,6 +1,7 @@
-"""The children of a server: started, started again when they end, asked on behalf of each other.
+"""The child processes of a server: starts them, replaces those that end, and passes questions between them.
 
-Which models a child has open follows ``served`` and ``open``, which the supervisor and swaps change.
+The supervisor and swaps write the models to have open into ``Fleet.served`` and ``Fleet.open``; a process that is
+started again opens and closes models until it has those.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from bei.server.status.whole_server import METRICS
 
 log = logging.getLogger(__name__)
 
-# Under this name are answers that the supervisor gives itself.
+# The process name under which the supervisor adds its own answer.
 SUPERVISOR = "supervisor"
 
 _KEEP_EVERY_S = 1.0
@@ -78,13 +79,14 @@ class MetricTotals:
 
 
 class ObservedCosts:
-    """What steps have been observed to cost, by model: it outlives the batch manager's process, and an artifact."""
+    """The observed costs of steps, by model. The supervisor keeps them for the next batch manager's process and the
+    next artifact of the model."""
 
     def __init__(self) -> None:
         self._models: dict[str, dict[str, Any]] = {}
 
     def note(self, answer: bytes | None) -> None:
-        """The batch manager's answer; None: it has not answered in time."""
+        """Keep the costs in the batch manager's ``answer``; None: it has not answered in time."""
         if answer is not None:
             self._models.update(_costs_decoder.decode(answer))
 
@@ -97,13 +99,16 @@ class ObservedCosts:
 
 
 class Fleet:
-    """All children. Of one event loop. Raises ConfigError where there is no room for their sockets."""
+    """All child processes. Not thread-safe: used on one event loop.
+
+    Raises ConfigError if the system has no room for their sockets.
+    """
 
     def __init__(
         self, config: ServeConfig, num_models: int, devices: Seq[Device], command: Seq[str], started_s: int
     ) -> None:
-        self.served: dict[str, Served] = {}  # by name; for requests that come now
-        self.open: dict[str, Served] = {}  # by key; also those that were replaced and still have requests
+        self.served: dict[str, Served] = {}  # by name; new requests get these
+        self.open: dict[str, Served] = {}  # by key; these, and replaced ones that still have requests
         self._held: dict[str, HeldFiles] = {}  # by key
         self._costs = ObservedCosts()
         self._config = config
@@ -113,7 +118,7 @@ class Fleet:
         self._started_s = started_s
         self._page = SharedPage.create(config.http_workers, num_models)
         self._ports = SocketEndpoint()
-        # One engine process has the queues itself.
+        # A single engine process also holds the queues: there is no batch manager.
         self._engines = [SocketEndpoint() for _ in devices] if len(devices) > 1 else []
         self._records = StepRecords.create() if len(devices) == 1 else None
         managers = [Place("manager", 0)] if len(devices) > 1 else []
@@ -130,13 +135,15 @@ class Fleet:
     # The start.
 
     async def start(self) -> None:
-        """Start all processes, and let them know the configuration. Raises the error of one that refuses it."""
+        """Start all processes and send them the configuration. Raises the error of a process that refuses it."""
         for place in self._places:
             self._spawn(place)
         await asyncio.gather(*map(self._configure, self._children.values()))
 
     async def load_first(self, served: Served) -> None:
-        """Let the first engine process load a model, of which only the artifact is known.
+        """Let the first engine process load a model, and keep what it finds out, for the other processes.
+
+        ``served``: only its artifact and number are known.
 
         Raises ArtifactError, ConfigError, MissingDependencyError, EngineError, VerificationError, OSError.
         """
@@ -145,7 +152,7 @@ class Fleet:
         self.served[found.name] = self.open[found.key] = found
 
     async def load(self) -> None:
-        """Let all others load the models. Raises as ``load_first`` does, and where a front end's canary fails."""
+        """Let all other processes load the models. Raises what ``load_first`` raises, and errors of the canary."""
         _, *others = self.of("engine")
         await asyncio.gather(*map(self._catch_up, others))
         for roles in ("manager", "front"):
@@ -153,7 +160,7 @@ class Fleet:
         self._ready.update(self._children.values())
 
     async def serve(self, listening: Seq[socket.socket]) -> None:
-        """Let front ends accept connections, and replace processes that end from now on."""
+        """Let the front ends accept connections. From now on, replace processes that end."""
         self._listening = listening
         await asyncio.gather(*(front.call(Serve(), self._listeners()) for front in self.of("front")))
         for place in self._places:
@@ -163,7 +170,7 @@ class Fleet:
     # For swaps.
 
     def of(self, *roles: Role) -> list[Child]:
-        """The children of these roles now, in order."""
+        """The current children that have one of ``roles``, in order."""
         return [child for place, child in self._children.items() if place.role in roles]
 
     def with_queues(self) -> Child:
@@ -171,7 +178,7 @@ class Fleet:
         return child
 
     async def all_ready(self, patience_s: float) -> list[Child]:
-        """All children, once all of them are ready. Raises ProcessDiedError that names one that is not in time."""
+        """Wait until all children are ready, and return them. Raises ProcessDiedError after ``patience_s``."""
         until_s = time.monotonic() + patience_s
         while missing := [child for child in self._children.values() if child not in self._ready]:
             if time.monotonic() > until_s:
@@ -186,22 +193,23 @@ class Fleet:
                 raise ProcessDiedError(f"The process {child.name} has ended meanwhile: try it again.")
 
     async def hold(self, served: Served) -> None:
-        """Keep its files open from now on, so that processes can open it whatever happens to its folder.
+        """Keep the files of ``served`` open, so that processes can open the model even if its folder is replaced.
 
         Raises ArtifactError, OSError.
         """
         self._held[served.key] = await in_thread(HeldFiles, served.artifact)
 
     def let_go(self, key: str) -> None:
-        """No process will open it any more. Nothing where it is not held."""
+        """Close the files of the model ``key``: no process will open it any more. No-op if they are not held."""
         self._costs.forget(key)
         if key in self._held:
             self._held.pop(key).close()
 
     async def load_in(self, child: Child, command: OpenModel) -> Served:
-        """Let ``child`` open a model, which is held if it is not the first to do so; returns what is known then.
+        """Let ``child`` open a model; returns ``command.served``, or what the child has found out about the model.
 
-        Raises the child's error, ProcessDiedError.
+        The model's files must be held (``hold``) unless the child is the first to open it. Raises the child's error,
+        ProcessDiedError.
         """
         if command.is_first or child.place.role == "manager":
             return await child.call(command) or command.served
@@ -209,36 +217,36 @@ class Fleet:
             return await child.call(command, descriptors) or command.served
 
     async def observed(self, served: Served) -> Served:
-        """``served`` with the costs of its steps that the batch manager has observed."""
+        """``served`` with the step costs that the batch manager has observed."""
         await self._note_costs()
         return self._costs.applied(served)
 
     def can_answer(self) -> bool:
-        """Whether there are processes to run what was accepted."""
+        """True if processes are ready to run accepted requests."""
         return self.with_queues() in self._ready and any(child in self._ready for child in self.of("engine"))
 
     async def tell(self, role: Role, command: Command) -> None:
-        """Call all ready children of this role. Their errors are in their logs."""
+        """Send ``command`` to all ready children of ``role`` and wait for them. Errors are in the children's logs."""
         ready = [child for child in self.of(role) if child in self._ready]
         await asyncio.gather(*(child.call(command) for child in ready), return_exceptions=True)
 
     def count(self, name: str, result: SwapResult) -> None:
-        """The model's artifact was looked at again."""
+        """Count the result of a check of the model's artifact."""
         self._metrics.swap(name, result)
 
     # The end.
 
     async def stop(self, role: Role) -> None:
-        """End all processes of this role, and start no others."""
+        """End all processes of ``role`` without replacement."""
         self._stopping.add(role)
         patience_s = _FRONT_STOP_S if role == "front" else _STOP_S
         for child in self.of(role):
             if child not in self._ready or (role != "front" and child.is_asked):
-                child.kill()  # nothing waits for it
+                child.kill()  # no request waits for its answer
         await asyncio.gather(*(child.stop(patience_s) for child in self.of(role)))
 
     def do_not_replace(self, role: Role) -> None:
-        """Start no others of this role; those that are being started are ended."""
+        """From now on, do not replace processes of ``role`` that end; kill those that are still starting."""
         self._stopping.add(role)
         for child in self.of(role):
             if child not in self._ready:
@@ -250,7 +258,7 @@ class Fleet:
             child.kill()
 
     async def close(self) -> None:
-        """End what is left, and free what they shared."""
+        """Kill the processes that are left, and free what the processes shared."""
         self.kill("front", "manager", "engine")
         self._tasks.cancel()
         await asyncio.gather(*(child.wait() for child in self._children.values()))
@@ -307,7 +315,7 @@ class Fleet:
                     )
 
     async def _load(self, child: Child, command: OpenModel) -> Served:
-        """Raises the child's error, with the device in its message where there are several."""
+        """As ``load_in``; with several devices, an error of an engine process names its device."""
         try:
             return await self.load_in(child, command)
         except BeiError as error:
@@ -372,14 +380,14 @@ class Fleet:
                 self._tasks.start(self._watch(child))
 
     def _on_end(self, child: Child) -> None:
-        """In the moment in which nobody asks ``child`` any more."""
+        """Called when ``child`` ends: its last counts go into the totals before anyone can ask for metrics again."""
         self._totals.add(child.answers.get(METRICS))
         self._ready.discard(child)
         if child.place.role == "front":
             self._page.clear(child.place.index)
 
     async def _watch(self, child: Child) -> None:
-        """End ``child`` if it hangs."""
+        """Kill ``child`` if it does not answer heartbeats for the hang timeout."""
         limit_s, silence = max(self._config.hang_timeout, LEAST_S), Silence(time.monotonic())
         while silence.seconds < limit_s:
             await asyncio.sleep(EVERY_S)
@@ -392,7 +400,7 @@ class Fleet:
         self._end_hung(child, f"%s has not answered for {math.floor(silence.seconds)} s: the process is ended")
 
     def _end_hung(self, child: Child, said: str) -> None:
-        """``said``: for the log, with a place for the name."""
+        """Kill ``child``, once. ``said``: the log message, with %s for its name."""
         if child.is_alive and not child.is_given_up:
             child.is_given_up = True
             log.error(said, child.name)
@@ -400,7 +408,10 @@ class Fleet:
             child.kill()
 
     async def _answer(self, asker: Child, question: Ask) -> None:
-        """Gather the answers of all others that offer it; of metrics, which are kept, the asker's too."""
+        """Send ``asker`` the answers of all other processes that offer this kind of question.
+
+        An answer to METRICS also has the asker's own, and the kept totals of processes that have ended.
+        """
         kind, is_kept = question.kind, question.kind == METRICS
         asked = [
             child
@@ -412,7 +423,7 @@ class Fleet:
         answers = {
             child.name: data
             for child, data in zip(asked, found, strict=True)
-            if data is not None and child.is_alive  # else it is in the totals
+            if data is not None and child.is_alive  # the totals have the counts of one that has ended
         }
         silent = [child for child in asked if child.name not in answers]
         if is_kept:
@@ -422,7 +433,7 @@ class Fleet:
         asker.tell(Gathered(question.id, answers, tuple(child.name for child in silent)))
 
     async def _keep_answers(self) -> None:
-        """So that little is lost of a process that is killed."""
+        """Fetch the metrics and observed costs of all processes every second, so that a kill loses little."""
         while True:
             await asyncio.sleep(_KEEP_EVERY_S)
             await asyncio.gather(*(child.ask(METRICS) for child in self._children.values()))

@@ -68,7 +68,7 @@ def run(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
 
 
 class Supervisor:
-    """The life of a server in several processes. Of one event loop."""
+    """Runs a server of several processes from start to exit. Not thread-safe: used on one event loop."""
 
     _fleet: Fleet
     _swaps: Swaps
@@ -86,7 +86,7 @@ class Supervisor:
         self._tasks = Tasks()
 
     async def run(self) -> int:
-        """Returns the exit code. Raises as the function does."""
+        """Serve until SIGTERM or SIGINT; returns the exit code. Raises what the module's ``run`` raises."""
         loop = asyncio.get_running_loop()
         self._serving = asyncio.ensure_future(self._serve())
         self._stopped = loop.create_future()
@@ -100,7 +100,7 @@ class Supervisor:
         return self._exit_code
 
     async def _serve(self) -> None:
-        # First what costs nothing: a taken port is known before gigabytes are loaded.
+        # The cheap checks come first: a port in use is reported before gigabytes are loaded.
         config, sockets = self._config, Sockets(self._config)
         manifests = [manifest_of(source) for source in self._sources]
         check_names(manifest.name for manifest in manifests)
@@ -125,7 +125,10 @@ class Supervisor:
         log.info("stopped")
 
     async def _start(self) -> None:
-        """Processes load their libraries and read keys and certificates while the artifacts are verified."""
+        """Start the processes, load the models in all of them, and set up swaps.
+
+        While this process verifies the artifacts, the others load their libraries and read API keys and certificates.
+        """
         _, artifacts = await asyncio.gather(self._fleet.start(), in_thread(self._verified))
         for number, artifact in enumerate(artifacts):
             await self._fleet.load_first(Served(artifact=artifact, number=number))
@@ -137,7 +140,7 @@ class Supervisor:
         self._swaps = Swaps(self._fleet, paths, self._config)
 
     def _verified(self) -> list[Artifact]:
-        """Each file is hashed once: processes get what was verified."""
+        """The verified artifacts. Only this process hashes their files; the others get the result."""
         return [verified_at(source, self._config) for source in self._sources]
 
     # Signals.
@@ -170,13 +173,17 @@ class Supervisor:
             await self._swaps.reload()
 
     async def _drain(self, sockets: Sockets) -> None:
-        """Front ends answer what they have accepted, and refuse what comes until the last of them has done so."""
+        """Drain the front ends, then end all processes: front ends, batch manager, engines.
+
+        Each front end refuses new requests until every front end has answered the requests it had accepted.
+        """
         fleet = self._fleet
         fleet.do_not_replace("front")
         looking = asyncio.ensure_future(self._abandon_where_nobody_answers())
         await fleet.tell("front", Drain())
         looking.cancel()
-        sockets.close()  # before front ends do, which accept who waits there: else others would come into the queue
+        # First: front ends accept the connections in the backlog when they stop, and no new ones may enter it.
+        sockets.close()
         await fleet.stop("front")
         if self._is_abandoned:
             fleet.kill("manager", "engine")  # a step may hang, and nobody waits for its answer

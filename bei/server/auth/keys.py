@@ -1,4 +1,4 @@
-"""API keys: who may ask, in which lane, and how much a second.
+"""API keys: which clients may send requests, in which lane, and at which rates.
 
 Only digests of keys are kept, and comparing takes the same time however near a guess is. What a client sends is hashed
 with a secret of this process (BLAKE2b with a key) and the digest looked up in a table. The lookup may end early, at a
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Where an ASGI scope has its request's Key; none: on servers without keys, and on routes that need none.
-
-# In these, OpenAI's, Baseten's and TEI's clients send keys, gateways and Azure's clients.
+# Headers that carry a key: the first is sent by OpenAI's, Baseten's and TEI's clients, the second by gateways, the
+# third by Azure's clients.
 _AUTHORIZATION = b"authorization"
 _HEADERS = frozenset((_AUTHORIZATION, b"x-api-key", b"api-key"))
 _SCHEMES = (b"bearer", b"api-key")
 
-# Names that are labels of metrics, since the start and over all reloads; what others do is counted under one name.
+# Most key names that become labels of metrics, from the start and over all reloads. Requests with other names are
+# counted under ``_OTHERS``.
 _MOST_LABELS = 100
 _OTHERS = "others"
 
-_SHORT = 16  # characters; shorter ones can be guessed
+_SHORT = 16  # characters; the log warns of shorter keys, which can be guessed
 
 
-# Makes the bucket of a key's name, of what is counted ("requests", "tokens"), and of how many a second.
+# Makes a bucket from the name of a key, the thing that it counts ("requests" or "tokens"), and the rate a second.
 NewBucket: TypeAlias = Callable[[str, str, float], Bucket]
 
 
@@ -53,7 +53,10 @@ def _own_bucket(name: str, what: str, rate: float) -> Bucket:
 
 
 class Key:
-    """A name, with what its requests may do. Of the event loop's thread."""
+    """The rights of the requests that carry an API key of this name: a lane, and rates of requests and tokens.
+
+    ``label``: the name in metrics. Not thread-safe: used on the event loop.
+    """
 
     def __init__(self, spec: KeySpec, label: str, new_bucket: NewBucket = _own_bucket) -> None:
         self.name = spec.name
@@ -65,7 +68,7 @@ class Key:
         self._tokens = None if tokens is None else new_bucket(spec.name, "tokens", tokens)
 
     def urgency(self, asked: Urgency) -> Urgency:
-        """``asked``, in the key's lane where it names none. Raises ForbiddenError."""
+        """``asked``, with the key's lane if it names none. Raises ForbiddenError if the key may not use that lane."""
         if self._lane is None or asked.lane == self._lane:
             return asked
         if asked.lane is None:
@@ -77,15 +80,15 @@ class Key:
         return asked
 
     def take_request(self) -> None:
-        """One more request. Raises RateLimitedError."""
+        """Count one request. Raises RateLimitedError if the key's rate allows none now."""
         _take(self._requests, 1.0, self.name, "requests")
 
     def take_tokens(self, num_tokens: int) -> None:
-        """So many tokens of inputs, as admission counts them. Raises RateLimitedError."""
+        """Count ``num_tokens`` of inputs, as admission counts them. Raises RateLimitedError if none is allowed now."""
         _take(self._tokens, float(num_tokens), self.name, "tokens")
 
     def go_on_from(self, other: Key) -> None:
-        """Stand for ``other``: a reload makes no new allowance."""
+        """Take over the levels of ``other``, the key of this name before a reload: a reload refills no bucket."""
         for mine, its in ((self._requests, other._requests), (self._tokens, other._tokens)):
             if mine is not None and its is not None:
                 mine.go_on_from(its)
@@ -101,9 +104,9 @@ def _take(bucket: Bucket | None, amount: float, name: str, what: str) -> None:
 
 
 class Keyring:
-    """The keys of a server. ``read`` gets them from where they are kept. Raises ConfigError where it does.
+    """The API keys of a server. ``read`` reads them from their sources. Raises the ConfigError that ``read`` raises.
 
-    ``new_bucket``: where several processes answer for a name, it makes buckets that they have together.
+    ``new_bucket`` makes the buckets of the keys; with several front ends, buckets that these share.
     """
 
     def __init__(self, read: Callable[[], Seq[KeySpec]], new_bucket: NewBucket = _own_bucket) -> None:
@@ -115,7 +118,7 @@ class Keyring:
         self._install(read())
 
     def check(self, scope: Scope) -> None:
-        """Find the key of the request, leave it in the scope, and count the request against its rate.
+        """Find the key of a request, put it into the scope, and count the request against the key's rate.
 
         Raises UnauthorizedError, RateLimitedError.
         """
@@ -124,7 +127,10 @@ class Keyring:
         key.take_request()
 
     def _key_of(self, headers: Iterable[tuple[bytes, bytes]]) -> Key:
-        """Of several headers one with a good key is enough: proxies and clients may each add their own."""
+        """The key that the headers carry. One valid key is enough: proxies and clients may each add a header.
+
+        Raises UnauthorizedError.
+        """
         found: Key | None = None
         is_given = False
         for name, value in headers:
@@ -139,14 +145,14 @@ class Keyring:
         return hashlib.blake2b(secret, key=self._secret, digest_size=32).digest()
 
     async def reload(self) -> None:
-        """Read all keys anew. Where that fails the old ones stay, and the log says why."""
+        """Read all keys again. If that fails, the old ones stay and the error is logged."""
         try:
             self._install(await off_loop(self._read))
         except ConfigError as error:
             log.error("the API keys stay as they were, the new ones cannot be read: %s", error)
 
     def _install(self, specs: Seq[KeySpec]) -> None:
-        """Take these from the next request on; those under way have their Key."""
+        """Use the keys of ``specs`` from the next request on. Requests in progress keep their ``Key``."""
         before = {key.name: key for key in self._by_digest.values()}
         by_digest = {}
         for spec in specs:
@@ -167,7 +173,7 @@ class Keyring:
 
 
 def _sent(name: bytes, value: bytes) -> bytes:
-    """The key in a header: behind ``Bearer`` or ``Api-Key``, or alone."""
+    """The key in the header ``name``: the text after ``Bearer`` or ``Api-Key``, or the whole value."""
     value = value.strip()
     if name == _AUTHORIZATION:
         scheme, _, rest = value.partition(b" ")

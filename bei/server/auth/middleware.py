@@ -1,4 +1,4 @@
-"""The ASGI middleware that asks requests for an API key."""
+"""The ASGI middleware that refuses requests without a valid API key, or beyond the rates of their key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bei.server.auth.keys import Keyring
 
 
 class ApiKeys:
-    """Checks each request against ``keys``, but GET and HEAD requests of ``open_paths``.
+    """Checks the API key of each request, except GET and HEAD requests to ``open_paths``.
 
     Raises UnauthorizedError, RateLimitedError.
     """

@@ -1,18 +1,19 @@
-"""How much may come a second: a bucket that fills steadily."""
+"""Rate limits: a token bucket."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-# Sums of floats: what is missing by less is there.
+# A smaller shortage is a rounding error of float sums, and counts as none.
 _ROUNDING = 1e-9
 
 
 class Bucket:
-    """``rate`` a second on average, and a second's worth at once, one at least. Of the event loop's thread.
+    """A token bucket: it fills at ``rate`` a second, and holds the amount of one second, but at least 1.
 
-    What is larger than the bucket needs a full one and leaves it in debt: the average holds for requests of any size.
+    An amount larger than the bucket can be taken from a full one and leaves it in debt, so the average rate holds for
+    requests of any size. Not thread-safe: used on the event loop.
     """
 
     def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,7 +31,7 @@ class Bucket:
         return wait_s
 
     def wait_s(self, amount: float) -> float:
-        """Seconds until ``amount`` can be taken; 0: now."""
+        """Seconds until ``amount`` can be taken; 0: it can be taken now."""
         now_s = self._clock()
         self._level = min(self._most, self._level + (now_s - self._filled_s) * self.rate)
         self._filled_s = now_s
@@ -38,10 +39,10 @@ class Bucket:
         return missing / self.rate if missing > _ROUNDING else 0.0
 
     def take(self, amount: float) -> None:
-        """What ``wait_s`` has let in."""
+        """Take ``amount``, for which ``wait_s`` has returned 0."""
         self._level -= amount
 
     def go_on_from(self, other: Bucket) -> None:
-        """Be as full as ``other``, which this one stands for from now on, but no fuller than this one can be."""
+        """Take over the level of ``other``, which this bucket replaces, up to the size of this bucket."""
         other.wait_s(0.0)
-        self._level = other._level  # wait_s cuts it
+        self._level = other._level  # wait_s limits it to the size

@@ -252,7 +252,7 @@ def _described(service: InferenceService, created: int) -> ServedModel:
 
 
 def dialect(models: Models, server: WholeServer) -> Dialect:
-    """Bound to the served models."""
+    """The dialect of Infinity, with routes that read the served models and their state."""
     routes: tuple[Route[Any], ...] = (
         Route(
             "/embeddings",

@@ -211,7 +211,7 @@ RANKING: Route[Any] = Route(
 
 
 def dialect(models: Models, server: WholeServer) -> Dialect:
-    """Bound to the served models."""
+    """The dialect of NVIDIA's NIM, with routes that read the served models and their state."""
     embeddings: Route[Any] = Route(
         "/v1/embeddings",
         "Embed (NIM)",

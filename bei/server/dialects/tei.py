@@ -298,7 +298,7 @@ _PROBES = ("/health", "/ping", "/")
 
 
 def dialect(models: Models, config: ServeConfig, server: WholeServer) -> Dialect:
-    """Bound to the served models."""
+    """The dialect of Hugging Face's TEI, with routes that read the served models and their state."""
     max_inputs = config.max_client_batch_size
     accepts_ids = config.openai_token_ids == "accept"
     openai = adjusted(openai_embeddings.route(max_inputs, accepts_ids=accepts_ids), _unit_length)

@@ -256,13 +256,13 @@ def _described(service: InferenceService, created: int) -> ServedModel:
 
 
 def _uncut(body: Controls) -> None:
-    """A text that is too long is an error unless the request asks for cutting, whatever the server's settings say."""
+    """Refuse texts that are too long, as vLLM does, unless the request asks for truncation."""
     if body.truncate is None and body.truncate_prompt_tokens is None:
         body.truncate = False
 
 
 def dialect(models: Models, config: ServeConfig, server: WholeServer) -> Dialect:
-    """Bound to the served models."""
+    """The dialect of vLLM, with routes that read the served models and their state."""
     accepts_ids = config.openai_token_ids == "accept"
     classifying = next(route for route in classify.ROUTES if route.path == "/classify")
     routes: tuple[Route[Any], ...] = (

@@ -54,7 +54,7 @@ class RequestContext:
         has_report: bool = False,
     ) -> None:
         self.models = shared.models
-        self.has_report = has_report  # the answer is to say of each input what became of it
+        self.has_report = has_report  # the answer reports the result or error of each input
         self._any_model = any_model
         self._max_inputs = shared.max_client_batch_size
         self._answer_limit = shared.answer_limit
@@ -69,7 +69,7 @@ class RequestContext:
         self._body = body
         self._work = work
         self.warnings: list[str] = []  # for the client, in a header
-        self.unreadable: Mapping[int, BeiError] = {}  # errors of inputs that have no text, by their places
+        self.unreadable: Mapping[int, BeiError] = {}  # errors of inputs that could not be parsed, by index
 
     def able(self, task: str, name: str | None) -> InferenceService:
         """The model that is called ``name`` and can do ``task``. Raises what ``Models.able`` raises."""
@@ -107,7 +107,10 @@ class RequestContext:
         return self._max_inputs
 
     def check_inputs(self, inputs: Seq[object], param: str) -> None:
-        """Reject an empty list, too many inputs, or an empty text. Raises InvalidRequestError that blames ``param``."""
+        """Reject an empty list, too many inputs, an unreadable input, or an empty text.
+
+        Raises InvalidRequestError that blames ``param``.
+        """
         self.check_count(inputs, param)
         for error in self.unreadable.values():
             raise error

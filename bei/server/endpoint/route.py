@@ -1,7 +1,7 @@
-"""The way of an inference request from the body's bytes to the answer's, the same for every route.
+"""Handles an inference request from the bytes of its body to the bytes of the answer, in the same way on every route.
 
-A route is a request Struct, a function that parses it, and a handler, which asks a model for a task and says what to
-answer. Handlers know neither bytes nor HTTP; everything that is the same for all of them is here.
+A route is a request Struct, a function that parses it, and a handler, which runs a task of a model and returns the
+reply. Handlers deal with neither bytes nor HTTP; everything that they have in common is here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RequestT = TypeVar("RequestT")
 
 WARNING_HEADER = "x-bei-warning"
 
-# Smaller answers are not compressed: they are a packet or so as they are.
+# Smaller answers are not compressed: they fit into about one packet.
 _LEAST_CODED_BYTES = 1_000
 
 # After larger bodies memory is given back to the system, as after answers that are streamed.
@@ -58,9 +58,9 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 class Route(Generic[RequestT]):
     """``request`` and ``response`` are the bodies' types (or tuples of alternatives) for /openapi.json; ``summary`` and
     ``handle``'s docstring describe the route there. ``parse`` and ``handle`` raise BeiError. ``has_report``: the
-    handler can say of each input what became of it. ``octet_headers`` are those of an answer that is bytes alone; there
-    are none where it never is. ``timing_headers``: what a good answer says about its time. ``runs_engine``: not where
-    the tokenizer alone is asked.
+    handler can report the result or error of each input. ``octet_headers``: names of headers that an answer of raw
+    bytes has; empty if the route has no such answer. ``timing_headers``: makes the headers of a successful answer about
+    its time. ``runs_engine``: False if the handler needs only the tokenizer.
     """
 
     path: str
@@ -94,13 +94,13 @@ class Endpoint:
         self._memory = shared.memory
 
     def framework_route(self) -> ApiRoute:
-        """The same for the framework, which answers where the path has parameters, and describes every path."""
+        """This endpoint as the framework's route, for paths with parameters and for /openapi.json."""
         route = ApiRoute(self.path, self.answer, ("POST",), self._route.summary)
         route.description = inspect.getdoc(self._route.handle) or ""
         return route
 
     async def answer(self, request: Request) -> Response:
-        """From bytes to bytes. Raises BeiError, ClientDisconnect."""
+        """Read and parse the body, run the handler, and render the reply. Raises BeiError, ClientDisconnect."""
         key: Key | None = request.scope.get(SCOPE_API_KEY)
         work: RequestRecord = request.scope[SCOPE_RECORD]
         if work.timing is None and self._route.timing_headers is not None:
@@ -143,12 +143,12 @@ class Endpoint:
                 self._end(context, is_large)
 
     async def _written(self, request: Request, reply: Reply, context: RequestContext, form: AnswerForm) -> Response:
-        """``reply`` at once or, where it is large, in pieces."""
+        """``reply`` as a response: whole, or streamed in pieces if it is large."""
         if form.has_report and reply.report is None:
             raise _no_report()
         written, notation, media_type = reply.written_in(form.media_types)
         headers = self._headers(reply, context, written)
-        coding = self._coding(form.codings, headers)
+        coding = self._content_coding(form.codings, headers)
         if num_bytes_of(written) <= INLINE_BYTES:
             content = whole(written, notation)
             if coding is not None and len(content) >= _LEAST_CODED_BYTES:
@@ -161,7 +161,7 @@ class Endpoint:
             headers["content-encoding"] = coding
             pieces = coded(pieces, coding)
         on_end = partial(self._end, context, True)
-        if request.scope.get("http_version") == "1.0":  # knows no body without a length
+        if request.scope.get("http_version") == "1.0":  # HTTP/1.0 needs the length of a body before it
             content = await unless_disconnected(request, off_loop(b"".join, pieces))
             slices = slices_of(content)
             return StreamedResponse(next(slices), slices, headers, media_type, on_end, len(content))
@@ -178,8 +178,11 @@ class Endpoint:
             headers |= self._route.timing_headers(context.timing)
         return headers
 
-    def _coding(self, accepted: Seq[str], headers: dict[str, str]) -> str | None:
-        """The coding for an answer's bytes, if the server compresses; its ``headers`` then say what they depend on."""
+    def _content_coding(self, accepted: Seq[str], headers: dict[str, str]) -> str | None:
+        """The content coding of an answer: the first of ``accepted``; None: the server or the client wants none.
+
+        On servers that compress, adds Vary to the answer's ``headers``.
+        """
         if not self._shared.compresses:
             return None
         headers["vary"] = "accept-encoding"

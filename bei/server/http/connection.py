@@ -346,7 +346,10 @@ class Connection(HttpToolsProtocol):
     # What the other connections and the clock call.
 
     def expire(self, now_s: float) -> None:
-        """The deadline has passed: end what takes too long."""
+        """Called when ``deadline_s`` has passed: give up what the connection waits for, or extend the deadline.
+
+        It waits for the client to take an answer, to send headers or a body, or (idle) to send the next request.
+        """
         if self._is_waiting:
             self._expire_flush(now_s)
         elif self._phase is _HEAD:
@@ -360,12 +363,12 @@ class Connection(HttpToolsProtocol):
 
     def _expire_flush(self, now_s: float) -> None:
         if self.transport.get_write_buffer_size() < self._unsent_bytes:
-            self._await_flush(now_s)  # it takes its answer
+            self._await_flush(now_s)  # the client has taken a part since
         else:
             self.transport.abort()
 
     def _expire_unread(self, now_s: float, timeout_s: float) -> None:
-        """The server itself does not read: the client has done nothing wrong while it takes its answers."""
+        """Extend the deadline: the server itself has paused reading. A client that takes no answer is cut off."""
         if self.flow.write_paused:
             self._expire_flush(now_s)
         else:

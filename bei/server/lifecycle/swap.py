@@ -43,7 +43,7 @@ Start = Callable[[Loaded], InferenceService]
 
 
 class ArtifactSwaps(ABC, Generic[NextT]):
-    """Swaps the artifacts that ``find`` finds. Not thread-safe: to be used on one event loop."""
+    """Replaces models by the artifacts that ``find`` returns. Not thread-safe: used on one event loop."""
 
     def __init__(self) -> None:
         self._is_due = False
@@ -78,7 +78,7 @@ class ArtifactSwaps(ABC, Generic[NextT]):
         """Count the result of a check of the model."""
 
     async def reload(self) -> None:
-        """Start a check of all artifacts; where one is under way, another one follows it."""
+        """Start a check of all artifacts; if a check is running, another one follows it."""
         self._is_due = not self._is_over
         if self._is_due and self._task is None:
             self._task = asyncio.ensure_future(self._run())
@@ -105,7 +105,7 @@ class ArtifactSwaps(ABC, Generic[NextT]):
                     if not self._is_over:
                         await self._look_at(name)
         finally:
-            self._task = None  # or no later SIGHUP would start another
+            self._task = None  # so that a later SIGHUP can start another check
 
     async def _look_at(self, name: str) -> None:
         path = self.path(name)
@@ -157,7 +157,7 @@ def log_closed(former: Manifest) -> None:
 
 
 async def in_thread(work: Callable[..., ResultT], *args: object) -> ResultT:
-    """``work(*args)`` in a thread of its own, which ends with it: it takes no thread from requests."""
+    """Run ``work(*args)`` in a new thread, so that it takes no thread of a pool from requests."""
     executor = ThreadPoolExecutor(1, thread_name_prefix="bei-swap")
     try:
         return await asyncio.get_running_loop().run_in_executor(executor, work, *args)
@@ -184,7 +184,7 @@ class LocalSwaps(ArtifactSwaps[ReadyService]):
         self._load_next = load_next
         self._start = start
         self._metrics = metrics
-        self.is_loading = False  # in a thread that nothing can interrupt
+        self.is_loading = False  # True while a thread loads an artifact, which nothing can interrupt
         for service in models:
             metrics.artifact(service.name, service.manifest.digest)
 
@@ -218,7 +218,7 @@ class LocalSwaps(ArtifactSwaps[ReadyService]):
         if loaded is None:
             return None
         new, new_standing = self._start(loaded), Standing.of(standing.path, loaded)
-        del loaded  # which holds the engine: one that hangs is to be freed when it is given up
+        del loaded  # it holds the engine, which must be freed if the new service hangs and is given up
         await check_new(new)
         try:
             self.check_serving()
@@ -259,7 +259,7 @@ async def close_replaced(models: Models, former: InferenceService) -> None:
     await former.wait_unheld()
     try:
         await in_thread(closed, former)
-    finally:  # what could not be closed is still not asked any more
+    finally:  # it gets no requests any more, even if closing it failed
         models.removed(former)
 
 

@@ -60,7 +60,7 @@ _SERVER_TIMING_HEADER = {
     "schema": _TEXT,
     "description": "Milliseconds of each stage of the request, and of all: receive;dur=0.310, ..., total;dur=9.127.",
 }
-# Of servers that compress answers.
+# Headers of answers, on servers that compress.
 _CODED_HEADERS: Mapping[str, Mapping[str, Any]] = {
     "content-encoding": {
         "schema": {"type": "string", "enum": [*CODINGS]},
@@ -69,20 +69,20 @@ _CODED_HEADERS: Mapping[str, Mapping[str, Any]] = {
     "vary": {"schema": {"type": "string", "const": "accept-encoding"}, "description": "What the answer depends on."},
 }
 
-# Of requests that are refused before they have arrived whole: our form on every path.
+# Errors of requests that are refused before they have arrived completely: in our form on every path.
 _REFUSED: tuple[type[BeiError], ...] = (
     errors.RequestTimeoutError,
     errors.HeadersTooLargeError,
     errors.TooManyConnectionsError,
 )
-# Of servers with API keys: on routes that need one, and on those of them that ask a model.
+# Errors of servers with API keys, on routes that need a key.
 _OF_KEYS: tuple[type[BeiError], ...] = (errors.UnauthorizedError, errors.RateLimitedError)
 _SECURITY_SCHEMES: Mapping[str, Mapping[str, str]] = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "x-api-key": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
     "api-key": {"type": "apiKey", "in": "header", "name": "Api-Key"},
 }
-# Errors of requests that no route has, or no key, and the root of those of all requests.
+# RequestErrors that a request to a model does not end with: the root class, and those raised before a route runs.
 _ELSEWHERE = {
     errors.RequestError,
     errors.HeadersTooLargeError,
@@ -99,7 +99,7 @@ def _tree(root: type[BeiError]) -> Iterator[type[BeiError]]:
         yield from _tree(child)
 
 
-# What a request to a model may end with; a bug is a BeiError.
+# The errors that a request to a model may end with; a bug is answered as BeiError.
 MODEL_ERRORS: tuple[type[BeiError], ...] = (
     *(cls for cls in _tree(errors.RequestError) if cls not in _ELSEWHERE),
     errors.OverloadedError,
@@ -111,14 +111,15 @@ MODEL_ERRORS: tuple[type[BeiError], ...] = (
 
 
 class Form(NamedTuple):
-    """How a mount point writes errors: its name, the function that does it, and the types of what it makes."""
+    """The error format of a dialect: its name, the function that writes errors, and the types of the bodies that the
+    function returns."""
 
     name: str
     write: ErrorForm
     bodies: tuple[Any, ...]
 
     def body_of(self, written: object) -> Any:
-        """The type of what ``write`` has made."""
+        """The one of ``bodies`` that has the fields of ``written``, which ``write`` has returned."""
         assert isinstance(written, dict)
         return next(body for body in self.bodies if set(body.__annotations__) == set(written))
 
@@ -129,7 +130,11 @@ _OWN = Form(OWN, own_form, (ErrorBody,))
 def page(
     framework_routes: Iterable[ApiRoute], routes: Iterable[Route[Any]], dialects: Seq[Dialect], config: ServeConfig
 ) -> dict[str, Any]:
-    """/openapi.json. ``routes`` are all of ``framework_routes`` that read a body, those of dialects mounted."""
+    """The OpenAPI document of a server, as /openapi.json answers it.
+
+    ``framework_routes``: all routes. ``routes``: those of them that read a request body, the ones of ``dialects``
+    with their mount paths.
+    """
     operations = [
         (route.path_format, method.lower(), route)
         for route in framework_routes
@@ -172,7 +177,7 @@ def page(
 
 
 def _parameters(route: ApiRoute) -> list[dict[str, Any]]:
-    """Parameters of the path, and optional ones of the query."""
+    """The parameters of the path (required) and of the query (optional)."""
     in_path = [_parameter(name, "path", _TEXT) for name in route.param_convertors]
     return in_path + [_parameter(name, "query", {"anyOf": [_TEXT, {"type": "null"}]}) for name in route.query]
 
@@ -199,12 +204,12 @@ def _types(routes: Iterable[Route[Any]], reads: Iterable[GetResponses], forms: I
 
 
 def _template(path: str) -> str:
-    """As OpenAPI has paths: without the kinds of their parameters."""
+    """``path`` as OpenAPI writes it: without the types of the parameters."""
     return re.sub(r"{(\w+):\w+}", r"{\1}", path)
 
 
 class _Writer:
-    """Writes operations. ``responses`` and ``parameters`` are what they share."""
+    """Writes the OpenAPI operation of each route. ``responses`` and ``parameters``: shared components."""
 
     def __init__(self, forms: Mapping[str, Form], schemas: Schemas, config: ServeConfig) -> None:
         self._forms = forms
@@ -218,7 +223,7 @@ class _Writer:
         self.parameters: dict[str, Any] = {one["name"]: one for one in (*self._urgency, _REPORT, self._dialect)}
 
     def inference(self, path: str, route: Route[Any]) -> dict[str, Any]:
-        """The parts of a route with a body."""
+        """The operation of a route with a request body."""
         form = self._form_of(path)
         names = (TRUNCATED_HEADER, WARNING_HEADER, *route.octet_headers)
         timing = {} if route.timing_headers is None else route.timing_headers(Timing())
@@ -247,11 +252,14 @@ class _Writer:
     def read(
         self, path: str, parameters: Seq[Any], answers: GetResponses, *, has_body: bool, is_open: bool
     ) -> dict[str, Any]:
-        """The same of a route without a body; answers to HEAD have none either. ``is_open``: it needs no API key."""
+        """The operation of a route without a request body.
+
+        ``has_body``: answers have a body; those to HEAD have none. ``is_open``: the route needs no API key.
+        """
         form = self._form_of(path)
         raised = (*answers.errors, BeiError)
         if form is _OWN:
-            raised = (errors.InvalidRequestError, *raised)  # of the header with the dialect
+            raised = (errors.InvalidRequestError, *raised)  # for an unknown dialect in the header
         refusals = {status: body for status, body in answers.bodies.items() if status >= 400}
         responses = self._errors(path, form, raised if is_open else (*raised, *self._of_keys()), refusals)
         answer: dict[str, Any] = {"description": "As asked."}
@@ -267,7 +275,7 @@ class _Writer:
         return {**read, "security": []} if is_open and self._asks_for_keys else read
 
     def _of_keys(self, *, in_lanes: bool = False) -> tuple[type[BeiError], ...]:
-        """What a server with API keys refuses on routes that need one."""
+        """The errors of API keys on routes that need one; none if the server has no keys."""
         if not self._asks_for_keys:
             return ()
         return (*_OF_KEYS, errors.ForbiddenError) if in_lanes else _OF_KEYS
@@ -283,7 +291,7 @@ class _Writer:
         return {media_type: {"schema": self._schemas.of(body)}}
 
     def _answers(self, route: Route[Any]) -> dict[str, Any]:
-        """By media type."""
+        """The schemas of a successful answer, by media type."""
         (schema,) = (one["schema"] for one in self._content(route.response).values())
         if route.has_report:
             schema = {"anyOf": [schema, self._schemas.of(Reported)]}
@@ -299,21 +307,24 @@ class _Writer:
         raised: Iterable[type[BeiError]],
         refusals: Mapping[int, Any] = MappingProxyType({}),
     ) -> dict[str, Any]:
-        """A response for each status that one of ``raised`` has in ``form``, and one of ``refusals``, by status."""
+        """Responses by status: for the errors ``raised``, written in ``form``, and ``refusals`` (types of bodies)."""
         found = {status: [_Refusal(body, _text_of_type(body), frozenset())] for status, body in refusals.items()}
         for used, cls in [(form, cls) for cls in raised] + [(_OWN, cls) for cls in _REFUSED]:
             error = _example(cls)
             status, written = used.write(error, status_of(error), path)
             headers = frozenset(headers_of(error)) - {"connection"}
             found.setdefault(status, []).append(_Refusal(used.body_of(written), _text_of(error), headers))
-        return {str(status): self._shared(f"{form.name}_{status}", found[status]) for status in sorted(found)}
+        return {str(status): self._shared_response(f"{form.name}_{status}", found[status]) for status in sorted(found)}
 
-    def _shared(self, name: str, members: Seq[_Refusal]) -> dict[str, Any]:
-        """A reference to the response of ``members``, which have one status."""
-        bodies = {id(one.body): one.body for one in members}
-        headers = [one.headers for one in members]
+    def _shared_response(self, name: str, refusals: Seq[_Refusal]) -> dict[str, Any]:
+        """Put one response that describes all ``refusals`` into the components; returns the reference to it.
+
+        All refusals have the same status. ``name`` gets a number if a different response has the name already.
+        """
+        bodies = {id(one.body): one.body for one in refusals}
+        headers = [one.headers for one in refusals]
         response: dict[str, Any] = {
-            "description": " ".join(dict.fromkeys(one.text for one in members)),
+            "description": " ".join(dict.fromkeys(one.text for one in refusals)),
             "content": self._content(tuple(bodies.values())),
         }
         if any(headers):
@@ -340,7 +351,7 @@ class Reported(TypedDict):
 
 
 class _Refusal(NamedTuple):
-    """One way to be refused: the type of the body, when that is, and the headers it has."""
+    """An error response: the type of its body, a sentence that says when it is sent, and the names of its headers."""
 
     body: Any
     text: str

@@ -100,7 +100,7 @@ class _Rank(TypedDict):
 
 
 class Rank(_Rank, total=False):
-    """TEI's; by descending score."""
+    """One text in TEI's form; ranks are sorted by descending score."""
 
     text: str
 
@@ -117,13 +117,13 @@ class Text(TypedDict):
 
 
 class Result(_Result, total=False):
-    """By descending score. A plain string is Infinity's form."""
+    """One document; results are sorted by descending score. `document` is a plain string only in Infinity's form."""
 
     document: Text | str
 
 
 class ApiVersion(TypedDict):
-    """The path's."""
+    """The version in the path of the request."""
 
     version: str
 

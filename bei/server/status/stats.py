@@ -1,4 +1,4 @@
-"""``GET /stats``: the last minute and the state now, as the page's live view draws them."""
+"""``GET /stats``: statistics of the last minute and the current state, which the live view of the page also draws."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATH = "/stats"
 
 
 class Latency(TypedDict):
-    """Percentiles of good answers' times in seconds, within 4.5 %; null where there was none."""
+    """Percentiles of the seconds to a successful answer, exact to 4.5 %; null: there was none."""
 
     p50: float | None
     p90: float | None
@@ -44,7 +44,7 @@ class RequestStats(TypedDict):
 
 
 class Requests(TypedDict):
-    """By lane; `other` had none: reads, and what was refused before it was accepted."""
+    """By lane. `other`: requests without a lane, which are reads, and requests that were refused early."""
 
     interactive: RequestStats
     bulk: RequestStats
@@ -52,7 +52,7 @@ class Requests(TypedDict):
 
 
 class QueueStats(TypedDict):
-    """What waits now, and the engine seconds that it is predicted to take."""
+    """Sequences that wait now, their tokens, and the engine seconds that they are predicted to take."""
 
     sequences: int
     tokens: int
@@ -67,9 +67,9 @@ class QueuesByLane(TypedDict):
 
 
 class BatchStats(TypedDict):
-    """The mean step of the last minute, null where there was none, and what one may hold.
+    """Means over the engine steps of the last minute (null: there was none), and the limits of a step.
 
-    `fill` is the share of `max_tokens` that was used, `padding` the share of the attention's work that was none.
+    `fill`: tokens as a share of `max_tokens`. `padding`: the share of the attention's work that was spent on padding.
     """
 
     sequences: float | None
@@ -116,8 +116,8 @@ class Stats(TypedDict):
 
 
 class Part(msgspec.Struct, array_like=True, frozen=True):
-    """What one process knows of the last minute: requests, engine steps by model, and models of which a thread has died
-    there."""
+    """The statistics of one process: requests and engine steps (by model) of the last minute, and names of models with
+    a dead thread."""
 
     requests: PackedMinuteWindow
     steps: dict[str, PackedMinuteWindow]
@@ -128,13 +128,13 @@ _parts = msgspec.msgpack.Decoder(Part)
 
 
 def part(metrics: Metrics, dead: Seq[str] = ()) -> bytes:
-    """This process's, for another."""
+    """The encoded ``Part`` of this process, for another process."""
     steps = {model: recent.window().packed() for model, recent in list(metrics.steps.items())}
     return msgspec.msgpack.encode(Part(metrics.recent.window().packed(), steps, [*dead]))
 
 
 def describe(models: Models, metrics: Metrics, others: Seq[bytes] = (), silent: Seq[str] = ()) -> Stats:
-    """What /stats answers now, with the parts of other processes."""
+    """The answer of /stats, with ``others``, the encoded parts of other processes. ``silent``: missing ones."""
     parts = [_parts.decode(other) for other in others]
     mine = metrics.recent.window()
     window = summed([mine, *(other.requests.unpacked_like(mine) for other in parts)])

@@ -1,7 +1,7 @@
-"""Health, metrics and statistics of a whole server: the process that is asked answers for all processes.
+"""Health, metrics and statistics of a whole server: the process that gets the HTTP request answers for all processes.
 
-Processes ask each other over ``bei.server.status.peers``, whose timeout bounds the wait for one that hangs; the answer
-names what is missing then.
+It asks the others by ``bei.server.status.peers``, whose timeout limits the wait for a process that hangs; the answer
+names the processes that did not answer.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from bei.utils.threads import off_loop
 if TYPE_CHECKING:
     from bei.server.endpoint.models import Models
 
-# Kinds of questions: counters and gauges, which the supervisor keeps (bei.metrics.aggregate.counts_of_ended); the last
-# minute; models of which a thread has died.
-METRICS = "metrics"
-STATS = "stats"
-HEALTH = "health"
+# Kinds of questions to the other processes.
+METRICS = "metrics"  # counters and gauges; the supervisor keeps the counts of processes that have ended
+STATS = "stats"  # statistics of the last minute
+HEALTH = "health"  # names of the models with a dead thread
 
 _names = msgspec.msgpack.Decoder(list[str])
 
 
 class WholeServer:
-    """The server that this process is, or is a front end of. With ``peers``: made on the event loop."""
+    """The server that this process serves alone (``peers`` None), or together with ``peers``.
+
+    With ``peers``, create it on the running event loop.
+    """
 
     def __init__(self, models: Models, metrics: Metrics, peers: Peers | None = None) -> None:
         self._models = models
@@ -43,7 +45,7 @@ class WholeServer:
             peers.offer(HEALTH, on_loop(lambda: msgspec.msgpack.encode(models.dead())))
 
     async def metrics(self) -> bytes:
-        """The exposition text."""
+        """The metrics of all processes, in Prometheus' text format."""
         if self._peers is None:
             return self._metrics.render()
         replies = await self._peers.ask(METRICS)
@@ -54,7 +56,7 @@ class WholeServer:
         return await off_loop(self._metrics.render_server, answers, processes, replies.silent)
 
     async def stats(self) -> minute.Stats:
-        """The last minute."""
+        """Statistics of the last minute, of all processes."""
         if self._peers is None:
             return minute.describe(self._models, self._metrics)
         replies = await self._peers.ask(STATS)
@@ -63,25 +65,28 @@ class WholeServer:
         )
 
     async def dead(self) -> list[str]:
-        """Models of which a thread has died, in any process."""
+        """Names of the models with a dead thread, in any process."""
         return [*{name: None for name in (*self._models.dead(), *await self._dead_elsewhere())}]
 
     async def problems(self) -> dict[str, str]:
-        """What keeps models from answering as they did at build time, by their names. The whole path is tried in this
-        process, which shares the engines with the others."""
+        """For each model that is not ready, the reason, by the model's name; empty: all are ready.
+
+        This process sends each model its canary, through tokenizer and engine, and compares the answer with that at
+        build time. Other processes share the engines and report only dead threads.
+        """
         problems, dead = await asyncio.gather(self._models.problems(), self._dead_elsewhere())
         for model, process in dead.items():
             problems.setdefault(model, f"A thread of {model} has died in {process}, which will be replaced.")
         return problems
 
     async def check_ready(self) -> None:
-        """Return if there are no ``problems``. Raises NotReadyError."""
+        """Raise NotReadyError if there are ``problems``."""
         problems = await self.problems()
         if problems:
             raise NotReadyError(" ".join(problems.values()))
 
     async def _dead_elsewhere(self) -> dict[str, str]:
-        """Models of which a thread has died in another process, and that process."""
+        """The models with a dead thread in another process: names of models to names of processes."""
         if self._peers is None:
             return {}
         replies = await self._peers.ask(HEALTH)
@@ -94,13 +99,16 @@ class WholeServer:
 
 
 def offer_steps(peers: Peers, metrics: Metrics) -> None:
-    """What the batch manager has for the others: it runs the steps, and answers no requests."""
+    """Offer the metrics and statistics of the batch manager, which runs steps and answers no requests."""
     peers.offer(METRICS, metrics.snapshot)
     peers.offer(STATS, lambda: minute.part(metrics))
 
 
 def on_loop(compute: Callable[[], bytes]) -> Callable[[], bytes]:
-    """``compute`` on the event loop that runs, for another thread. Raises TimeoutError where the loop hangs."""
+    """A function for other threads: it runs ``compute`` on the current event loop and returns the result.
+
+    It raises TimeoutError if the loop hangs.
+    """
     loop = asyncio.get_running_loop()
 
     async def computed() -> bytes:

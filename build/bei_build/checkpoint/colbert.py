@@ -45,10 +45,11 @@ class ExpansionSettings:
 
 @dataclass(frozen=True)
 class SideSettings:
-    """One side: most tokens (None: the model's), and the ``skipped`` words, whose vectors are left out.
+    """Settings for queries or for documents. ``length``: the most tokens (None: the model's limit). ``skipped``: words
+    whose vectors are left out.
 
-    ``finds_padding``: padding is recognized by its id, even where it is written in a text. In a text that is filled up,
-    such tokens are treated like the expansion tokens; in other texts their vectors are left out.
+    ``finds_padding``: the original code recognizes padding by its id, so a text that contains the padding token has
+    padding too. With expansion such tokens are treated like expansion tokens; otherwise their vectors are left out.
     """
 
     length: int | None = None

@@ -155,10 +155,11 @@ def _asked_function(config: Any) -> ScoreFunction | None:
 
 
 def _cross_encoder_function(config: Any, files: SentenceTransformersFiles | None, count: int) -> ScoreFunction | None:
-    """The function that sentence-transformers applies to ``count`` scores.
+    """The function that sentence-transformers' CrossEncoder applies to ``count`` scores; None: it is not specified.
 
-    It is read from its own file, its key of the config, or the key used before version 4. Without any, scores of a
-    Dense module get a sigmoid if the config has one label; a config without labels has two.
+    The name is in a file of sentence-transformers, in its key of the config, or in the key that was used before version
+    4. If all are missing, the scores of a Dense module get a sigmoid if the config has one label, else none
+    (transformers gives two labels to a config without any). Raises CheckpointError for an unsupported function.
     """
     nested = getattr(config, "sentence_transformers", None)
     said = nested.get("activation_fn") if isinstance(nested, dict) else None

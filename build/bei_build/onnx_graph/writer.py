@@ -131,15 +131,15 @@ class GraphWriter:
 
     def vector(self, name: str, array: FloatArray) -> str:
         """A bias or norm parameter, in the compute type."""
-        return self._external(name, array, self.types.compute)
+        return self._stored(name, array, self.types.compute)
 
     def fp32(self, name: str, array: FloatArray) -> str:
         """A parameter of the FP32 part after the pooling."""
-        return self._external(name, array, DType.FP32)
+        return self._stored(name, array, DType.FP32)
 
     def table(self, name: str, array: FloatArray) -> str:
         """An embedding table in the storage type; its rows are cast after the lookup (``lookup``)."""
-        return self._external(name, array, self.types.storage)
+        return self._stored(name, array, self.types.storage)
 
     def lookup(self, table: str, indices: str, name: str) -> str:
         """Rows of ``table`` at ``indices``, in the compute type."""
@@ -218,7 +218,7 @@ class GraphWriter:
         return self.op("Gemm", [value, matrix, *offset], name, transB=1)
 
     def _matrix(self, name: str, array: FloatArray) -> str:
-        stored = self._external(name, array, self.types.storage)
+        stored = self._stored(name, array, self.types.storage)
         return (
             stored
             if self.types.storage is self.types.compute
@@ -235,8 +235,8 @@ class GraphWriter:
             np.rint(codes) if dtype is DType.INT8 else codes, -LARGEST[number_format], LARGEST[number_format], codes
         )
         inputs = [
-            self._external(f"{name}.{number_format}", codes, dtype),
-            self._external(f"{name}.scale", scale.astype(np.float32), self.types.compute),
+            self._stored(f"{name}.{number_format}", codes, dtype),
+            self._stored(f"{name}.scale", scale.astype(np.float32), self.types.compute),
         ]
         return self.op("DequantizeLinear", inputs, f"{name}.dequantized", axis=0)
 
@@ -282,7 +282,8 @@ class GraphWriter:
             self._initializers.append(TensorProto(name=name, data_type=_ONNX_TYPES[dtype], raw_data=b"\0"))
         return name
 
-    def _external(self, name: str, array: FloatArray, dtype: DType) -> str:
+    def _stored(self, name: str, array: FloatArray, dtype: DType) -> str:
+        """Append ``array`` to the weights file as ``dtype``, and add an initializer ``name`` that refers to it."""
         self._data.write(b"\0" * (-self._data.tell() % _ALIGNMENT))
         tensor = TensorProto(name=name, data_type=_ONNX_TYPES[dtype], dims=array.shape)
         tensor.data_location = TensorProto.EXTERNAL

@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm over the last axis, of a value or of a residual sum."""
+"""LayerNorm and RMSNorm of a tensor, or of a residual sum that is not computed yet, over the last axis."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _WIDEST = 16_384  # columns: the Triton kernel holds a row in registers
 
 
 class States(NamedTuple):
-    """Token states between two parts of a model, ``hidden + added * factor`` [T, hidden]; the next norm makes the sum.
+    """Token states between two parts of a model: the sum ``hidden + added * factor``, [T, hidden]. The next norm
+    computes the sum, in its own kernel if it is fused.
 
-    ``rounded``: the same rounded for FP8 linear layers, if the step that made the states has rounded them for those.
+    ``rounded``: the sum rounded to FP8, as the input of linear layers; None if it was not rounded before.
     """
 
     hidden: Tensor
@@ -28,7 +29,7 @@ class States(NamedTuple):
 
     @property
     def total(self) -> Tensor:
-        """The sum."""
+        """The sum, computed."""
         if self.added is None:
             return self.hidden
         return self.hidden + (self.added if self.factor == 1.0 else self.added * self.factor)
@@ -39,7 +40,7 @@ class States(NamedTuple):
 
 
 class NormResult(NamedTuple):
-    """A norm's input sum, and its result, unrounded and rounded; None where it was not requested."""
+    """The sum that a norm has read, the norm's value, and that value rounded to FP8; None: not requested."""
 
     total: Tensor | None
     value: Tensor | None
@@ -47,7 +48,7 @@ class NormResult(NamedTuple):
 
     @property
     def linear_input(self) -> LinearInput:
-        """The input of the next linear layers."""
+        """The input of the next linear layers: ``rounded`` if there is one, else ``value``."""
         found = self.value if self.rounded is None else self.rounded
         assert found is not None
         return found
@@ -56,7 +57,7 @@ class NormResult(NamedTuple):
 class Norm(nn.Module):
     """The norm ``spec`` over ``width``. PyTorch's kernels compute its statistics in FP32.
 
-    With an offset all of it is computed in FP32: 1 + w in BF16 would keep two or three digits of w.
+    If the spec has an offset, everything is computed in FP32: 1 + w in BF16 would keep two or three digits of w.
     """
 
     def __init__(self, spec: NormSpec, width: int, options: TensorOptions) -> None:
@@ -109,7 +110,7 @@ class Norm(nn.Module):
     def _composed(
         self, states: States, rounding: Rounding | None, total: bool, value: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The twin of ``fused.add_norm``; it makes sum and norm even where they are not requested."""
+        """The same as ``fused.add_norm`` without Triton; computes sum and norm even if they are not requested."""
         dtype = states.hidden.dtype
         added = None if states.added is None else states.added.float()
         wide = States(states.hidden.float(), added, states.factor).total

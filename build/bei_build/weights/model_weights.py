@@ -209,7 +209,7 @@ class ModelWeights:
             self._check_labels(head, chosen, shapes, stored)
         checked = computed.keys() | {tensor for tensors in copies.values() for tensor in tensors}
         counted = {tensor for tensor in stored if self._names.is_read(tensor)} - checked
-        _compare(wanted, {tensor: stored[tensor] for tensor in stored if tensor in wanted or tensor in counted})
+        _check_shapes(wanted, {tensor: stored[tensor] for tensor in stored if tensor in wanted or tensor in counted})
         for tensor, copy in sorted({(chosen[name], copy) for name in copies for copy in copies[name]}):
             _check_copy(store, tensor, copy)
         for tensor, values in computed.items():
@@ -245,7 +245,7 @@ class ModelWeights:
             kinds = [kind for kind in _KINDS if f"{name}.{kind}" in shapes]
             plain = not any("." in tensor for tensor in store.shapes)  # a bare state dict of one linear layer
             names = {kind: kind if plain or "." in kind else f"{module.stored}.{kind}" for kind in kinds}
-            _compare({names[kind]: shapes[f"{name}.{kind}"] for kind in kinds}, store.shapes)
+            _check_shapes({names[kind]: shapes[f"{name}.{kind}"] for kind in kinds}, store.shapes)
             self._sources.update({f"{name}.{kind}": _Source(store, names[kind]) for kind in kinds})
 
 
@@ -333,7 +333,8 @@ def with_stored_widths(heads: tuple[HeadSpec, ...], family: Family, folder: Path
     return tuple(replace(head, token_layers=tuple(resolved(layer) for layer in head.token_layers)) for head in heads)
 
 
-def _compare(wanted: Shapes, stored: Shapes) -> None:
+def _check_shapes(wanted: Shapes, stored: Shapes) -> None:
+    """Raise WeightsError unless ``stored`` has exactly the tensors ``wanted``, in these shapes."""
     missing = sorted(wanted.keys() - stored.keys())
     extra = sorted(stored.keys() - wanted.keys())
     _refuse_quantized_and_adapters(extra)

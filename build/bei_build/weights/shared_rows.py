@@ -34,7 +34,7 @@ class SharedRowsStore(WrappedStore):
         self._mapping = _row_indices(store, stored, table) if _MAPPING in stored else None
         self._has_weights = _WEIGHTS in stored
         if len(shape := stored.get(table, ())) != 2:
-            return  # reported by its reader
+            return  # the code that reads the table reports its missing or wrong shape
         tokens = shape[0] if self._mapping is None else len(self._mapping)
         self._shapes[table] = (tokens, shape[1])
         if self._has_weights and stored[_WEIGHTS] != (tokens,):

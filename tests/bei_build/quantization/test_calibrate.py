@@ -211,13 +211,13 @@ def test_smoothing_makes_it_unnecessary(tmp_path: Path) -> None:
 def test_scales_that_are_off_by_two_fail_the_build(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = GraphWriter._external
+    write = GraphWriter._stored
 
     def wrong(self: GraphWriter, name: str, array: Any, dtype: DType) -> str:
         is_it = name == "layers.1.mlp.down.weight.scale"
         return write(self, name, np.float32(2) * array if is_it else array, dtype)
 
-    monkeypatch.setattr(GraphWriter, "_external", wrong)
+    monkeypatch.setattr(GraphWriter, "_stored", wrong)
     with pytest.raises(VerificationError, match="embedding: "):
         build(checkpoint, tmp_path / "artifact", max_highprec_layers=0)
 
