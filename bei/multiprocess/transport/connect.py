@@ -192,6 +192,8 @@ class ServiceServer(Generic[ServiceT]):
             except TimeoutError:
                 continue
             except OSError as error:  # no descriptors for now
+                if self._listener.fileno() < 0:
+                    return
                 log.warning("a connection could not be accepted: %s", error)
                 time.sleep(_PAUSE_S)
                 continue

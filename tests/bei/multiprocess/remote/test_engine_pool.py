@@ -50,8 +50,14 @@ class Machine:
         self.remote = self.connect(**options)
 
     def serve(self, index: int, engine: Any) -> EngineServer:
-        """An engine process starts."""
-        return serve_engine(self.places[index], engine, lambda: self.dead.append(None))
+        """An engine process starts. One whose engine is dead ends with all its connections, as a process does."""
+
+        def ends() -> None:
+            abandon(server)
+            self.dead.append(None)
+
+        server = serve_engine(self.places[index], engine, ends)
+        return server
 
     def connect(self, **options: Any) -> RemoteEngines:
         """A model's engine over all of them."""
