@@ -139,7 +139,7 @@ class Unknowns(list[str]):
         """
         try:
             return function(*arguments)
-        except Exception as error:
+        except Exception as error:  # doctor reports what a broken installation raises, and goes on
             self.append(f"{what}: {reason_of(error)}")
             return None
 

@@ -56,7 +56,7 @@ SUPERVISOR = "supervisor"
 _KEEP_EVERY_S = 1.0
 _LOOK_EVERY_S = 0.05
 _costs_decoder = msgspec.msgpack.Decoder(dict[str, dict[str, Any]])
-# Clients have bei.server.draining.LINGER_S to take their answers.
+# Clients have bei.server.lifecycle.drain.LINGER_S to take their answers.
 _FRONT_STOP_S = 15.0
 _STOP_S = 5.0
 

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 # A child's command, to which its name is added.
 COMMAND: Seq[str] = (sys.executable, "-m", "bei.multiprocess")
 
-# From the second signal on; a second later bei.server.stopping would end this process.
+# From the second signal on; a second later bei.server.lifecycle.signals would end this process.
 _ABANDON_S = 3.0
 
 # While the server drains, what is accepted waits so long for a batch manager or an engine that is not there. Engines

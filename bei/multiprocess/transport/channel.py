@@ -274,7 +274,7 @@ class Channel(Generic[MessageT]):
             return (value.dtype.str, *value.shape)
         if isinstance(value, Path):
             return str(value)
-        raise NotImplementedError(f"{type(value)} is in no message")
+        raise NotImplementedError(f"{type(value)} is in no message")  # what msgspec asks of an enc_hook
 
     def _typed(self, kind: Any, value: Any) -> Any:
         if isinstance(value, str):

@@ -1,7 +1,8 @@
 """Replaces a served artifact by the one that was built in its place, without losing a request. SIGHUP asks for it.
 
 ``ArtifactSwaps`` is the loop over the models, for engines in this process (``LocalSwaps``) or in others
-(``bei.multiprocess.supervisor.swap``). It handles one model at a time, so that at most one engine more is in memory:
+(``bei.multiprocess.supervisor.supervisor``). It handles one model at a time, so that at most one engine more is in
+memory:
 
 1. In a thread, the artifact is verified as at start and compared with the served one; its engine is loaded.
 2. The new service answers its canary.
