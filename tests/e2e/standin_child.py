@@ -9,6 +9,7 @@ the variable LEAVE_S front ends leave a connection to another one for so long, t
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import logging
 import os
 import signal
@@ -96,6 +97,7 @@ def dies_of(name: str) -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.register(signal.SIGUSR2)
     signal.signal(signal.SIGUSR1, lambda *_: threading.Event().wait())
     if sys.argv[1].startswith("front"):
         dies_of(sys.argv[1])

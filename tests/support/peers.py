@@ -42,8 +42,8 @@ class Bus:
             loop = asyncio.get_running_loop()
             answering = [name for name in asked if name not in self.silent]
             answers = await asyncio.gather(*(loop.run_in_executor(pool, asked[name]) for name in answering))
-        found = dict(zip(answering, answers, strict=True))
-        silent = tuple(name for name in asked if name in self.silent)
+        found = {name: answer for name, answer in zip(answering, answers, strict=True) if answer is not None}
+        silent = tuple(name for name in asked if name not in found)
         if is_kept:
             last = [self._last[name, kind] for name in silent if (name, kind) in self._last]
             self._last |= {(name, kind): answer for name, answer in found.items()}
@@ -56,10 +56,10 @@ class BusPeers:
 
     def __init__(self, bus: Bus, name: str) -> None:
         self.name = name
-        self.offers: dict[str, Callable[[], bytes]] = {}
+        self.offers: dict[str, Callable[[], bytes | None]] = {}
         self._bus = bus
 
-    def offer(self, kind: str, answer: Callable[[], bytes]) -> None:
+    def offer(self, kind: str, answer: Callable[[], bytes | None]) -> None:
         """Answer questions of this kind."""
         self.offers[kind] = answer
 
@@ -76,7 +76,7 @@ class NoPeers:
     def __init__(self, silent: Sequence[str] = ()) -> None:
         self._silent = tuple(silent)
 
-    def offer(self, kind: str, answer: Callable[[], bytes]) -> None:
+    def offer(self, kind: str, answer: Callable[[], bytes | None]) -> None:
         """Nobody asks."""
 
     async def ask(self, kind: str) -> Replies:

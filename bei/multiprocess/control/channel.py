@@ -54,7 +54,7 @@ class ControlChannel:
     def __init__(self, sock: socket.socket, name: str) -> None:
         self._channel: Channel[FromSupervisor] = Channel(sock, FromSupervisor)
         self._name = name
-        self._offered: dict[str, Callable[[], bytes]] = {}
+        self._offered: dict[str, Callable[[], bytes | None]] = {}
         self._questions: queue.SimpleQueue[Question] = queue.SimpleQueue()
         self._asked: dict[int, Future[Replies]] = {}
         self._ids = itertools.count()
@@ -90,7 +90,7 @@ class ControlChannel:
     def name(self) -> str:
         return self._name
 
-    def offer(self, kind: str, answer: Callable[[], bytes]) -> None:
+    def offer(self, kind: str, answer: Callable[[], bytes | None]) -> None:
         self._offered[kind] = answer
         self._send(Offer(kind))
 

@@ -33,9 +33,9 @@ class Peers(Protocol):
     def name(self) -> str:
         """This process, as the others know it."""
 
-    def offer(self, kind: str, answer: Callable[[], bytes]) -> None:
+    def offer(self, kind: str, answer: Callable[[], bytes | None]) -> None:
         """Answer questions of this kind from now on. ``answer`` is called in a thread of its own, must be quick and may
-        not wait for anything that waits for an ``ask``."""
+        not wait for anything that waits for an ``ask``. None: this process ends, and has no answer any more."""
 
     async def ask(self, kind: str) -> Replies:
         """Ask all other processes that offer ``kind``; of kinds that are kept also this one, so that what it says is

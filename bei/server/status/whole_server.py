@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from concurrent.futures import TimeoutError as LoopTimeoutError  # TimeoutError itself only from Python 3.11 on
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -104,8 +105,9 @@ def offer_steps(peers: Peers, metrics: Metrics) -> None:
     peers.offer(STATS, lambda: minute.part(metrics))
 
 
-def on_loop(compute: Callable[[], bytes]) -> Callable[[], bytes]:
-    """A function for other threads: it runs ``compute`` on the current event loop and returns the result.
+def on_loop(compute: Callable[[], bytes]) -> Callable[[], bytes | None]:
+    """A function for other threads: it runs ``compute`` on the current event loop and returns the result; None once the
+    loop is closed, as its process ends.
 
     It raises TimeoutError if the loop hangs.
     """
@@ -114,4 +116,14 @@ def on_loop(compute: Callable[[], bytes]) -> Callable[[], bytes]:
     async def computed() -> bytes:
         return compute()
 
-    return lambda: asyncio.run_coroutine_threadsafe(computed(), loop).result(PATIENCE_S)
+    def answer() -> bytes | None:
+        asked = computed()
+        try:
+            return asyncio.run_coroutine_threadsafe(asked, loop).result(PATIENCE_S)
+        except (RuntimeError, LoopTimeoutError):
+            if not loop.is_closed():
+                raise
+            asked.close()
+            return None
+
+    return answer

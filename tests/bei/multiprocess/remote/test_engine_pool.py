@@ -52,11 +52,15 @@ class Machine:
     def serve(self, index: int, engine: Any) -> EngineServer:
         """An engine process starts. One whose engine is dead ends with all its connections, as a process does."""
 
+        is_serving = threading.Event()  # who waits in the backlog may ask for a step before there is a ``server``
+
         def ends() -> None:
+            assert is_serving.wait(DEADLINE_S)
             abandon(server)
             self.dead.append(None)
 
         server = serve_engine(self.places[index], engine, ends)
+        is_serving.set()
         return server
 
     def connect(self, **options: Any) -> RemoteEngines:

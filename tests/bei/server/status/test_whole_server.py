@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
 from bei.artifact.manifest import Artifact
@@ -19,7 +20,7 @@ from bei.engine.fake import FakeEngine
 from bei.metrics.registry import Metrics, ModelMetrics
 from bei.server.app import create_app
 from bei.server.endpoint.models import Models
-from bei.server.status.whole_server import offer_steps
+from bei.server.status.whole_server import offer_steps, on_loop
 from tests.support.artifacts import LIMITS
 from tests.support.engines import DEADLINE_S
 from tests.support.peers import Bus, NoPeers
@@ -208,6 +209,20 @@ def test_a_front_end_whose_event_loop_hangs_answers_no_question_about_its_health
         await asyncio.sleep(0.01)  # what nobody waits for any more is computed
 
     server.run(test)
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.filterwarnings("error")
+def test_a_front_end_whose_loop_is_closed_has_no_answer_and_no_error(
+    make_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def offered() -> Callable[[], bytes | None]:
+        return on_loop(bytes)
+
+    loop = make_loop()
+    answer = loop.run_until_complete(offered())
+    loop.close()
+    assert answer() is None
 
 
 def test_what_the_batch_manager_needs_loads_nothing_that_answers_requests() -> None:
