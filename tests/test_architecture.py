@@ -52,6 +52,16 @@ ENGINE_LIBRARIES = {
 BUILDING = {"bei.cli.main", "bei.service.resolve"}
 # Whoever reads what these write may be made to execute it.
 EXECUTING = {"pickle", "marshal", "shelve", "multiprocessing", "concurrent.futures.ProcessPoolExecutor"}
+# Where a function makes a decoder, or converts: before threads do the same, or of types that are no classes.
+DECODING = {
+    "bei.multiprocess.transport.channel": "of prepared types",
+    "bei.utils.msgspec_types": "prepares them",
+    "bei.server.endpoint.parse": "called while routes are made, by one thread",
+    "bei.cli.bench.dialects": "called while the module is imported",
+    "bei.offline.options": "plain types and literals",
+    "bei.multiprocess.remote.recorded_engine": "plain types",
+}
+PLAIN = {"int", "str", "dict[str, object]", "dict[str, msgspec.Raw]"}
 HTTP = {"fastapi", "starlette", "uvicorn", "uvloop", "httptools"}
 
 
@@ -185,6 +195,26 @@ def test_rooms_say_their_subject_and_hand_nothing_on(module: str) -> None:
     assert ast.get_docstring(_tree(module))
     if module != "bei":  # the library's face: bei.Model
         assert len(_tree(module).body) == 1
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_msgspec_learns_what_classes_it_decodes_before_threads_decode_them(module: str) -> None:
+    """See ``bei.utils.msgspec_types``: at the first decoding of a class by two threads the process may end."""
+    at_import = {id(node) for node in _loaded(_tree(module))}
+    late = [
+        node.lineno
+        for node in ast.walk(_tree(module))
+        if isinstance(node, ast.Call) and id(node) not in at_import and _makes_msgspec_learn(node)
+    ]
+    assert late == [] or module in DECODING, f"{module} does at lines {late} what a decoder made at import does"
+
+
+def _makes_msgspec_learn(call: ast.Call) -> bool:
+    name = ast.unparse(call.func)
+    if name.startswith("msgspec.") and name.endswith((".Decoder", ".convert")):
+        return True
+    kinds = [ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg == "type"]
+    return name.startswith("msgspec.") and name.endswith(".decode") and any(kind not in PLAIN for kind in kinds)
 
 
 @pytest.mark.parametrize("module", RUNTIME)

@@ -45,6 +45,9 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     signature: str
 
 
+_record_decoder = msgspec.json.Decoder(_Record)
+
+
 class ArtifactSignature(msgspec.Struct, frozen=True, kw_only=True):
     """The signature of an artifact. ``public_key``: 32 bytes. ``is_checked``: the signature is valid; False: unknown,
     because the package cryptography is not installed."""
@@ -134,7 +137,7 @@ def _decoded(raw: bytes) -> _Record:
         raise UnfitError(
             f"its algorithm is {str(content.get('algorithm'))[:40]!a}, and this bei knows {ALGORITHM} only"
         )
-    return msgspec.convert(content, _Record)
+    return _record_decoder.decode(raw)
 
 
 def _holds(public_key: bytes, signature: bytes, digest: str) -> bool | None:

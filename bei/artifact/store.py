@@ -147,6 +147,8 @@ def _alone(folder: Path) -> Iterator[None]:
 
 # Errors of reading a record: not JSON, wrong form, too large (ValueErrors), nested too deeply.
 _UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
+_manifest_decoder = msgspec.json.Decoder(Manifest)
+_certificate_decoder = msgspec.json.Decoder(Certificate)
 
 
 def is_artifact(path: Path) -> bool:
@@ -173,7 +175,7 @@ def load_manifest(path: Path) -> Manifest:
             )
         if schema_version < SCHEMA_VERSION:
             raise UnfitError(f"it has schema {schema_version}")
-        manifest = msgspec.json.decode(raw, type=Manifest)
+        manifest = _manifest_decoder.decode(raw)
     except _UNREADABLE as error:
         raise ArtifactManifestError(
             f"{file} is not a manifest of schema {SCHEMA_VERSION} ({error}). Build the artifact again."
@@ -242,7 +244,7 @@ def _certificate_of(path: Path, manifest: Manifest) -> Certificate | None:
         if hashlib.sha256(raw).hexdigest() != said:
             return None
         json.loads(raw, object_pairs_hook=unique_keys)  # msgspec accepts duplicate keys
-        certificate = msgspec.json.decode(raw, type=Certificate)
+        certificate = _certificate_decoder.decode(raw)
     except _UNREADABLE as error:
         raise ArtifactManifestError(f"{file} cannot be read ({error}). Build it again.") from error
     if fault := certificate_fault(manifest, certificate):

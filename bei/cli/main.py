@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import faulthandler
 import io
 import json
 import logging
@@ -245,6 +246,7 @@ def _serve(options: dict[str, Any]) -> None:
 
     config = _serve_config(options)
     configure(config.log_format, "supervisor" if config.has_processes else "")
+    faulthandler.enable(2)  # where a native library ends the process
     for service, names in injected(os.environ).items():
         logging.getLogger(__name__).info(
             "not taken for settings, as Kubernetes injected them for a Service (%s): %s", service, ", ".join(names)

@@ -7,6 +7,7 @@ of a service manager reach all processes of a server, and only the supervisor kn
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Be the process of this name."""
+    faulthandler.enable()  # the stacks of a process that a native library ends are all that it leaves
     name = sys.argv[1]
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -66,6 +66,9 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     retrieval: _RetrievalRecord | None = None
 
 
+_record_decoder = msgspec.json.Decoder(_Record)
+
+
 def output_meaning(manifest: Manifest) -> OutputMeaning:
     """The meaning of a model's scores."""
     return OutputMeaning(ranks="rerank" in manifest.tasks, classification=manifest.classification)
@@ -185,7 +188,7 @@ def may_be_served(artifact: Artifact) -> bool:
 def _record_of(artifact: Artifact) -> _Record:
     file = artifact.path / REFERENCE_DIR / _RECORD
     try:
-        return msgspec.json.decode(read_bounded(file), type=_Record)
+        return _record_decoder.decode(read_bounded(file))
     except (OSError, ValueError, RecursionError, msgspec.DecodeError) as error:
         raise ArtifactManifestError(f"{file} cannot be read ({error}). Build the artifact again.") from error
 

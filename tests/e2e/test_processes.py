@@ -129,6 +129,8 @@ def test_a_process_that_dies_under_load_is_replaced_and_costs_nobody_an_answer(
     with Load(server, may_break=name.startswith("front")) as load:
         killed_s = time.monotonic()
         before[name].send_signal(number)
+        if number == signal.SIGSEGV:
+            server.wait_for_log("Fatal Python error: Segmentation fault")  # and the stacks of its threads
         server.wait_for_log(f"ERROR supervisor: {name} was ended by {number.name}: another one is started")
         server.wait_for_log(f"{name} is ready again")
         load.wait_for_more()

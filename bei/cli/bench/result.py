@@ -194,6 +194,9 @@ def write_result(result: BenchResult, path: Path) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
 
 
+_result_decoder = msgspec.json.Decoder(BenchResult)
+
+
 def read_result(path: Path) -> BenchResult:
     """Read a result. Raises BenchError."""
     try:
@@ -202,7 +205,7 @@ def read_result(path: Path) -> BenchResult:
         schema = msgspec.json.decode(found.get("schema", b"null"))
         if schema != SCHEMA:
             raise BenchError(f"{path} is no result of this bei bench: its schema is {schema}, not {SCHEMA}.")
-        return msgspec.json.decode(content, type=BenchResult)
+        return _result_decoder.decode(content)
     except FileNotFoundError:
         raise BenchError(f"{path} is not there.") from None
     except (OSError, UnfitError, msgspec.MsgspecError) as error:

@@ -95,6 +95,9 @@ STOP = b"stop"
 
 _STDIN = 0
 
+_task_decoder = msgspec.json.Decoder(WorkerTask)
+_start_decoder = msgspec.json.Decoder(StartPoint)
+
 
 class LoadWorker:
     """Processes tasks in sequence. Each server gets the same texts, each of them once."""
@@ -108,7 +111,7 @@ class LoadWorker:
         while (line := self._read_line()) is not None:
             if line == STOP:
                 continue  # a stop for a point that is already over
-            task = msgspec.json.decode(line, type=WorkerTask)
+            task = _task_decoder.decode(line)
             try:
                 point = _Point(task, self._supply(task))
             except (BeiError, OSError) as error:
@@ -117,7 +120,7 @@ class LoadWorker:
             self._say(WorkerReady())
             if (line := self._read_line()) is None:
                 return
-            point.run(msgspec.json.decode(line, type=StartPoint).started_s, self._say)
+            point.run(_start_decoder.decode(line).started_s, self._say)
 
     def _supply(self, task: WorkerTask) -> Texts:
         if task.target.name not in self._texts:

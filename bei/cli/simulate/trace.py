@@ -28,6 +28,9 @@ class TraceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     at_s: Annotated[float, msgspec.Meta(ge=0, le=1e7)] | None = None
 
 
+_request_decoder = msgspec.json.Decoder(TraceRequest)
+
+
 @dataclass(frozen=True)
 class Trace:
     """A trace. ``arrivals`` have (ascending) times: an open loop. ``backfill`` is a closed loop: ``concurrency`` of its
@@ -65,7 +68,6 @@ def write_trace(path: Path, trace: Trace) -> None:
 
 def read_trace(path: Path, *, concurrency: int = 1, seconds: float | None = None) -> Trace:
     """The inverse of ``write_trace``; lines may be in any order. Raises ConfigError, OSError."""
-    decoder = msgspec.json.Decoder(TraceRequest)
     arrivals: list[tuple[float, TraceRequest]] = []
     backfill: list[TraceRequest] = []
     with path.open("rb") as file:
@@ -77,7 +79,7 @@ def read_trace(path: Path, *, concurrency: int = 1, seconds: float | None = None
             if not line.strip():
                 continue
             try:
-                request = decoder.decode(line)
+                request = _request_decoder.decode(line)
             except msgspec.DecodeError as error:
                 raise ConfigError(f"{path}, line {number} is no request of a trace: {error}.") from error
             if request.at_s is None:

@@ -13,6 +13,7 @@ import msgspec
 from bei.artifact.manifest import Artifact
 from bei.config.settings import ServeConfig
 from bei.errors import BeiError
+from bei.utils.msgspec_types import prepare_types
 
 # Kinds of questions of the supervisor.
 HEARTBEAT = "heartbeat"  # answered if the process still works
@@ -190,3 +191,5 @@ class Hung(msgspec.Struct, frozen=True, tag=True):
 
 FromSupervisor: TypeAlias = Call | Question | Gathered
 FromChild: TypeAlias = CommandDone | Offer | Ask | QuestionReply | Ailing | Hung
+
+prepare_types(FromSupervisor, FromChild)

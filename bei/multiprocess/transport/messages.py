@@ -14,6 +14,7 @@ from bei.core import EngineInfo, Float32Array, PackedBatch
 from bei.errors import BeiError, EngineError
 from bei.port import PortStats, StepTimes, Submission
 from bei.scheduler.cost_model import CostModel
+from bei.utils.msgspec_types import prepare_types
 
 _Plain: TypeAlias = str | int | float | bool | None
 
@@ -146,6 +147,8 @@ ToPortServer: TypeAlias = OpenConnection | Submit | Cancel
 ToRemotePort: TypeAlias = Welcome | Refused | Answers | PortState
 ToEngineServer: TypeAlias = OpenConnection | Run
 ToRemoteEngine: TypeAlias = Welcome | Refused | Ran | Failed
+
+prepare_types(ToPortServer, ToRemotePort, ToEngineServer, ToRemoteEngine)
 
 
 def carried(error: BeiError) -> CarriedError:

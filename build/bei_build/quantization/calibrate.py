@@ -60,6 +60,9 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
     layers: dict[str, _LayerRecord]
 
 
+_record_decoder = msgspec.json.Decoder(_Record)
+
+
 @dataclass(frozen=True)
 class Calibration:
     """A quantization, the way it was found, and its layers that are kept in ``high`` precision all the same.
@@ -193,7 +196,7 @@ def read_quantization(root: Path) -> Quantization:
     Matrices have scales by their largest values; row scales of an FP8 checkpoint are not stored in it. Raises OSError
     and msgspec.DecodeError.
     """
-    record = msgspec.json.decode((root / QUANTIZATION).read_bytes(), type=_Record)
+    record = _record_decoder.decode((root / QUANTIZATION).read_bytes())
     layers = {
         name: LayerQuantization(
             layer.input_amax, layer.smoothing, layer.output_amax, layer.per_token, layer.matrix_bits

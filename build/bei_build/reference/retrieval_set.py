@@ -47,6 +47,9 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     groups: list[_Group]
 
 
+_file_decoder = msgspec.json.Decoder(_File)
+
+
 @dataclass(frozen=True)
 class RetrievalSet:
     """``grades[q]``: the documents that answer ``queries[q]``, with grade 2 (well) or 1. Documents on one subject are
@@ -63,7 +66,7 @@ def bundled_set() -> RetrievalSet:
     queries: list[str] = []
     documents: list[str] = []
     grades: list[dict[int, int]] = []
-    for group in msgspec.json.decode(content, type=_File).groups:
+    for group in _file_decoder.decode(content).groups:
         for query in group.queries:
             queries.append(query.text)
             of_group = zip(group.documents, query.grades, strict=True)

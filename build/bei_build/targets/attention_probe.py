@@ -71,6 +71,10 @@ class ProbeResult:
     seconds: float = 0.0
 
 
+_layers_decoder = msgspec.json.Decoder(list[ProbedLayer])
+_result_decoder = msgspec.json.Decoder(ProbeResult)
+
+
 def probe(trt: Any, layer: ProbedLayer) -> ProbeResult:
     """Build ``layer`` with the library ``trt``. Any exception of the library becomes an answer."""
     started = time.perf_counter()
@@ -238,7 +242,7 @@ class _Worker:
         if not line:
             self._process.wait()
             return None
-        return msgspec.json.decode(line, type=ProbeResult)
+        return _result_decoder.decode(line)
 
     def end(self) -> str:
         """End the process if it still runs; returns the cause of its end."""
@@ -273,7 +277,7 @@ def main() -> None:
     """Read layers as JSON on stdin; write one answer per line on stdout, which is redirected for the library."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    layers = msgspec.json.decode(sys.stdin.buffer.read(), type=list[ProbedLayer])
+    layers = _layers_decoder.decode(sys.stdin.buffer.read())
     try:
         trt = load_library(sys.argv[1], "Building an attention layer")
     except BeiError as error:

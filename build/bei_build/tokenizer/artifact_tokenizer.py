@@ -41,6 +41,9 @@ class _Stored(msgspec.Struct):
     truncation: _Truncation | None = None
 
 
+_stored_decoder = msgspec.json.Decoder(_Stored)
+
+
 def artifact_tokenizer(library: LibraryTokenizer, settings: TokenizerSettings, folder: Path) -> Tokenizer:
     """The tokenizer of ``folder`` as the runtime uses it; changes ``library``'s own in place. Raises TokenizerError.
 
@@ -127,7 +130,7 @@ def stored_truncation(folder: Path) -> int | None:
     if not path.is_file():
         return None
     try:
-        stored = msgspec.json.decode(read_bounded(path, MOST_TOKENIZER_BYTES), type=_Stored)
+        stored = _stored_decoder.decode(read_bounded(path, MOST_TOKENIZER_BYTES))
     except (msgspec.DecodeError, ValueError, OSError, RecursionError) as error:
         raise TokenizerError(f"{path} is not a readable tokenizer ({error}). Download the checkpoint again.") from error
     return stored.truncation.max_length if stored.truncation else None
