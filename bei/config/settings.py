@@ -74,6 +74,8 @@ class ServeConfig:
         (), "origins of the pages that may send requests from a browser, with commas; * for all"
     )
     cors_credentials: bool = _option(False, "let browsers send cookies")
+    health_path: str | None = _option(None, "another path of /health, for the one that asks (Vertex AI)")
+    predict_path: str | None = _option(None, "another path of /vertex, for the one that asks (Vertex AI)")
     root_path: str = _option("", "prefix that a proxy has in front of every path, as /embeddings-api")
     engine_threads: int = _option(0, "threads of a CPU engine, over all its streams; 0: all cores")
     engine_streams: int | None = _option(
@@ -253,8 +255,19 @@ FIRST_SEGMENTS = frozenset(
     (
         *("api-doc", "certificate", "classify", "decode", "detokenize", "docs", "embed", "embed_all"),
         *("embed_sparse", "embeddings", "health", "info", "invocations", "metrics", "models", "openapi.json"),
-        *("pooling", "predict", "predict_tokens", "ready", "rerank", "score", "similarity", "stats", "tokenize"),
-        *("ui", "v1", "v2", "vertex"),
+        *(
+            "ping",
+            "pooling",
+            "predict",
+            "predict_tokens",
+            "ready",
+            "rerank",
+            "score",
+            "similarity",
+            "stats",
+            "tokenize",
+        ),
+        *("tokenize", "ui", "v1", "v2", "vertex"),
         *("cohere", "infinity", "jina", "nim", "tei", "vllm", "voyage"),
     )
 )
@@ -264,6 +277,9 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,*]+")
 
 
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
+
+
+_PATH = re.compile(r"(/[A-Za-z0-9._~:@-]+)+")
 
 
 _MODE = re.compile(r"[0-7]{3}")
@@ -277,6 +293,7 @@ def _check_combinations(config: ServeConfig) -> None:
     _check_keys(config)
     _check_cors(config)
     _check_root_path(config.root_path)
+    _check_paths(config)
     if config.log_inputs and not config.access_log:
         raise ConfigError("log_inputs is for the lines of access_log: set both, or neither.")
     if config.trace_sample_ratio is not None and config.trace_sample_ratio > 1:
@@ -323,6 +340,17 @@ def _check_cors(config: ServeConfig) -> None:
             raise ConfigError(
                 f"cors_origins has {origin!r}, which is no origin: give scheme, host and port, as https://a.example."
             )
+
+
+def _check_paths(config: ServeConfig) -> None:
+    for name in ("health_path", "predict_path"):
+        path = getattr(config, name)
+        if path is not None and not _PATH.fullmatch(path):
+            raise ConfigError(
+                f"{name} must be a path as /v1/endpoints/1:predict, of letters, digits and ._~:@-, not {path!r}."
+            )
+    if config.health_path is not None and config.health_path == config.predict_path:
+        raise ConfigError(f"health_path and predict_path are both {config.health_path}: give each its own.")
 
 
 def _check_root_path(root_path: str) -> None:

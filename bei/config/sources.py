@@ -15,6 +15,7 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bei.config.clouds import cloud_settings
 from bei.config.kubernetes import injected
 from bei.config.settings import ENV_PREFIX, ServeConfig
 from bei.errors import ConfigError
@@ -92,6 +93,8 @@ def load(
 ) -> ConfigT:
     """An instance of ``cls``: ``flags`` (only those given) over ``env`` over the YAML ``file`` over the defaults.
 
+    A cloud's variables come before our own: images set the latter, and the cloud asks nowhere else.
+
     Raises ConfigError for unknown keys and values of wrong types, and the errors of ``cls`` itself.
     """
     env = os.environ if env is None else env
@@ -99,7 +102,9 @@ def load(
     names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
     secrets = {f.name for f in dataclasses.fields(cls) if f.metadata.get("secret")}  # type: ignore[arg-type]
     values: dict[str, object] = {}
-    for source, settings in (("file", _from_file(file)), ("environment", _from_env(env, names)), ("flags", flags)):
+    of_cloud = {key: value for key, value in cloud_settings(env).items() if key in names}
+    sources = (("file", _from_file(file)), ("environment", _from_env(env, names)), ("environment", of_cloud))
+    for source, settings in (*sources, ("flags", flags)):
         for key, value in settings.items():
             if key not in names:
                 raise ConfigError(f"Unknown setting {key!r} in the {source}.{nearest(key, names)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import cache, partial
@@ -68,6 +68,7 @@ def inference_routes(config: ServeConfig) -> tuple[Route[Any], ...]:
         *cohere.EMBED_ROUTES,
         nim.RANKING,
         vllm.SCORE,
+        replace(vllm.SCORE, path="/v1/score"),
         vllm_pooling.ROUTE,
         vllm.DETOKENIZE,
         *tei.root_routes(),
@@ -119,10 +120,11 @@ def create_app(
     router.include(models_router(models))
     router.include(info_router(models, config))
     router.include(tei.openapi_router())
-    router.include(health_router(server))
+    router.include(health_router(server, page=_page_of(config)))
     router.include(certificate_router(models))
     router.include(pages_router(config))
     app = Starlette(routes=[StarletteRoute("/openapi.json", _openapi), *router.routes], exception_handlers=HANDLERS)
+    app.router.redirect_slashes = False  # see Routing
     # Made when it is first asked for: a server that starts does not wait for it.
     app.state.openapi = cache(partial(page, router.routes, routes, [*dialects], config))
     return _with_middlewares(app, endpoints, dialects, config, metrics, keys, request_log, tracing)
@@ -150,7 +152,7 @@ def _with_middlewares(
     if config.cors_origins:
         cors = Cors(config.cors_origins, credentials=config.cors_credentials)
         inner = CorsPreflight(inner, cors)
-    inner = Routing(inner, dialects, endpoints, app.router)
+    inner = Routing(inner, dialects, endpoints, app.router, _other_paths(config))
     if root:
         inner = RootPathRemoved(inner, root)
     inner = ErrorResponses(inner)
@@ -162,26 +164,51 @@ def _with_middlewares(
     return Telemetry(inner, app, metrics, request_log, tracing, untraced=untraced, server_timing=timing)
 
 
+def _other_paths(config: ServeConfig) -> dict[str, str]:
+    """Paths that a cloud asks for, and those of the routes that answer."""
+    paths = {config.health_path: "/health", config.predict_path: "/vertex"}
+    return {path: own for path, own in paths.items() if path is not None}
+
+
+def _page_of(config: ServeConfig) -> str | None:
+    """Where browsers are led from ``/``: relative to it unless the proxy's prefix is known, as one may cut it off."""
+    return (f"{config.root_path}/ui" if config.root_path else "ui") if config.ui else None
+
+
 async def _openapi(request: Request) -> Response:
     return JSONResponse(request.app.state.openapi())
 
 
 class Routing:
     """Middleware: finds the hot endpoint, which it leaves in the scope, under the mount point of the dialect that the
-    request asks for, if that has the path. Raises what ``Dialects.of`` does."""
+    request asks for, if that has the path. Slashes at the end of other paths than ``/`` are left out: clients that get
+    a redirect for a POST drop the body or give up. Raises what ``Dialects.of`` does."""
 
-    def __init__(self, app: ASGIApp, dialects: Dialects, endpoints: Iterable[Endpoint], router: Router) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        dialects: Dialects,
+        endpoints: Iterable[Endpoint],
+        router: Router,
+        other_paths: Mapping[str, str],
+    ) -> None:
         self._app = app
         self._dialects = dialects
+        self._other_paths = other_paths
         self._hot = {endpoint.path: endpoint for endpoint in endpoints}
         self._router = router
+        paths = (*self._hot, *(route.path for route in router.routes if isinstance(route, StarletteRoute)))
+        self._end_in_slashes = {path for path in paths if path.endswith("/")}
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope["path"].endswith("/") and scope["path"] not in self._end_in_slashes:
+            _move(scope, scope["path"].rstrip("/") or "/")
+        if scope["path"] in self._other_paths:
+            _move(scope, self._other_paths[scope["path"]])
         dialect, path = self._dialects.of(scope)
         if dialect is not None and (path == scope["path"] or self._has(scope, path)):
             scope[FORM_KEY] = dialect.error_form
-            if path != scope["path"]:
-                scope["path"], scope["raw_path"] = path, path.encode()
+            _move(scope, path)
         endpoint = self._hot.get(scope["path"])
         if endpoint is not None and scope["method"] == "POST":
             scope[SCOPE_ENDPOINT] = endpoint
@@ -191,6 +218,11 @@ class Routing:
     def _has(self, scope: Scope, path: str) -> bool:
         placed = {**scope, "path": path, "raw_path": path.encode()}
         return path in self._hot or any(route.matches(placed)[0] is Match.FULL for route in self._router.routes)
+
+
+def _move(scope: Scope, path: str) -> None:
+    if path != scope["path"]:
+        scope["path"], scope["raw_path"] = path, path.encode()
 
 
 class HotRoutes:

@@ -25,7 +25,7 @@ def untraced_paths(config: ServeConfig, dialects: Iterable[Dialect]) -> frozense
 
 def _monitored(dialects: Iterable[Dialect]) -> tuple[frozenset[str], frozenset[str]]:
     """Probes of liveness and readiness, and metrics."""
-    probes, metrics_paths = {"/health", "/ready"}, {"/metrics"}
+    probes, metrics_paths = {"/", "/health", "/ping", "/ready"}, {"/metrics"}
     for dialect in dialects:
         for root in dialect.roots:
             mount = f"/{dialect.name}{root}"

@@ -120,6 +120,7 @@ class Sockets:
 
     def __init__(self, config: ServeConfig) -> None:
         self._scheme = "http" if config.tls_cert is None else "https"
+        self._pages = ("ui", "docs") if config.ui else ("docs",)
         self._tcp = bind_tcp(config.host, config.port) if config.listens_on_tcp else None
         self._uds = None if config.uds is None else UnixSocket(config.uds, config.uds_mode)
         self._listening: list[socket.socket] = []
@@ -137,7 +138,9 @@ class Sockets:
         """Say where clients may come."""
         if self._tcp is not None:
             host, port = self._tcp.getsockname()[:2]
-            log.info("listening on %s://%s:%s", self._scheme, f"[{host}]" if ":" in host else host, port)
+            address = f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+            log.info("listening on %s", address)
+            log.info("for browsers: %s", ", ".join(f"{address}/{page}" for page in self._pages))
         if self._uds is not None:
             log.info("listening on unix:%s", self._uds.path)
 

@@ -1,11 +1,14 @@
-"""``/health`` (the server works), ``/ready`` (every model answers), ``/metrics``, ``/stats``."""
+"""``/health`` (the server works), ``/ping`` and ``/`` for those who ask there, ``/ready`` (every model answers),
+``/metrics``, ``/stats``.
+"""
 
 from __future__ import annotations
 
 from typing import Literal, TypedDict
 
 import msgspec
-from starlette.responses import JSONResponse, Response
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from bei.metrics.registry import CONTENT_TYPE
 from bei.server.endpoint.get_responses import answers
@@ -41,12 +44,10 @@ class NotReady(TypedDict):
     models: dict[str, str]
 
 
-def health_router(server: WholeServer) -> ApiRouter:
-    """The routes, bound to the server."""
+def health_router(server: WholeServer, page: str | None = None) -> ApiRouter:
+    """The routes, bound to the server. ``page``: where ``/`` leads browsers, relative to it."""
     router = ApiRouter()
 
-    @router.head("/health", summary="Liveness")
-    @router.get("/health", summary="Liveness")
     @answers(bodies={200: Alive, 503: Dead})
     async def health() -> Response:
         """200 while every thread of every model works; 503 means: restart me."""
@@ -54,6 +55,19 @@ def health_router(server: WholeServer) -> ApiRouter:
         if dead:
             return JSONResponse(Dead(status="dead", models=dead), 503)
         return JSONResponse(Alive(status="alive"))
+
+    for path, summary in (("/health", "Liveness"), ("/ping", "Liveness (SageMaker)")):
+        router.get(path, summary)(health)
+        router.head(path, summary)(health)
+
+    @router.head("/", summary="Liveness")
+    @router.get("/", summary="Liveness")
+    @answers(bodies={200: Alive, 503: Dead})
+    async def root(request: Request) -> Response:
+        """As `/health`; browsers are led to the page."""
+        if page is not None and "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse(page)
+        return await health()
 
     @router.head("/ready", summary="Readiness")
     @router.get("/ready", summary="Readiness")

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from bei.config.settings import ServeConfig
 from bei.server.http.routing import ApiRouter
@@ -112,6 +112,11 @@ def _add_ui(router: ApiRouter, config: ServeConfig) -> None:
         """The page."""
         return _answer(file, request, _POLICY)
 
+    @router.on(_READ, "/ui/", in_schema=False)
+    async def ui_without_slash() -> Response:
+        """Links of the page are relative to its path without the slash."""
+        return RedirectResponse("../ui")
+
     @router.on(_READ, "/ui/{name}", in_schema=False)
     async def ui_file(request: Request, name: str) -> Response:
         """A file of it."""
@@ -125,6 +130,11 @@ def _add_docs(router: ApiRouter, config: ServeConfig) -> None:
         name, status = (_DOCS, 200) if swagger_folder() is not None else (_DOCS_MISSING, 501)
         page = (_FOLDER / name).read_text("utf-8").replace('"/openapi.json"', f'"{config.root_path}/openapi.json"')
         return _answer(_made(page.encode(), ".html"), request, _SWAGGER_POLICY, status)
+
+    @router.on(_READ, "/docs/", in_schema=False)
+    async def docs_without_slash() -> Response:
+        """As for ``/ui``."""
+        return RedirectResponse("../docs")
 
     @router.on(_READ, "/docs/{name}", in_schema=False)
     async def docs_file(request: Request, name: str) -> Response:

@@ -115,7 +115,17 @@ def test_a_401_has_the_form_of_the_dialect(keyed: App, name: str) -> None:
 
 
 PROBES = (
-    *("/health", "/ready", "/tei/health", "/tei/ping", "/tei/", "/nim/v1/health/live", "/nim/v1/health/ready"),
+    *(
+        "/",
+        "/health",
+        "/ping",
+        "/ready",
+        "/tei/health",
+        "/tei/ping",
+        "/tei/",
+        "/nim/v1/health/live",
+        "/nim/v1/health/ready",
+    ),
     *("/infinity/health", "/vllm/health", "/vllm/ping"),
 )
 METRICS = ("/metrics", "/tei/metrics", "/nim/v1/metrics", "/infinity/metrics", "/vllm/metrics")
