@@ -9,12 +9,14 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from bei.artifact.certificate.record import Certificate
 from bei.artifact.manifest import Manifest
 from bei.core import Float32Array
+from bei.errors import BeiError
 from bei.offline import methods
+from bei.offline.encode import ArrayLike, EncodeOptions, encode, similarity
 from bei.offline.input_checks import TextOrIds
 from bei.offline.method import Vectors
 from bei.offline.options import (
@@ -141,6 +143,44 @@ class Model:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+    def __repr__(self) -> str:
+        try:
+            manifest = self.manifest
+        except BeiError as error:
+            return f"<Model: {error}>"
+        tasks, form = ", ".join(manifest.tasks), f"{manifest.precision} on {manifest.target}"
+        return f"<Model {manifest.name}: {tasks}; {form}, {manifest.max_seq_len} tokens>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "A Model has an engine and threads, which cannot be pickled: pass its name or path to the other process, "
+            "and make a Model there (workers started by spawn; docs/python.md, 'Event loops, threads, processes')."
+        )
+
+    # Vectors, as sentence-transformers has them.
+
+    def encode(self, inputs: str | Iterable[str], /, **arguments: Unpack[EncodeOptions]) -> Any:
+        """As ``SentenceTransformer.encode``: float32 [width] for one text, [n, width] for several; tensors or other
+        forms as ``arguments`` say (``bei.offline.encode``)."""
+        return encode(self._runner.service, self.embed, inputs, arguments)
+
+    def encode_query(self, inputs: str | Iterable[str], /, **arguments: Unpack[EncodeOptions]) -> Any:
+        """As ``encode``, of queries: with the prompt and the route that the model has for them."""
+        return encode(self._runner.service, self.embed, inputs, arguments, "query")
+
+    def encode_document(self, inputs: str | Iterable[str], /, **arguments: Unpack[EncodeOptions]) -> Any:
+        """As ``encode``, of documents."""
+        return encode(self._runner.service, self.embed, inputs, arguments, "document")
+
+    def similarity(self, first: ArrayLike, second: ArrayLike) -> Float32Array:
+        """Scores float32 [n, m] of vectors [n, width] and [m, width] by the checkpoint's function, cosine if it names
+        none; larger is nearer."""
+        return similarity(self.manifest, first, second)
+
+    def similarity_pairwise(self, first: ArrayLike, second: ArrayLike) -> Float32Array:
+        """As ``similarity``, [n], of the vectors at the same places."""
+        return similarity(self.manifest, first, second, pairwise=True)
 
     # Vectors.
 

@@ -63,6 +63,6 @@ def test_signatures_spell_the_options_out_that_are_no_fields_of_requests() -> No
 
 def test_its_code_is_python() -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     for block in blocks:
         ast.parse(block)
