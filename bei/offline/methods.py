@@ -249,10 +249,10 @@ def tokenization(service: InferenceService, given: Given) -> Method[str, list[li
     prompt = ""
     if asked != (None, None):
         prompt = prompts.prompt_of(service.manifest, *asked)
-        read = prompts.in_role(read, prompts.role_of(service.manifest, *asked))
+        read = prompts.with_role(read, prompts.role_of(service.manifest, *asked))
 
     async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> WindowResult[list[list[Token]]]:
-        texts = prompts.prompted(prompt, inputs)
+        texts = prompts.apply_prompt(prompt, inputs)
         encodings = await service.encode(ModelRequest(texts, read), ticket=ticket)
         tokens = await off_loop(
             lambda: [_tokens(one, encoding, service.encoder) for one, encoding in zip(texts, encodings, strict=True)]

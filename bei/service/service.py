@@ -37,8 +37,8 @@ from bei.scheduler.cost_model import CostModel
 from bei.service.admission import Admission, Demand, Elsewhere, Ticket, admission_limits, estimated_length
 from bei.service.call import InferenceResult, ModelInput, ModelRequest, PendingCall, Reduce, encoding_of_ids, is_large
 from bei.tokenizer.encoder import Input, TextEncoder
-from bei.tokenizer.pool import TokenizerPool, takes_little, takes_long
-from bei.tokenizer.prompts import AskedPrompt, asked_prompt
+from bei.tokenizer.pool import TokenizerPool, is_long, is_short
+from bei.tokenizer.prompts import ChosenPrompt, choose_prompt
 from bei.utils.threads import off_loop
 
 # Once its canary has matched, readiness accepts an engine that has ended a step so lately, or that is in the middle of
@@ -99,9 +99,9 @@ class InferenceService:
         return self.manifest.dimension("embedding") or 0
 
     @cached_property
-    def unsaid_prompt(self) -> AskedPrompt:
+    def default_prompt(self) -> ChosenPrompt:
         """The prompt of requests that name none. Raises InvalidRequestError where they have to."""
-        return asked_prompt(self.manifest)
+        return choose_prompt(self.manifest)
 
     @property
     def is_alive(self) -> bool:
@@ -204,8 +204,8 @@ class InferenceService:
         num_failed = num_inputs - num_known
         try:
             if num_failed:  # not all inputs were refused before
-                if num_inputs == 1 and ticket.lane == "interactive" and takes_little(inputs[0]):
-                    self._start_at_once(call, inputs[0])
+                if num_inputs == 1 and ticket.lane == "interactive" and is_short(inputs[0]):
+                    self._start_inline(call, inputs[0])
                 elif is_large(inputs):
                     await off_loop(self._start, call)
                 else:
@@ -382,10 +382,10 @@ class InferenceService:
         if texts:
             self._tokenize(call, texts, lambda items, demand: self._submit(call, items, demand))
 
-    def _start_at_once(self, call: PendingCall, value: Input) -> None:
+    def _start_inline(self, call: PendingCall, value: Input) -> None:
         """Tokenize the only input of ``call`` in this thread, and hand it to the engine."""
         try:
-            encoding = self._tokenizers.encoded_at_once(value, call.request.options)
+            encoding = self._tokenizers.encode_inline(value, call.request.options)
             call.ticket.count_tokens(encoding.num_tokens)
             self._submit(call, [Item(0, encoding)], self._demand_of(call, [value]))
         except BeiError as error:
@@ -409,7 +409,7 @@ class InferenceService:
             lambda index, error: self._fail_at(call, places[index], error),
             lambda: call.is_done,
             call.request.options,
-            is_urgent=call.ticket.lane == "interactive" and not takes_long(inputs, call.request.options),
+            is_urgent=call.ticket.lane == "interactive" and not is_long(inputs, call.request.options),
             one_by_one=call.is_partial,
         )
 

@@ -14,7 +14,7 @@ from bei.service.call import InferenceResult, ModelRequest
 from bei.service.service import InferenceService
 from bei.tasks.support import PartialResult, computed, require
 from bei.tokenizer.encoder import Input
-from bei.tokenizer.prompts import led_by_default
+from bei.tokenizer.prompts import apply_default_prompt
 
 # How zero-shot classification asks for a label (transformers' default).
 HYPOTHESIS = "This example is {}."
@@ -103,5 +103,5 @@ async def logits_of(
     """The model's scores of texts or pairs before any function, and the meaning of each."""
     classification = service.manifest.classification
     assert classification is not None  # whatever has logits has labels
-    led = ModelRequest(led_by_default(service.manifest, cast("Seq[Input]", task.inputs)), task.options)
+    led = ModelRequest(apply_default_prompt(service.manifest, cast("Seq[Input]", task.inputs)), task.options)
     return await service.infer(led, ticket=ticket, outputs={"logits"}), classification

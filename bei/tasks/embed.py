@@ -26,7 +26,7 @@ from bei.service.service import InferenceService
 from bei.tasks.dimensions import check_dimensions
 from bei.tasks.support import PartialResult, computed, off_loop_if_large, require
 from bei.tokenizer.encoder import EncodingOptions
-from bei.tokenizer.prompts import asked_prompt, in_role, keeping, prompted_inputs, role_of, sides_of
+from bei.tokenizer.prompts import apply_prompt_to_inputs, choose_prompt, keep_prompt, role_of, split_prompt, with_role
 from bei.utils.threads import off_loop
 
 # Sparse vectors of more texts are made off the event loop.
@@ -75,12 +75,12 @@ class CheckedTask(NamedTuple):
         """The same task for other inputs."""
         return self._replace(task=msgspec.structs.replace(self.task, inputs=inputs, failed=failed))
 
-    def prompted(self, options: EncodingOptions) -> ModelRequest:
+    def model_request(self, options: EncodingOptions) -> ModelRequest:
         """The inputs as the model reads them, tokenized by ``options``."""
         if not self.prompt and options is self.task.options:
             return self.task
-        inputs = prompted_inputs(self.prompt, self.task.inputs)
-        return ModelRequest(inputs, keeping(self.prompt, options), self.task.failed)
+        inputs = apply_prompt_to_inputs(self.prompt, self.task.inputs)
+        return ModelRequest(inputs, keep_prompt(self.prompt, options), self.task.failed)
 
 
 class Embeddings(PartialResult, frozen=True, kw_only=True):
@@ -135,14 +135,14 @@ def check_task(service: InferenceService, task: EmbedTask, name: TaskName) -> Ch
     if task.is_bare:
         return CheckedTask(task, "", None, width, warnings)
     if task.prompt_name is None and task.input_type is None and task.prompt is None:
-        asked = service.unsaid_prompt
+        asked = service.default_prompt
     else:
-        asked = asked_prompt(manifest, task.prompt_name, task.input_type, task.prompt)
+        asked = choose_prompt(manifest, task.prompt_name, task.input_type, task.prompt)
     if asked.warning is not None and not (task.inputs and all(isinstance(ids, list) for ids in task.inputs)):
         warnings.append(asked.warning)
     role = None if name == "embed" else role_of(manifest, task.prompt_name, task.input_type)
     if role is not None:
-        task = msgspec.structs.replace(task, options=in_role(task.options, role))
+        task = msgspec.structs.replace(task, options=with_role(task.options, role))
     return CheckedTask(task, asked.text, role, width, warnings)
 
 
@@ -156,8 +156,8 @@ async def embed_inputs(service: InferenceService, checked: CheckedTask, *, ticke
     output = UNIT_EMBEDDING if normalize and not is_cut else "embedding"
     options = task.options
     if checked.prompt and not manifest.embedding.pools_prompt:
-        options = replace(options, unpooled_prompt=sides_of(checked.prompt)[0])
-    answer = await service.infer(checked.prompted(options), ticket=ticket, outputs={output})
+        options = replace(options, unpooled_prompt=split_prompt(checked.prompt)[0])
+    answer = await service.infer(checked.model_request(options), ticket=ticket, outputs={output})
     vectors = np.zeros((0, width), np.float32)  # where every input has an error
     if answer.rows:
         shorten = partial(cut, dimensions=width, normalize=normalize) if is_cut else None
@@ -178,7 +178,7 @@ async def dropped_tokens(
     if not result.truncated:
         return {}
     task = checked.task
-    cut = prompted_inputs(checked.prompt, [task.inputs[index] for index in result.truncated])
+    cut = apply_prompt_to_inputs(checked.prompt, [task.inputs[index] for index in result.truncated])
     ticket.check_tokens = None  # it bounds the answer, which does not grow with tokens that are only counted
     options = replace(task.options, whole=True, max_tokens=None)
     encodings = await service.encode(ModelRequest(cut, options, failed={}), ticket=ticket)  # texts: ids are never cut
@@ -192,7 +192,7 @@ async def embed_tokens(service: InferenceService, checked: CheckedTask, *, ticke
     """A vector a token of each text, of unit length in models for late interaction (arXiv:2004.12832), which read and
     answer queries and documents as their role says."""
     manifest = service.manifest
-    asked = checked.prompted(checked.task.options)
+    asked = checked.model_request(checked.task.options)
     answer = await service.infer(asked, ticket=ticket, outputs={"token_embedding"})
     unit = any(output.unit_length for output in manifest.outputs if output.name == "token_embedding")
     lengths = answer.lengths
@@ -208,7 +208,7 @@ async def embed_sparse(service: InferenceService, checked: CheckedTask, *, ticke
     table = encoder.token_weights if role is not None and role.table else None
     output = None if table is not None else "sparse" if service.manifest.dimension("sparse") else "token_weights"
     answer = await service.infer(
-        checked.prompted(checked.task.options),
+        checked.model_request(checked.task.options),
         ticket=ticket,
         outputs=set() if output is None else {output},
         reduce=nonzero if output == "sparse" else None,
@@ -229,14 +229,14 @@ async def embed_chunks(service: InferenceService, checked: CheckedTask, *, ticke
     long.
     """
     task = checked.task
-    before, behind = sides_of(checked.prompt)
+    before, after = split_prompt(checked.prompt)
     document, ends = before, []
     for chunk in task.inputs:
         assert isinstance(chunk, str)
         document += chunk
         ends.append(len(document))
         document += " "
-    asked = ModelRequest([document[:-1] + behind], EncodingOptions(truncate=False, with_spans=True))
+    asked = ModelRequest([document[:-1] + after], EncodingOptions(truncate=False, with_spans=True))
     answer = await service.infer(asked, ticket=ticket, outputs={"token_embedding"})
     spans = answer.encodings[0].spans
     assert spans is not None  # they were asked for

@@ -30,7 +30,7 @@ _MOST_URGENT_CHARS = 1 << 19
 
 # Urgent texts of at most this many characters are tokenized by the caller: a fraction of a millisecond, where a thread
 # of the pool costs two switches of the interpreter's lock.
-_AT_ONCE_CHARS = 512
+_INLINE_CHARS = 512
 
 OnEncoded = Callable[[int, list[Encoding]], None]
 # Called with the place of the input that failed; of a chunk that fails as a whole, the place of its first input.
@@ -64,7 +64,7 @@ class TokenizerPool:
 
     Urgent chunks have threads of their own, so they never wait for others; each kind is served in the order of
     submission, whatever the deadlines. The operating system shares the cores among the threads. Short texts
-    (``takes_little``) need no thread (``encoded_at_once``). Admission bounds the queues: it counts every text until it
+    (``is_short``) need no thread (``encode_inline``). Admission bounds the queues: it counts every text until it
     is answered.
     """
 
@@ -102,7 +102,7 @@ class TokenizerPool:
             part = inputs[start:stop]
             jobs.put(_Job(start, part, options, on_encoded, on_failed, is_cancelled, common, one_by_one))
 
-    def encoded_at_once(self, value: Input, options: EncodingOptions = AS_CONFIGURED) -> Encoding:
+    def encode_inline(self, value: Input, options: EncodingOptions = AS_CONFIGURED) -> Encoding:
         """Tokenize ``value`` in the calling thread. Raises the errors of ``TextEncoder.encode``, EngineError."""
         try:
             return self._encoder.encode([value], options)[0]
@@ -154,12 +154,12 @@ def _broken() -> EngineError:
     return EngineError("The tokenizer failed on an input.")
 
 
-def takes_little(value: Input | list[int]) -> TypeGuard[Input]:
-    """True if tokenizing ``value`` at once takes less time than waking a thread."""
-    return not isinstance(value, list) and _num_chars(value) <= _AT_ONCE_CHARS
+def is_short(value: Input | list[int]) -> TypeGuard[Input]:
+    """True if tokenizing ``value`` in the calling thread takes less time than waking a thread of the pool."""
+    return not isinstance(value, list) and _num_chars(value) <= _INLINE_CHARS
 
 
-def takes_long(inputs: Seq[Input], options: EncodingOptions) -> bool:
+def is_long(inputs: Seq[Input], options: EncodingOptions) -> bool:
     """True if ``inputs`` that are read to their ends have so many characters that other requests would wait."""
     return sum(map(_num_chars, inputs)) > (_LONG_CHARS if options.whole else _MOST_URGENT_CHARS)
 

@@ -15,7 +15,7 @@ from bei.tokenizer.encoder import EncodingOptions, Input
 
 def prompt_of(manifest: Manifest, prompt_name: str | None = None, input_type: str | None = None) -> str:
     """The prompt of a request: the one called ``prompt_name``, the one for ``input_type``, or the default. It is a
-    prefix, or a template (``prompted``).
+    prefix, or a template (``apply_prompt``).
 
     A model without prompts treats all input types alike; documents have a prompt only if the model defines one. Raises
     InvalidRequestError, which lists the prompts, for an unknown name, for texts that the model does not read, and for
@@ -41,7 +41,7 @@ def prompt_of(manifest: Manifest, prompt_name: str | None = None, input_type: st
     return ""
 
 
-class AskedPrompt(NamedTuple):
+class ChosenPrompt(NamedTuple):
     """A prompt, and a warning if the request names none and the model was trained with prompts, or reads queries and
     documents differently."""
 
@@ -49,27 +49,27 @@ class AskedPrompt(NamedTuple):
     warning: str | None = None
 
 
-def asked_prompt(
+def choose_prompt(
     manifest: Manifest, prompt_name: str | None = None, input_type: str | None = None, prompt: str | None = None
-) -> AskedPrompt:
+) -> ChosenPrompt:
     """``prompt`` itself, or the result of ``prompt_of``. Raises InvalidRequestError."""
     if prompt is not None:
         if prompt_name is not None:
             raise InvalidRequestError("prompt and prompt_name contradict each other: send one.", "prompt_name")
         _check_route(manifest, prompt_name, input_type)
-        return AskedPrompt(prompt)
+        return ChosenPrompt(prompt)
     text = prompt_of(manifest, prompt_name, input_type)
     if prompt_name is not None or input_type is not None:
-        return AskedPrompt(text)
+        return ChosenPrompt(text)
     routes = manifest.routes
     if routes and (not SIDES.keys().isdisjoint(routes.absent) or any(role.table for role in manifest.roles.values())):
         name = manifest.name
-        return AskedPrompt(
+        return ChosenPrompt(
             text, f"{name} took the texts for the side {routes.default}: say by input_type what they are"
         )
     if text or not any(manifest.prompts.values()):
-        return AskedPrompt(text)
-    return AskedPrompt("", f"{manifest.name} has prompts and got none: say by input_type what the texts are")
+        return ChosenPrompt(text)
+    return ChosenPrompt("", f"{manifest.name} has prompts and got none: say by input_type what the texts are")
 
 
 def _check_same(manifest: Manifest, prompt_name: str, input_type: str) -> None:
@@ -101,7 +101,7 @@ def role_of(manifest: Manifest, prompt_name: str | None = None, input_type: str 
     return None
 
 
-def in_role(options: EncodingOptions, role: Role | None) -> EncodingOptions:
+def with_role(options: EncodingOptions, role: Role | None) -> EncodingOptions:
     """``options`` with the settings of ``role``; a request may lower the role's limit."""
     if role is None:
         return options
@@ -114,46 +114,46 @@ def in_role(options: EncodingOptions, role: Role | None) -> EncodingOptions:
     )
 
 
-def prompted(prompt: str, texts: Seq[str]) -> Seq[str]:
+def apply_prompt(prompt: str, texts: Seq[str]) -> Seq[str]:
     """``texts`` with ``prompt`` as prefix, or inserted at its slot {text}."""
     if not prompt:
         return texts
-    before, behind = sides_of(prompt)
-    return [before + text + behind for text in texts]
+    before, after = split_prompt(prompt)
+    return [before + text + after for text in texts]
 
 
-def prompted_inputs(prompt: str, inputs: Seq[Input | list[int]]) -> Seq[Input | list[int]]:
-    """``prompted`` for single texts; pairs and token ids are unchanged."""
+def apply_prompt_to_inputs(prompt: str, inputs: Seq[Input | list[int]]) -> Seq[Input | list[int]]:
+    """``inputs`` with ``prompt`` applied to single texts; pairs and token ids are unchanged."""
     if not prompt:
         return inputs
-    before, behind = sides_of(prompt)
-    return [before + value + behind if isinstance(value, str) else value for value in inputs]
+    before, after = split_prompt(prompt)
+    return [before + value + after if isinstance(value, str) else value for value in inputs]
 
 
-def led_by_default(manifest: Manifest, inputs: Seq[Input]) -> Seq[Input]:
+def apply_default_prompt(manifest: Manifest, inputs: Seq[Input]) -> Seq[Input]:
     """``inputs`` with the default prompt applied to single texts and to the first text of each pair, as cross-encoders
     are trained. Templates contain it already."""
     prompt = prompt_of(manifest)
     if not prompt or manifest.rerank_template is not None:
         return inputs
-    before, behind = sides_of(prompt)
+    before, after = split_prompt(prompt)
     # Equal queries share one string: otherwise a long query would be stored once for each document.
-    around = functools.cache(lambda text: before + text + behind)
+    around = functools.cache(lambda text: before + text + after)
     return [around(value) if isinstance(value, str) else (around(value[0]), value[1]) for value in inputs]
 
 
-def keeping(prompt: str, options: EncodingOptions) -> EncodingOptions:
+def keep_prompt(prompt: str, options: EncodingOptions) -> EncodingOptions:
     """``options`` that preserve ``prompt`` when a text is truncated on the side of the prompt."""
     if not prompt:
         return options
-    before, behind = sides_of(prompt)
-    return replace(options, kept=(before, behind)) if behind or (before and options.direction == "left") else options
+    before, after = split_prompt(prompt)
+    return replace(options, kept=(before, after)) if after or (before and options.direction == "left") else options
 
 
-def sides_of(prompt: str) -> tuple[str, str]:
+def split_prompt(prompt: str) -> tuple[str, str]:
     """The parts of ``prompt`` before and after the text."""
-    before, _, behind = prompt.partition("{text}")
-    return before, behind
+    before, _, after = prompt.partition("{text}")
+    return before, after
 
 
 def _check_route(manifest: Manifest, prompt_name: str | None, input_type: str | None) -> None:

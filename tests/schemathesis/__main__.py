@@ -186,7 +186,7 @@ def _narrowed(page: dict[str, Any]) -> dict[str, Any]:
     for schema in narrow["components"]["schemas"].values():
         for field in _DEPENDENT & schema.get("properties", {}).keys() - set(schema.get("required", ())):
             del schema["properties"][field]
-        limits = [_without_dependent(limit) for limit in schema.pop("allOf", ()) if "not" not in limit]
+        limits = [limit for limit in map(_without_dependent, schema.pop("allOf", ())) if not _is_dependent(limit)]
         schema |= {"allOf": limits} if limits else {}
     return narrow
 
@@ -195,6 +195,11 @@ def _without_dependent(limit: dict[str, Any]) -> dict[str, Any]:
     """A limit on a request as a whole, without alternatives in which a dependent field must be there."""
     kept = [one for one in limit.get("anyOf", ()) if not _DEPENDENT & set(one.get("required", ()))]
     return {**limit, "anyOf": kept} if kept else limit
+
+
+def _is_dependent(limit: dict[str, Any]) -> bool:
+    """True if an alternative is about a dependent field: from its schema alone such a field would be made."""
+    return any(_DEPENDENT & one.get("properties", {}).keys() for one in limit.get("anyOf", ()))
 
 
 def _with_operations(page: dict[str, Any], is_kept: Callable[[str, str], bool]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from msgspec import Meta
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
 from bei.server.endpoint.context import RequestContext
-from bei.server.endpoint.field_schema import Limits, Text, not_both
+from bei.server.endpoint.field_schema import NULL, Limits, Text, any_of, one_of
 from bei.server.endpoint.field_schema import Texts as ListOfTexts
 from bei.server.endpoint.inference import embedded
 from bei.server.endpoint.parse import parser
@@ -62,7 +62,9 @@ class PoolingRequest(Controls, kw_only=True):
     use_activation: bool | None = None
 
     _limits: ClassVar[Limits] = (
-        not_both("task", {"enum": ["classify", "token_embed", "token_classify"]}, "dimensions", {"type": "integer"}),
+        any_of(
+            '`task` other than "embed" contradicts `dimensions`.', {"task": one_of(["embed"])}, {"dimensions": NULL}
+        ),
     )
 
 

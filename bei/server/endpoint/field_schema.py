@@ -5,7 +5,6 @@ The decoder does not look at it: a handler refuses with an error that says what 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from typing import Annotated, Any, TypeAlias, get_args
@@ -15,6 +14,9 @@ from msgspec import Meta
 
 # Stands in a schema where the server's own limit belongs.
 MAX_INPUTS = "max_client_batch_size"
+
+# A field that may be left out, and otherwise is null.
+NULL: Mapping[str, Any] = {"type": "null"}
 
 # Of a request as a whole; Structs have them as ``_limits``.
 Limits: TypeAlias = tuple[Mapping[str, Any], ...]
@@ -27,7 +29,7 @@ def limits(**schema: Any) -> Meta:
 
 def without(*fields: str) -> Meta:
     """Schema of a request that must not have ``fields``, unless they are null."""
-    return limits(properties={field: {"type": "null"} for field in fields})
+    return limits(properties=dict.fromkeys(fields, NULL))
 
 
 def one_of(values: Seq[object]) -> dict[str, Any]:
@@ -35,29 +37,26 @@ def one_of(values: Seq[object]) -> dict[str, Any]:
     return {"enum": [None, *values]}
 
 
-def not_both(first: str, first_schema: Mapping[str, Any], second: str, second_schema: Mapping[str, Any]) -> Any:
-    """Schema of a request in which two fields contradict each other where both are as their schemas say."""
-    return {
-        "description": f"`{first}` {_shown(first_schema)} and `{second}` contradict each other.",
-        "not": {"required": [first, second], "properties": {first: first_schema, second: second_schema}},
-    }
+def any_of(description: str, *alternatives: Mapping[str, Any]) -> dict[str, Any]:
+    """Schema of a request whose fields are as one of ``alternatives`` says. A field that is left out fits each.
 
-
-def _shown(schema: Mapping[str, Any]) -> str:
-    return " or ".join(map(json.dumps, schema["enum"])) if "enum" in schema else f"as a {schema['type']}"
+    Alternatives, and few of them, in place of ``not``: tools that make requests from the page multiply the alternatives
+    of all limits, a ``not`` of two fields has four, and schemathesis gives up a request with seven such limits.
+    """
+    return {"description": description, "anyOf": [{"properties": {**fields}} for fields in alternatives]}
 
 
 def exactly_one(*groups: Seq[str]) -> dict[str, Any]:
     """Schema of a request with all fields of one of ``groups``, and none of the others. Null is absent."""
     fields = dict.fromkeys(field for group in groups for field in group)
-    there, missing = {"not": {"type": "null"}}, {"type": "null"}
+    there = {"not": NULL}
     texts = [" and ".join(f"`{field}`" for field in group) for group in groups]
     return {
         "description": f"Exactly one of {'; '.join(texts)}." if len(groups) > 1 else f"{texts[0]} must be there.",
         "oneOf": [
             {
                 "required": [*group],
-                "properties": {field: there if field in group else missing for field in fields},
+                "properties": {field: there if field in group else NULL for field in fields},
             }
             for group in groups
         ],

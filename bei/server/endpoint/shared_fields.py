@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from bei.errors import InvalidRequestError
-from bei.server.endpoint.field_schema import Limits, limits, not_both, one_of
+from bei.server.endpoint.field_schema import Limits, any_of, limits, one_of
 from bei.server.endpoint.truncation_fields import CONTRADICTIONS, Direction, TokenLimit, Truncate
 from bei.server.endpoint.vector_encoding import DType
 from bei.service.call import ModelInput
@@ -87,8 +87,11 @@ class ScoreControls(Controls, kw_only=True):
     raw_scores: Annotated[bool | None, Meta(description="Logits instead of probabilities.")] = None
     use_activation: Annotated[bool | None, Meta(description="vLLM's word: false asks for logits.")] = None
 
-    _limits: ClassVar[Limits] = tuple(
-        not_both("raw_scores", {"enum": [asked]}, "use_activation", {"enum": [asked]}) for asked in (True, False)
+    _limits: ClassVar[Limits] = (
+        any_of(
+            "`raw_scores` and `use_activation` may not be both true or both false.",
+            *({"raw_scores": one_of([raw]), "use_activation": one_of([not raw])} for raw in (True, False)),
+        ),
     )
 
     def is_raw(self) -> bool:

@@ -21,7 +21,7 @@ from bei.server.endpoint.shared_fields import Model
 from bei.service.call import ModelRequest
 from bei.service.service import InferenceService
 from bei.tokenizer.encoder import EncodingOptions, TextEncoder
-from bei.tokenizer.prompts import in_role, prompt_of, prompted, role_of
+from bei.tokenizer.prompts import apply_prompt, prompt_of, role_of, with_role
 from bei.utils.threads import off_loop
 
 # What JSON takes, about: of one of TEI's tokens, of an id, of a token's name.
@@ -98,8 +98,8 @@ async def tokenize(body: InputsRequest | PromptRequest, context: RequestContext)
     options = replace(options, with_spans=True)
     asked = (body.prompt_name, body.input_type)
     if asked != (None, None):
-        texts = list(prompted(prompt_of(service.manifest, *asked), texts))
-        options = in_role(options, role_of(service.manifest, *asked))
+        texts = list(apply_prompt(prompt_of(service.manifest, *asked), texts))
+        options = with_role(options, role_of(service.manifest, *asked))
     ticket = context.admit(service, texts, bytes_per_token=_TOKEN_BYTES, whole=True)
     encodings = await service.encode(ModelRequest(texts, options), ticket=ticket)
     num_bytes = sum(encoding.num_tokens for encoding in encodings) * _TOKEN_BYTES

@@ -22,7 +22,7 @@ from bei.engine.sparse import looked_up
 from bei.errors import ArtifactManifestError, BeiError, InputTooLongError, InvalidRequestError
 from bei.tasks.embed import EmbedTask, SparseEmbeddings, check_task, embed_sparse
 from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions
-from bei.tokenizer.prompts import asked_prompt, in_role, role_of
+from bei.tokenizer.prompts import choose_prompt, role_of, with_role
 from tests.bei.server.kinds import KindEngine
 from tests.support.artifacts import VOCAB_SIZE, save_artifact, tiny_tokenizer
 from tests.support.services import make_service, run_async
@@ -193,26 +193,26 @@ def test_the_side_is_the_named_one_or_the_routers_default(
     manifest = save_artifact(tmp_path / "tiny", roles=ROLES, routes=routes, prompts={"query": "", "mine": ""}).manifest
     role = role_of(manifest, prompt_name, input_type)
     assert role is ROLES["query" if is_looked_up else "document"]
-    assert in_role(AS_CONFIGURED, role).add_special_tokens is not is_looked_up
+    assert with_role(AS_CONFIGURED, role).add_special_tokens is not is_looked_up
 
 
 def test_a_side_that_nobody_names_is_said_in_a_warning(tmp_path: Path) -> None:
     manifest = save_table(tmp_path / "table").manifest
     assert (
-        asked_prompt(manifest).warning == "tiny took the texts for the side document: say by input_type what they are"
+        choose_prompt(manifest).warning == "tiny took the texts for the side document: say by input_type what they are"
     )
-    assert asked_prompt(manifest, input_type="query").warning is None
+    assert choose_prompt(manifest, input_type="query").warning is None
 
 
 def test_a_side_has_to_be_named_where_the_router_has_no_default(tmp_path: Path) -> None:
     manifest = save_artifact(tmp_path / "tiny", routes=Routes(default=None, absent=[])).manifest
     with pytest.raises(InvalidRequestError, match="has no default: say by input_type which of the two") as caught:
-        asked_prompt(manifest)
+        choose_prompt(manifest)
     assert caught.value.param == "input_type"
-    assert asked_prompt(manifest, input_type="query").text == ""
+    assert choose_prompt(manifest, input_type="query").text == ""
     for names in ({"input_type": "classification"}, {"prompt_name": "clustering"}):  # of neither side
         with pytest.raises(InvalidRequestError, match="which of the two"):
-            asked_prompt(manifest, **names)
+            choose_prompt(manifest, **names)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_texts_of_a_route_that_is_not_there_are_refused(asked: dict[str, str], t
     with pytest.raises(
         InvalidRequestError, match=r"does not read '.*': it was built with one route of its Router"
     ) as info:
-        asked_prompt(manifest, **asked)
+        choose_prompt(manifest, **asked)
     assert info.value.param in asked
-    assert [asked_prompt(manifest, input_type=kind).text for kind in ("document", "passage")] == ["", ""]
-    assert asked_prompt(manifest).text == ""
+    assert [choose_prompt(manifest, input_type=kind).text for kind in ("document", "passage")] == ["", ""]
+    assert choose_prompt(manifest).text == ""

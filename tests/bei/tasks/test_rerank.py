@@ -14,7 +14,7 @@ from bei.artifact.manifest import Artifact, RerankTemplate
 from bei.core import Float32Array, Int32Array
 from bei.engine.postprocess import apply_function
 from bei.errors import InvalidRequestError
-from bei.tokenizer.prompts import led_by_default
+from bei.tokenizer.prompts import apply_default_prompt
 from tests.bei.tasks.test_embed import HeadEngine, answer_of, classify, rerank, save_classifier
 from tests.support.artifacts import LIMITS, tiny_tokenizer
 from tests.support.engines import sequences_of
@@ -59,7 +59,7 @@ def test_a_long_query_with_a_prompt_is_in_memory_once(tmp_path: Path) -> None:
         save_reranker(tmp_path / "tiny").manifest, prompts={"query": "hello "}, default_prompt_name="query"
     )
     query = "cat " * 1000
-    led = led_by_default(manifest, [(query, str(index)) for index in range(50)])
+    led = apply_default_prompt(manifest, [(query, str(index)) for index in range(50)])
     assert len({id(pair[0]) for pair in led}) == 1
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bei.artifact.manifest import Artifact
 from bei.artifact.sides import Role
 from bei.errors import InvalidRequestError
-from bei.tokenizer.prompts import prompt_of, prompted, role_of
+from bei.tokenizer.prompts import apply_prompt, prompt_of, role_of
 from tests.support.artifacts import save_artifact
 
 PROMPTS = {"query": "query: ", "passage": "the ", "clustering": "cat "}
@@ -123,5 +123,5 @@ def test_a_prompt_is_one_of_the_model_s_or_empty(
 @given(before=st.text(max_size=8), behind=st.text(max_size=8), texts=st.lists(st.text(max_size=8), max_size=4))
 def test_a_prompt_stands_in_front_of_texts_or_around_them(before: str, behind: str, texts: list[str]) -> None:
     assume("{text}" not in before + behind)
-    assert list(prompted(before, texts)) == [before + text for text in texts]
-    assert list(prompted(before + "{text}" + behind, texts)) == [before + text + behind for text in texts]
+    assert list(apply_prompt(before, texts)) == [before + text for text in texts]
+    assert list(apply_prompt(before + "{text}" + behind, texts)) == [before + text + behind for text in texts]

@@ -14,7 +14,7 @@ import pytest
 
 from bei.artifact.sides import Routes
 from bei.errors import BeiError, CheckpointError, ConfigError, InvalidRequestError
-from bei.tokenizer.prompts import AskedPrompt, asked_prompt
+from bei.tokenizer.prompts import ChosenPrompt, choose_prompt
 from bei_build.checkpoint.router import Routing
 from bei_build.checkpoint.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers
 from tests.support.builds import build_artifact
@@ -160,11 +160,11 @@ def test_an_artifact_of_one_route_says_which_texts_it_does_not_read(
     manifest = build_artifact(folder, tmp_path / "artifact").manifest
     assert manifest.routes == Routes(default=own, absent=[other])
     assert manifest.prompts == prompts
-    assert (asked_prompt(manifest).warning or "").startswith(warning or "")
-    assert (asked_prompt(manifest).warning is None) is (warning is None)
-    assert asked_prompt(manifest, input_type="document") == AskedPrompt("")
+    assert (choose_prompt(manifest).warning or "").startswith(warning or "")
+    assert (choose_prompt(manifest).warning is None) is (warning is None)
+    assert choose_prompt(manifest, input_type="document") == ChosenPrompt("")
     with pytest.raises(InvalidRequestError, match=f"does not read '{other}'"):
-        asked_prompt(manifest, input_type=other)
+        choose_prompt(manifest, input_type=other)
 
 
 # Refused.

@@ -18,7 +18,7 @@ from bei.artifact.sides import Role
 from bei.core import Encoding, Expansion
 from bei.errors import ConfigError
 from bei.tokenizer.encoder import EncodingOptions, PairTemplate, TextEncoder
-from bei.tokenizer.prompts import in_role, prompted
+from bei.tokenizer.prompts import apply_prompt, with_role
 from bei.verification.retrieval import RetrievalQuestions
 from bei_build.checkpoint.locate import locate
 from bei_build.checkpoint.read import read_checkpoint
@@ -132,7 +132,7 @@ def test_embedders_read_texts_with_the_prompts_of_their_side(
     prompts: dict[str, str], default: str | None, query: str, document: str, ask: Ask, encoder: TextEncoder
 ) -> None:
     found = ask(prompts=prompts, default_prompt_name=default)
-    texts = [*prompted(query, SMALL.queries), *prompted(document, SMALL.documents)]
+    texts = [*apply_prompt(query, SMALL.queries), *apply_prompt(document, SMALL.documents)]
     assert ids_of(found.encodings) == ids_of(encoder.encode(texts))
     ranking = found.ranking
     assert (ranking.output, ranking.num_documents, ranking.candidates) == ("embedding", 8, None)
@@ -162,7 +162,7 @@ def test_a_prompt_that_is_not_pooled_is_left_out_as_the_server_does(
     ask: Ask, spec: ModelSpec, encoder: TextEncoder
 ) -> None:
     found = ask(spec=replace(spec, pools_prompt=False), prompts={"query": "the cat: "})
-    expected = encoder.encode(prompted("the cat: ", SMALL.queries), EncodingOptions(unpooled_prompt="the cat: "))
+    expected = encoder.encode(apply_prompt("the cat: ", SMALL.queries), EncodingOptions(unpooled_prompt="the cat: "))
     assert [one.num_unpooled for one in found.encodings] == [*(one.num_unpooled for one in expected), *[0] * 8]
     assert expected[0].num_unpooled > 1
 
@@ -179,7 +179,7 @@ def test_late_interaction_reads_each_side_in_its_role(ask: Ask, encoder: TextEnc
     expected = [
         one
         for role, prompt, texts in (("query", "q", SMALL.queries), ("document", "a", SMALL.documents))
-        for one in encoder.encode(prompted(prompt, texts), in_role(EncodingOptions(), roles[role]))
+        for one in encoder.encode(apply_prompt(prompt, texts), with_role(EncodingOptions(), roles[role]))
     ]
     assert ids_of(found.encodings) == ids_of(expected)
     assert [one.num_keys for one in found.encodings] == [one.num_keys for one in expected]

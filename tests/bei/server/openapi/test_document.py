@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -165,6 +166,19 @@ def test_reads_have_types(page: dict[str, Any]) -> None:
                 ((_, body),) = content.items()
                 assert resolved(page, body["schema"]) not in ({}, {"type": "object"}), path
             assert all("content" not in one for one in operation["responses"].values()) or method != "head"
+
+
+def num_alternatives(limit: dict[str, Any]) -> int:
+    if "not" in limit:  # each field is absent, or is otherwise
+        return 2 * len(limit["not"]["required"])
+    return len(limit.get("anyOf") or limit["oneOf"])
+
+
+def test_the_limits_of_a_request_have_few_alternatives(page: dict[str, Any]) -> None:
+    # Tools that make requests multiply the alternatives of all limits, and give up a request that has too many.
+    limited = {name: schema["allOf"] for name, schema in page["components"]["schemas"].items() if "allOf" in schema}
+    numbers = {name: math.prod(map(num_alternatives, limits)) for name, limits in limited.items()}
+    assert max(numbers.values()) <= 32, numbers
 
 
 def test_the_page_has_the_server_s_own_limits(make_app: MakeApp) -> None:
