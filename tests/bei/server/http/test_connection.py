@@ -17,6 +17,8 @@ from bei.server.http.responses import read_body
 from tests.bei.server.connected import GET, Transport, all_answered, answered, connect
 from tests.support.engines import DEADLINE_S
 
+POST = b"POST / HTTP/1.1\r\nhost: here\r\n"
+
 
 def test_an_answer_goes_out_at_once_with_its_head() -> None:
     sent = answered(Response("content-length: 9"), GET, GET).sent
@@ -113,7 +115,7 @@ def test_headers_that_the_client_does_not_send_are_late() -> None:
     assert sent.startswith("HTTP/1.1 408")
 
 
-@pytest.mark.parametrize("behind", [GET[:-10], b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\n{"], ids=["head", "body"])
+@pytest.mark.parametrize("behind", [GET[:-10], POST + b"content-length: 9\r\n\r\n{"], ids=["head", "body"])
 @pytest.mark.parametrize(("unsent", "is_cut_off"), [([9, 8, 7], False), ([9, 9], True), ([9, 8, 8], True)])
 def test_who_is_not_read_is_cut_off_if_it_does_not_take_its_answers(
     behind: bytes, unsent: list[int], is_cut_off: bool
@@ -150,7 +152,7 @@ async def reads(scope: Scope, receive: Receive, send: Send) -> None:
 
 def test_a_body_that_decodes_to_too_much_for_the_memory_costs_its_request_alone() -> None:
     body = gzip.compress(b" " * 100)
-    request = b"POST / HTTP/1.1\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+    request = POST + b"content-encoding: gzip\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
 
     async def scenario() -> list[str]:
         connection, transport = connect(reads)
@@ -172,7 +174,7 @@ def test_a_body_that_decodes_to_too_much_for_the_memory_costs_its_request_alone(
 def test_a_body_that_fails_after_it_was_found_too_large_is_answered_and_the_connection_ends(wrong: str) -> None:
     async def scenario() -> Transport:
         connection, transport = connect(reads)
-        connection.data_received(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nc8\r\n" + b" " * 200 + b"\r\n")
+        connection.data_received(POST + b"transfer-encoding: chunked\r\n\r\nc8\r\n" + b" " * 200 + b"\r\n")
         for _ in range(3):  # turns of the loop: the application drops what it has read
             await asyncio.sleep(0)
         if wrong == "a bad chunk":
