@@ -237,6 +237,18 @@ def test_a_hundred_large_bodies_at_once_are_answered_or_refused_and_the_memory_i
             assert read_answer(wire).status == 200
 
 
+def test_unfinished_bodies_take_no_more_than_their_memory(start: StartServer) -> None:
+    """Those that had to yield, too: they were held until the garbage collector came by."""
+    server = start("--body-memory", 20 * MEGABYTE, "--payload-limit", MEGABYTE)
+    process = psutil.Process(server.pid)
+    before = process.memory_info().rss
+    with contextlib.ExitStack() as stack:
+        for _ in range(250):
+            wire = stack.enter_context(connect(server))
+            wire.sendall(head(MEGABYTE) + b" " * 900_000)
+        wait_until(lambda: process.memory_info().rss - before < 60 * MEGABYTE, "those that yielded are freed")
+
+
 def test_a_client_that_asks_first_is_told_to_continue(shared: Server) -> None:
     whole = embed([5], "expect: 100-continue")
     request_head, body = whole.split(b"\r\n\r\n", 1)

@@ -202,7 +202,9 @@ class Body:
     def end(self) -> None:
         """Its request is answered, or the client has left."""
         self.release()
-        self.on_fail = None  # which leads to the request and back
+        # Both lead to the request and back: the first by a call, the second, once it is raised, by its traceback, whose
+        # frames hold what has arrived. The garbage collector comes by rarely.
+        self.on_fail = self.error = None
 
 
 class AnswerMemory(MemoryBudget["AnswerAccount"]):

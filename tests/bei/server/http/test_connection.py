@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
+import weakref
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from bei.errors import BeiError
+from bei.errors import BeiError, OverloadedError
 from bei.server.http.errors import error_response
 from bei.server.http.responses import read_body
 from tests.bei.server.connected import GET, Transport, all_answered, answered, connect
@@ -189,3 +192,45 @@ def test_a_body_that_fails_after_it_was_found_too_large_is_answered_and_the_conn
     (sent,) = transport.sent
     assert sent.startswith("HTTP/1.1 400" if wrong == "a bad chunk" else "HTTP/1.1 408")
     assert "connection: close" in sent
+
+
+@pytest.mark.parametrize("ends", ["it is slow", "it stalls", "a bad chunk", "it leaves"])
+def test_a_body_that_has_failed_is_freed_with_its_answer(ends: str) -> None:
+    """Not by the garbage collector, which comes by rarely: an error that is kept keeps all frames that it went through,
+    and what they hold."""
+
+    class Held:
+        pass
+
+    held: list[weakref.ref[Held]] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        there = Held()
+        held.append(weakref.ref(there))
+        with suppress(ClientDisconnect):
+            try:
+                await read_body(Request(scope, receive), 100)
+            except BeiError as error:
+                await error_response(error)(scope, receive, send)
+
+    async def scenario() -> None:
+        connection, _ = connect(app)
+        connection.data_received(POST + b"transfer-encoding: chunked\r\n\r\n32\r\n" + b" " * 50 + b"\r\n")
+        await asyncio.sleep(0)
+        if ends == "it is slow":
+            assert connection._body is not None
+            connection._body.fail(OverloadedError("others are faster", 1.0))
+        elif ends == "it stalls":
+            connection.expire(LATE_S)
+        elif ends == "a bad chunk":
+            connection.data_received(b"not hex\r\n")
+        else:
+            connection.connection_lost(None)
+        await all_answered(connection)
+
+    gc.disable()
+    try:
+        asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+        assert [there() for there in held] == [None]
+    finally:
+        gc.enable()

@@ -123,9 +123,11 @@ def test_a_body_that_is_done_with_leads_to_nothing() -> None:
     answered, lost = Body(BodyMemory(10)), Body(BodyMemory(10))
     for body in (answered, lost):
         body.on_fail = lambda: None
+        body.error = RequestTimeoutError("late")
     answered.end()
     lost.lose()
     assert answered.on_fail is lost.on_fail is None
+    assert answered.error is lost.error is None
 
 
 def test_what_decoding_adds_counts_until_it_is_released() -> None:
