@@ -133,8 +133,7 @@ class Connection(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            reason = error.__context__  # what a callback has raised
-            self._give_up(reason if isinstance(reason, BeiError) else InvalidRequestError(_MALFORMED))
+            self._give_up(_reason(error))  # not kept in a variable: its traceback leads here, and would keep ``data``
             return
         if self._phase is _HEAD:
             self._head_bytes = self._parsed_head_bytes() if self._head_begins else self._head_bytes + len(data)
@@ -489,3 +488,9 @@ class Connection(HttpToolsProtocol):
         headers = [*self.server_state.default_headers, *response.raw_headers]
         headers = [header for header in headers if header[0] != b"connection"]
         return head(response.status_code, headers, closes=True) + bytes(response.body)
+
+
+def _reason(error: httptools.HttpParserError) -> BeiError:
+    """What a callback has raised; else the parser itself."""
+    reason = error.__context__
+    return reason if isinstance(reason, BeiError) else InvalidRequestError(_MALFORMED)

@@ -234,3 +234,34 @@ def test_a_body_that_has_failed_is_freed_with_its_answer(ends: str) -> None:
         assert [there() for there in held] == [None]
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("ends", ["others hold the memory", "a bad chunk", "too many headers"])
+def test_the_bytes_that_end_a_connection_are_freed_before_it_is_closed(ends: str) -> None:
+    """It is read for a while after its answer."""
+    freed: list[int] = []
+
+    class Data(bytes):
+        def __del__(self) -> None:
+            freed.append(len(self))
+
+    data = {
+        "others hold the memory": POST + b"content-length: 100\r\n\r\n" + b" " * 50,
+        "a bad chunk": POST + b"transfer-encoding: chunked\r\n\r\nnot hex\r\n",
+        "too many headers": b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 1000 + b"\r\n",
+    }[ends]
+
+    async def scenario() -> str:
+        connection, transport = connect(reads)
+        connection._connections.bodies.held = connection._connections.bodies.limit
+        connection.data_received(Data(data))
+        await all_answered(connection)
+        assert freed == [len(data)]
+        return "".join(transport.sent)
+
+    gc.disable()
+    try:
+        sent = asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+    finally:
+        gc.enable()
+    assert "connection: close" in sent
