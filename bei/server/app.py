@@ -36,7 +36,6 @@ from bei.server.http.request_id import RequestIds
 from bei.server.http.responses import WholeResponse
 from bei.server.http.root_path import RootPathRemoved, RootPathRestored
 from bei.server.http.routing import ApiRouter
-from bei.server.http.shared_limits import NO_PEERS, Tally
 from bei.server.open_paths import open_paths, untraced_paths
 from bei.server.openapi.document import page
 from bei.server.routes import classify, embed, openai_embeddings, predict_tokens, rerank, tokenize, zero_shot
@@ -88,20 +87,20 @@ def create_app(
     request_log: RequestLog | None = None,
     tracing: Tracing | None = None,
     *,
-    answer_bytes: Tally = NO_PEERS,
+    answers: AnswerMemory | None = None,
     peers: Peers | None = None,
 ) -> ASGIApp:
     """The application over ``models``. It holds no state of its own. ``keys``: None lets everybody in.
 
-    In a front-end process ``answer_bytes`` counts the answers of all front ends, and ``peers`` are the other processes;
-    both are made on the event loop.
+    In a front-end process ``answers`` counts those of all front ends, and ``peers`` are the other processes; they are
+    made on the event loop.
     """
     router = ApiRouter()
     context = Context(
         models,
         config.max_client_batch_size,
         config.answer_limit,
-        AnswerMemory(config.answer_memory, answer_bytes),
+        AnswerMemory(config.answer_memory) if answers is None else answers,
         compresses=config.compress_answers,
     )
     server = WholeServer(models, metrics, peers)

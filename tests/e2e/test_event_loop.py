@@ -6,6 +6,7 @@ stands still and memory that grows without end; the figures are benchmarks/stall
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import select
@@ -192,6 +193,29 @@ def test_memory_of_a_request_that_is_refused_as_too_many_is_given_back(wide: Ser
     for _ in range(2):
         assert httpx.post(f"{wide.url}/v1/rerank", content=content, timeout=DEADLINE_S).status_code == 400
     wait_until(lambda: rss_mb(wide) < before_mb + 64, "it has given back what the documents took")
+
+
+def test_clients_that_take_large_answers_slowly_yield_to_others(
+    models: list[Path], env: Mapping[str, str], home: Path
+) -> None:
+    flags = ("--answer-memory", 20_000_000, "--answer-limit", 20_000_000)
+    command = [sys.executable, "-m", "tests.e2e.wide_server", models[0], "--port", 0, *flags]
+    texts = [f"able {number}" for number in range(1330)]  # 6.1 MB
+    content = json.dumps({"input": texts}).encode()
+    with Server(command, env, home) as server, contextlib.ExitStack() as stack:
+        for _ in range(3):
+            slow = stack.enter_context(socket.socket())
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2304)
+            slow.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+            slow.sendall(head(len(content)) + content)
+
+        def is_answered() -> bool:
+            body = {"input": texts[:600]}
+            return httpx.post(f"{server.url}/v1/embeddings", json=body, timeout=DEADLINE_S).status_code == 200
+
+        wait_until(is_answered, "those that take nothing are slow after a second, and one of them yields")
+        assert server.metric("bei_requests_total", status="499") == 1
+        assert not any("Traceback" in line for line in server.log), server.log
 
 
 def test_a_client_that_leaves_in_the_middle_of_its_answer_costs_nothing_more(wide: Server) -> None:

@@ -34,6 +34,7 @@ from bei.server.auth.keys import keyring_of
 from bei.server.endpoint.models import Models
 from bei.server.http.connections import Connections, fitting_connections
 from bei.server.http.listener import MOST_HANDSHAKES
+from bei.server.http.memory_budgets import AnswerMemory
 from bei.server.http.tls import tls_of
 from bei.server.lifecycle.drain import DrainingServer, uvicorn_config
 from bei.server.lifecycle.swap import check_new, close_replaced, closed, in_thread, replace
@@ -179,6 +180,7 @@ class FrontEnd:
         self._models = Models([*self._opened.values()], started_s=self._started_s)
         for service in self._models:
             self._metrics.artifact(service.name, service.manifest.digest)
+        answers = AnswerMemory(config.answer_memory, self._limits.answers)
         app = create_app(
             self._models,
             config,
@@ -186,7 +188,7 @@ class FrontEnd:
             self._keys,
             self._request_log,
             self._tracing,
-            answer_bytes=self._limits.answer_bytes,
+            answers=answers,
             peers=self._channel,
         )
         room = fitting_connections(config.max_connections, MOST_HANDSHAKES if self._tls is not None else 0)
@@ -196,7 +198,8 @@ class FrontEnd:
             room,
             self._request_log,
             others=self._limits.front_ends,
-            uploads=self._limits.uploads,
+            bodies=self._limits.bodies,
+            answers=answers,
         )
         started = asyncio.Event()
         self._server = DrainingServer(uvicorn_config(app), self._models, connections, self._tls, started.set)

@@ -32,8 +32,8 @@ class SharedLimits:
     def __init__(self, page: SharedPage) -> None:
         self._page = page
         self._models: dict[int, ModelCell] = {}
-        self.answer_bytes = SharedTally(page, limits_page.ANSWER_BYTES)
-        self.uploads = SharedUploads(page)
+        self.answers = SharedMemory(page, limits_page.ANSWER_BYTES, limits_page.ANSWERS_REFUSED)
+        self.bodies = SharedMemory(page, limits_page.BODY_BYTES, limits_page.BODIES_REFUSED)
         self.front_ends = SharedFrontEnds(page)
 
     def accepted(self, model: int) -> AcceptedElsewhere:
@@ -45,29 +45,23 @@ class SharedLimits:
         return SharedBucket(rate, self._page, self._page.word_of_bucket(name, what))
 
 
-class SharedTally:
-    """A word of the cell. ``bei.server.http.shared_limits.Tally``."""
+class SharedMemory:
+    """The bytes of one memory budget. ``bei.server.http.shared_limits.MemoryPeers``. ``held`` and ``refused``: words of
+    the cell."""
 
-    def __init__(self, page: SharedPage, word: int) -> None:
+    def __init__(self, page: SharedPage, held: int, refused: int) -> None:
         self._page = page
-        self._word = word
-
-    def tell(self, own: int) -> int:
-        """This process uses ``own``. Returns what the others use together."""
-        self._page.write(self._word, own)
-        return sum(self._page.of_others(self._word))
-
-
-class SharedUploads(SharedTally):
-    """The bytes of unfinished bodies. ``bei.server.http.shared_limits.Uploads``."""
-
-    def __init__(self, page: SharedPage) -> None:
-        super().__init__(page, limits_page.BODY_BYTES)
+        self._held, self._refused = held, refused
         self._seen = self._refused_before()
 
+    def tell(self, own: int) -> int:
+        """This process holds ``own``. Returns what the others hold together."""
+        self._page.write(self._held, own)
+        return sum(self._page.of_others(self._held))
+
     def refuse(self) -> None:
-        """A new upload was refused because of what others use."""
-        self._page.write(limits_page.NUM_REFUSED, self._page.read(limits_page.NUM_REFUSED) + 1)
+        """A transfer was refused because of what others hold."""
+        self._page.write(self._refused, self._page.read(self._refused) + 1)
 
     def refused(self) -> int:
         """How many the others have refused since the last call."""
@@ -75,7 +69,7 @@ class SharedUploads(SharedTally):
         return max(0, self._seen - seen)  # less where one of them has died
 
     def _refused_before(self) -> int:
-        return sum(self._page.of_others(limits_page.NUM_REFUSED))
+        return sum(self._page.of_others(self._refused))
 
 
 class SharedFrontEnds:

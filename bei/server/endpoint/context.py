@@ -12,7 +12,7 @@ from bei.server.auth.priority import Urgency
 from bei.server.endpoint.models import UNNAMED, Models
 from bei.server.endpoint.parse import too_many_inputs
 from bei.server.endpoint.render import INLINE_BYTES
-from bei.server.http.memory_budgets import AnswerMemory, Body
+from bei.server.http.memory_budgets import AnswerAccount, AnswerMemory, Body
 from bei.server.process_tuning import MemoryRelease
 from bei.server.telemetry.request_record import RequestRecord
 from bei.service.admission import Ticket
@@ -59,7 +59,7 @@ class RequestContext:
         self._max_inputs = shared.max_client_batch_size
         self._answer_limit = shared.answer_limit
         self._answers = shared.answers
-        self._answer_bytes = 0  # counted there
+        self._answer: AnswerAccount | None = None  # counted there
         self._urgency = urgency
         self._found: dict[str, InferenceService] = {}  # and held
         self._tickets: list[Ticket] = []
@@ -139,9 +139,15 @@ class RequestContext:
             self._hold(num_bytes)
 
     def _hold(self, num_bytes: int) -> None:
-        if num_bytes > max(INLINE_BYTES, self._answer_bytes):
-            self._answers.take(num_bytes - self._answer_bytes, may_exceed=bool(self._tickets))
-            self._answer_bytes = num_bytes
+        if num_bytes > INLINE_BYTES:
+            self.answer.grow(num_bytes, may_exceed=bool(self._tickets))
+
+    @property
+    def answer(self) -> AnswerAccount:
+        """The account of a large answer."""
+        if self._answer is None:
+            self._answer = AnswerAccount(self._answers)
+        return self._answer
 
     def admit(
         self, service: InferenceService, inputs: Seq[ModelInput], *, bytes_per_token: int = 0, whole: bool = False
@@ -192,9 +198,8 @@ class RequestContext:
         """Give back what was admitted."""
         for ticket in self._tickets if self._whole is None else [self._whole]:
             ticket.close()
-        if self._answer_bytes:
-            self._answers.give_back(self._answer_bytes)
-            self._answer_bytes = 0
+        if self._answer is not None:
+            self._answer.release()
 
 
 def empty_text(index: int, param: str) -> EmptyInputError:

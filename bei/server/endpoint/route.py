@@ -164,9 +164,9 @@ class Endpoint:
         if request.scope.get("http_version") == "1.0":  # HTTP/1.0 needs the length of a body before it
             content = await unless_disconnected(request, off_loop(b"".join, pieces))
             slices = slices_of(content)
-            return StreamedResponse(next(slices), slices, headers, media_type, on_end, len(content))
+            return StreamedResponse(next(slices), slices, headers, media_type, on_end, context.answer, len(content))
         first = await unless_disconnected(request, off_loop(next, pieces))  # fails before anything is sent
-        return StreamedResponse(first, pieces, headers, media_type, on_end)
+        return StreamedResponse(first, pieces, headers, media_type, on_end, context.answer)
 
     def _headers(self, reply: Reply, context: RequestContext, written: object) -> dict[str, str]:
         headers = {TRUNCATED_HEADER: index_ranges(reply.truncated)} if reply.truncated else {}

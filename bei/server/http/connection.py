@@ -35,6 +35,7 @@ from bei.server.http.connections import Connections
 from bei.server.http.errors import error_response
 from bei.server.http.fast_response import AnswerTransport, Exchange, head
 from bei.server.http.memory_budgets import Body
+from bei.server.http.message_head import checked_headers, without_upgrade
 from bei.server.http.request_id import HEADER as REQUEST_ID
 from bei.server.http.request_id import request_id_of
 from bei.server.scope import SCOPE_BODY
@@ -132,8 +133,7 @@ class Connection(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            reason = error.__context__  # what a callback has raised
-            self._give_up(reason if isinstance(reason, BeiError) else InvalidRequestError(_MALFORMED))
+            self._give_up(_reason(error))  # not kept in a variable: its traceback leads here, and would keep ``data``
             return
         if self._phase is _HEAD:
             self._head_bytes = self._parsed_head_bytes() if self._head_begins else self._head_bytes + len(data)
@@ -160,19 +160,9 @@ class Connection(HttpToolsProtocol):
                 if self.parser.get_method() == b"CONNECT":
                     self._give_up(MethodNotAllowedError("CONNECT is for proxies, and this server is not one."))
                     return
-                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                method, version = self.parser.get_method(), self.parser.get_http_version()
+                data = without_upgrade(method, self.url, version, self.headers) + data[upgrade.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)
-
-    def _head_without_upgrade(self) -> bytes:
-        version = self.parser.get_http_version().encode()
-        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
-        for name, value in self.headers:
-            if name == b"connection":
-                options = [option.strip() for option in value.split(b",")]
-                value = b", ".join(option for option in options if option.lower() != b"upgrade")
-            if name != b"upgrade":
-                lines.append(b"%s: %s" % (name, value))
-        return b"\r\n".join([*lines, b"", b""])
 
     def pause_writing(self) -> None:
         """The client does not take its answers as fast as they are written; further ones wait."""
@@ -227,12 +217,14 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = self._parsed_head_bytes()
         if self._head_bytes > self._max_header_bytes or len(self.headers) > self._max_headers:
             raise self._headers_too_large()
+        version = self.parser.get_http_version()
+        named = checked_headers(version, self.headers)
         if self.parser.should_upgrade():
             return  # to be parsed again
         if len(self.pipeline) >= _MOST_PIPELINED:
             raise InvalidRequestError("Too many requests wait on this connection: await answers before sending more.")
         former, body = self.cycle, Body(self._connections.bodies)
-        self.cycle = exchange = self._exchange(body)
+        self.cycle = exchange = self._exchange(body, version, named.get(b"expect", b""))
         body.on_fail = partial(self._body_failed, exchange)
         body.on_watch = self.flow.resume_reading  # that a client leaves is read
         self._has_asked = True
@@ -249,9 +241,9 @@ class Connection(HttpToolsProtocol):
             self.flow.pause_reading()
             self.pipeline.appendleft((exchange, self.app))
 
-    def _exchange(self, body: Body) -> Exchange:
+    def _exchange(self, body: Body, version: str, expected: bytes) -> Exchange:
         """Of the request whose headers are complete, in uvicorn's form of an ASGI scope."""
-        version, target = self.parser.get_http_version(), httptools.parse_url(self.url)
+        target = httptools.parse_url(self.url)
         path = target.path.decode("ascii")
         scope: Scope = {
             "type": "http",
@@ -278,7 +270,7 @@ class Connection(HttpToolsProtocol):
             access_log=False,
             default_headers=self.server_state.default_headers,
             message_event=asyncio.Event(),
-            expect_100_continue=dict(self.headers).get(b"expect", b"").lower() == b"100-continue",
+            expect_100_continue=expected.lower() == b"100-continue",
             keep_alive=version != "1.0" and self.parser.should_keep_alive() and not self._connections.is_draining,
             on_response=self.on_response_complete,
         )
@@ -496,3 +488,9 @@ class Connection(HttpToolsProtocol):
         headers = [*self.server_state.default_headers, *response.raw_headers]
         headers = [header for header in headers if header[0] != b"connection"]
         return head(response.status_code, headers, closes=True) + bytes(response.body)
+
+
+def _reason(error: httptools.HttpParserError) -> BeiError:
+    """What a callback has raised; else the parser itself."""
+    reason = error.__context__
+    return reason if isinstance(reason, BeiError) else InvalidRequestError(_MALFORMED)

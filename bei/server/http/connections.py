@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 from bei.config.settings import ServeConfig
 from bei.errors import BeiError, ConfigError, TooManyConnectionsError
 from bei.metrics.registry import Metrics
-from bei.server.http.memory_budgets import BodyMemory
-from bei.server.http.shared_limits import NO_PEERS, Uploads
+from bei.server.http.memory_budgets import AnswerMemory, BodyMemory
+from bei.server.http.shared_limits import NO_PEERS, MemoryPeers
 from bei.server.telemetry.access_log import RequestLog
 
 log = logging.getLogger(__name__)
@@ -121,7 +121,8 @@ class Connections:
     connections for later and clients that never finish their headers are the same to it.
 
     ``max_connections``: of this process, which may have descriptors for fewer than ``config`` allows. With ``others``
-    the connections of all together are bound by ``config``, and spread evenly.
+    the connections of all together are bound by ``config``, and spread evenly; what they hold of ``bodies`` and of
+    ``answers`` yields to them, too.
     """
 
     def __init__(
@@ -131,10 +132,12 @@ class Connections:
         max_connections: int,
         request_log: RequestLog | None = None,
         others: FrontEnds | None = None,
-        uploads: Uploads = NO_PEERS,
+        bodies: MemoryPeers = NO_PEERS,
+        answers: AnswerMemory | None = None,
     ) -> None:
         self.config = config
-        self.bodies = BodyMemory(config.body_memory, uploads)
+        self.bodies = BodyMemory(config.body_memory, bodies)
+        self._answers = answers
         self.is_draining = False  # then each connection ends with the answer to its next request
         self.header_timeout_s: float = config.header_timeout
         self._max_connections = max_connections
@@ -262,6 +265,8 @@ class Connections:
         self.listening(0)
         self._tell()  # of the idle ones, who come and go with each request
         self.bodies.yield_to_others()
+        if self._answers is not None:
+            self._answers.yield_to_others()
         now_s = loop.time()
         if now_s - due_s < _TICK_S:  # else the loop was held up: what clients sent meanwhile is still to be read
             for connection in [connection for connection in self._open if connection.deadline_s < now_s]:

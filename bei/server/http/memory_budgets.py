@@ -1,4 +1,7 @@
-"""Memory budgets of a server: bodies of requests that are not admitted yet, and answers under way."""
+"""Memory budgets of a server: bodies of requests that are not admitted yet, and answers under way.
+
+Over a budget's limit clients that send or take their bytes slowly yield to others, the slowest first.
+"""
 
 from __future__ import annotations
 
@@ -6,68 +9,114 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
 from bei.errors import BeiError, OverloadedError
-from bei.server.http.shared_limits import NO_PEERS, Tally, Uploads
+from bei.server.http.shared_limits import NO_PEERS, MemoryPeers
 
-# Whoever sends for less time than this is not measured: a first packet has no rate.
+# Who has been waited for less time than this is not measured: a first packet has no rate.
 _GRACE_S = 1.0
+
+# A client that is faster does not yield, as what it holds is free soon: an answer that is ended half-way was computed
+# for nothing, and under more load than the memory is for, of fast clients, none would ever be complete.
+_FAST_BYTES_PER_S = 10_000_000
 
 # Clients that are refused for want of memory are asked to come back after so long, each after another time.
 _RETRY_S = 1.0
 _JITTER = 1.2
 
 
-class BodyMemory:
-    """A limit on the bytes of all bodies of a server until their requests are admitted. Of the event loop's thread.
+class Transfer(Protocol):
+    """Bytes of one request, counted in a budget."""
 
-    Bytes count as they arrive, not as a Content-Length announces them: a header that costs the client nothing would
-    else reserve what others need. Over the limit the slowest upload of those under way for a second yields, and only
-    if there is none the one that asked: clients that trickle large bodies cannot keep the others out. Where those are
-    uploads to another process, it is asked to end as many (``yield_to_others``).
+    held: int
+
+    def slow_rate(self, now_s: float) -> float | None:
+        """Bytes a second at which its client has sent or taken them. None: it cannot yield, or is fast."""
+
+    def fail(self, error: BeiError) -> None:
+        """Give the bytes back, and end the request."""
+
+
+TransferT = TypeVar("TransferT", bound=Transfer)
+
+
+class MemoryBudget(Generic[TransferT]):
+    """A limit on the bytes of all transfers of one kind, in all processes of a server.
+
+    Where those that could yield are another process's, it is asked to end one (``yield_to_others``).
     """
 
-    def __init__(self, limit: int, elsewhere: Uploads = NO_PEERS) -> None:
+    def __init__(self, limit: int, elsewhere: MemoryPeers = NO_PEERS) -> None:
         self.limit = limit
         self.held = 0
-        self._bodies: dict[Body, None] = {}
+        self._transfers: dict[TransferT, None] = {}
         self._elsewhere = elsewhere
 
     def yield_to_others(self) -> None:
-        """End slow uploads: one for each upload that a process without slow ones has refused. Called periodically."""
+        """End slow transfers: one for each that a process without slow ones has refused. Called periodically."""
         for _ in range(self._elsewhere.refused()):
-            slowest = self._slowest()
-            if slowest is None:
+            slow = self._slow()
+            if not slow:
                 return
-            slowest.fail(self._too_much())
+            slow[0].fail(self._ended())
 
-    def _take(self, body: Body, size: int) -> None:
-        self._bodies[body] = None
-        self.held += size
+    def _make_room(self) -> bool:
+        """True if what is held fits, once the slowest have yielded. False if it would not, even if all slow ones did:
+        then none does."""
         others = self._elsewhere.tell(self.held)
-        while self.held + others > self.limit:
-            slowest = self._slowest()
-            if slowest is None:
-                self._elsewhere.refuse()
-            yielding = slowest or body
-            yielding.fail(self._too_much())
-            if yielding is body:
-                return
+        excess = self.held + others - self.limit
+        if excess <= 0:
+            return True
+        slow = self._slow()
+        if sum(transfer.held for transfer in slow) < excess:
+            self._elsewhere.refuse()
+            return False
+        for transfer in slow:
+            transfer.fail(self._ended())
+            if self.held + others <= self.limit:
+                break
+        return True
 
-    def _too_much(self) -> OverloadedError:
-        return OverloadedError(
-            f"The unfinished requests hold more than {self.limit} bytes: retry later, or send smaller ones.", _retry_s()
-        )
+    def _slow(self) -> list[TransferT]:
+        """Those that may yield, the slowest first."""
+        now_s = time.monotonic()
+        rates = [(transfer.slow_rate(now_s), transfer) for transfer in self._transfers]
+        slow = [(rate, transfer) for rate, transfer in rates if rate is not None]
+        return [transfer for _, transfer in sorted(slow, key=lambda of: of[0])]
 
-    def _give_back(self, body: Body, size: int) -> None:
-        self._bodies.pop(body, None)
+    def _ended(self) -> OverloadedError:
+        """The error of a transfer that yields."""
+        raise NotImplementedError
+
+    def _give_back(self, transfer: TransferT, size: int) -> None:
+        self._transfers.pop(transfer, None)
         self.held -= size
         self._elsewhere.tell(self.held)
 
-    def _slowest(self) -> Body | None:
-        now_s = time.monotonic()
-        slow = [body for body in self._bodies if not body.complete and now_s - body.started_s > _GRACE_S]
-        return min(slow, key=lambda body: body.size / (now_s - body.started_s), default=None)
+
+def _slow_rate(moved: int, waited_s: float) -> float | None:
+    is_slow = waited_s > _GRACE_S and moved < (waited_s - _GRACE_S) * _FAST_BYTES_PER_S
+    return moved / waited_s if is_slow else None
+
+
+class BodyMemory(MemoryBudget["Body"]):
+    """A limit on the bytes of all bodies of a server until their requests are admitted. Of the event loop's thread.
+
+    Bytes count as they arrive, not as a Content-Length announces them: a header that costs the client nothing would
+    else reserve what others need.
+    """
+
+    def _take(self, body: Body, size: int) -> None:
+        self._transfers[body] = None
+        self.held += size
+        if not self._make_room():
+            body.fail(self._ended())
+
+    def _ended(self) -> OverloadedError:
+        return OverloadedError(
+            f"The unfinished requests hold more than {self.limit} bytes: retry later, or send smaller ones.", _retry_s()
+        )
 
 
 class Body:
@@ -80,11 +129,11 @@ class Body:
     """
 
     __slots__ = (
-        "_held",
         "_memory",
         "_on_lost",
         "complete",
         "error",
+        "held",
         "is_lost",
         "on_fail",
         "on_watch",
@@ -94,7 +143,7 @@ class Body:
 
     def __init__(self, memory: BodyMemory) -> None:
         self._memory: BodyMemory | None = memory
-        self._held = 0
+        self.held = 0
         self.started_s = time.monotonic()
         self.size = 0
         self.complete = False
@@ -112,7 +161,7 @@ class Body:
     def grow(self, size: int) -> None:
         """Count ``size`` bytes that decoding has added, or, below 0, saved. May fail this body or others."""
         if self._memory is not None:
-            self._held += size
+            self.held += size
             self._memory._take(self, size)
 
     def fail(self, error: BeiError) -> None:
@@ -122,6 +171,10 @@ class Body:
         on_fail, self.on_fail = self.on_fail, None
         if on_fail is not None:
             on_fail()
+
+    def slow_rate(self, now_s: float) -> float | None:
+        """Bytes a second, of a client that is slow to send them."""
+        return None if self.complete else _slow_rate(self.size, now_s - self.started_s)
 
     def watch(self, on_lost: Callable[[], None]) -> None:
         """Call ``on_lost`` when the client leaves, which it has not done yet."""
@@ -143,46 +196,109 @@ class Body:
     def release(self) -> None:
         """Give the bytes back for good: the request is admitted, or nobody wants the body, which may still fail."""
         if self._memory is not None:
-            self._memory._give_back(self, self._held)
-        self._memory, self._held = None, 0
+            self._memory._give_back(self, self.held)
+        self._memory, self.held = None, 0
 
     def end(self) -> None:
         """Its request is answered, or the client has left."""
         self.release()
-        self.on_fail = None  # which leads to the request and back
+        # Both lead to the request and back: the first by a call, the second, once it is raised, by its traceback, whose
+        # frames hold what has arrived. The garbage collector comes by rarely.
+        self.on_fail = self.error = None
 
 
-class AnswerMemory:
-    """A limit on the bytes of all answers under way in a server, as estimated. Safe in threads.
+class AnswerMemory(MemoryBudget["AnswerAccount"]):
+    """A limit on the bytes of all answers under way in a server, as estimated. Safe in threads, but for those that may
+    not exceed it: they are of the event loop's.
 
     Each is held to a limit of its own, but many at once would still take all memory there is.
     """
 
-    def __init__(self, limit: int, elsewhere: Tally = NO_PEERS) -> None:
-        self.limit = limit
-        self.held = 0
-        self._elsewhere = elsewhere
-        self._lock = threading.Lock()
+    def __init__(self, limit: int, elsewhere: MemoryPeers = NO_PEERS) -> None:
+        super().__init__(limit, elsewhere)
+        self._lock = threading.RLock()
 
-    def take(self, size: int, *, may_exceed: bool) -> None:
-        """Count ``size`` bytes more. Raises OverloadedError where they do not fit, unless they ``may_exceed``: of an
-        answer whose request is accepted already."""
+    def _take(self, answer: AnswerAccount, size: int, *, may_exceed: bool) -> None:
         with self._lock:
-            others = self._elsewhere.tell(self.held + size)
-            if self.held + others + size > self.limit and not may_exceed:
+            self.held += size
+            if may_exceed:
                 self._elsewhere.tell(self.held)
+            elif not self._make_room():
+                self.held -= size
+                others = self._elsewhere.tell(self.held)
                 raise OverloadedError(
                     f"The answers under way take about {self.held + others} bytes, and this one {size}, more than "
                     f"{self.limit} together: retry later, or ask for less at a time.",
                     _retry_s(),
                 )
-            self.held += size
+            self._transfers[answer] = None
 
-    def give_back(self, size: int) -> None:
-        """Give ``size`` bytes back: the answer was sent or dropped."""
+    def _give_back(self, transfer: AnswerAccount, size: int) -> None:
         with self._lock:
-            self.held -= size
-            self._elsewhere.tell(self.held)
+            super()._give_back(transfer, size)
+
+    def _ended(self) -> OverloadedError:
+        return OverloadedError(
+            f"The answers under way take more than {self.limit} bytes, and this client takes its own slowest: ask for "
+            "less at a time.",
+            _retry_s(),
+        )
+
+
+class AnswerAccount:
+    """One answer until the last of it is sent. ``held``: bytes that it is estimated to take in memory.
+
+    ``error`` is set where it has to yield to others: the rest of it is not to be sent.
+    """
+
+    __slots__ = ("_memory", "_on_fail", "_taken", "_waited_s", "_waits_since_s", "error", "held")
+
+    def __init__(self, memory: AnswerMemory) -> None:
+        self._memory = memory
+        self.held = 0
+        self.error: BeiError | None = None
+        self._taken = 0
+        self._waited_s = 0.0
+        self._waits_since_s = 0.0
+        self._on_fail: Callable[[], object] | None = None  # while it waits for its client
+
+    def grow(self, size: int, *, may_exceed: bool) -> None:
+        """Hold ``size`` bytes in all. Raises OverloadedError where they do not fit, even if slow clients yield, unless
+        they ``may_exceed``: of an answer whose request is accepted already."""
+        if size > self.held:
+            self._memory._take(self, size - self.held, may_exceed=may_exceed)
+            self.held = size
+
+    def release(self) -> None:
+        """Give the bytes back: the answer was sent or dropped."""
+        if self.held:
+            held, self.held = self.held, 0
+            self._memory._give_back(self, held)
+
+    def waits(self, on_fail: Callable[[], object]) -> None:
+        """Its client is to take what was sent. ``on_fail`` is called if it has to yield meanwhile."""
+        self._waits_since_s = time.monotonic()
+        self._on_fail = on_fail
+
+    def goes_on(self, taken: int) -> None:
+        """Its client has taken ``taken`` bytes more."""
+        self._waited_s += time.monotonic() - self._waits_since_s
+        self._taken += taken
+        self._on_fail = None
+
+    def slow_rate(self, now_s: float) -> float | None:
+        """Bytes a second, of a client that is slow to take them."""
+        if self._on_fail is None:
+            return None
+        return _slow_rate(self._taken, self._waited_s + now_s - self._waits_since_s)
+
+    def fail(self, error: BeiError) -> None:
+        """Give the bytes back, and end the answer."""
+        self.error = error
+        self.release()
+        on_fail, self._on_fail = self._on_fail, None
+        if on_fail is not None:
+            on_fail()
 
 
 def _retry_s() -> float:

@@ -4,6 +4,7 @@ sent, and the header about cut inputs."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from typing import TypeVar
@@ -15,9 +16,11 @@ from starlette.types import Message, Receive, Scope, Send
 from bei.errors import PayloadTooLargeError
 from bei.server.http.compression import content_coding, decoded
 from bei.server.http.fast_response import exchange_of
-from bei.server.http.memory_budgets import Body
+from bei.server.http.memory_budgets import AnswerAccount, Body
 from bei.server.scope import SCOPE_BODY, names_of
 from bei.utils.threads import off_loop
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -166,9 +169,9 @@ class StreamedResponse(Response):
     """200 with a body of ``first`` and ``pieces``, each rendered off the event loop when the client has taken those
     before it. Where the ``length`` of all is not known it is sent in HTTP's chunks.
 
-    ``on_end`` is called when the last piece is with the client, or the client has left or takes nothing any more
-    (ClientDisconnect), or rendering fails. Then the error leaves, and the ASGI server closes the connection without the
-    last chunk: what the client has is no whole body to it.
+    ``on_end`` is called when the last piece is with the client, or the client has left, takes nothing any more, or
+    ``answer`` has to yield to others (ClientDisconnect), or rendering fails. Then the error leaves, and the ASGI
+    server closes the connection without the last chunk: what the client has is no whole body to it.
     """
 
     def __init__(
@@ -178,6 +181,7 @@ class StreamedResponse(Response):
         headers: Mapping[str, str] | None,
         media_type: str,
         on_end: Callable[[], None],
+        answer: AnswerAccount,
         length: int | None = None,
     ) -> None:
         super().__init__(None, 200, headers, media_type)
@@ -188,6 +192,7 @@ class StreamedResponse(Response):
         self._first = first
         self._pieces = pieces
         self._on_end = on_end
+        self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it all."""
@@ -204,10 +209,15 @@ class StreamedResponse(Response):
         while piece is not None:
             # Not asyncio.wait_for: before Python 3.12 it loses the cancellation of who leaves as the socket empties.
             sent = asyncio.ensure_future(send({"type": "http.response.body", "body": piece, "more_body": True}))
+            self._answer.waits(sent.cancel)
             try:
                 await asyncio.wait([sent], timeout=_TAKE_S + len(piece) / _BYTES_PER_S)  # for the socket
             finally:
+                self._answer.goes_on(len(piece))
                 sent.cancel()
+            if self._answer.error is not None:
+                log.info("an answer is ended: %s", self._answer.error)
+                raise ClientDisconnect
             if not sent.done():
                 raise ClientDisconnect
             sent.result()

@@ -10,18 +10,15 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class Tally(Protocol):
-    """A number of this process, and the sum of the others'. Thread-safe as long as ``tell`` calls do not overlap."""
+class MemoryPeers(Protocol):
+    """The bytes of one memory budget in this process and in the others. Thread-safe as long as ``tell`` calls do not
+    overlap."""
 
     def tell(self, own: int) -> int:
         """Publish that this process holds ``own``. Returns the sum that the others have published."""
 
-
-class Uploads(Tally, Protocol):
-    """The bytes of unfinished request bodies."""
-
     def refuse(self) -> None:
-        """Count an upload that was refused because of the others' uploads: one of them ends a slow one."""
+        """Count a transfer that was refused because of what the others hold: one of them ends a slow one."""
 
     def refused(self) -> int:
         """Number of refusals of the others since the last call."""

@@ -16,9 +16,8 @@ import pytest
 from bei.engine.fake import FakeEngine
 from bei.server.endpoint import context, render, route
 from bei.server.endpoint.render import Notation
-from bei.server.http import responses
-from bei.server.http.memory_budgets import AnswerMemory
-from bei.server.http.shared_limits import Tally
+from bei.server.http import memory_budgets, responses
+from bei.server.http.memory_budgets import AnswerAccount, AnswerMemory
 from tests.bei.server.app import ROUTE, App, check_error
 from tests.bei.server.conftest import MakeApp
 from tests.bei.server.endpoint.test_route import GOOD, filled
@@ -283,8 +282,8 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[AnswerMemory]:
     """That of each app made."""
     made: list[AnswerMemory] = []
 
-    def noting(limit: int, elsewhere: Tally) -> AnswerMemory:
-        made.append(AnswerMemory(limit, elsewhere))
+    def noting(limit: int) -> AnswerMemory:
+        made.append(AnswerMemory(limit))
         return made[-1]
 
     monkeypatch.setattr("bei.server.app.AnswerMemory", noting)
@@ -316,15 +315,15 @@ def test_answers_that_do_not_fit_together_wait_outside(make_app: MakeApp, answer
 def test_every_answer_gives_back_what_it_held(tmp_path: Path, path: str, answers: list[AnswerMemory]) -> None:
     app = App(save_kind(tmp_path / "model", GOOD[path][2]), answer_limit=100_000, answer_memory=100_000)
     most = 0
-    take = answers[0].take
+    take = answers[0]._take
 
-    def noting(size: int, *, may_exceed: bool) -> None:
+    def noting(answer: AnswerAccount, size: int, *, may_exceed: bool) -> None:
         nonlocal most
-        take(size, may_exceed=may_exceed)
+        take(answer, size, may_exceed=may_exceed)
         most = max(most, answers[0].held)
 
     try:
-        with mock.patch.object(answers[0], "take", noting):
+        with mock.patch.object(answers[0], "_take", noting):
             response = post(app, path, **filled(path, [f"cat {'hello ' * n}" for n in range(4)]))
         assert response.status_code == 200
         assert most >= len(response.content) / 3
@@ -338,8 +337,40 @@ def test_tokens_that_promise_too_much_are_refused_before_they_are_admitted(
 ) -> None:
     app = App(save_kind(tmp_path / "model", "colbert"), answer_limit=100_000, answer_memory=100_000)
     try:
-        answers[0].take(99_900, may_exceed=False)
+        AnswerAccount(answers[0]).grow(99_900, may_exceed=False)
         check_error(post(app, "/embed_all", inputs=["cat " * 20]), 429, code="overloaded")
         assert (num_open(app), answers[0].held) == (0, 99_900)
     finally:
         app.close()
+
+
+def test_the_slowest_client_yields_its_answer_to_others(
+    make_app: MakeApp, answers: list[AnswerMemory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that takes nothing for longer than a moment, and one that has just begun: the first is ended."""
+    monkeypatch.setattr(memory_budgets, "_GRACE_S", 0.05)
+    app = make_app(FakeEngine(LIMITS), answer_limit=4600, answer_memory=4600)
+    body = json.dumps({"input": ["a", "b", "c"]}).encode()
+
+    stalled = asyncio.Event()
+
+    async def stalls(num_sent: int) -> None:
+        if num_sent == 3:
+            stalled.set()
+            await asyncio.Event().wait()
+
+    async def scenario() -> None:
+        client = Client(app, stalls)
+        slow = asyncio.ensure_future(client.request())
+        await stalled.wait()
+        assert answers[0].held > 4600 - 300
+        check_error(await app.client.post(ROUTE, content=body), 429, code="overloaded")
+        await asyncio.sleep(0.06)
+        assert (await app.client.post(ROUTE, content=body)).status_code == 200
+        await slow
+        assert not client.is_complete
+        assert answers[0].held == 0
+
+    app.run(scenario())
+    assert num_open(app) == 0
+    assert counted(app, "499") == 1

@@ -23,7 +23,7 @@ from bei.port import LANES, Lane, PortStats
 from bei.server.auth.rate_limit import Bucket
 from bei.server.http import memory_budgets
 from bei.server.http.connections import ConnectionCounts, Connections
-from bei.server.http.memory_budgets import AnswerMemory, Body, BodyMemory
+from bei.server.http.memory_budgets import AnswerAccount, AnswerMemory, Body, BodyMemory
 from bei.service.admission import Admission, AdmissionLimits, Demand, Ticket
 from tests.bei.multiprocess.pages import Other, pages
 from tests.bei.server.auth.test_rate_limit import Clock
@@ -281,15 +281,30 @@ def test_where_a_process_that_does_not_run_has_the_bucket_nothing_is_let_in() ->
 
 def test_answers_of_all_front_ends_are_held_to_one_limit() -> None:
     with front_ends(2) as limits:
-        first, second = (AnswerMemory(100, one.answer_bytes) for one in limits)
-        first.take(70, may_exceed=False)
+        first, second = (AnswerAccount(AnswerMemory(100, one.answers)) for one in limits)
+        first.grow(70, may_exceed=False)
         with pytest.raises(OverloadedError, match="take about 70 bytes, and this one 40, more than 100 together"):
-            second.take(40, may_exceed=False)
-        second.take(30, may_exceed=False)
-        second.take(40, may_exceed=True)
-        first.give_back(70)
-        first.take(30, may_exceed=False)
+            second.grow(40, may_exceed=False)
+        second.grow(30, may_exceed=False)
+        second.grow(70, may_exceed=True)
+        first.release()
+        first.grow(30, may_exceed=False)
         assert (first.held, second.held) == (30, 70)
+
+
+def test_slow_clients_of_another_front_end_yield_their_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_budgets, "_GRACE_S", -1.0)
+    with front_ends(2) as limits:
+        memories = [AnswerMemory(100, one.answers) for one in limits]
+        slow, new = map(AnswerAccount, memories)
+        slow.grow(90, may_exceed=False)
+        slow.waits(lambda: None)
+        with pytest.raises(OverloadedError):
+            new.grow(20, may_exceed=False)
+        assert slow.held == 90
+        memories[0].yield_to_others()
+        assert isinstance(slow.error, OverloadedError)
+        new.grow(20, may_exceed=False)
 
 
 def test_bodies_of_all_front_ends_are_held_to_one_limit_and_slow_ones_elsewhere_yield(
@@ -297,7 +312,7 @@ def test_bodies_of_all_front_ends_are_held_to_one_limit_and_slow_ones_elsewhere_
 ) -> None:
     monkeypatch.setattr(memory_budgets, "_GRACE_S", 100.0)
     with front_ends(2) as limits:
-        first, second = (BodyMemory(100, one.uploads) for one in limits)
+        first, second = (BodyMemory(100, one.bodies) for one in limits)
         slow, slower, young = Body(first), Body(first), Body(first)
         for body, size in ((slow, 50), (slower, 30), (young, 10)):
             body.add(size)
@@ -323,7 +338,7 @@ def test_bodies_of_all_front_ends_are_held_to_one_limit_and_slow_ones_elsewhere_
 
 
 def connections(limits: SharedLimits, most: int) -> Connections:
-    found = Connections(ServeConfig(max_connections=most), Metrics(), 1000, None, limits.front_ends, limits.uploads)
+    found = Connections(ServeConfig(max_connections=most), Metrics(), 1000, None, limits.front_ends, limits.bodies)
     found.listening(1)
     return found
 

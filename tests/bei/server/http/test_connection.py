@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
+import weakref
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from bei.errors import BeiError
+from bei.errors import BeiError, OverloadedError
 from bei.server.http.errors import error_response
 from bei.server.http.responses import read_body
 from tests.bei.server.connected import GET, Transport, all_answered, answered, connect
 from tests.support.engines import DEADLINE_S
+
+POST = b"POST / HTTP/1.1\r\nhost: here\r\n"
 
 
 def test_an_answer_goes_out_at_once_with_its_head() -> None:
@@ -113,7 +118,7 @@ def test_headers_that_the_client_does_not_send_are_late() -> None:
     assert sent.startswith("HTTP/1.1 408")
 
 
-@pytest.mark.parametrize("behind", [GET[:-10], b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\n{"], ids=["head", "body"])
+@pytest.mark.parametrize("behind", [GET[:-10], POST + b"content-length: 9\r\n\r\n{"], ids=["head", "body"])
 @pytest.mark.parametrize(("unsent", "is_cut_off"), [([9, 8, 7], False), ([9, 9], True), ([9, 8, 8], True)])
 def test_who_is_not_read_is_cut_off_if_it_does_not_take_its_answers(
     behind: bytes, unsent: list[int], is_cut_off: bool
@@ -150,7 +155,7 @@ async def reads(scope: Scope, receive: Receive, send: Send) -> None:
 
 def test_a_body_that_decodes_to_too_much_for_the_memory_costs_its_request_alone() -> None:
     body = gzip.compress(b" " * 100)
-    request = b"POST / HTTP/1.1\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+    request = POST + b"content-encoding: gzip\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
 
     async def scenario() -> list[str]:
         connection, transport = connect(reads)
@@ -172,7 +177,7 @@ def test_a_body_that_decodes_to_too_much_for_the_memory_costs_its_request_alone(
 def test_a_body_that_fails_after_it_was_found_too_large_is_answered_and_the_connection_ends(wrong: str) -> None:
     async def scenario() -> Transport:
         connection, transport = connect(reads)
-        connection.data_received(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nc8\r\n" + b" " * 200 + b"\r\n")
+        connection.data_received(POST + b"transfer-encoding: chunked\r\n\r\nc8\r\n" + b" " * 200 + b"\r\n")
         for _ in range(3):  # turns of the loop: the application drops what it has read
             await asyncio.sleep(0)
         if wrong == "a bad chunk":
@@ -186,4 +191,77 @@ def test_a_body_that_fails_after_it_was_found_too_large_is_answered_and_the_conn
     transport = asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
     (sent,) = transport.sent
     assert sent.startswith("HTTP/1.1 400" if wrong == "a bad chunk" else "HTTP/1.1 408")
+    assert "connection: close" in sent
+
+
+@pytest.mark.parametrize("ends", ["it is slow", "it stalls", "a bad chunk", "it leaves"])
+def test_a_body_that_has_failed_is_freed_with_its_answer(ends: str) -> None:
+    """Not by the garbage collector, which comes by rarely: an error that is kept keeps all frames that it went through,
+    and what they hold."""
+
+    class Held:
+        pass
+
+    held: list[weakref.ref[Held]] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        there = Held()
+        held.append(weakref.ref(there))
+        with suppress(ClientDisconnect):
+            try:
+                await read_body(Request(scope, receive), 100)
+            except BeiError as error:
+                await error_response(error)(scope, receive, send)
+
+    async def scenario() -> None:
+        connection, _ = connect(app)
+        connection.data_received(POST + b"transfer-encoding: chunked\r\n\r\n32\r\n" + b" " * 50 + b"\r\n")
+        await asyncio.sleep(0)
+        if ends == "it is slow":
+            assert connection._body is not None
+            connection._body.fail(OverloadedError("others are faster", 1.0))
+        elif ends == "it stalls":
+            connection.expire(LATE_S)
+        elif ends == "a bad chunk":
+            connection.data_received(b"not hex\r\n")
+        else:
+            connection.connection_lost(None)
+        await all_answered(connection)
+
+    gc.disable()
+    try:
+        asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+        assert [there() for there in held] == [None]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("ends", ["others hold the memory", "a bad chunk", "too many headers"])
+def test_the_bytes_that_end_a_connection_are_freed_before_it_is_closed(ends: str) -> None:
+    """It is read for a while after its answer."""
+    freed: list[int] = []
+
+    class Data(bytes):
+        def __del__(self) -> None:
+            freed.append(len(self))
+
+    data = {
+        "others hold the memory": POST + b"content-length: 100\r\n\r\n" + b" " * 50,
+        "a bad chunk": POST + b"transfer-encoding: chunked\r\n\r\nnot hex\r\n",
+        "too many headers": b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 1000 + b"\r\n",
+    }[ends]
+
+    async def scenario() -> str:
+        connection, transport = connect(reads)
+        connection._connections.bodies.held = connection._connections.bodies.limit
+        connection.data_received(Data(data))
+        await all_answered(connection)
+        assert freed == [len(data)]
+        return "".join(transport.sent)
+
+    gc.disable()
+    try:
+        sent = asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+    finally:
+        gc.enable()
     assert "connection: close" in sent

@@ -107,8 +107,8 @@ def test_an_answer_that_is_no_http_costs_its_request_alone() -> None:
 def test_an_answer_waits_for_a_client_that_does_not_take_those_before(make_app: MakeApp, then: str) -> None:
     app = make_app(FakeEngine(LIMITS))
     body = b'{"input": "cat"}'
-    lines = [b"POST %s HTTP/1.1" % ROUTE.encode(), b"x-request-id: same", b"content-length: %d" % len(body), b"", body]
-    request = b"\r\n".join(lines)
+    lines = [b"POST %s HTTP/1.1" % ROUTE.encode(), b"host: here", b"x-request-id: same"]
+    request = b"\r\n".join([*lines, b"content-length: %d" % len(body), b"", body])
 
     async def scenario() -> None:
         prompt, expected = connect(app.asgi)

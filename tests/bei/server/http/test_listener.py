@@ -202,7 +202,7 @@ def test_two_listeners_on_one_socket_share_its_connections_evenly(monkeypatch: p
             listeners = []
             for index, page in enumerate(fronts):
                 limits = SharedLimits(page)
-                connections = Connections(ServeConfig(), Metrics(), 100, None, limits.front_ends, limits.uploads)
+                connections = Connections(ServeConfig(), Metrics(), 100, None, limits.front_ends, limits.bodies)
 
                 def count(index: int = index, connections: Connections = connections) -> None:
                     made[index] += 1

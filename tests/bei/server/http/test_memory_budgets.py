@@ -1,7 +1,8 @@
-"""The account of unfinished bodies."""
+"""The accounts of unfinished bodies and of answers under way."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from bei.errors import OverloadedError, RequestTimeoutError
 from bei.server.http import memory_budgets as module
-from bei.server.http.memory_budgets import Body, BodyMemory
+from bei.server.http.memory_budgets import AnswerAccount, AnswerMemory, Body, BodyMemory
 
 
 @pytest.fixture
@@ -52,6 +53,30 @@ def test_the_slowest_of_the_older_bodies_yields_and_hears_of_it(now: list[float]
     young.add(3)
     assert isinstance(slow.error, OverloadedError)
     assert (fast.error, young.error, heard, memory.held) == (None, None, ["slow"], 8)
+
+
+def test_none_yields_where_that_would_not_be_enough(now: list[float]) -> None:
+    memory = BodyMemory(10)
+    slow, complete = Body(memory), Body(memory)
+    slow.add(1)
+    complete.add(8)
+    complete.complete = True
+    now[0] += 2
+    young = Body(memory)
+    young.add(3)
+    assert (slow.error, complete.error, memory.held) == (None, None, 9)
+    assert isinstance(young.error, OverloadedError)
+
+
+def test_a_client_that_is_fast_enough_does_not_yield(now: list[float]) -> None:
+    memory = BodyMemory(100_000_000)
+    fast, slow = Body(memory), Body(memory)
+    fast.add(50_000_000)
+    slow.add(9_000_000)
+    now[0] += 2
+    Body(memory).add(50_000_000)
+    assert fast.error is None
+    assert isinstance(slow.error, OverloadedError)
 
 
 def test_a_complete_body_does_not_yield(now: list[float]) -> None:
@@ -98,9 +123,11 @@ def test_a_body_that_is_done_with_leads_to_nothing() -> None:
     answered, lost = Body(BodyMemory(10)), Body(BodyMemory(10))
     for body in (answered, lost):
         body.on_fail = lambda: None
+        body.error = RequestTimeoutError("late")
     answered.end()
     lost.lose()
     assert answered.on_fail is lost.on_fail is None
+    assert answered.error is lost.error is None
 
 
 def test_what_decoding_adds_counts_until_it_is_released() -> None:
@@ -141,3 +168,85 @@ def test_the_memory_holds_what_its_bodies_hold_and_never_more_than_its_limit(ste
             alive.setdefault(name, Body(memory)).add(size)
             alive = {key: body for key, body in alive.items() if body.error is None}
         assert memory.held == sum(body.size for body in alive.values()) <= 100
+
+
+# Answers
+
+
+def answer(memory: AnswerMemory, size: int) -> AnswerAccount:
+    made = AnswerAccount(memory)
+    made.grow(size, may_exceed=False)
+    return made
+
+
+def test_the_answer_that_is_taken_slowest_yields(now: list[float]) -> None:
+    memory = AnswerMemory(100)
+    slow, slower, computed = answer(memory, 40), answer(memory, 30), answer(memory, 30)
+    heard: list[str] = []
+    for taken, one, name in ((20, slow, "slow"), (4, slower, "slower")):
+        one.waits(lambda: None)
+        now[0] += 2
+        one.goes_on(taken)
+        one.waits(lambda name=name: heard.append(name))  # type: ignore[misc]
+    young = answer(memory, 25)
+    assert heard == ["slower"]
+    assert isinstance(slower.error, OverloadedError)
+    assert (slow.error, computed.error, memory.held) == (None, None, 95)
+    for one in (slow, slower, computed, young):
+        one.release()
+    assert memory.held == 0
+
+
+def test_an_answer_whose_client_is_not_waited_for_does_not_yield(now: list[float]) -> None:
+    """It is computed, or its next piece is rendered."""
+    memory = AnswerMemory(100)
+    one = answer(memory, 90)
+    one.waits(lambda: None)
+    now[0] += 2
+    one.goes_on(1)
+    with pytest.raises(OverloadedError, match="take about 90 bytes, and this one 20, more than 100 together"):
+        answer(memory, 20)
+    assert (one.error, memory.held) == (None, 90)
+
+
+def test_what_the_server_takes_for_itself_makes_no_client_slow(now: list[float]) -> None:
+    memory = AnswerMemory(100)
+    one = answer(memory, 90)
+    one.waits(lambda: None)
+    one.goes_on(1)
+    now[0] += 100
+    one.waits(lambda: None)
+    now[0] += 0.5
+    with pytest.raises(OverloadedError):
+        answer(memory, 20)
+
+
+def test_an_accepted_answer_may_exceed_and_makes_nobody_yield(now: list[float]) -> None:
+    memory = AnswerMemory(100)
+    slow, grown = answer(memory, 90), answer(memory, 10)
+    slow.waits(lambda: None)
+    now[0] += 2
+    grown.grow(50, may_exceed=True)
+    assert (slow.error, memory.held) == (None, 140)
+    answer(memory, 10)
+    assert isinstance(slow.error, OverloadedError)
+    assert memory.held == 60
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 40), st.booleans()), max_size=60))
+def test_answers_hold_what_is_under_way_and_never_more_than_their_limit(steps: list[tuple[int, int, bool]]) -> None:
+    memory = AnswerMemory(100)
+    alive: dict[int, AnswerAccount] = {}
+    sent: set[AnswerAccount] = set()  # they grow no more
+    for name, size, waits in steps:
+        one = alive.setdefault(name, AnswerAccount(memory))
+        if size < 0:
+            alive.pop(name).release()
+        elif one not in sent:
+            with suppress(OverloadedError):
+                one.grow(size, may_exceed=False)
+            if waits:
+                sent.add(one)
+                one.waits(lambda: None)
+                one._waits_since_s -= 10
+        assert memory.held == sum(one.held for one in alive.values()) <= 100
