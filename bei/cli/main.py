@@ -16,7 +16,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -253,8 +253,11 @@ def _serve(options: dict[str, Any]) -> None:
         from bei.multiprocess.supervisor.supervisor import run
     else:
         from bei.server.run import run
-    with _artifacts(config) as artifacts:
-        run(artifacts, config)
+    from bei.server.http.listen import Sockets
+
+    # Bound before builds, which take minutes, and before gigabytes are loaded: a port may be taken.
+    with closing(Sockets(config)) as sockets, _artifacts(config) as artifacts:
+        run(artifacts, config, sockets)
 
 
 def _tune(options: dict[str, Any]) -> None:

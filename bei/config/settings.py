@@ -332,6 +332,8 @@ def _check_root_path(root_path: str) -> None:
         raise ConfigError(
             f"root_path must begin with / and not end with it, of letters, digits and ._~-, not {root_path!r}."
         )
+    if {".", ".."} & {*root_path.split("/")}:
+        raise ConfigError(f"root_path {root_path} has . or .., which clients resolve: give the path that they ask for.")
     first = root_path.split("/")[1]
     if first in FIRST_SEGMENTS:
         raise ConfigError(f"root_path {root_path} begins as paths of routes do (/{first}): choose another one.")

@@ -224,6 +224,10 @@ def _check_names(config: BuildConfig, location: Location) -> None:
 
 def _check_prompts(config: BuildConfig, checkpoint: Checkpoint) -> None:
     prompts = _prompts(config, checkpoint)
+    for name in prompts:
+        if fault := name_fault(name):
+            where = "the setting prompts" if name in config.prompts else "the checkpoint's files"
+            raise ConfigError(f"A prompt's name in {where} cannot be kept ({fault}): rename it.")
     is_said = config.include_prompt is not None or checkpoint.files.include_prompt is not None
     if prompts and not is_said and checkpoint.family.asks_about_prompts and checkpoint.spec.head("embedding"):
         raise ConfigError(
