@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 
-from bei.multiprocess import IGNORED
+from bei.multiprocess.control.ignored_signals import IGNORED
 
 _PR_SET_PDEATHSIG = 1
 

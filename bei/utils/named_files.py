@@ -19,18 +19,24 @@ MOST_AUTHORITIES_BYTES = 10_000_000
 MOST_TEXTS_BYTES = 1_000_000_000
 
 
-def named_bytes(what: str, file: str | Path, most_bytes: int) -> bytes:
-    """The content of ``file``, which is ``what`` ("The signing key"). Raises ConfigError, which does not quote it."""
+def named_bytes(what: str, file: str | Path, most_bytes: int, *, may_be_pipe: bool = False) -> bytes:
+    """The content of ``file``, which is ``what`` ("The signing key"). Raises ConfigError, which does not quote it.
+
+    ``may_be_pipe``: the shell may have opened it as a pipe (``<(command)``). It is read to its end once, to the bound.
+    """
     try:
-        return read_bounded(_expanded(what, file), most_bytes)
+        path = _expanded(what, file)
+        if may_be_pipe and _is_pipe_of_shell(path):
+            return _read_pipe(path, most_bytes)
+        return read_bounded(path, most_bytes)
     except (OSError, UnfitError, ValueError) as error:
         raise unreadable(what, file, most_bytes, error) from None
 
 
-def named_text(what: str, file: str | Path, most_bytes: int) -> str:
+def named_text(what: str, file: str | Path, most_bytes: int, *, may_be_pipe: bool = False) -> str:
     """The same of a file in UTF-8."""
     try:
-        return named_bytes(what, file, most_bytes).decode()
+        return named_bytes(what, file, most_bytes, may_be_pipe=may_be_pipe).decode()
     except UnicodeDecodeError:
         raise ConfigError(f"{what} {file} cannot be read: it is no text in UTF-8.") from None
 
@@ -55,6 +61,18 @@ def unreadable(what: str, file: str | Path, most_bytes: int, error: Exception) -
             f"{what} {file} cannot be read: {error}. Give a regular file of at most {shown_size(most_bytes)}."
         )
     return ConfigError(f"{what} {file} cannot be read: {getattr(error, 'strerror', None) or error}.")
+
+
+def _is_pipe_of_shell(path: Path) -> bool:
+    return str(path.parent) in ("/dev/fd", "/proc/self/fd") and path.is_fifo()
+
+
+def _read_pipe(path: Path, most_bytes: int) -> bytes:
+    with path.open("rb") as pipe:
+        content = pipe.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise UnfitError(f"it has more than the {most_bytes:,} bytes that are read")
+    return content
 
 
 def _expanded(what: str, file: str | Path) -> Path:

@@ -90,7 +90,7 @@ def check_regular(path: Path, most_bytes: int | None = None) -> None:
 
 def _check_kind(found: os.stat_result, most_bytes: int | None) -> None:
     if stat.S_ISDIR(found.st_mode):
-        raise UnfitError("it is a directory")
+        raise UnfitError("it is a directory, no regular file")
     if not stat.S_ISREG(found.st_mode):
         raise UnfitError("it is no regular file")
     if most_bytes is not None and found.st_size > most_bytes:
@@ -100,15 +100,16 @@ def _check_kind(found: os.stat_result, most_bytes: int | None) -> None:
 def open_regular(path: Path, most_bytes: int = MOST_JSON_BYTES) -> BinaryIO:
     """The regular file ``path`` of at most ``most_bytes``, open for reading.
 
-    What is opened is what is checked: devices and pipes are refused, and none is waited for. Raises UnfitError, OSError.
+    Devices, pipes and directories are refused, and not waited for. Raises UnfitError, OSError.
     """
-    file = open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")  # noqa: SIM115 -- the caller closes it
+    check_regular(path, most_bytes)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        _check_kind(os.fstat(file.fileno()), most_bytes)
+        _check_kind(os.fstat(descriptor), most_bytes)  # it may be another file by now
+        return os.fdopen(descriptor, "rb")
     except BaseException:
-        file.close()
+        os.close(descriptor)
         raise
-    return file
 
 
 def read_bounded(path: Path, most_bytes: int = MOST_JSON_BYTES) -> bytes:

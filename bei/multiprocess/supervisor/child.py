@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from bei.errors import ProcessDiedError
-from bei.multiprocess import IGNORED
+from bei.multiprocess.control.ignored_signals import IGNORED
 from bei.multiprocess.control.messages import (
     Call,
     Command,

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import errno
 import re
-import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,7 +43,6 @@ def _no_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     """Records the calls of ``bei serve`` instead of serving."""
     calls: Served = []
-    monkeypatch.setattr("bei.server.http.listen.bind_tcp", lambda *_: socket.socket())
     monkeypatch.setattr("bei.server.run.run", lambda paths, config, _: calls.append((paths, config)))
     return calls
 
