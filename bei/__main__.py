@@ -1,6 +1,18 @@
-"""``python -m bei``."""
+"""The command ``bei``, and ``python -m bei``."""
 
-from bei.cli.main import main
+import sys
+
+from bei.utils.sighup import remember
+
+
+def main() -> None:
+    """Run a command. A server remembers SIGHUP before anything else is imported."""
+    if next((word for word in sys.argv[1:] if not word.startswith("-")), None) == "serve":
+        remember()
+    from bei.cli.main import main as run
+
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -9,6 +9,7 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     ├── LibraryVersionError         a compiler's library is of a version that bei does not know
     ├── DeviceNotFoundError         this machine has no such device
     ├── ForkedProcessError          a fork has not copied the threads of what is asked
+    ├── DiskFullError               there is no space left where something is to be written
     ├── ProcessDiedError            a process of the server ended before it had done what it was to do
     ├── BenchError                  a server cannot be measured
     │   └── ComparisonError         two results of bei bench do not measure the same
@@ -117,6 +118,12 @@ class ForkedProcessError(BeiError):
     """An in-process model is used in a fork of the process that made it."""
 
     code = "forked_process"
+
+
+class DiskFullError(BeiError):
+    """A disk is full. The message names the folder."""
+
+    code = "disk_full"
 
 
 class ProcessDiedError(BeiError):

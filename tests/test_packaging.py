@@ -56,7 +56,7 @@ def test_the_two_packages_are_what_is_packaged() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert project["tool"]["hatch"]["build"]["targets"]["wheel"] == {"packages": ["bei", "build/bei_build"]}
     assert "/build" in project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
-    assert project["project"]["scripts"] == {"bei": "bei.cli.main:main"}
+    assert project["project"]["scripts"] == {"bei": "bei.__main__:main"}
     assert project["project"]["dynamic"] == ["version"]
 
 

@@ -31,6 +31,7 @@ from typing import Literal
 from bei.artifact.cost_cache import FOLDER as COSTS
 from bei.errors import ConfigError
 from bei.utils.file_lock import FileLock, acquire, try_acquire
+from bei.utils.full_disk import full_disk
 from bei.utils.units import shown_size
 
 log = logging.getLogger(__name__)
@@ -233,6 +234,8 @@ class ModelCache:
         try:
             yield
         except OSError as error:
+            if (full := full_disk(error, self.folder)) is not None:
+                raise full from error
             raise ConfigError(
                 f"The cache {self.folder} cannot be written ({error}): name another folder with --cache-dir or "
                 "BEI_CACHE_DIR, or build first and serve the artifact."

@@ -18,6 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from bei.utils.untrusted_files import read_bounded
+
 log = logging.getLogger(__name__)
 
 FOLDER = "costs"
@@ -44,7 +46,7 @@ class CostCache:
         if self._is_nowhere:
             return None
         try:
-            content = json.loads(path.read_bytes())
+            content = json.loads(read_bounded(path))
             if content["key"] != key:
                 raise ValueError("it was measured with another engine")
             data = content["data"]

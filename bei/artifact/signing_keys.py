@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from bei.errors import ConfigError
 from bei.utils.libraries import importing
+from bei.utils.named_files import MOST_KEY_BYTES, named_bytes
 from bei.utils.untrusted_files import UnfitError
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ _TYPE = "ssh-ed25519"
 _WIRE_HEAD = b"\0\0\0\x0bssh-ed25519\0\0\0\x20"
 _KEY_BYTES = 32
 
-_MOST_BYTES = 1_000_000
 _PEM = re.compile("-----BEGIN ([A-Z0-9 ]+)-----.+?-----END \\1-----", re.DOTALL)
 _OPENSSH_TYPE = re.compile(r"(ssh|ecdsa|sk-ssh|sk-ecdsa)-[A-Za-z0-9@.-]+")
 
@@ -179,15 +179,7 @@ def _passphrase(passphrase: str | None, file: str | None) -> bytes | None:
 
 def _content(what: str, file: str) -> str:
     """The content of ``file``, which messages never quote."""
-    try:
-        with Path(file).expanduser().open("rb") as stream:  # may be a pipe: --sign <(fetch the key)
-            content = stream.read(_MOST_BYTES + 1)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"{what} {file} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
-    if len(content) > _MOST_BYTES:
-        raise ConfigError(
-            f"{what} {file} has more than {_MOST_BYTES:,} bytes, and cannot be a key: give the file of a key."
-        )
+    content = named_bytes(what, file, MOST_KEY_BYTES, may_be_pipe=True)  # --sign <(fetch the key)
     try:
         return content.decode()
     except UnicodeDecodeError:

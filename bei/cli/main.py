@@ -17,9 +17,9 @@ import sys
 import types
 import typing
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -27,6 +27,9 @@ from bei.config.kubernetes import injected
 from bei.errors import BeiError, BrokenDependencyError, ConfigError, MissingDependencyError
 from bei.service.resolve import artifact_for, build_config_class, cache_of, check_if_built, default_artifact
 from bei.utils import libraries
+from bei.utils.full_disk import naming_full_disk
+from bei.utils.ranges import Range, shown
+from bei.utils.scarce_resources import scarce_resource
 from bei.utils.untrusted_files import printable
 from bei.version import __version__
 
@@ -35,6 +38,9 @@ if TYPE_CHECKING:
 
 # Limit for an error's message on the terminal.
 _MOST_CHARS = 2000
+
+# Of head sizes and compute capabilities.
+_NUMBERS = Range(1, 65_536)
 
 # Settings of bei serve that bei tune shares: the sources of artifacts, and what a measurement depends on.
 _TUNE_SETTINGS = frozenset(
@@ -59,11 +65,26 @@ def main(argv: Sequence[str] | None = None) -> None:
         options = vars(_parser(command, arguments).parse_args(arguments))
         run = options.pop("run")
         run(options)
-    except (BeiError, OSError) as error:  # OSError: a read-only folder, a full disk
-        print(f"error: {_one_line(str(error))}", file=sys.stderr)  # noqa: T201
-        sys.exit(2)
+        sys.stdout.flush()  # it may be a file on a full disk
+    except (BeiError, OSError) as error:  # OSError: a read-only folder, a pipe that nobody reads
+        _fail(str(error))
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        if (lack := scarce_resource(error)) is None:
+            raise
+        _fail(lack)
+
+
+def _fail(message: str) -> NoReturn:
+    """Say it in one line, and end with exit code 2. At once, where threads of libraries might wait for more of what
+    there is no more of."""
+    print(f"error: {_one_line(message)}", file=sys.stderr)  # noqa: T201
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.exit(2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what cannot be written would be tried again at exit
+    sys.exit(2)
 
 
 def _write_whatever_the_locale() -> None:
@@ -197,8 +218,8 @@ def _add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
 def _numbers(text: str) -> tuple[int, ...]:
     """The numbers in ``64,128``."""
     parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) for part in parts):
-        raise argparse.ArgumentTypeError(f"must be positive whole numbers separated by commas, not {text!r}")
+    if not all(part.strip().isdecimal() and len(part) < 10 and int(part) in _NUMBERS for part in parts):
+        raise argparse.ArgumentTypeError(f"must be whole numbers {_NUMBERS} separated by commas, not {shown(text)}")
     return tuple(map(int, parts))
 
 
@@ -255,8 +276,11 @@ def _serve(options: dict[str, Any]) -> None:
         from bei.multiprocess.supervisor.supervisor import run
     else:
         from bei.server.run import run
-    with _artifacts(config) as artifacts:
-        run(artifacts, config)
+    from bei.server.http.listen import Sockets
+
+    # Bound before builds, which take minutes, and before gigabytes are loaded: a port may be taken.
+    with closing(Sockets(config)) as sockets, _artifacts(config) as artifacts:
+        run(artifacts, config, sockets)
 
 
 def _tune(options: dict[str, Any]) -> None:
@@ -302,7 +326,8 @@ def _sign(options: dict[str, Any]) -> None:
     if warning := exposure(options["key"]):
         print(f"warning: {warning}", file=sys.stderr)  # noqa: T201
     artifact = load(Path(options["artifact"]))
-    before, now = artifact.signed, sign(artifact, key).signed
+    with naming_full_disk(artifact.path):
+        before, now = artifact.signed, sign(artifact, key).signed
     assert now is not None
     instead = f", and no longer by {before.key}" if before and before.key != now.key else ""
     print(f"{artifact.path} is signed by {now.key}{instead}")  # noqa: T201

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 import sys
 from dataclasses import dataclass, field
 from typing import Any
 
 from bei.artifact.certificate.thresholds import PRECISIONS
+from bei.config.checks import check_ranges
 from bei.config.devices import check_devices
 from bei.errors import ConfigError
 from bei.utils.cpu_count import usable_cores
+from bei.utils.ranges import TERABYTE, WEEK_S, Range
 from bei.utils.units import parsed_size
 
 ENV_PREFIX = "BEI_"
@@ -32,8 +33,9 @@ LOG_FORMATS = ("text", "json")
 UNLIMITED = "unlimited"
 
 
-def _option(default: object, text: str, choices: tuple[str, ...] = ()) -> Any:
-    return field(default=default, metadata={"help": text, "choices": choices})
+def _option(default: object, text: str, choices: tuple[str, ...] = (), within: Range | None = None) -> Any:
+    """A setting. A number needs ``within``."""
+    return field(default=default, metadata={"help": text, "choices": choices, "within": within})
 
 
 def _default_tokenizer_threads() -> int:
@@ -41,9 +43,13 @@ def _default_tokenizer_threads() -> int:
     return max(1, min(8, usable_cores() - 1))
 
 
-_MAY_BE_ZERO = {"port", "engine_threads", "engine_streams", "graph_megabytes", "cache_megabytes", "hang_timeout"}
-# An upper limit; a larger value is a mistake.
-_MOST_HTTP_WORKERS = 256
+# Upper limits: a larger value is a mistake.
+_MEGABYTES = Range(0, 1_000_000, "megabytes")
+_BYTES = Range(1, TERABYTE, "bytes")
+_TOKENS = Range(1, 1_000_000_000)
+_INPUTS = Range(1, 10_000_000)
+_TIMEOUT = Range(0, WEEK_S, "seconds", above=True)
+_WAIT = Range(0, WEEK_S, "seconds")
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class ServeConfig:
         default=(), metadata={"help": "artifacts or checkpoints (default: all-MiniLM-L6-v2)", "positional": True}
     )
     host: str = _option("127.0.0.1", "address to listen on; 0.0.0.0 for all")
-    port: int = _option(8000, "TCP port; 0 lets the system choose")
+    port: int = _option(8000, "TCP port; 0 lets the system choose", within=Range(0, 65535))
     tcp: bool | None = _option(None, "listen on host and port (default: unless uds is set)")
     uds: str | None = _option(None, "path of a unix socket to listen on")
     uds_mode: str = _option("660", "permissions of the unix socket, in the octal digits of chmod")
@@ -77,24 +83,33 @@ class ServeConfig:
     health_path: str | None = _option(None, "another path of /health, for the one that asks (Vertex AI)")
     predict_path: str | None = _option(None, "another path of /vertex, for the one that asks (Vertex AI)")
     root_path: str = _option("", "prefix that a proxy has in front of every path, as /embeddings-api")
-    engine_threads: int = _option(0, "threads of a CPU engine, over all its streams; 0: all cores")
+    engine_threads: int = _option(
+        0, "threads of a CPU engine, over all its streams; 0: all cores", within=Range(0, 4096)
+    )
     engine_streams: int | None = _option(
         None,
         "batches an engine runs side by side; 0: as many as are fastest on a CPU, measured "
         "(default: 1 on a CPU, whose threads they share; 2 on a GPU)",
+        within=Range(0, 256),
     )
     graph_megabytes: int | None = _option(
-        None, "megabytes of GPU memory for the CUDA graphs (recorded small steps) of an engine; 0: none (default: 256)"
+        None,
+        "megabytes of GPU memory for the CUDA graphs (recorded small steps) of an engine; 0: none (default: 256)",
+        within=_MEGABYTES,
     )
     gpu_megabytes: int | None = _option(
-        None, "megabytes of GPU memory for the engines of a process, target cuda (default: all that is free)"
+        None,
+        "megabytes of GPU memory for the engines of a process, target cuda (default: all that is free)",
+        within=Range(1, 1_000_000, "megabytes"),
     )
     tune: str = _option(
         "auto",
         "what a step costs: auto measures at the first start and keeps it, force measures at every start, off assumes",
         choices=("auto", "off", "force"),
     )
-    http_workers: int = _option(1, "front-end processes: HTTP, tokenizers and answers; more than 1 for fast engines")
+    http_workers: int = _option(
+        1, "front-end processes: HTTP, tokenizers and answers; more than 1 for fast engines", within=Range(1, 256)
+    )
     devices: tuple[str, ...] = _option(
         (),
         "devices to serve on; each of several has its own engine process: GPUs as 0,1, or sets of cores for CPU "
@@ -102,32 +117,63 @@ class ServeConfig:
     )
     tokenizer_threads: int = field(
         default_factory=_default_tokenizer_threads,
-        metadata={"help": "threads that tokenize, over all front ends (default: cores - 1, at most 8)"},
+        metadata={
+            "help": "threads that tokenize, over all front ends (default: cores - 1, at most 8)",
+            "within": Range(1, 1024),
+        },
     )
-    max_queue_tokens: int = _option(4_000_000, "tokens accepted and not yet answered, per model; beyond it 429")
-    max_client_batch_size: int = _option(16384, "most inputs of one request")
-    interactive_inputs: int = _option(8, "a request of at most so many inputs is interactive unless it names its lane")
-    interactive_tokens: int = _option(1024, "... and of at most so many tokens, as estimated from its characters")
-    interactive_max_wait: float = _option(5.0, "seconds of predicted wait beyond which an interactive request is a 429")
-    bulk_max_wait: float = _option(20.0, "the same for bulk requests")
-    bulk_share: float = _option(0.2, "share of the engine's time that bulk work gets in any case")
+    max_queue_tokens: int = _option(
+        4_000_000, "tokens accepted and not yet answered, per model; beyond it 429", within=_TOKENS
+    )
+    max_client_batch_size: int = _option(16384, "most inputs of one request", within=_INPUTS)
+    interactive_inputs: int = _option(
+        8, "a request of at most so many inputs is interactive unless it names its lane", within=_INPUTS
+    )
+    interactive_tokens: int = _option(
+        1024, "... and of at most so many tokens, as estimated from its characters", within=_TOKENS
+    )
+    interactive_max_wait: float = _option(
+        5.0, "seconds of predicted wait beyond which an interactive request is a 429", within=_WAIT
+    )
+    bulk_max_wait: float = _option(20.0, "the same for bulk requests", within=_WAIT)
+    bulk_share: float = _option(
+        0.2, "share of the engine's time that bulk work gets in any case", within=Range(0, 1, below=True)
+    )
     step_cap_ms: float = _option(
-        0.0, "longest step of bulk work beside interactive work; 0: chosen from the costs of steps"
+        0.0,
+        "longest step of bulk work beside interactive work; 0: chosen from the costs of steps",
+        within=Range(0, 3_600_000, "milliseconds"),
     )
-    hang_timeout: float = _option(30.0, "seconds after which a step may be taken to hang; 0: never")
-    cache_megabytes: int = _option(0, "megabytes for a cache of answers, per model; 0: none")
-    answer_limit: int = _option(256_000_000, "largest answer in bytes, as estimated before it is computed")
-    answer_memory: int = _option(1_000_000_000, "bytes of all answers under way together, as estimated; beyond it 429")
+    hang_timeout: float = _option(30.0, "seconds after which a step may be taken to hang; 0: never", within=_WAIT)
+    cache_megabytes: int = _option(0, "megabytes for a cache of answers, per model; 0: none", within=_MEGABYTES)
+    answer_limit: int = _option(
+        256_000_000, "largest answer in bytes, as estimated before it is computed", within=_BYTES
+    )
+    answer_memory: int = _option(
+        1_000_000_000, "bytes of all answers under way together, as estimated; beyond it 429", within=_BYTES
+    )
     compress_answers: bool = _option(False, "compress answers for clients whose Accept-Encoding has zstd or gzip")
-    payload_limit: int = _option(8_000_000, "largest request body in bytes, also after decompression")
-    body_memory: int = _option(256_000_000, "bytes of all request bodies until they are admitted; beyond it 429")
-    max_connections: int = _option(16384, "most open connections; beyond it the one idle for longest is closed")
-    max_header_bytes: int = _option(32768, "most bytes of a request's headers, request line included; beyond it 431")
-    max_headers: int = _option(128, "most headers of a request; beyond it 431")
-    keep_alive_timeout: float = _option(75.0, "seconds that a connection without a request stays open")
-    header_timeout: float = _option(20.0, "seconds a client may take to send a request's headers; beyond it 408")
+    payload_limit: int = _option(8_000_000, "largest request body in bytes, also after decompression", within=_BYTES)
+    body_memory: int = _option(
+        256_000_000, "bytes of all request bodies until they are admitted; beyond it 429", within=_BYTES
+    )
+    max_connections: int = _option(
+        16384, "most open connections; beyond it the one idle for longest is closed", within=Range(1, 1_000_000)
+    )
+    max_header_bytes: int = _option(
+        32768,
+        "most bytes of a request's headers, request line included; beyond it 431",
+        within=Range(1, 100_000_000, "bytes"),
+    )
+    max_headers: int = _option(128, "most headers of a request; beyond it 431", within=Range(1, 100_000))
+    keep_alive_timeout: float = _option(75.0, "seconds that a connection without a request stays open", within=_TIMEOUT)
+    header_timeout: float = _option(
+        20.0, "seconds a client may take to send a request's headers; beyond it 408", within=_TIMEOUT
+    )
     body_timeout: float = _option(
-        30.0, "seconds a client may take to send a body, and one more for every 10,000 bytes of it; beyond it 408"
+        30.0,
+        "seconds a client may take to send a body, and one more for every 10,000 bytes of it; beyond it 408",
+        within=_TIMEOUT,
     )
     auto_truncate: bool = _option(True, "cut texts that are too long (reported in a header); otherwise they are a 400")
     untrained_dimensions: str = _option(
@@ -158,6 +204,7 @@ class ServeConfig:
     trace_sample_ratio: float | None = _option(
         None,
         "share of the requests that are traced, if their caller does not say (default: OTEL_TRACES_SAMPLER, or all)",
+        within=Range(0, 1),
     )
     cache_dir: str = _option(
         "~/.cache/bei", "folder for artifacts that are built from checkpoints given to serve, and for measured costs"
@@ -176,19 +223,12 @@ class ServeConfig:
     )
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            least = 0 if name in _MAY_BE_ZERO or isinstance(value, (bool, float)) else 1
-            if name.endswith("_timeout") and name not in _MAY_BE_ZERO and not value > 0:
-                raise ConfigError(f"{name} must be a positive number of seconds, not {value}.")
-            if isinstance(value, (int, float)) and not least <= value < math.inf:
-                raise ConfigError(f"{name} must be at least {least}, not {value}.")
+        check_ranges(self)
         for option in dataclasses.fields(self):  # argparse checks choices of flags only
             choices, value = option.metadata.get("choices"), getattr(self, option.name)
             if choices and value not in choices:
                 raise ConfigError(f"{option.name} must be one of {', '.join(choices)}, not {value!r}.")
         _check_combinations(self)
-        if self.http_workers > _MOST_HTTP_WORKERS:
-            raise ConfigError(f"http_workers must be at most {_MOST_HTTP_WORKERS}, not {self.http_workers}.")
         if (self.http_workers > 1 or self.devices) and not sys.platform.startswith("linux"):
             raise ConfigError("http_workers and devices need Linux: leave them out.")
         check_devices(self.devices)
@@ -196,10 +236,6 @@ class ServeConfig:
             raise ConfigError(f"cache_max_size 0 would keep nothing: give a size, or {UNLIMITED}.")
         if self.require_signature is not None and not self.require_signature:  # an empty variable
             raise ConfigError("require_signature is set and names no key: name files of public keys, or leave it out.")
-        if not 0 <= self.bulk_share < 1:
-            raise ConfigError(f"bulk_share must be at least 0 and below 1, not {self.bulk_share}.")
-        if self.port > 65535:
-            raise ConfigError(f"port must be at most 65535, not {self.port}.")
         if self.body_memory < self.payload_limit:
             raise ConfigError(
                 f"body_memory {self.body_memory} could never hold a body of payload_limit {self.payload_limit} bytes: "
@@ -296,10 +332,6 @@ def _check_combinations(config: ServeConfig) -> None:
     _check_paths(config)
     if config.log_inputs and not config.access_log:
         raise ConfigError("log_inputs is for the lines of access_log: set both, or neither.")
-    if config.trace_sample_ratio is not None and config.trace_sample_ratio > 1:
-        raise ConfigError(
-            f"trace_sample_ratio is a share of the requests, from 0 to 1, not {config.trace_sample_ratio}."
-        )
 
 
 def _check_sockets(config: ServeConfig) -> None:
@@ -360,6 +392,8 @@ def _check_root_path(root_path: str) -> None:
         raise ConfigError(
             f"root_path must begin with / and not end with it, of letters, digits and ._~-, not {root_path!r}."
         )
+    if {".", ".."} & {*root_path.split("/")}:
+        raise ConfigError(f"root_path {root_path} has . or .., which clients resolve: give the path that they ask for.")
     first = root_path.split("/")[1]
     if first in FIRST_SEGMENTS:
         raise ConfigError(f"root_path {root_path} begins as paths of routes do (/{first}): choose another one.")

@@ -12,13 +12,14 @@ import types
 import typing
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from pathlib import Path
 from typing import Any, TypeVar
 
 from bei.config.clouds import cloud_settings
 from bei.config.kubernetes import injected
 from bei.config.settings import ENV_PREFIX, ServeConfig
 from bei.errors import ConfigError
+from bei.utils.named_files import MOST_SETTINGS_BYTES, named_text
+from bei.utils.ranges import shown
 
 ConfigT = TypeVar("ConfigT")
 
@@ -117,10 +118,11 @@ def _from_file(file: str | None) -> dict[str, object]:
         return {}
     import yaml
 
+    text = named_text("The configuration file", file, MOST_SETTINGS_BYTES, may_be_pipe=True)
     try:
-        content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(f"Cannot read the configuration file {file}: {error}") from error
+        content = yaml.safe_load(text)
+    except (RecursionError, ValueError, yaml.YAMLError) as error:  # ValueError: a number of thousands of digits, say
+        raise ConfigError(f"The configuration file {file} cannot be read: {error}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -176,11 +178,11 @@ def converted(value: object, hint: Any, key: str, source: str, *, is_secret: boo
         try:
             if isinstance(value, str) or (type(value) in (int, float) and type(value) in (int, hint)):
                 return hint(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             pass
     elif isinstance(value, str):
         return value
-    given = "" if is_secret else f", not {value!r}"
+    given = "" if is_secret else f", not {shown(value)}"
     raise ConfigError(f"Setting {key!r} ({source}) must be {_kind(hint)}{given}.")
 
 

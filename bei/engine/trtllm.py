@@ -34,6 +34,7 @@ from bei.errors import (
     LibraryVersionError,
 )
 from bei.utils.libraries import importing
+from bei.utils.untrusted_files import read_bounded
 
 log = logging.getLogger(__name__)
 
@@ -233,7 +234,7 @@ def _only_output(manifest: Manifest) -> Any:
 def _has_token_types(folder: Path, manifest: Manifest) -> bool:
     """True if the model adds rows for token types. Then it has no CUDA graphs, which take no model arguments."""
     try:
-        config: Mapping[str, Any] = json.loads((folder / "config.json").read_bytes())
+        config: Mapping[str, Any] = json.loads(read_bounded(folder / "config.json"))
         return int(config.get("type_vocab_size", 0)) > 1
     except (OSError, ValueError, AttributeError) as error:
         raise ArtifactManifestError(

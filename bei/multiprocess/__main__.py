@@ -13,6 +13,8 @@ import signal
 import socket
 import sys
 
+from bei.multiprocess.control.ignored_signals import IGNORED
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -20,8 +22,9 @@ def main() -> None:
     """Be the process of this name."""
     faulthandler.enable()  # the stacks of a process that a native library ends are all that it leaves
     name = sys.argv[1]
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)  # the supervisor has held them back until now
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     sock = _control_socket()
     role = name.partition("-")[0]

@@ -23,37 +23,36 @@ from bei.server.http.listener import MOST_HANDSHAKES
 from bei.server.http.tls import tls_of
 from bei.server.lifecycle.drain import DrainingServer, uvicorn_config
 from bei.server.lifecycle.sighup import SighupReloads
-from bei.server.lifecycle.signals import LogTerminal, exit_now, exit_soon, on_signals
+from bei.server.lifecycle.signals import exit_now, exit_soon, on_signals
 from bei.server.lifecycle.swap import LocalSwaps
 from bei.server.process_tuning import collect_rarely, run_on_loop
 from bei.server.telemetry.access_log import request_log_of
 from bei.server.telemetry.otel_settings import tracing_of
 from bei.service.loader import Loaded, Standing, load_model, load_next, manifest_of
 from bei.service.service import InferenceService
+from bei.utils.sighup import LogTerminal, remember
 
 log = logging.getLogger(__name__)
 
 
-def run(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
-    """Serve ``artifacts`` until SIGTERM or SIGINT; returns when every accepted request is answered.
+def run(artifacts: Seq[Path | Artifact], config: ServeConfig, sockets: Sockets) -> None:
+    """Serve ``artifacts`` on ``sockets`` until SIGTERM or SIGINT; returns when every accepted request is answered.
 
-    Those given by their paths are verified first, the others have been.
+    Artifacts given by their paths are verified first, the others have been.
 
     Raises ArtifactError and its subclasses, ConfigError, MissingDependencyError, EngineError, before it serves.
     """
-    run_on_loop(_serve(artifacts, config))
+    run_on_loop(_serve(artifacts, config, sockets))
 
 
-async def _serve(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
-    # First what costs nothing: a taken port or a lost key is known before gigabytes are loaded.
-    sockets = Sockets(config)
+async def _serve(artifacts: Seq[Path | Artifact], config: ServeConfig, sockets: Sockets) -> None:
+    # First what costs nothing: a lost key is known before gigabytes are loaded.
+    memory = remember()
     _take_device(artifacts, config)
     metrics = Metrics()
     keys, tls, request_log = keyring_of(config), tls_of(config), request_log_of(config)
     tracing = tracing_of(config)
-    terminal = LogTerminal()
-    reloading = SighupReloads([part.reload for part in (keys, tls) if part is not None], terminal)
-    reloading.remember()
+    reloading = SighupReloads([part.reload for part in (keys, tls) if part is not None], memory)
     models, swapping = _load(artifacts, config, metrics)
     reloading.add(swapping.reload)
     for service in models:
@@ -67,7 +66,7 @@ async def _serve(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
         connections,
         tls,
         reloading.start,
-        lambda: _Signals(server, models, reloading, swapping).take(terminal),
+        lambda: _Signals(server, models, reloading, swapping).take(memory.terminal),
     )
     collect_rarely()
     try:

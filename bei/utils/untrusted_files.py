@@ -7,7 +7,7 @@ import stat
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from bei.errors import ConfigError
 
@@ -85,22 +85,40 @@ def check_regular(path: Path, most_bytes: int | None = None) -> None:
         return
     except (OSError, ValueError, RuntimeError) as error:
         raise UnfitError(f"it cannot be looked at ({error})") from error
+    _check_kind(found, most_bytes)
+
+
+def _check_kind(found: os.stat_result, most_bytes: int | None) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise UnfitError("it is a directory, no regular file")
     if not stat.S_ISREG(found.st_mode):
         raise UnfitError("it is no regular file")
     if most_bytes is not None and found.st_size > most_bytes:
         raise UnfitError(f"it has {found.st_size:,} bytes, more than the {most_bytes:,} that are read")
 
 
+def open_regular(path: Path, most_bytes: int = MOST_JSON_BYTES) -> BinaryIO:
+    """The regular file ``path`` of at most ``most_bytes``, open for reading.
+
+    Devices, pipes and directories are refused, and not waited for. Raises UnfitError, OSError.
+    """
+    check_regular(path, most_bytes)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        _check_kind(os.fstat(descriptor), most_bytes)  # it may be another file by now
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
 def read_bounded(path: Path, most_bytes: int = MOST_JSON_BYTES) -> bytes:
     """The content of the regular file ``path``. Raises UnfitError, before reading, if it is too large; OSError."""
-    check_regular(path, most_bytes)
-    with path.open("rb") as file:
+    with open_regular(path, most_bytes) as file:
         size = os.fstat(file.fileno()).st_size
         content = file.read(min(size, most_bytes) + 1)  # Python allocates the size that is requested
     if len(content) > size:
         raise UnfitError("it grew while it was read")
-    if size > most_bytes:
-        raise UnfitError(f"it has more than the {most_bytes:,} bytes that are read")
     return content
 
 

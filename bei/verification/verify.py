@@ -14,6 +14,7 @@ from bei.artifact.signature import SIGNATURE
 from bei.core import Engine
 from bei.engine.load import load_engine
 from bei.errors import ArtifactSignatureError, VerificationError
+from bei.utils.full_disk import naming_full_disk
 from bei.verification.stored_answers import check_stored, complete_certificate, may_be_served
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,8 @@ def verify(path: Path) -> tuple[Artifact, bool]:
     check_stored(artifact)  # before gigabytes are loaded by a library that may be missing
     with closing(load_engine(artifact.engine_dir, artifact.manifest)) as engine:
         completed, is_good = complete_certificate(artifact, engine)
-    return store.recertify(artifact, completed.certificate), is_good
+    with naming_full_disk(path):
+        return store.recertify(artifact, completed.certificate), is_good
 
 
 def verified(artifact: Artifact, engine: Engine) -> Artifact:
@@ -68,7 +70,12 @@ def verified(artifact: Artifact, engine: Engine) -> Artifact:
     try:
         return store.recertify(artifact, completed.certificate)
     except OSError as error:
-        log.warning("%s: its certificate cannot be written (%s): it is verified at every start", name, error)
+        log.warning(
+            "%s: its certificate cannot be written into %s (%s): it is verified at every start",
+            name,
+            artifact.path,
+            error,
+        )
         return completed
 
 

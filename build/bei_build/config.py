@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
+from bei.artifact.validation import MOST_SEQUENCES, MOST_TOKENS
+from bei.config.checks import check_ranges
 from bei.errors import ConfigError
+from bei.utils.ranges import WEEK_S, Range
 from bei_build.checkpoint.heads import TASKS
 from bei_build.checkpoint.remote_code import ATTENTIONS
 from bei_build.spec.parts import POOLINGS
@@ -29,12 +31,20 @@ _TENSORRT = ("tensorrt", "tensorrt-rtx")
 _ALL_TARGETS = ("auto", *TARGETS)
 _QUANTIZED = ("fp8", "int8")
 _PERCENTILE = 99.999
+_TOKENS = Range(1, MOST_TOKENS, "tokens")
+_SEQUENCES = Range(1, MOST_SEQUENCES, "sequences")
 _CALIBRATED_TARGETS = ("cpu", *_TENSORRT, "cuda", "cuda-twin")
 
 
-def _option(default: object, text: str, choices: tuple[str, ...] = (), targets: tuple[str, ...] = _ALL_TARGETS) -> Any:
-    """A setting, for ``targets`` only."""
-    return field(default=default, metadata={"help": text, "choices": choices, "targets": targets})
+def _option(
+    default: object,
+    text: str,
+    choices: tuple[str, ...] = (),
+    targets: tuple[str, ...] = _ALL_TARGETS,
+    within: Range | None = None,
+) -> Any:
+    """A setting, for ``targets`` only. A number needs ``within``."""
+    return field(default=default, metadata={"help": text, "choices": choices, "targets": targets, "within": within})
 
 
 def _quantization_option(
@@ -43,9 +53,10 @@ def _quantization_option(
     choices: tuple[str, ...] = (),
     targets: tuple[str, ...] = _CALIBRATED_TARGETS,
     precisions: tuple[str, ...] = _QUANTIZED,
+    within: Range | None = None,
 ) -> Any:
     """A setting for quantized ``precisions``."""
-    option = _option(default, text, choices, targets)
+    option = _option(default, text, choices, targets, within)
     return field(default=default, metadata={**option.metadata, "precisions": precisions})
 
 
@@ -97,10 +108,12 @@ class BuildConfig:
         default_factory=dict, metadata={"help": "prompts by name, beside the checkpoint's", "file_only": True}
     )
     default_prompt_name: str | None = _option(None, "prompt that is used if a request names none")
-    max_seq_len: int | None = _option(None, "most tokens of one sequence")
-    document_length: int | None = _option(None, "tokens of a document in late interaction, prompt counted")
-    max_num_tokens: int | None = _option(None, "token budget of one batch")
-    max_batch_size: int | None = _option(None, "most sequences of one batch")
+    max_seq_len: int | None = _option(None, "most tokens of one sequence", within=_TOKENS)
+    document_length: int | None = _option(
+        None, "tokens of a document in late interaction, prompt counted", within=_TOKENS
+    )
+    max_num_tokens: int | None = _option(None, "token budget of one batch", within=_TOKENS)
+    max_batch_size: int | None = _option(None, "most sequences of one batch", within=_SEQUENCES)
     compute_capability: tuple[str, ...] = _option(
         (), "GPUs the artifact is for, as 89,120 for 8.9 and 12.0 (default: this machine's)", targets=("tensorrt-rtx",)
     )
@@ -110,9 +123,11 @@ class BuildConfig:
         ("auto", "packed", "padded"),
         _TENSORRT,
     )
-    latency_tokens: int = _option(512, "most tokens of a batch in the profile for single queries", targets=_TENSORRT)
+    latency_tokens: int = _option(
+        512, "most tokens of a batch in the profile for single queries", targets=_TENSORRT, within=_TOKENS
+    )
     latency_sequences: int = _option(
-        8, "most sequences of a batch in the profile for single queries", targets=_TENSORRT
+        8, "most sequences of a batch in the profile for single queries", targets=_TENSORRT, within=_SEQUENCES
     )
     hardware_compatible: bool = _option(
         False, "a plan for every GPU from Ampere on, at some cost in speed", targets=("tensorrt",)
@@ -130,10 +145,10 @@ class BuildConfig:
     calibration_column: str | None = _quantization_option(
         None, "column of the calibration texts in their file (default: text)"
     )
-    calibration_size: int = _quantization_option(128, "most texts to calibrate with")
-    calibration_length: int = _quantization_option(512, "most tokens of a calibration text")
+    calibration_size: int = _quantization_option(128, "most texts to calibrate with", within=Range(1, 1_000_000))
+    calibration_length: int = _quantization_option(512, "most tokens of a calibration text", within=_TOKENS)
     calibration_seed: int = _quantization_option(
-        0, "seed for the choice of texts, if there are more than --calibration-size"
+        0, "seed for the choice of texts, if there are more than --calibration-size", within=Range(0, 2**63 - 1)
     )
     calibration_method: str = _quantization_option(
         "auto",
@@ -146,15 +161,19 @@ class BuildConfig:
         "what measures inputs: bei's own FP32 engine, or nvidia-modelopt on transformers' model",
         ("engine", "modelopt"),
     )
-    calibration_percentile: float = _quantization_option(_PERCENTILE, "percentile for --calibration-method percentile")
+    calibration_percentile: float = _quantization_option(
+        _PERCENTILE, "percentile for --calibration-method percentile", within=Range(0, 100, above=True)
+    )
     fp8_outputs: bool = _quantization_option(
         False, "round queries, keys and values to fp8 too, for attention", targets=_TENSORRT, precisions=("fp8",)
     )
     max_highprec_layers: int | None = _quantization_option(
-        None, "most linear layers that may be left unquantized to pass verification (default: a quarter; 0: none)"
+        None,
+        "most linear layers that may be left unquantized to pass verification (default: a quarter; 0: none)",
+        within=Range(0, 1_000_000),
     )
     min_cosine: float | None = _option(
-        None, "fail the build below this mean cosine of any output; p1 and minimum follow"
+        None, "fail the build below this mean cosine of any output; p1 and minimum follow", within=Range(-1, 1)
     )
     allow_below_threshold: bool = _option(False, "keep an engine that failed its verification; it is marked so")
     reference: str = _option(
@@ -162,7 +181,9 @@ class BuildConfig:
     )
     verify: bool = _option(True, "compare the engine with a reference; without, the certificate says so")
     verify_budget: float | None = _option(
-        None, "seconds for verifying; held-out texts beyond them are left out, and the certificate counts them"
+        None,
+        "seconds for verifying; held-out texts beyond them are left out, and the certificate counts them",
+        within=Range(0, WEEK_S, "seconds", above=True),
     )
     verify_retrieval: bool | None = _option(
         None, "compare nDCG@10 on the bundled retrieval set too (default: for int8 and fp8)"
@@ -195,6 +216,7 @@ class BuildConfig:
             if self.target not in targets and getattr(self, option.name) != option.default:
                 only = " or ".join(targets)
                 raise ConfigError(f"{option.name} is a setting of target {only}, not of {self.target}: leave it out.")
+        check_ranges(self)
         self._check_quantization()
         if self.sign is None and self.sign_passphrase_file is not None:  # the variable may be set for bei sign
             raise ConfigError("sign_passphrase_file needs a signing key: set sign too, or leave it out.")
@@ -205,13 +227,7 @@ class BuildConfig:
         self._check_rerank_template()
         if self.relevant_label is not None and self.task != "rerank":
             raise ConfigError("relevant_label needs a classifier that is built as a reranker: add --task rerank.")
-        if self.min_cosine is not None and not -1.0 <= self.min_cosine <= 1.0:
-            raise ConfigError(f"min_cosine is a cosine, between -1 and 1, not {self.min_cosine}.")
         self._check_verification()
-        for name in ("max_seq_len", "max_num_tokens", "max_batch_size", "latency_tokens", "latency_sequences"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, not {value}.")
 
     def _check_quantization(self) -> None:
         for option in fields(self):
@@ -221,21 +237,12 @@ class BuildConfig:
                     f"{option.name} is a setting of quantized precisions: leave it out, or build with --precision "
                     f"{' or '.join(precisions)}."
                 )
-        for name in ("calibration_size", "calibration_length"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}.")
-        if not 0 < self.calibration_percentile <= 100:
-            raise ConfigError(f"calibration_percentile is between 0 and 100, not {self.calibration_percentile}.")
         if self.calibration_percentile != _PERCENTILE and self.calibration_method != "percentile":
             raise ConfigError("calibration_percentile needs --calibration-method percentile: set both, or neither.")
-        if self.max_highprec_layers is not None and self.max_highprec_layers < 0:
-            raise ConfigError(f"max_highprec_layers is a number of layers, 0 for none, not {self.max_highprec_layers}.")
         if self.precision == "fp8" and self.strip_weights:
             raise ConfigError("strip_weights: a plan in fp8 holds scales, which are the model's own. Leave it out.")
 
     def _check_verification(self) -> None:
-        if self.verify_budget is not None and not 0 < self.verify_budget < math.inf:
-            raise ConfigError(f"verify_budget must be a positive number of seconds, not {self.verify_budget}.")
         if self.verify:
             return
         for option in fields(self):

@@ -33,6 +33,7 @@ from bei.artifact.token_weights import write_token_weights
 from bei.artifact.validation import certificate_fault, limits_fault, manifest_fault, name_fault
 from bei.core import Limits
 from bei.errors import BuildError, CheckpointError, CompileError, ConfigError
+from bei.utils.full_disk import full_disk, naming_full_disk
 from bei.utils.units import shown_size
 from bei.utils.untrusted_files import home_expanded, read_bounded
 from bei.version import __version__
@@ -65,7 +66,8 @@ if TYPE_CHECKING:
 def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> Artifact:
     """Build ``config.model`` into the directory ``config.out``; an artifact that is there is replaced at the end.
 
-    Raises BuildError and its subclasses, ConfigError, MissingDependencyError. A failed build leaves nothing behind.
+    Raises BuildError and its subclasses, ConfigError, MissingDependencyError, DiskFullError. A failed build
+    leaves nothing behind.
     """
     # 1. Can this machine build it at all? Checked before gigabytes are read.
     config = with_target(config)
@@ -118,8 +120,9 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
     template = _rerank_template(config, checkpoint)
     limits = _limits(config, compiler, checkpoint.max_seq_len)
     check_verifiable(config, compiler, checkpoint)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    with naming_full_disk(out.parent):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
         with checkpoint.weights() as weights:
             with progress.step("Hash checkpoint"):
@@ -156,8 +159,11 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             step.details.append(shown_size(_size(out)))
             if artifact.signed is not None:
                 step.details.append(f"signed by {artifact.signed.key}")
-    except BaseException:
+    except BaseException as error:
+        full = full_disk(error, out.parent)  # before space is freed
         shutil.rmtree(scratch, ignore_errors=True)
+        if full is not None:
+            raise full from error
         raise
     progress.finish(f"Built {out}")
     return msgspec.structs.replace(artifact, path=out)
@@ -224,6 +230,10 @@ def _check_names(config: BuildConfig, location: Location) -> None:
 
 def _check_prompts(config: BuildConfig, checkpoint: Checkpoint) -> None:
     prompts = _prompts(config, checkpoint)
+    for name in prompts:
+        if fault := name_fault(name):
+            where = "the setting prompts" if name in config.prompts else "the checkpoint's files"
+            raise ConfigError(f"A prompt's name in {where} cannot be kept ({fault}): rename it.")
     is_said = config.include_prompt is not None or checkpoint.files.include_prompt is not None
     if prompts and not is_said and checkpoint.family.asks_about_prompts and checkpoint.spec.head("embedding"):
         raise ConfigError(

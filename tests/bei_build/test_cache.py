@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from bei.artifact.manifest import Artifact
 from bei.artifact.store import load
 from bei.cli.main import main
 from bei.config.settings import ServeConfig
+from bei.server.http.listen import Sockets
 from bei.service.trusted_artifact import opened
 from bei_build.cache import build_cached
 from bei_build.config import BuildConfig
@@ -83,7 +85,7 @@ def serve(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     cache = ModelCache(tmp_path / "cache")
     found: list[tuple[Artifact, list[Path]]] = []
 
-    def run(sources: list[Artifact], config: ServeConfig) -> None:
+    def run(sources: list[Artifact], config: ServeConfig, _: Sockets) -> None:
         (source,) = sources
         found.append((opened(source, config), [entry.path for entry in cache.entries()]))
 
@@ -91,6 +93,7 @@ def serve(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         main(["serve", str(checkpoint), "--precision", "fp32", "--cache-dir", str(cache.folder), *flags])
         return found[-1]
 
+    monkeypatch.setattr("bei.server.http.listen.bind_tcp", lambda *_: socket.socket())
     monkeypatch.setattr("bei.server.run.run", run)
     monkeypatch.setenv("BEI_VERIFY", "false")
     return serve

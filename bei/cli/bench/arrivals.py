@@ -13,8 +13,15 @@ import msgspec
 
 from bei.cli.bench.texts import NUM_SERIAL_WORDS, LengthDistribution, lengths_of
 from bei.errors import ConfigError
+from bei.utils.ranges import Range, shown
 
 Arrivals = Literal["poisson", "constant"]
+
+_RANGES = {
+    "rate": Range(0, 1_000_000, "requests a second", above=True),
+    "concurrency": Range(1, 100_000),
+    "max_connections": Range(1, 100_000),
+}
 
 
 class LoadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,12 +44,9 @@ class LoadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"A load's name must be at most 32 letters, digits and ._-, not {self.name!r}.")
         if self.rate is not None and self.concurrency is not None:
             raise ConfigError(f"Load {self.name}: a rate makes an open loop, a concurrency a closed one: give one.")
-        if self.rate is not None and not 0 < self.rate <= 1e6:
-            raise ConfigError(f"Load {self.name}: the rate must be above 0 and at most a million, not {self.rate:g}.")
-        for name in ("concurrency", "max_connections"):
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= 100_000:
-                raise ConfigError(f"Load {self.name}: {name} must be from 1 to 100,000, not {value}.")
+        for name, within in _RANGES.items():
+            if (value := getattr(self, name)) is not None:
+                within.check(f"Load {self.name}: {name}", value)
         if self.arrivals not in get_args(Arrivals):
             raise ConfigError(f"Load {self.name}: arrivals must be poisson or constant, not {self.arrivals!r}.")
         if self.lane not in (None, "interactive", "bulk"):
@@ -109,7 +113,7 @@ def _number(text: str, kind: type[float] | type[int], what: str) -> float | int:
     try:
         return kind(text)
     except ValueError:
-        raise ConfigError(f"{what} must be a number, not {text!r}.") from None
+        raise ConfigError(f"{what} must be a number, not {shown(text)}.") from None
 
 
 @dataclass(frozen=True)

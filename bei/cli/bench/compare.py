@@ -14,6 +14,7 @@ from bei.cli.bench.report import curves_chart
 from bei.cli.bench.result import BenchResult, LoadResult, PointResult, read_result
 from bei.cli.bench.terminal import ms, rendered
 from bei.errors import ComparisonError
+from bei.utils.full_disk import write_whole
 from bei.utils.html.document import Cell, document, facts_table, safe, table
 from bei.utils.html.line_chart import STYLE
 
@@ -55,7 +56,7 @@ def compare(options: dict[str, Any]) -> int:
     comparison = compared(read_result(before), read_result(after))
     print(as_text(comparison, before, after))  # noqa: T201
     if options["html"] is not None:
-        options["html"].write_text(page(comparison, before, after), encoding="utf-8")
+        write_whole(options["html"], page(comparison, before, after).encode())
         print(f"written: {options['html']}")  # noqa: T201
     return 0
 

@@ -86,7 +86,9 @@ def _checks(kind: Any, problem: Callable[[Any, int], str | None]) -> Check:
             return "the body is empty"
         try:
             return problem(decoder.decode(body), num_inputs)
-        except msgspec.MsgspecError as error:
+        except RecursionError:
+            return "JSON that is nested too deeply"
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             return str(error)
 
     return check

@@ -17,11 +17,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol
 
+from bei.cli.bench.bounded_http import most_answer_bytes
 from bei.cli.bench.http1 import HttpResponse, NotHttpError
 from bei.cli.bench.sockets import ClientConnection, Network
 
 # Results of requests without an HTTP status.
-BROKEN, UNANSWERED, TIMED_OUT, UNREACHABLE, NOT_HTTP = 0, -1, -2, -3, -4
+BROKEN, UNANSWERED, TIMED_OUT, UNREACHABLE, NOT_HTTP, TOO_LONG = 0, -1, -2, -3, -4, -5
+
+# Limit for the bodies of all answers that a process is receiving; beyond it the answer that grows is dropped.
+_MOST_HELD_BYTES = 512_000_000
 
 _AFTER_BREAK_S = 0.01
 _LONGEST_WAIT_S = 1.0
@@ -169,6 +173,7 @@ class LoadDriver:
         self._stopped_s: float | None = None
         self._is_aborted = False
         self._started_s = 0.0
+        self._num_held_bytes = 0
 
     def run(self, started_s: float | None = None) -> None:
         """Run all streams. ``started_s``: time 0 on the network's clock; None: now."""
@@ -319,14 +324,28 @@ class LoadDriver:
         if request is None:
             self._drop(link)  # unsolicited data
             return
+        num_kept_bytes = answer.num_kept_bytes
         try:
             is_whole = answer.feed(data)
         except NotHttpError:
-            self._drop(link)
-            self._finish(request, NOT_HTTP, None)
+            self._refuse(link, request, NOT_HTTP)
             return
-        if is_whole:
+        finally:
+            self._num_held_bytes += answer.num_kept_bytes - num_kept_bytes
+        if answer.num_kept_bytes > most_answer_bytes(request.num_inputs) or self._num_held_bytes > _MOST_HELD_BYTES:
+            self._refuse(link, request, TOO_LONG)
+        elif is_whole:
             self._answered(link, request)
+
+    def _refuse(self, link: _Link, request: LoadRequest, outcome: int) -> None:
+        self._drop(link)
+        self._release(link.answer)
+        self._finish(request, outcome, None)
+
+    def _release(self, answer: HttpResponse) -> None:
+        """Let go of the body of an answer."""
+        self._num_held_bytes -= answer.num_kept_bytes
+        answer.begin()
 
     def ended(self, link: _Link, reason: str) -> None:
         """Handle a connection that was closed, or could not be opened."""
@@ -341,6 +360,7 @@ class LoadDriver:
             traffic.num_reconnects += 1
             self._start(request)
         else:
+            self._release(answer)
             self._finish(request, UNREACHABLE if reason else BROKEN, None)
 
     def _answered(self, link: _Link, request: LoadRequest) -> None:
@@ -363,8 +383,9 @@ class LoadDriver:
 
     def _time_out(self, request: LoadRequest) -> None:
         if not request.is_done:
-            if request.link is not None:
-                self._drop(request.link)
+            if (link := request.link) is not None:
+                self._drop(link)
+                self._release(link.answer)
             self._finish(request, TIMED_OUT, None)
 
     # Results.
@@ -375,6 +396,8 @@ class LoadDriver:
         request.link = None
         again_s = self._again_s(traffic.stream, outcome, answer)
         traffic.stream.sink.ended(request, now, outcome, answer, again_s)
+        if answer is not None:
+            self._release(answer)
         if again_s is None:
             request.is_done = True
             del traffic.unanswered[request]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import httptools
 
 _KEPT = 400  # kept bytes of a body that is only counted
+_MOST_HEAD_BYTES = 1_000_000  # interim responses included
 _NO_BODY = frozenset((204, 304))
 
 
@@ -45,6 +46,8 @@ class HttpResponse:
         self.ends_with_connection = False  # the body ends when the server closes
         self.keeps_connection = False
         self.num_body_bytes = 0
+        self.num_kept_bytes = 0
+        self._num_head_bytes = 0
         self._headers: list[tuple[bytes, bytes]] = []
         self._body: list[bytes] = []
         self._is_whole = False
@@ -52,10 +55,14 @@ class HttpResponse:
     def feed(self, data: bytes) -> bool:
         """Parse data; True if the response is complete. Raises NotHttpError."""
         self.has_begun = True
+        if not self.status:
+            self._num_head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             raise NotHttpError(str(error)) from error
+        if not self.status and self._num_head_bytes > _MOST_HEAD_BYTES:
+            raise NotHttpError(f"headers of more than {_MOST_HEAD_BYTES:,} bytes")
         return self._is_whole
 
     @property
@@ -87,6 +94,7 @@ class HttpResponse:
         self.num_body_bytes += len(data)
         if self._keeps_body or self.num_body_bytes - len(data) < _KEPT:
             self._body.append(data)
+            self.num_kept_bytes += len(data)
 
     def on_message_complete(self) -> None:
         """Called at the end of the response."""

@@ -9,8 +9,10 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import pairwise
 
+from bei.cli.bench.bounded_http import MOST_METRICS_BYTES, AnswerTooLongError
 from bei.cli.bench.result import ServerSample
 from bei.cli.bench.target import BenchTarget
 
@@ -32,7 +34,8 @@ def values_of(text: str) -> MetricValues:
     for name, labels, value in _LINE.findall(text):
         if _READ.fullmatch(name):
             lane = re.search(r'lane="(\w+)"', labels)
-            values[name, lane[1] if lane else ""] += float(value)
+            with suppress(ValueError):  # the server's mistake
+                values[name, lane[1] if lane else ""] += float(value)
     return values
 
 
@@ -65,8 +68,10 @@ class MetricsScraper:
         while not self._over.wait(max(0.0, next_s - time.monotonic())):
             next_s = max(next_s + self._interval_s, time.monotonic())
             try:
-                status, body, _ = self._target.request("GET", path, self._headers, self._tls, TIMEOUT_S)
-            except (OSError, http.client.HTTPException):
+                status, body, _ = self._target.request(
+                    "GET", path, self._headers, self._tls, TIMEOUT_S, MOST_METRICS_BYTES
+                )
+            except (OSError, http.client.HTTPException, AnswerTooLongError):
                 continue  # a gap: the server is busy
             if status == 200:
                 self._scrapes.append((time.monotonic(), values_of(body.decode(errors="replace"))))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from bei.cli.bench.result import BenchSetup
 from bei.cli.bench.target import BenchTarget, TlsPlan, headers_of, key_of, target_of
 from bei.cli.bench.texts import TextsPlan, plan_of
 from bei.errors import ConfigError
+from bei.utils.ranges import Range, shown
 
 COMPARE = "compare"
 
@@ -22,7 +22,16 @@ _CONCURRENCY = 16  # the default load
 _WORDS = "20"
 _QUERY_WORDS = "8"
 _MOST_INTERVALS = 600
-_MOST_WORKERS = 64
+
+# Seeds are sent to the workers in 64 bits.
+_RANGES = {
+    "duration": Range(1, 86_400, "seconds"),
+    "warmup": Range(0, 3600, "seconds"),
+    "timeout": Range(0.001, 3600, "seconds"),
+    "workers": Range(1, 64),
+    "repeat_texts": Range(1, 1_000_000),
+    "seed": Range(0, 2**63 - 1),
+}
 
 _EPILOG = """examples:
   bei bench http://127.0.0.1:8000 --concurrency 64 --duration 30
@@ -173,13 +182,9 @@ def plan_from(options: dict[str, Any]) -> BenchPlan:
     models = options["model"] or [None]
     if len(models) not in (1, len(targets)):
         raise ConfigError(f"--model: give one for all servers, or {len(targets)}, one each; not {len(models)}.")
-    for name, least, most in (("duration", 1, 86_400), ("warmup", 0, 3600), ("timeout", 0.001, 3600)):
-        if not (math.isfinite(options[name]) and least <= options[name] <= most):
-            raise ConfigError(f"--{name} must be from {least:g} to {most:g} seconds, not {options[name]:g}.")
-    if not 1 <= options["workers"] <= _MOST_WORKERS:
-        raise ConfigError(f"--workers must be from 1 to {_MOST_WORKERS}, not {options['workers']}.")
-    if options["repeat_texts"] is not None and not 1 <= options["repeat_texts"] <= 1_000_000:
-        raise ConfigError(f"--repeat-texts must be from 1 to 1,000,000, not {options['repeat_texts']}.")
+    for name, within in _RANGES.items():
+        if options[name] is not None:
+            within.check(f"--{name.replace('_', '-')}", options[name])
     if options["path"] is not None and not options["path"].startswith("/"):
         raise ConfigError(f"--path must begin with a slash, not {options['path']!r}.")
     texts = plan_of(options["texts"], options["seed"], options["repeat_texts"])
@@ -260,7 +265,9 @@ def _rates(text: str | None) -> list[float] | None:
     except ValueError:
         rates = []
     if not rates or not all(0 < rate <= 1e6 for rate in rates) or len(set(rates)) < len(rates):
-        raise ConfigError(f"--rates must be different numbers above 0 separated by commas, not {text!r}.")
+        raise ConfigError(
+            f"--rates must be different numbers above 0 separated by commas, each at most a million, not {shown(text)}."
+        )
     return sorted(rates)
 
 

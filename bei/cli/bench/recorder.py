@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from hdrh.histogram import HdrHistogram
 
-from bei.cli.bench.driver import BROKEN, NOT_HTTP, TIMED_OUT, UNANSWERED, UNREACHABLE, LoadRequest
+from bei.cli.bench.driver import BROKEN, NOT_HTTP, TIMED_OUT, TOO_LONG, UNANSWERED, UNREACHABLE, LoadRequest
 from bei.cli.bench.http1 import HttpResponse
 
 # 2 ** 32 microseconds are over an hour; longer latencies are clamped.
@@ -30,6 +30,7 @@ KINDS = {
     TIMED_OUT: "timeout",
     UNREACHABLE: "cannot connect",
     NOT_HTTP: "not HTTP",
+    TOO_LONG: "answer too long",
 }
 WRONG_BODY = "wrong body"
 

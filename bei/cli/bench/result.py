@@ -19,6 +19,7 @@ from bei.cli.bench.recorder import PackedHistogram
 from bei.cli.bench.texts import TextsPlan
 from bei.errors import BenchError
 from bei.utils.cpu_count import usable_cores
+from bei.utils.full_disk import write_whole
 from bei.utils.untrusted_files import UnfitError, read_bounded
 
 SCHEMA = 1
@@ -190,8 +191,8 @@ class BenchResult(msgspec.Struct, frozen=True):
 
 
 def write_result(result: BenchResult, path: Path) -> None:
-    """Write the result as JSON."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    """Write the result as JSON. Raises DiskFullError, OSError."""
+    write_whole(path, msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
 
 
 _result_decoder = msgspec.json.Decoder(BenchResult)

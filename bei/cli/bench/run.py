@@ -33,6 +33,7 @@ from bei.cli.bench.target import shown_command
 from bei.cli.bench.terminal import ProgressDisplay, summary
 from bei.cli.bench.worker import WorkerTask
 from bei.cli.bench.workers import LoadRecord, LoadWorkers, PointRecord
+from bei.utils.full_disk import write_whole
 from bei.version import __version__
 
 
@@ -70,7 +71,7 @@ def _written(result: BenchResult, out: Path | None) -> list[Path]:
         return []
     as_json, as_html = Path(f"{out}.json"), Path(f"{out}.html")
     write_result(result, as_json)
-    as_html.write_text(report_page(result), encoding="utf-8")
+    write_whole(as_html, report_page(result).encode())
     return [as_json, as_html]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from bei.cli.bench.arrivals import LoadPlan
+from bei.cli.bench.bounded_http import MOST_JSON_BYTES, AnswerTooLongError, most_answer_bytes
 from bei.cli.bench.dialects import DIALECTS, BenchDialect
 from bei.cli.bench.metrics_scraper import TIMEOUT_S
 from bei.cli.bench.options import BenchPlan
@@ -58,7 +59,9 @@ class ServerProbe:
         count = load.lengths("inputs").draw(random.Random(0))
         query = texts.take(load.lengths("query_words")) if self._dialect.has_query else ""
         body = self._dialect.body([texts.take(load.lengths("words")) for _ in range(count)], query, model)
-        status, answer, server = self._post(body, merged_headers(self._plan.headers, load.lane))
+        status, answer, server = self._post(
+            body, merged_headers(self._plan.headers, load.lane), most_answer_bytes(count)
+        )
         if status != 200:
             raise BenchError(f"{self._where} answered {status}: {_shown(answer)}{_REMEDIES.get(status, '')}")
         if problem := self._dialect.check(answer, count):
@@ -72,10 +75,12 @@ class ServerProbe:
         scheme, host = self._target.url.split("://")[0], self._target.authority
         return f"{scheme}://{host}{self.path}"
 
-    def _post(self, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes, str]:
+    def _post(self, body: bytes, headers: Mapping[str, str], most_bytes: int) -> tuple[int, bytes, str]:
         timeout_s, headers = self._plan.setup.timeout_s, {**headers, "content-type": "application/json"}
         try:
-            return self._target.request("POST", self.path, headers, self._tls, timeout_s, body)
+            return self._target.request("POST", self.path, headers, self._tls, timeout_s, most_bytes, body)
+        except AnswerTooLongError as error:
+            raise AnswerTooLongError(f"{self._where} cannot be measured: {error}.") from error
         except ssl.SSLError as error:
             raise BenchError(
                 f"TLS with {self._target.url} failed: {error}. --tls-ca FILE names an authority to trust, --insecure "
@@ -105,13 +110,13 @@ class ServerProbe:
         """The JSON object that GET ``route`` returns, or None."""
         try:
             path, headers = self._target.path(route), self._plan.headers
-            status, body, _ = self._target.request("GET", path, headers, self._tls, TIMEOUT_S)
+            status, body, _ = self._target.request("GET", path, headers, self._tls, TIMEOUT_S, MOST_JSON_BYTES)
             content = json.loads(body) if status == 200 else None
         except ssl.SSLError as error:
             raise BenchError(f"TLS with {self._target.url} failed: {error}. See --tls-ca and --insecure.") from error
         except ConnectionError as error:
             raise BenchError(f"Nothing answers at {self._target.url}: {error}.") from error
-        except (OSError, http.client.HTTPException, ValueError):
+        except (OSError, http.client.HTTPException, ValueError, RecursionError, AnswerTooLongError):
             return None
         return content if isinstance(content, dict) else None
 

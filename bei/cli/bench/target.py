@@ -6,14 +6,17 @@ import http.client
 import os
 import re
 import ssl
+import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
+from bei.cli.bench.bounded_http import BoundedResponse
 from bei.errors import ConfigError
-from bei.utils.untrusted_files import UnfitError, read_bounded
+from bei.utils.named_files import MOST_AUTHORITIES_BYTES, MOST_KEY_BYTES, check_named, named_text
 
 _KEY_HEADERS = frozenset(("authorization", "api-key", "x-api-key", "proxy-authorization", "cookie"))
 _OWN_HEADERS = frozenset(("host", "content-length", "content-type", "transfer-encoding", "connection", "expect"))
@@ -47,16 +50,22 @@ class BenchTarget(msgspec.Struct, frozen=True):
         headers: Mapping[str, str],
         tls: ssl.SSLContext | None,
         timeout_s: float,
+        most_bytes: int,
         body: bytes = b"",
     ) -> tuple[int, bytes, str]:
         """Send a request over a new connection. Returns status, body and header ``server``. ``path``: the whole path.
+        ``timeout_s``: from now to the end of the answer, which may have ``most_bytes``, headers included.
 
-        Raises OSError, HTTPException.
+        Raises OSError, HTTPException, AnswerTooLongError.
         """
+        deadline_s = time.monotonic() + timeout_s
         connection = (
             http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=tls)
             if self.is_https
             else http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
+        )
+        connection.response_class = partial(  # type: ignore[assignment]
+            BoundedResponse, deadline_s=deadline_s, most_bytes=most_bytes
         )
         try:
             connection.request(method, path, body or None, dict(headers))
@@ -85,6 +94,13 @@ class TlsPlan(msgspec.Struct, frozen=True):
         """The TLS context of an HTTPS target, else None. Raises ConfigError for unusable files."""
         if not target.is_https:
             return None
+        for flag, file, most in (
+            ("--tls-ca", self.ca, MOST_AUTHORITIES_BYTES),
+            ("--tls-cert", self.cert, MOST_KEY_BYTES),
+            ("--tls-key", self.key, MOST_KEY_BYTES),
+        ):
+            if file is not None:
+                check_named(flag, file, most)  # OpenSSL reads what it is given
         try:
             context = ssl.create_default_context(cafile=self.ca)
             if self.cert is not None:
@@ -125,10 +141,7 @@ def key_of(variable: str | None, file: Path | None) -> str | None:
     if variable is not None:
         key, where = os.environ.get(variable, "").strip(), f"The environment variable {variable}"
     elif file is not None:
-        try:
-            key, where = read_bounded(file, 100_000).decode().strip(), str(file)
-        except (OSError, UnicodeDecodeError, UnfitError) as error:
-            raise ConfigError(f"The API key cannot be read from {file}: {error}.") from error
+        key, where = named_text("The API key", file, MOST_KEY_BYTES).strip(), str(file)
     else:
         return None
     if not re.fullmatch(r"[\x21-\x7e]+", key):

@@ -16,13 +16,13 @@ from typing import Protocol
 import msgspec
 
 from bei.errors import ConfigError
-from bei.utils.untrusted_files import UnfitError, read_bounded
+from bei.utils.named_files import MOST_TEXTS_BYTES, named_text
+from bei.utils.ranges import shown
 
 # Words at the beginning of a generated text that make it unique.
 NUM_SERIAL_WORDS = 3
 
 _POOL = 1 << 16  # drawn once; texts are slices of it, since drawing each word costs 50 times as much
-_MOST_FILE_BYTES = 1_000_000_000
 _MOST_LENGTH = 100_000
 
 
@@ -68,7 +68,7 @@ def lengths_of(text: str, setting: str) -> LengthDistribution:
     )
     if not is_right:
         raise ConfigError(
-            f"{setting} must be a whole number, uniform:LEAST:MOST or lognormal:MEAN:SIGMA[:MOST], not {text!r}."
+            f"{setting} must be a whole number, uniform:LEAST:MOST or lognormal:MEAN:SIGMA[:MOST], not {shown(text)}."
         )
     return LengthDistribution(kind, *values)
 
@@ -102,10 +102,7 @@ def plan_of(file: Path | None, seed: int, repeated: int | None) -> TextsPlan:
 
 def lines_of(file: Path) -> list[str]:
     """The distinct non-blank lines of ``file``, in order. Raises ConfigError."""
-    try:
-        content = read_bounded(file, _MOST_FILE_BYTES).decode()
-    except (OSError, UnicodeDecodeError, UnfitError) as error:
-        raise ConfigError(f"The texts cannot be read from {file}: {error}.") from error
+    content = named_text("The file of texts", file, MOST_TEXTS_BYTES)
     lines = list(dict.fromkeys(line.strip() for line in content.splitlines() if line.strip()))
     if not lines:
         raise ConfigError(f"{file} has no texts: it must have one a line.")

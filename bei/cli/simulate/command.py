@@ -19,6 +19,8 @@ from bei.cli.simulate.trace import Trace, read_trace, write_trace
 from bei.cli.simulate.workloads import WORKLOADS, TrafficMix
 from bei.errors import ConfigError
 from bei.scheduler.scheduler import SchedulingRules
+from bei.utils.full_disk import write_whole
+from bei.utils.ranges import Range, shown
 
 _DEFAULT_COSTS = "l4-bge-large"
 _REQUESTS_A_STREAM = 4  # of a backfill, in flight at a time
@@ -32,7 +34,8 @@ _RULE_FLAGS = ("step_cap_ms", "bulk_share")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags. Missing ones are None, so that flags without effect can be refused."""
-    seconds, count, share = _number(0), _count, _number(0, 1)
+    count, share = _whole(1, 1_000_000), _number(Range(0, 1))
+    seconds = _number(Range(0, 86_400, "seconds"))
 
     def add(flag: str, kind: Callable[[str], Any], metavar: str, text: str, default: Any = None) -> None:
         parser.add_argument(flag, type=kind, metavar=metavar, default=default, help=text)
@@ -55,7 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         tuple(POLICIES),
     )
     add(
-        "--seconds", _number(0, above=True), "X", "length of the trace (default: 20; of a file, up to its last arrival)"
+        "--seconds",
+        _number(Range(0, 86_400, "seconds", above=True)),
+        "X",
+        "length of the trace (default: 20; of a file, up to its last arrival)",
     )
     add(
         "--warm-seconds",
@@ -65,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--load",
-        _number(0, above=True),
+        _number(Range(0, 1000, above=True)),
         "X",
         "share of the devices' time that all requests together need (default: 0.8)",
     )
@@ -82,13 +88,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "N",
         f"requests of a backfill that are unanswered at any time (default: {_REQUESTS_A_STREAM} a stream)",
     )
-    add("--seed", _whole, "N", "seed of a synthetic trace (default: 0)")
-    add("--step-cap-ms", _number(0, above=True), "X", "as for bei serve (default: chosen from the costs)")
-    add("--bulk-share", _number(0, 1, below=True), "X", "as for bei serve (default: 0.2)")
-    add("--front-request-ms", seconds, "X", "time of a server for a request, without the engine (default: 0)", 0.0)
-    add("--front-text-us", seconds, "X", "... and for each of its texts (default: 0)", 0.0)
+    add("--seed", _whole(0, 2**63 - 1), "N", "seed of a synthetic trace (default: 0)")
     add(
-        "--front-cores", _whole, "N", "cores of a CPU engine that do this work too; 0: the engine has its own device", 0
+        "--step-cap-ms",
+        _number(Range(0, 3_600_000, "milliseconds", above=True)),
+        "X",
+        "as for bei serve (default: chosen from the costs)",
+    )
+    add("--bulk-share", _number(Range(0, 1, below=True)), "X", "as for bei serve (default: 0.2)")
+    add(
+        "--front-request-ms",
+        _number(Range(0, 1_000_000, "milliseconds")),
+        "X",
+        "time of a server for a request, without the engine (default: 0)",
+        0.0,
+    )
+    add(
+        "--front-text-us",
+        _number(Range(0, 1_000_000_000, "microseconds")),
+        "X",
+        "... and for each of its texts (default: 0)",
+        0.0,
+    )
+    add(
+        "--front-cores",
+        _whole(0, 4096),
+        "N",
+        "cores of a CPU engine that do this work too; 0: the engine has its own device",
+        0,
     )
     add("--json", Path, "FILE", "write the figures to this file")
     add("--write-trace", Path, "FILE", "write the trace to this file, a JSON object a request, for --trace")
@@ -102,7 +129,7 @@ def run(options: Mapping[str, Any]) -> str:
         write_trace(options["write_trace"], trace)
     comparison = _compared(options, devices, trace, described)
     if options["json"]:
-        options["json"].write_bytes(msgspec.json.format(msgspec.json.encode(comparison), indent=2) + b"\n")
+        write_whole(options["json"], msgspec.json.format(msgspec.json.encode(comparison), indent=2) + b"\n")
     return table(comparison)
 
 
@@ -173,10 +200,9 @@ def _stored(name: str, options: Mapping[str, Any]) -> tuple[Trace, dict[str, Any
             "leave it out."
         )
     concurrency = options["concurrency"] or _REQUESTS_A_STREAM
-    try:
-        trace = read_trace(Path(name), concurrency=concurrency, seconds=options["seconds"])
-    except (FileNotFoundError, IsADirectoryError):
-        raise ConfigError(f"{name} is no trace: give one of {', '.join(WORKLOADS)}, or a file of requests.") from None
+    if not Path(name).exists() or Path(name).is_dir():
+        raise ConfigError(f"{name} is no trace: give one of {', '.join(WORKLOADS)}, or a file of requests.")
+    trace = read_trace(Path(name), concurrency=concurrency, seconds=options["seconds"])
     described = {"name": name, "seconds": options["seconds"], "warm_seconds": options["warm_seconds"] or 0.0}
     return trace, described | ({"concurrency": concurrency} if trace.backfill else {})
 
@@ -192,33 +218,28 @@ def _policies(text: str) -> tuple[str, ...]:
     return names
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to 1,000,000, not {text!r}")
-    return int(text)
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    """A whole number within the range."""
+    within = Range(least, most)
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or len(text) > 25 or int(text) not in within:
+            raise argparse.ArgumentTypeError(f"must be a whole number {within}, not {shown(text)}")
+        return int(text)
+
+    return parse
 
 
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be a whole number from 0 on, not {text!r}")
-    return int(text)
-
-
-def _number(
-    least: float, most: float = math.inf, *, above: bool = False, below: bool = False
-) -> Callable[[str], float]:
-    """A finite number from ``least`` (``above``: without it) to ``most`` (``below``: without it)."""
+def _number(within: Range) -> Callable[[str], float]:
+    """A number ``within`` the range."""
 
     def parse(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = math.nan
-        is_within = least <= value <= most and not (above and value == least) and not (below and value == most)
-        if not is_within or math.isinf(value):
-            bounds = f"{'above' if above else 'at least'} {least:g}"
-            bounds += "" if math.isinf(most) else f" and {'below' if below else 'at most'} {most:g}"
-            raise argparse.ArgumentTypeError(f"must be a number {bounds}, not {text!r}")
+        if value not in within:
+            raise argparse.ArgumentTypeError(f"must be a number {within}, not {shown(text)}")
         return value
 
     return parse

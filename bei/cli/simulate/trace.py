@@ -15,6 +15,8 @@ import msgspec
 
 from bei.errors import ConfigError
 from bei.port import Lane
+from bei.utils.full_disk import write_whole
+from bei.utils.named_files import MOST_TEXTS_BYTES, open_named
 
 _MOST_LINE_BYTES = 8_000_000
 
@@ -63,14 +65,14 @@ class Trace:
 def write_trace(path: Path, trace: Trace) -> None:
     """Write one request a line, the backfill's last. ``concurrency`` and ``seconds`` are not stored."""
     encode = msgspec.json.Encoder().encode_lines
-    path.write_bytes(encode([*trace.arrivals, *trace.backfill]))
+    write_whole(path, encode([*trace.arrivals, *trace.backfill]))
 
 
 def read_trace(path: Path, *, concurrency: int = 1, seconds: float | None = None) -> Trace:
-    """The inverse of ``write_trace``; lines may be in any order. Raises ConfigError, OSError."""
+    """The inverse of ``write_trace``; lines may be in any order. Raises ConfigError."""
     arrivals: list[tuple[float, TraceRequest]] = []
     backfill: list[TraceRequest] = []
-    with path.open("rb") as file:
+    with open_named("The trace", path, MOST_TEXTS_BYTES) as file:
         number = 0
         while line := file.readline(_MOST_LINE_BYTES + 1):
             number += 1

@@ -13,13 +13,14 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from bei.errors import ProcessDiedError
+from bei.multiprocess.control.ignored_signals import IGNORED
 from bei.multiprocess.control.messages import (
     Call,
     Command,
@@ -98,7 +99,7 @@ class Child:
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = self._loop.create_future()
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, _held_back_signals():
             # A session of its own: Ctrl-C in a terminal is for the supervisor, which knows what to do in which order.
             self._process = subprocess.Popen(
                 [*command, self.name], stdin=theirs.fileno(), env=_environment(place), start_new_session=True
@@ -224,6 +225,17 @@ def _settle(future: asyncio.Future[Any] | None, result: object = None, error: Ba
         future.set_exception(error)
     else:
         future.set_result(result)
+
+
+@contextmanager
+def _held_back_signals() -> Iterator[None]:
+    """A process that is started in this context gets the signals that it ignores when it does so, not before: a service
+    manager may send them to all processes of a server at once."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _environment(place: Place) -> dict[str, str]:

@@ -35,9 +35,10 @@ from bei.multiprocess.control.messages import Abandon, Close, Drain, OpenModel, 
 from bei.multiprocess.supervisor.child import Child, Tasks
 from bei.multiprocess.supervisor.fleet import Fleet
 from bei.server.http.listen import Sockets, log_served
-from bei.server.lifecycle.signals import LogTerminal, exit_soon
+from bei.server.lifecycle.signals import exit_soon
 from bei.server.lifecycle.swap import ArtifactSwaps, in_thread, log_closed, log_swapped
 from bei.service.loader import check_names, manifest_of, next_artifact, verified_at
+from bei.utils.sighup import remember
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +57,12 @@ _LOOK_EVERY_S = 0.5
 _READY_WITHIN_S = 60.0
 
 
-def run(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
-    """Serve ``artifacts`` until SIGTERM or SIGINT; returns when every accepted request is answered.
+def run(artifacts: Seq[Path | Artifact], config: ServeConfig, sockets: Sockets) -> None:
+    """Serve ``artifacts`` on ``sockets`` until SIGTERM or SIGINT; returns when every accepted request is answered.
 
     Raises what ``bei.server.run.run`` raises, before it serves.
     """
-    code = asyncio.run(Supervisor(artifacts, config).run())
+    code = asyncio.run(Supervisor(artifacts, config, sockets).run())
     if code:
         logging.shutdown()
         os._exit(code)  # a thread may still be hashing an artifact
@@ -73,12 +74,12 @@ class Supervisor:
     _fleet: Fleet
     _swaps: Swaps
 
-    def __init__(self, artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
+    def __init__(self, artifacts: Seq[Path | Artifact], config: ServeConfig, sockets: Sockets) -> None:
         self._sources = artifacts
         self._config = config
-        self._terminal = LogTerminal()
+        self._sockets = sockets
+        self._sighups = remember()
         self._has_started = False
-        self._reload_is_due = False
         self._reloading = asyncio.Lock()
         self._num_signals = 0
         self._is_abandoned = False
@@ -100,8 +101,7 @@ class Supervisor:
         return self._exit_code
 
     async def _serve(self) -> None:
-        # The cheap checks come first: a port in use is reported before gigabytes are loaded.
-        config, sockets = self._config, Sockets(self._config)
+        config, sockets = self._config, self._sockets
         manifests = [manifest_of(source) for source in self._sources]
         check_names(manifest.name for manifest in manifests)
         targets = {manifest.name: manifest.target for manifest in manifests}
@@ -115,7 +115,7 @@ class Supervisor:
                 log_served(served.artifact.manifest, served.artifact.certificate)
             sockets.log_addresses()
             self._has_started = True
-            if self._reload_is_due:
+            if self._sighups.is_due:
                 self._reload()
             await self._stopped
             await self._drain(sockets)
@@ -146,11 +146,11 @@ class Supervisor:
     # Signals.
 
     def _on_signal(self, number: signal.Signals) -> None:
-        if number == signal.SIGHUP and not self._terminal.is_closed:
+        if number == signal.SIGHUP and not self._sighups.terminal.is_closed:
             if self._has_started:
                 self._reload()
             else:
-                self._reload_is_due = True
+                self._sighups.is_due = True
             return
         self._num_signals += 1
         if not self._has_started:

@@ -19,13 +19,14 @@ import re
 from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, get_args
 
 import yaml
 
 from bei.errors import ConfigError
 from bei.port import Lane
+from bei.utils.named_files import MOST_SETTINGS_BYTES, named_bytes
+from bei.utils.ranges import Range
 
 VARIABLE = "BEI_API_KEYS"
 
@@ -35,7 +36,7 @@ DEFAULT_NAME = "default"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SECRET = re.compile(r"[\x21-\x7e]{1,512}")  # what a header can hold and nobody cuts
 _LANES = get_args(Lane)
-_MOST_BYTES = 10_000_000
+_RATES = Range(0, 1_000_000_000_000, above=True)
 
 
 @dataclass(frozen=True)
@@ -103,12 +104,7 @@ def _of_file(file: str) -> list[KeySpec]:
 
 
 def _table(file: str, where: str) -> Any:
-    try:
-        content = Path(file).expanduser().read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{where} cannot be read: {error.strerror}.") from None
-    if len(content) > _MOST_BYTES:
-        raise ConfigError(f"{where} are more than {_MOST_BYTES} bytes: this is no file of keys.")
+    content = named_bytes("The file of API keys", file, MOST_SETTINGS_BYTES)
     try:
         return yaml.load(content.decode(), _Loader)
     except _TwiceError as error:
@@ -181,6 +177,6 @@ def _rate(where: str, options: dict[str, object], name: str) -> float | None:
     value = options.get(name)
     if value is None:
         return None
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= 1e12:
-        raise ConfigError(f"{where}: {name} must be a number above 0.")
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or value not in _RATES:
+        raise ConfigError(f"{where}: {name} must be a number {_RATES}.")
     return float(value)

@@ -146,7 +146,7 @@ class Sockets:
 
     def close(self) -> None:
         """Listen no more, and take the file of a unix socket away. May be called twice."""
-        for listener in self._listening:
+        for listener in (*self._listening, *(() if self._tcp is None else (self._tcp,))):
             listener.close()
         if self._uds is not None:
             self._uds.remove()

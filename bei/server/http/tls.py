@@ -15,6 +15,7 @@ from pathlib import Path
 from bei.config.settings import ServeConfig
 from bei.errors import ConfigError
 from bei.server.http.x509_dates import validity
+from bei.utils.named_files import MOST_AUTHORITIES_BYTES, MOST_KEY_BYTES, named_bytes
 from bei.utils.threads import off_loop
 
 log = logging.getLogger(__name__)
@@ -71,11 +72,8 @@ def _context(cert: str, key: str, client_ca: str | None) -> ssl.SSLContext:
     return context
 
 
-def _text_of(setting: str, path: str) -> str:
-    try:
-        return Path(path).expanduser().read_text("ascii", errors="replace")
-    except OSError as error:
-        raise ConfigError(f"{setting} {path} cannot be read: {error.strerror}.") from None
+def _text_of(setting: str, path: str, most_bytes: int = MOST_KEY_BYTES) -> str:
+    return named_bytes(setting, path, most_bytes).decode("ascii", errors="replace")
 
 
 def _load_chain(context: ssl.SSLContext, cert: str, key: str) -> None:
@@ -100,7 +98,7 @@ def _load_chain(context: ssl.SSLContext, cert: str, key: str) -> None:
 
 
 def _load_authorities(context: ssl.SSLContext, client_ca: str) -> None:
-    if _CERTIFICATE.search(_text_of("tls_client_ca", client_ca)) is None:
+    if _CERTIFICATE.search(_text_of("tls_client_ca", client_ca, MOST_AUTHORITIES_BYTES)) is None:
         raise ConfigError(f"tls_client_ca {client_ca} has no certificate in PEM form (-----BEGIN CERTIFICATE-----).")
     try:
         context.load_verify_locations(Path(client_ca).expanduser())

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
-import sys
 from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Seq
 from typing import TypeAlias
 
-from bei.server.lifecycle.signals import LogTerminal
+from bei.utils.sighup import SighupMemory
 
 log = logging.getLogger(__name__)
 
@@ -19,12 +17,11 @@ Part: TypeAlias = Callable[[], Awaitable[None]]
 
 
 class SighupReloads:
-    """Calls ``parts``, one after the other. One reload at a time."""
+    """Calls ``parts``, one after the other. One reload at a time. ``memory``: of signals before ``start``."""
 
-    def __init__(self, parts: Seq[Part], terminal: LogTerminal) -> None:
+    def __init__(self, parts: Seq[Part], memory: SighupMemory) -> None:
         self._parts = [*parts]
-        self._terminal = terminal
-        self._is_due = False
+        self._memory = memory
         self._lock = asyncio.Lock()
         self._under_way: set[asyncio.Task[None]] = set()
 
@@ -32,19 +29,9 @@ class SighupReloads:
         """Add ``part`` behind the others."""
         self._parts.append(part)
 
-    def remember(self) -> None:
-        """Remember a SIGHUP until ``start``, while models are loaded. One that comes because the terminal was closed
-        ends the process, as it does by default."""
-        signal.signal(signal.SIGHUP, self._note)
-
-    def _note(self, *_: object) -> None:
-        if self._terminal.is_closed:
-            sys.exit(128 + signal.SIGHUP)
-        self._is_due = True
-
     def start(self) -> None:
         """The server runs: reload if a SIGHUP came meanwhile."""
-        if self._is_due:
+        if self._memory.is_due:
             self.soon()
 
     def soon(self) -> None:

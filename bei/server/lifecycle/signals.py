@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from bei.utils.sighup import LogTerminal
+
 log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -19,18 +21,6 @@ _EXIT_S = 4.0
 # So much later faulthandler ends a process in which something holds the interpreter's lock. Both together stay below
 # five seconds. Where nothing holds the lock, the thread that says why comes first.
 _HELD_S = 0.7
-
-
-class LogTerminal:
-    """The terminal that the log goes to, if it goes to one. Whoever closes it sends SIGHUP, and means the end."""
-
-    def __init__(self) -> None:
-        self._was_there = os.isatty(2)
-
-    @property
-    def is_closed(self) -> bool:
-        """True if there was a terminal and it is gone."""
-        return self._was_there and not os.isatty(2)
 
 
 def on_signals(
@@ -44,9 +34,10 @@ def on_signals(
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
+    # First the descriptor: a signal that comes before its handler is the former one's, and none is lost between them.
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     for number in (*_SIGNALS, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # Python must have a handler to write to the descriptor
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
     def listen() -> None:
         handler = first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from bei.errors import ConfigError
+from bei.utils.named_files import MOST_TEXTS_BYTES, open_named
 from bei.utils.untrusted_files import home_expanded
 from bei_build.reference.held_out import held_out_texts
 
@@ -71,7 +73,9 @@ def _read(path: Path, column: str | None) -> Iterator[str]:
     if suffix not in (".txt", ".jsonl", *_SEPARATORS):
         raise ConfigError(f"{path}: calibration texts are read from .txt, .jsonl, .csv and .tsv files.")
     try:
-        with path.open(encoding="utf-8", newline="" if suffix in _SEPARATORS else None) as file:
+        newline = "" if suffix in _SEPARATORS else None
+        content = open_named("The file of calibration texts", path, MOST_TEXTS_BYTES)
+        with io.TextIOWrapper(content, encoding="utf-8", newline=newline) as file:
             if suffix == ".txt":
                 if column is not None:
                     raise ConfigError(f"{path} is a .txt file, which has no column {column!r}: leave it out.")

@@ -17,6 +17,7 @@ from bei.artifact.manifest import OPENVINO_MODEL, EngineRequirements
 from bei.core import Limits
 from bei.engine.cpu_features import EXACT_INT8, sums_int8_exactly
 from bei.errors import CompileError, ConfigError
+from bei.utils.full_disk import full_disk
 from bei.utils.libraries import importing
 from bei_build.onnx_graph.attention import AttentionCore
 from bei_build.onnx_graph.transformer import write_graph
@@ -85,7 +86,8 @@ class OpenVINOCompiler:
                         node.set_friendly_name(f"{node.get_type_name()}_{index}")
                 ov.save_model(model, folder / OPENVINO_MODEL, compress_to_fp16=False)
             except RuntimeError as error:
-                raise CompileError(f"OpenVINO refused the graph: {error}") from error
+                refused = CompileError(f"OpenVINO refused the graph: {error}")
+                raise full_disk(error, folder) or refused from error
             del model  # it maps the scratch files
         return EngineRequirements(
             compiler="openvino",

@@ -115,7 +115,7 @@ def test_a_private_key_of_another_kind_is_named(tmp_path: Path) -> None:
         (b"", "no private key in PEM form"),
         (b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", "it is damaged"),
         (b"\xff\xfe", "is no text"),
-        (b"x" * 1_000_001, "1,000,000 bytes, and cannot be a key"),
+        (b"x" * 1_000_001, "more than the 1,000,000 that are read"),
     ],
 )
 def test_a_file_that_is_no_private_key_is_refused(content: bytes, message: str, tmp_path: Path) -> None:

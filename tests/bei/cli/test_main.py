@@ -43,7 +43,7 @@ def _no_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     """Records the calls of ``bei serve`` instead of serving."""
     calls: Served = []
-    monkeypatch.setattr("bei.server.run.run", lambda paths, config: calls.append((paths, config)))
+    monkeypatch.setattr("bei.server.run.run", lambda paths, config, _: calls.append((paths, config)))
     return calls
 
 

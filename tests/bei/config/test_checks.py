@@ -47,6 +47,7 @@ TLS = {"tls_cert": "c", "tls_key": "k"}
             ({"root_path": path}, "root_path must begin with /")
             for path in ("/", "x", "/x/", "//x", "/x y", "/x?y", "/é")
         ),
+        *(({"root_path": path}, "has . or ..") for path in ("/a/../b", "/..", "/./a", "/a/.")),
         *(
             ({"root_path": path}, "begins as paths of routes do")
             for path in ("/v1", "/tei", "/v1/x", "/health", "/docs")

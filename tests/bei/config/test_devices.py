@@ -82,5 +82,5 @@ def test_processes_are_for_several_workers_or_devices() -> None:
     assert not ServeConfig(devices=("0",)).has_processes
     assert ServeConfig(http_workers=2).has_processes
     assert ServeConfig(devices=("0", "1")).has_processes
-    with pytest.raises(ConfigError, match="http_workers must be at most 256"):
+    with pytest.raises(ConfigError, match="http_workers must be from 1 to 256"):
         ServeConfig(http_workers=257)

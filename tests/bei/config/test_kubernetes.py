@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,8 @@ def test_serve_says_what_it_has_passed_over(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     served: list[Any] = []
-    monkeypatch.setattr("bei.server.run.run", lambda paths, config: served.append(config))
+    monkeypatch.setattr("bei.server.http.listen.bind_tcp", lambda *_: socket.socket())
+    monkeypatch.setattr("bei.server.run.run", lambda paths, config, _: served.append(config))
     for name, value in {**service("BEI"), **service("BEI_EMBED")}.items():
         monkeypatch.setenv(name, value)
     with caplog.at_level(logging.INFO):

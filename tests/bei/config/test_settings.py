@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from bei.config.settings import ServeConfig
 from bei.config.sources import BUILD_SETTINGS, load
 from bei.errors import ConfigError
 from bei.utils.cpu_count import usable_cores
+from bei.utils.ranges import Range
 from bei_build.config import BuildConfig
 
 
@@ -146,28 +148,28 @@ def test_a_file_that_is_no_settings_file_is_a_configuration_error(yaml_file: Any
 
 
 def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Cannot read the configuration file"):
+    with pytest.raises(ConfigError, match=r"The configuration file .*absent.yaml cannot be read: No such file"):
         load(EveryType, {}, str(tmp_path / "absent.yaml"), {})
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"port": 65536}, "port must be at most 65535"),
-        ({"port": -1}, "port must be at least 0"),
-        ({"engine_threads": -1}, "engine_threads must be at least 0"),
-        ({"engine_streams": -1}, "engine_streams must be at least 0"),
-        ({"graph_megabytes": -1}, "graph_megabytes must be at least 0"),
-        ({"gpu_megabytes": 0}, "gpu_megabytes must be at least 1"),
+        ({"port": 65536}, "port must be from 0 to 65,535, not 65,536"),
+        ({"port": -1}, "port must be from 0 to 65,535, not -1"),
+        ({"engine_threads": -1}, "engine_threads must be from 0 to 4,096, not -1"),
+        ({"engine_streams": -1}, "engine_streams must be from 0 to 256, not -1"),
+        ({"graph_megabytes": -1}, "graph_megabytes must be from 0 to 1,000,000 megabytes"),
+        ({"gpu_megabytes": 0}, "gpu_megabytes must be from 1 to 1,000,000 megabytes"),
         ({"tune": "sometimes"}, "tune must be one of auto, off, force, not 'sometimes'"),
-        ({"tokenizer_threads": 0}, "tokenizer_threads must be at least 1"),
-        ({"max_client_batch_size": 0}, "max_client_batch_size must be at least 1"),
-        ({"payload_limit": 0}, "payload_limit must be at least 1"),
+        ({"tokenizer_threads": 0}, "tokenizer_threads must be from 1 to 1,024"),
+        ({"max_client_batch_size": 0}, "max_client_batch_size must be from 1 to"),
+        ({"payload_limit": 0}, "payload_limit must be from 1 to 1,000,000,000,000 bytes"),
         ({"answer_memory": 10}, "answer_memory 10 could never hold an answer of answer_limit 256000000 bytes"),
-        ({"max_queue_tokens": 0}, "max_queue_tokens must be at least 1"),
+        ({"max_queue_tokens": 0}, "max_queue_tokens must be from 1 to"),
         ({"bulk_share": 1.0}, "bulk_share must be at least 0 and below 1"),
-        ({"bulk_max_wait": -0.5}, "bulk_max_wait must be at least 0"),
-        ({"step_cap_ms": float("nan")}, "step_cap_ms must be at least 0"),
+        ({"bulk_max_wait": -0.5}, "bulk_max_wait must be from 0 to 604,800 seconds"),
+        ({"step_cap_ms": float("nan")}, "step_cap_ms must be from 0 to 3,600,000 milliseconds, not nan"),
         ({"engine_threads": 2, "engine_streams": 3}, "raise the second or lower the first"),
         ({"cache_max_size": "much"}, "cache_max_size must be a size such as 50GB, 500MB or 20GiB, not 'much'"),
         ({"cache_max_size": "0"}, "cache_max_size 0 would keep nothing: give a size, or unlimited"),
@@ -193,6 +195,56 @@ def test_the_cache_has_a_bound_unless_it_is_unlimited() -> None:
 
 def test_the_default_leaves_a_core_to_the_engine() -> None:
     assert 1 <= ServeConfig().tokenizer_threads <= max(1, usable_cores() - 1)
+
+
+@pytest.mark.parametrize("config_class", [ServeConfig, BuildConfig])
+def test_every_number_has_a_range_and_its_default_is_within_it(config_class: type[Any]) -> None:
+    hints = typing.get_type_hints(config_class)
+    for field in dataclasses.fields(config_class):
+        is_number = {int, float} & {hints[field.name], *typing.get_args(hints[field.name])}
+        within = field.metadata.get("within")
+        assert isinstance(within, Range) == bool(is_number), field.name
+        if isinstance(within, Range) and isinstance(field.default, (int, float)):
+            assert field.default in within, field.name
+
+
+_NUMBERS = [
+    (config_class, field.name)
+    for config_class in (ServeConfig, BuildConfig)
+    for field in dataclasses.fields(config_class)
+    if field.metadata.get("within")
+]
+
+
+@pytest.mark.parametrize(("config_class", "name"), _NUMBERS)
+@pytest.mark.parametrize("digits", ["1" * 400, "-" + "1" * 400, "1" * 5000, "1e400", "nan"])
+def test_a_number_beyond_any_sense_is_a_short_message_from_every_source(
+    config_class: type[Any], name: str, digits: str, yaml_file: Any
+) -> None:
+    given = {"model": "m"} if config_class is BuildConfig else {}
+    with pytest.raises(ConfigError) as of_environment:
+        load(config_class, given, env={f"BEI_{name.upper()}": digits})
+    with pytest.raises(ConfigError) as of_flags:
+        load(config_class, {**given, name: digits}, env={})
+    with pytest.raises(ConfigError) as of_file:
+        load(config_class, given, yaml_file(f"{name}: {digits}\n"), env={})
+    for caught in (of_environment, of_flags):
+        assert name in str(caught.value)
+        assert len(str(caught.value)) < 250
+    assert len(str(of_file.value)) < 1000
+
+
+@pytest.mark.parametrize("size", ["1" * 400, "9" * 30 + "TB", "1e9", "-1GB"])
+def test_a_size_beyond_any_sense_is_refused(size: str) -> None:
+    with pytest.raises(ConfigError, match="cache_max_size must be") as caught:
+        ServeConfig(cache_max_size=size)
+    assert len(str(caught.value)) < 250
+
+
+def test_a_table_that_stands_for_more_text_than_there_is_memory_is_not_shown(yaml_file: Any) -> None:
+    rows = ", ".join(f"&a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 40))
+    with pytest.raises(ConfigError, match="must be an integer, not a list of 40"):
+        load(ServeConfig, {}, yaml_file(f"port: [&a0 [x], {rows}]"), env={})
 
 
 @pytest.mark.parametrize("config_class", [ServeConfig, BuildConfig])

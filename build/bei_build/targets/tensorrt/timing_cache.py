@@ -11,14 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bei.errors import ConfigError
+from bei.utils.named_files import check_named, named_bytes
 
 if TYPE_CHECKING:
     from tensorrt_module import TensorRTModule
 
+_MOST_BYTES = 1_000_000_000
+
 
 def check_writable(path: Path) -> None:
     """Raise ConfigError if a timing cache cannot be written to ``path``."""
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+    if path.exists():
+        check_named("timing_cache", path, _MOST_BYTES)
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise ConfigError(f"timing_cache {path} must be a file in a folder that exists and can be written to.")
 
 
@@ -29,7 +34,7 @@ def load(config: TensorRTModule.IBuilderConfig, path: Path, log: list[tuple[str,
     TensorRT refuses the cache of another version, or of another GPU, with an error in its ``log``, which is removed
     from it.
     """
-    stored = path.read_bytes() if path.is_file() else b""
+    stored = named_bytes("timing_cache", path, _MOST_BYTES) if path.exists() else b""
     num_lines = len(log)
     if stored:
         cache = config.create_timing_cache(stored)

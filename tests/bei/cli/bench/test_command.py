@@ -264,7 +264,7 @@ def test_a_server_that_is_not_there_or_answers_something_else_is_one_line(
         (["a=http://a", "a=http://b"], "names of their own"),
         (["http://a", "--words", "2"], "at least 3 words"),
         (["http://a", "--tls-key", "x"], "--tls-cert"),
-        (["https://a", "--tls-ca", "/missing"], "TLS cannot be set up"),
+        (["https://a", "--tls-ca", "/missing"], "--tls-ca /missing cannot be read: No such file"),
         (["http://a", "--texts", "/missing"], "no texts|cannot be read"),
         (["http://a", "--texts", __file__, "--words", "50"], "words and query_words are for random texts"),
         (["http://a", "--out", "/missing/x"], "no folder"),

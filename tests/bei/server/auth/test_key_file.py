@@ -137,5 +137,5 @@ def test_a_key_of_both_sources_is_refused(file: Path) -> None:
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere.yaml cannot be read: No such file"):
         key_specs(str(tmp_path / "nowhere.yaml"), ())
-    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+    with pytest.raises(ConfigError, match="cannot be read: it is a directory"):
         key_specs(str(tmp_path), ())

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from bei.server.lifecycle.sighup import SighupReloads
-from bei.server.lifecycle.signals import LogTerminal
+from bei.utils.sighup import LogTerminal, SighupMemory
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_reloads_do_not_overlap_and_each_reads_everything() -> None:
         return read
 
     async def run() -> None:
-        reloading = SighupReloads([part("keys")], LogTerminal())  # type: ignore[list-item]
+        reloading = SighupReloads([part("keys")], SighupMemory(LogTerminal()))  # type: ignore[list-item]
         reloading.add(part("certificate"))  # type: ignore[arg-type]
         reloading.soon()
         reloading.soon()
@@ -51,8 +51,9 @@ def test_a_signal_while_models_are_loaded_is_obeyed_at_the_start(handlers: None,
         times.append(1)
 
     async def run() -> None:
-        reloading = SighupReloads([read], LogTerminal())
-        reloading.remember()
+        memory = SighupMemory(LogTerminal())
+        memory.begin()
+        reloading = SighupReloads([read], memory)
         for _ in range(num_signals):
             os.kill(os.getpid(), signal.SIGHUP)
         assert times == []
@@ -69,7 +70,7 @@ class ClosedTerminal(LogTerminal):
 
 
 def test_who_closes_the_terminal_while_models_are_loaded_ends_the_process(handlers: None) -> None:
-    SighupReloads([], ClosedTerminal()).remember()
+    SighupMemory(ClosedTerminal()).begin()
     with pytest.raises(SystemExit) as ended:
         os.kill(os.getpid(), signal.SIGHUP)
     assert ended.value.code == 128 + signal.SIGHUP

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bei.server.lifecycle.signals import LogTerminal
+from bei.utils.sighup import LogTerminal
 
 
 @pytest.fixture

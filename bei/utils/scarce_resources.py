@@ -1,0 +1,37 @@
+"""Errors of a process that has no address space or threads left, in a sentence each."""
+
+from __future__ import annotations
+
+import errno
+import re
+
+_MEMORY = re.compile(
+    "cannot allocate memory|bad_alloc|failed to map segment|out of memory|memory allocation", re.IGNORECASE
+)
+_THREADS = re.compile(
+    "can't start new thread|resource temporarily unavailable|pthread_create|ThreadPoolBuildError", re.IGNORECASE
+)
+
+
+def scarce_resource(error: BaseException) -> str | None:
+    """What the process lacks, and what to do, if ``error`` came from that; else None."""
+    found: BaseException | None = error
+    while found is not None:
+        number = found.errno if isinstance(found, OSError) else None
+        if isinstance(found, MemoryError) or number == errno.ENOMEM or _MEMORY.search(str(found)):
+            return (
+                f"There is no memory left for this process ({_reason(found)}): raise its limit (ulimit -v, the "
+                "container's), or give it less to hold (a smaller model, fewer models, smaller batches)."
+            )
+        if number == errno.EAGAIN or _THREADS.search(str(found)):
+            return (
+                f"No thread or process can be started ({_reason(found)}): raise the limit (ulimit -u, pids of the "
+                "container), or use fewer (--tokenizer-threads, --engine-threads, --http-workers)."
+            )
+        found = found.__cause__ or found.__context__
+    return None
+
+
+def _reason(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0][:200] if text else type(error).__name__
