@@ -11,6 +11,7 @@ import io
 import json
 import logging
 import os
+import shlex
 import signal
 import sys
 import types
@@ -24,12 +25,21 @@ import msgspec
 
 from bei.config.kubernetes import injected
 from bei.errors import BeiError, BrokenDependencyError, ConfigError, MissingDependencyError
-from bei.service.resolve import artifact_for, build_config_class, cache_of, check_if_built, default_artifact
+from bei.service.resolve import (
+    artifact_for,
+    build_config_class,
+    built_artifact,
+    cache_of,
+    check_if_built,
+    check_is_checkpoint,
+    default_artifact,
+)
 from bei.utils import libraries
 from bei.utils.untrusted_files import printable
 from bei.version import __version__
 
 if TYPE_CHECKING:
+    from bei.artifact.cache import ModelCache
     from bei.artifact.manifest import Artifact
 
 # Limit for an error's message on the terminal.
@@ -58,6 +68,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         options = vars(_parser(command, arguments).parse_args(arguments))
         run = options.pop("run")
         run(options)
+    except BrokenPipeError:  # whoever reads the output has seen enough: bei inspect X | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would fail at exit again
+        sys.exit(128 + signal.SIGPIPE)
     except (BeiError, OSError) as error:  # OSError: a read-only folder, a full disk
         print(f"error: {_one_line(str(error))}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
@@ -237,7 +250,22 @@ def _build(options: dict[str, Any]) -> None:
     from bei_build.progress import Progress
 
     file = options.pop("config", None)
-    build(load(config_class, options, file), load_engine, Progress())
+    config = load(config_class, options, file)
+    check_is_checkpoint(config.model, _cache)
+    artifact = build(config, load_engine, Progress())
+    print(_next_steps(artifact), file=sys.stderr)  # noqa: T201
+
+
+def _next_steps(artifact: Artifact) -> str:
+    """What to do with an artifact that has just been built."""
+    path = artifact.path
+    shown = shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+    if artifact.certificate.kind == "pending":
+        steps = {f"bei verify {shown}": "on a machine with its device", f"bei serve {shown}": "there, over HTTP"}
+    else:
+        steps = {f"bei serve {shown}": "over HTTP", f"bei inspect {shown}": "what it is, and how exact"}
+    width = max(map(len, steps))
+    return "\n".join(["Next:", *(f"  {command:<{width}}   {text}" for command, text in steps.items())])
 
 
 def _serve(options: dict[str, Any]) -> None:
@@ -280,6 +308,11 @@ def _serve_config(options: dict[str, Any]) -> Any:
     return load(ServeConfig, options, file)
 
 
+def _cache() -> ModelCache:
+    """The cache of ``bei serve``, as the environment says."""
+    return cache_of(_serve_config({}))
+
+
 @contextmanager
 def _artifacts(config: Any) -> Iterator[list[Path | Artifact]]:
     """The artifacts of ``config.models``; checkpoints are built first. Those in the cache are protected meanwhile."""
@@ -299,8 +332,9 @@ def _sign(options: dict[str, Any]) -> None:
     key = private_key(options["key"], os.environ.get(PASSPHRASE_VARIABLE), options["passphrase_file"])
     if warning := exposure(options["key"]):
         print(f"warning: {warning}", file=sys.stderr)  # noqa: T201
-    artifact = load(Path(options["artifact"]))
-    before, now = artifact.signed, sign(artifact, key).signed
+    with ExitStack() as held:
+        artifact = load(built_artifact(options["artifact"], _cache, held))
+        before, now = artifact.signed, sign(artifact, key).signed
     assert now is not None
     instead = f", and no longer by {before.key}" if before and before.key != now.key else ""
     print(f"{artifact.path} is signed by {now.key}{instead}")  # noqa: T201
@@ -311,7 +345,8 @@ def _verify(options: dict[str, Any]) -> None:
     from bei.errors import VerificationError
     from bei.verification.verify import failure_of, verify
 
-    artifact, is_good = verify(Path(options["artifact"]))
+    with ExitStack() as held:
+        artifact, is_good = verify(built_artifact(options["artifact"], _cache, held))
     print(as_table(artifact))  # noqa: T201
     if not is_good:
         raise VerificationError(failure_of(artifact.manifest.name, artifact.certificate))
@@ -323,7 +358,9 @@ def _inspect(options: dict[str, Any]) -> None:
     from bei.cli.inspect_artifact import as_json, as_table
 
     shown = (certificate.as_json, certificate.as_tables) if options["certificate"] else (as_json, as_table)
-    text = shown[0 if options["json"] else 1](load(Path(options["artifact"])))
+    with ExitStack() as held:
+        artifact = load(built_artifact(options["artifact"], _cache, held))
+    text = shown[0 if options["json"] else 1](artifact)
     print(_for_stdout(text) if options["json"] else text)  # noqa: T201
 
 

@@ -111,7 +111,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
     if (routing := checkpoint.files.routing) and routing.absent:
         progress.note(f"only the route {routing.default} of the checkpoint's Router is built; it reads no other texts")
     _check_names(config, location)
-    name = location.model.replace("/", "--")
+    name = location.name.replace("/", "--")
     out = home_expanded(config.out or f"{name}-{config.target}-{precision}").resolve()
     _check_replaceable(out)
     _check_prompts(config, checkpoint)
@@ -291,7 +291,7 @@ def _manifest(
     return Manifest(
         schema_version=SCHEMA_VERSION,
         bei_version=__version__,
-        name=config.name or checkpoint.location.model,
+        name=config.name or checkpoint.location.name,
         source=source,
         tasks=list(dict.fromkeys(tasks)),
         spec=SpecSummary(
