@@ -1,12 +1,8 @@
-"""The command line: ``bei build | sign | serve | simulate | tune | verify | inspect | cache | doctor | bench``.
-
-Flags of builds and servers are derived from the configuration classes.
-"""
+"""The command line, ``bei COMMAND``: what there is says ``_parser``."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import io
 import json
 import logging
@@ -14,15 +10,16 @@ import os
 import shlex
 import signal
 import sys
-import types
-import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from bei.cli.completion import SHELLS, completion_script
+from bei.cli.help_texts import BUILD_GROUPS, EXAMPLES, SERVE_GROUPS, USAGES
+from bei.cli.parser import Parser, add_fields, numbers
 from bei.config.kubernetes import injected
 from bei.errors import BeiError, BrokenDependencyError, ConfigError, MissingDependencyError
 from bei.service.resolve import (
@@ -102,62 +99,86 @@ def _one_line(message: str) -> str:
     return printable(text)
 
 
-def _parser(command: str | None, arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The parser. Only the flags of ``command`` are added, since those of builds need the builder installed.
-    ``arguments``: the whole command line."""
-    parser = argparse.ArgumentParser(prog="bei", description="Embedding inference server, compiled ahead of time.")
+def _parser(command: str | None, arguments: Sequence[str] = (), also: Collection[str] = ()) -> argparse.ArgumentParser:
+    """The parser. Only the flags of ``command``, and of those in ``also``, are added, since those of builds need the
+    builder installed. ``arguments``: the whole command line."""
+    wanted = {command, *also}
+    parser = Parser(
+        prog="bei", description="Embedding inference server, compiled ahead of time.", epilog=EXAMPLES["bei"]
+    )
     parser.add_argument("--version", action="version", version=f"bei {__version__}")
-    commands = parser.add_subparsers(metavar="command", required=True)
-    build = commands.add_parser("build", help="compile a checkpoint into an artifact")
-    build.set_defaults(run=_build)
-    if command == "build":
-        _add_fields(build, build_config_class())
-    sign = commands.add_parser("sign", help="sign an artifact, for bei serve --require-signature")
-    sign.add_argument("artifact")
-    sign.add_argument("--key", metavar="FILE", required=True, help="PEM file of an Ed25519 private key")
+    parser.set_defaults(run=lambda _: _without_command(parser))
+    commands = parser.add_subparsers(metavar="command")
+
+    def add(name: str, text: str, run: Callable[[dict[str, Any]], None] | None = None) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=text, usage=USAGES.get(name), epilog=EXAMPLES.get(name))
+        made.set_defaults(run=run or (lambda _: _without_command(made)))
+        return made
+
+    build = add("build", "compile a checkpoint into an artifact", _build)
+    if "build" in wanted:
+        add_fields(build, build_config_class(), BUILD_GROUPS)
+    sign = add("sign", "sign an artifact, for bei serve --require-signature (extra: sign)", _sign)
+    _add_artifact(sign)
+    sign.add_argument("--key", metavar="FILE.pem", required=True, help="an Ed25519 private key, PEM")
     sign.add_argument(
         "--passphrase-file", metavar="FILE", help="file whose first line is its passphrase (or BEI_SIGN_PASSPHRASE)"
     )
-    sign.set_defaults(run=_sign)
-    serve = commands.add_parser("serve", help="serve artifacts (or checkpoints, built first) over HTTP")
-    serve.set_defaults(run=_serve)
-    if command == "serve":
+    serve = add("serve", "serve artifacts (or checkpoints, built first) over HTTP", _serve)
+    tune = add("tune", "measure what artifacts cost on this machine, for bei serve", _tune)
+    if wanted & {"serve", "tune"}:
         from bei.config.settings import ServeConfig
 
-        _add_fields(serve, ServeConfig)
-    tune = commands.add_parser("tune", help="measure what artifacts cost on this machine, for bei serve")
-    tune.set_defaults(run=_tune)
-    if command == "tune":
-        from bei.config.settings import ServeConfig
-
-        _add_fields(tune, ServeConfig, only=_TUNE_SETTINGS)
-    verify = commands.add_parser("verify", help="compare an artifact's engine with the reference, on its own device")
-    verify.add_argument("artifact")
-    verify.set_defaults(run=_verify)
-    inspect = commands.add_parser("inspect", help="show what an artifact is, and its certificate")
-    inspect.add_argument("artifact")
+        add_fields(serve, ServeConfig, SERVE_GROUPS)
+        add_fields(tune, ServeConfig, SERVE_GROUPS, only=_TUNE_SETTINGS)
+    _add_artifact(add("verify", "compare an artifact's engine with the reference, on its own device", _verify))
+    inspect = add("inspect", "show what an artifact is, and its certificate", _inspect)
+    _add_artifact(inspect)
     inspect.add_argument("--json", action="store_true", help="machine-readable")
     inspect.add_argument("--certificate", action="store_true", help="the certificate alone, with all of its figures")
-    inspect.set_defaults(run=_inspect)
-    cache = commands.add_parser("cache", help="list or remove what bei serve keeps between starts")
-    if command == "cache":
+    cache = add("cache", "list or remove what bei serve keeps between starts")
+    if "cache" in wanted:
         from bei.cli.cache import add_arguments
 
         add_arguments(cache)
-    doctor = commands.add_parser("doctor", help="show what this machine can build and serve, and what it lacks")
-    doctor.set_defaults(run=_doctor)
-    if command == "doctor":
+    doctor = add("doctor", "show what this machine can build and serve, and what it lacks", _doctor)
+    if "doctor" in wanted:
         _add_doctor_arguments(doctor)
-    simulate = commands.add_parser("simulate", help="compare schedulers on a trace of requests and simulated devices")
-    simulate.set_defaults(run=_simulate)
-    if command == "simulate":
+    simulate = add("simulate", "compare schedulers on a trace of requests and simulated devices", _simulate)
+    if "simulate" in wanted:
         from bei.cli.simulate.command import add_arguments
 
         add_arguments(simulate)
-    bench = commands.add_parser("bench", help="put load on servers and measure them; compare two such results")
-    if command == "bench":
+    bench = add("bench", "put load on servers and measure them; compare two such results (extra: bench)")
+    if "bench" in wanted:
         _add_bench_arguments(bench, arguments)
+    completion = add("completion", "print a script that completes commands and flags (extra: completion)", _completion)
+    completion.add_argument("shell", choices=SHELLS, help="the shell that is to source it")
     return parser
+
+
+def _add_artifact(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("artifact", help="its folder, or the name of a model that bei serve has built")
+
+
+def _without_command(parser: argparse.ArgumentParser) -> None:
+    parser.print_help(sys.stderr)
+    sys.exit(2)
+
+
+def _completion(options: dict[str, Any]) -> None:
+    names = ("build", "serve", "tune", "cache", "doctor", "simulate", "bench")
+    whole = [name for name in names if _has_what_it_needs(name)]
+    print(completion_script(options["shell"], _parser(None, ("bench",), whole)))  # noqa: T201
+
+
+def _has_what_it_needs(command: str) -> bool:
+    try:
+        _parser(command, (command,))
+    except MissingDependencyError as error:
+        print(f"note: without the flags of 'bei {command}': {error}", file=sys.stderr)  # noqa: T201
+        return False
+    return True
 
 
 def _add_bench_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
@@ -191,55 +212,19 @@ def _add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--head-sizes",
-        type=_numbers,
+        type=numbers,
         metavar="N,N",
         default=HEAD_SIZES,
         help=f"head sizes of the attention layers to build (default: {sizes})",
     )
     parser.add_argument(
         "--compute-capability",
-        type=_numbers,
+        type=numbers,
         metavar="N,N",
         default=(),
         help=f"GPUs to build for with tensorrt-rtx (default: this machine's, else {elsewhere})",
     )
     parser.add_argument("--no-attention", action="store_true", help="build no attention layers, which takes seconds")
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    """The numbers in ``64,128``."""
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) for part in parts):
-        raise argparse.ArgumentTypeError(f"must be positive whole numbers separated by commas, not {text!r}")
-    return tuple(map(int, parts))
-
-
-def _add_fields(parser: argparse.ArgumentParser, config_class: type[Any], only: frozenset[str] | None = None) -> None:
-    """Add an argument for each field, or for each field in ``only``.
-
-    Flags that are not given are missing in the result, so that environment and file apply.
-    """
-    parser.add_argument("--config", metavar="FILE", help="YAML file with the same settings (flags and BEI_* win)")
-    hints = typing.get_type_hints(config_class)
-    for field in dataclasses.fields(config_class):
-        if field.metadata.get("file_only") or (only is not None and field.name not in only):
-            continue
-        hint, text = hints[field.name], field.metadata["help"].replace("%", "%%")
-        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text + _default_text(field)}
-        if field.metadata.get("positional"):
-            many = typing.get_origin(hint) is tuple
-            parser.add_argument(field.name, nargs="*" if many else "?", **options)
-            continue
-        flag = "--" + field.name.replace("_", "-")
-        kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        if bool in kinds:
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
-        else:
-            kind = next(kind for kind in kinds if kind is not type(None))
-            kind = str if typing.get_origin(kind) is tuple else kind  # bei.config splits it
-            choices = field.metadata.get("choices") or None
-            metavar = None if choices else _METAVARS.get(kind, "TEXT")
-            parser.add_argument(flag, type=kind, choices=choices, metavar=metavar, **options)
 
 
 def _build(options: dict[str, Any]) -> None:
@@ -426,13 +411,3 @@ def _builder_for_doctor() -> Any:
         precisions=PRECISIONS,
         probed=lambda target, asked: probe_layers(target, [ProbedLayer(*one) for one in asked]),
     )
-
-
-_METAVARS = {int: "N", float: "X"}
-
-
-def _default_text(field: dataclasses.Field[Any]) -> str:
-    if field.default is dataclasses.MISSING or field.default in (None, "", ()):
-        return ""
-    default = str(field.default).lower() if isinstance(field.default, bool) else field.default
-    return f" (default: {default})"
