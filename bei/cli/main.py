@@ -326,12 +326,13 @@ def _sign(options: dict[str, Any]) -> None:
 
 
 def _verify(options: dict[str, Any]) -> None:
+    from bei.cli.console_text import shown_share
     from bei.cli.inspect_artifact import as_table
     from bei.errors import VerificationError
     from bei.verification.verify import failure_of, verify
 
-    with ExitStack() as held:
-        artifact, is_good = verify(built_artifact(options["artifact"], _cache, held))
+    with ExitStack() as held, shown_share("verifying") as tell:
+        artifact, is_good = verify(built_artifact(options["artifact"], _cache, held), tell)
     print(as_table(artifact))  # noqa: T201
     if not is_good:
         raise VerificationError(failure_of(artifact.manifest.name, artifact.certificate))

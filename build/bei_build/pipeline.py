@@ -27,6 +27,7 @@ from bei.artifact.manifest import (
     SpecSummary,
 )
 from bei.artifact.sides import SIDES, Routes, names_of
+from bei.artifact.signature import SIGNATURE
 from bei.artifact.signing_keys import exposure, private_key
 from bei.artifact.store import save, sign
 from bei.artifact.token_weights import write_token_weights
@@ -114,6 +115,10 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
     name = location.name.replace("/", "--")
     out = home_expanded(config.out or f"{name}-{config.target}-{precision}").resolve()
     _check_replaceable(out)
+    if key is None and (out / SIGNATURE).exists():
+        progress.note(
+            f"{out} is signed, and what replaces it will not be: sign it again with 'bei sign', or build with --sign"
+        )
     _check_prompts(config, checkpoint)
     template = _rerank_template(config, checkpoint)
     limits = _limits(config, compiler, checkpoint.max_seq_len)
