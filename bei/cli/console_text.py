@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
 
 # Columns that every terminal has.
 TERMINAL_WIDTH = 80
+
+
+def stdout_width() -> int:
+    """The columns of the terminal that standard output is; in a file those that every terminal has."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else TERMINAL_WIDTH
 
 
 def console_text(*parts: str | Table, width: int = TERMINAL_WIDTH) -> str:

@@ -12,6 +12,7 @@ import msgspec
 
 from bei.cli.simulate.devices import TABLES, SimulatedDevices, read_table
 from bei.cli.simulate.http_time import HttpTime
+from bei.cli.simulate.page import simulation_page
 from bei.cli.simulate.policies import POLICIES
 from bei.cli.simulate.report import PolicyComparison, table
 from bei.cli.simulate.simulator import simulate
@@ -91,6 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--front-cores", _whole, "N", "cores of a CPU engine that do this work too; 0: the engine has its own device", 0
     )
     add("--json", Path, "FILE", "write the figures to this file")
+    add("--html", Path, "FILE", "write a page with a picture of the latencies to this file")
     add("--write-trace", Path, "FILE", "write the trace to this file, a JSON object a request, for --trace")
 
 
@@ -103,6 +105,8 @@ def run(options: Mapping[str, Any]) -> str:
     comparison = _compared(options, devices, trace, described)
     if options["json"]:
         options["json"].write_bytes(msgspec.json.format(msgspec.json.encode(comparison), indent=2) + b"\n")
+    if options["html"]:
+        options["html"].write_text(simulation_page(comparison), encoding="utf-8")
     return table(comparison)
 
 
