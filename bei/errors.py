@@ -16,6 +16,7 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     ├── BuildError
     │   ├── CheckpointError         the checkpoint cannot be found or read
     │   │   ├── CheckpointNotFoundError
+    │   │   │   └── HubUnreachableError     it is not here, and the hub could not be asked
     │   │   ├── UnsupportedArchitectureError
     │   │   ├── WeightsError        missing, extra or misshapen tensors
     │   │   └── TokenizerError      the tokenizer does not fit the checkpoint
@@ -160,6 +161,12 @@ class CheckpointNotFoundError(CheckpointError):
     """No folder, installed package or hub repository answers to the name."""
 
     code = "checkpoint_not_found"
+
+
+class HubUnreachableError(CheckpointNotFoundError):
+    """The checkpoint is not on this machine, and the hub could not be asked whether it has it."""
+
+    code = "hub_unreachable"
 
 
 class UnsupportedArchitectureError(CheckpointError):

@@ -5,7 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 
+import pytest
+
 from bei.cli import main
+from bei.cli.other_servers_flags import INSTEAD, SAME, table
+from bei.errors import ConfigError
 from tests.clients.table import FOLDERS, HEADING, PAGE, ROOT, Row, all_rows, rows_by_test, section
 
 LINES = PAGE.read_text("utf-8").splitlines()
@@ -53,11 +57,20 @@ def flags_of(command: str) -> set[str]:
 
 
 def test_flags_of_other_servers_lead_to_flags_that_exist() -> None:
-    table = PAGE.read_text("utf-8").split("\n## Flags of other servers\n")[1].split("\n## ")[0]
-    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| `")]
-    assert len(rows) >= 10
-    for theirs, ours in rows:
-        named = re.findall(r"`(?:bei (build) )?(--[a-z-]+)`", theirs if ours == "the same" else ours)
-        assert named or "`" not in ours, theirs
+    for theirs, ours in {SAME: " ".join(f"`{flag}`" for flag in SAME), **INSTEAD}.items():
+        named = re.findall(r"`(?:bei (build) )?(--[a-z-]+)", ours)
+        assert named or "`--" not in ours, theirs
         for command, flag in named:
             assert flag in flags_of(command or "serve"), flag
+
+
+def test_the_page_has_the_flags_that_the_command_line_answers() -> None:
+    section = PAGE.read_text("utf-8").split("\n## Flags of other servers\n")[1].split("\n## ")[0]
+    assert [line for line in section.splitlines() if line.startswith("| `")] == table()
+
+
+@pytest.mark.parametrize("flag", [flag for flags in INSTEAD for flag in flags])
+def test_a_flag_of_another_server_gets_the_page_s_answer(flag: str) -> None:
+    for words in ([flag, "1"], [f"{flag}=1"], ["model", flag]):
+        with pytest.raises(ConfigError, match=f"^{flag}: (use|not needed: ) *[^`]+ See 'bei serve --help'"):
+            main._parser("serve").parse_args(["serve", *words])

@@ -107,6 +107,16 @@ class ModelCache:
                 shutil.rmtree(path, ignore_errors=True)
             yield
 
+    def artifacts(self) -> list[Path]:
+        """The folders of artifacts that were built into the cache. Raises no error: where none can be read, there is
+        none."""
+        try:
+            names = sorted(os.listdir(self.folder))
+        except OSError:
+            return []
+        entries = [match["entry"] for name in names if (match := _USED.fullmatch(name))]
+        return [self.folder / entry for entry in entries if (self.folder / entry).is_dir()]
+
     def entries(self) -> list[CacheEntry]:
         """All entries, the last used first. Raises OSError if the folder cannot be read."""
         if not self.folder.is_dir():

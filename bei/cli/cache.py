@@ -20,7 +20,7 @@ from bei.utils.untrusted_files import home_expanded, printable
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommands and their flags."""
-    commands = parser.add_subparsers(metavar="list | prune", required=True)
+    commands = parser.add_subparsers(metavar="list | prune")
     listing = commands.add_parser("list", help="what is kept, how large it is, when it was last used")
     listing.add_argument("--json", action="store_true", help="machine-readable")
     listing.set_defaults(run=_list)

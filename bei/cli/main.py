@@ -1,46 +1,49 @@
-"""The command line: ``bei build | sign | serve | simulate | tune | verify | inspect | cache | doctor | bench``.
-
-Flags of builds and servers are derived from the configuration classes.
-"""
+"""The command line, ``bei COMMAND``: what there is says ``_parser``."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import faulthandler
 import io
 import json
 import logging
 import os
+import shlex
 import signal
 import sys
-import types
-import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
+from bei.cli.completion import SHELLS, completion_script
+from bei.cli.help_texts import BUILD_GROUPS, EXAMPLES, SERVE_GROUPS, USAGES
+from bei.cli.parser import Parser, add_fields, numbers
 from bei.config.kubernetes import injected
 from bei.errors import BeiError, BrokenDependencyError, ConfigError, MissingDependencyError
-from bei.service.resolve import artifact_for, build_config_class, cache_of, check_if_built, default_artifact
+from bei.service.resolve import (
+    artifact_for,
+    build_config_class,
+    built_artifact,
+    cache_of,
+    check_if_built,
+    check_is_checkpoint,
+    default_artifact,
+)
 from bei.utils import libraries
 from bei.utils.full_disk import naming_full_disk
-from bei.utils.ranges import Range, shown
 from bei.utils.scarce_resources import scarce_resource
 from bei.utils.untrusted_files import printable
 from bei.version import __version__
 
 if TYPE_CHECKING:
+    from bei.artifact.cache import ModelCache
     from bei.artifact.manifest import Artifact
 
 # Limit for an error's message on the terminal.
 _MOST_CHARS = 2000
-
-# Of head sizes and compute capabilities.
-_NUMBERS = Range(1, 65_536)
 
 # Settings of bei serve that bei tune shares: the sources of artifacts, and what a measurement depends on.
 _TUNE_SETTINGS = frozenset(
@@ -66,7 +69,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         run = options.pop("run")
         run(options)
         sys.stdout.flush()  # it may be a file on a full disk
-    except (BeiError, OSError) as error:  # OSError: a read-only folder, a pipe that nobody reads
+    except BrokenPipeError:  # whoever reads the output has seen enough: bei inspect X | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would fail at exit again
+        sys.exit(128 + signal.SIGPIPE)
+    except (BeiError, OSError) as error:  # OSError: a read-only folder
         _fail(str(error))
     except KeyboardInterrupt:
         sys.exit(130)
@@ -111,62 +117,86 @@ def _one_line(message: str) -> str:
     return printable(text)
 
 
-def _parser(command: str | None, arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The parser. Only the flags of ``command`` are added, since those of builds need the builder installed.
-    ``arguments``: the whole command line."""
-    parser = argparse.ArgumentParser(prog="bei", description="Embedding inference server, compiled ahead of time.")
+def _parser(command: str | None, arguments: Sequence[str] = (), also: Collection[str] = ()) -> argparse.ArgumentParser:
+    """The parser. Only the flags of ``command``, and of those in ``also``, are added, since those of builds need the
+    builder installed. ``arguments``: the whole command line."""
+    wanted = {command, *also}
+    parser = Parser(
+        prog="bei", description="Embedding inference server, compiled ahead of time.", epilog=EXAMPLES["bei"]
+    )
     parser.add_argument("--version", action="version", version=f"bei {__version__}")
-    commands = parser.add_subparsers(metavar="command", required=True)
-    build = commands.add_parser("build", help="compile a checkpoint into an artifact")
-    build.set_defaults(run=_build)
-    if command == "build":
-        _add_fields(build, build_config_class())
-    sign = commands.add_parser("sign", help="sign an artifact, for bei serve --require-signature")
-    sign.add_argument("artifact")
-    sign.add_argument("--key", metavar="FILE", required=True, help="PEM file of an Ed25519 private key")
+    parser.set_defaults(run=lambda _: _without_command(parser))
+    commands = parser.add_subparsers(metavar="command")
+
+    def add(name: str, text: str, run: Callable[[dict[str, Any]], None] | None = None) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=text, usage=USAGES.get(name), epilog=EXAMPLES.get(name))
+        made.set_defaults(run=run or (lambda _: _without_command(made)))
+        return made
+
+    build = add("build", "compile a checkpoint into an artifact", _build)
+    if "build" in wanted:
+        add_fields(build, build_config_class(), BUILD_GROUPS)
+    sign = add("sign", "sign an artifact, for bei serve --require-signature (extra: sign)", _sign)
+    _add_artifact(sign)
+    sign.add_argument("--key", metavar="FILE.pem", required=True, help="an Ed25519 private key, PEM")
     sign.add_argument(
         "--passphrase-file", metavar="FILE", help="file whose first line is its passphrase (or BEI_SIGN_PASSPHRASE)"
     )
-    sign.set_defaults(run=_sign)
-    serve = commands.add_parser("serve", help="serve artifacts (or checkpoints, built first) over HTTP")
-    serve.set_defaults(run=_serve)
-    if command == "serve":
+    serve = add("serve", "serve artifacts (or checkpoints, built first) over HTTP", _serve)
+    tune = add("tune", "measure what artifacts cost on this machine, for bei serve", _tune)
+    if wanted & {"serve", "tune"}:
         from bei.config.settings import ServeConfig
 
-        _add_fields(serve, ServeConfig)
-    tune = commands.add_parser("tune", help="measure what artifacts cost on this machine, for bei serve")
-    tune.set_defaults(run=_tune)
-    if command == "tune":
-        from bei.config.settings import ServeConfig
-
-        _add_fields(tune, ServeConfig, only=_TUNE_SETTINGS)
-    verify = commands.add_parser("verify", help="compare an artifact's engine with the reference, on its own device")
-    verify.add_argument("artifact")
-    verify.set_defaults(run=_verify)
-    inspect = commands.add_parser("inspect", help="show what an artifact is, and its certificate")
-    inspect.add_argument("artifact")
+        add_fields(serve, ServeConfig, SERVE_GROUPS)
+        add_fields(tune, ServeConfig, SERVE_GROUPS, only=_TUNE_SETTINGS)
+    _add_artifact(add("verify", "compare an artifact's engine with the reference, on its own device", _verify))
+    inspect = add("inspect", "show what an artifact is, and its certificate", _inspect)
+    _add_artifact(inspect)
     inspect.add_argument("--json", action="store_true", help="machine-readable")
     inspect.add_argument("--certificate", action="store_true", help="the certificate alone, with all of its figures")
-    inspect.set_defaults(run=_inspect)
-    cache = commands.add_parser("cache", help="list or remove what bei serve keeps between starts")
-    if command == "cache":
+    cache = add("cache", "list or remove what bei serve keeps between starts")
+    if "cache" in wanted:
         from bei.cli.cache import add_arguments
 
         add_arguments(cache)
-    doctor = commands.add_parser("doctor", help="show what this machine can build and serve, and what it lacks")
-    doctor.set_defaults(run=_doctor)
-    if command == "doctor":
+    doctor = add("doctor", "show what this machine can build and serve, and what it lacks", _doctor)
+    if "doctor" in wanted:
         _add_doctor_arguments(doctor)
-    simulate = commands.add_parser("simulate", help="compare schedulers on a trace of requests and simulated devices")
-    simulate.set_defaults(run=_simulate)
-    if command == "simulate":
+    simulate = add("simulate", "compare schedulers on a trace of requests and simulated devices", _simulate)
+    if "simulate" in wanted:
         from bei.cli.simulate.command import add_arguments
 
         add_arguments(simulate)
-    bench = commands.add_parser("bench", help="put load on servers and measure them; compare two such results")
-    if command == "bench":
+    bench = add("bench", "put load on servers and measure them; compare two such results (extra: bench)")
+    if "bench" in wanted:
         _add_bench_arguments(bench, arguments)
+    completion = add("completion", "print a script that completes commands and flags (extra: completion)", _completion)
+    completion.add_argument("shell", choices=SHELLS, help="the shell that is to source it")
     return parser
+
+
+def _add_artifact(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("artifact", help="its folder, or the name of a model that bei serve has built")
+
+
+def _without_command(parser: argparse.ArgumentParser) -> None:
+    parser.print_help(sys.stderr)
+    sys.exit(2)
+
+
+def _completion(options: dict[str, Any]) -> None:
+    names = ("build", "serve", "tune", "cache", "doctor", "simulate", "bench")
+    whole = [name for name in names if _has_what_it_needs(name)]
+    print(completion_script(options["shell"], _parser(None, ("bench",), whole)))  # noqa: T201
+
+
+def _has_what_it_needs(command: str) -> bool:
+    try:
+        _parser(command, (command,))
+    except MissingDependencyError as error:
+        print(f"note: without the flags of 'bei {command}': {error}", file=sys.stderr)  # noqa: T201
+        return False
+    return True
 
 
 def _add_bench_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
@@ -200,55 +230,19 @@ def _add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--head-sizes",
-        type=_numbers,
+        type=numbers,
         metavar="N,N",
         default=HEAD_SIZES,
         help=f"head sizes of the attention layers to build (default: {sizes})",
     )
     parser.add_argument(
         "--compute-capability",
-        type=_numbers,
+        type=numbers,
         metavar="N,N",
         default=(),
         help=f"GPUs to build for with tensorrt-rtx (default: this machine's, else {elsewhere})",
     )
     parser.add_argument("--no-attention", action="store_true", help="build no attention layers, which takes seconds")
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    """The numbers in ``64,128``."""
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and len(part) < 10 and int(part) in _NUMBERS for part in parts):
-        raise argparse.ArgumentTypeError(f"must be whole numbers {_NUMBERS} separated by commas, not {shown(text)}")
-    return tuple(map(int, parts))
-
-
-def _add_fields(parser: argparse.ArgumentParser, config_class: type[Any], only: frozenset[str] | None = None) -> None:
-    """Add an argument for each field, or for each field in ``only``.
-
-    Flags that are not given are missing in the result, so that environment and file apply.
-    """
-    parser.add_argument("--config", metavar="FILE", help="YAML file with the same settings (flags and BEI_* win)")
-    hints = typing.get_type_hints(config_class)
-    for field in dataclasses.fields(config_class):
-        if field.metadata.get("file_only") or (only is not None and field.name not in only):
-            continue
-        hint, text = hints[field.name], field.metadata["help"].replace("%", "%%")
-        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text + _default_text(field)}
-        if field.metadata.get("positional"):
-            many = typing.get_origin(hint) is tuple
-            parser.add_argument(field.name, nargs="*" if many else "?", **options)
-            continue
-        flag = "--" + field.name.replace("_", "-")
-        kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        if bool in kinds:
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
-        else:
-            kind = next(kind for kind in kinds if kind is not type(None))
-            kind = str if typing.get_origin(kind) is tuple else kind  # bei.config splits it
-            choices = field.metadata.get("choices") or None
-            metavar = None if choices else _METAVARS.get(kind, "TEXT")
-            parser.add_argument(flag, type=kind, choices=choices, metavar=metavar, **options)
 
 
 def _build(options: dict[str, Any]) -> None:
@@ -259,7 +253,22 @@ def _build(options: dict[str, Any]) -> None:
     from bei_build.progress import Progress
 
     file = options.pop("config", None)
-    build(load(config_class, options, file), load_engine, Progress())
+    config = load(config_class, options, file)
+    check_is_checkpoint(config.model, _cache)
+    artifact = build(config, load_engine, Progress())
+    print(_next_steps(artifact), file=sys.stderr)  # noqa: T201
+
+
+def _next_steps(artifact: Artifact) -> str:
+    """What to do with an artifact that has just been built."""
+    path = artifact.path
+    shown = shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+    if artifact.certificate.kind == "pending":
+        steps = {f"bei verify {shown}": "on a machine with its device", f"bei serve {shown}": "there, over HTTP"}
+    else:
+        steps = {f"bei serve {shown}": "over HTTP", f"bei inspect {shown}": "what it is, and how exact"}
+    width = max(map(len, steps))
+    return "\n".join(["Next:", *(f"  {command:<{width}}   {text}" for command, text in steps.items())])
 
 
 def _serve(options: dict[str, Any]) -> None:
@@ -306,6 +315,11 @@ def _serve_config(options: dict[str, Any]) -> Any:
     return load(ServeConfig, options, file)
 
 
+def _cache() -> ModelCache:
+    """The cache of ``bei serve``, as the environment says."""
+    return cache_of(_serve_config({}))
+
+
 @contextmanager
 def _artifacts(config: Any) -> Iterator[list[Path | Artifact]]:
     """The artifacts of ``config.models``; checkpoints are built first. Those in the cache are protected meanwhile."""
@@ -325,8 +339,9 @@ def _sign(options: dict[str, Any]) -> None:
     key = private_key(options["key"], os.environ.get(PASSPHRASE_VARIABLE), options["passphrase_file"])
     if warning := exposure(options["key"]):
         print(f"warning: {warning}", file=sys.stderr)  # noqa: T201
-    artifact = load(Path(options["artifact"]))
-    with naming_full_disk(artifact.path):
+    with ExitStack() as held:
+        artifact = load(built_artifact(options["artifact"], _cache, held))
+        held.enter_context(naming_full_disk(artifact.path))
         before, now = artifact.signed, sign(artifact, key).signed
     assert now is not None
     instead = f", and no longer by {before.key}" if before and before.key != now.key else ""
@@ -334,11 +349,13 @@ def _sign(options: dict[str, Any]) -> None:
 
 
 def _verify(options: dict[str, Any]) -> None:
+    from bei.cli.console_text import shown_share
     from bei.cli.inspect_artifact import as_table
     from bei.errors import VerificationError
     from bei.verification.verify import failure_of, verify
 
-    artifact, is_good = verify(Path(options["artifact"]))
+    with ExitStack() as held, shown_share("verifying") as tell:
+        artifact, is_good = verify(built_artifact(options["artifact"], _cache, held), tell)
     print(as_table(artifact))  # noqa: T201
     if not is_good:
         raise VerificationError(failure_of(artifact.manifest.name, artifact.certificate))
@@ -350,7 +367,9 @@ def _inspect(options: dict[str, Any]) -> None:
     from bei.cli.inspect_artifact import as_json, as_table
 
     shown = (certificate.as_json, certificate.as_tables) if options["certificate"] else (as_json, as_table)
-    text = shown[0 if options["json"] else 1](load(Path(options["artifact"])))
+    with ExitStack() as held:
+        artifact = load(built_artifact(options["artifact"], _cache, held))
+    text = shown[0 if options["json"] else 1](artifact)
     print(_for_stdout(text) if options["json"] else text)  # noqa: T201
 
 
@@ -416,13 +435,3 @@ def _builder_for_doctor() -> Any:
         precisions=PRECISIONS,
         probed=lambda target, asked: probe_layers(target, [ProbedLayer(*one) for one in asked]),
     )
-
-
-_METAVARS = {int: "N", float: "X"}
-
-
-def _default_text(field: dataclasses.Field[Any]) -> str:
-    if field.default is dataclasses.MISSING or field.default in (None, "", ()):
-        return ""
-    default = str(field.default).lower() if isinstance(field.default, bool) else field.default
-    return f" (default: {default})"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bei.core import Encoding, Engine, Float32Array, Limits, PackedBatch, rows_of_sequences
+from bei.utils.share_done import Tell, untold
 
 # Rows of sequences by output: float32 [width], or [tokens, width] for an output per token.
 Rows = Mapping[str, list[Float32Array]]
@@ -47,7 +48,11 @@ class EngineAnswers:
 
 
 def ask_engine(
-    engine: Engine, questions: HeldOut, outputs: Sequence[str], is_enough: Callable[[], bool] = lambda: False
+    engine: Engine,
+    questions: HeldOut,
+    outputs: Sequence[str],
+    is_enough: Callable[[], bool] = lambda: False,
+    tell: Tell = untold,
 ) -> EngineAnswers:
     """Rows of all ``outputs`` for the held-out texts, in packed batches of mixed lengths, until ``is_enough``."""
     canary = ask_canary(engine, questions, outputs[0]).canary
@@ -55,6 +60,7 @@ def ask_engine(
     for batch in batches(questions.encodings, engine.info.limits):
         parts.append(run(engine, batch, outputs))
         num_done += len(batch)
+        tell(num_done, len(questions.encodings))
         if num_done >= MIN_TEXTS and is_enough():
             break
     return EngineAnswers(engine.info.device, joined(parts), outputs[0], canary)

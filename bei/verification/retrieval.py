@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from bei.artifact.certificate.record import RetrievalAgreement
 from bei.core import Encoding, Engine, Float32Array
+from bei.utils.share_done import Tell, untold
 from bei.verification.engine_answers import Rows, batches, joined, run
 
 Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan"]
@@ -50,13 +51,17 @@ class RetrievalQuestions:
     encodings: list[Encoding]
 
 
-def ask_retrieval(engine: Engine, questions: RetrievalQuestions, is_enough: Callable[[], bool]) -> Rows | None:
+def ask_retrieval(
+    engine: Engine, questions: RetrievalQuestions, is_enough: Callable[[], bool], tell: Tell = untold
+) -> Rows | None:
     """The engine's rows, in packed batches; None if ``is_enough`` before all are done. Raises EngineError."""
-    parts: list[Rows] = []
+    parts, num_done = list[Rows](), 0
     for batch in batches(questions.encodings, engine.info.limits):
         if is_enough():
             return None
         parts.append(run(engine, batch, [questions.ranking.output]))
+        num_done += len(batch)
+        tell(num_done, len(questions.encodings))
     return joined(parts)
 
 

@@ -23,6 +23,7 @@ from bei.artifact.certificate.record import Certificate, QuantizationRecord, Ret
 from bei.artifact.manifest import REFERENCE_DIR, Artifact, Manifest
 from bei.core import Encoding, Engine, Float32Array
 from bei.errors import ArtifactManifestError, ConfigError, VerificationError
+from bei.utils.share_done import Tell, untold
 from bei.utils.untrusted_files import check_unpacked, read_bounded
 from bei.verification.comparison import OutputMeaning, ReferenceAnswers, compare, kept_canary
 from bei.verification.engine_answers import HeldOut, ask_engine
@@ -134,7 +135,7 @@ def store_reference_answers(
     )
 
 
-def complete_certificate(artifact: Artifact, engine: Engine) -> tuple[Artifact, bool]:
+def complete_certificate(artifact: Artifact, engine: Engine, tell: Tell = untold) -> tuple[Artifact, bool]:
     """Compare ``engine`` with the reference's answers in ``artifact``; returns the artifact with its completed
     certificate, and whether it may be served: it passed, or the build allowed engines below the thresholds.
 
@@ -143,21 +144,21 @@ def complete_certificate(artifact: Artifact, engine: Engine) -> tuple[Artifact, 
     """
     record, questions, reference, retrieval = _read(artifact)
     certificate = compare(
-        ask_engine(engine, questions, record.outputs),
+        ask_engine(engine, questions, record.outputs, tell=tell),
         reference,
         questions,
         record.thresholds,
         meaning=output_meaning(artifact.manifest),
         quantization=artifact.certificate.quantization,
-        retrieval=_ranked(engine, retrieval, record.thresholds) if retrieval else None,
+        retrieval=_ranked(engine, retrieval, record.thresholds, tell) if retrieval else None,
     )
     certificate = msgspec.structs.replace(certificate, tokens=artifact.certificate.tokens)
     completed = msgspec.structs.replace(artifact, certificate=certificate)
     return completed, certificate.passed or record.allow_below_threshold
 
 
-def _ranked(engine: Engine, reference: RetrievalReference, thresholds: Thresholds) -> RetrievalAgreement:
-    rows = ask_retrieval(engine, reference.questions, lambda: False)
+def _ranked(engine: Engine, reference: RetrievalReference, thresholds: Thresholds, tell: Tell) -> RetrievalAgreement:
+    rows = ask_retrieval(engine, reference.questions, lambda: False, tell)
     assert rows is not None  # run to the end
     return agreement(reference.questions, reference.ndcgs, rows, thresholds.ndcg_loss)
 

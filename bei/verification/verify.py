@@ -15,15 +15,16 @@ from bei.core import Engine
 from bei.engine.load import load_engine
 from bei.errors import ArtifactSignatureError, VerificationError
 from bei.utils.full_disk import naming_full_disk
+from bei.utils.share_done import ShareDone, Tell, untold
 from bei.verification.stored_answers import check_stored, complete_certificate, may_be_served
 
 log = logging.getLogger(__name__)
 
 
-def verify(path: Path) -> tuple[Artifact, bool]:
+def verify(path: Path, tell: Tell = untold) -> tuple[Artifact, bool]:
     """Compare the engine of the artifact at ``path`` with the stored reference answers, and write the certificate.
 
-    Returns the artifact and whether it may be served. Raises the errors of
+    Returns the artifact and whether it may be served. ``tell``: called as texts are answered. Raises the errors of
     ``bei.verification.stored_answers.complete_certificate``; ArtifactError, DeviceNotFoundError,
     MissingDependencyError; OSError if the folder is read-only; ArtifactSignatureError for a signed artifact, whose
     signature a new certificate would invalidate.
@@ -36,7 +37,7 @@ def verify(path: Path) -> tuple[Artifact, bool]:
         )
     check_stored(artifact)  # before gigabytes are loaded by a library that may be missing
     with closing(load_engine(artifact.engine_dir, artifact.manifest)) as engine:
-        completed, is_good = complete_certificate(artifact, engine)
+        completed, is_good = complete_certificate(artifact, engine, tell)
     with naming_full_disk(path):
         return store.recertify(artifact, completed.certificate), is_good
 
@@ -61,7 +62,8 @@ def verified(artifact: Artifact, engine: Engine) -> Artifact:
             )
         return artifact
     log.info("%s: verifying its engine on %s, which the build could not do", name, engine.info.device)
-    completed, is_good = complete_certificate(artifact, engine)
+    tell = ShareDone(log=lambda words: log.info("%s: verifying: %s", name, words))
+    completed, is_good = complete_certificate(artifact, engine, tell)
     if not is_good:
         raise VerificationError(failure_of(name, completed.certificate))
     if artifact.signed is not None:

@@ -34,10 +34,11 @@ def build_cached(
     compiler = compiler_for(config)
     precision = compiler.resolve_precision(config.precision)
     config = replace(config, precision=precision)
-    facts = (__version__, SCHEMA_VERSION, config, compiler.machine(), _fingerprint(location.folder))
+    name = config.name or location.name
+    named = replace(config, model=location.model, name=name)  # the same, whatever the user called it
+    facts = (__version__, SCHEMA_VERSION, named, compiler.machine(), _fingerprint(location.folder))
     key = hashlib.sha256(repr(facts).encode())
-    name = (config.name or location.model).replace("/", "--")
-    use = cache.use(f"{name}-{config.target}-{precision}-{key.hexdigest()[:12]}")
+    use = cache.use(f"{name.replace('/', '--')}-{config.target}-{precision}-{key.hexdigest()[:12]}")
     try:
         artifact = _found(use.path)
         if artifact is None:

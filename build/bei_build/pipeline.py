@@ -27,6 +27,7 @@ from bei.artifact.manifest import (
     SpecSummary,
 )
 from bei.artifact.sides import SIDES, Routes, names_of
+from bei.artifact.signature import SIGNATURE
 from bei.artifact.signing_keys import exposure, private_key
 from bei.artifact.store import save, sign
 from bei.artifact.token_weights import write_token_weights
@@ -113,9 +114,13 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
     if (routing := checkpoint.files.routing) and routing.absent:
         progress.note(f"only the route {routing.default} of the checkpoint's Router is built; it reads no other texts")
     _check_names(config, location)
-    name = location.model.replace("/", "--")
+    name = location.name.replace("/", "--")
     out = home_expanded(config.out or f"{name}-{config.target}-{precision}").resolve()
     _check_replaceable(out)
+    if key is None and (out / SIGNATURE).exists():
+        progress.note(
+            f"{out} is signed, and what replaces it will not be: sign it again with 'bei sign', or build with --sign"
+        )
     _check_prompts(config, checkpoint)
     template = _rerank_template(config, checkpoint)
     limits = _limits(config, compiler, checkpoint.max_seq_len)
@@ -301,7 +306,7 @@ def _manifest(
     return Manifest(
         schema_version=SCHEMA_VERSION,
         bei_version=__version__,
-        name=config.name or checkpoint.location.model,
+        name=config.name or checkpoint.location.name,
         source=source,
         tasks=list(dict.fromkeys(tasks)),
         spec=SpecSummary(

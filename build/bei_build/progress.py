@@ -8,14 +8,19 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.markup import escape
+from rich.status import Status
+
+from bei.utils.share_done import ShareDone, Tell
 
 
 class Step:
-    """``details`` are printed at the end of the step; ``say`` shows its current work on a terminal."""
+    """``details`` are printed at the end of the step; ``say`` shows its current work on a terminal, ``tell`` how much
+    of it is done, in a log now and then."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], tell: Tell) -> None:
         self.details: list[str] = []
         self.say = say
+        self.tell = tell
 
 
 class Progress:
@@ -31,11 +36,19 @@ class Progress:
         """Time a step. Its details are printed after its title."""
         started = time.perf_counter()
         with self._console.status(f"{title} ...") as status:
-            step = Step(lambda text: status.update(f"{title} ... {escape(text)}"))
-            yield step
+            yield (step := self._step(title, status))
         seconds = time.perf_counter() - started
         details = " ".join(step.details)
         self._console.print(f"  {title:<24} {seconds:7.2f} s  {details}", markup=False, soft_wrap=True)
+
+    def _step(self, title: str, status: Status) -> Step:
+        def say(text: str) -> None:
+            status.update(f"{title} ... {escape(text)}")
+
+        def log(text: str) -> None:
+            self._console.print(f"  {title}: {text}", markup=False, soft_wrap=True)
+
+        return Step(say, ShareDone(say) if self._console.is_terminal else ShareDone(log=log))
 
     def note(self, text: str) -> None:
         """Print a note for the user."""

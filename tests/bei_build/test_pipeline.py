@@ -108,6 +108,25 @@ def test_a_build_may_sign_what_it_has_built(checkpoint: Path, out: Path, tmp_pat
     assert "can be read by every user of this machine" in said.getvalue()
 
 
+def test_a_build_over_a_signed_artifact_says_that_the_signature_goes_unless_it_signs(
+    checkpoint: Path, out: Path, tmp_path: Path
+) -> None:
+    key = str(make_keys(tmp_path).private)
+
+    def built(sign: str | None) -> tuple[Artifact, str]:
+        said = io.StringIO()
+        config = BuildConfig(model=str(checkpoint), out=str(out), precision="fp32", verify=False, sign=sign)
+        return build(config, open_engine, Progress(Console(file=said, width=500))), said.getvalue()
+
+    words = f"note: {out} is signed, and what replaces it will not be: sign it again with 'bei sign'"
+    assert words not in built(key)[1], "there was none"
+    assert words not in built(key)[1], "it is kept"
+    artifact, said = built(None)
+    assert words in said
+    assert artifact.signed is None
+    assert words not in built(None)[1], "it is gone"
+
+
 def test_a_key_that_cannot_sign_is_known_before_anything_is_computed(
     checkpoint: Path, out: Path, tmp_path: Path
 ) -> None:

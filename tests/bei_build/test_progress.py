@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import time
 
 import pytest
 from rich.console import Console
@@ -29,3 +30,23 @@ def test_a_step_that_fails_is_not_reported_as_done() -> None:
     with pytest.raises(ValueError, match="broken"), Progress(Console(file=text)).step("Compile"):
         raise ValueError("broken")
     assert text.getvalue() == ""
+
+
+def test_a_step_that_takes_long_says_now_and_then_in_a_log_how_much_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bei.utils.share_done._LOG_INTERVAL_S", 0.0)
+    text = io.StringIO()
+    with Progress(Console(file=text, width=40)).step("Ask reference") as step:
+        step.tell(1, 4)
+    first, last = text.getvalue().splitlines()
+    assert first == "  Ask reference: 25%"
+    assert last.startswith("  Ask reference  ")
+
+
+def test_a_terminal_shows_how_much_of_a_step_is_done_and_keeps_no_line_of_it() -> None:
+    text = io.StringIO()
+    with Progress(Console(file=text, width=60, force_terminal=True, color_system=None)).step("Ask reference") as step:
+        step.tell(1, 4)
+        time.sleep(0.3)  # the screen is drawn some times a second
+    assert "Ask reference ... 25%" in text.getvalue()
+    kept = text.getvalue().rpartition("\x1b[2K")[2]  # behind the last line that was erased
+    assert re.fullmatch(r"  Ask reference +\d\.\d\d s  \n", kept)

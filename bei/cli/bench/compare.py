@@ -151,7 +151,8 @@ def as_text(comparison: ResultComparison, before: Path, after: Path) -> str:
         shown.append(["", "", "", "B", *new, str(row.after.num_failed)])
         shown.append(["", "", "", "B / A", *change, ""])
     head = [f"A: {before}, {comparison.before.started}", f"B: {after}, {comparison.after.started}"]
-    return "\n".join([*head, rendered(header, shown, num_names=2), *comparison.notes])
+    table = rendered(header, shown, num_names=2, spare=("P99.9", "P90", "max", "server"))
+    return "\n".join([*head, table, *comparison.notes])
 
 
 def _cells(row: ComparedLoad) -> tuple[list[str], list[str], list[str]]:

@@ -35,9 +35,10 @@ _RANGES = {
 
 _EPILOG = """examples:
   bei bench http://127.0.0.1:8000 --concurrency 64 --duration 30
-  bei bench http://127.0.0.1:8000 --rates 50,100,200,400 --duration 10 --out sweep
-  bei bench bei=http://127.0.0.1:8000 peer=http://127.0.0.1:7997 --model minilm --rates 20,40,80
-  bei bench http://127.0.0.1:8000 --load interactive:rate=20 --load bulk:concurrency=4,inputs=32,words=lognormal:58:0.85
+  bei bench http://127.0.0.1:8000 --rates 50,100,200,400 --out sweep
+  bei bench bei=http://127.0.0.1:8000 peer=http://127.0.0.1:7997 --rates 20,40
+  bei bench http://127.0.0.1:8000 --load interactive:rate=20 \\
+      --load bulk:concurrency=4,inputs=32,words=lognormal:58:0.85
   bei bench compare before.json after.json --html compared.html
 docs/bench.md says what the figures mean."""
 

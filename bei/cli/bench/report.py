@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from bei.cli.bench.findings import findings
 from bei.cli.bench.recorder import curve
 from bei.cli.bench.result import (
     MOST_CPU_SHARE,
@@ -35,6 +36,7 @@ from bei.utils.html.line_chart import (
 
 _STYLE = f"""{STYLE}
 details {{ margin: .75rem 0; }} summary {{ cursor: pointer; color: var(--quiet); }}
+.finding {{ font-size: 1.1rem; margin: .35rem 0; }}
 .verdict ul {{ margin: .25rem 0 0; padding-left: 1.2rem; font-size: 1rem; }}
 """
 
@@ -44,6 +46,7 @@ def report_page(result: BenchResult) -> str:
     names = " and ".join(server.name if len(result.servers) > 1 else server.url for server in result.servers)
     parts = [
         f"<h1>Load on <bdi>{safe(names)}</bdi></h1>",
+        *(f'<p class="finding"><bdi>{safe(sentence)}</bdi></p>' for sentence in findings(result)),
         f'<p class="quiet">{safe(result.started)}, bei bench {safe(result.bei)}</p>',
         *_verdict(result),
         *_results(result),

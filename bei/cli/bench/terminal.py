@@ -12,27 +12,31 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from bei.cli.bench.findings import findings
 from bei.cli.bench.recorder import IntervalTotals
 from bei.cli.bench.result import BenchResult, BenchSetup, LoadResult, PointResult
 from bei.cli.bench.workers import PointRecord
-from bei.cli.console_text import console_text
+from bei.cli.console_text import console_text, stdout_width
 from bei.utils.untrusted_files import printable
 
-_WIDTH = 120
+# Columns that a narrow terminal goes without, in this order; the files of --out have them.
+_SPARE = ("CPU", "P99.9", "P90", "inputs/s", "max", "server")
+# Between two columns.
+_GAP = 3
 HEADER = ("server", "load", "asked/s", "answers/s", "inputs/s", "P50", "P90", "P99", "P99.9", "max", "failed", "CPU")
 
 
 def summary(result: BenchResult) -> str:
     """The result as a table with warnings and errors."""
     rows = [row_of(result, point, load) for point in result.points for load in point.loads]
-    shown = rendered(HEADER, rows, num_names=2)
-    notes = [
-        "milliseconds from when a request was due (closed loop: sent); CPU: the busiest generator's share of a core"
-    ]
+    shown = rendered(HEADER, rows, num_names=2, spare=_SPARE)
+    notes = ["milliseconds from when a request was due (of a closed loop: sent)"]
+    if "CPU" in shown:
+        notes.append("CPU: the busiest generator's share of a core")
     notes += [f"WARNING {warning}" for warning in result.warnings]
     errors = (f"{load.name}: {error}" for point in result.points for load in point.loads for error in load.errors)
     notes += [f"error    {error}" for error in dict.fromkeys(errors)]
-    return "\n".join([shown, *map(printable, notes)])
+    return "\n".join([*map(printable, findings(result)), "", shown, *map(printable, notes)])
 
 
 def row_of(result: BenchResult, point: PointResult, load: LoadResult) -> list[str]:
@@ -58,14 +62,24 @@ def ms(value: float | None) -> str:
     return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def rendered(header: Sequence[str], rows: Iterable[Sequence[str]], num_names: int) -> str:
-    """A table whose first ``num_names`` columns are names, and the others numbers."""
+def rendered(header: Sequence[str], rows: Iterable[Sequence[str]], num_names: int, spare: Sequence[str] = ()) -> str:
+    """A table whose first ``num_names`` columns are names, and the others numbers. It goes without columns of ``spare``
+    until it fits the terminal."""
+    rows, width = [*rows], stdout_width()
+    left_out: set[str] = set()
+    for name in ("", *spare):
+        left_out.add(name)
+        kept = [number for number, title in enumerate(header) if title not in left_out or not title]
+        widths = [max(len(printable(row[number])) for row in [header, *rows]) for number in kept]
+        if sum(widths) + _GAP * len(kept) <= width:
+            break
     table = Table(box=box.SIMPLE, pad_edge=False)
-    for number, name in enumerate(header):
+    for number in kept:
+        name = header[number]
         table.add_column(name, justify="left" if number < num_names else "right", no_wrap=number >= num_names)
     for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    return console_text(table, width=_WIDTH).strip("\n")
+        table.add_row(*(Text(printable(row[number])) for number in kept))
+    return console_text(table, width=width).strip("\n")
 
 
 class ProgressDisplay:

@@ -63,6 +63,14 @@ _PURPOSES = {
     "cuda-bindings": "GPU targets",
     "tensorrt-llm": "target trtllm",
 }
+# What an extra is for, and the package of it that is looked for.
+EXTRAS = {
+    "bench": ("hdrhistogram", "bei bench"),
+    "sign": ("cryptography", "signatures of artifacts"),
+    "otel": ("opentelemetry-sdk", "traces"),
+    "scale": ("ray", "bulk jobs and replicas on Ray"),
+    "completion": ("shtab", "bei completion"),
+}
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:[^;]*?>=([\d.]+))?.*extra == ['\"]build['\"]")
 
 
@@ -97,6 +105,14 @@ class InstalledPackage(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     version: str | None
+    purpose: str
+
+
+class Extra(msgspec.Struct, frozen=True, kw_only=True):
+    """An extra of bei that adds something beside targets."""
+
+    name: str
+    is_installed: bool
     purpose: str
 
 
@@ -337,6 +353,14 @@ def _has_device(root: Path) -> bool:
 def packages() -> list[InstalledPackage]:
     """Installed versions, read without importing anything."""
     return [InstalledPackage(name=name, version=_version(name), purpose=why) for name, why in _PURPOSES.items()]
+
+
+def extras() -> list[Extra]:
+    """Those that add something beside targets, by one package of each."""
+    return [
+        Extra(name=name, is_installed=_version(package) is not None, purpose=why)
+        for name, (package, why) in EXTRAS.items()
+    ]
 
 
 def lacking_for_builds() -> list[str]:

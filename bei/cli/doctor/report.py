@@ -10,12 +10,14 @@ import msgspec
 
 from bei.cli.doctor.facts import (
     Cpu,
+    Extra,
     InstalledPackage,
     LibraryFacts,
     Nvidia,
     System,
     Unknowns,
     cpu_facts,
+    extras,
     libraries,
     nvidia_facts,
     packages,
@@ -43,12 +45,18 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
     system: System
     cpu: Cpu
     packages: list[InstalledPackage]
+    extras: list[Extra]
     nvidia: Nvidia
     libraries: list[LibraryFacts]
     targets: list[TargetFacts]
     attention: list[AttentionLayer]
     unknown: list[str]
     to_do: list[str]
+
+    @property
+    def without_hardware(self) -> list[TargetFacts]:
+        """Targets for NVIDIA GPUs, which this machine does not have, unless one of them was asked for."""
+        return without_hardware(self.targets, self.nvidia)
 
 
 def examine(
@@ -82,6 +90,7 @@ def examine(
         system=system,
         cpu=cpu,
         packages=installed,
+        extras=extras(),
         nvidia=nvidia,
         libraries=found,
         targets=targets,
@@ -92,7 +101,10 @@ def examine(
 
 
 def _summary(targets: Sequence[TargetFacts], cpu: Cpu, nvidia: Nvidia) -> list[str]:
-    """The first lines: a sentence for each target that can do something, then one for the others."""
+    """The first lines: a sentence for each target that can do something, then one for the others, and one for those
+    without hardware."""
+    folded = without_hardware(targets, nvidia)
+    targets = [target for target in targets if target not in folded]
     sentences = [_ability(target, cpu, nvidia) for target in targets if "yes" in target.verdicts]
     left = [target for target in targets if "yes" not in target.verdicts]
     unknown = [target.name for target in left if "unknown" in target.verdicts]
@@ -101,7 +113,19 @@ def _summary(targets: Sequence[TargetFacts], cpu: Cpu, nvidia: Nvidia) -> list[s
         sentences.append(f"It is not known whether this machine can build or serve for {', '.join(unknown)}.")
     if unable:
         sentences.append(f"This machine can neither build nor serve for {', '.join(unable)}.")
+    if folded:
+        built = [target.name for target in folded if target.can_build.verdict == "yes"]
+        but = f"; {', '.join(built)} can be built" if built else ""
+        names = ", ".join(target.name for target in folded)
+        sentences.append(f"It has no NVIDIA GPU, so nothing is served here for {names}{but}.")
     return sentences
+
+
+def without_hardware(targets: Sequence[TargetFacts], nvidia: Nvidia) -> list[TargetFacts]:
+    """Those of several ``targets`` that this machine lacks the GPU for."""
+    if len(targets) == 1 or nvidia.state != "absent":
+        return []
+    return [target for target in targets if target.name != "cpu" and target.can_serve.verdict != "yes"]
 
 
 def _ability(target: TargetFacts, cpu: Cpu, nvidia: Nvidia) -> str:
@@ -151,7 +175,11 @@ def _to_do(
     asked: str | None,
 ) -> list[str]:
     """Next steps. ``asked``: the user's --target, or None."""
-    steps = [f"{target.name}: {target.next_step}" for target in targets if target.next_step]
+    folded = without_hardware(targets, nvidia)
+    steps = [f"{one.name}: {one.next_step}" for one in targets if one.next_step and one not in folded]
+    if folded:
+        names = ", ".join(target.name for target in folded)
+        steps.append(f"{names}: {gpu_remedy(nvidia)} (bei doctor --target NAME says what else)")
     remedy = gpu_remedy(nvidia) if nvidia.state not in ("ready", "absent") and asked != "cpu" else ""
     if remedy and not any(remedy in step for step in steps):
         steps.append(f"GPU: {remedy}")

@@ -221,7 +221,9 @@ def _ability(errors: Sequence[Exception]) -> Ability:
         return Ability("yes")
     reasons = list(dict.fromkeys(reason_of(error) for error in errors))
     is_known = all(isinstance(error, BeiError) for error in errors)
-    return Ability("no" if is_known else "unknown", " ".join(reasons))
+    return Ability(
+        "no" if is_known else "unknown", "; ".join([*(one.rstrip(".") for one in reasons[:-1]), reasons[-1]])
+    )
 
 
 def _next_step(name: str, build_error: Exception | None, serve_errors: list[Exception], nvidia: Nvidia) -> str:

@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from bei.cli.doctor.facts import Cpu, LibraryFacts, Nvidia, System
+from bei.cli.doctor.facts import Cpu, Extra, InstalledPackage, LibraryFacts, Nvidia, System
 from bei.cli.doctor.report import MachineReport
 from bei.cli.doctor.targets import AttentionLayer, TargetFacts
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _Row: TypeAlias = "tuple[str, str, tuple[str, ...]]"
 
 _COLORS = {"yes": "green", "no": "red", "unknown": "yellow"}
-_FILE_WIDTH = 100
+_FILE_WIDTH = 80
 
 
 def as_text(report: MachineReport, width: int = _FILE_WIDTH) -> str:
@@ -36,10 +36,12 @@ def show(report: MachineReport, console: Console) -> None:
     for line in report.summary:
         console.print(line, style="bold", markup=False, highlight=False)
     _section(console, "Machine", _pairs(_machine_rows(report.system, report.cpu)))
-    _section(console, "NVIDIA", _pairs(_nvidia_rows(report.nvidia, report.libraries)))
-    packages = [(one.name, f"{one.version or 'not installed'} ({one.purpose})") for one in report.packages]
-    _section(console, "Packages", _pairs(packages))
-    _section(console, "Targets", _pairs(_target_rows(report.targets)))
+    folded = report.without_hardware
+    if not folded:
+        _section(console, "NVIDIA", _pairs(_nvidia_rows(report.nvidia, report.libraries)))
+    _section(console, "Packages", _pairs(_package_rows(report.packages, report.extras)))
+    targets = [target for target in report.targets if target not in folded]
+    _section(console, "Targets", _pairs(_target_rows(targets)))
     for title, table, remarks in _attention_tables(report.attention):
         _section(console, title, table)
         for remark in remarks:
@@ -113,17 +115,33 @@ def _nvidia_rows(nvidia: Nvidia, libraries: Sequence[LibraryFacts]) -> Iterator[
         yield library.title, f"{library.version}, loaded" if not library.problem else library.problem
 
 
+def _package_rows(packages: Sequence[InstalledPackage], extras: Sequence[Extra]) -> Iterator[tuple[str, str]]:
+    """What is there in a line each, then a line for each that is missing."""
+    if there := [f"{one.name} {one.version}" for one in packages if one.version]:
+        yield "installed", ", ".join(there)
+    for one in packages:
+        if not one.version:
+            yield "not installed", f"{one.name} ({one.purpose})"
+    if names := [one.name for one in extras if one.is_installed]:
+        yield "extras", ", ".join(names)
+    for extra in extras:
+        if not extra.is_installed:
+            yield "without extra", f"{extra.name} ({extra.purpose}): pip install 'bei[{extra.name}]'"
+
+
 def _target_rows(targets: Sequence[TargetFacts]) -> Iterator[tuple[str, str | Text]]:
-    """For each target a line of verdicts, then reasons and the next step."""
+    """For each target a line of verdicts, then reasons, each once. What to do stands at the end of the report."""
     for target in targets:
         yield target.name, _verdict_line(target)
+        reasons: dict[str, list[str]] = {}
         for what, answer in (("build", target.can_build), ("serve", target.can_serve)):
-            if answer.reason:
-                yield "", f"{what}: {answer.reason}"
-        if target.cannot_run:
-            yield "", f"run: not here, {target.cannot_run}"
-        if target.next_step:
-            yield "", f"next: {target.next_step}"
+            if answer.reason:  # of both, where they differ in their first words only
+                said = answer.reason.removeprefix("Building ").removeprefix("Serving ")
+                reasons.setdefault(said.removeprefix(f"for the target {target.name} "), []).append(what)
+        if target.cannot_run and not any(target.cannot_run in reason for reason in reasons):
+            reasons[target.cannot_run] = ["run"]
+        for reason, whats in reasons.items():
+            yield "", f"{', '.join(whats)}: {reason}"
 
 
 def _verdict_line(target: TargetFacts) -> Text:

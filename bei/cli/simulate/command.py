@@ -12,6 +12,7 @@ import msgspec
 
 from bei.cli.simulate.devices import TABLES, SimulatedDevices, read_table
 from bei.cli.simulate.http_time import HttpTime
+from bei.cli.simulate.page import simulation_page
 from bei.cli.simulate.policies import POLICIES
 from bei.cli.simulate.report import PolicyComparison, table
 from bei.cli.simulate.simulator import simulate
@@ -118,6 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         0,
     )
     add("--json", Path, "FILE", "write the figures to this file")
+    add("--html", Path, "FILE", "write a page with a picture of the latencies to this file")
     add("--write-trace", Path, "FILE", "write the trace to this file, a JSON object a request, for --trace")
 
 
@@ -130,6 +132,8 @@ def run(options: Mapping[str, Any]) -> str:
     comparison = _compared(options, devices, trace, described)
     if options["json"]:
         write_whole(options["json"], msgspec.json.format(msgspec.json.encode(comparison), indent=2) + b"\n")
+    if options["html"]:
+        write_whole(options["html"], simulation_page(comparison).encode())
     return table(comparison)
 
 

@@ -92,7 +92,7 @@ class RequestContext:
         else:
             service.hold()
             self._found[service.name] = service
-        if name != service.name and name not in UNNAMED:
+        if name != service.name and name not in UNNAMED and name not in self.models:
             self.warn(f"no model is called {str(name)[:_SHOWN_CHARS]}: {service.name} has answered")
         return service
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Literal, TypedDict
 
+from bei.artifact.model_names import matching
 from bei.errors import (
     BeiError,
     InvalidRequestError,
@@ -44,23 +45,27 @@ class Models:
         return iter(self._services.values())
 
     def __contains__(self, name: object) -> bool:
-        return name in self._services
+        """True if ``named`` finds one or several models by it."""
+        return name in self._services or (isinstance(name, str) and bool(self._meant(name)))
 
     def __getitem__(self, name: str) -> InferenceService:
         """The service of exactly this name. Raises KeyError."""
         return self._services[name]
 
     def named(self, name: str | None) -> InferenceService:
-        """The service called ``name``, or made of the checkpoint of this name; None is the only one.
+        """The service that ``name`` means (``bei.artifact.model_names``); None is the only one.
 
-        Raises ModelNotFoundError, InvalidRequestError.
+        Raises ModelNotFoundError, and InvalidRequestError where it means several.
         """
-        if self._is_unnamed(name):
+        if name is None or self._is_unnamed(name):
             return _the_only(list(self), "Several models are served")
-        service = self._services.get(name or "") or self._from(name)
-        if service is None:
+        service = self._services.get(name)
+        if service is not None:
+            return service
+        found = self._meant(name)
+        if not found:
             raise ModelNotFoundError(f"Model {name!r} is not served here. Served: {self._names()}.", "model")
-        return service
+        return _the_only(found, f"{name!r} means several served models")
 
     def able(self, task: str, name: str | None) -> InferenceService:
         """The service called ``name``, which can do ``task``; None is the only one that can, or whose first task it is.
@@ -104,13 +109,11 @@ class Models:
         """Forget ``former``, which nothing holds any more, and which has been closed."""
         self._replaced.remove(former)
 
+    def _meant(self, name: str) -> list[InferenceService]:
+        return matching(name, {service: service.manifest for service in self})
+
     def _is_unnamed(self, name: str | None) -> bool:
         return name in UNNAMED or (name in _OF_TEI and name not in self._services)
-
-    def _from(self, name: str | None) -> InferenceService | None:
-        """The only model that was built from the checkpoint ``name``: clients of servers without names send that."""
-        found = [service for service in self if service.manifest.source.model == name]
-        return found[0] if len(found) == 1 else None
 
     async def problems(self) -> dict[str, str]:
         """Reasons why models do not answer as they did at build time, by name."""

@@ -1,4 +1,7 @@
-"""Finding a checkpoint: a local folder, an installed Python package that carries a model, or a hub repository."""
+"""Finding a checkpoint: a local folder, an installed Python package that carries a model, or a hub repository.
+
+The repository and the name of a model that an installed package carries mean that package: no hub is asked.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError
+from bei.artifact.model_names import near_names, packaged_model
+from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError, HubUnreachableError
 from bei.utils.libraries import importing
 from bei.utils.untrusted_files import UnfitError, check_regular, home_expanded
 
@@ -22,18 +26,26 @@ _HUB_FALLBACK = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*/pytorc
 
 @dataclass(frozen=True)
 class Location:
-    """Location of a checkpoint. ``kind`` is path, package or hub."""
+    """Location of a checkpoint. ``kind`` is path, package or hub; ``model`` the folder's, package's or repository's
+    name."""
 
     folder: Path
     model: str
     kind: str
     revision: str | None = None
 
+    @property
+    def name(self) -> str:
+        """The name of what is built of it, unless the user gives one."""
+        same = None if self.kind == "path" else packaged_model(self.model)
+        return same.name if same else self.model
+
 
 def locate(model: str, revision: str | None = None) -> Location:
     """Find ``model``: an existing folder, else an installed package, else a hub repository.
 
-    Raises CheckpointNotFoundError; ConfigError for a ``revision`` of a model that is not on the hub.
+    Raises CheckpointNotFoundError, HubUnreachableError; ConfigError for a ``revision`` of a model that is not on the
+    hub.
     """
     path = home_expanded(model)
     if path.is_dir():
@@ -43,10 +55,12 @@ def locate(model: str, revision: str | None = None) -> Location:
         raise CheckpointNotFoundError(
             f"{model} is not a folder. Pass a checkpoint's folder, the name of an installed package, or a hub id."
         )
-    if (folder := _package_folder(model)) is not None:
+    same = packaged_model(model)
+    package = same.package if same and (revision is None or model != same.repository) else model
+    if (folder := _package_folder(package)) is not None:
         _check_no_revision(revision, f"{model} is an installed package")
-        return Location(folder, model, "package")
-    return _from_hub(model, revision)
+        return Location(folder, package, "package")
+    return _from_hub(same.repository if same else model, revision)
 
 
 def _check_no_revision(revision: str | None, what: str) -> None:
@@ -98,15 +112,63 @@ def _from_hub(model: str, revision: str | None) -> Location:
         )
     with importing("huggingface_hub", "cpu", "Asking the hub for a checkpoint"):
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         folder = Path(snapshot_download(model, revision=revision, allow_patterns=_HUB_PATTERNS))
         if any(not list(part.glob("*.safetensors")) for part in _folders_with_weights(folder)):
             folder = Path(snapshot_download(model, revision=revision, allow_patterns=[*_HUB_PATTERNS, *_HUB_FALLBACK]))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        raise CheckpointNotFoundError(
-            f"{model!r} is neither a folder here nor an installed package, and the hub did not give it "
-            f"({type(error).__name__}). Check the name, or the network, or pass the path of a downloaded checkpoint."
-        ) from error
+    except Exception as error:  # of the HTTP library too, which is another one in each version of huggingface_hub
+        raise _refusal(model, revision, error) from error
     return Location(folder, model, "hub", folder.name)  # a snapshot's folder has the name of its commit
+
+
+def _refusal(model: str, revision: str | None, error: Exception) -> CheckpointNotFoundError:
+    """What the hub has answered, or that it has not."""
+    from huggingface_hub import errors
+
+    here = f"{model!r} is neither a folder here nor an installed package"
+    if isinstance(error, errors.HFValidationError):
+        return CheckpointNotFoundError(f"{here}, nor an id that the hub could have (owner/name).{_ways(model)}")
+    if isinstance(error, errors.GatedRepoError):
+        return CheckpointNotFoundError(
+            f"The hub gives {model!r} only to those who have accepted its terms: accept them on its page, and set "
+            "HF_TOKEN."
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return CheckpointNotFoundError(
+            f"{here}, and the hub has no repository of this name: check the spelling (owner/name), or set HF_TOKEN if "
+            f"it is private.{_ways(model)}"
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return CheckpointNotFoundError(f"The hub has no revision {revision!r} of {model}: check its spelling.")
+    reason, status = _reason(error)
+    if status in (401, 403):
+        return CheckpointNotFoundError(
+            f"{here}, and the hub refuses it ({status}): check the spelling (owner/name), and whether HF_TOKEN is "
+            f"valid and may read it.{_ways(model)}"
+        )
+    return HubUnreachableError(
+        f"{here}, and the hub could not be asked ({reason}): check the network (HF_ENDPOINT names a mirror), "
+        f"or pass the path of a downloaded checkpoint.{_ways(model)}"
+    )
+
+
+def _reason(error: Exception) -> tuple[str, int | None]:
+    """The error at the beginning of the chain, which says more than that of the library's cache, and the status that
+    the hub answered with."""
+    from huggingface_hub import errors
+
+    while error.__cause__ is not None and not isinstance(error, errors.HfHubHTTPError):
+        if not isinstance(error.__cause__, Exception):
+            break
+        error = error.__cause__
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return (f"it answered {status}" if status else f"{type(error).__name__}: {error}".strip(": ")), status
+
+
+def _ways(model: str) -> str:
+    """The package that carries ``model``, or names that may have been meant."""
+    if same := packaged_model(model):
+        return f" Without the hub: {same.install}."
+    near = near_names(model, ())
+    return f" Did you mean {' or '.join(near)}?" if near else ""

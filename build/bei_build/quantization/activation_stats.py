@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.core import Encoding, Engine, PackedBatch
+from bei.utils.share_done import Tell, untold
 from bei_build.spec.linear_layers import LinearLayer
 from bei_build.spec.quantization import rounded
 
@@ -51,7 +52,7 @@ def input_groups(layers: Sequence[LinearLayer]) -> dict[str, LinearLayer]:
 
 
 def collect_stats(
-    engine: Engine, encodings: Sequence[Encoding], widths: Mapping[str, int], seed: int
+    engine: Engine, encodings: Sequence[Encoding], widths: Mapping[str, int], seed: int, tell: Tell = untold
 ) -> dict[str, ActivationStats]:
     """Statistics by group. The engine has an output ``OUTPUT`` + name for each group, and runs one text after the
     other.
@@ -63,7 +64,8 @@ def collect_stats(
     a_text = max(1, -(-most // len(encodings)))
     collected = {group: _Collected() for group in widths}
     outputs = {OUTPUT + group for group in widths}
-    for encoding in encodings:
+    for num_done, encoding in enumerate(encodings):
+        tell(num_done, len(encodings))
         rows = engine.run(PackedBatch.from_encodings([encoding]), outputs)
         count = encoding.num_tokens
         # The first and the last token, often special tokens with unusual values, and some between.

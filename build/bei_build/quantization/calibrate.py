@@ -11,6 +11,7 @@ import msgspec
 from bei.artifact.certificate.record import LayerSensitivity, QuantizationRecord
 from bei.core import Encoding
 from bei.errors import ConfigError
+from bei.utils.share_done import Tell
 from bei_build.checkpoint.heads import tasks_of
 from bei_build.job import Job, open_fp32
 from bei_build.onnx_graph.writer import ObservedTensor
@@ -181,7 +182,7 @@ def _with_effects(job: Job, calibration: Calibration, progress: Progress) -> Cal
     with progress.step("Measure layers") as step:
         quantization, encodings = calibration.chosen.quantization, _encodings(job, calibration.texts)
         spec, read, longest = job.checkpoint.spec, job.weights.read, job.limits.max_seq_len
-        found = measure_effects(spec, read, quantization, encodings, longest, job.root)
+        found = measure_effects(spec, read, quantization, encodings, longest, job.root, step.tell)
         step.details.append(f"what rounding each of {len(quantization.layers)} changes of the outputs")
     if found is None:
         progress.note(
@@ -228,7 +229,7 @@ def calibrate(job: Job, number_format: Format, progress: Progress) -> Calibratio
     with progress.step(f"Calibrate ({number_format}, {task.method})") as step:
         encodings = _encodings(job, texts)
         num_tokens = sum(encoding.num_tokens for encoding in encodings)
-        chosen, how = _chosen(job, task, encodings)
+        chosen, how = _chosen(job, task, encodings, step.tell)
         step.details.append(
             f"{len(task.layers)} linear layers, {len(texts.texts)} texts of {texts.source}, {num_tokens:,} tokens"
         )
@@ -261,7 +262,7 @@ def _encodings(job: Job, texts: CalibrationTexts) -> list[Encoding]:
     return [encoding for encoding in encodings if encoding.num_tokens]
 
 
-def _chosen(job: Job, task: _Task, encodings: Sequence[Encoding]) -> tuple[ChosenScales, str]:
+def _chosen(job: Job, task: _Task, encodings: Sequence[Encoding], tell: Tell) -> tuple[ChosenScales, str]:
     """Scales, and the name of the method."""
     config, read = job.config, job.weights.read
     groups = input_groups(task.layers)
@@ -272,7 +273,7 @@ def _chosen(job: Job, task: _Task, encodings: Sequence[Encoding]) -> tuple[Chose
     for layer in rounded_too:
         outputs[PRODUCT + layer.name] = ObservedTensor(layer.name, len(layer.matrix(read)), is_product=True)
     with open_fp32(job, "The FP32 engine to calibrate with", outputs) as (engine, _):
-        seen = collect_stats(engine, encodings, widths, config.calibration_seed)
+        seen = collect_stats(engine, encodings, widths, config.calibration_seed, tell)
         products = largest_products(engine, encodings, [layer.name for layer in rounded_too])
     percentile, given = (
         config.calibration_percentile,

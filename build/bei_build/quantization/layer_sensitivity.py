@@ -22,6 +22,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from bei.core import Encoding, PackedBatch
 from bei.engine.packing import graph_inputs
 from bei.errors import EngineError
+from bei.utils.share_done import Tell, untold
 from bei_build import memory
 from bei_build.onnx_graph.attention import AttentionCore
 from bei_build.onnx_graph.transformer import write_graph
@@ -49,6 +50,7 @@ def measure_effects(
     encodings: Sequence[Encoding],
     max_seq_len: int,
     scratch: Path,
+    tell: Tell = untold,
 ) -> Mapping[str, float] | None:
     """For each layer of ``quantization``, the change from rounding it alone: the sum over all outputs of |changed -
     exact|^2 / |exact|^2.
@@ -67,7 +69,13 @@ def measure_effects(
         types = GraphTypes(DType.FP32, DType.FP32)
         path = write_graph(spec, read, Path(folder), types, AttentionCore.TRT_ATTENTION, max_seq_len)
         graph = _PerturbedGraph(path, quantization, [str(head.output) for head in spec.heads], batch)
-        return {name: rounded(graph.effect(name)) for name in quantization.layers} if graph.is_whole else None
+        if not graph.is_whole:
+            return None
+        effects: dict[str, float] = {}
+        for name in quantization.layers:
+            effects[name] = rounded(graph.effect(name))
+            tell(len(effects), len(quantization.layers))
+        return effects
 
 
 def _sample(encodings: Sequence[Encoding]) -> list[Encoding]:

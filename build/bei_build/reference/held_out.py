@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from bei.artifact.certificate.record import Certificate
 from bei.core import Encoding, Engine, Expansion, expanded
 from bei.errors import VerificationError
+from bei.utils.share_done import Tell, untold
 from bei.verification.comparison import ReferenceAnswers, kept_canary
 from bei.verification.engine_answers import MIN_TEXTS, EngineAnswers, HeldOut, Rows, joined, run
 from bei.verification.retrieval import RetrievalQuestions, ndcgs
@@ -34,11 +35,6 @@ class Budget:
         self._seconds = seconds
         self._clock = clock
         self._started = clock()
-
-    @property
-    def is_limited(self) -> bool:
-        """True if there is a limit."""
-        return self._seconds is not None
 
     def is_used(self, share: float = 1.0) -> bool:
         """True if ``share`` of the time is over."""
@@ -135,29 +131,33 @@ def _encoded(encode: Encode, texts: Sequence[Texts]) -> list[tuple[Texts, Encodi
 
 
 def ask_reference(
-    reference: Reference, encodings: Sequence[Encoding], outputs: Sequence[str], budget: Budget
+    reference: Reference,
+    encodings: Sequence[Encoding],
+    outputs: Sequence[str],
+    budget: Budget,
+    tell: Tell = untold,
 ) -> ReferenceAnswers:
     """The reference's rows for the first of ``encodings``: for all of them unless the budget ends earlier."""
-    if not budget.is_limited:
-        return ReferenceAnswers(reference.name, reference.is_own, reference.run(encodings, outputs))
     parts: list[Rows] = []
     for encoding in encodings:
         if len(parts) >= MIN_TEXTS and budget.is_used():
             break
         parts.append(reference.run([encoding], outputs))
+        tell(len(parts), len(encodings))
     return ReferenceAnswers(reference.name, reference.is_own, joined(parts))
 
 
-def rank_by_reference(reference: Reference, questions: RetrievalQuestions, budget: Budget) -> list[float] | None:
+def rank_by_reference(
+    reference: Reference, questions: RetrievalQuestions, budget: Budget, tell: Tell = untold
+) -> list[float] | None:
     """The reference's nDCG@10 for each query of ``questions``; None where the budget ends before all are answered."""
     encodings, output = questions.encodings, questions.ranking.output
-    if not budget.is_limited:
-        return ndcgs(questions, reference.run(encodings, [output]))
     parts: list[Rows] = []
     for encoding in encodings:
         if budget.is_used():
             return None
         parts.append(reference.run([encoding], [output]))
+        tell(len(parts), len(encodings))
     return ndcgs(questions, joined(parts))
 
 

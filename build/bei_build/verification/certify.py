@@ -75,9 +75,9 @@ def _verify(work: VerificationJob, progress: Progress) -> Certified:
     is_enough = partial(questions.budget.is_used, ENGINE_SHARE)
     with progress.step("Run engine") as step:
         with _open(work) as engine:
-            answers = ask_engine(engine, held_out, questions.outputs, is_enough)
+            answers = ask_engine(engine, held_out, questions.outputs, is_enough, step.tell)
             if questions.retrieval is not None:
-                found = ask_retrieval(engine, questions.retrieval, is_enough)
+                found = ask_retrieval(engine, questions.retrieval, is_enough, step.tell)
         step.details.append(f"{answers.num_texts} texts")
     expected = questions.expected_answers(progress, answers.num_texts, ranked=found is not None)
     ranked = None

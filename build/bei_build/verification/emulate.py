@@ -55,6 +55,6 @@ def _answers(job: Job, calibration: Calibration, questions: Questions, progress:
         progress.step("Emulate") as step,
         emulated_engine(spec, read, calibration.quantization, job.limits, job.root) as engine,
     ):
-        answers = ask_engine(engine, questions.held_out, questions.outputs)
+        answers = ask_engine(engine, questions.held_out, questions.outputs, tell=step.tell)
         step.details.append(f"{answers.num_texts} texts")
     return answers

