@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 SERVE_GROUPS: Mapping[str, Sequence[str]] = {
-    "where it listens": ("host", "port", "tcp", "uds", "uds_mode", "health_path", "predict_path", "root_path", "http_workers"),
+    "where it listens": (
+        *("host", "port", "tcp", "uds", "uds_mode", "health_path", "predict_path", "root_path", "http_workers"),
+    ),
     "who may ask (TLS, keys, browsers)": (
         *("tls_cert", "tls_key", "tls_client_ca", "api_keys_file", "metrics_need_key"),
         *("cors_origins", "cors_credentials", "require_signature"),
@@ -72,7 +74,9 @@ METAVARS: Mapping[str, str] = {
     "out": "FOLDER",
     "plan_of": "FOLDER",
     "require_signature": "FILE.pem,...",
-    "health_path", "predict_path", "root_path": "/PREFIX",
+    "root_path": "/PREFIX",
+    "health_path": "/PATH",
+    "predict_path": "/PATH",
     "sign": "FILE.pem",
     "sign_passphrase_file": "FILE",
     "timing_cache": "FILE",
