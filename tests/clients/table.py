@@ -11,6 +11,7 @@ tests/test_clients_table.py compares them with the page.
 from __future__ import annotations
 
 import ast
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
@@ -21,7 +22,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "clients.md"
-FOLDERS = ("tests/clients", "tests/e2e")
+FOLDERS = ("tests/clients", "tests/clients/npm", "tests/e2e")
+NPM = " (npm)"  # ends the names of packages for Node
 MARK = "client_call"
 
 HEADING = "## Calls of clients"
@@ -91,6 +93,15 @@ def all_rows() -> list[Row]:
     return sorted(row for path in paths for _, rows in rows_by_test(path) for row in rows)
 
 
+def version_of(package: str) -> str:
+    """Of an installed package, or of several that are named together."""
+    if not package.endswith(NPM):
+        return metadata.version(package)
+    installed = ROOT / "tests" / "clients" / "npm" / "node_modules"
+    files = [installed / name / "package.json" for name in package.removesuffix(NPM).split(", ")]
+    return ", ".join(json.loads(file.read_text("utf-8"))["version"] for file in files)
+
+
 def section(rows: Sequence[Row], versions: Mapping[str, str]) -> str:
     """From ``HEADING`` to the end of the page."""
     known = [f"| {package} | {versions[package]} |" for package in sorted({row.package for row in rows})]
@@ -145,7 +156,7 @@ def main() -> int:
         sys.stderr.write("".join(f"not passed: {row.line()}\n" for row in missing))
         return 1
     before, _, _ = PAGE.read_text("utf-8").partition(HEADING)
-    versions = {row.package: metadata.version(row.package) for row in rows}
+    versions = {row.package: version_of(row.package) for row in rows}
     PAGE.write_text(before + section(rows, versions), "utf-8")
     return 0
 
