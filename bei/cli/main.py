@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         run(options)
         sys.stdout.flush()  # it may be a file on a full disk
     except (BeiError, OSError) as error:  # OSError: a read-only folder, a pipe that nobody reads
-        _fail(str(error))
+        _fail((None if isinstance(error, ConfigError) else scarce_resource(error)) or str(error))
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
@@ -76,8 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _fail(message: str) -> NoReturn:
-    """Say it in one line, and end with exit code 2. At once, where threads of libraries might wait for more of what
-    there is no more of."""
+    """Say it in one line, and end with exit code 2."""
     print(f"error: {_one_line(message)}", file=sys.stderr)  # noqa: T201
     with suppress(OSError):
         sys.stdout.flush()
