@@ -18,6 +18,7 @@ from bei.errors import BeiError, EngineDeadError, EngineDiedError, EngineError, 
 from bei.port import UNIT_EMBEDDING
 from bei.scheduler.device_gate import Turn
 from bei.scheduler.queue import Entry
+from bei.utils.scarce_resources import scarce_resource
 
 log = logging.getLogger(__name__)
 
