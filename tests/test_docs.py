@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -193,3 +194,11 @@ def test_every_flag_of_bench_is_documented() -> None:
 def test_links_to_files_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("config_class", [ServeConfig, BuildConfig])
+def test_the_reference_has_the_range_of_every_number(config_class: type[Any]) -> None:
+    for field in dataclasses.fields(config_class):
+        if (within := field.metadata.get("within")) is not None:
+            (row,) = [line for line in REFERENCE.splitlines() if line.startswith(f"| {within} |")]
+            assert f"`{field.name}`" in row

@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would fail at exit again
         sys.exit(128 + signal.SIGPIPE)
     except (BeiError, OSError) as error:  # OSError: a read-only folder
-        _fail(str(error))
+        _fail((None if isinstance(error, ConfigError) else scarce_resource(error)) or str(error))
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
@@ -83,8 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _fail(message: str) -> NoReturn:
-    """Say it in one line, and end with exit code 2. At once, where threads of libraries might wait for more of what
-    there is no more of."""
+    """Say it in one line, and end with exit code 2."""
     print(f"error: {_one_line(message)}", file=sys.stderr)  # noqa: T201
     with suppress(OSError):
         sys.stdout.flush()

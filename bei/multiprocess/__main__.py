@@ -14,6 +14,7 @@ import socket
 import sys
 
 from bei.multiprocess.control.ignored_signals import IGNORED
+from bei.utils.scarce_resources import scarce_resource
 
 _PR_SET_PDEATHSIG = 1
 
@@ -26,7 +27,15 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)  # the supervisor has held them back until now
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    sock = _control_socket()
+    try:
+        _run(name, _control_socket())
+    except Exception as error:
+        if (lack := scarce_resource(error)) is None:
+            raise
+        sys.exit(f"error: {name}: {lack}")
+
+
+def _run(name: str, sock: socket.socket) -> None:
     role = name.partition("-")[0]
     if role == "engine":
         from bei.multiprocess.roles.engine import run

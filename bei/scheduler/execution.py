@@ -18,6 +18,7 @@ from bei.errors import BeiError, EngineDeadError, EngineDiedError, EngineError, 
 from bei.port import UNIT_EMBEDDING
 from bei.scheduler.device_gate import Turn
 from bei.scheduler.queue import Entry
+from bei.utils.scarce_resources import scarce_resource
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +117,11 @@ def run_isolating(
     except Exception as error:  # a border: a batch's failure must reach its requests, whatever it is
         on_failure("exception")
         if len(entries) == 1:
-            log.exception("engine failed on one sequence of %d tokens", entries[0].num_tokens)
+            lack = scarce_resource(error)  # which its traceback would not explain
+            reason = f": {lack}" if lack else ""
+            log.error(
+                "engine failed on one sequence of %d tokens%s", entries[0].num_tokens, reason, exc_info=lack is None
+            )
             return known([EngineError("The engine failed on this input; the server's log says why.")])
         log.warning("engine failed on a batch of %d sequences, running both halves again: %r", len(entries), error)
         half = len(entries) // 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,15 +18,18 @@ _TEXTS = tuple(os.strerror(number) for number in _FULL)  # as libraries in C++ a
 _TRIED_BYTES = 1 << 16
 
 
-def full_disk(error: BaseException, folder: Path) -> DiskFullError | None:
+def full_disk(error: BaseException, folder: Path, needed_bytes: int = 0) -> DiskFullError | None:
     """The error that says that ``folder``, or the folder of temporary files, is full, if that is what ``error`` came
     from; else None.
 
-    Some libraries say only that they could not write. Call it before what was written is removed.
+    Some libraries say only that they could not write. Call it before what was written is removed; where the library
+    has removed it, ``needed_bytes`` is what it tried to write into ``folder``.
     """
     if not isinstance(error, Exception):
         return None
     found = next((place for place in (folder, Path(tempfile.gettempdir())) if _is_full(place)), None)
+    if found is None and needed_bytes > shutil.disk_usage(folder).free:
+        found = folder
     if found is None and not any(_says_so(one) for one in _chain(error)):
         return None
     return DiskFullError(
@@ -73,7 +77,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _says_so(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _FULL
-    return any(text in str(error) for text in _TEXTS)
+    return isinstance(error, DiskFullError) or any(text in str(error) for text in _TEXTS)
 
 
 def _is_full(folder: Path) -> bool:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import errno
 import re
 
-_MEMORY = re.compile(
-    "cannot allocate memory|bad_alloc|failed to map segment|out of memory|memory allocation", re.IGNORECASE
-)
+_MEMORY = re.compile("cannot allocate memory|can't alloc|bad_alloc|failed to map segment", re.IGNORECASE)
 _THREADS = re.compile(
     "can't start new thread|resource temporarily unavailable|pthread_create|ThreadPoolBuildError", re.IGNORECASE
 )
@@ -33,5 +31,6 @@ def scarce_resource(error: BaseException) -> str | None:
 
 
 def _reason(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0][:200] if text else type(error).__name__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    known = [line for line in lines if _MEMORY.search(line) or _THREADS.search(line)]
+    return (known or lines or [type(error).__name__])[-1][-200:]

@@ -152,3 +152,22 @@ def test_a_wrong_settings_file(env: Mapping[str, str], tmp_path: Path, content: 
 
 def test_an_unknown_variable(env: Mapping[str, str], tmp_path: Path) -> None:
     assert "Did you mean 'port'?" in fails(["serve"], {**env, "BEI_PROT": "1"}, tmp_path)
+
+
+def test_a_port_in_use_is_found_before_anything_is_built(
+    checkpoint: Path, env: Mapping[str, str], tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        line = fails(["serve", checkpoint, "--port", port, "--cache-dir", tmp_path / "cache"], env, tmp_path)
+    assert f"Cannot listen on 127.0.0.1 port {port}" in line
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_prompt_whose_name_cannot_be_printed_is_refused_before_anything_is_compiled(
+    checkpoint: Path, env: Mapping[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "build.yaml").write_text('prompts: {"a\\u0007b": "x"}')
+    line = fails(["build", checkpoint, "--config", "build.yaml", "--out", "out"], env, tmp_path, num_lines=None)
+    assert "A prompt's name in the setting prompts cannot be kept" in line
+    assert not (tmp_path / "out").exists()

@@ -87,7 +87,9 @@ class OpenVINOCompiler:
                 ov.save_model(model, folder / OPENVINO_MODEL, compress_to_fp16=False)
             except RuntimeError as error:
                 refused = CompileError(f"OpenVINO refused the graph: {error}")
-                raise full_disk(error, folder) or refused from error
+                # The engine is about as large as the graph. OpenVINO removes what it could not complete.
+                graph_bytes = sum(file.stat().st_size for file in place.iterdir())
+                raise full_disk(error, folder, graph_bytes) or refused from error
             del model  # it maps the scratch files
         return EngineRequirements(
             compiler="openvino",

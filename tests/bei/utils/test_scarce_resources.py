@@ -1,0 +1,36 @@
+"""Errors that came from a lack of memory or threads, in their causes too."""
+
+from __future__ import annotations
+
+import errno
+import re
+
+import pytest
+
+from bei.errors import EngineError
+from bei.utils.scarce_resources import scarce_resource
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (MemoryError(), r"no memory left for this process \(MemoryError\): raise its limit \(ulimit -v"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "no memory left"),
+        (RuntimeError("core.cpp:117:\n std::bad_alloc"), r"no memory left for this process \(std::bad_alloc\)"),
+        (ImportError("libx.so: failed to map segment from shared object"), "no memory left"),
+        (RuntimeError("can't start new thread"), r"No thread or process can be started \(can't start new thread\)"),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "No thread or process can be started"),
+    ],
+)
+def test_what_the_process_lacks_is_told_with_what_to_do(error: Exception, message: str) -> None:
+    outer = EngineError("The engine cannot be loaded.")
+    outer.__cause__ = error
+    for one in (error, outer):
+        found = scarce_resource(one)
+        assert found is not None
+        assert re.search(message, found)
+
+
+def test_other_errors_are_left_alone() -> None:
+    assert scarce_resource(ValueError("CUDA out of memory")) is None
+    assert scarce_resource(KeyError("x")) is None

@@ -1,0 +1,59 @@
+"""Commands of a process that may have little memory, or few threads: one line that says what to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from bei.artifact.manifest import Artifact
+from tests.e2e.process import BEI, DEADLINE_S
+
+_STRANGER = 12345
+# Root has no limit of processes. Another user must still be able to read this interpreter and these files.
+_AS_STRANGER = (
+    *("setpriv", f"--reuid={_STRANGER}", "--clear-groups"),
+    *("--inh-caps", "+dac_override,+dac_read_search", "--ambient-caps", "+dac_override,+dac_read_search"),
+)
+
+
+def last_line(limit: str, arguments: Sequence[object], env: Mapping[str, str], cwd: Path, user: Sequence[str]) -> str:
+    """The last line on stderr of a ``bei`` that fails within ``limit`` (of ulimit)."""
+    command = [*user, "sh", "-c", f'ulimit {limit}; exec "$@"', "sh", *BEI, *map(str, arguments)]
+    ended = subprocess.run(
+        command, env=dict(env), cwd=cwd, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert "Traceback" not in ended.stderr
+    return ended.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("command", "kilobytes"), [("inspect", 150_000), ("serve", 150_000), ("serve", 300_000)])
+def test_too_little_memory_is_called_so(
+    command: str, kilobytes: int, tiny: Artifact, env: Mapping[str, str], tmp_path: Path
+) -> None:
+    port = ("--port", 0) if command == "serve" else ()
+    line = last_line(f"-v {kilobytes}", [command, tiny.path, *port], env, tmp_path, ())
+    assert line.startswith("error: There is no memory left for this process (")
+    assert "ulimit -v" in line
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs another user")
+@pytest.mark.parametrize("flags", [(), ("--http-workers", "2")], ids=["one process", "several"])
+@pytest.mark.parametrize("count", [4, 9])
+def test_too_few_threads_are_called_so(
+    count: int, flags: tuple[str, ...], tiny: Artifact, env: Mapping[str, str], tmp_path: Path
+) -> None:
+    arguments = ["serve", tiny.path, "--port", 0, *flags]
+    line = last_line(f"-{'u' if _has_u() else 'p'} {count}", arguments, env, tmp_path, _AS_STRANGER)
+    assert line.startswith("error: No thread or process can be started (")
+    assert "ulimit -u" in line
+
+
+def _has_u() -> bool:
+    """Bash has -u for what dash calls -p."""
+    return subprocess.run(["sh", "-c", "ulimit -u"], capture_output=True, check=False).returncode == 0
