@@ -82,10 +82,11 @@ class LaneStats(NamedTuple):
 class PortStats(NamedTuple):
     """The state of an engine and its queue.
 
-    ``running_s``: how much longer a running step is predicted to take, mean over those that run. ``slowdown``: how many
-    times its cost work takes: more where other models use the device too, less where several steps run at once.
-    ``interactive_share``: the share of the engine's recent time in which interactive work ran. ``is_alive``: answers
-    still come. ``is_stalled``: a step has run for so long that the engine is taken to hang; it is being replaced.
+    ``num_running``: sequences of the steps that run. ``running_s``: how much longer a running step is predicted to
+    take, mean over those that run. ``slowdown``: how many times its cost work takes: more where other models use the
+    device too, less where several steps run at once. ``interactive_share``: the share of the engine's recent time in
+    which interactive work ran. ``is_alive``: answers still come. ``is_stalled``: a step has run for so long that the
+    engine is taken to hang; it is being replaced.
     ``is_busy``: a step runs or waits. ``last_step_s``: when the last step ended; -inf before the first.
     ``step_cap_s``: the longest step of bulk work while interactive work waits or is expected. ``overtaking``: how many
     times as long as in the order of arrival a sequence may wait, as later ones that are nearer in length go before it.
@@ -93,6 +94,7 @@ class PortStats(NamedTuple):
     """
 
     lanes: Mapping[Lane, LaneStats]
+    num_running: int
     running_s: float
     slowdown: float
     interactive_share: float

@@ -107,13 +107,13 @@ def documented_metrics() -> dict[str, tuple[str, set[str]]]:
     return {
         name: (kind, set(filter(None, labels.split(","))))
         for names, kind in rows
-        for name, labels in re.findall(r"`(\w+)(?:{([\w,]+)})?`", names)
+        for name, labels in re.findall(r"`([\w:]+)(?:{([\w,]+)})?`", names)
     }
 
 
 def test_every_metric_is_documented_with_its_kind_and_labels() -> None:
     text, documented = scraped(), documented_metrics()
-    kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.M))
+    kinds = dict(re.findall(r"^# TYPE ([\w:]+) (\w+)$", text, re.M))
     assert {name: kind for name, (kind, _) in documented.items()} == kinds
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

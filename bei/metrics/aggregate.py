@@ -24,6 +24,7 @@ GAUGES: Final[Mapping[str, Callable[[float, float], float]]] = {
     "bei_queue_tokens": max,
     "bei_queue_cost_seconds": max,
     "bei_drain_seconds": max,
+    "bei_running_sequences": max,
     "bei_step_cap_seconds": max,
     "bei_batch_sequences_limit": max,
     "bei_batch_tokens_limit": max,

@@ -47,6 +47,7 @@ class PortGauges:
             GaugeMetricFamily("bei_queue_tokens", "Tokens waiting", labels=_LANE),
             GaugeMetricFamily("bei_queue_cost_seconds", "Predicted engine seconds of waiting work", labels=_LANE),
             GaugeMetricFamily("bei_drain_seconds", "Predicted wait of a request that comes now", labels=_LANE),
+            GaugeMetricFamily("bei_running_sequences", "Sequences of running steps", labels=_MODEL),
             GaugeMetricFamily(
                 "bei_step_cap_seconds", "The longest step of bulk work beside interactive work", labels=_MODEL
             ),
@@ -56,7 +57,7 @@ class PortGauges:
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The families with current values."""
-        *of_lanes, drain, step_cap, max_sequences, max_tokens = families = self.describe()
+        *of_lanes, drain, running, step_cap, max_sequences, max_tokens = families = self.describe()
         for model, source in list(self._sources.items()):
             all_stats = [stats() for stats in source.ports]
             newest = all_stats[-1] if all_stats else None
@@ -65,6 +66,7 @@ class PortGauges:
                     family.add_metric((model, lane), sum(stats.lanes[lane][field] for stats in all_stats))
                 wait_s = 0.0 if newest is None or source.wait_s is None else source.wait_s(lane, newest)
                 drain.add_metric((model, lane), wait_s)
+            running.add_metric((model,), sum(stats.num_running for stats in all_stats))
             step_cap.add_metric((model,), 0.0 if newest is None else newest.step_cap_s)
             if source.limits is not None:
                 max_sequences.add_metric((model,), source.limits.max_batch_size)

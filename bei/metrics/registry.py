@@ -22,6 +22,7 @@ from bei.metrics.engine_gauges import PortGauges, WaitS
 from bei.metrics.histogram import Histogram, Series
 from bei.metrics.last_minute import RecentRequests, RecentSteps
 from bei.metrics.tei import AnsweredRequests, te_exposition
+from bei.metrics.vllm import vllm_families
 from bei.port import LANES, Lane, PortStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -229,7 +230,7 @@ class Metrics:
             for name in names:
                 up.add_metric([name], value)
         te = te_exposition(families, answered, self.model_routes, embedders)
-        return generate_latest(_Collected([*families, up])) + te.encode()
+        return generate_latest(_Collected([*families, up, *vllm_families(families)])) + te.encode()
 
 
 class _Collected:

@@ -142,6 +142,7 @@ class BatchManager:
             num_streams = self._engine.info.num_streams
             return PortStats(
                 lanes=self._queues.stats(),
+                num_running=sum([len(step.entries) for step in steps]),
                 running_s=left_s(steps, now_s),
                 slowdown=self._gate.gate.num_busy(self._gate) / num_streams,
                 interactive_share=self._scheduler.served.interactive_share(now_s, num_streams),

@@ -343,7 +343,9 @@ class RemotePort:
         """The connection has ended: make another one."""
         with self._lock:
             self._channel = None
-            self._stats = self._stats._replace(lanes=dict.fromkeys(LANES, _NOTHING), running_s=0.0, is_busy=False)
+            self._stats = self._stats._replace(
+                lanes=dict.fromkeys(LANES, _NOTHING), num_running=0, running_s=0.0, is_busy=False
+            )
             self._unseen = deque(self._in_flight.remaining())
             is_over = self._death is not None or (self._is_closing and not self._in_flight)
         channel.end()

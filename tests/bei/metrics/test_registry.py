@@ -11,6 +11,7 @@ from bei.port import Lane, LaneStats, PortStats
 LIMITS = Limits(max_num_tokens=64, max_batch_size=8, max_seq_len=16)
 STATS = PortStats(
     lanes={"interactive": LaneStats(1, 10, 0.125), "bulk": LaneStats(5, 50, 0.5)},
+    num_running=3,
     running_s=0.0,
     slowdown=1.0,
     interactive_share=0.0,
@@ -33,6 +34,16 @@ def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
     """(name, label values...) -> value."""
     families = text_string_to_metric_families(metrics.render().decode())
     return {(sample.name, *sample.labels.values()): sample.value for family in families for sample in family.samples}
+
+
+def test_gateways_find_what_waits_and_what_runs_under_vllm_s_names() -> None:
+    metrics = Metrics()
+    ModelMetrics(metrics, "first").watch(stats, LIMITS)
+    ModelMetrics(metrics, "second").watch(stats, LIMITS)
+    found = samples(metrics)
+    for model in ("first", "second"):
+        assert found["vllm:num_requests_waiting", model] == 6
+        assert found["vllm:num_requests_running", model] == found["bei_running_sequences", model] == 3
 
 
 def test_every_event_of_a_model_is_counted_under_its_name() -> None:

@@ -48,6 +48,7 @@ def stats_of(
     costs = {"interactive": interactive_s, "bulk": bulk_s}
     return PortStats(
         lanes={lane: LaneStats(int(costs[lane] > 0), int(costs[lane] / PER_TOKEN_S), costs[lane]) for lane in LANES},
+        num_running=0,
         running_s=running_s,
         slowdown=slowdown,
         interactive_share=interactive_share,

@@ -393,6 +393,7 @@ class StatedPort:
 
 _STATS = PortStats(
     lanes={"interactive": LaneStats(1, 10, 0.5), "bulk": LaneStats(0, 0, 0.0)},
+    num_running=3,
     running_s=1000.0,
     slowdown=0.5,
     interactive_share=0.25,
