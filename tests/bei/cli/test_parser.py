@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import re
 import subprocess
 import sys
@@ -147,6 +148,14 @@ def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert completed("ser") == {"serve"}
     assert completed("serve", "--tls-c") == {"--tls-cert", "--tls-client-ca"}
     assert completed("serve", "--tune", "") == {"auto", "off", "force"}
+
+
+def test_whoever_has_read_enough_of_the_output_gets_no_error() -> None:
+    """bei serve --help | head -1"""
+    command = f"{sys.executable} -m bei serve --help | head -1; echo ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env={**os.environ, "COLUMNS": "20"})
+    assert ended.stderr == ""
+    assert ended.stdout.splitlines()[0].startswith("usage: bei serve")
 
 
 def test_completion_names_its_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
