@@ -1,4 +1,4 @@
-"""Start-up, serving and the drain: a server's life from arguments to exit code, where it is one process."""
+"""A server of one process: start-up, serving and drain."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 def run(artifacts: Seq[Path | Artifact], config: ServeConfig, sockets: Sockets) -> None:
     """Serve ``artifacts`` on ``sockets`` until SIGTERM or SIGINT; returns when every accepted request is answered.
 
-    Artifacts given by their paths are verified first, the others have been.
+    Artifacts given by their paths are verified first; the others are verified already.
 
     Raises ArtifactError and its subclasses, ConfigError, MissingDependencyError, EngineError, before it serves.
     """
@@ -46,7 +46,7 @@ def run(artifacts: Seq[Path | Artifact], config: ServeConfig, sockets: Sockets) 
 
 
 async def _serve(artifacts: Seq[Path | Artifact], config: ServeConfig, sockets: Sockets) -> None:
-    # First what costs nothing: a lost key is known before gigabytes are loaded.
+    # First the cheap steps: a missing key is reported before gigabytes are loaded.
     memory = remember()
     _take_device(artifacts, config)
     metrics = Metrics()
@@ -56,7 +56,7 @@ async def _serve(artifacts: Seq[Path | Artifact], config: ServeConfig, sockets: 
     models, swapping = _load(artifacts, config, metrics)
     reloading.add(swapping.reload)
     for service in models:
-        await service.check_ready()  # an engine that computes something else must not get a single request
+        await service.check_ready()  # an engine that computes other numbers than at build time must not get a request
     app = create_app(models, config, metrics, keys, request_log, tracing)
     max_connections = fitting_connections(config.max_connections, MOST_HANDSHAKES if tls is not None else 0)
     connections = Connections(config, metrics, max_connections, request_log)
@@ -83,12 +83,12 @@ async def _serve(artifacts: Seq[Path | Artifact], config: ServeConfig, sockets: 
     if not swapping.is_loading:
         await swapping.wait_closed()
     log.info("stopped")
-    if swapping.is_loading:  # seconds or minutes more, for an engine that nobody will ask
+    if swapping.is_loading:  # it would take seconds or minutes more, for an engine that is not used
         exit_now()
 
 
 def _take_device(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
-    """The one device that may be named is this process's: nothing has to go to another one. Raises ConfigError."""
+    """Bind this process to the device that ``config`` names, if it names one. Raises ConfigError."""
     if config.devices:
         targets = {manifest.name: manifest.target for manifest in map(manifest_of, artifacts)}
         (device,) = devices_of(config.devices, targets, os.environ, usable_cores())
@@ -96,7 +96,7 @@ def _take_device(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
 
 
 def _load(artifacts: Seq[Path | Artifact], config: ServeConfig, metrics: Metrics) -> tuple[Models, LocalSwaps]:
-    """The services of ``artifacts``, and what swaps them for others."""
+    """The services of ``artifacts``, and their swaps for new ones."""
     gate = DeviceGate()
 
     def start(loaded: Loaded) -> InferenceService:
@@ -113,8 +113,8 @@ def _load(artifacts: Seq[Path | Artifact], config: ServeConfig, metrics: Metrics
 
 
 class _Signals:
-    """First signal: refuse new requests with 503, answer what is accepted, stop. Second: refuse what waits, too, and
-    end the process within seconds, whatever hangs. SIGHUP: look at everything anew.
+    """First signal: refuse new requests with 503, answer those that are accepted, stop. Second: refuse those that wait,
+    too, and end the process within seconds, even if something hangs. SIGHUP: reload everything.
     """
 
     def __init__(self, server: DrainingServer, models: Models, reloading: SighupReloads, swapping: LocalSwaps) -> None:
@@ -125,7 +125,7 @@ class _Signals:
         self._drain: asyncio.Task[None] | None = None
 
     def take(self, terminal: LogTerminal) -> None:
-        """Be called from now on. On the event loop."""
+        """Install the handlers. Call it on the event loop."""
         loop = asyncio.get_running_loop()
 
         def later() -> None:

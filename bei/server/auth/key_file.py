@@ -1,6 +1,6 @@
 """API keys as an operator writes them: a YAML file, and the variable BEI_API_KEYS.
 
-The file has a table by name. A key alone is a text; a list has several, of which each is good, for rotation:
+The file has a table by name. A string is one key; a list has several keys, all of them valid, for rotation:
 
     search: 4f1c9a7be2d0463fb8a1
     crawler:
@@ -10,7 +10,7 @@ The file has a table by name. A key alone is a text; a list has several, of whic
       requests_per_second: 20
       tokens_per_second: 50000
 
-No message has a key in it, and none quotes the file: where YAML is wrong it says the line.
+No message contains a key or quotes the file: for invalid YAML it gives the line.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ from bei.utils.ranges import Range
 
 VARIABLE = "BEI_API_KEYS"
 
-# Of a key in the variable that has none.
+# The name of a key in the variable that has none.
 DEFAULT_NAME = "default"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_SECRET = re.compile(r"[\x21-\x7e]{1,512}")  # what a header can hold and nobody cuts
+_SECRET = re.compile(r"[\x21-\x7e]{1,512}")  # characters that a header can hold, and that no proxy strips
 _LANES = get_args(Lane)
 _RATES = Range(0, 1_000_000_000_000, above=True)
 
 
 @dataclass(frozen=True)
 class KeySpec:
-    """One name. ``secrets``: the keys, any of which will do. ``lane``: of requests that do not say; None: as their
-    size says. ``may_raise_lane``: requests may ask for interactive although ``lane`` is bulk. Rates None: no limit.
+    """The keys of one name, all of them valid (``secrets``), and their rights. ``lane``: of requests that ask for none;
+    None: their size decides. ``may_raise_lane``: requests may ask for interactive although ``lane`` is bulk. Rates
+    None: no limit.
     """
 
     name: str
@@ -57,9 +58,9 @@ _FIELDS = {"key"} | {one.name for one in fields(KeySpec)} - {"name", "secrets"}
 
 
 def key_specs(file: str | None, entries: Seq[str]) -> list[KeySpec]:
-    """All keys of ``file`` and ``entries``, of which each is ``NAME:KEY`` or a key.
+    """All keys of ``file`` and ``entries``. An entry is ``NAME:KEY`` or a key.
 
-    Raises ConfigError where the file cannot be read, has no key or a wrong one, or a name or key is there twice.
+    Raises ConfigError if the file cannot be read, has no key or an invalid one, or a name or key occurs twice.
     """
     specs = [] if file is None else _of_file(file)
     specs += _of_entries(entries)
@@ -78,7 +79,7 @@ def _uses(specs: Seq[KeySpec]) -> Counter[str]:
 
 
 def _of_entries(entries: Seq[str]) -> list[KeySpec]:
-    """A name may be there several times: its keys are all good."""
+    """The keys of ``entries``. A name may occur several times: all its keys are valid."""
     found: dict[str, list[str]] = {}
     for place, entry in enumerate(entries, 1):
         name, colon, secret = entry.partition(":")
@@ -110,7 +111,7 @@ def _table(file: str, where: str) -> Any:
     except _TwiceError as error:
         raise ConfigError(f"{where} have a name twice in one table (line {error.line}): keep one.") from None
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)  # its text would quote the line
+        mark = getattr(error, "problem_mark", None)  # the error's own text would quote the line
         line = "" if mark is None else f" (line {mark.line + 1})"
         raise ConfigError(f"{where} are no YAML{line}: write 'name: key' lines.") from None
     except (UnicodeDecodeError, RecursionError, ValueError):
@@ -118,7 +119,7 @@ def _table(file: str, where: str) -> Any:
 
 
 class _TwiceError(Exception):
-    """A name that is twice in one table."""
+    """A name occurs twice in one table."""
 
     def __init__(self, line: int) -> None:
         super().__init__(line)
@@ -126,14 +127,14 @@ class _TwiceError(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """Takes no table that has a name twice: of two keys one would be lost, and nobody told."""
+    """Refuses a table that has a name twice: SafeLoader would drop one of the two keys silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """As SafeLoader's. Raises _TwiceError."""
         seen = set()
         for name, _ in node.value:
             if not isinstance(name, yaml.ScalarNode):
-                continue  # no name, as SafeLoader or the caller says
+                continue  # not a name: SafeLoader or the caller refuses it
             if name.value in seen:
                 raise _TwiceError(name.start_mark.line + 1)
             seen.add(name.value)

@@ -20,7 +20,7 @@ from bei.server.scope import names_of
 
 
 class Urgency(NamedTuple):
-    """``lane`` None: as the request's size says. ``deadline_s`` is on the monotonic clock; None: there is none."""
+    """``lane`` None: the request's size decides. ``deadline_s`` is on the monotonic clock; None: there is none."""
 
     lane: Lane | None = None
     deadline_s: float | None = None
@@ -31,11 +31,11 @@ _LANES: dict[str, Lane] = {lane: lane for lane in get_args(Lane)}
 
 
 class Deadline(NamedTuple):
-    """A header whose number ``meant`` turns into a deadline on the monotonic clock."""
+    """A header with a number; ``deadline_of`` turns it into a deadline on the monotonic clock."""
 
     header: str
     description: str
-    meant: Callable[[float], float]
+    deadline_of: Callable[[float], float]
 
 
 _IN_MS = Deadline("Request-Timeout-Ms", "Milliseconds from now.", lambda number: time.monotonic() + number / 1000)
@@ -54,7 +54,8 @@ _UNSAID = Urgency()
 
 
 def urgency_of(headers: Seq[tuple[bytes, bytes]]) -> Urgency:
-    """Of several deadlines the earliest counts. Raises InvalidRequestError that names the header."""
+    """The lane and the deadline in ``headers``; of several deadlines the earliest. Raises InvalidRequestError, which
+    names the header."""
     if _NAMES.isdisjoint(names_of(headers)):
         return _UNSAID
     lane: Lane | None = None
@@ -66,8 +67,8 @@ def urgency_of(headers: Seq[tuple[bytes, bytes]]) -> Urgency:
                 names = " or ".join(_LANES)
                 raise InvalidRequestError(f"The header x-bei-lane must be {names}, not {_text(value)!r}.", "x-bei-lane")
         elif name in DEADLINES:
-            meant_s = DEADLINES[name].meant(_number(name, value))
-            deadline_s = meant_s if deadline_s is None else min(deadline_s, meant_s)
+            header_s = DEADLINES[name].deadline_of(_number(name, value))
+            deadline_s = header_s if deadline_s is None else min(deadline_s, header_s)
     return Urgency(lane, deadline_s)
 
 

@@ -1,4 +1,4 @@
-"""Bodies with a Content-Encoding, gzip (RFC 1952) or zstd (RFC 8878): decoded in bounded pieces, coded as they come."""
+"""Bodies with a Content-Encoding, gzip (RFC 1952) or zstd (RFC 8878), decoded and encoded in pieces of bounded size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ else:
 CODINGS = ("gzip", "zstd")
 
 _ALIASES = {"": "identity", "x-gzip": "gzip"}  # RFC 9110, section 8.4.1.3
-_GZIP = 16 + zlib.MAX_WBITS  # zlib's way to say: with gzip's header and checksum
+_GZIP = 16 + zlib.MAX_WBITS  # for zlib: with gzip's header and checksum
 
 # The window that every zstd decoder for HTTP must have and no encoder may exceed (RFC 9659): a frame's header alone
 # makes the decoder allocate it.
@@ -29,13 +29,14 @@ _GZIP_LEVEL = 1
 _ZSTD_LEVEL = 1
 
 _PIECE = 65536
-# Members of gzip or frames of zstd in one body: many compressors write one for every 64 kB or more, and each costs a
-# decoder, even if it is empty.
+# Most members of gzip or frames of zstd in one body. Many compressors write one for every 64 kB or more; each takes a
+# decoder of its own, even if it is empty.
 _MOST_PARTS = 1000
-# To decode this much takes less than a millisecond or so: what is larger, before or after, goes to the thread.
+# Bodies of at most this many bytes, encoded and decoded, are decoded on the event loop: in about a millisecond. Larger
+# ones go to the thread.
 _INLINE = 262_144
 
-# One thread: however many bodies wait, one decoder's window and one decoded body are held beside them.
+# One thread: however many bodies wait, only one decoder's window and one decoded body are in memory beside them.
 _decoder = ThreadPoolExecutor(1, "decoder")
 
 
@@ -55,7 +56,7 @@ def content_coding(header: str | None) -> str:
 
 
 async def decoded(body: bytes, coding: str, limit: int) -> bytes:
-    """``body`` without its ``coding``; what is small at once, what is large in a thread, so that the loop goes on.
+    """``body`` decoded from ``coding``: a small one on the event loop, a large one in a thread.
 
     Raises PayloadTooLargeError as soon as more than ``limit`` bytes come out, InvalidRequestError.
     """
@@ -71,9 +72,9 @@ async def decoded(body: bytes, coding: str, limit: int) -> bytes:
 
 
 def decode(body: bytes, coding: str, limit: int) -> bytes:
-    """``body``, not empty, without its ``coding``, one of CODINGS. Never holds more than ``limit`` bytes and a piece.
+    """Decode ``body``, not empty, from ``coding``, one of CODINGS. Never holds more than ``limit`` bytes and a piece.
 
-    Raises PayloadTooLargeError, InvalidRequestError where the body is not whole or not of this coding.
+    Raises PayloadTooLargeError, InvalidRequestError if the body is incomplete or not in this coding.
     """
     pieces: list[bytes] = []
     size = 0
@@ -127,8 +128,8 @@ def _zstd_pieces(body: bytes) -> Iterator[bytes]:
 
 
 def coded(pieces: Iterable[bytes], coding: str) -> Iterator[bytes]:
-    """``pieces`` in ``coding``, one of CODINGS, as soon as the coder gives something away. The fastest level: numbers
-    shrink to little less than half on any."""
+    """Encode ``pieces`` in ``coding``, one of CODINGS; yields output as soon as the encoder has some. The level is the
+    fastest: on any level, numbers shrink to a little less than half."""
     coder = _coder(coding)
     for piece in pieces:
         if out := coder.compress(piece):
@@ -147,8 +148,8 @@ def _coder(coding: str) -> _Coder:
 
 
 def _slices(body: bytes) -> Iterator[bytes]:
-    # Decoders copy what they leave of their input: of a slice that is little, of a whole body time that grows with its
-    # square.
+    # A decoder copies the input that it has not used yet. Of a slice that is little; of a whole body the copies would
+    # take time that grows with the square of its size.
     for start in range(0, len(body), _PIECE):
         yield body[start : start + _PIECE]
 

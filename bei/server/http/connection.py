@@ -1,8 +1,8 @@
-"""HTTP/1.1 on one connection: uvicorn's protocol, and what a client may make it wait for and hold.
+"""HTTP/1.1 on one connection: uvicorn's protocol, with limits on the time and memory that a client may take.
 
-httptools parses; uvicorn runs the application and writes what it sends. Here are the requests' scopes, the deadlines of
-each phase of a request, the limits on its headers, the account of its body (``memory_budgets``), refusals in our form
-of errors, and the way to read the body of a request that asks for another protocol.
+httptools parses; uvicorn runs the application and writes what it sends. This file adds the requests' scopes, the
+deadline of each phase of a request, the limits on its headers, the account of its body (``memory_budgets``), refusals
+in bei's form of errors, and the body of a request that asks for another protocol.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from bei.server.scope import SCOPE_BODY
 # An upload that is faster than this is never cut off, however large.
 _MIN_BYTES_PER_S = 10_000
 
-# A connection whose client is still sending is read for so long after its last answer: closed at once, it would be
-# reset, and the client might never see the answer (RFC 9112, section 9.6).
+# Seconds for which a connection is read after its last answer if the client is still sending. Closed at once, it would
+# be reset, and the client might never see the answer (RFC 9112, section 9.6).
 _LINGER_S = 2.0
 
-# Bytes of a body that nobody reads, as its answer was sent before.
+# Most bytes that are read and dropped of a body whose request is answered already.
 _MOST_DROPPED = 64_000_000
 
-# Requests that wait for the answer to one before them on the same connection.
+# Most requests that wait for the answer to an earlier one on the same connection.
 _MOST_PIPELINED = 100
 
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
@@ -59,7 +59,7 @@ _MALFORMED = "The request is not HTTP/1.1: send what RFC 9112 describes, with TL
 
 
 class _Phase(enum.Enum):
-    """What the client is doing."""
+    """The client's activity."""
 
     IDLE = enum.auto()  # nothing; all its requests are answered
     HEAD = enum.auto()  # sends a request line and headers
@@ -68,7 +68,7 @@ class _Phase(enum.Enum):
     CLOSING = enum.auto()  # takes its last answer
 
 
-# By these names, since looking a member up in its class is slow up to Python 3.11, and a request does it often.
+# Names of the module, because looking a member up in its class is slow up to Python 3.11, and a request does it often.
 _IDLE, _HEAD, _BODY, _WAIT, _CLOSING = _Phase
 
 
@@ -93,27 +93,27 @@ class Connection(HttpToolsProtocol):
         self._is_deaf = False
         self.deadline_s = math.inf
         self._body_since_s = 0.0
-        self._head_begins = False  # with the bytes that are parsed now, or behind others among them
-        # Of the request's target, headers and trailers; of a head that comes in many packets also method and version.
+        self._head_begins = False  # a head begins within the bytes that are parsed now
+        # Bytes of the request's target, headers and trailers; of a head in several packets also of method and version.
         self._head_bytes = 0
-        self._unparsed_bytes = 0  # of a body that the parser has taken and has nothing to show for
+        self._unparsed_bytes = 0  # of a body: the parser has taken them and called nothing
         self._has_moved = False
         self._dropped_bytes = 0
-        self._unsent_bytes: float = math.inf  # when the client's time to take its answers began
+        self._unsent_bytes: float = math.inf  # at the time when the client's time to take its answers began
         self._due: deque[tuple[RequestResponseCycle, Body]] = deque()  # requests that are not answered
         self._body: Body | None = None  # of the last request
 
-    # What the transport calls.
+    # Called by the transport.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """The first call."""
+        """The connection is open."""
         super().connection_made(transport)
         self._answer_transport = AnswerTransport(self, transport)
         self._set_idle()
         self._connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The last call."""
+        """The connection is closed: tell all requests that are not answered."""
         for cycle, body in self._due:  # uvicorn tells the last one only
             cycle.disconnected = True
             cycle.message_event.set()
@@ -124,7 +124,7 @@ class Connection(HttpToolsProtocol):
         self._connections.discard(self)
 
     def data_received(self, data: bytes) -> None:
-        """Whatever the client has sent."""
+        """Parse what the client has sent."""
         if self._phase is _CLOSING or self._is_deaf:
             return
         if self._phase is _IDLE or self._phase is _WAIT:
@@ -141,7 +141,7 @@ class Connection(HttpToolsProtocol):
         elif self._has_moved:
             self._unparsed_bytes = 0
             return
-        else:  # within a trailer, a chunk's size
+        else:  # within a trailer or the size of a chunk
             self._unparsed_bytes += len(data)
         if self._head_bytes + self._unparsed_bytes > self._max_header_bytes:
             self._give_up(self._headers_too_large())
@@ -151,7 +151,8 @@ class Connection(HttpToolsProtocol):
         return len(self.url) + sum(map(len, chain.from_iterable(self.headers))) + around
 
     def _feed(self, data: bytes) -> None:
-        """Parse. A request to upgrade is parsed again without that wish, since the parser leaves its body out."""
+        """Parse ``data``. A request to upgrade is parsed again as one that does not ask for it, since the parser skips
+        the body of a request to upgrade."""
         while data:
             try:
                 self.parser.feed_data(data)
@@ -181,7 +182,7 @@ class Connection(HttpToolsProtocol):
     def _is_waiting(self) -> bool:
         return self._phase is _WAIT or self._is_deaf
 
-    # What the parser calls. What these raise comes out of ``_feed`` and stops the parser.
+    # Called by the parser. An error that these raise stops the parser and comes out of ``_feed``.
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
@@ -192,7 +193,7 @@ class Connection(HttpToolsProtocol):
         self.headers = []
 
     def on_url(self, url: bytes) -> None:
-        """Some of the request's target."""
+        """A part of the request's target."""
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -226,7 +227,7 @@ class Connection(HttpToolsProtocol):
         former, body = self.cycle, Body(self._connections.bodies)
         self.cycle = exchange = self._exchange(body, version, named.get(b"expect", b""))
         body.on_fail = partial(self._body_failed, exchange)
-        body.on_watch = self.flow.resume_reading  # that a client leaves is read
+        body.on_watch = self.flow.resume_reading  # else it would not notice that the client leaves
         self._has_asked = True
         self._body = body
         self._due.append((exchange, body))
@@ -242,7 +243,7 @@ class Connection(HttpToolsProtocol):
             self.pipeline.appendleft((exchange, self.app))
 
     def _exchange(self, body: Body, version: str, expected: bytes) -> Exchange:
-        """Of the request whose headers are complete, in uvicorn's form of an ASGI scope."""
+        """The exchange of the request whose headers are complete, with a scope in uvicorn's form."""
         target = httptools.parse_url(self.url)
         path = target.path.decode("ascii")
         scope: Scope = {
@@ -276,7 +277,7 @@ class Connection(HttpToolsProtocol):
         )
 
     def on_body(self, body: bytes) -> None:
-        """Some of the body."""
+        """A part of the body."""
         self._has_moved = True
         assert self._body is not None
         if self.cycle.response_complete:
@@ -299,7 +300,7 @@ class Connection(HttpToolsProtocol):
             return
         assert self._body is not None
         self._body.complete = True
-        self._body.on_fail = None  # who has read it does not wait for the connection
+        self._body.on_fail = None  # the application does not wait for the connection any more
         if self.cycle.response_complete:
             self._set_idle()
             self._connections.set_idle(self)
@@ -309,7 +310,7 @@ class Connection(HttpToolsProtocol):
             self._phase = _WAIT
             self._await_answer()
 
-    # What the request's cycle calls.
+    # Called by the request's cycle.
 
     def on_response_complete(self) -> None:
         """A request is answered: go on with the next one, or wait for it."""
@@ -335,7 +336,7 @@ class Connection(HttpToolsProtocol):
         else:
             self._linger()
 
-    # What the other connections and the clock call.
+    # Called by other connections and the clock.
 
     def expire(self, now_s: float) -> None:
         """Called when ``deadline_s`` has passed: give up what the connection waits for, or extend the deadline.
@@ -392,7 +393,7 @@ class Connection(HttpToolsProtocol):
             )
 
     def refuse(self, error: BeiError) -> None:
-        """Answer with ``error``, which no application has given, and close. No answer may be due."""
+        """Answer with ``error`` in place of the application, and close. Call it only if no answer is due."""
         response, request_id = error_response(error), request_id_of(self.headers or ())
         self._connections.count_refusal(response.status_code, request_id)
         response.raw_headers.append((REQUEST_ID, request_id))
@@ -400,9 +401,9 @@ class Connection(HttpToolsProtocol):
         self._linger()
 
     def shutdown(self) -> None:
-        """The server ends: close when the answer that is due is taken.
+        """The server ends: close when the client has taken the answer that is due.
 
-        A client that has connected and was not heard yet may have sent its request: it is waited for, a moment.
+        A new connection's first request may be on its way: its headers have their usual time.
         """
         if self._phase is _HEAD or (self._phase is _IDLE and not self._has_asked):
             self.deadline_s = min(self.deadline_s, self.loop.time() + self._connections.header_timeout_s)
@@ -415,18 +416,18 @@ class Connection(HttpToolsProtocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """Of answers that the client has not taken."""
+        """Bytes of answers that the client has not taken."""
         return self.transport.get_write_buffer_size()
 
     def drop(self) -> None:
-        """Close at once; of an answer that the client has not taken the rest is lost."""
+        """Close at once. The rest of an answer that the client has not taken is lost."""
         self._phase = _CLOSING
         self.transport.abort()
 
     # The ends of a connection.
 
     def _give_up(self, error: BeiError) -> None:
-        """End the connection with ``error``, or without where the order of answers leaves no place for it."""
+        """End the connection with ``error``; without it if earlier answers are due, or the request has one already."""
         is_due = self.cycle is not None and not self.cycle.response_complete
         if self._phase is _BODY and is_due:
             assert self._body is not None
@@ -468,13 +469,13 @@ class Connection(HttpToolsProtocol):
 
     def _begin_head(self) -> None:
         self._phase = _HEAD
-        self._head_begins = False  # the parser takes empty lines first, and says nothing of them
+        self._head_begins = False  # the parser skips empty lines before a head without a call
         self._head_bytes = self._unparsed_bytes = 0
         self._unsent_bytes = math.inf
         self.deadline_s = self.loop.time() + self._connections.header_timeout_s
 
     def _await_answer(self) -> None:
-        """The server's turn, as long as the client takes what is there."""
+        """Set no deadline while the server works on an answer, but one if the client does not take what is written."""
         if self.flow.write_paused:
             self._await_flush(self.loop.time())
         else:

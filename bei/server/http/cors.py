@@ -20,7 +20,7 @@ _METHODS = b"GET, HEAD, POST"
 # How long browsers may remember a preflight's answer; Chromium's limit is two hours.
 _MAX_AGE_S = 3600
 
-# Of an answer, beside those that scripts always see.
+# Headers of an answer that scripts may read, beside those that they may always read.
 _EXPOSED = (
     *("x-request-id", "x-truncated-inputs", "x-bei-warning", "x-bei-shape", "x-bei-dtype", "metadata"),
     *("retry-after", "retry-after-ms", "www-authenticate", "server-timing"),
@@ -28,13 +28,13 @@ _EXPOSED = (
     *("x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time"),
 )
 
-# Names of headers as a browser lists them. They are given back: * would leave Authorization out.
+# A browser's list of header names. The answer repeats it, because * does not include Authorization.
 _NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+( *, *[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
 _MOST_BYTES_OF_NAMES = 2_000
 
 
 class CorsHeaders:
-    """Middleware: the headers that ``cors`` gives every answer."""
+    """Middleware: adds the headers of ``cors`` to every answer."""
 
     def __init__(self, app: ASGIApp, cors: Cors) -> None:
         self._app = app
@@ -46,7 +46,7 @@ class CorsHeaders:
 
 
 class CorsPreflight:
-    """Middleware: answers a browser that asks before it sends."""
+    """Middleware: answers the preflight requests of browsers."""
 
     def __init__(self, app: ASGIApp, cors: Cors) -> None:
         self._app = app
@@ -60,7 +60,7 @@ class CorsPreflight:
 
 
 class Cors:
-    """``origins``: those of the pages, or * alone. ``credentials``: their cookies may come along."""
+    """``origins``: the origins of the pages, or * alone. ``credentials``: requests may carry cookies."""
 
     def __init__(self, origins: Seq[str], *, credentials: bool) -> None:
         self._is_for_all = ANY_ORIGIN in origins
@@ -75,13 +75,13 @@ class Cors:
         origin = _value(headers, b"origin")
         if self._is_for_all:
             return [] if origin is None else [(b"access-control-allow-origin", b"*"), *self._shared]
-        varies = [(b"vary", b"origin")]  # also without one: caches would keep that answer for all
+        varies = [(b"vary", b"origin")]  # also without Origin: caches would give that answer to every origin
         if origin is None or origin.lower() not in self._origins:
             return varies
         return [(b"access-control-allow-origin", origin), *self._shared, *varies]
 
     def preflight(self, scope: Scope) -> Response | None:
-        """The answer to a preflight request of an allowed origin; None: ``scope`` is none."""
+        """The answer to a preflight request of an allowed origin; None: ``scope`` is another request."""
         headers = scope["headers"]
         origin = _value(headers, b"origin")
         is_one = scope["method"] == "OPTIONS" and _value(headers, b"access-control-request-method") is not None

@@ -1,4 +1,4 @@
-"""Sockets to listen on, TCP and unix. Bound first, listening later: clients are refused until the models are loaded."""
+"""TCP and unix sockets: bound at the start, listening once the models are loaded. Until then clients are refused."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 
-# Of sockaddr_un on Linux, with the null byte at its end.
+# On Linux a sockaddr_un holds 108 bytes of path, of which the last is a null byte.
 _MOST_PATH_BYTES = 107
 
 
 def bind_tcp(host: str, port: int) -> socket.socket:
-    """Raises ConfigError where the address cannot be had."""
+    """A socket bound to the address, not listening yet. Raises ConfigError if the address is not available."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -35,7 +35,7 @@ def bind_tcp(host: str, port: int) -> socket.socket:
 
 
 def listen_tcp(listener: socket.socket) -> None:
-    """Begin. Raises ConfigError."""
+    """Start to listen. Raises ConfigError."""
     try:
         listener.listen(_BACKLOG)
     except OSError as error:
@@ -44,9 +44,9 @@ def listen_tcp(listener: socket.socket) -> None:
 
 
 class UnixSocket:
-    """A path to listen on, with the permissions ``mode`` (octal digits). Its file is there while the server listens.
+    """A unix socket at ``path``, with the permissions ``mode`` (octal digits). Its file exists while it listens.
 
-    Raises ConfigError where the path cannot be had. A socket that a killed server has left there is no obstacle.
+    Raises ConfigError if the path cannot be used. A socket that a killed server has left there is replaced.
     """
 
     def __init__(self, path: str, mode: str) -> None:
@@ -56,7 +56,7 @@ class UnixSocket:
         self._is_left_over()
 
     def listen(self) -> socket.socket:
-        """Make the socket. Raises ConfigError: another server may have been faster."""
+        """Create the socket and listen. Raises ConfigError, also if another server has taken the path by now."""
         if self._is_left_over():
             log.warning("removing %s: no server listens there any more", self.path)
             self.path.unlink(missing_ok=True)
@@ -75,12 +75,12 @@ class UnixSocket:
         return listener
 
     def remove(self) -> None:
-        """Take the file away, unless another server has put its own there."""
+        """Delete the file, unless another server has replaced it by its own."""
         if self._identity is not None and self._found() == self._identity:
             self.path.unlink(missing_ok=True)
 
     def _is_left_over(self) -> bool:
-        """Whether a socket is there on which nobody listens. Raises ConfigError where something else is."""
+        """True if no process listens on the socket at the path, False if nothing is there. Else raises ConfigError."""
         if len(os.fsencode(self.path)) > _MOST_PATH_BYTES:
             raise self._error(f"it has more than {_MOST_PATH_BYTES} bytes")
         if not self.path.parent.is_dir():
@@ -104,7 +104,7 @@ class UnixSocket:
         raise self._error("another server listens there")
 
     def _found(self) -> tuple[int, ...] | None:
-        """What tells a file from every other one: numbers of inodes are given again, their times are not."""
+        """The file's identity. Inode numbers are reused, so the time of the last change is a part of it."""
         try:
             found = self.path.lstat()
         except OSError:
@@ -116,7 +116,7 @@ class UnixSocket:
 
 
 class Sockets:
-    """Those that ``config`` asks for, bound. Raises ConfigError where an address cannot be had."""
+    """The sockets that ``config`` asks for, bound. Raises ConfigError if an address is not available."""
 
     def __init__(self, config: ServeConfig) -> None:
         self._scheme = "http" if config.tls_cert is None else "https"
@@ -126,7 +126,7 @@ class Sockets:
         self._listening: list[socket.socket] = []
 
     def listen(self) -> list[socket.socket]:
-        """The sockets, which listen from now on. Raises ConfigError."""
+        """Start to listen; returns the sockets. Raises ConfigError."""
         if self._tcp is not None:
             listen_tcp(self._tcp)
             self._listening.append(self._tcp)
@@ -135,7 +135,7 @@ class Sockets:
         return self._listening
 
     def log_addresses(self) -> None:
-        """Say where clients may come."""
+        """Log the addresses."""
         if self._tcp is not None:
             host, port = self._tcp.getsockname()[:2]
             address = f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}"
@@ -145,7 +145,7 @@ class Sockets:
             log.info("listening on unix:%s", self._uds.path)
 
     def close(self) -> None:
-        """Listen no more, and take the file of a unix socket away. May be called twice."""
+        """Stop listening, and delete the file of the unix socket. May be called twice."""
         for listener in (*self._listening, *(() if self._tcp is None else (self._tcp,))):
             listener.close()
         if self._uds is not None:
@@ -153,7 +153,7 @@ class Sockets:
 
 
 def log_served(manifest: Manifest, certificate: Certificate) -> None:
-    """Say that a model can be asked from now on."""
+    """Log that a model answers requests from now on."""
     level = logging.INFO if certificate.passed else logging.WARNING
     how = f"{manifest.target}, {manifest.precision}"
     log.log(level, "serving %s (%s); verification: %s", manifest.name, how, certificate.verdict)

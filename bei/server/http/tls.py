@@ -1,7 +1,7 @@
-"""TLS: certificate, key and client authorities, read at start and anew on SIGHUP.
+"""TLS: certificate, key and client authorities, read at start and again on SIGHUP.
 
-Each reading makes a new context, which new connections get once it is whole: a key that does not belong to its
-certificate would else be found when one of them has been replaced already.
+Each read makes a new context, which replaces the old one once it is complete. A context changed in place would already
+have the new certificate when its key turns out to belong to another one.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ log = logging.getLogger(__name__)
 _CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _KEY = re.compile("-----BEGIN [A-Z ]*PRIVATE KEY-----")
 
-# After its last byte a client has so long to say goodbye.
+# Seconds from the last byte to the client's close_notify; then the connection is cut off.
 SHUTDOWN_S = 2.0
 
 
 class TLS:
-    """``context`` is that of new connections; each has ``handshake_s`` for its handshake.
+    """The ``context`` of new connections, and the seconds that each has for its handshake (``handshake_s``).
 
-    Raises ConfigError where the files cannot be used.
+    Raises ConfigError if the files cannot be used.
     """
 
     def __init__(self, cert: str, key: str, client_ca: str | None, handshake_s: float) -> None:
@@ -39,7 +39,7 @@ class TLS:
         self.context = _context(*self._files)
 
     async def reload(self) -> None:
-        """Read the files anew. Where they cannot be used what is there stays, and the log says why."""
+        """Read the files again. If they cannot be used, the old context stays and the error is logged."""
         try:
             self.context = await off_loop(_context, *self._files)
         except ConfigError as error:
@@ -49,7 +49,7 @@ class TLS:
 
 
 def tls_of(config: ServeConfig) -> TLS | None:
-    """As ``config`` says; None: no TLS. Raises ConfigError."""
+    """The TLS that ``config`` asks for; None: it asks for none. Raises ConfigError."""
     if config.tls_cert is None or config.tls_key is None:
         return None
     return TLS(config.tls_cert, config.tls_key, config.tls_client_ca, config.header_timeout)
@@ -79,7 +79,7 @@ def _text_of(setting: str, path: str, most_bytes: int = MOST_KEY_BYTES) -> str:
 def _load_chain(context: ssl.SSLContext, cert: str, key: str) -> None:
     is_encrypted = False
 
-    def password() -> str:  # OpenSSL would ask on the terminal
+    def password() -> str:  # without it OpenSSL would ask on the terminal
         nonlocal is_encrypted
         is_encrypted = True
         return ""
@@ -114,7 +114,7 @@ def _now() -> datetime:
 def _warn_of_dates(path: str, certificate: str) -> None:
     found = validity(ssl.PEM_cert_to_DER_cert(certificate))
     if found is None:
-        return  # OpenSSL has taken it; only the warning is lost
+        return  # OpenSSL has accepted the certificate: only the warning is left out
     begins, ends = found
     now = _now()
     if now > ends:

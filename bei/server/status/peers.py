@@ -1,4 +1,4 @@
-"""What the processes of one server may ask each other. The supervisor carries questions and answers
+"""Questions between the processes of one server. The supervisor carries questions and answers
 (``bei.multiprocess.control.channel``); where there is one process only, there are no peers.
 """
 
@@ -11,7 +11,7 @@ from typing import Protocol
 # Seconds that a process has for its answer.
 PATIENCE_S = 1.0
 
-# Under this name ``ask`` has what processes that have ended had answered last, of the kinds that the supervisor keeps.
+# The name under which ``ask`` returns the last answers of ended processes, for kinds that the supervisor keeps.
 ENDED = "ended"
 
 
@@ -38,5 +38,5 @@ class Peers(Protocol):
         not wait for anything that waits for an ``ask``. None: this process ends, and has no answer any more."""
 
     async def ask(self, kind: str) -> Replies:
-        """Ask all other processes that offer ``kind``; of kinds that are kept also this one, so that what it says is
-        kept. Takes ``PATIENCE_S`` or little more, and never raises."""
+        """Ask all other processes that offer ``kind``; for kinds that the supervisor keeps also this one, so that its
+        answer is kept. Takes ``PATIENCE_S`` or a little more, and never raises."""
