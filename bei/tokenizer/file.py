@@ -37,7 +37,7 @@ def read_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
 
 
 def _highest_id(tokenizer: Tokenizer, vocab_size: int) -> int:
-    """An upper bound of the ids, exact if there are ids from ``vocab_size`` on."""
+    """The highest id if it is ``vocab_size`` or more; else any lower number."""
     around = [*tokenizer.encode("").ids, *tokenizer.encode("", "").ids]  # a template has ids of its own
     highest = max([*around, *tokenizer.get_added_tokens_decoder()], default=-1)
     # Counted first: the whole vocabulary as a dict takes up to five times as long.

@@ -48,6 +48,7 @@ from tests.support.spoilt_artifacts import (
     says_all,
     seal,
     text,
+    with_id,
     without_engine,
 )
 
@@ -320,6 +321,9 @@ HOSTILE: dict[str, Hostile] = {
         raw(lambda content: content.replace(b"hello", b"\xff\xfe", 1), TOKENIZER),
         "is not a readable tokenizer",
         command="serve",
+    ),
+    "tokenizer of a larger model": Hostile(
+        raw(lambda content: with_id(content, "hello", 10**6), TOKENIZER), "its ids go up to 1000000", command="serve"
     ),
     "tokenizer that is a list": Hostile(raw(lambda _: b"[]", TOKENIZER), "is not a readable token", command="serve"),
 }

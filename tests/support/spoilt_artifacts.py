@@ -184,6 +184,13 @@ def large(name: str) -> Spoil:
     return spoil
 
 
+def with_id(tokenizer: bytes, token: str, index: int) -> bytes:
+    """``tokenizer``, which gives ``token`` the id ``index``."""
+    content = json.loads(tokenizer)
+    content["model"]["vocab"][token] = index
+    return json.dumps(content).encode()
+
+
 def large_table(folder: Path) -> None:
     """A table of weights for more tokens than there are."""
     put(folder, TOKEN_WEIGHTS, b"")

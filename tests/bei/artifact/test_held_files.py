@@ -13,7 +13,7 @@ import pytest
 from bei.artifact import held_files
 from bei.artifact.held_files import MOST_FILES, HeldFiles, on_disk, shown_path
 from bei.artifact.manifest import TOKEN_WEIGHTS, TOKENIZER, Artifact
-from bei.artifact.store import load, received, recertify
+from bei.artifact.store import load, received, recertify, save
 from bei.config.settings import ServeConfig
 from bei.errors import ArtifactError, ArtifactFileMissingError, ArtifactHashMismatchError, ArtifactManifestError
 from bei.multiprocess.transport.channel import MOST_DESCRIPTORS
@@ -169,6 +169,15 @@ def test_a_new_certificate_is_no_other_build(path: Path, caplog: pytest.LogCaptu
     shutil.rmtree(path)
     with received(artifact.without_files(), lent(artifact)):
         assert "was replaced; opened is the artifact that is served" in caplog.text
+
+
+def test_a_certificate_is_not_written_into_another_build(path: Path) -> None:
+    artifact = load(path)
+    (path / ENGINE).write_bytes(OTHER)
+    save(path, artifact.manifest, artifact.certificate)
+    with pytest.raises(ArtifactError, match=r"Another build lies in .* now"):
+        recertify(artifact, artifact.certificate)
+    assert engine_of(load(path)) == OTHER
 
 
 def test_descriptors_are_closed_with_the_last_reference_or_before(path: Path) -> None:

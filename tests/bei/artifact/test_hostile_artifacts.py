@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 def opened(path: Path) -> None:
     """As far as a server goes before it looks for an engine."""
     manifest = load(path).manifest
-    TextEncoder(path / TOKENIZER, manifest.max_seq_len)
+    TextEncoder(path / TOKENIZER, manifest.max_seq_len, vocab_size=manifest.spec.vocab_size)
 
 
 def test_there_are_as_many_as_were_asked_for() -> None:
