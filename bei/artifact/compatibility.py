@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bei.artifact.manifest import ENGINE_DIR, TOKENIZER, Artifact, FileInfo, Manifest
-from bei.artifact.store import load_manifest
-from bei.errors import ArtifactError, SwapRefusedError
+from bei.artifact.held_files import FileInfo
+from bei.artifact.manifest import ENGINE_DIR, TOKENIZER, Artifact, Manifest
+from bei.errors import SwapRefusedError
 from bei.utils.free_memory import available_bytes
 
 # int8 vectors have a step size that the build derives from its engine's answers. It may change as long as no component
@@ -43,15 +43,6 @@ def check_room(artifact: Artifact, num_engines: int = 1) -> None:
             f"Two engines are in memory{of_each} during a swap: the new one takes {size / 1e9:.1f} GB at least, and "
             f"{available / 1e9:.1f} GB are available. Free some, or restart the server with it."
         )
-
-
-def check_in_place(artifact: Artifact) -> None:
-    """Raise ArtifactError if another build now lies in the folder from which the engine of ``artifact`` is read.
-
-    A completed certificate, by this process or another, is no other build.
-    """
-    if _engine_files(load_manifest(artifact.path)) != _engine_files(artifact.manifest):
-        raise ArtifactError(f"{artifact.path} was replaced while its engine was read: load it again.")
 
 
 def _model_changes(served: Manifest, new: Manifest) -> Iterator[str]:

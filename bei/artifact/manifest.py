@@ -9,7 +9,8 @@
     reference/         reference answers, if the engine is not verified yet (bei.verification.stored_answers)
     signature.json     the signature of the manifest, if it is signed (bei.artifact.signature)
 
-``bei.artifact.store.load`` checks schema, digest, signature and hashes before any part is used. No file is a pickle.
+``bei.artifact.store.load`` checks schema, digest, signature and hashes before any part is used, and holds the files
+that it has hashed (``bei.artifact.held_files``). No file is a pickle.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from bei.artifact.certificate.record import (
     Certificate,
     Verification,
 )
+from bei.artifact.held_files import FileInfo, Folder, HeldFiles
 from bei.artifact.sides import Role, Routes, Side
 from bei.artifact.signature import ArtifactSignature
 from bei.core import Limits, ScoreFunction
@@ -36,7 +38,8 @@ CERTIFICATE = "certificate.json"
 CERTIFICATE_PAGE = "certificate.html"
 ENGINE_DIR = "engine"
 REFERENCE_DIR = "reference"
-OPENVINO_MODEL = "model.xml"  # in engine/, target cpu; its weights are model.bin
+OPENVINO_MODEL = "model.xml"  # in engine/, target cpu
+OPENVINO_WEIGHTS = "model.bin"
 TENSORRT_PLAN = "model.plan"  # in engine/, targets tensorrt and tensorrt-rtx
 TENSORRT_GRAPH = "model.onnx"  # beside a plan without weights, which come from this file
 CUDA_PACKAGE = "model.pt2"  # in engine/, targets cuda and cuda-twin
@@ -143,14 +146,6 @@ class EngineRequirements(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     unit_vectors: bool = False
 
 
-class FileInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file of the artifact; ``path`` is relative to its root."""
-
-    path: str
-    size: int
-    sha256: str
-
-
 class Embedding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Post-processing of the embedding output, according to the checkpoint's files.
 
@@ -248,14 +243,41 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Artifact(msgspec.Struct, frozen=True):
-    """A verified artifact on disk. ``signed``: its signature, if it has one."""
+    """A verified artifact on disk. ``signed``: its signature, if it has one.
+
+    ``files``: the files that were hashed, but for those of the certificate. None: it was just built, or another process
+    holds them; then ``file`` and ``engine_files`` refer to whatever lies at ``path``.
+    """
 
     path: Path
     manifest: Manifest
     certificate: Certificate
     signed: ArtifactSignature | None = None
+    files: HeldFiles | None = None
 
     @property
     def engine_dir(self) -> Path:
         """The folder of the target's own files."""
         return self.path / ENGINE_DIR
+
+    @property
+    def engine_files(self) -> Folder:
+        """The target's own files, as they were verified."""
+        return self.engine_dir if self.files is None else self.files.below(ENGINE_DIR)
+
+    def file(self, name: str) -> Path:
+        """A path that opens the file ``name`` as it was verified. Raises ArtifactFileMissingError."""
+        return self.path / name if self.files is None else self.files.path(name)
+
+    def without_files(self) -> Artifact:
+        """The same, to be sent to another process, or to be kept when everything was read."""
+        return msgspec.structs.replace(self, files=None)
+
+    def check_files(self) -> None:
+        """Raise ArtifactHashMismatchError if a held file was written over since it was verified."""
+        if self.files is not None:
+            self.files.check()
+
+    def has_file(self, name: str) -> bool:
+        """Whether the manifest lists ``name``."""
+        return any(info.path == name for info in self.manifest.files)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,15 +19,17 @@ from bei.artifact.certificate.page import certificate_page
 from bei.artifact.certificate.record import (
     Certificate,
 )
+from bei.artifact.held_files import FileInfo, HeldFiles, open_files, read_file
 from bei.artifact.signature import read_signature, write_signature
 from bei.artifact.validation import certificate_fault, check_files, manifest_fault
 from bei.errors import (
+    ArtifactError,
     ArtifactFileMissingError,
     ArtifactHashMismatchError,
     ArtifactManifestError,
     ArtifactSchemaNewerError,
 )
-from bei.utils.untrusted_files import MOST_JSON_BYTES, UnfitError, read_bounded, unique_keys
+from bei.utils.untrusted_files import UnfitError, read_bounded, unique_keys
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -37,9 +40,13 @@ from bei.artifact.manifest import (
     SCHEMA_VERSION,
     TOKENIZER,
     Artifact,
-    FileInfo,
     Manifest,
 )
+
+log = logging.getLogger(__name__)
+
+# Of a digest, in the log.
+SHOWN_DIGITS = 12
 
 
 def _encode(record: Manifest | Certificate) -> bytes:
@@ -109,7 +116,7 @@ def recertify(artifact: Artifact, certificate: Certificate) -> Artifact:
 
     A lock admits one process at a time; of two certificates the later one stays. Files are replaced one by one, the
     manifest last: a process killed in between leaves an artifact that fails its hash check and must be copied anew. Not
-    for signed artifacts: the signature would not match the manifest.
+    for signed artifacts: the signature would not match the manifest. Raises ArtifactError if another build lies there.
     """
     assert artifact.signed is None, "whoever completes certificates asks first"
     contents = _certificate_files(artifact.manifest, certificate)
@@ -120,6 +127,7 @@ def recertify(artifact: Artifact, certificate: Certificate) -> Artifact:
     files = [new.get(info.path, info) for info in artifact.manifest.files]
     manifest = _sealed(msgspec.structs.replace(artifact.manifest, files=files, verification=certificate.kind))
     with _alone(artifact.path), tempfile.TemporaryDirectory(prefix=".certificate.", dir=artifact.path) as scratch:
+        check_in_place(artifact)
         contents[MANIFEST] = _encode(manifest)  # replaced last
         for name, content in contents.items():
             (Path(scratch) / name).write_bytes(content)
@@ -189,60 +197,77 @@ def load_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def _has_certificate_of(path: Path, manifest: Manifest) -> bool:
-    listed = {info.path: info for info in manifest.files}
-    for name in (CERTIFICATE, CERTIFICATE_PAGE):
-        file, said = path / name, listed.get(name)
-        if said is None or said.size > MOST_JSON_BYTES or not file.is_file() or file.stat().st_size != said.size:
-            return False
-        if sha256_of_file(file) != said.sha256:
-            return False
-    return True
+def files_to_hold(manifest: Manifest) -> list[FileInfo]:
+    """The files of ``manifest`` that an artifact holds open. None of them changes with a new certificate."""
+    return [info for info in manifest.files if info.path not in (CERTIFICATE, CERTIFICATE_PAGE)]
 
 
-def load(path: Path) -> Artifact:
-    """Verify and return the artifact at ``path``: manifest, signature, then every file's size and sha256.
+def load(path: Path, *, sealed: bool = False) -> Artifact:
+    """Verify and return the artifact at ``path``: manifest, signature, then every file's size and sha256. It holds the
+    files that were hashed.
 
-    Every file is hashed once. Raises the errors of ``load_manifest``, ArtifactFileMissingError, ArtifactSignatureError,
-    ArtifactFileUnlistedError and ArtifactHashMismatchError.
+    Every file is opened and hashed once. ``sealed``: as in ``bei.artifact.held_files.open_files``. Raises the errors of
+    ``load_manifest`` and ``open_files``, ArtifactSignatureError and ArtifactFileUnlistedError.
     """
     manifest = load_manifest(path)
-    hashed: tuple[str, ...] = (CERTIFICATE, CERTIFICATE_PAGE)
-    if not _has_certificate_of(path, manifest):
+    raw = _certificate_if_whole(path, manifest)
+    if raw is None:
         with _alone(path):  # another process may be replacing the certificate
-            manifest, hashed = load_manifest(path), ()
+            manifest = load_manifest(path)
+            raw = _certificate_if_whole(path, manifest)
     signed = read_signature(path, manifest.digest)
     check_files(path, manifest)
-    for info in manifest.files:
-        if info.path in hashed:
-            continue
-        file = path / info.path
-        if not file.is_file():
-            raise ArtifactFileMissingError(
-                f"{path} lacks {info.path}, which its manifest lists. Copy the artifact anew from its source, or "
-                "build it again."
-            )
-        if file.stat().st_size != info.size or sha256_of_file(file) != info.sha256:
-            raise ArtifactHashMismatchError(
-                f"{file} is not the file that was built (size or sha256 differs). "
-                "Copy the artifact anew from its source, or build it again."
-            )
-    listed = {info.path for info in manifest.files}
-    for required in (TOKENIZER, CERTIFICATE, CERTIFICATE_PAGE):
-        if required not in listed:
-            raise ArtifactManifestError(f"{path / MANIFEST} does not list {required}. Build the artifact again.")
-    certificate = _certificate_of(path, manifest)
-    return load(path) if certificate is None else Artifact(path, manifest, certificate, signed)
+    certificate = _certificate_of(path, manifest, _certificate_content(path, manifest) if raw is None else raw)
+    _listed(path, manifest, TOKENIZER)
+    return Artifact(path, manifest, certificate, signed, open_files(path, files_to_hold(manifest), sealed=sealed))
 
 
-def _certificate_of(path: Path, manifest: Manifest) -> Certificate | None:
-    """The certificate; None if another process has replaced it since the files were hashed."""
+def check_in_place(artifact: Artifact) -> None:
+    """Raise ArtifactError if another build lies where ``artifact`` was read. A new certificate is no other build."""
+    if files_to_hold(load_manifest(artifact.path)) != files_to_hold(artifact.manifest):
+        raise ArtifactError(f"Another build lies in {artifact.path} now: load that one.")
+
+
+@contextmanager
+def received(artifact: Artifact, descriptors: Sequence[int]) -> Iterator[Artifact]:
+    """``artifact`` with the files that another process has verified and lent (``HeldFiles.lent``), within the block."""
+    try:
+        check_in_place(artifact)
+    except (ArtifactError, OSError):
+        log.warning(
+            "%s: %s was replaced; opened is the artifact that is served, %s. Send SIGHUP to have the other one served",
+            *(artifact.manifest.name, artifact.path, artifact.manifest.digest[:SHOWN_DIGITS]),
+        )
+    held = HeldFiles(artifact.path, files_to_hold(artifact.manifest), descriptors)
+    try:
+        yield msgspec.structs.replace(artifact, files=held)
+    finally:
+        held.close()
+
+
+def _listed(path: Path, manifest: Manifest, name: str) -> FileInfo:
+    found = next((info for info in manifest.files if info.path == name), None)
+    if found is None:
+        raise ArtifactManifestError(f"{path / MANIFEST} does not list {name}. Build the artifact again.")
+    return found
+
+
+def _certificate_content(path: Path, manifest: Manifest) -> bytes:
+    """The certificate of ``manifest``, if its page is that of ``manifest`` too. Raises ArtifactError."""
+    read_file(path, _listed(path, manifest, CERTIFICATE_PAGE))
+    return read_file(path, _listed(path, manifest, CERTIFICATE))
+
+
+def _certificate_if_whole(path: Path, manifest: Manifest) -> bytes | None:
+    try:
+        return _certificate_content(path, manifest)
+    except ArtifactError:
+        return None
+
+
+def _certificate_of(path: Path, manifest: Manifest, raw: bytes) -> Certificate:
     file = path / CERTIFICATE
     try:
-        raw = read_bounded(file)
-        said = next(info.sha256 for info in manifest.files if info.path == CERTIFICATE)
-        if hashlib.sha256(raw).hexdigest() != said:
-            return None
         json.loads(raw, object_pairs_hook=unique_keys)  # msgspec accepts duplicate keys
         certificate = _certificate_decoder.decode(raw)
     except _UNREADABLE as error:

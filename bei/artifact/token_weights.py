@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bei.artifact.held_files import shown_path
 from bei.core import Float32Array
 from bei.errors import ArtifactManifestError
 
@@ -24,11 +25,13 @@ def read_token_weights(path: Path, vocab_size: int) -> Float32Array:
     try:
         weights = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise ArtifactManifestError(f"{path} is not a table of weights ({error}). Build the artifact again.") from error
+        raise ArtifactManifestError(
+            f"{shown_path(path)} is not a table of weights ({error}). Build the artifact again."
+        ) from error
     is_array = isinstance(weights, np.ndarray)  # np.load returns an archive for .npz
     if not is_array or weights.dtype != np.float32 or weights.shape != (vocab_size,) or not np.isfinite(weights).all():
         raise ArtifactManifestError(
-            f"{path} does not hold {vocab_size} finite float32 weights. Build the artifact again."
+            f"{shown_path(path)} does not hold {vocab_size} finite float32 weights. Build the artifact again."
         )
     found: Float32Array = weights
     return found

@@ -12,10 +12,19 @@ from itertools import chain
 from pathlib import Path
 
 from bei.artifact.certificate.record import Certificate
-from bei.artifact.certificate.thresholds import PRECISIONS
+from bei.artifact.certificate.thresholds import PRECISIONS, PRECISIONS_OF_TARGETS
+from bei.artifact.held_files import MOST_FILES
 from bei.artifact.manifest import Manifest, Package, Plan
 from bei.errors import ArtifactFileUnlistedError, ArtifactManifestError
-from bei.utils.untrusted_files import MOST_JSON_BYTES, MOST_TOKENIZER_BYTES, UnfitError, check_regular, unlisted, within
+from bei.utils.untrusted_files import (
+    MOST_JSON_BYTES,
+    MOST_TOKENIZER_BYTES,
+    UnfitError,
+    check_regular,
+    printable,
+    unlisted,
+    within,
+)
 
 # The outputs that serve each task: one of them is required.
 OUTPUTS_OF: Mapping[str, tuple[str, ...]] = {
@@ -37,6 +46,14 @@ _MOST_NAME_CHARS = 500
 
 # The manifest cannot hold its own hash, nor that of its signature.
 _UNLISTED = ("manifest.json", "signature.json")
+# What else may lie in an artifact's root, unlisted: what people and systems put into every folder, and bei never reads.
+_ALLOWED = re.compile(
+    r"README\.md|LICENSE(\.(md|txt))?|NOTICE"  # of a model's repository
+    r"|\.gitattributes|\.gitignore|\.git/.*|\.cache/.*"  # of git, and of a download from the hub
+    r"|\.DS_Store|\.nfs[0-9a-f]+"  # of macOS's Finder; of NFS, where a file was removed that is open
+    r"|\.\..*"  # of a volume of Kubernetes, whose files are links into ..data
+    r"|\.(certificate|signature)\.[a-z0-9_]{8}/.*"  # of bei, while it replaces a certificate or a signature
+)
 
 _TABLE = "token_weights.npy"
 _FLOAT_BYTES = 4
@@ -95,7 +112,7 @@ def _tokens(manifest: Manifest, certificate: Certificate) -> Iterator[str]:
 
 def check_files(path: Path, manifest: Manifest) -> None:
     """Check the files of the artifact at ``path`` before they are hashed: listed files must lie inside it, be regular
-    and not too large for their kind, and the folders of engine and reference must hold no unlisted files.
+    and not too large for their kind, and no others may lie there but those of ``_ALLOWED``.
 
     Raises ArtifactManifestError, ArtifactFileUnlistedError.
     """
@@ -112,13 +129,20 @@ def check_files(path: Path, manifest: Manifest) -> None:
                 f"{path} lists the file {info.path[:80]!a}, which bei does not read: {error}. Copy the artifact anew "
                 "from its source, or build it again."
             ) from error
-    for folder in ("engine", "reference"):
-        names = [info.path.split("/", 1)[1] for info in manifest.files if info.path.startswith(f"{folder}/")]
-        if extra := unlisted(path / folder, names):
-            raise ArtifactFileUnlistedError(
-                f"{path} has a file {f'{folder}/{extra}'!a} that its manifest does not list, and an engine could "
-                "read it: delete it, or copy the artifact anew from its source."
-            )
+    listed = [*_UNLISTED, *(info.path for info in manifest.files)]
+    found = chain(unlisted(path, listed), *(_in_linked(path, folder, listed) for folder in ("engine", "reference")))
+    if extra := next((name for name in found if not _ALLOWED.fullmatch(name)), None):
+        raise ArtifactFileUnlistedError(
+            f"{path} has a file {printable(extra)!a} that its manifest does not list, so that no hash and no signature "
+            "covers it: delete it or keep it elsewhere, or copy the artifact anew from its source."
+        )
+
+
+def _in_linked(path: Path, folder: str, listed: Sequence[str]) -> Iterator[str]:
+    """Unlisted files in ``folder`` of the artifact at ``path`` where it is a link: ``unlisted`` does not follow it."""
+    if (path / folder).is_symlink():
+        names = [name.removeprefix(f"{folder}/") for name in listed if name.startswith(f"{folder}/")]
+        yield from (f"{folder}/{name}" for name in unlisted(path / folder, names))
 
 
 def _names(manifest: Manifest) -> Iterator[str]:
@@ -131,6 +155,9 @@ def _names(manifest: Manifest) -> Iterator[str]:
             yield f"{field} is {_shown(value)}, which is no name"
     if manifest.precision not in PRECISIONS:
         yield f"precision is {_shown(manifest.precision)}, and must be one of {', '.join(PRECISIONS)}"
+    built = PRECISIONS_OF_TARGETS.get(manifest.target, PRECISIONS)  # a newer bei may have further targets
+    if manifest.precision in PRECISIONS and manifest.precision not in built:
+        yield f"precision is {manifest.precision}, which the target {manifest.target} does not have: {', '.join(built)}"
     spec = manifest.spec
     for field in ("num_layers", "hidden_size", "num_heads", "vocab_size", "num_parameters"):
         least = 1 if field in ("hidden_size", "vocab_size") else 0
@@ -273,6 +300,8 @@ def _package(package: Package) -> Iterator[str]:
 
 def _files(manifest: Manifest) -> Iterator[str]:
     yield from _repeated("files", [info.path for info in manifest.files])
+    if len(manifest.files) > MOST_FILES:
+        yield f"files has {len(manifest.files)} entries, more than the {MOST_FILES} that a server holds open"
     for info in manifest.files:
         if any(part in ("", ".") for part in info.path.split("/")) or info.path in _UNLISTED:
             yield f"files has {_shown(info.path)}, which is no path of a file"

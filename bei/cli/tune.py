@@ -60,7 +60,7 @@ def tune(source: Path | Artifact, config: ServeConfig) -> str:
 def _loaded(artifact: Artifact, config: ServeConfig, num_streams: int | None) -> Engine:
     from bei.engine.load import given_options, load_engine
 
-    return load_engine(artifact.engine_dir, artifact.manifest, given_options(config.engine_options, num_streams))
+    return load_engine(artifact.engine_files, artifact.manifest, given_options(config.engine_options, num_streams))
 
 
 def table(

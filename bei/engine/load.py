@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TypeVar
 
+from bei.artifact.held_files import Folder
 from bei.artifact.manifest import Manifest
 from bei.core import Engine
 from bei.errors import ArtifactWrongTargetError, ConfigError
@@ -22,8 +22,8 @@ _SETTINGS = {
 }
 
 
-def load_engine(folder: Path, manifest: Manifest, options: Mapping[str, int] | None = None) -> Engine:
-    """The engine in ``folder`` (an artifact's ``engine/``), described by ``manifest``.
+def load_engine(folder: Folder, manifest: Manifest, options: Mapping[str, int] | None = None) -> Engine:
+    """The engine in ``folder`` (an artifact's ``engine_files``), described by ``manifest``.
 
     ``options`` are the target's own: for ``cpu`` those of ``OpenVINOOptions``, for ``tensorrt`` and ``tensorrt-rtx``
     those of ``TensorRTOptions``, for ``cuda`` and ``cuda-twin`` those of ``CudaOptions``, for ``trtllm`` those of

@@ -7,12 +7,12 @@ import queue
 import sys
 from collections.abc import Set
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bei.artifact.manifest import OPENVINO_MODEL, Manifest
+from bei.artifact.held_files import Folder, shown_path
+from bei.artifact.manifest import OPENVINO_MODEL, OPENVINO_WEIGHTS, Manifest
 from bei.core import EngineInfo, Outputs, PackedBatch
 from bei.engine.cpu_features import EXACT_INT8, sums_int8_exactly
 from bei.engine.packing import graph_inputs
@@ -44,7 +44,7 @@ class OpenVINOOptions:
 class OpenVINOEngine:
     """A compiled model with one infer request for each stream; the requests share the weights."""
 
-    def __init__(self, folder: Path, manifest: Manifest, options: OpenVINOOptions) -> None:
+    def __init__(self, folder: Folder, manifest: Manifest, options: OpenVINOOptions) -> None:
         openvino = _openvino(f"Serving {manifest.name} (target cpu)")
         core, self._tensor = _core_of(openvino), openvino.Tensor
         _check_able(manifest)
@@ -60,13 +60,14 @@ class OpenVINOEngine:
             "CPU_RUNTIME_CACHE_CAPACITY": str(_KERNEL_CACHE_CAPACITY),
             "ENABLE_CPU_PINNING": "NO",  # pinned threads wait for the tokenizer's threads on shared cores
         }
-        self._weights = (folder / OPENVINO_MODEL).with_suffix(".bin")
+        graph, weights = folder / OPENVINO_MODEL, folder / OPENVINO_WEIGHTS
+        self._weights = weights.resolve()  # as Linux lists what is mapped
         try:
-            model = core.read_model(folder / OPENVINO_MODEL)
+            model = core.read_model(graph, weights)
             _keep_matrices_narrow(model)
             self._model = core.compile_model(model, "CPU", properties)
         except RuntimeError as error:
-            raise EngineError(f"OpenVINO could not compile {folder / OPENVINO_MODEL}: {error}") from error
+            raise EngineError(f"OpenVINO could not compile {shown_path(graph)}: {error}") from error
         self._input_names = [port.get_any_name() for port in self._model.inputs]
         # The ports' own names are ambiguous: an output may also have the name of the node before it, in any order.
         self._output_names = [output.name for output in manifest.outputs]

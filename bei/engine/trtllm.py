@@ -17,11 +17,11 @@ import logging
 import threading
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bei.artifact.held_files import Folder, on_disk
 from bei.artifact.manifest import Manifest
 from bei.core import EngineInfo, Float32Array, Limits, Outputs, PackedBatch
 from bei.engine.nvidia import current_gpu, load_cuda
@@ -64,7 +64,7 @@ class TRTLLMOptions:
 class TRTLLMEngine:
     """An ``LLM`` in encode-only mode. ``close`` shuts it down."""
 
-    def __init__(self, folder: Path, manifest: Manifest, options: TRTLLMOptions) -> None:
+    def __init__(self, folder: Folder, manifest: Manifest, options: TRTLLMOptions) -> None:
         """Raises MissingDependencyError, LibraryVersionError, DeviceNotFoundError, ArtifactWrongDeviceError,
         ArtifactManifestError, EngineError."""
         api = _load_api(manifest)
@@ -85,24 +85,25 @@ class TRTLLMEngine:
         limits = manifest.limits
         graphs = None if has_types else _graphs(api, limits, options.graph_tokens)
         try:
-            self._llm = api.LLM(
-                model=str(folder),
-                skip_tokenizer_init=True,
-                trust_remote_code=False,
-                encode_only=True,
-                max_batch_size=limits.max_batch_size,
-                max_num_tokens=limits.max_num_tokens,
-                max_seq_len=limits.max_seq_len,
-                attn_backend="TRTLLM",
-                cuda_graph_config=graphs,
-            )
+            with on_disk(folder) as path:
+                self._llm = api.LLM(
+                    model=str(path),
+                    skip_tokenizer_init=True,
+                    trust_remote_code=False,
+                    encode_only=True,
+                    max_batch_size=limits.max_batch_size,
+                    max_num_tokens=limits.max_num_tokens,
+                    max_seq_len=limits.max_seq_len,
+                    attn_backend="TRTLLM",
+                    cuda_graph_config=graphs,
+                )
             # A device tensor from which token types are created, since bei does not import torch.
             self._like = self._llm.encode([[0]], **_RAW, copy_logits_to_host=False) if has_types else None
         except Exception as error:  # any error of pydantic, torch or the library
             self._shut_down()
             raise EngineError(
-                f"TensorRT-LLM {api.__version__} could not load {folder}: {_one_line(error)}. bei needs {_LEAST} or "
-                "newer; the target is experimental: build for another one, such as bei build --target cpu."
+                f"TensorRT-LLM {api.__version__} could not load {manifest.name}: {_one_line(error)}. bei needs "
+                f"{_LEAST} or newer; the target is experimental: build for another one, such as bei build --target cpu."
             ) from error
         self._info = EngineInfo(
             target=manifest.target,
@@ -231,7 +232,7 @@ def _only_output(manifest: Manifest) -> Any:
     return manifest.outputs[0]
 
 
-def _has_token_types(folder: Path, manifest: Manifest) -> bool:
+def _has_token_types(folder: Folder, manifest: Manifest) -> bool:
     """True if the model adds rows for token types. Then it has no CUDA graphs, which take no model arguments."""
     try:
         config: Mapping[str, Any] = json.loads(read_bounded(folder / "config.json"))

@@ -170,6 +170,7 @@ class BatchManager:
         self._metrics.forget(self.stats)
         self._gate.leave()
         self._cache = None  # large, and what refers to this manager may be in a cycle that nobody collects
+        self._reload = None  # it holds the artifact's files open
         if not self._is_stalled:  # an engine that was given up may still be inside its step
             self._engine.close()
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bei.artifact import store
-from bei.artifact.compatibility import check_in_place, check_room, check_swap
+from bei.artifact.compatibility import check_room, check_swap
 from bei.artifact.manifest import TOKEN_WEIGHTS, TOKENIZER, Artifact, Manifest
+from bei.artifact.store import SHOWN_DIGITS
 from bei.artifact.token_weights import read_token_weights
 from bei.config.settings import ServeConfig
 from bei.core import Engine, Float32Array
@@ -30,9 +31,6 @@ from bei.tokenizer.encoder import TextEncoder
 from bei.verification.verify import verified
 
 log = logging.getLogger(__name__)
-
-# Of a digest, in the log.
-SHOWN_DIGITS = 12
 
 
 def local_port(
@@ -77,11 +75,11 @@ class Loaded(NamedTuple):
 
     @classmethod
     def of(cls, warm: WarmEngine, encoder: TextEncoder, config: ServeConfig) -> Loaded:
-        """With ``encoder`` of the same artifact."""
+        """With ``encoder`` of the same artifact, whose files are held for another engine alone."""
         reload = None
         if warm.engine.info.is_replaceable:
             reload = partial(warm_again, warm.artifact, config, warm.engine.info.num_streams)
-        return cls(warm.artifact, encoder, warm.engine, warm.costs, reload)
+        return cls(warm.artifact.without_files(), encoder, warm.engine, warm.costs, reload)
 
     def service(self, config: ServeConfig, metrics: Metrics, gate: DeviceGate) -> InferenceService:
         """Start it. ``gate`` is shared by all models of the device. Needs a running event loop."""
@@ -176,13 +174,15 @@ def next_artifact(path: Path, served: Manifest, config: ServeConfig, num_engines
 def encoder_of(artifact: Artifact, config: ServeConfig) -> TextEncoder:
     """The tokenizer of ``artifact``, and its table of weights. Raises ArtifactError."""
     encoder = TextEncoder(
-        artifact.path / TOKENIZER,
+        artifact.file(TOKENIZER),
         artifact.manifest.max_seq_len,
         auto_truncate=config.auto_truncate,
         frame=_frame_of(artifact),
         truncation_side=artifact.manifest.tokenization.truncation_side,
         split_special_tokens=artifact.manifest.tokenization.splits_special_tokens,
+        vocab_size=artifact.manifest.spec.vocab_size,
     )
+    artifact.check_files()
     return encoder.with_weights(_token_weights_of(artifact))
 
 
@@ -239,9 +239,9 @@ def _opener(artifact: Artifact, config: ServeConfig) -> Callable[[int | None], E
 
     def make(num_streams: int | None) -> Engine:
         options = given_options(config.engine_options, num_streams)
-        engine = load_engine(artifact.engine_dir, artifact.manifest, options)
+        engine = load_engine(artifact.engine_files, artifact.manifest, options)
         try:
-            check_in_place(artifact)
+            artifact.check_files()
         except BaseException:
             engine.close()
             raise
@@ -253,7 +253,7 @@ def _opener(artifact: Artifact, config: ServeConfig) -> Callable[[int | None], E
 def _token_weights_of(artifact: Artifact) -> Float32Array | None:
     if not any(role.table for role in artifact.manifest.roles.values()):
         return None
-    return read_token_weights(artifact.path / TOKEN_WEIGHTS, artifact.manifest.spec.vocab_size)
+    return read_token_weights(artifact.file(TOKEN_WEIGHTS), artifact.manifest.spec.vocab_size)
 
 
 def _frame_of(artifact: Artifact) -> tuple[str, str]:

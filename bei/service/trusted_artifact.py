@@ -15,13 +15,19 @@ log = logging.getLogger(__name__)
 
 
 def opened(source: Path | Artifact, config: ServeConfig) -> Artifact:
-    """The artifact at ``source``, verified, and signed by a trusted key where ``config`` requires it.
+    """The artifact at ``source``, verified, and signed by a trusted key where ``config`` requires it. Its files are
+    held: what was hashed is what runs.
 
-    One that was verified in this start already, as the cache's are, is not hashed again. Raises ArtifactError and its
-    subclasses, ConfigError, MissingDependencyError.
+    Where a signature is required, whoever may write to the files must not decide what runs: they are sealed copies.
+    Elsewhere he could as well put another artifact there, and copies would defend nothing. One whose files are held, as
+    the cache's are, is not hashed again. Raises ArtifactError and its subclasses, ConfigError, MissingDependencyError.
     """
     trusted = None if config.require_signature is None else trusted_keys(config.require_signature)
-    artifact = source if isinstance(source, Artifact) else store.load(source)
+    if isinstance(source, Artifact) and source.files is not None and trusted is None:
+        artifact = source
+    else:
+        path = source.path if isinstance(source, Artifact) else source
+        artifact = store.load(path, sealed=trusted is not None)
     name, signed = artifact.manifest.name, artifact.signed
     if trusted is not None:
         check_trusted(artifact.path, signed, trusted)

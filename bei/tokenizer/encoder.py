@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeGuard
 import numpy as np
 import tokenizers
 
+from bei.artifact.held_files import shown_path
 from bei.core import Encoding, Expansion, Float32Array, Int32Array, TokenSpans, expanded
 from bei.errors import ArtifactManifestError, InputTooLongError, InvalidRequestError
 from bei.tokenizer.file import read_tokenizer
@@ -114,7 +115,8 @@ class TextEncoder:
 
     ``frame``: texts before and after ``framed`` inputs. ``truncation_side``: the default of ``direction``.
     ``split_special_tokens``: special tokens inside a text are split like other text. ``token_weights``: float32
-    [vocabulary], the table for sparse vectors that are looked up.
+    [vocabulary], the table for sparse vectors that are looked up. ``vocab_size``: of the model; a tokenizer with ids
+    beyond it is refused (ArtifactManifestError).
     """
 
     token_weights: Float32Array | None = None
@@ -128,11 +130,14 @@ class TextEncoder:
         frame: tuple[str, str] = ("", ""),
         truncation_side: CutSide = "right",
         split_special_tokens: bool = False,
+        vocab_size: int | None = None,
     ) -> None:
         try:
-            self._tokenizer = read_tokenizer(path)
+            self._tokenizer = read_tokenizer(path, vocab_size)
         except (UnfitError, OSError) as error:
-            raise ArtifactManifestError(f"{path} is not a readable tokenizer ({error}). Build it again.") from error
+            raise ArtifactManifestError(
+                f"{shown_path(path)} is not a readable tokenizer ({error}). Build it again."
+            ) from error
         self._tokenizer.encode_special_tokens = split_special_tokens
         self._max_seq_len = max_seq_len
         self._auto_truncate = auto_truncate

@@ -14,8 +14,9 @@ from bei.utils.untrusted_files import MOST_TOKENIZER_BYTES, UnfitError, read_bou
 _PROBES = ("", "a", "The é世 1.\n")
 
 
-def read_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer in the file ``path``. Raises UnfitError if it is invalid, or fails on a few words."""
+def read_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
+    """The tokenizer in the file ``path``. Raises UnfitError if it is invalid, fails on a few words, or has ids that a
+    model of ``vocab_size`` tokens lacks."""
     content = read_bounded(path, MOST_TOKENIZER_BYTES)  # not by its path, which may not be UTF-8
     try:
         with _silent():
@@ -23,13 +24,28 @@ def read_tokenizer(path: Path) -> Tokenizer:
             for text in _PROBES:
                 tokenizer.encode(text)
             tokenizer.encode("a", "b")
+            highest = -1 if vocab_size is None else _highest_id(tokenizer, vocab_size)
     except Exception as error:  # the library raises bare Exception
         raise UnfitError(str(error)) from error
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # raised by Rust code; it cannot be imported
             raise
         raise UnfitError(f"the library broke off: {error}") from error
+    if vocab_size is not None and highest >= vocab_size:
+        raise UnfitError(f"its ids go up to {highest}, and the model has {vocab_size} tokens")
     return tokenizer
+
+
+def _highest_id(tokenizer: Tokenizer, vocab_size: int) -> int:
+    """The highest id if it is ``vocab_size`` or more; else any lower number."""
+    around = [*tokenizer.encode("").ids, *tokenizer.encode("", "").ids]  # a template has ids of its own
+    highest = max([*around, *tokenizer.get_added_tokens_decoder()], default=-1)
+    # Counted first: the whole vocabulary as a dict takes up to five times as long.
+    token_of = tokenizer.model.id_to_token
+    num_known = sum(token_of(index) is not None for index in range(vocab_size))
+    if num_known < tokenizer.get_vocab_size(with_added_tokens=False):
+        highest = max(highest, *tokenizer.get_vocab().values())
+    return highest
 
 
 @contextmanager

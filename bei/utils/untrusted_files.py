@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -151,17 +151,13 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
-def unlisted(folder: Path, listed: Sequence[str]) -> str | None:
-    """The first file below ``folder`` whose relative path is not ``listed``; None: all are.
-
-    Names that begin with a dot are ignored: systems create such files, and no engine reads them.
-    """
+def unlisted(folder: Path, listed: Sequence[str]) -> Iterator[str]:
+    """The files below ``folder`` whose relative paths are not ``listed``, and links to folders without listed files."""
     known = set(listed)
     for root, folders, files in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(root, name))]
         for name in sorted((*files, *links)):
             path = os.path.relpath(os.path.join(root, name), folder)
             is_known = path in known or any(one.startswith(f"{path}/") for one in (known if name in links else ()))
-            if not is_known and not name.startswith("."):
-                return path
-    return None
+            if not is_known:
+                yield path

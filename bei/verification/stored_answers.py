@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from bei.artifact.certificate.record import Certificate, QuantizationRecord, RetrievalAgreement, Thresholds
+from bei.artifact.held_files import shown_path
 from bei.artifact.manifest import REFERENCE_DIR, Artifact, Manifest
 from bei.core import Encoding, Engine, Float32Array
 from bei.errors import ArtifactManifestError, ConfigError, VerificationError
@@ -165,8 +166,7 @@ def _ranked(engine: Engine, reference: RetrievalReference, thresholds: Threshold
 
 def check_stored(artifact: Artifact) -> None:
     """Raise ConfigError if ``artifact`` holds no reference answers."""
-    listed = {info.path for info in artifact.manifest.files}
-    if {f"{REFERENCE_DIR}/{name}" for name in (_RECORD, _ANSWERS)} <= listed:
+    if all(artifact.has_file(f"{REFERENCE_DIR}/{name}") for name in (_RECORD, _ANSWERS)):
         return
     was_verified = artifact.certificate.kind != "none"
     how = "its engine was verified when it was built" if was_verified else "it was built with --no-verify"
@@ -181,27 +181,29 @@ def may_be_served(artifact: Artifact) -> bool:
 
     An engine that failed at build time was kept on purpose; one that failed later was not.
     """
-    if artifact.certificate.passed or not (artifact.path / REFERENCE_DIR).is_dir():
+    if artifact.certificate.passed or not artifact.has_file(f"{REFERENCE_DIR}/{_RECORD}"):
         return True
     return _record_of(artifact).allow_below_threshold
 
 
 def _record_of(artifact: Artifact) -> _Record:
-    file = artifact.path / REFERENCE_DIR / _RECORD
+    file = artifact.file(f"{REFERENCE_DIR}/{_RECORD}")
     try:
         return _record_decoder.decode(read_bounded(file))
     except (OSError, ValueError, RecursionError, msgspec.DecodeError) as error:
-        raise ArtifactManifestError(f"{file} cannot be read ({error}). Build the artifact again.") from error
+        raise ArtifactManifestError(
+            f"{shown_path(file)} cannot be read ({error}). Build the artifact again."
+        ) from error
 
 
 def _read(artifact: Artifact) -> tuple[_Record, HeldOut, ReferenceAnswers, RetrievalReference | None]:
-    folder = artifact.path / REFERENCE_DIR
     check_stored(artifact)
+    answers = artifact.file(f"{REFERENCE_DIR}/{_ANSWERS}")
     record = _record_of(artifact)
     per_token = {output.name for output in artifact.manifest.outputs if output.per_token}
     try:
-        check_unpacked(folder / _ANSWERS, _MOST_BYTES)
-        with (folder / _ANSWERS).open("rb") as file, np.load(file, allow_pickle=False) as stored:
+        check_unpacked(answers, _MOST_BYTES)
+        with answers.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = dict(stored)
         *encodings, canary = _encodings(arrays)
         retrieval = _retrieval(record, arrays)
@@ -214,7 +216,9 @@ def _read(artifact: Artifact) -> tuple[_Record, HeldOut, ReferenceAnswers, Retri
             for name in record.outputs
         }
     except _UNREADABLE as error:
-        raise ArtifactManifestError(f"{folder} cannot be read ({error}). Build the artifact again.") from error
+        raise ArtifactManifestError(
+            f"{shown_path(answers)} cannot be read ({error}). Build the artifact again."
+        ) from error
     questions = HeldOut(record.texts, encodings, record.canary_text, canary)
     return record, questions, ReferenceAnswers(record.name, record.is_own, rows), retrieval
 

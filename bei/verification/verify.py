@@ -36,7 +36,8 @@ def verify(path: Path, tell: Tell = untold) -> tuple[Artifact, bool]:
             "verify, and sign again with 'bei sign'."
         )
     check_stored(artifact)  # before gigabytes are loaded by a library that may be missing
-    with closing(load_engine(artifact.engine_dir, artifact.manifest)) as engine:
+    with closing(load_engine(artifact.engine_files, artifact.manifest)) as engine:
+        artifact.check_files()
         completed, is_good = complete_certificate(artifact, engine, tell)
     with naming_full_disk(path):
         return store.recertify(artifact, completed.certificate), is_good

@@ -14,6 +14,12 @@ MIN_COSINES_OF_DECODERS = {"int8": 0.999, "fp8": 0.999}
 MIN_COSINES_OF_ENCODERS = {"int8": 0.995, "fp8": 0.995}
 QUANTIZED = tuple(MIN_COSINES_OF_ENCODERS)
 PRECISIONS = (*MIN_COSINES, *QUANTIZED)
+# Those that a target's compiler builds in.
+PRECISIONS_OF_TARGETS = {
+    "cpu": ("fp32", "bf16", "int8"),
+    **dict.fromkeys(("tensorrt", "tensorrt-rtx", "cuda", "cuda-twin"), ("bf16", "fp16", "fp32", "fp8")),
+    "trtllm": ("bf16", "fp16", "fp8"),
+}
 # Maximum loss on the bundled retrieval set, as a share of the reference's nDCG@10.
 MAX_NDCG_LOSS = 0.005
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bei.artifact.held_files import Folder, shown_path
 from bei.artifact.manifest import CUDA_PACKAGE, Manifest, OutputInfo
 from bei.core import EngineInfo, Outputs, PackedBatch
 from bei.engine.cuda.batch_split import halves
@@ -61,7 +62,7 @@ class CudaEngine:
     """
 
     def __init__(
-        self, folder: Path, manifest: Manifest, options: CudaOptions, *, device: CudaDevice | None = None
+        self, folder: Folder, manifest: Manifest, options: CudaOptions, *, device: CudaDevice | None = None
     ) -> None:
         about = manifest.engine.package
         if device is None:
@@ -218,8 +219,8 @@ def _loaded(device: CudaDevice, path: Path, weight_bytes: int, most: int | None)
     except RuntimeError as error:
         device.release()
         raise EngineError(
-            f"PyTorch could not load {path}: {first_line(error)}. Copy the artifact anew from its source, or build it "
-            "again."
+            f"PyTorch could not load {shown_path(path)}: {first_line(error)}. Copy the artifact anew from its source, "
+            "or build it again."
         ) from error
 
 

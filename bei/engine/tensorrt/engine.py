@@ -10,11 +10,11 @@ import logging
 from collections.abc import Set
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bei.artifact.held_files import Folder
 from bei.artifact.manifest import Manifest
 from bei.core import EngineInfo, Outputs, PackedBatch
 from bei.engine.nvidia import load_cuda, load_library
@@ -59,7 +59,7 @@ class TensorRTEngine:
     """
 
     def __init__(
-        self, folder: Path, manifest: Manifest, options: TensorRTOptions, *, trt: Any = None, cuda: Any = None
+        self, folder: Folder, manifest: Manifest, options: TensorRTOptions, *, trt: Any = None, cuda: Any = None
     ) -> None:
         purpose = f"Serving {manifest.name} (target {manifest.target})"
         runtime = cuda or load_cuda(purpose, manifest.target)

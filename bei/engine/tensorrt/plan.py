@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 import numpy as np
 import numpy.typing as npt
 
+from bei.artifact.held_files import Folder, shown_path
 from bei.artifact.manifest import TENSORRT_GRAPH, TENSORRT_PLAN, OutputInfo, Plan, PlanProfile
 from bei.core import PackedBatch
 from bei.engine.packing import graph_inputs
@@ -82,7 +83,7 @@ class LoadedPlan:
     plan.
     """
 
-    def __init__(self, trt: TensorRTModule, folder: Path, about: Plan, outputs: Seq[OutputInfo]) -> None:
+    def __init__(self, trt: TensorRTModule, folder: Folder, about: Plan, outputs: Seq[OutputInfo]) -> None:
         self.trt = trt
         self.logger = process_logger(trt.ILogger)
         runtime = trt.Runtime(self.logger)
@@ -240,9 +241,9 @@ def _check_validity(trt: TensorRTModule, runtime: TensorRTModule.Runtime, logger
     if validity == rtx.EngineValidity.INVALID:
         remedies = [_REMEDIES[name] for name, kind in kinds if int(diagnostics) & int(kind) and name in _REMEDIES]
         remedy = "; ".join(remedies) or "build it again for this machine's GPU"
-        raise EngineError(f"TensorRT-RTX says that {path} cannot run here: {words}. To do: {remedy}.")
+        raise EngineError(f"TensorRT-RTX says that {shown_path(path)} cannot run here: {words}. To do: {remedy}.")
     if validity == rtx.EngineValidity.SUBOPTIMAL:
-        log.warning("TensorRT-RTX says that %s will not run as fast as it could here: %s", path, words)
+        log.warning("TensorRT-RTX says that %s will not run as fast as it could here: %s", shown_path(path), words)
 
 
 def _deserialized(
@@ -253,17 +254,19 @@ def _deserialized(
             reader = _reader(trt.IStreamReaderV2)(file)
             engine = runtime.deserialize_cuda_engine(reader)
         except RuntimeError as error:  # raised by the bindings without a driver
-            raise EngineError(f"TensorRT could not read {path}: {' '.join(str(error).split())}") from error
+            raise EngineError(f"TensorRT could not read {shown_path(path)}: {' '.join(str(error).split())}") from error
     if engine is None:
         if reader.is_past_end:
             raise _truncated(path)
-        raise EngineError(f"TensorRT could not load {path}: {logger.said()}")
+        raise EngineError(f"TensorRT could not load {shown_path(path)}: {logger.said()}")
     return engine
 
 
 def _truncated(path: Path) -> EngineError:
     size = path.stat().st_size
-    return EngineError(f"{path} ends too early, after {size:,} bytes: copy the artifact anew from its source.")
+    return EngineError(
+        f"{shown_path(path)} ends too early, after {size:,} bytes: copy the artifact anew from its source."
+    )
 
 
 @cache
@@ -296,16 +299,21 @@ def _reader(base: Any) -> Any:
 def _put_weights(trt: TensorRTModule, engine: TensorRTModule.ICudaEngine, logger: Any, graph: Path) -> None:
     """Load the weights of the ONNX file ``graph`` into a plan compiled without weights. Raises EngineError."""
     if not graph.is_file():
-        raise EngineError(f"The plan holds no weights, and {graph} is missing: copy the artifact anew from its source.")
+        raise EngineError(
+            f"The plan holds no weights, and {shown_path(graph)} is missing: copy the artifact anew from its source."
+        )
     refitter = trt.Refitter(engine, logger)
     parser = trt.OnnxParserRefitter(refitter, logger)
     if not parser.refit_from_file(str(graph)):
         errors = [parser.get_error(index).desc() for index in range(parser.num_errors)]
-        raise EngineError(f"TensorRT could not take weights from {graph}: {'; '.join(errors) or logger.said()}")
+        raise EngineError(
+            f"TensorRT could not take weights from {shown_path(graph)}: {'; '.join(errors) or logger.said()}"
+        )
     missing = refitter.get_missing_weights()
     if missing:
         raise EngineError(
-            f"{graph} lacks {len(missing)} weights of the plan, {missing[0]} among them. Build the artifact again."
+            f"{shown_path(graph)} lacks {len(missing)} weights of the plan, {missing[0]} among them. Build the "
+            "artifact again."
         )
     if not refitter.refit_cuda_engine():
         raise EngineError(f"TensorRT could not put weights into the plan: {logger.said()}")

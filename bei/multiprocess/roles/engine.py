@@ -13,10 +13,11 @@ from typing import NoReturn
 
 import msgspec
 
+from bei.artifact.manifest import Artifact
+from bei.artifact.store import received
 from bei.config.settings import ServeConfig
 from bei.metrics.registry import Metrics
 from bei.multiprocess.control.channel import ControlChannel, run_commands
-from bei.multiprocess.control.held_files import readable
 from bei.multiprocess.control.messages import HEARTBEAT, Close, Command, Configure, OpenModel, Served, Stop
 from bei.multiprocess.remote.engine_server import EngineServer
 from bei.multiprocess.remote.recorded_engine import RecordedEngine, StepRecords
@@ -80,9 +81,10 @@ class EngineProcess:
             self._channel.offer(HEARTBEAT, bytes)
 
     def _open(self, command: OpenModel, descriptors: list[int]) -> Served:
-        warm = self._warm(command, descriptors)
+        with received(command.served.artifact, descriptors) as artifact:
+            warm = self._warm(command, artifact)
         info = warm.engine.info
-        found = msgspec.structs.replace(command.served, artifact=warm.artifact, device=info.device)
+        found = msgspec.structs.replace(command.served, artifact=warm.artifact.without_files(), device=info.device)
         if command.is_first:
             found = msgspec.structs.replace(found, num_streams=info.num_streams, costs=warm.costs.to_json())
         if self._queues is not None:
@@ -93,22 +95,21 @@ class EngineProcess:
         self._keys.add(found.key)
         return found
 
-    def _warm(self, command: OpenModel, descriptors: list[int]) -> WarmEngine:
+    def _warm(self, command: OpenModel, artifact: Artifact) -> WarmEngine:
         served, former = command.served, command.replaces
         if not command.is_first:
             assert served.costs is not None, "the first engine has said what steps cost"
             # Not every target has the option: only what was asked for is said, or found out by measuring.
-            measured = self._config.engine_streams == 0 and served.artifact.manifest.target == "cpu"
+            measured = self._config.engine_streams == 0 and artifact.manifest.target == "cpu"
             num_streams = served.num_streams if measured else self._config.engine_streams or None
-            with readable(served.artifact, descriptors) as artifact:
-                engine = warm_again(artifact, self._config, num_streams)
-            return WarmEngine(served.artifact, engine, CostModel.from_json(served.costs))
+            engine = warm_again(artifact, self._config, num_streams)
+            return WarmEngine(artifact, engine, CostModel.from_json(served.costs))
         if former is None:
-            return warm_first(served.artifact, self._config)
+            return warm_first(artifact, self._config)
         assert former.costs is not None, "the first engine has said what steps cost"
         target = former.artifact.manifest.target
         standing = Standing(former.artifact.path, target, former.num_streams, CostModel.from_json(former.costs))
-        return warm_next(served.artifact, standing, self._config)
+        return warm_next(artifact, standing, self._config)
 
     def _hang(self) -> NoReturn:
         """Instead of another engine beside the one that hangs: the process ends, and the operating system frees what it

@@ -7,10 +7,10 @@ import dataclasses
 import logging
 import socket
 
+from bei.artifact.store import received
 from bei.config.settings import ServeConfig
 from bei.metrics.registry import Metrics
 from bei.multiprocess.control.channel import ControlChannel
-from bei.multiprocess.control.held_files import readable
 from bei.multiprocess.control.messages import (
     HEARTBEAT,
     Abandon,
@@ -142,7 +142,7 @@ class FrontEnd:
         served = command.served
         former = None if command.replaces is None else self._opened.get(command.replaces.key)
         assert served.costs is not None, "the engine has said what steps cost"
-        with readable(served.artifact, descriptors) as artifact:
+        with received(served.artifact, descriptors) as artifact:
             encoder = encoder_of(artifact, self._config) if former is None else next_encoder(artifact, former.encoder)
         costs, address = CostModel.from_json(served.costs), path_of(self._address)
         # In a thread: the service's port would wait for the other process on the event loop.

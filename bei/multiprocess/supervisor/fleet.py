@@ -17,12 +17,13 @@ from typing import Any
 
 import msgspec
 
+from bei.artifact.held_files import HeldFiles
+from bei.artifact.manifest import Artifact
 from bei.config.devices import Device
 from bei.config.settings import ServeConfig
 from bei.errors import BeiError, ProcessDiedError
 from bei.metrics.aggregate import counts_of_ended
 from bei.metrics.registry import Metrics, SwapResult
-from bei.multiprocess.control.held_files import HeldFiles
 from bei.multiprocess.control.messages import (
     COSTS,
     HEARTBEAT,
@@ -140,15 +141,16 @@ class Fleet:
             self._spawn(place)
         await asyncio.gather(*map(self._configure, self._children.values()))
 
-    async def load_first(self, served: Served) -> None:
+    async def load_first(self, artifact: Artifact, number: int) -> None:
         """Let the first engine process load a model, and keep what it finds out, for the other processes.
 
-        ``served``: only its artifact and number are known.
+        ``artifact``: verified, with its files.
 
         Raises ArtifactError, ConfigError, MissingDependencyError, EngineError, VerificationError, OSError.
         """
+        served = self.hold(artifact, number)
         found = await self._load(self.of("engine")[0], OpenModel(served, is_first=True))
-        await self.hold(found)
+        self.hold_as(served, found)
         self.served[found.name] = self.open[found.key] = found
 
     async def load(self) -> None:
@@ -192,12 +194,17 @@ class Fleet:
             if self._children[child.place] is not child or not child.is_alive:
                 raise ProcessDiedError(f"The process {child.name} has ended meanwhile: try it again.")
 
-    async def hold(self, served: Served) -> None:
-        """Keep the files of ``served`` open, so that processes can open the model even if its folder is replaced.
+    def hold(self, artifact: Artifact, number: int) -> Served:
+        """Keep the files of ``artifact``, which was just verified, for all processes that open the model: they read
+        what was verified, also after its folder was replaced."""
+        assert artifact.files is not None, "it was verified here"
+        served = Served(artifact=artifact.without_files(), number=number)
+        self._held[served.key] = artifact.files
+        return served
 
-        Raises ArtifactError, OSError.
-        """
-        self._held[served.key] = await in_thread(HeldFiles, served.artifact)
+    def hold_as(self, served: Served, found: Served) -> None:
+        """``served`` is ``found`` from now on: the first engine may have completed its certificate."""
+        self._held[found.key] = self._held.pop(served.key)
 
     def let_go(self, key: str) -> None:
         """Close the files of the model ``key``: no process will open it any more. No-op if they are not held."""
@@ -206,14 +213,13 @@ class Fleet:
             self._held.pop(key).close()
 
     async def load_in(self, child: Child, command: OpenModel) -> Served:
-        """Let ``child`` open a model; returns ``command.served``, or what the child has found out about the model.
-
-        The model's files must be held (``hold``) unless the child is the first to open it. Raises the child's error,
-        ProcessDiedError.
-        """
-        if command.is_first or child.place.role == "manager":
+        """Let ``child`` open a model, whose files must be held (``hold``); returns ``command.served``, or what the
+        child has found out about the model. Raises the child's error, ProcessDiedError, ArtifactHashMismatchError."""
+        if child.place.role == "manager":
             return await child.call(command) or command.served
-        with self._held[command.served.key].lent() as descriptors:
+        held = self._held[command.served.key]
+        await in_thread(held.check)
+        with held.lent() as descriptors:
             return await child.call(command, descriptors) or command.served
 
     async def observed(self, served: Served) -> Served:

@@ -131,7 +131,7 @@ class Supervisor:
         """
         _, artifacts = await asyncio.gather(self._fleet.start(), in_thread(self._verified))
         for number, artifact in enumerate(artifacts):
-            await self._fleet.load_first(Served(artifact=artifact, number=number))
+            await self._fleet.load_first(artifact, number)
         await self._fleet.load()
         paths = {
             artifact.manifest.name: source if isinstance(source, Path) else source.path
@@ -257,10 +257,10 @@ class Swaps(ArtifactSwaps[Following]):
         children = await fleet.all_ready(_READY_WITHIN_S)
         former = await fleet.observed(fleet.served[name])
         engines, manager, fronts = fleet.of("engine"), fleet.of("manager"), fleet.of("front")
-        new = Served(artifact=artifact, number=former.number)
+        new = verified = fleet.hold(artifact, former.number)
         try:
             new = await self._load(new, former, engines[0], is_first=True)
-            await fleet.hold(new)
+            fleet.hold_as(verified, new)
             await asyncio.gather(*(self._load(new, former, engine) for engine in engines[1:]))
             fleet.check_same(engines)
             fleet.open[new.key] = new  # of processes that end from now on, those that follow have it too

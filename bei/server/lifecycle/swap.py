@@ -24,11 +24,12 @@ from typing import Generic, NamedTuple, TypeVar
 
 from bei.artifact.certificate.record import Certificate
 from bei.artifact.manifest import Manifest
+from bei.artifact.store import SHOWN_DIGITS
 from bei.errors import BeiError, ShuttingDownError
 from bei.metrics.registry import Metrics, SwapResult
 from bei.server.endpoint.models import Models
 from bei.server.process_tuning import give_back
-from bei.service.loader import SHOWN_DIGITS, Loaded, Standing
+from bei.service.loader import Loaded, Standing
 from bei.service.service import InferenceService
 
 log = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from bei.artifact.certificate.thresholds import PRECISIONS_OF_TARGETS
 from bei.artifact.manifest import CUDA_PACKAGE, EngineRequirements, Package
 from bei.core import Limits
 from bei.engine.pytorch import EXTRA, TorchGpu, cpu_name, found_gpu, load_torch
@@ -34,7 +35,7 @@ _TYPES = {DType.BF16: "bfloat16", DType.FP16: "float16", DType.FP32: "float32"}
 class CudaCompiler:
     """Compiles for this machine's NVIDIA GPU; as ``cuda-twin`` for its CPU."""
 
-    precisions: tuple[str, ...] = ("bf16", "fp16", "fp32", "fp8")
+    precisions: tuple[str, ...] = PRECISIONS_OF_TARGETS["cuda"]
     calibrated: tuple[str, ...] = ("fp8",)
     shows_layers = False  # the packed module outputs its heads only
     matrix_bits = 8

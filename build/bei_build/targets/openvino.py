@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from bei.artifact.certificate.thresholds import PRECISIONS_OF_TARGETS
 from bei.artifact.manifest import OPENVINO_MODEL, EngineRequirements
 from bei.core import Limits
 from bei.engine.cpu_features import EXACT_INT8, sums_int8_exactly
@@ -33,7 +34,7 @@ from bei_build.weights.model_weights import ModelWeights
 class OpenVINOCompiler:
     """Compiles for CPUs with OpenVINO."""
 
-    precisions: tuple[str, ...] = ("fp32", "bf16", "int8")
+    precisions: tuple[str, ...] = PRECISIONS_OF_TARGETS["cpu"]
     calibrated: tuple[str, ...] = ("int8",)
     shows_layers = True
     longest_by_default = 8192  # masks of causal and windowed attention are [S, S]: 256 MiB here, 4 GiB at 32,768

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from bei.artifact.certificate.thresholds import PRECISIONS_OF_TARGETS
 from bei.artifact.manifest import EngineRequirements
 from bei.core import Limits
 from bei.engine.nvidia import current_gpu, load_cuda
@@ -38,7 +39,7 @@ from bei_build.weights.model_weights import ModelWeights
 # The oldest version whose documents have everything used here: LLM.encode, encoder CUDA graphs, embeddings.
 VERSIONS = ">=1.3.0rc27"
 
-_PRECISIONS = ("bf16", "fp16", "fp8")
+_PRECISIONS = PRECISIONS_OF_TARGETS["trtllm"]
 _NUMBERS = re.compile(r"\d+")
 _TYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16"}
 _STORED = {"bf16": "BF16", "fp16": "F16", "fp8": "BF16"}

@@ -1,4 +1,4 @@
-"""Artifacts made to do harm are refused by name before anything of them is used; the tables are in
+"""Artifacts made to do harm are refused by name before anything of them is used; the table is in
 tests/support/hostile_artifacts.py, and tests/e2e/test_hostile.py starts processes on them."""
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from bei.artifact import store
+from bei.artifact.held_files import HeldFiles
 from bei.artifact.manifest import CERTIFICATE, ENGINE_DIR, MANIFEST, REFERENCE_DIR, TOKENIZER
 from bei.artifact.signature import SIGNATURE
 from bei.artifact.store import load
@@ -25,7 +26,8 @@ from bei.tokenizer.encoder import TextEncoder
 from bei.utils.untrusted_files import UnfitError, check_regular, printable, read_bounded, unlisted, within
 from bei.verification.stored_answers import complete_certificate
 from tests.support.artifacts import save_artifact
-from tests.support.hostile_artifacts import ENGINE_FILE, HOSTILE, extra, manifest_of, nested, says_all, seal
+from tests.support.hostile_artifacts import HOSTILE
+from tests.support.spoilt_artifacts import ENGINE_FILE, extra, manifest_of, nested, says_all, seal
 
 
 @pytest.fixture
@@ -36,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 def opened(path: Path) -> None:
     """As far as a server goes before it looks for an engine."""
     manifest = load(path).manifest
-    TextEncoder(path / TOKENIZER, manifest.max_seq_len)
+    TextEncoder(path / TOKENIZER, manifest.max_seq_len, vocab_size=manifest.spec.vocab_size)
 
 
 def test_there_are_as_many_as_were_asked_for() -> None:
@@ -66,8 +68,14 @@ def test_what_was_sealed_anew_without_a_change_is_good(folder: Path) -> None:
     opened(folder)
 
 
-@pytest.mark.parametrize("name", ["README.md", ".gitattributes", "engine/.DS_Store", "docs/page.html"])
-def test_files_that_no_engine_reads_may_lie_about(name: str, folder: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("README.md", "LICENSE", ".gitattributes", ".git/HEAD", ".cache/huggingface/download/model.lock"),
+        *(".DS_Store", ".nfs000000000123abcd00000001", ".certificate.ab12cd_3/certificate.json"),
+    ],
+)
+def test_files_that_systems_and_repositories_leave_may_lie_in_the_root(name: str, folder: Path) -> None:
     extra(name)(folder)
     opened(folder)
 
@@ -111,18 +119,13 @@ def test_a_target_that_is_not_known_here_can_be_inspected(folder: Path) -> None:
 
 def test_a_refused_artifact_is_not_hashed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     extra("engine/model.bin")(folder)
-    hashed: list[Path] = []
-    sha256_of_file = store.sha256_of_file
 
-    def noted(path: Path) -> str:
-        hashed.append(path)
-        return sha256_of_file(path)
+    def fail(*_: object, **__: object) -> HeldFiles:
+        raise AssertionError("nothing is opened")
 
-    monkeypatch.setattr(store, "sha256_of_file", noted)
+    monkeypatch.setattr(store, "open_files", fail)
     with pytest.raises(ArtifactFileUnlistedError):
         load(folder)
-    # Which say whether another process replaces them.
-    assert [path.name for path in hashed] == ["certificate.json", "certificate.html"]
 
 
 # Answers of a reference, which are read when the engine is there to be compared with them.
@@ -217,16 +220,17 @@ def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
         check_regular(tmp_path)
 
 
-def test_the_first_file_that_is_not_listed_is_named(tmp_path: Path) -> None:
+def test_files_that_are_not_listed_are_named(tmp_path: Path) -> None:
     for name in ("a", "b/c", "b/.hidden"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    assert unlisted(tmp_path, ["a", "b/c"]) is None
-    assert unlisted(tmp_path, ["a"]) == "b/c"
-    assert unlisted(tmp_path / "absent", []) is None
+    known = ["a", "b/c", "b/.hidden"]
+    assert [*unlisted(tmp_path, known)] == []
+    assert [*unlisted(tmp_path, ["a"])] == ["b/.hidden", "b/c"]
+    assert [*unlisted(tmp_path / "absent", [])] == []
     (tmp_path / "link").symlink_to("b")
-    assert unlisted(tmp_path, ["a", "b/c"]) == "link"
-    assert unlisted(tmp_path, ["a", "b/c", "link/c"]) is None
+    assert [*unlisted(tmp_path, known)] == ["link"]
+    assert [*unlisted(tmp_path, [*known, "link/c"])] == []
 
 
 def test_what_a_terminal_obeys_is_written_as_an_escape() -> None:

@@ -52,7 +52,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def test_what_is_saved_is_what_is_loaded(saved: Artifact) -> None:
-    assert load(saved.path) == saved
+    assert load(saved.path).without_files() == saved
     assert load_manifest(saved.path) == saved.manifest
     assert is_artifact(saved.path)
     assert saved.engine_dir == saved.path / "engine"
@@ -90,7 +90,7 @@ def test_any_manifest_survives_saving_and_loading(
         max_batch_size=min(limits[0], limits[1]),
         max_seq_len=min(limits[0], limits[2]),
     )
-    assert load(saved.path) == saved
+    assert load(saved.path).without_files() == saved
 
 
 def test_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_facts_are_read_from_the_manifest(saved: Artifact) -> None:
 def test_a_new_certificate_replaces_its_page_too(saved: Artifact) -> None:
     certificate = msgspec.structs.replace(saved.certificate, device="another device")
     again = store.recertify(saved, certificate)
-    assert load(saved.path) == again
+    assert load(saved.path).without_files() == again
     assert again.certificate == certificate
     assert "another device" in (saved.path / CERTIFICATE_PAGE).read_text()
     assert "another device" not in (save_artifact(saved.path.with_name("first")).path / CERTIFICATE_PAGE).read_text()
@@ -147,7 +147,7 @@ def test_the_page_is_read_again_with_its_manifest(saved: Artifact, monkeypatch: 
         yield
 
     monkeypatch.setattr(store, "_alone", finish)
-    assert load(old.path) == old
+    assert load(old.path).without_files() == old
     assert replaced == [old.path]
 
 

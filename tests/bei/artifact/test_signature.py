@@ -32,8 +32,8 @@ from bei.errors import (
 )
 from bei.service.trusted_artifact import opened
 from tests.support.artifacts import save_artifact
-from tests.support.hostile_artifacts import ENGINE_FILE, lists, put, says_all
 from tests.support.keys import KeyPair, make_keys
+from tests.support.spoilt_artifacts import ENGINE_FILE, lists, put, says_all
 from tests.support.tls_certificates import openssl
 
 Spoil = Callable[[Path], object]
@@ -72,7 +72,7 @@ def raw(content: bytes) -> Spoil:
 
 
 def test_whoever_opens_a_signed_artifact_learns_whose_signature_it_has(signed: Artifact, keys: KeyPair) -> None:
-    assert load(signed.path) == signed
+    assert load(signed.path).without_files() == signed
     assert signed.signed is not None
     assert (signed.signed.key, signed.signed.is_checked) == (fingerprint(keys.raw), True)
     assert save_artifact(signed.path.with_name("another")).signed is None
@@ -205,7 +205,7 @@ def test_a_link_inside_of_the_artifact_is_followed(signed: Artifact) -> None:
     (signed.path / "..data").mkdir()
     shutil.move(signed.path / SIGNATURE, signed.path / "..data" / SIGNATURE)
     (signed.path / SIGNATURE).symlink_to(f"..data/{SIGNATURE}")
-    assert load(signed.path) == signed
+    assert load(signed.path).without_files() == signed
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -217,7 +217,7 @@ def test_any_changed_byte_is_refused_or_changes_nothing(signed: Artifact, place:
     index = int(place * len(before))
     file.write_bytes(before[:index] + bytes([before[index] ^ change]) + before[index + 1 :])
     try:
-        assert load(signed.path) == signed
+        assert load(signed.path).without_files() == signed
     except ArtifactSignatureError:
         pass
     finally:
@@ -242,9 +242,10 @@ def test_an_artifact_is_opened_as_the_settings_say(
     signed: Artifact, keys: KeyPair, stranger: KeyPair, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    assert opened(signed.path, ServeConfig()) == signed
+    assert opened(signed.path, ServeConfig()).without_files() == signed
     assert "no key is required" in caplog.text
-    assert opened(signed.path, ServeConfig(require_signature=(str(stranger.public), str(keys.public)))) == signed
+    both = ServeConfig(require_signature=(str(stranger.public), str(keys.public)))
+    assert opened(signed.path, both).without_files() == signed
     assert "which is trusted" in caplog.text
     required = ServeConfig(require_signature=(str(stranger.public),))
     for source in (signed.path, signed):
@@ -274,5 +275,15 @@ def test_without_cryptography_a_signature_is_not_believed_and_that_is_said(
 def test_an_artifact_that_was_verified_in_this_start_is_not_hashed_again(
     signed: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "sha256_of_file", lambda path: pytest.fail(f"{path} is hashed"))
-    assert opened(signed, ServeConfig()) is signed
+    verified = load(signed.path)
+    monkeypatch.setattr(store, "open_files", lambda path, *_, **__: pytest.fail(f"{path} is hashed"))
+    assert opened(verified, ServeConfig()) is verified
+
+
+def test_files_are_sealed_where_a_signature_is_required_and_held_elsewhere(signed: Artifact, keys: KeyPair) -> None:
+    required = ServeConfig(require_signature=(str(keys.public),))
+    for source in (signed.path, signed, load(signed.path)):
+        for config, is_sealed in ((ServeConfig(), False), (required, True)):
+            artifact = opened(source, config)
+            file = artifact.engine_files / "fake.bin"
+            assert os.path.realpath(file).startswith("/memfd:") is is_sealed

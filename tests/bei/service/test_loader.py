@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,11 @@ from typing import Any
 import pytest
 
 from bei.artifact import store
+from bei.artifact.held_files import Folder
 from bei.artifact.manifest import Artifact, Manifest
 from bei.config.settings import ServeConfig
 from bei.engine.fake import FakeEngine
 from bei.errors import (
-    ArtifactError,
     ArtifactFileMissingError,
     ArtifactUntrustedError,
     SwapRefusedError,
@@ -49,10 +50,12 @@ class Rig:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.engines: list[CountedEngine] = []
         self.options: dict[str, int] = {}  # of the last one
+        self.read: list[bytes] = []  # the file of each
         monkeypatch.setattr(loader, "load_engine", self._load)
 
-    def _load(self, folder: Path, manifest: Manifest, options: dict[str, int]) -> CountedEngine:
+    def _load(self, folder: Folder, manifest: Manifest, options: dict[str, int]) -> CountedEngine:
         self.options = options
+        self.read.append((folder / "fake.bin").read_bytes())
         self.engines.append(CountedEngine(manifest.limits, options.get("num_streams", 1)))
         return self.engines[-1]
 
@@ -154,13 +157,11 @@ def test_an_engine_that_hangs_is_not_replaced_by_that_of_another_build(rig: Rig,
     loaded = load_model(artifact.path, CONFIG)
     assert loaded.reload is not None
     assert loaded.reload().info.limits == LIMITS
-    new = rebuild(artifact)
-    moved = Artifact(artifact.path, new.manifest, new.certificate)
-    (moved.engine_dir / "fake.bin").write_bytes(b"another engine")
-    store.save(moved.path, moved.manifest, moved.certificate)
-    with pytest.raises(ArtifactError, match="was replaced while its engine was read"):
-        loaded.reload()
-    assert [engine.is_open for engine in rig.engines] == [True, True, False]
+    shutil.rmtree(artifact.path)
+    save_artifact(artifact.path)
+    (artifact.engine_dir / "fake.bin").write_bytes(b"another engine")
+    loaded.reload()
+    assert rig.read == [b"an engine would be here"] * 3
 
 
 def test_a_link_that_leads_elsewhere_meanwhile_does_not_mix_two_builds(

@@ -435,7 +435,7 @@ def test_an_engine_that_can_be_is_replaced_where_it_hangs(
     monkeypatch.setattr(loader, "InferenceService", lambda *arguments: None)
     monkeypatch.setattr(loader, "costs_for", lambda artifact, engine, config: None)
     artifact = save_artifact(tmp_path / "artifact")
-    monkeypatch.setattr(store, "load", lambda path: artifact)
+    monkeypatch.setattr(store, "load", lambda path, *, sealed: artifact)
     load_service(artifact.path, ServeConfig(tokenizer_threads=1), Metrics(), DeviceGate())
     (reload,) = given
     assert (reload is not None) == is_replaced

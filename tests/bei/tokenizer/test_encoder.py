@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,3 +119,46 @@ def test_an_encoder_fitted_to_another_model_of_the_tokenizer_cuts_and_frames_as_
             one.input_ids.tolist() for one in fresh.encode(texts, options)
         ]
     assert [one.num_tokens for one in former.encode(texts)] == [LIMITS.max_seq_len, 3]  # as before
+
+
+def added_tokens(content: dict[str, Any]) -> None:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    marks = ("[MARK]", "[MORE]")  # the library gives them the next free ids
+    content["added_tokens"] = [{"id": 5000, "content": mark, "special": True, **flags} for mark in marks]
+
+
+def a_word(content: dict[str, Any]) -> None:
+    content["model"]["vocab"]["hello"] = 5000
+
+
+def a_token_around_every_text(content: dict[str, Any]) -> None:
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "[END]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"[END]": {"id": "[END]", "ids": [5000], "tokens": ["[END]"]}},
+    }
+
+
+@pytest.mark.parametrize("spoil", [added_tokens, a_word, a_token_around_every_text])
+def test_ids_beyond_the_vocabulary_of_the_model_are_refused(
+    spoil: Callable[[dict[str, Any]], None], tokenizer_path: Path, tmp_path: Path
+) -> None:
+    content = json.loads(tokenizer_path.read_bytes())
+    size = 1 + max(content["model"]["vocab"].values())
+    TextEncoder(tokenizer_path, 16, vocab_size=size)
+    spoil(content)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ArtifactManifestError, match=rf"its ids go up to \d+, and the model has {size} tokens"):
+        TextEncoder(path, 16, vocab_size=size)
+    TextEncoder(path, 16, vocab_size=5001)
+
+
+def test_two_words_of_one_id_are_not_refused(tokenizer_path: Path, tmp_path: Path) -> None:
+    content = json.loads(tokenizer_path.read_bytes())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["another"] = vocabulary["hello"]
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    TextEncoder(path, 16, vocab_size=max(vocabulary.values()) + 1)

@@ -18,7 +18,12 @@ from bei.errors import ArtifactHashMismatchError, ArtifactManifestError, ConfigE
 from bei.verification.comparison import ReferenceAnswers
 from bei.verification.engine_answers import HeldOut
 from bei.verification.retrieval import RetrievalQuestions, RetrievalRanking, ndcgs
-from bei.verification.stored_answers import RetrievalReference, complete_certificate, store_reference_answers
+from bei.verification.stored_answers import (
+    RetrievalReference,
+    complete_certificate,
+    may_be_served,
+    store_reference_answers,
+)
 from tests.support.artifacts import save_artifact
 
 WIDTH = 6
@@ -150,9 +155,9 @@ def test_texts_that_the_reference_had_no_time_for_are_not_counted(tmp_path: Path
 def test_a_completed_certificate_is_sealed_and_everything_else_stays(tmp_path: Path) -> None:
     artifact = pending(tmp_path / "a", questions())
     completed, _ = complete_certificate(artifact, Engine())
-    assert store.load(artifact.path) == artifact, "completing writes nothing"
+    assert store.load(artifact.path).without_files() == artifact, "completing writes nothing"
     sealed = store.recertify(artifact, completed.certificate)
-    assert store.load(artifact.path) == sealed
+    assert store.load(artifact.path).without_files() == sealed
     assert (sealed.manifest.verification, sealed.certificate) == ("reference", completed.certificate)
     kept = msgspec.structs.replace(
         sealed.manifest,
@@ -260,3 +265,12 @@ def test_how_the_engine_was_quantized_stays_in_the_certificate(tmp_path: Path) -
     sealed = store.recertify(artifact, completed.certificate)
     again, _ = complete_certificate(sealed, Engine())
     assert again.certificate.quantization == record
+
+
+def test_the_answers_that_were_verified_are_read_and_not_what_lies_there_now(tmp_path: Path) -> None:
+    artifact = store.load(pending(tmp_path / "a", questions()).path)
+    for file in [*(artifact.path / REFERENCE_DIR).iterdir()]:
+        file.rename(file.with_name("former"))
+        file.write_bytes(b"answers of somebody else")
+    assert complete_certificate(artifact, Engine())[1]
+    assert may_be_served(artifact) is False

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from bei.artifact.certificate.thresholds import PRECISIONS_OF_TARGETS
 from bei.artifact.manifest import TENSORRT_PLAN, EngineRequirements, Plan
 from bei.core import Limits
 from bei.engine.nvidia import LIBRARIES, Gpu, current_gpu, load_cuda, load_library
@@ -42,7 +43,7 @@ _MAX_SLOTS = 1 << 18  # default size of the padded view: TensorRT reserves B x S
 class TensorRTCompiler:
     """Compiles for NVIDIA GPUs. ``tensorrt-rtx`` with ``compute_capability`` does not need a GPU."""
 
-    precisions: tuple[str, ...] = ("bf16", "fp16", "fp32", "fp8")
+    precisions: tuple[str, ...] = PRECISIONS_OF_TARGETS["tensorrt"]
     calibrated: tuple[str, ...] = ("fp8",)
     shows_layers = True
     matrix_bits = 8

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bei.artifact.store import load
 from bei.config.devices import Device
 from bei.config.settings import ServeConfig
 from bei.errors import EngineError
@@ -42,7 +43,7 @@ def with_fleet(folder: Path, test: Callable[[Fleet, Swaps], Awaitable[None]], nu
         fleet = Fleet(CONFIG, 1, [Device("", (), {}) for _ in range(num_devices)], COMMAND, 0)
         try:
             await fleet.start()
-            await fleet.load_first(Served(artifact=artifact))
+            await fleet.load_first(load(artifact.path), 0)
             await fleet.load()
             await fleet.serve([])
             await test(fleet, Swaps(fleet, {"tiny": artifact.path}, CONFIG))
