@@ -2,6 +2,7 @@
 
 import sys
 
+from bei.utils.scarce_resources import scarce_resource
 from bei.utils.sighup import remember
 
 
@@ -9,8 +10,13 @@ def main() -> None:
     """Run a command. A server remembers SIGHUP before anything else is imported."""
     if next((word for word in sys.argv[1:] if not word.startswith("-")), None) == "serve":
         remember()
-    from bei.cli.main import main as run
-
+    try:
+        from bei.cli.main import main as run
+    except Exception as error:
+        if (lack := scarce_resource(error)) is None:
+            raise
+        print(f"error: {lack}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
     run()
 
 

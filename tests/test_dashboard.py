@@ -28,7 +28,7 @@ def labels() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for line in scraped().splitlines():
         if not line.startswith("#"):
-            name, written = re.match(r"(\w+)(?:{(.*)})? ", line).groups()  # type: ignore[union-attr]
+            name, written = re.match(r"([\w:]+)(?:{(.*)})? ", line).groups()  # type: ignore[union-attr]
             found.setdefault(name, set()).update(re.findall(r'(\w+)="', written or ""))
     return found
 

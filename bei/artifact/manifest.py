@@ -242,8 +242,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return None
 
 
-class Artifact(msgspec.Struct, frozen=True):
-    """A verified artifact on disk. ``signed``: its signature, if it has one.
+class Artifact(msgspec.Struct, frozen=True, eq=False):
+    """A verified artifact on disk. ``signed``: its signature, if it has one. Equal ones need not hold the same files.
 
     ``files``: the files that were hashed, but for those of the certificate. None: it was just built, or another process
     holds them; then ``file`` and ``engine_files`` refer to whatever lies at ``path``.
@@ -254,6 +254,14 @@ class Artifact(msgspec.Struct, frozen=True):
     certificate: Certificate
     signed: ArtifactSignature | None = None
     files: HeldFiles | None = None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Artifact):
+            return NotImplemented
+        mine, theirs = ((one.path, one.manifest, one.certificate, one.signed) for one in (self, other))
+        return mine == theirs
+
+    __hash__ = None  # type: ignore[assignment]  # its parts have none
 
     @property
     def engine_dir(self) -> Path:

@@ -15,13 +15,14 @@ from msgspec import Meta
 
 from bei.artifact.manifest import Manifest
 from bei.core import Float32Array
-from bei.errors import InvalidRequestError, MissingDependencyError
+from bei.errors import InvalidRequestError
 from bei.offline.method import Vectors
 from bei.offline.options import PromptOptions, checked
 from bei.service.service import InferenceService
 from bei.tasks.dimensions import check_dimensions
 from bei.tasks.vector_formats import numbers_of
 from bei.tokenizer.prompts import prompt_of
+from bei.utils.libraries import importing
 
 # Vectors as any array-like: numpy, a tensor on the CPU, lists. [n, width], or [width] for one.
 ArrayLike: TypeAlias = Any
@@ -113,10 +114,8 @@ def _prompt(manifest: Manifest, options: EncodeOptions, side: str | None) -> Pro
 
 
 def _tensor(vectors: Vectors) -> Any:
-    try:
+    with importing("torch", None, "convert_to_tensor", remedy="pip install torch"):
         import torch
-    except ImportError as error:
-        raise MissingDependencyError("torch", "cuda", "convert_to_tensor", "pip install torch") from error
     return torch.from_numpy(vectors)
 
 

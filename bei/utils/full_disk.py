@@ -28,7 +28,7 @@ def full_disk(error: BaseException, folder: Path, needed_bytes: int = 0) -> Disk
     if not isinstance(error, Exception):
         return None
     found = next((place for place in (folder, Path(tempfile.gettempdir())) if _is_full(place)), None)
-    if found is None and needed_bytes > shutil.disk_usage(folder).free:
+    if found is None and needed_bytes and folder.is_dir() and needed_bytes > shutil.disk_usage(folder).free:
         found = folder
     if found is None and not any(_says_so(one) for one in _chain(error)):
         return None

@@ -9,6 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from bei.artifact.manifest import TOKENIZER
+from bei.artifact.model_names import DEFAULT_MODEL
 from bei.core import Encoding, Float32Array
 from bei.tokenizer.encoder import TextEncoder
 from bei_build.checkpoint.locate import locate
@@ -43,7 +44,7 @@ def reference(texts: list[str]) -> Float32Array:
 def engine_vectors(precision: str, texts: list[str], folder: Path) -> Float32Array:
     artifact = build_artifact(Path(PACKAGE), folder / "artifact", precision=precision)
     manifest = artifact.manifest
-    assert (manifest.name, manifest.source.kind, manifest.max_seq_len) == (PACKAGE, "package", 256)
+    assert (manifest.name, manifest.source.kind, manifest.max_seq_len) == (DEFAULT_MODEL.name, "package", 256)
     assert manifest.embedding is not None
     assert (manifest.embedding.pooling, manifest.embedding.normalize) == ("mean", True)
     encodings: list[Encoding] = TextEncoder(artifact.path / TOKENIZER, manifest.max_seq_len).encode(texts)

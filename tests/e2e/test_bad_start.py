@@ -141,8 +141,8 @@ def test_an_address_that_is_not_ours(tiny: Artifact, env: Mapping[str, str], tmp
     [
         ("prot: 8000\n", "Unknown setting 'prot' in the file. Did you mean 'port'?"),
         ("port: many\n", "must be an integer"),
-        ("port: [1\nhost: }\n", "Cannot read the configuration file"),
-        ("port: 70000\n", "at most 65535"),
+        ("port: [1\nhost: }\n", "The configuration file serve.yaml cannot be read"),
+        ("port: 70000\n", "from 0 to 65,535"),
     ],
 )
 def test_a_wrong_settings_file(env: Mapping[str, str], tmp_path: Path, content: str, message: str) -> None:

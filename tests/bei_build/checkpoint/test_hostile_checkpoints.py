@@ -107,8 +107,8 @@ def test_a_folder_whose_name_cannot_be_kept_is_refused_before_the_build(name: st
     ("settings", "message"),
     [
         ({"max_batch_size": 65, "max_num_tokens": 64, "max_seq_len": 16}, "max_batch_size 65 is more than"),
-        ({"max_num_tokens": 10**9}, "max_num_tokens is 1000000000, and must be from 1 to"),
-        ({"max_batch_size": 10**9}, "max_batch_size is 1000000000, and must be from 1 to"),
+        ({"max_num_tokens": 10**9}, "max_num_tokens must be from 1 to"),
+        ({"max_batch_size": 10**9}, "max_batch_size must be from 1 to"),
     ],
 )
 def test_limits_that_no_server_takes_are_refused_before_the_build(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,6 +63,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     save_checkpoint(root / "model")
     (root / "__init__.py").touch()
     monkeypatch.syspath_prepend(root.parent)
+    monkeypatch.delitem(sys.modules, root.name, raising=False)
     return root / "model"
 
 

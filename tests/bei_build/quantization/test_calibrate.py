@@ -227,14 +227,14 @@ def test_scales_that_are_off_by_two_fail_the_build(
     [
         ({"precision": "bf16", "calibration_size": 9}, "calibration_size is a setting of quantized precisions"),
         ({"precision": "auto", "max_highprec_layers": 1}, "max_highprec_layers is a setting of quantized precisions"),
-        ({"calibration_size": 0}, "calibration_size must be at least 1"),
+        ({"calibration_size": 0}, "calibration_size must be from 1 to"),
         ({"fp8_outputs": True}, "fp8_outputs is a setting of target tensorrt or tensorrt-rtx, not of cpu"),
         (
             {"fp8_outputs": True, "target": "tensorrt-rtx", "precision": "bf16"},
             "fp8_outputs is a setting of quantized precisions: leave it out, or build with --precision fp8",
         ),
-        ({"calibration_percentile": 0.0}, "calibration_percentile is between 0 and 100"),
-        ({"max_highprec_layers": -1}, "max_highprec_layers is a number of layers"),
+        ({"calibration_percentile": 0.0}, "calibration_percentile must be above 0 and at most 100"),
+        ({"max_highprec_layers": -1}, "max_highprec_layers must be from 0 to"),
         ({"calibration_method": "entropy"}, "calibration_method must be one of auto, max, percentile, mse"),
     ],
 )

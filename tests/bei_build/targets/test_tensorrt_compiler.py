@@ -212,8 +212,12 @@ def test_a_timing_cache_that_cannot_be_written_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_gpu(monkeypatch, L4)
-    for path in (tmp_path, tmp_path / "no folder" / "cache"):
-        with pytest.raises(ConfigError, match=r"timing_cache .* must be a file in a folder that exists"):
+    refused = {
+        tmp_path: "it is a directory",
+        tmp_path / "no folder" / "cache": "must be a file in a folder that exists",
+    }
+    for path, reason in refused.items():
+        with pytest.raises(ConfigError, match=rf"timing_cache .* {reason}"):
             of("tensorrt", timing_cache=str(path)).check_able()
     of("tensorrt", timing_cache=str(tmp_path / "cache")).check_able()
 

@@ -46,7 +46,7 @@ def test_one_model_is_described_by_its_name_even_with_a_slash(
     assert app.get(f"/v1/models/{name}").json()["id"] == name
 
 
-@pytest.mark.parametrize("name", ["nobody", "tiny/", "%ff", "%00", "☃"])
+@pytest.mark.parametrize("name", ["nobody", "tiny/x", "%ff", "%00", "☃"])
 def test_an_unknown_model_is_404_and_names_those_that_are_served(app: App, name: str) -> None:
     check_error(app.get(f"/v1/models/{name}"), 404, "Served: tiny", param="model", code="model_not_found")
 
