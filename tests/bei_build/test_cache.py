@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bei.artifact import store
+from bei.artifact import held_files, store
 from bei.artifact.cache import ModelCache
+from bei.artifact.held_files import FileInfo
 from bei.artifact.manifest import Artifact
 from bei.artifact.store import load
 from bei.cli.main import main
@@ -100,22 +101,32 @@ def serve(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_start_hashes_each_file_of_the_artifact_once(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first start when it seals the built artifact, later ones when they check that it is whole."""
+    """When it opens it, and the first start before that, when it seals what it has built."""
     hashed: list[str] = []
-    sha256_of_file = store.sha256_of_file
+    hash_path, hash_open, read_file = store.sha256_of_file, held_files._sha256, held_files.read_file
 
-    def noted(path: Path) -> str:
+    def of_path(path: Path) -> str:
         hashed.append(path.name)
-        return sha256_of_file(path)
+        return hash_path(path)
 
-    monkeypatch.setattr(store, "sha256_of_file", noted)
+    def of_open(descriptor: int) -> str:
+        hashed.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        return hash_open(descriptor)
+
+    def of_read(folder: Path, info: FileInfo) -> bytes:
+        hashed.append(Path(info.path).name)
+        return read_file(folder, info)
+
+    monkeypatch.setattr(store, "sha256_of_file", of_path)
+    monkeypatch.setattr(held_files, "_sha256", of_open)
+    monkeypatch.setattr(store, "read_file", of_read)
     served = []
-    for _ in range(2):
+    for times in (2, 1):
         hashed.clear()
         served.append(serve()[0])
-        names = sorted(Path(info.path).name for info in served[-1].manifest.files)
+        names = [Path(info.path).name for info in served[-1].manifest.files]
         assert "model.bin" in names
-        assert sorted(hashed) == names
+        assert sorted(hashed) == sorted(names * times)
     assert served[0] == served[1]
 
 
