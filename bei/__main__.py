@@ -2,7 +2,6 @@
 
 import sys
 
-from bei.utils.scarce_resources import scarce_resource
 from bei.utils.sighup import remember
 
 
@@ -10,6 +9,8 @@ def main() -> None:
     """Run a command. A server remembers SIGHUP before anything else is imported."""
     if next((word for word in sys.argv[1:] if not word.startswith("-")), None) == "serve":
         remember()
+    from bei.utils.scarce_resources import scarce_resource
+
     try:
         from bei.cli.main import main as run
     except Exception as error:
