@@ -12,7 +12,7 @@ from math import inf
 from typing import NamedTuple
 
 from bei.core import Limits
-from bei.scheduler.lane_shares import ServedShares, capped_step_s, overtaking
+from bei.scheduler.lane_shares import ServedShares, capped_step_s, full_step_s, overtaking
 from bei.scheduler.next_batch import StepCosts, leading_lane, next_batch, step_bounds
 from bei.scheduler.queue import Entry, LaneQueues
 
@@ -37,7 +37,7 @@ class SchedulingRules:
 
 class Cut(NamedTuple):
     """Entries that leave the queue: ``entries``, the next step, predicted to take ``predicted_s`` (empty where nothing
-    waits), and ``expired``, whose deadlines have all passed."""
+    waits, or what would have run has expired), and ``expired``, whose deadlines have all passed."""
 
     entries: list[Entry]
     predicted_s: float
@@ -64,7 +64,7 @@ class Scheduler:
         expired = self.queues.expired(now_s)
         if not len(self.queues):
             return Cut([], 0.0, expired)
-        lanes = self.queues.views()
+        lanes = self.queues.views(self._full_step_s)
         waiting = {lane: bool(view.queued) for lane, view in lanes.items()}
         if not waiting["bulk"]:
             self.served.raise_bulk(self._rules.bulk_share)
@@ -78,9 +78,11 @@ class Scheduler:
             interactive_expected=interactive_expected(),
         )
         members = self.queues.cut(next_batch(lanes, self._limits, self._costs, bounds))
-        entries = [entry for entry in members if entry.deadline_s > now_s]  # the urgent one at least
+        entries = [entry for entry in members if entry.deadline_s > now_s]
         if len(entries) < len(members):
             expired += [entry for entry in members if entry.deadline_s <= now_s]
+            if not entries:
+                return Cut([], 0.0, expired)
         lengths = [entry.num_tokens for entry in entries]
         return Cut(entries, self._costs.seconds(sum(lengths), len(lengths), max(lengths)), expired)
 
@@ -91,6 +93,9 @@ class Scheduler:
         if entry.lane != "bulk":
             self.served.raise_bulk(self._rules.bulk_share)
         return Cut([entry], self._costs.seconds(entry.num_tokens, 1, entry.num_tokens), [])
+
+    def _full_step_s(self) -> float:
+        return full_step_s(self._costs, self._limits)
 
     def cap_s(self, now_s: float) -> float:
         """The longest step of bulk work beside interactive work."""

@@ -82,16 +82,22 @@ _NO_DEMAND = Demand(0, 0.0)
 
 
 class Accepted(NamedTuple):
-    """A model's accepted and unanswered work: open requests, their tokens, the engine seconds of all of them, done or
-    not, and, by lane, the engine seconds of inputs that are not tokenized yet."""
+    """A model's accepted and unanswered work: open requests, the engine seconds of all of them, done or not, and, by
+    lane, the engine seconds of inputs that are not tokenized yet, and tokens. ``num_flows``: how many have any."""
 
     num_open: int
-    num_tokens: int
     seconds: float
     expected_s: Mapping[Lane, float]
+    tokens: Mapping[Lane, int]
+    num_flows: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all lanes."""
+        return sum(self.tokens.values())
 
 
-_NOTHING = Accepted(0, 0, 0.0, dict.fromkeys(LANES, 0.0))
+_NOTHING = Accepted(0, 0.0, dict.fromkeys(LANES, 0.0), dict.fromkeys(LANES, 0), 0)
 
 
 class Elsewhere(Protocol):
@@ -107,15 +113,18 @@ class Elsewhere(Protocol):
 class Ticket:
     """The admitted work of one request. Held until its answer is rendered; ``close`` may be called twice.
 
-    ``deadline_s`` and ``accepted_s`` are monotonic seconds. ``check_tokens``, where the answer grows with the tokens,
-    gets their number in a tokenizer's thread, and raises where they are too many, before the engine gets them.
-    ``timing``, if any, gets the times of the request's calls. ``is_own``: the server's own work, which
-    metrics of inputs leave out. A ticket may be used for several calls of the service, one after the other or at once.
-    A closed ticket counts nothing any more: a tokenizer's thread may come late.
+    ``deadline_s`` and ``accepted_s`` are monotonic seconds. ``flow``: as ``Submission`` has it. ``check_tokens``, where
+    the answer grows with the tokens, gets their number in a tokenizer's thread, and raises where they are too many,
+    before the engine gets them. ``timing``, if any, gets the times of the request's calls. ``is_own``: the server's own
+    work, which metrics of inputs leave out. A ticket may be used for several calls of the service, one after the other
+    or at once. A closed ticket counts nothing any more: a tokenizer's thread may come late.
     """
 
-    def __init__(self, admission: Admission, lane: Lane, num_inputs: int, demand: Demand, deadline_s: float | None):
+    def __init__(
+        self, admission: Admission, lane: Lane, num_inputs: int, demand: Demand, deadline_s: float | None, flow: int = 0
+    ) -> None:
         self.lane: Lane = lane
+        self.flow = flow
         self.deadline_s = deadline_s
         self.num_inputs = num_inputs
         self.accepted_s = time.monotonic()
@@ -147,14 +156,14 @@ class Ticket:
             seconds = min(estimated.seconds, self._expected.seconds)
             self._expected = Demand(self._expected.num_tokens - tokens, self._expected.seconds - seconds)
             self._queued_tokens += num_tokens
-            self._admission.count(self.lane, num_tokens - tokens, -seconds)
+            self._admission.count(self, num_tokens - tokens, -seconds)
 
     def answered(self, num_tokens: int) -> None:
         """Release ``num_tokens`` queued tokens, which were run or never will be."""
         with self._admission.lock:
             num_tokens = min(num_tokens, self._queued_tokens)
             self._queued_tokens -= num_tokens
-            self._admission.count(self.lane, -num_tokens, 0.0)
+            self._admission.count(self, -num_tokens, 0.0)
 
     def close(self) -> None:
         """Release all demand and tokens that the ticket still holds."""
@@ -186,7 +195,9 @@ class Admission:
         elsewhere: Elsewhere | None = None,
     ) -> None:
         self.lock = threading.Lock()
-        self.num_tokens = 0  # of all lanes: accepted and not answered yet
+        # Accepted and not answered yet: by lane, and by flow and lane where there are any.
+        self._tokens: dict[Lane, int] = dict.fromkeys(LANES, 0)
+        self._tokens_of: dict[int, dict[Lane, int]] = {}
         self._limits = limits
         self._costs = costs
         self._stats = stats
@@ -200,6 +211,11 @@ class Admission:
         self._most_untold = Demand(int(_UNTOLD * most_tokens), _UNTOLD * most_s)
         self._told = _NOTHING
         self._is_draining = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that this process has accepted and not answered yet."""
+        return sum(self._tokens.values())
 
     @property
     def num_open(self) -> int:
@@ -223,8 +239,10 @@ class Admission:
         few = num_inputs <= self._limits.interactive_inputs and num_tokens <= self._limits.interactive_tokens
         return "interactive" if few else "bulk"
 
-    def admit(self, num_inputs: int, demand: Demand, lane: Lane | None, deadline_s: float | None) -> Ticket:
-        """A ticket for the whole request.
+    def admit(
+        self, num_inputs: int, demand: Demand, lane: Lane | None, deadline_s: float | None, flow: int = 0
+    ) -> Ticket:
+        """A ticket for the whole request. ``flow``: as ``Submission`` has it.
 
         Raises ShuttingDownError, OverloadedError, DeadlineExceededError where even an idle engine would be too late,
         InvalidRequestError where the request could never be accepted.
@@ -239,13 +257,13 @@ class Admission:
         lane = lane or self.lane_of(num_inputs, demand.num_tokens)
         with self.lock:
             # Tell before checking: of two processes that admit at the same time, at least one then sees the other.
-            self._tell(1, demand, lane)
+            self._tell(1, demand, lane, flow)
             try:
-                self._check(num_inputs, demand, lane, deadline_s)
+                self._check(num_inputs, demand, lane, deadline_s, flow)
             except BeiError:
                 self._tell()
                 raise
-            return self._opened(Ticket(self, lane, num_inputs, demand, deadline_s))
+            return self._opened(Ticket(self, lane, num_inputs, demand, deadline_s, flow))
 
     def admit_anyway(
         self,
@@ -261,12 +279,17 @@ class Admission:
             return self._opened(Ticket(self, lane, num_inputs, demand, deadline_s))
 
     def wait_s(self, lane: Lane, stats: PortStats) -> float:
-        """Predicted seconds from now until the work of a request that comes to ``lane`` begins."""
+        """Predicted seconds from now until the work of a request that comes to ``lane`` begins, behind all that waits
+        there."""
         return self._wait_s(lane, stats, self._others())
 
-    def _wait_s(self, lane: Lane, stats: PortStats, others: Accepted) -> float:
+    def _wait_s(self, lane: Lane, stats: PortStats, others: Accepted, of: tuple[int, float] | None = None) -> float:
+        """``of``: a flow, and the seconds that its request takes: so much of each other flow runs before it is done
+        (the queue is fair), and all that the flow has already."""
         expected_s = others.expected_s
         queued = {name: stats.lanes[name].cost_s + self._expected_s[name] + expected_s[name] for name in LANES}
+        if of is not None:
+            queued[lane] = self._ahead_s(lane, queued[lane], others, *of)
         ahead_s = stats.running_s + queued["interactive"]
         if lane == "bulk":
             ahead_s += queued["bulk"] * self._stretch(lane, stats)
@@ -274,50 +297,82 @@ class Admission:
             ahead_s += queued["interactive"] * self._limits.bulk_share / (1 - self._limits.bulk_share)
         return ahead_s * stats.slowdown
 
+    def _ahead_s(self, lane: Lane, queued_s: float, others: Accepted, flow: int, seconds: float) -> float:
+        """The part of the ``queued_s`` of ``lane`` that is served before a request of ``flow`` that takes ``seconds``:
+        of each flow at most what that flow has then.
+
+        A flow has the part of the seconds that it has of the tokens. Of other processes the number of flows is known.
+        """
+        num_tokens = self._tokens[lane] + others.tokens[lane]
+        if not num_tokens or not queued_s:
+            return queued_s
+        token_s = queued_s / num_tokens
+        most = self._held(flow)[lane] + seconds / token_s
+        ahead = sum([min(held[lane], most) for held in self._tokens_of.values()])
+        return token_s * (ahead + min(others.tokens[lane], others.num_flows * most))
+
+    def _held(self, flow: int) -> Mapping[Lane, int]:
+        return self._tokens_of.get(flow, _NOTHING.tokens)
+
     def _stretch(self, lane: Lane, stats: PortStats) -> float:
         """Factor by which interactive work still to come lengthens the work of ``lane``."""
         if lane == "interactive":
             return 1.0
         return 1 / max(self._limits.bulk_share, 1 - stats.interactive_share, _LEAST_BULK)
 
-    def count(self, lane: Lane, num_tokens: int, expected_s: float) -> None:
+    def count(self, ticket: Ticket, num_tokens: int, expected_s: float) -> None:
         """Add ``num_tokens`` and ``expected_s``, which may be negative, to the work held. The caller holds the lock."""
-        self._change(lane, num_tokens, expected_s)
-        if self._elsewhere is not None and self._is_worth_telling(lane):
+        self._change(ticket, num_tokens, expected_s)
+        if self._elsewhere is not None and self._is_worth_telling(ticket.lane):
             self._tell()
 
     def closed(self, ticket: Ticket, held: Demand) -> None:
         """Remove ``ticket``, which still ``held`` this demand. The caller holds the lock."""
-        self._change(ticket.lane, -held.num_tokens, -held.seconds)
+        self._change(ticket, -held.num_tokens, -held.seconds)
         if ticket in self._open:
             self._open.discard(ticket)
             self._accepted_s -= ticket.admitted.seconds
         if not self._open:
-            self.num_tokens, self._accepted_s = 0, 0.0
+            self._accepted_s = 0.0
             self._expected_s = dict.fromkeys(LANES, 0.0)  # sums of floats do not end at 0
             self._on_idle()
         self._tell()
 
-    def _change(self, lane: Lane, num_tokens: int, expected_s: float) -> None:
-        self.num_tokens += num_tokens
+    def _change(self, ticket: Ticket, num_tokens: int, expected_s: float) -> None:
+        lane = ticket.lane
         self._expected_s[lane] = max(0.0, self._expected_s[lane] + expected_s)
+        if not num_tokens:
+            return
+        self._tokens[lane] += num_tokens
+        held = self._tokens_of.get(ticket.flow)
+        if held is None:
+            held = self._tokens_of[ticket.flow] = dict.fromkeys(LANES, 0)
+        held[lane] += num_tokens
+        if not any(held.values()):
+            del self._tokens_of[ticket.flow]
 
     def _is_worth_telling(self, lane: Lane) -> bool:
         untold_tokens = self._told.num_tokens - self.num_tokens
         untold_s = self._told.expected_s[lane] - self._expected_s[lane]
         return not 0 <= untold_tokens <= self._most_untold.num_tokens or untold_s > self._most_untold.seconds
 
-    def _tell(self, num_coming: int = 0, coming: Demand = _NO_DEMAND, lane: Lane = "interactive") -> None:
+    def _tell(
+        self, num_coming: int = 0, coming: Demand = _NO_DEMAND, lane: Lane = "interactive", flow: int = 0
+    ) -> None:
         """Tell the other processes the work that this one has accepted. The caller holds the lock.
 
-        ``num_coming`` requests with the demand ``coming`` in ``lane``, which are not admitted yet, are added.
+        ``num_coming`` requests of ``flow`` with the demand ``coming`` in ``lane``, which are not admitted yet, are
+        added.
         """
         if self._elsewhere is None:
             return
-        expected_s = self._expected_s.copy()
+        expected_s, tokens = self._expected_s.copy(), self._tokens.copy()
         expected_s[lane] += coming.seconds
-        num_open, num_tokens = len(self._open) + num_coming, self.num_tokens + coming.num_tokens
-        self._told = Accepted(num_open, num_tokens, self._accepted_s + coming.seconds, expected_s)
+        tokens[lane] += coming.num_tokens
+        num_open, num_flows = len(self._open) + num_coming, len(self._tokens_of)
+        if coming.num_tokens and flow not in self._tokens_of:
+            num_flows += 1
+        self._told = Accepted(num_open, self._accepted_s + coming.seconds, expected_s, tokens, num_flows)
         self._elsewhere.tell(self._told)
 
     def _others(self) -> Accepted:
@@ -326,24 +381,21 @@ class Admission:
     def _opened(self, ticket: Ticket) -> Ticket:
         self._open.add(ticket)
         self._accepted_s += ticket.admitted.seconds
-        self._change(ticket.lane, ticket.admitted.num_tokens, ticket.admitted.seconds)
+        self._change(ticket, ticket.admitted.num_tokens, ticket.admitted.seconds)
         return ticket
 
-    def _check(self, num_inputs: int, demand: Demand, lane: Lane, deadline_s: float | None) -> None:
+    def _check(self, num_inputs: int, demand: Demand, lane: Lane, deadline_s: float | None, flow: int) -> None:
         """Raise if the request has to come back later, or cannot be answered in time at all."""
         others = self._others()
-        num_tokens = self.num_tokens + others.num_tokens
-        too_many = num_tokens + demand.num_tokens - self._limits.max_queue_tokens
-        if too_many > 0 and num_tokens:
-            share = min(1.0, too_many / num_tokens)
-            message = f"About {num_tokens} tokens are waiting and the limit is {self._limits.max_queue_tokens}"
-            raise _overloaded(message, share * self._wait_s("bulk", self._stats(), others))
+        self._check_tokens(demand, flow, others)
         if deadline_s is None and self._accepted_s + others.seconds < _QUIET * self._limits.max_wait_s[lane]:
             return  # so little is accepted that nobody has to wait for long
         stats = self._stats()
         wait_s = self._wait_s(lane, stats, others)
         if deadline_s is None:
             longest_s = self._limits.max_wait_s[lane]
+            if wait_s > longest_s:  # behind everything; behind what its flow has to wait for?
+                wait_s = self._wait_s(lane, stats, others, (flow, demand.seconds))
             if wait_s > longest_s:
                 message = f"Work of {wait_s:.1f} s is waiting and the limit of the {lane} lane is {longest_s:g} s"
                 raise _overloaded(message, wait_s - longest_s)
@@ -357,6 +409,8 @@ class Admission:
                 f"{max(0.0, left_s):.3f} s ahead: allow more time, or send less at once."
             )
         own_s = demand.seconds * max(stats.slowdown, 1 / num_inputs) * self._stretch(lane, stats)
+        if wait_s * stats.overtaking + own_s > _SURE * left_s:
+            wait_s = self._wait_s(lane, stats, others, (flow, demand.seconds))
         longest_s = wait_s * stats.overtaking  # its last sequence may be overtaken until then
         if longest_s + own_s > _SURE * left_s:
             message = (
@@ -364,6 +418,25 @@ class Admission:
                 f"its deadline, {left_s:.3f} s ahead, might not be kept"
             )
             raise _overloaded(message, (longest_s + own_s - _SURE * left_s) / stats.overtaking)
+
+    def _check_tokens(self, demand: Demand, flow: int, others: Accepted) -> None:
+        """Raise where no tokens are free, or, of more than half of all, the flow would have more than its share: a part
+        like that of each flow which waits, and of one more that may come."""
+        limit, num_tokens = self._limits.max_queue_tokens, self.num_tokens + others.num_tokens
+        total = num_tokens + demand.num_tokens
+        if total <= limit // 2 or not num_tokens:
+            return
+        too_many, message = total - limit, f"About {num_tokens} tokens are waiting and the limit is {limit}"
+        if too_many <= 0:
+            held = sum(self._held(flow).values())
+            num_flows = len(self._tokens_of) + others.num_flows + (not held)
+            share = limit // (num_flows + 1)
+            too_many = held + demand.num_tokens - share
+            if too_many <= 0 or not held:
+                return
+            message = f"About {held} tokens of this client are waiting and its share of the limit is {share}"
+        of = (flow, demand.seconds)
+        raise _overloaded(message, min(1.0, too_many / num_tokens) * self._wait_s("bulk", self._stats(), others, of))
 
 
 def _overloaded(message: str, retry_s: float) -> OverloadedError:

@@ -13,6 +13,7 @@ from collections.abc import Sequence as Seq
 
 from bei.multiprocess.shared_memory import limits_page
 from bei.multiprocess.shared_memory.limits_page import SharedPage
+from bei.port import LANES
 from bei.server.auth.rate_limit import Bucket
 from bei.server.http.connections import ConnectionCounts
 from bei.service.admission import Accepted
@@ -135,13 +136,14 @@ class AcceptedElsewhere:
         self._cell = cell
 
     def tell(self, own: Accepted) -> None:
-        expected_s = own.expected_s
-        interactive_ns, bulk_ns = int(expected_s["interactive"] * _NS), int(expected_s["bulk"] * _NS)
-        self._cell.tell(self, (own.num_open, own.num_tokens, int(own.seconds * _NS), interactive_ns, bulk_ns))
+        seconds = (own.seconds, *own.expected_s.values())
+        self._cell.tell(self, (own.num_open, *[int(s * _NS) for s in seconds], *own.tokens.values(), own.num_flows))
 
     def others(self) -> Accepted:
-        num_open, num_tokens, ns, interactive_ns, bulk_ns = self._cell.others(self)
-        return Accepted(num_open, num_tokens, ns / _NS, {"interactive": interactive_ns / _NS, "bulk": bulk_ns / _NS})
+        num_open, ns, *by_lane, num_flows = self._cell.others(self)
+        expected_s = {lane: lane_ns / _NS for lane, lane_ns in zip(LANES, by_lane, strict=False)}
+        tokens = dict(zip(LANES, by_lane[len(LANES) :], strict=True))
+        return Accepted(num_open, ns / _NS, expected_s, tokens, num_flows)
 
 
 class SharedBucket(Bucket):
