@@ -7,6 +7,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 from typing import Protocol
 
 from bei.scheduler.next_batch import LaneView, QueueKey
@@ -66,7 +67,7 @@ class FairQueue:
         self._clock_s = 0.0  # where a flow that comes begins
         self._progress_s = 0.0
         self._found: dict[int, _Flow] = {}  # of the last window, by arrival
-        self.urgent: int | None = None  # of the last window: an arrival
+        self.urgent = -1  # of the last window: an arrival
         for entry in sorted(entries.values(), key=lambda entry: (entry.due_s, entry.arrival)):
             for waiter in entry.waiters:
                 self.add(entry, waiter.flow)
@@ -89,30 +90,29 @@ class FairQueue:
         insort(flow.backlog, (entry.due_s, entry.arrival))
 
     def window(self, step_s: float) -> LaneView:
-        """What may go into the next step, where one takes up to ``step_s``."""
-        self._found = found = {}
-        self.urgent = None
+        """What may go into the next step, where one takes up to ``step_s``. Something must wait."""
+        found: dict[int, _Flow] = {}
+        self._found = found
         seen: list[tuple[float, int, _Flow]] = []
-        most_s = least_s = 0.0
-        while self._ranks and (self.urgent is None or most_s < _MOST_STEPS * step_s):
+        most_s, end_s = 0.0, inf
+        while self._ranks and most_s < _MOST_STEPS * step_s:
             rank = heappop(self._ranks)
             virtual_s, order, flow = rank
             if order != flow.order:
                 continue
-            if self.urgent is not None and virtual_s >= least_s + step_s:
+            if virtual_s >= end_s:
                 heappush(self._ranks, rank)
                 break
-            end_s = (virtual_s if self.urgent is None else least_s) + step_s
-            entries = self._first_of(flow, end_s - virtual_s)
+            entries = self._first_of(flow, min(step_s, end_s - virtual_s))
             if not entries and virtual_s <= self._clock_s:
                 del self._flows[flow.number]  # if it comes again, it begins at the clock
                 self._idle.discard(flow.number)
                 continue
             seen.append(rank)
-            if entries and self.urgent is None:
-                self.urgent, least_s = entries[0].arrival, virtual_s
+            if entries and not found:
+                self.urgent, end_s = entries[0].arrival, virtual_s + step_s
                 # The clock goes on however many flows come and begin there, so that the others come up.
-                self._clock_s = min(max(self._clock_s + self._progress_s, least_s), end_s)
+                self._clock_s = min(max(self._clock_s + self._progress_s, virtual_s), end_s)
                 self._progress_s = 0.0
             for entry in entries:
                 if entry.arrival not in found:
@@ -120,7 +120,6 @@ class FairQueue:
                     most_s += entry.cost_s
         for rank in seen:
             heappush(self._ranks, rank)
-        assert self.urgent is not None, "somebody waits for whatever is in the queue"
         keys = sorted(self._entries[arrival].key for arrival in found)
         return LaneView(keys, bisect_left(keys, self._entries[self.urgent].key))
 

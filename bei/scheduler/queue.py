@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from math import inf
@@ -107,26 +107,25 @@ class _LaneQueue:
         self._due: list[tuple[float, int]] = []  # a heap; entries that have left are skipped when they come up
         self.num_tokens = 0
         self.cost_s = 0.0
-        self._flow: int | None = None  # of all entries; None: several
-        self._fair: FairQueue | None = None  # while several flows wait with more than a step
-        self._window: Seq[QueueKey] | None = None  # what the last view showed, where that was not all
+        self._is_long = False  # with more than a full step; as of the last view
+        self._flow: int | None = None  # of all entries, while it is long; None: several
+        self.fair: FairQueue | None = None  # while it is long, and several wait
+        self._window: Seq[QueueKey] = ()  # what it has shown
 
     def add(self, entry: Entry) -> None:
         insort(self.sorted, entry.key)
-        if not self.entries:
-            self._flow = entry.waiters[0].flow
         self.entries[entry.arrival] = entry
         heapq.heappush(self._due, (entry.due_s, entry.arrival))
         self.num_tokens += entry.num_tokens
         self.cost_s += entry.cost_s
-        for waiter in entry.waiters:
-            if waiter.flow != self._flow:
+        if self._is_long:
+            for waiter in entry.waiters:
                 self.claim(entry, waiter.flow)
 
     def claim(self, entry: Entry, flow: int) -> None:
         """``flow`` waits for ``entry``, which is here."""
-        if self._fair is not None:
-            self._fair.add(entry, flow)
+        if self.fair is not None:
+            self.fair.add(entry, flow)
         elif flow != self._flow:
             self._flow = None
 
@@ -143,44 +142,43 @@ class _LaneQueue:
             heapq.heappop(self._due)
         return None
 
-    def view(self, full_step_s: Callable[[], float]) -> LaneView:
+    def view(self, full_step_s: float) -> LaneView:
         """All that waits; what may go into the next step where several flows wait with more than a full one."""
-        if self._flow is None and self.entries and (view := self._fair_view(full_step_s())) is not None:
-            self._window = view.queued
-            return view
-        self._window = self._fair = None
+        if self.cost_s > full_step_s:
+            if not self._is_long:
+                flows = {waiter.flow for entry in self.entries.values() for waiter in entry.waiters}
+                self._is_long, self._flow = True, flows.pop() if len(flows) == 1 else None
+            if self._flow is None and (view := self._fair_view(full_step_s)) is not None:
+                return view
+        else:
+            self._is_long = False
+        self.fair = None
         urgent = self.urgent()
         return LaneView(self.sorted, 0 if urgent is None else bisect_left(self.sorted, urgent.key))
 
-    def _fair_view(self, step_s: float) -> LaneView | None:
-        if self.cost_s <= step_s:
-            return None
-        if self._fair is None:
-            self._fair = FairQueue(self.entries)
-        view = self._fair.window(step_s)
-        if len(flows := [*self._fair.flows]) > 1:
+    def _fair_view(self, full_step_s: float) -> LaneView | None:
+        if self.fair is None:
+            self.fair = FairQueue(self.entries)
+        view = self.fair.window(full_step_s)
+        if len(flows := [*self.fair.flows]) > 1:
+            self._window = view.queued
             return view
         (self._flow,) = flows
         return None
 
-    def first(self) -> Entry | None:
-        """The urgent entry of the last view, if it showed any."""
-        if self._fair is None or self._fair.urgent is None:
-            return self.urgent()
-        return self.entries[self._fair.urgent]
-
     def cut(self, parts: Iterable[slice]) -> list[Entry]:
         members: list[Entry] = []
-        for part in parts:
-            keys = (self.sorted if self._window is None else self._window)[part]
-            members += [self.entries.pop(key.arrival) for key in keys]
-            if self._window is not None:  # others may wait between them
-                part = slice(bisect_left(self.sorted, keys[0]), bisect_right(self.sorted, keys[-1]))
-                self.sorted[part] = [key for key in self.sorted[part] if key.arrival in self.entries]
-            else:
+        if self.fair is None:
+            for part in parts:
+                members += [self.entries.pop(key.arrival) for key in self.sorted[part]]
                 del self.sorted[part]
-        if self._fair is not None:
-            self._fair.charge(members)
+        else:
+            for part in parts:
+                keys = self._window[part]
+                members += [self.entries.pop(key.arrival) for key in keys]
+                among = slice(bisect_left(self.sorted, keys[0]), bisect_right(self.sorted, keys[-1]))
+                self.sorted[among] = [key for key in self.sorted[among] if key.arrival in self.entries]
+            self.fair.charge(members)
         self._left(members)
         return members
 
@@ -201,7 +199,7 @@ class _LaneQueue:
         if not self.entries:  # a sum of floats that were added and taken away is not quite 0
             self._due.clear()
             self.cost_s = 0.0
-            self._window = self._fair = None
+            self.fair = None
 
 
 class LaneQueues:
@@ -272,14 +270,15 @@ class LaneQueues:
         self.remove(everything)
         return everything
 
-    def views(self, full_step_s: Callable[[], float] = lambda: inf) -> dict[Lane, LaneView]:
-        """The lanes as ``next_batch`` sees them. ``full_step_s``: the predicted seconds of a full step; asked where
-        several flows wait in a lane."""
+    def views(self, full_step_s: float = inf) -> dict[Lane, LaneView]:
+        """The lanes as ``next_batch`` sees them. ``full_step_s``: flows that wait in a lane with more predicted seconds
+        share it."""
         return {lane: queue.view(full_step_s) for lane, queue in self._lanes.items()}
 
     def waited_s(self, lane: Lane, now_s: float) -> float:
         """Seconds that the most urgent entry of the last view of ``lane`` has waited; 0 if there is none."""
-        urgent = self._lanes[lane].first()
+        queue = self._lanes[lane]
+        urgent = queue.urgent() if queue.fair is None else queue.entries[queue.fair.urgent]
         return 0.0 if urgent is None else now_s - urgent.arrived_s
 
     def cut(self, parts_of: Mapping[Lane, Iterable[slice]]) -> list[Entry]:

@@ -82,22 +82,23 @@ _NO_DEMAND = Demand(0, 0.0)
 
 
 class Accepted(NamedTuple):
-    """A model's accepted and unanswered work: open requests, the engine seconds of all of them, done or not, and, by
-    lane, the engine seconds of inputs that are not tokenized yet, and tokens. ``num_flows``: how many have any."""
+    """A model's accepted and unanswered work: open requests, their tokens, the engine seconds of all of them, done or
+    not, and, by lane, the engine seconds of inputs that are not tokenized yet; of the tokens those in the lane bulk;
+    and the number of flows."""
 
     num_open: int
+    num_tokens: int
     seconds: float
     expected_s: Mapping[Lane, float]
-    tokens: Mapping[Lane, int]
+    bulk_tokens: int
     num_flows: int
 
-    @property
-    def num_tokens(self) -> int:
-        """Of all lanes."""
-        return sum(self.tokens.values())
+    def tokens_in(self, lane: Lane) -> int:
+        """Of one lane."""
+        return self.bulk_tokens if lane == "bulk" else self.num_tokens - self.bulk_tokens
 
 
-_NOTHING = Accepted(0, 0.0, dict.fromkeys(LANES, 0.0), dict.fromkeys(LANES, 0), 0)
+_NOTHING = Accepted(0, 0, 0.0, dict.fromkeys(LANES, 0.0), 0, 0)
 
 
 class Elsewhere(Protocol):
@@ -138,6 +139,11 @@ class Ticket:
         self._num_tokens = 0
         self._is_open = True
 
+    @property
+    def held_tokens(self) -> int:
+        """Accepted and not answered yet."""
+        return self._expected.num_tokens + self._queued_tokens
+
     def count_tokens(self, num_tokens: int) -> None:
         """Add ``num_tokens`` to the known tokens, and call ``check_tokens`` with the sum. Raises its error."""
         if self.check_tokens is None:
@@ -156,19 +162,19 @@ class Ticket:
             seconds = min(estimated.seconds, self._expected.seconds)
             self._expected = Demand(self._expected.num_tokens - tokens, self._expected.seconds - seconds)
             self._queued_tokens += num_tokens
-            self._admission.count(self, num_tokens - tokens, -seconds)
+            self._admission.count(self.lane, num_tokens - tokens, -seconds)
 
     def answered(self, num_tokens: int) -> None:
         """Release ``num_tokens`` queued tokens, which were run or never will be."""
         with self._admission.lock:
             num_tokens = min(num_tokens, self._queued_tokens)
             self._queued_tokens -= num_tokens
-            self._admission.count(self, -num_tokens, 0.0)
+            self._admission.count(self.lane, -num_tokens, 0.0)
 
     def close(self) -> None:
         """Release all demand and tokens that the ticket still holds."""
         with self._admission.lock:
-            held = Demand(self._expected.num_tokens + self._queued_tokens, self._expected.seconds)
+            held = Demand(self.held_tokens, self._expected.seconds)
             self._expected, self._queued_tokens, self._is_open = Demand(0, 0.0), 0, False
             self._admission.closed(self, held)
 
@@ -195,9 +201,8 @@ class Admission:
         elsewhere: Elsewhere | None = None,
     ) -> None:
         self.lock = threading.Lock()
-        # Accepted and not answered yet: by lane, and by flow and lane where there are any.
-        self._tokens: dict[Lane, int] = dict.fromkeys(LANES, 0)
-        self._tokens_of: dict[int, dict[Lane, int]] = {}
+        self.num_tokens = 0  # of all lanes: accepted and not answered yet
+        self._bulk_tokens = 0  # of them
         self._limits = limits
         self._costs = costs
         self._stats = stats
@@ -207,15 +212,12 @@ class Admission:
         # Of all open tickets, done or not. As estimated at admission: only good for telling that little is accepted.
         self._accepted_s = 0.0
         self._open: set[Ticket] = set()
+        self._num_open_of: Counter[int] = Counter()  # by flow, to tell
+        self._half_of_tokens = limits.max_queue_tokens // 2
         most_tokens, most_s = limits.max_queue_tokens, min(limits.max_wait_s.values())
         self._most_untold = Demand(int(_UNTOLD * most_tokens), _UNTOLD * most_s)
         self._told = _NOTHING
         self._is_draining = False
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that this process has accepted and not answered yet."""
-        return sum(self._tokens.values())
 
     @property
     def num_open(self) -> int:
@@ -303,16 +305,22 @@ class Admission:
 
         A flow has the part of the seconds that it has of the tokens. Of other processes the number of flows is known.
         """
-        num_tokens = self._tokens[lane] + others.tokens[lane]
+        held, elsewhere = self._held(lane), others.tokens_in(lane)
+        num_tokens = sum(held.values()) + elsewhere
         if not num_tokens or not queued_s:
             return queued_s
         token_s = queued_s / num_tokens
-        most = self._held(flow)[lane] + seconds / token_s
-        ahead = sum([min(held[lane], most) for held in self._tokens_of.values()])
-        return token_s * (ahead + min(others.tokens[lane], others.num_flows * most))
+        most = held[flow] + seconds / token_s
+        ahead = sum([min(tokens, most) for tokens in held.values()])
+        return token_s * (ahead + min(elsewhere, others.num_flows * most))
 
-    def _held(self, flow: int) -> Mapping[Lane, int]:
-        return self._tokens_of.get(flow, _NOTHING.tokens)
+    def _held(self, *lanes: Lane) -> Counter[int]:
+        """The tokens of each flow. Asked where something may have to be refused: it takes a look at all tickets."""
+        held: Counter[int] = Counter()
+        for ticket in self._open:
+            if ticket.lane in lanes:
+                held[ticket.flow] += ticket.held_tokens
+        return held
 
     def _stretch(self, lane: Lane, stats: PortStats) -> float:
         """Factor by which interactive work still to come lengthens the work of ``lane``."""
@@ -320,36 +328,33 @@ class Admission:
             return 1.0
         return 1 / max(self._limits.bulk_share, 1 - stats.interactive_share, _LEAST_BULK)
 
-    def count(self, ticket: Ticket, num_tokens: int, expected_s: float) -> None:
+    def count(self, lane: Lane, num_tokens: int, expected_s: float) -> None:
         """Add ``num_tokens`` and ``expected_s``, which may be negative, to the work held. The caller holds the lock."""
-        self._change(ticket, num_tokens, expected_s)
-        if self._elsewhere is not None and self._is_worth_telling(ticket.lane):
+        self._change(lane, num_tokens, expected_s)
+        if self._elsewhere is not None and self._is_worth_telling(lane):
             self._tell()
 
     def closed(self, ticket: Ticket, held: Demand) -> None:
         """Remove ``ticket``, which still ``held`` this demand. The caller holds the lock."""
-        self._change(ticket, -held.num_tokens, -held.seconds)
+        self._change(ticket.lane, -held.num_tokens, -held.seconds)
         if ticket in self._open:
             self._open.discard(ticket)
             self._accepted_s -= ticket.admitted.seconds
+            if self._elsewhere is not None:
+                self._num_open_of[ticket.flow] -= 1
+                if not self._num_open_of[ticket.flow]:
+                    del self._num_open_of[ticket.flow]
         if not self._open:
-            self._accepted_s = 0.0
+            self.num_tokens, self._bulk_tokens, self._accepted_s = 0, 0, 0.0
             self._expected_s = dict.fromkeys(LANES, 0.0)  # sums of floats do not end at 0
             self._on_idle()
         self._tell()
 
-    def _change(self, ticket: Ticket, num_tokens: int, expected_s: float) -> None:
-        lane = ticket.lane
+    def _change(self, lane: Lane, num_tokens: int, expected_s: float) -> None:
+        self.num_tokens += num_tokens
+        if lane == "bulk":
+            self._bulk_tokens += num_tokens
         self._expected_s[lane] = max(0.0, self._expected_s[lane] + expected_s)
-        if not num_tokens:
-            return
-        self._tokens[lane] += num_tokens
-        held = self._tokens_of.get(ticket.flow)
-        if held is None:
-            held = self._tokens_of[ticket.flow] = dict.fromkeys(LANES, 0)
-        held[lane] += num_tokens
-        if not any(held.values()):
-            del self._tokens_of[ticket.flow]
 
     def _is_worth_telling(self, lane: Lane) -> bool:
         untold_tokens = self._told.num_tokens - self.num_tokens
@@ -366,13 +371,13 @@ class Admission:
         """
         if self._elsewhere is None:
             return
-        expected_s, tokens = self._expected_s.copy(), self._tokens.copy()
+        expected_s = self._expected_s.copy()
         expected_s[lane] += coming.seconds
-        tokens[lane] += coming.num_tokens
-        num_open, num_flows = len(self._open) + num_coming, len(self._tokens_of)
-        if coming.num_tokens and flow not in self._tokens_of:
-            num_flows += 1
-        self._told = Accepted(num_open, self._accepted_s + coming.seconds, expected_s, tokens, num_flows)
+        num_open, num_tokens = len(self._open) + num_coming, self.num_tokens + coming.num_tokens
+        bulk_tokens = self._bulk_tokens + (coming.num_tokens if lane == "bulk" else 0)
+        num_flows = len(self._num_open_of) + (num_coming and flow not in self._num_open_of)
+        seconds = self._accepted_s + coming.seconds
+        self._told = Accepted(num_open, num_tokens, seconds, expected_s, bulk_tokens, num_flows)
         self._elsewhere.tell(self._told)
 
     def _others(self) -> Accepted:
@@ -380,14 +385,18 @@ class Admission:
 
     def _opened(self, ticket: Ticket) -> Ticket:
         self._open.add(ticket)
+        if self._elsewhere is not None:
+            self._num_open_of[ticket.flow] += 1
         self._accepted_s += ticket.admitted.seconds
-        self._change(ticket, ticket.admitted.num_tokens, ticket.admitted.seconds)
+        self._change(ticket.lane, ticket.admitted.num_tokens, ticket.admitted.seconds)
         return ticket
 
     def _check(self, num_inputs: int, demand: Demand, lane: Lane, deadline_s: float | None, flow: int) -> None:
         """Raise if the request has to come back later, or cannot be answered in time at all."""
         others = self._others()
-        self._check_tokens(demand, flow, others)
+        num_tokens = self.num_tokens + others.num_tokens
+        if num_tokens + demand.num_tokens > self._half_of_tokens and num_tokens:
+            self._check_tokens(demand, flow, others)
         if deadline_s is None and self._accepted_s + others.seconds < _QUIET * self._limits.max_wait_s[lane]:
             return  # so little is accepted that nobody has to wait for long
         stats = self._stats()
@@ -420,16 +429,15 @@ class Admission:
             raise _overloaded(message, (longest_s + own_s - _SURE * left_s) / stats.overtaking)
 
     def _check_tokens(self, demand: Demand, flow: int, others: Accepted) -> None:
-        """Raise where no tokens are free, or, of more than half of all, the flow would have more than its share: a part
-        like that of each flow which waits, and of one more that may come."""
+        """Where more than half of all tokens would be held: raise if more than all would be, or if the flow has some
+        and would have more than its share: a part like that of each flow which waits, and of one more that may come."""
         limit, num_tokens = self._limits.max_queue_tokens, self.num_tokens + others.num_tokens
-        total = num_tokens + demand.num_tokens
-        if total <= limit // 2 or not num_tokens:
-            return
-        too_many, message = total - limit, f"About {num_tokens} tokens are waiting and the limit is {limit}"
+        too_many = num_tokens + demand.num_tokens - limit
+        message = f"About {num_tokens} tokens are waiting and the limit is {limit}"
         if too_many <= 0:
-            held = sum(self._held(flow).values())
-            num_flows = len(self._tokens_of) + others.num_flows + (not held)
+            held_of = self._held(*LANES)
+            held = held_of[flow]
+            num_flows = len({flow, *held_of}) + others.num_flows
             share = limit // (num_flows + 1)
             too_many = held + demand.num_tokens - share
             if too_many <= 0 or not held:

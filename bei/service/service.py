@@ -443,8 +443,7 @@ class InferenceService:
             return
         if items[0].encoding.spans is not None:  # engines do not read them
             items = [Item(index, encoding._replace(spans=None)) for index, encoding in items]
-        submission = Submission(call.request_id, ticket.lane, call.outputs, items, ticket.deadline_s, ticket.flow)
-        self._port.submit(submission)
+        self._port.submit(Submission(call.request_id, ticket.lane, call.outputs, items, ticket.deadline_s, ticket.flow))
         # The call may have ended meanwhile, and its cancel may have come before the submission.
         if call.request_id not in self._calls:
             self._port.cancel(call.request_id)

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 
 from bei.multiprocess.shared_memory import limits_page
 from bei.multiprocess.shared_memory.limits_page import SharedPage
-from bei.port import LANES
+from bei.port import Lane
 from bei.server.auth.rate_limit import Bucket
 from bei.server.http.connections import ConnectionCounts
 from bei.service.admission import Accepted
@@ -136,14 +136,14 @@ class AcceptedElsewhere:
         self._cell = cell
 
     def tell(self, own: Accepted) -> None:
-        seconds = (own.seconds, *own.expected_s.values())
-        self._cell.tell(self, (own.num_open, *[int(s * _NS) for s in seconds], *own.tokens.values(), own.num_flows))
+        seconds = (own.seconds, own.expected_s["interactive"], own.expected_s["bulk"])
+        ns = [int(of * _NS) for of in seconds]
+        self._cell.tell(self, (own.num_open, own.num_tokens, *ns, own.bulk_tokens, own.num_flows))
 
     def others(self) -> Accepted:
-        num_open, ns, *by_lane, num_flows = self._cell.others(self)
-        expected_s = {lane: lane_ns / _NS for lane, lane_ns in zip(LANES, by_lane, strict=False)}
-        tokens = dict(zip(LANES, by_lane[len(LANES) :], strict=True))
-        return Accepted(num_open, ns / _NS, expected_s, tokens, num_flows)
+        num_open, num_tokens, ns, interactive_ns, bulk_ns, bulk_tokens, num_flows = self._cell.others(self)
+        expected_s: dict[Lane, float] = {"interactive": interactive_ns / _NS, "bulk": bulk_ns / _NS}
+        return Accepted(num_open, num_tokens, ns / _NS, expected_s, bulk_tokens, num_flows)
 
 
 class SharedBucket(Bucket):
