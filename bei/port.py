@@ -39,7 +39,8 @@ class Submission(msgspec.Struct, frozen=True):
     """Sequences of one request. A request may come in several submissions, all with its ``request_id``.
 
     ``outputs``: the engine's outputs that the request wants, and nothing else is computed into its answers.
-    ``deadline_s``: when the answer is of no use any more; None: never.
+    ``deadline_s``: when the answer is of no use any more; None: never. ``flow``: whose it is: flows that wait in a lane
+    share the engine's time. 0: the server's own, or of callers in its process.
     """
 
     request_id: int
@@ -47,6 +48,7 @@ class Submission(msgspec.Struct, frozen=True):
     outputs: frozenset[str]
     items: Seq[Item]
     deadline_s: float | None = None
+    flow: int = 0
 
 
 class StepTimes(NamedTuple):

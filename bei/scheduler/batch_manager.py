@@ -178,7 +178,7 @@ class BatchManager:
 
     def _entry(self, submission: Submission, item: Item, now_s: float) -> Entry:
         deadline_s = inf if submission.deadline_s is None else submission.deadline_s
-        waiter = Waiter(submission.request_id, item.place, deadline_s, submission.outputs)
+        waiter = Waiter(submission.request_id, item.place, deadline_s, submission.outputs, submission.flow)
         cost_s = self._costs.sequence_seconds(item.encoding.num_tokens)
         return Entry(item.encoding, waiter, submission.lane, now_s, cost_s)
 

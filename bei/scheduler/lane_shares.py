@@ -72,6 +72,17 @@ class ServedShares:
             self._served_s[lane] *= factor
 
 
+def _most_tokens(costs: StepCosts, limits: Limits, length: int) -> int:
+    return min(costs.largest_efficient_tokens(length), limits.max_batch_size * length)
+
+
+def full_step_s(costs: StepCosts, limits: Limits) -> float:
+    """The predicted seconds of the largest efficient step of sequences of a typical length."""
+    length = min(_TYPICAL_LENGTH, limits.max_seq_len)
+    most = _most_tokens(costs, limits, length)
+    return costs.seconds(most, -(-most // length), length)
+
+
 def capped_step_s(costs: StepCosts, limits: Limits) -> float:
     """The longest step of bulk work beside interactive work, in seconds.
 
@@ -79,7 +90,7 @@ def capped_step_s(costs: StepCosts, limits: Limits) -> float:
     end have the smallest sum. Predicted for sequences of a typical length, with room for longer ones.
     """
     length = min(_TYPICAL_LENGTH, limits.max_seq_len)
-    most = min(costs.largest_efficient_tokens(length), limits.max_batch_size * length)
+    most = _most_tokens(costs, limits, length)
     short = min(_SHORT_LENGTH, limits.max_seq_len)
     short_s = costs.seconds(short, 1, short)
 

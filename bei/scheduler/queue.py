@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from math import inf
 from operator import attrgetter
@@ -12,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from bei.core import Encoding
 from bei.port import LANES, Lane, LaneStats
+from bei.scheduler.fair_queue import FairQueue
 from bei.scheduler.next_batch import LaneView, QueueKey
 
 # Token ids, token types, and how many tokens serve as attention keys.
@@ -29,12 +31,13 @@ _num_tokens = attrgetter("num_tokens")
 
 
 class Waiter(NamedTuple):
-    """A request's claim to outputs of an entry, and its deadline."""
+    """A request's claim to outputs of an entry, its deadline, and its flow."""
 
     request_id: int
     place: int
     deadline_s: float
     outputs: AbstractSet[str]
+    flow: int = 0
 
 
 class Entry:
@@ -104,6 +107,10 @@ class _LaneQueue:
         self._due: list[tuple[float, int]] = []  # a heap; entries that have left are skipped when they come up
         self.num_tokens = 0
         self.cost_s = 0.0
+        self._is_long = False  # with more than a full step; as of the last view
+        self._flow: int | None = None  # of all entries, while it is long; None: several
+        self.fair: FairQueue | None = None  # while it is long, and several wait
+        self._window: Seq[QueueKey] = ()  # what it has shown
 
     def add(self, entry: Entry) -> None:
         insort(self.sorted, entry.key)
@@ -111,6 +118,16 @@ class _LaneQueue:
         heapq.heappush(self._due, (entry.due_s, entry.arrival))
         self.num_tokens += entry.num_tokens
         self.cost_s += entry.cost_s
+        if self._is_long:
+            for waiter in entry.waiters:
+                self.claim(entry, waiter.flow)
+
+    def claim(self, entry: Entry, flow: int) -> None:
+        """``flow`` waits for ``entry``, which is here."""
+        if self.fair is not None:
+            self.fair.add(entry, flow)
+        elif flow != self._flow:
+            self._flow = None
 
     def hurry(self, entry: Entry) -> None:
         """Sort ``entry`` again by urgency, after ``entry.due_s`` has become earlier."""
@@ -125,15 +142,43 @@ class _LaneQueue:
             heapq.heappop(self._due)
         return None
 
-    def view(self) -> LaneView:
+    def view(self, full_step_s: float) -> LaneView:
+        """All that waits; what may go into the next step where several flows wait with more than a full one."""
+        if self.cost_s > full_step_s:
+            if not self._is_long:
+                flows = {waiter.flow for entry in self.entries.values() for waiter in entry.waiters}
+                self._is_long, self._flow = True, flows.pop() if len(flows) == 1 else None
+            if self._flow is None and (view := self._fair_view(full_step_s)) is not None:
+                return view
+        else:
+            self._is_long = False
+        self.fair = None
         urgent = self.urgent()
         return LaneView(self.sorted, 0 if urgent is None else bisect_left(self.sorted, urgent.key))
 
+    def _fair_view(self, full_step_s: float) -> LaneView | None:
+        if self.fair is None:
+            self.fair = FairQueue(self.entries)
+        view = self.fair.window(full_step_s)
+        if len(flows := [*self.fair.flows]) > 1:
+            self._window = view.queued
+            return view
+        (self._flow,) = flows
+        return None
+
     def cut(self, parts: Iterable[slice]) -> list[Entry]:
         members: list[Entry] = []
-        for part in parts:
-            members += [self.entries.pop(key.arrival) for key in self.sorted[part]]
-            del self.sorted[part]
+        if self.fair is None:
+            for part in parts:
+                members += [self.entries.pop(key.arrival) for key in self.sorted[part]]
+                del self.sorted[part]
+        else:
+            for part in parts:
+                keys = self._window[part]
+                members += [self.entries.pop(key.arrival) for key in keys]
+                among = slice(bisect_left(self.sorted, keys[0]), bisect_right(self.sorted, keys[-1]))
+                self.sorted[among] = [key for key in self.sorted[among] if key.arrival in self.entries]
+            self.fair.charge(members)
         self._left(members)
         return members
 
@@ -154,10 +199,12 @@ class _LaneQueue:
         if not self.entries:  # a sum of floats that were added and taken away is not quite 0
             self._due.clear()
             self.cost_s = 0.0
+            self.fair = None
 
 
 class LaneQueues:
-    """The waiting entries of all lanes. Within a lane the one that is due first is the most urgent.
+    """The waiting entries of all lanes. Within a lane the one that is due first is the most urgent, and where several
+    flows wait with more than a full step, that of the flow which had least (``fair_queue``).
 
     Of entries that come together and are due together the longest comes first: long ones have the fewest neighbours in
     length, and run best while there are most to choose from (docs/decisions.md, "Batches are cut late").
@@ -196,9 +243,11 @@ class LaneQueues:
             self._lanes[entry.lane].remove([entry])
             entry.lane, entry.due_s = lane, due_s
             self._lanes[lane].add(entry)
-        elif due_s < entry.due_s:
+            return
+        if due_s < entry.due_s:
             entry.due_s = due_s
             self._lanes[entry.lane].hurry(entry)
+        self._lanes[entry.lane].claim(entry, waiter.flow)
 
     def pop_only(self) -> Entry:
         """Take out the only entry that waits."""
@@ -221,17 +270,19 @@ class LaneQueues:
         self.remove(everything)
         return everything
 
-    def views(self) -> dict[Lane, LaneView]:
-        """The lanes as ``next_batch`` sees them."""
-        return {lane: queue.view() for lane, queue in self._lanes.items()}
+    def views(self, full_step_s: float = inf) -> dict[Lane, LaneView]:
+        """The lanes as ``next_batch`` sees them. ``full_step_s``: flows that wait in a lane with more predicted seconds
+        share it."""
+        return {lane: queue.view(full_step_s) for lane, queue in self._lanes.items()}
 
     def waited_s(self, lane: Lane, now_s: float) -> float:
-        """Seconds that the most urgent entry of ``lane`` has waited; 0 if there is none."""
-        urgent = self._lanes[lane].urgent()
+        """Seconds that the most urgent entry of the last view of ``lane`` has waited; 0 if there is none."""
+        queue = self._lanes[lane]
+        urgent = queue.urgent() if queue.fair is None else queue.entries[queue.fair.urgent]
         return 0.0 if urgent is None else now_s - urgent.arrived_s
 
     def cut(self, parts_of: Mapping[Lane, Iterable[slice]]) -> list[Entry]:
-        """Remove the entries of a step. ``parts_of``: slices of each lane's sorted queue, in descending order."""
+        """Remove the entries of a step. ``parts_of``: slices of each lane's last view, in descending order."""
         members = [entry for lane, parts in parts_of.items() for entry in self._lanes[lane].cut(parts)]
         for entry in members:
             del self._by_identity[entry.identity]

@@ -12,12 +12,12 @@ from math import inf
 from typing import NamedTuple
 
 from bei.core import Limits
-from bei.scheduler.lane_shares import ServedShares, capped_step_s, overtaking
+from bei.scheduler.lane_shares import ServedShares, capped_step_s, full_step_s, overtaking
 from bei.scheduler.next_batch import StepCosts, leading_lane, next_batch, step_bounds
 from bei.scheduler.queue import Entry, LaneQueues
 
-# How often the length of a capped step is computed from the costs.
-_RECAP_EVERY_S = 1.0
+# How often the lengths of capped and of full steps are computed from the costs.
+_REMEASURE_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class SchedulingRules:
 
 class Cut(NamedTuple):
     """Entries that leave the queue: ``entries``, the next step, predicted to take ``predicted_s`` (empty where nothing
-    waits), and ``expired``, whose deadlines have all passed."""
+    waits, or what would have run has expired), and ``expired``, whose deadlines have all passed."""
 
     entries: list[Entry]
     predicted_s: float
@@ -54,7 +54,8 @@ class Scheduler:
         self._limits = limits
         self._costs = costs
         self._rules = rules
-        self._auto_cap_s, self._recap_s = 0.0, -inf
+        self._cap_s = self._full_step_s = 0.0
+        self._remeasure_s = -inf
 
     def cut(self, now_s: float, interactive_expected: Callable[[], bool]) -> Cut:
         """Take the next step out of the queues, and what has expired. ``interactive_expected``: whether interactive
@@ -64,7 +65,8 @@ class Scheduler:
         expired = self.queues.expired(now_s)
         if not len(self.queues):
             return Cut([], 0.0, expired)
-        lanes = self.queues.views()
+        cap_s = self.cap_s(now_s)
+        lanes = self.queues.views(self._full_step_s)
         waiting = {lane: bool(view.queued) for lane, view in lanes.items()}
         if not waiting["bulk"]:
             self.served.raise_bulk(self._rules.bulk_share)
@@ -73,14 +75,16 @@ class Scheduler:
             lanes,
             lead,
             self._costs,
-            self.cap_s(now_s),
+            cap_s,
             waited_s=self.queues.waited_s(lead, now_s),
             interactive_expected=interactive_expected(),
         )
         members = self.queues.cut(next_batch(lanes, self._limits, self._costs, bounds))
-        entries = [entry for entry in members if entry.deadline_s > now_s]  # the urgent one at least
+        entries = [entry for entry in members if entry.deadline_s > now_s]
         if len(entries) < len(members):
             expired += [entry for entry in members if entry.deadline_s <= now_s]
+            if not entries:
+                return Cut([], 0.0, expired)
         lengths = [entry.num_tokens for entry in entries]
         return Cut(entries, self._costs.seconds(sum(lengths), len(lengths), max(lengths)), expired)
 
@@ -94,8 +98,12 @@ class Scheduler:
 
     def cap_s(self, now_s: float) -> float:
         """The longest step of bulk work beside interactive work."""
-        if self._rules.step_cap_s:
-            return self._rules.step_cap_s
-        if now_s >= self._recap_s:  # costs are corrected while the engine runs
-            self._auto_cap_s, self._recap_s = capped_step_s(self._costs, self._limits), now_s + _RECAP_EVERY_S
-        return self._auto_cap_s
+        if now_s >= self._remeasure_s:
+            self._measure(now_s)
+        return self._cap_s
+
+    def _measure(self, now_s: float) -> None:
+        """Now and then: costs are corrected while the engine runs."""
+        self._cap_s = self._rules.step_cap_s or capped_step_s(self._costs, self._limits)
+        self._full_step_s = full_step_s(self._costs, self._limits)
+        self._remeasure_s = now_s + _REMEASURE_EVERY_S

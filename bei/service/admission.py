@@ -83,15 +83,22 @@ _NO_DEMAND = Demand(0, 0.0)
 
 class Accepted(NamedTuple):
     """A model's accepted and unanswered work: open requests, their tokens, the engine seconds of all of them, done or
-    not, and, by lane, the engine seconds of inputs that are not tokenized yet."""
+    not, and, by lane, the engine seconds of inputs that are not tokenized yet; of the tokens those in the lane bulk;
+    and the number of flows."""
 
     num_open: int
     num_tokens: int
     seconds: float
     expected_s: Mapping[Lane, float]
+    bulk_tokens: int
+    num_flows: int
+
+    def tokens_in(self, lane: Lane) -> int:
+        """Of one lane."""
+        return self.bulk_tokens if lane == "bulk" else self.num_tokens - self.bulk_tokens
 
 
-_NOTHING = Accepted(0, 0, 0.0, dict.fromkeys(LANES, 0.0))
+_NOTHING = Accepted(0, 0, 0.0, dict.fromkeys(LANES, 0.0), 0, 0)
 
 
 class Elsewhere(Protocol):
@@ -107,15 +114,18 @@ class Elsewhere(Protocol):
 class Ticket:
     """The admitted work of one request. Held until its answer is rendered; ``close`` may be called twice.
 
-    ``deadline_s`` and ``accepted_s`` are monotonic seconds. ``check_tokens``, where the answer grows with the tokens,
-    gets their number in a tokenizer's thread, and raises where they are too many, before the engine gets them.
-    ``timing``, if any, gets the times of the request's calls. ``is_own``: the server's own work, which
-    metrics of inputs leave out. A ticket may be used for several calls of the service, one after the other or at once.
-    A closed ticket counts nothing any more: a tokenizer's thread may come late.
+    ``deadline_s`` and ``accepted_s`` are monotonic seconds. ``flow``: as ``Submission`` has it. ``check_tokens``, where
+    the answer grows with the tokens, gets their number in a tokenizer's thread, and raises where they are too many,
+    before the engine gets them. ``timing``, if any, gets the times of the request's calls. ``is_own``: the server's own
+    work, which metrics of inputs leave out. A ticket may be used for several calls of the service, one after the other
+    or at once. A closed ticket counts nothing any more: a tokenizer's thread may come late.
     """
 
-    def __init__(self, admission: Admission, lane: Lane, num_inputs: int, demand: Demand, deadline_s: float | None):
+    def __init__(
+        self, admission: Admission, lane: Lane, num_inputs: int, demand: Demand, deadline_s: float | None, flow: int = 0
+    ) -> None:
         self.lane: Lane = lane
+        self.flow = flow
         self.deadline_s = deadline_s
         self.num_inputs = num_inputs
         self.accepted_s = time.monotonic()
@@ -128,6 +138,11 @@ class Ticket:
         self._queued_tokens = 0
         self._num_tokens = 0
         self._is_open = True
+
+    @property
+    def held_tokens(self) -> int:
+        """Accepted and not answered yet."""
+        return self._expected.num_tokens + self._queued_tokens
 
     def count_tokens(self, num_tokens: int) -> None:
         """Add ``num_tokens`` to the known tokens, and call ``check_tokens`` with the sum. Raises its error."""
@@ -159,7 +174,7 @@ class Ticket:
     def close(self) -> None:
         """Release all demand and tokens that the ticket still holds."""
         with self._admission.lock:
-            held = Demand(self._expected.num_tokens + self._queued_tokens, self._expected.seconds)
+            held = Demand(self.held_tokens, self._expected.seconds)
             self._expected, self._queued_tokens, self._is_open = Demand(0, 0.0), 0, False
             self._admission.closed(self, held)
 
@@ -187,6 +202,7 @@ class Admission:
     ) -> None:
         self.lock = threading.Lock()
         self.num_tokens = 0  # of all lanes: accepted and not answered yet
+        self._bulk_tokens = 0  # of them
         self._limits = limits
         self._costs = costs
         self._stats = stats
@@ -196,6 +212,8 @@ class Admission:
         # Of all open tickets, done or not. As estimated at admission: only good for telling that little is accepted.
         self._accepted_s = 0.0
         self._open: set[Ticket] = set()
+        self._num_open_of: Counter[int] = Counter()  # by flow, to tell
+        self._half_of_tokens = limits.max_queue_tokens // 2
         most_tokens, most_s = limits.max_queue_tokens, min(limits.max_wait_s.values())
         self._most_untold = Demand(int(_UNTOLD * most_tokens), _UNTOLD * most_s)
         self._told = _NOTHING
@@ -223,8 +241,10 @@ class Admission:
         few = num_inputs <= self._limits.interactive_inputs and num_tokens <= self._limits.interactive_tokens
         return "interactive" if few else "bulk"
 
-    def admit(self, num_inputs: int, demand: Demand, lane: Lane | None, deadline_s: float | None) -> Ticket:
-        """A ticket for the whole request.
+    def admit(
+        self, num_inputs: int, demand: Demand, lane: Lane | None, deadline_s: float | None, flow: int = 0
+    ) -> Ticket:
+        """A ticket for the whole request. ``flow``: as ``Submission`` has it.
 
         Raises ShuttingDownError, OverloadedError, DeadlineExceededError where even an idle engine would be too late,
         InvalidRequestError where the request could never be accepted.
@@ -239,13 +259,13 @@ class Admission:
         lane = lane or self.lane_of(num_inputs, demand.num_tokens)
         with self.lock:
             # Tell before checking: of two processes that admit at the same time, at least one then sees the other.
-            self._tell(1, demand, lane)
+            self._tell(1, demand, lane, flow)
             try:
-                self._check(num_inputs, demand, lane, deadline_s)
+                self._check(num_inputs, demand, lane, deadline_s, flow)
             except BeiError:
                 self._tell()
                 raise
-            return self._opened(Ticket(self, lane, num_inputs, demand, deadline_s))
+            return self._opened(Ticket(self, lane, num_inputs, demand, deadline_s, flow))
 
     def admit_anyway(
         self,
@@ -261,18 +281,46 @@ class Admission:
             return self._opened(Ticket(self, lane, num_inputs, demand, deadline_s))
 
     def wait_s(self, lane: Lane, stats: PortStats) -> float:
-        """Predicted seconds from now until the work of a request that comes to ``lane`` begins."""
+        """Predicted seconds from now until the work of a request that comes to ``lane`` begins, behind all that waits
+        there."""
         return self._wait_s(lane, stats, self._others())
 
-    def _wait_s(self, lane: Lane, stats: PortStats, others: Accepted) -> float:
+    def _wait_s(self, lane: Lane, stats: PortStats, others: Accepted, of: tuple[int, float] | None = None) -> float:
+        """``of``: a flow, and the seconds that its request takes: so much of each other flow runs before it is done
+        (the queue is fair), and all that the flow has already."""
         expected_s = others.expected_s
         queued = {name: stats.lanes[name].cost_s + self._expected_s[name] + expected_s[name] for name in LANES}
+        if of is not None:
+            queued[lane] = self._ahead_s(lane, queued[lane], others, *of)
         ahead_s = stats.running_s + queued["interactive"]
         if lane == "bulk":
             ahead_s += queued["bulk"] * self._stretch(lane, stats)
         elif queued["bulk"] > 0:
             ahead_s += queued["interactive"] * self._limits.bulk_share / (1 - self._limits.bulk_share)
         return ahead_s * stats.slowdown
+
+    def _ahead_s(self, lane: Lane, queued_s: float, others: Accepted, flow: int, seconds: float) -> float:
+        """The part of the ``queued_s`` of ``lane`` that is served before a request of ``flow`` that takes ``seconds``:
+        of each flow at most what that flow has then.
+
+        A flow has the part of the seconds that it has of the tokens. Of other processes the number of flows is known.
+        """
+        held, elsewhere = self._held(lane), others.tokens_in(lane)
+        num_tokens = sum(held.values()) + elsewhere
+        if not num_tokens or not queued_s:
+            return queued_s
+        token_s = queued_s / num_tokens
+        most = held[flow] + seconds / token_s
+        ahead = sum([min(tokens, most) for tokens in held.values()])
+        return token_s * (ahead + min(elsewhere, others.num_flows * most))
+
+    def _held(self, *lanes: Lane) -> Counter[int]:
+        """The tokens of each flow. Asked where something may have to be refused: it takes a look at all tickets."""
+        held: Counter[int] = Counter()
+        for ticket in self._open:
+            if ticket.lane in lanes:
+                held[ticket.flow] += ticket.held_tokens
+        return held
 
     def _stretch(self, lane: Lane, stats: PortStats) -> float:
         """Factor by which interactive work still to come lengthens the work of ``lane``."""
@@ -292,14 +340,20 @@ class Admission:
         if ticket in self._open:
             self._open.discard(ticket)
             self._accepted_s -= ticket.admitted.seconds
+            if self._elsewhere is not None:
+                self._num_open_of[ticket.flow] -= 1
+                if not self._num_open_of[ticket.flow]:
+                    del self._num_open_of[ticket.flow]
         if not self._open:
-            self.num_tokens, self._accepted_s = 0, 0.0
+            self.num_tokens, self._bulk_tokens, self._accepted_s = 0, 0, 0.0
             self._expected_s = dict.fromkeys(LANES, 0.0)  # sums of floats do not end at 0
             self._on_idle()
         self._tell()
 
     def _change(self, lane: Lane, num_tokens: int, expected_s: float) -> None:
         self.num_tokens += num_tokens
+        if lane == "bulk":
+            self._bulk_tokens += num_tokens
         self._expected_s[lane] = max(0.0, self._expected_s[lane] + expected_s)
 
     def _is_worth_telling(self, lane: Lane) -> bool:
@@ -307,17 +361,23 @@ class Admission:
         untold_s = self._told.expected_s[lane] - self._expected_s[lane]
         return not 0 <= untold_tokens <= self._most_untold.num_tokens or untold_s > self._most_untold.seconds
 
-    def _tell(self, num_coming: int = 0, coming: Demand = _NO_DEMAND, lane: Lane = "interactive") -> None:
+    def _tell(
+        self, num_coming: int = 0, coming: Demand = _NO_DEMAND, lane: Lane = "interactive", flow: int = 0
+    ) -> None:
         """Tell the other processes the work that this one has accepted. The caller holds the lock.
 
-        ``num_coming`` requests with the demand ``coming`` in ``lane``, which are not admitted yet, are added.
+        ``num_coming`` requests of ``flow`` with the demand ``coming`` in ``lane``, which are not admitted yet, are
+        added.
         """
         if self._elsewhere is None:
             return
         expected_s = self._expected_s.copy()
         expected_s[lane] += coming.seconds
         num_open, num_tokens = len(self._open) + num_coming, self.num_tokens + coming.num_tokens
-        self._told = Accepted(num_open, num_tokens, self._accepted_s + coming.seconds, expected_s)
+        bulk_tokens = self._bulk_tokens + (coming.num_tokens if lane == "bulk" else 0)
+        num_flows = len(self._num_open_of) + (num_coming and flow not in self._num_open_of)
+        seconds = self._accepted_s + coming.seconds
+        self._told = Accepted(num_open, num_tokens, seconds, expected_s, bulk_tokens, num_flows)
         self._elsewhere.tell(self._told)
 
     def _others(self) -> Accepted:
@@ -325,25 +385,26 @@ class Admission:
 
     def _opened(self, ticket: Ticket) -> Ticket:
         self._open.add(ticket)
+        if self._elsewhere is not None:
+            self._num_open_of[ticket.flow] += 1
         self._accepted_s += ticket.admitted.seconds
         self._change(ticket.lane, ticket.admitted.num_tokens, ticket.admitted.seconds)
         return ticket
 
-    def _check(self, num_inputs: int, demand: Demand, lane: Lane, deadline_s: float | None) -> None:
+    def _check(self, num_inputs: int, demand: Demand, lane: Lane, deadline_s: float | None, flow: int) -> None:
         """Raise if the request has to come back later, or cannot be answered in time at all."""
         others = self._others()
         num_tokens = self.num_tokens + others.num_tokens
-        too_many = num_tokens + demand.num_tokens - self._limits.max_queue_tokens
-        if too_many > 0 and num_tokens:
-            share = min(1.0, too_many / num_tokens)
-            message = f"About {num_tokens} tokens are waiting and the limit is {self._limits.max_queue_tokens}"
-            raise _overloaded(message, share * self._wait_s("bulk", self._stats(), others))
+        if num_tokens + demand.num_tokens > self._half_of_tokens and num_tokens:
+            self._check_tokens(demand, flow, others)
         if deadline_s is None and self._accepted_s + others.seconds < _QUIET * self._limits.max_wait_s[lane]:
             return  # so little is accepted that nobody has to wait for long
         stats = self._stats()
         wait_s = self._wait_s(lane, stats, others)
         if deadline_s is None:
             longest_s = self._limits.max_wait_s[lane]
+            if wait_s > longest_s:  # behind everything; behind what its flow has to wait for?
+                wait_s = self._wait_s(lane, stats, others, (flow, demand.seconds))
             if wait_s > longest_s:
                 message = f"Work of {wait_s:.1f} s is waiting and the limit of the {lane} lane is {longest_s:g} s"
                 raise _overloaded(message, wait_s - longest_s)
@@ -357,6 +418,8 @@ class Admission:
                 f"{max(0.0, left_s):.3f} s ahead: allow more time, or send less at once."
             )
         own_s = demand.seconds * max(stats.slowdown, 1 / num_inputs) * self._stretch(lane, stats)
+        if wait_s * stats.overtaking + own_s > _SURE * left_s:
+            wait_s = self._wait_s(lane, stats, others, (flow, demand.seconds))
         longest_s = wait_s * stats.overtaking  # its last sequence may be overtaken until then
         if longest_s + own_s > _SURE * left_s:
             message = (
@@ -364,6 +427,24 @@ class Admission:
                 f"its deadline, {left_s:.3f} s ahead, might not be kept"
             )
             raise _overloaded(message, (longest_s + own_s - _SURE * left_s) / stats.overtaking)
+
+    def _check_tokens(self, demand: Demand, flow: int, others: Accepted) -> None:
+        """Where more than half of all tokens would be held: raise if more than all would be, or if the flow has some
+        and would have more than its share: a part like that of each flow which waits, and of one more that may come."""
+        limit, num_tokens = self._limits.max_queue_tokens, self.num_tokens + others.num_tokens
+        too_many = num_tokens + demand.num_tokens - limit
+        message = f"About {num_tokens} tokens are waiting and the limit is {limit}"
+        if too_many <= 0:
+            held_of = self._held(*LANES)
+            held = held_of[flow]
+            num_flows = len({flow, *held_of}) + others.num_flows
+            share = limit // (num_flows + 1)
+            too_many = held + demand.num_tokens - share
+            if too_many <= 0 or not held:
+                return
+            message = f"About {held} tokens of this client are waiting and its share of the limit is {share}"
+        of = (flow, demand.seconds)
+        raise _overloaded(message, min(1.0, too_many / num_tokens) * self._wait_s("bulk", self._stats(), others, of))
 
 
 def _overloaded(message: str, retry_s: float) -> OverloadedError:

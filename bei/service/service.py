@@ -140,18 +140,19 @@ class InferenceService:
         *,
         lane: Lane | None = None,
         deadline_s: float | None = None,
+        flow: int = 0,
         whole: bool = False,
     ) -> Ticket:
         """Accept a request with these inputs (at least one), as a whole. Close the ticket when it is answered.
 
-        ``deadline_s`` is on the monotonic clock. ``lane`` None: as its size says. ``whole``: its texts are only
-        tokenized, and to their ends (``EncodingOptions.whole``), so they count with all of their length. Raises
-        ShuttingDownError, OverloadedError, DeadlineExceededError, InvalidRequestError where it is larger than what may
-        ever wait.
+        ``deadline_s`` is on the monotonic clock. ``lane`` None: as its size says. ``flow``: its client's. ``whole``:
+        its texts are only tokenized, and to their ends (``EncodingOptions.whole``), so they count with all of their
+        length. Raises ShuttingDownError, OverloadedError, DeadlineExceededError, InvalidRequestError where it is larger
+        than what may ever wait.
         """
         assert inputs, "a request of nothing would never be answered"
         demand = self._admission.demand(self.estimated_lengths(inputs, whole=whole))
-        return self._accepted(self._admission.admit(len(inputs), demand, lane, deadline_s))
+        return self._accepted(self._admission.admit(len(inputs), demand, lane, deadline_s, flow))
 
     def accept(
         self,
@@ -442,7 +443,7 @@ class InferenceService:
             return
         if items[0].encoding.spans is not None:  # engines do not read them
             items = [Item(index, encoding._replace(spans=None)) for index, encoding in items]
-        self._port.submit(Submission(call.request_id, ticket.lane, call.outputs, items, ticket.deadline_s))
+        self._port.submit(Submission(call.request_id, ticket.lane, call.outputs, items, ticket.deadline_s, ticket.flow))
         # The call may have ended meanwhile, and its cancel may have come before the submission.
         if call.request_id not in self._calls:
             self._port.cancel(call.request_id)

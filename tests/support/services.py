@@ -42,7 +42,7 @@ async def infer(
     outputs: Set[str] = frozenset({"embedding"}),
     **asked: Any,
 ) -> InferenceResult:
-    """Admit ``inputs`` and run them. ``asked``: lane and deadline."""
+    """Admit ``inputs`` and run them. ``asked``: lane, deadline and flow."""
     with service.admit(inputs, **asked) as ticket:
         return await service.infer(ModelRequest(inputs, options), ticket=ticket, outputs=outputs)
 

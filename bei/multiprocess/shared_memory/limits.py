@@ -13,6 +13,7 @@ from collections.abc import Sequence as Seq
 
 from bei.multiprocess.shared_memory import limits_page
 from bei.multiprocess.shared_memory.limits_page import SharedPage
+from bei.port import Lane
 from bei.server.auth.rate_limit import Bucket
 from bei.server.http.connections import ConnectionCounts
 from bei.service.admission import Accepted
@@ -135,13 +136,14 @@ class AcceptedElsewhere:
         self._cell = cell
 
     def tell(self, own: Accepted) -> None:
-        expected_s = own.expected_s
-        interactive_ns, bulk_ns = int(expected_s["interactive"] * _NS), int(expected_s["bulk"] * _NS)
-        self._cell.tell(self, (own.num_open, own.num_tokens, int(own.seconds * _NS), interactive_ns, bulk_ns))
+        seconds = (own.seconds, own.expected_s["interactive"], own.expected_s["bulk"])
+        ns = [int(of * _NS) for of in seconds]
+        self._cell.tell(self, (own.num_open, own.num_tokens, *ns, own.bulk_tokens, own.num_flows))
 
     def others(self) -> Accepted:
-        num_open, num_tokens, ns, interactive_ns, bulk_ns = self._cell.others(self)
-        return Accepted(num_open, num_tokens, ns / _NS, {"interactive": interactive_ns / _NS, "bulk": bulk_ns / _NS})
+        num_open, num_tokens, ns, interactive_ns, bulk_ns, bulk_tokens, num_flows = self._cell.others(self)
+        expected_s: dict[Lane, float] = {"interactive": interactive_ns / _NS, "bulk": bulk_ns / _NS}
+        return Accepted(num_open, num_tokens, ns / _NS, expected_s, bulk_tokens, num_flows)
 
 
 class SharedBucket(Bucket):

@@ -41,7 +41,7 @@ BODIES_REFUSED: Final = 5  # for want of memory that others use; since the front
 ANSWER_BYTES: Final = 6
 ANSWERS_REFUSED: Final = 7
 _FIRST_OF_MODELS: Final = 8
-OF_MODEL: Final = 5
+OF_MODEL: Final = 7
 _MODEL_STRUCT: Final = struct.Struct(f"@{OF_MODEL}q")  # native: each word is copied whole
 
 # A lock is held for some microseconds; who does not get it for so long waits for a process that does not run.

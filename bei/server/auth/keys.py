@@ -55,12 +55,14 @@ def _own_bucket(name: str, what: str, rate: float) -> Bucket:
 class Key:
     """The rights of the requests that carry an API key of this name: a lane, and rates of requests and tokens.
 
-    ``label``: the name in metrics. Not thread-safe: used on the event loop.
+    ``label``: the name in metrics. ``flow``: a number made of the name, the same in all processes. Not thread-safe:
+    used on the event loop.
     """
 
     def __init__(self, spec: KeySpec, label: str, new_bucket: NewBucket = _own_bucket) -> None:
         self.name = spec.name
         self.label = label
+        self.flow = int.from_bytes(hashlib.blake2b(spec.name.encode(), digest_size=8).digest(), "big") >> 1
         self._lane = spec.lane
         self._may_raise_lane = spec.may_raise_lane
         requests, tokens = spec.requests_per_second, spec.tokens_per_second

@@ -38,8 +38,9 @@ class RequestContext:
     """One request on its way through a handler: the served models, its urgency, and its tickets.
 
     Tickets are held until ``close``, when the last byte of the answer is rendered. ``any_model``: a name that no model
-    has is ignored. ``key``: its rate limit counts the admitted tokens. ``work`` records what is admitted. ``body``
-    counts against ``body_memory`` until the request is admitted, since what was read of it may wait for a thread.
+    has is ignored. ``key``: its rate limit counts the admitted tokens. ``flow``: of the key, or of the connection.
+    ``work`` records what is admitted. ``body`` counts against ``body_memory`` until the request is admitted, since what
+    was read of it may wait for a thread.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class RequestContext:
         work: RequestRecord,
         body: Body | None = None,
         key: Key | None = None,
+        flow: int = 0,
         *,
         any_model: bool = False,
         has_report: bool = False,
@@ -66,6 +68,7 @@ class RequestContext:
         self._whole: Ticket | None = None
         self.timing = work.timing
         self._key = key
+        self._flow = flow
         self._body = body
         self._work = work
         self.warnings: list[str] = []  # for the client, in a header
@@ -174,7 +177,7 @@ class RequestContext:
     def _admitted(self, service: InferenceService, inputs: Seq[ModelInput], *, whole: bool = False) -> Ticket:
         self._work.asks(service.name, inputs)
         urgency = self._urgency
-        ticket = service.admit(inputs, lane=urgency.lane, deadline_s=urgency.deadline_s, whole=whole)
+        ticket = service.admit(inputs, lane=urgency.lane, deadline_s=urgency.deadline_s, flow=self._flow, whole=whole)
         self._work.lane = ticket.lane
         if self._body is not None:
             self._body.release()

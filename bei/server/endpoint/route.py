@@ -36,7 +36,7 @@ from bei.server.http.responses import (
     whole_body,
 )
 from bei.server.http.routing import ApiRoute
-from bei.server.scope import SCOPE_API_KEY, SCOPE_BODY, SCOPE_RECORD
+from bei.server.scope import SCOPE_API_KEY, SCOPE_BODY, SCOPE_CONNECTION, SCOPE_RECORD
 from bei.server.telemetry.request_record import RequestRecord
 from bei.utils.threads import off_loop
 
@@ -124,8 +124,9 @@ class Endpoint:
         if timing is not None:
             timing.parsed()
         account: Body | None = request.scope.get(SCOPE_BODY)
+        flow: int = request.scope.get(SCOPE_CONNECTION, 0) if key is None else key.flow
         context = RequestContext(
-            self._shared, urgency, work, account, key, any_model=self._any_model, has_report=form.has_report
+            self._shared, urgency, work, account, key, flow, any_model=self._any_model, has_report=form.has_report
         )
         context.unreadable = unreadable
         response: Response | None = None

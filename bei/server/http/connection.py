@@ -38,7 +38,7 @@ from bei.server.http.memory_budgets import Body
 from bei.server.http.message_head import checked_headers, without_upgrade
 from bei.server.http.request_id import HEADER as REQUEST_ID
 from bei.server.http.request_id import request_id_of
-from bei.server.scope import SCOPE_BODY
+from bei.server.scope import SCOPE_BODY, SCOPE_CONNECTION
 
 # An upload that is faster than this is never cut off, however large.
 _MIN_BYTES_PER_S = 10_000
@@ -87,6 +87,7 @@ class Connection(HttpToolsProtocol):
         self._limits = connections.config
         self._max_header_bytes, self._max_headers = self._limits.max_header_bytes, self._limits.max_headers
         self._phase = _IDLE
+        self._number = next(connections.numbers)
         self._has_asked = False  # its first request has begun
         # After a fatal error: further input is ignored, answers that are due still go out, the last one closes the
         # connection.
@@ -260,6 +261,7 @@ class Connection(HttpToolsProtocol):
             "query_string": target.query or b"",
             "headers": self.headers,
             SCOPE_BODY: body,
+            SCOPE_CONNECTION: self._number,
         }
         return Exchange(
             body,

@@ -7,7 +7,8 @@ import logging
 import os
 import resource
 from collections.abc import Sequence as Seq
-from itertools import islice
+from itertools import count, islice
+from secrets import randbits
 from typing import NamedTuple, Protocol
 
 from bei.config.settings import ServeConfig
@@ -136,6 +137,7 @@ class Connections:
         answers: AnswerMemory | None = None,
     ) -> None:
         self.config = config
+        self.numbers = count(randbits(62))  # for connections; those of another process are elsewhere among 2**63
         self.bodies = BodyMemory(config.body_memory, bodies)
         self._answers = answers
         self.is_draining = False  # then each connection ends with the answer to its next request

@@ -24,9 +24,11 @@ from bei.errors import BeiError, DeadlineExceededError, EngineError, NonFiniteOu
 from bei.metrics.registry import Metrics, ModelMetrics
 from bei.port import LANES, Answer, EnginePort, Item, Lane, LaneStats, OnAnswers, Submission
 from bei.scheduler import batch_manager as managers
+from bei.scheduler import scheduler as schedulers
 from bei.scheduler.batch_manager import BatchManager
 from bei.scheduler.cost_model import CostModel
 from bei.scheduler.execution import Step
+from bei.scheduler.lane_shares import full_step_s
 from bei.scheduler.queue import Entry, Waiter
 from bei.scheduler.scheduler import SchedulingRules
 from tests.bei.scheduler.front import wait_until
@@ -86,8 +88,15 @@ class Port(RuleBasedStateMachine):
         """Whether the port's state is the manager's."""
         return True
 
-    @initialize(num_cached=st.sampled_from([0, 0, 100_000]), share=st.sampled_from([0.0, 0.3]))
-    def begin(self, num_cached: int, share: float) -> None:
+    @initialize(
+        num_cached=st.sampled_from([0, 0, 100_000]),
+        share=st.sampled_from([0.0, 0.3]),
+        full_step=st.sampled_from([1.0, 0.25]),
+    )
+    def begin(self, num_cached: int, share: float, full_step: float) -> None:
+        step_s = full_step * full_step_s(CostModel.assumed(LIMITS), LIMITS)
+        self._sooner = mock.patch.object(schedulers, "full_step_s", return_value=step_s)  # flows share sooner
+        self._sooner.start()
         self._often = mock.patch.object(managers, "_WATCH_EVERY_S", 0.001)
         self._often.start()
         self.arrived: queue.SimpleQueue[SteppedEngine] = queue.SimpleQueue()
@@ -140,7 +149,7 @@ class Port(RuleBasedStateMachine):
         first = max((place for number, place in self.items if number == request_id), default=-1) + 1
         items = [Item(first + index, Encoding(ids(*given))) for index, given in enumerate(values)]
         deadline_s = None if in_s is None else time.monotonic() + in_s
-        submission = Submission(request_id, lane, outputs, items, deadline_s)
+        submission = Submission(request_id, lane, outputs, items, deadline_s, request_id % 3)
         places = {(request_id, item.place) for item in items}
         for item in items:
             self.items[request_id, item.place] = (submission, item)
@@ -261,6 +270,7 @@ class Port(RuleBasedStateMachine):
             engine.go.release(10_000)
         self.close()
         self._often.stop()
+        self._sooner.stop()
         assert self.expected <= set(self.answers)
         self.no_item_is_answered_twice_or_without_being_asked_and_no_batch_exceeds_the_limits()
         self.every_answer_is_the_right_one()

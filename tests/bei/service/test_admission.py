@@ -81,9 +81,9 @@ class Desk:
     def on_idle(self) -> None:
         self.num_idle += 1
 
-    def admit(self, *lengths: int, lane: Lane | None = None, in_s: float | None = None) -> Ticket:
+    def admit(self, *lengths: int, lane: Lane | None = None, in_s: float | None = None, flow: int = 0) -> Ticket:
         deadline_s = None if in_s is None else NOW_S + in_s
-        return self.admission.admit(len(lengths), self.admission.demand(lengths), lane, deadline_s)
+        return self.admission.admit(len(lengths), self.admission.demand(lengths), lane, deadline_s, flow)
 
     def wait_s(self, lane: Lane) -> float:
         return self.admission.wait_s(lane, self.stats)
@@ -423,7 +423,7 @@ class Tickets(RuleBasedStateMachine):
             assert sum(lengths) > self.LIMIT
         except OverloadedError:
             assert held
-            assert held + sum(lengths) > self.LIMIT
+            assert 2 * (held + sum(lengths)) > self.LIMIT  # of one flow
         else:
             assert not held or held + sum(lengths) <= self.LIMIT
             self.open[ticket] = (lengths, 0)

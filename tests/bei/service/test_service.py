@@ -250,9 +250,9 @@ def test_beyond_max_queue_tokens_requests_are_refused_with_a_time_to_come_back(a
             accepted = asyncio.ensure_future(infer(service, ["a", "b"]))
             await entered(engine)
             with pytest.raises(OverloadedError, match="6 tokens are waiting and the limit is 9: retry in") as caught:
-                await infer(service, ["c", "d"])
+                await infer(service, ["c", "d"], flow=1)
             assert caught.value.retry_after_s > 0
-            fits = asyncio.ensure_future(infer(service, ["c"]))
+            fits = asyncio.ensure_future(infer(service, ["c"], flow=1))
             engine.open()
             assert len((await accepted).rows) + len((await fits).rows) == 3
 
@@ -336,12 +336,12 @@ def test_admission_is_released_after_cancellation_and_what_was_queued_is_not_run
         async with running_service(artifact, engine, max_queue_tokens=7) as service:
             first = asyncio.ensure_future(infer(service, [[1]]))
             await entered(engine)
-            leaves = asyncio.ensure_future(infer(service, [[50], [51], [52]]))
+            leaves = asyncio.ensure_future(infer(service, [[50], [51], [52]], flow=1))
             await asyncio.sleep(0)  # one turn of the loop: it is admitted
             leaves.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await leaves
-            stays = asyncio.ensure_future(infer(service, [[60], [61], [62]]))
+            stays = asyncio.ensure_future(infer(service, [[60], [61], [62]], flow=1))
             await asyncio.sleep(0)
             engine.open()
             await asyncio.gather(first, stays)

@@ -24,7 +24,7 @@ from bei.server.auth.rate_limit import Bucket
 from bei.server.http import memory_budgets
 from bei.server.http.connections import ConnectionCounts, Connections
 from bei.server.http.memory_budgets import AnswerAccount, AnswerMemory, Body, BodyMemory
-from bei.service.admission import Admission, AdmissionLimits, Demand, Ticket
+from bei.service.admission import _NOTHING, Admission, AdmissionLimits, Demand, Ticket
 from tests.bei.multiprocess.pages import Other, pages
 from tests.bei.server.auth.test_rate_limit import Clock
 from tests.bei.server.http.test_connections import Member
@@ -58,9 +58,9 @@ def admission(limits: SharedLimits | None = None, stats: PortStats | None = None
     return Admission(rules, LinearCosts(), lambda: found, lambda: None, elsewhere)
 
 
-def admitted(desk: Admission, tokens: int, lane: Lane) -> Ticket | str:
+def admitted(desk: Admission, tokens: int, lane: Lane, flow: int = 0) -> Ticket | str:
     try:
-        return desk.admit(1, Demand(tokens, tokens / 100), lane, None)
+        return desk.admit(1, Demand(tokens, tokens / 100), lane, None, flow)
     except OverloadedError as error:
         return str(error).rsplit("retry", 1)[0]  # its time is a little random
 
@@ -81,14 +81,14 @@ _GOES_ON = st.tuples(st.sampled_from(["moves", "is answered", "closes"]), st.int
 @settings(deadline=None)
 @given(st.lists(st.one_of(_COMES, _GOES_ON), max_size=30))
 def test_front_ends_that_admit_one_after_the_other_decide_as_one_process_does(steps: list[Any]) -> None:
-    """Where they tell each other everything at once."""
+    """Where they tell each other everything at once, and flows are each of one front end."""
     with pytest.MonkeyPatch.context() as patch, front_ends(3) as limits:
         patch.setattr("bei.service.admission._UNTOLD", 0.0)
         desks, alone = [admission(one) for one in limits], admission()
         tickets: list[tuple[Ticket, Ticket]] = []
         for first, number, third in steps:
             if isinstance(first, int):
-                found, expected = admitted(desks[first], number, third), admitted(alone, number, third)
+                found, expected = (admitted(desk, number, third, flow=first) for desk in (desks[first], alone))
                 if isinstance(found, Ticket) and isinstance(expected, Ticket):
                     tickets.append((found, expected))
                 else:
@@ -104,7 +104,7 @@ def test_front_ends_that_admit_one_after_the_other_decide_as_one_process_does(st
         for pair in tickets:
             for ticket in pair:
                 ticket.close()
-        assert all(desk._others() == (0, 0, 0.0, dict.fromkeys(LANES, 0.0)) for desk in desks)
+        assert all(desk._others() == _NOTHING for desk in desks)
 
 
 @settings(deadline=None)
@@ -127,7 +127,33 @@ def test_front_ends_believe_of_each_other_what_is_held_or_little_more(steps: lis
             assert -1e-6 <= sum(believed.expected_s.values()) - held_s <= 0.05 * _BULK_WAIT_S + 1e-6
         for ticket in tickets:
             ticket.close()
-        assert other._others() == (0, 0, 0.0, dict.fromkeys(LANES, 0.0))
+        assert other._others() == _NOTHING
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.integers(1, 9), st.sampled_from(LANES)), max_size=10)
+)
+def test_front_ends_predict_no_shorter_wait_than_one_process_and_none_longer_than_for_everything(
+    asked: list[tuple[int, int, int, Lane]],
+) -> None:
+    """Flows are each of one front end."""
+    with front_ends(3) as limits:
+        desks, alone = [admission(one) for one in limits], admission()
+        tickets = []
+        for front_end, flow, tokens, lane in asked:
+            for desk in (desks[front_end], alone):
+                ticket = admitted(desk, tokens, lane, 10 * front_end + flow)
+                assert isinstance(ticket, Ticket) or tokens + sum(tokens for _, _, tokens, _ in asked) > LIMIT // 2
+                tickets += [ticket] if isinstance(ticket, Ticket) else []
+        for front_end, desk in enumerate(desks):
+            for lane in LANES:
+                of = (10 * front_end + 1, 0.03)
+                found = desk._wait_s(lane, stats_of(), desk._others(), of)
+                assert alone._wait_s(lane, stats_of(), alone._others(), of) <= found + 1e-6
+                assert found <= desk.wait_s(lane, stats_of()) + 1e-6
+        for ticket in tickets:
+            ticket.close()
 
 
 def test_front_ends_that_admit_at_once_never_hold_more_than_the_limit() -> None:

@@ -54,10 +54,10 @@ def same(one: npt.NDArray[np.int32] | None, other: npt.NDArray[np.int32] | None)
 @given(st.lists(encodings(), max_size=6), st.sampled_from(LANES), st.none() | st.floats(0, 1e9), st.integers(0, 99))
 def test_a_submission_arrives(given_encodings: list[Encoding], lane: str, deadline_s: float | None, first: int) -> None:
     items = [Item(first + index, encoding) for index, encoding in enumerate(given_encodings)]
-    submission = Submission(7, lane, frozenset({"a", "b"}), items, deadline_s)  # type: ignore[arg-type]
+    submission = Submission(7, lane, frozenset({"a", "b"}), items, deadline_s, 2**63 - 1)  # type: ignore[arg-type]
     message = sent(Submit(3, without_spans(submission)))
     found = message.submission
-    assert (message.number, found.request_id) == (3, 7)
+    assert (message.number, found.request_id, found.flow) == (3, 7, 2**63 - 1)
     assert (found.lane, found.outputs, found.deadline_s) == (lane, submission.outputs, deadline_s)
     for item, expected in zip(found.items, items, strict=True):
         assert item.place == expected.place

@@ -14,7 +14,8 @@ import pytest
 from bei.config.settings import DIALECTS
 from bei.engine.fake import FakeEngine
 from bei.errors import ConfigError, ForbiddenError, UnauthorizedError
-from bei.port import Lane
+from bei.port import Lane, Submission
+from bei.scheduler.batch_manager import BatchManager
 from bei.server.auth import keys as module
 from bei.server.auth.key_file import KeySpec
 from bei.server.auth.keys import Key, Keyring
@@ -243,6 +244,34 @@ def name_of(keys: Keyring, secret: str) -> str | None:
         return None
     key: Key = scope[SCOPE_API_KEY]
     return key.name
+
+
+def test_a_name_has_one_flow_whatever_its_secrets_and_whichever_process_asks() -> None:
+    def flow_of(name: str, *secrets: str) -> int:
+        return Key(KeySpec(name, secrets), name).flow
+
+    assert flow_of("a", "one", "two") == flow_of("a", "three")
+    flows = {flow_of(str(number), "one") for number in range(1000)}
+    assert len(flows) == 1000
+    assert all(0 < flow < 2**63 for flow in flows)
+
+
+def test_the_requests_of_a_key_are_one_flow_on_their_way_to_the_engine(
+    keyed: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+    submit = BatchManager.submit
+
+    def noted(port: BatchManager, submission: Submission) -> None:
+        found.append(submission.flow)
+        submit(port, submission)
+
+    monkeypatch.setattr(BatchManager, "submit", noted)
+    for secret in (SECRET, OTHER, SECRET):
+        assert ask(keyed, {"Api-Key": secret}).status_code == 200
+    search, crawler, again = found
+    assert search == again == Key(KeySpec("search", ()), "search").flow
+    assert crawler != search
 
 
 def test_a_reload_adds_keys_and_takes_others_away(caplog: pytest.LogCaptureFixture) -> None:

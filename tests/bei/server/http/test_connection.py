@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from bei.errors import BeiError, OverloadedError
 from bei.server.http.errors import error_response
 from bei.server.http.responses import read_body
+from bei.server.scope import SCOPE_CONNECTION
 from tests.bei.server.connected import GET, Transport, all_answered, answered, connect
 from tests.support.engines import DEADLINE_S
 
@@ -141,6 +142,26 @@ def test_who_is_not_read_is_cut_off_if_it_does_not_take_its_answers(
     *before, last = asyncio.run(scenario())
     assert not any(before)
     assert last is is_cut_off
+
+
+def test_requests_of_a_connection_have_its_number_and_those_of_another_one_another() -> None:
+    found: list[int] = []
+
+    async def notes(scope: Scope, receive: Receive, send: Send) -> None:
+        found.append(scope[SCOPE_CONNECTION])
+        await Response()(scope, receive, send)
+
+    async def scenario() -> None:
+        for _ in range(2):  # as of two processes: each has connections of its own
+            connection, _ = connect(notes)
+            for _ in range(2):
+                connection.data_received(GET)
+                await all_answered(connection)
+
+    asyncio.run(scenario())
+    first, same, second, as_well = found
+    assert first == same != second == as_well
+    assert all(0 < number < 2**63 for number in found)
 
 
 async def reads(scope: Scope, receive: Receive, send: Send) -> None:
