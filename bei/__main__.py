@@ -13,7 +13,7 @@ def main() -> None:
 
     try:
         from bei.cli.main import main as run
-    except Exception as error:
+    except Exception as error:  # a lack shows as any error of any library; others are raised again
         if (lack := scarce_resource(error)) is None:
             raise
         print(f"error: {lack}", file=sys.stderr)  # noqa: T201

@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _fail((None if isinstance(error, ConfigError) else scarce_resource(error)) or str(error))
     except KeyboardInterrupt:
         sys.exit(130)
-    except Exception as error:
+    except Exception as error:  # a lack shows as any error of any library; others are raised again
         if (lack := scarce_resource(error)) is None:
             raise
         _fail(lack)

@@ -29,7 +29,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         _run(name, _control_socket())
-    except Exception as error:
+    except Exception as error:  # a lack shows as any error of any library; others are raised again
         if (lack := scarce_resource(error)) is None:
             raise
         sys.exit(f"error: {name}: {lack}")

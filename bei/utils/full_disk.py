@@ -43,7 +43,7 @@ def naming_full_disk(folder: Path) -> Iterator[None]:
     """A context in which errors from a full disk become DiskFullError, which names ``folder``."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # some libraries only say that they could not write; others are raised again
         if (full := full_disk(error, folder)) is not None:
             raise full from error
         raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
@@ -41,7 +42,7 @@ class Transfer(Protocol):
 TransferT = TypeVar("TransferT", bound=Transfer)
 
 
-class MemoryBudget(Generic[TransferT]):
+class MemoryBudget(ABC, Generic[TransferT]):
     """A limit on the bytes of all transfers of one kind, in all processes of a server.
 
     Where those that could yield are another process's, it is asked to end one (``yield_to_others``).
@@ -85,9 +86,9 @@ class MemoryBudget(Generic[TransferT]):
         slow = [(rate, transfer) for rate, transfer in rates if rate is not None]
         return [transfer for _, transfer in sorted(slow, key=lambda of: of[0])]
 
+    @abstractmethod
     def _ended(self) -> OverloadedError:
         """The error of a transfer that yields."""
-        raise NotImplementedError
 
     def _give_back(self, transfer: TransferT, size: int) -> None:
         self._transfers.pop(transfer, None)
