@@ -11,6 +11,10 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     ├── ForkedProcessError          a fork has not copied the threads of what is asked
     ├── DiskFullError               there is no space left where something is to be written
     ├── ProcessDiedError            a process of the server ended before it had done what it was to do
+    ├── JobError                    a bulk job cannot be done
+    │   ├── JobInputError           its input files cannot be found or read
+    │   ├── JobDiffersError         another job has written into the folder
+    │   └── BadRowError             a row has no answer, and the job is to end then
     ├── BenchError                  a server cannot be measured
     │   └── ComparisonError         two results of bei bench do not measure the same
     ├── BuildError
@@ -131,6 +135,30 @@ class ProcessDiedError(BeiError):
     """A process of a server in several processes ended, or is not there, when something was to be done by it."""
 
     code = "process_died"
+
+
+class JobError(BeiError):
+    """A bulk job cannot be done."""
+
+    code = "job_failed"
+
+
+class JobInputError(JobError):
+    """The input files of a bulk job cannot be found or read."""
+
+    code = "job_input"
+
+
+class JobDiffersError(JobError):
+    """The output folder has another job's files, or this job's from before its inputs, model or options changed."""
+
+    code = "job_differs"
+
+
+class BadRowError(JobError):
+    """A row of the input has no answer, and ``--on-error fail`` ends the job then."""
+
+    code = "job_bad_row"
 
 
 class BenchError(BeiError):

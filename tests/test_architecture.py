@@ -25,6 +25,7 @@ ROOMS = (
     *("bei_build.targets", "bei_build.job", "bei_build.quantization", "bei_build.verification"),
     *("bei_build.pipeline", "bei_build.cache"),
     *("bei.service", "bei.tasks", "bei.offline", "bei"),
+    *("bei.bulk.sources", "bei.bulk"),
     *(
         "bei.server.scope",
         "bei.server.process_tuning",
@@ -37,7 +38,15 @@ ROOMS = (
     *("bei.server.openapi", "bei.server.app", "bei.server.run", "bei.server"),
     *("bei.multiprocess.shared_memory", "bei.multiprocess.transport", "bei.multiprocess.remote"),
     *("bei.multiprocess.control", "bei.multiprocess.supervisor", "bei.multiprocess.roles", "bei.multiprocess"),
-    *("bei.cli.console_text", "bei.cli.bench", "bei.cli.doctor", "bei.cli.simulate", "bei.cli", "bei.__main__"),
+    *(
+        "bei.cli.console_text",
+        "bei.cli.bench",
+        "bei.cli.doctor",
+        "bei.cli.embed",
+        "bei.cli.simulate",
+        "bei.cli",
+        "bei.__main__",
+    ),
     "bei_build",
 )
 

@@ -91,6 +91,7 @@ METAVARS: Mapping[str, str] = {
 USAGES: Mapping[str, str] = {
     "build": "bei build [flags] MODEL",
     "serve": "bei serve [flags] [MODEL ...]",
+    "embed": "bei embed [flags] MODEL --input FILES --output FOLDER",
     "tune": "bei tune [flags] [MODEL ...]",
     "doctor": "bei doctor [flags]",
     "simulate": "bei simulate [flags]",
@@ -120,6 +121,17 @@ docs/reference.md says more of each setting.""",
 
 Every flag is also a variable (--max-headers: BEI_MAX_HEADERS) and a key of the
 file of --config (max_headers: 128). Flags of other servers: docs/clients.md.""",
+    "embed": """examples:
+  bei embed all-MiniLM-L6-v2 --input corpus.parquet --output vectors
+  bei embed minilm --input 's3://bucket/*.jsonl.gz' --id-column id \\
+      --columns title,url --output s3://bucket/vectors
+  bei embed minilm --input docs --chunk-tokens 200 --chunk-overlap 20 \\
+      --output vectors
+  bei embed reranker --task rerank --query-column query --input pairs.csv \\
+      --output scores
+  bei embed minilm --input corpus --output vectors --shard 0/4
+
+The same command again goes on where it was ended: docs/bulk.md.""",
     "tune": """examples:
   bei tune minilm
   bei tune minilm --engine-threads 4 --engine-streams 2""",

@@ -142,6 +142,9 @@ def _parser(command: str | None, arguments: Sequence[str] = (), also: Collection
         "--passphrase-file", metavar="FILE", help="file whose first line is its passphrase (or BEI_SIGN_PASSPHRASE)"
     )
     serve = add("serve", "serve artifacts (or checkpoints, built first) over HTTP", _serve)
+    embed = add("embed", "answer every row of files, once, without a server (extra: bulk)", _embed)
+    if "embed" in wanted:
+        _add_embed_arguments(embed)
     tune = add("tune", "measure what artifacts cost on this machine, for bei serve", _tune)
     if wanted & {"serve", "tune"}:
         from bei.config.settings import ServeConfig
@@ -184,7 +187,7 @@ def _without_command(parser: argparse.ArgumentParser) -> None:
 
 
 def _completion(options: dict[str, Any]) -> None:
-    names = ("build", "serve", "tune", "cache", "doctor", "simulate", "bench")
+    names = ("build", "serve", "tune", "cache", "doctor", "simulate", "bench", "embed")
     whole = [name for name in names if _has_what_it_needs(name)]
     print(completion_script(options["shell"], _parser(None, ("bench",), whole)))  # noqa: T201
 
@@ -210,6 +213,16 @@ def _add_bench_arguments(parser: argparse.ArgumentParser, arguments: Sequence[st
     else:
         add_arguments(parser)
         parser.set_defaults(run=lambda options: _exit(bench(options, arguments)))
+
+
+def _add_embed_arguments(parser: argparse.ArgumentParser) -> None:
+    for library in ("fsspec", "pyarrow"):
+        libraries.load(library, library, "bulk", "bei embed")
+    from bei.cli.embed.arguments import SETTINGS, add_arguments
+    from bei.config.settings import ServeConfig
+
+    add_arguments(parser)
+    add_fields(parser, ServeConfig, SERVE_GROUPS, only=SETTINGS)
 
 
 def _exit(code: int) -> None:
@@ -289,6 +302,14 @@ def _serve(options: dict[str, Any]) -> None:
     # Bound before builds, which take minutes, and before gigabytes are loaded: a port may be taken.
     with closing(Sockets(config)) as sockets, _artifacts(config) as artifacts:
         run(artifacts, config, sockets)
+
+
+def _embed(options: dict[str, Any]) -> None:
+    from bei.cli.embed.arguments import SETTINGS
+    from bei.cli.embed.command import embed
+
+    settings = {name: options.pop(name) for name in (*SETTINGS, "config") if name in options}
+    embed(options, _serve_config({**settings, "models": [options["model"]]}), _artifacts)
 
 
 def _tune(options: dict[str, Any]) -> None:

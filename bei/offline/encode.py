@@ -18,7 +18,7 @@ from bei.core import Float32Array
 from bei.errors import InvalidRequestError
 from bei.offline.method import Vectors
 from bei.offline.options import PromptOptions, checked
-from bei.service.service import InferenceService
+from bei.service.model_service import ModelService
 from bei.tasks.dimensions import check_dimensions
 from bei.tasks.vector_formats import numbers_of
 from bei.tokenizer.prompts import prompt_of
@@ -58,7 +58,7 @@ class EncodeOptions(TypedDict, total=False):
 
 
 def encode(
-    service: InferenceService,
+    service: ModelService,
     embed: Callable[..., Vectors],
     inputs: str | Iterable[str],
     given: EncodeOptions,
@@ -88,7 +88,7 @@ def encode(
     return found[0] if isinstance(inputs, str) else found
 
 
-def _check_width(service: InferenceService, width: int) -> None:
+def _check_width(service: ModelService, width: int) -> None:
     untrained = service.untrained_dimensions
     warning = check_dimensions(service.manifest, width, "truncate_dim", untrained=untrained)
     if warning is not None:

@@ -42,7 +42,7 @@ from bei.offline.results import Predictions, Rank, SparseVector, Token
 from bei.offline.windows import WINDOW
 from bei.service.admission import Ticket
 from bei.service.call import ModelInput, ModelRequest
-from bei.service.service import InferenceService
+from bei.service.model_service import ModelService
 from bei.tasks import classify, embed, rerank
 from bei.tasks.classify import ClassifyTask, ZeroShotTask
 from bei.tasks.embed import CheckedTask, EmbedTask, TaskName, check_task
@@ -67,7 +67,7 @@ _NO_ERRORS: Mapping[int, BeiError] = {}
 _TO_THE_CALLER = 4
 
 
-def embedding(service: InferenceService, given: Given) -> Method[TextOrIds, Vectors, Vectors]:
+def embedding(service: ModelService, given: Given) -> Method[TextOrIds, Vectors, Vectors]:
     """Vectors [n, width] of texts or token ids, zeros where an input has an error."""
     options = checked(EmbedOptions, given)
     asked = options.get("output_dtype") or "float"
@@ -92,9 +92,7 @@ def embedding(service: InferenceService, given: Given) -> Method[TextOrIds, Vect
     )
 
 
-def sparse_embedding(
-    service: InferenceService, given: Given
-) -> Method[TextOrIds, list[SparseVector], list[SparseVector]]:
+def sparse_embedding(service: ModelService, given: Given) -> Method[TextOrIds, list[SparseVector], list[SparseVector]]:
     """A sparse vector of each text or list of token ids, without entries where an input has an error."""
     options = checked(SparseOptions, given)
     task = _checked(service, options, "embed_sparse", top_k=options.get("top_k"))
@@ -115,7 +113,7 @@ def sparse_embedding(
     )
 
 
-def token_embedding(service: InferenceService, given: Given) -> Method[str, list[Float32Array], list[Float32Array]]:
+def token_embedding(service: ModelService, given: Given) -> Method[str, list[Float32Array], list[Float32Array]]:
     """Vectors [tokens, width] of each text, [0, 0] where it has an error."""
     options = checked(PromptOptions, given)
     task = _checked(service, options, "embed_tokens")
@@ -137,15 +135,17 @@ def token_embedding(service: InferenceService, given: Given) -> Method[str, list
     )
 
 
-def classification(service: InferenceService, given: Given) -> Method[Input, Predictions, Predictions]:
+def classification(service: ModelService, given: Given) -> Method[Input, Predictions, Predictions]:
     """Scores of the model's labels for texts or pairs."""
     options = checked(ScoreOptions, given)
     require(service, "classify")
     raw, read = options.get("raw_scores", False), _reading(options)
     labels = service.manifest.classification.labels if service.manifest.classification else []
 
-    async def run(inputs: Seq[Input], ticket: Ticket, _: Wrong) -> WindowResult[Predictions]:
-        return _predicted(await classify.classify(service, ClassifyTask(inputs, read, raw=raw), ticket=ticket))
+    async def run(inputs: Seq[Input], ticket: Ticket, wrong: Wrong) -> WindowResult[Predictions]:
+        scores = await classify.classify(service, ClassifyTask(inputs, read, wrong, raw=raw), ticket=ticket)
+        predictions = Predictions(scores.labels, _owned(scores.values))
+        return WindowResult(predictions, scores.num_tokens, scores.truncated, scores.errors)
 
     return Method(
         name="classify",
@@ -156,7 +156,7 @@ def classification(service: InferenceService, given: Given) -> Method[Input, Pre
     )
 
 
-def zero_shot(service: InferenceService, labels: Iterable[str], given: Given) -> Method[str, Predictions, Predictions]:
+def zero_shot(service: ModelService, labels: Iterable[str], given: Given) -> Method[str, Predictions, Predictions]:
     """Scores of ``labels`` for texts, by a model of natural language inference."""
     options = checked(ZeroShotOptions, given)
     classify.nli_labels(service)
@@ -188,7 +188,7 @@ def zero_shot(service: InferenceService, labels: Iterable[str], given: Given) ->
     )
 
 
-def reranking(service: InferenceService, query: str, given: Given) -> Method[str, Float32Array, list[Rank]]:
+def reranking(service: ModelService, query: str, given: Given) -> Method[str, Float32Array, list[Rank]]:
     """Ranks of documents, best first."""
     options = checked(RerankOptions, given)
     require(service, "rerank")
@@ -214,9 +214,7 @@ def reranking(service: InferenceService, query: str, given: Given) -> Method[str
     )
 
 
-def token_classification(
-    service: InferenceService, given: Given
-) -> Method[str, list[list[Entity]], list[list[Entity]]]:
+def token_classification(service: ModelService, given: Given) -> Method[str, list[list[Entity]], list[list[Entity]]]:
     """Labelled tokens or entities of each text."""
     options = checked(EntityOptions, given)
     require(service, "classify_tokens")
@@ -240,7 +238,7 @@ def token_classification(
     )
 
 
-def tokenization(service: InferenceService, given: Given) -> Method[str, list[list[Token]], list[list[Token]]]:
+def tokenization(service: ModelService, given: Given) -> Method[str, list[list[Token]], list[list[Token]]]:
     """The tokens of each text, as the model would read them, but never cut."""
     options = checked(TokenizeOptions, given)
     asked = options.get("prompt_name"), options.get("input_type")
@@ -281,12 +279,6 @@ def _tokens(content: str, encoding: Encoding, encoder: TextEncoder) -> list[Toke
     ]
 
 
-def _predicted(scores: classify.Scores) -> WindowResult[Predictions]:
-    return WindowResult(
-        Predictions(scores.labels, _owned(scores.values)), scores.num_tokens, scores.truncated, _NO_ERRORS
-    )
-
-
 def _owned(array: VectorsT) -> VectorsT:
     """``array``, or a copy of a view: for a single input it is a view of a row that equal inputs and the cache share,
     and callers may modify their results."""
@@ -302,7 +294,7 @@ def _reading(options: ReadOptions) -> EncodingOptions:
     )
 
 
-def _checked(service: InferenceService, options: PromptOptions, name: TaskName, **asked: Any) -> CheckedTask:
+def _checked(service: ModelService, options: PromptOptions, name: TaskName, **asked: Any) -> CheckedTask:
     """The task for any inputs; ``asked`` are other fields of EmbedTask."""
     prompt_name, kind, prompt = options.get("prompt_name"), options.get("input_type"), options.get("prompt")
     task = EmbedTask((), _reading(options), prompt_name=prompt_name, input_type=kind, prompt=prompt, **asked)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from bei.artifact.manifest import Manifest
-from bei.core import Encoding, Row
+from bei.core import Encoding, Float32Array, Row
 from bei.errors import BeiError, EngineDeadError, EngineError, InputTooLongError, InvalidRequestError
 from bei.metrics.request_timing import CallTimes
 from bei.service.admission import Ticket
@@ -80,6 +80,14 @@ class InferenceResult(msgspec.Struct, frozen=True):
             return [*values]
         rest = iter(values)
         return [nothing if index in self.errors else next(rest) for index in range(len(self.encodings))]
+
+    def spread_rows(self, values: Float32Array) -> Float32Array:
+        """``values`` [rows, width] in the places of all inputs: [n, width], zeros for inputs with errors."""
+        if not self.errors:
+            return values
+        whole = np.zeros((len(self.encodings), values.shape[1]), np.float32)
+        whole[[index for index in range(len(whole)) if index not in self.errors]] = values
+        return whole
 
 
 class PendingCall:

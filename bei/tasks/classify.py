@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Literal, cast
+
+import numpy as np
 
 from bei.artifact.manifest import Classification
 from bei.core import Float32Array
@@ -11,7 +14,7 @@ from bei.engine.postprocess import apply_function
 from bei.errors import TaskNotSupportedError
 from bei.service.admission import Ticket
 from bei.service.call import InferenceResult, ModelRequest
-from bei.service.service import InferenceService
+from bei.service.model_service import ModelService
 from bei.tasks.support import PartialResult, computed, require
 from bei.tokenizer.encoder import Input
 from bei.tokenizer.prompts import apply_default_prompt
@@ -41,22 +44,23 @@ class ZeroShotTask(ModelRequest, frozen=True, kw_only=True):
 
 
 class Scores(PartialResult, frozen=True, kw_only=True):
-    """``values`` float32 [n, labels]: probabilities, or logits where the request asked for raw scores."""
+    """``values`` float32 [n, labels]: probabilities, or logits where the request asked for raw scores; zeros where an
+    input has an error."""
 
     values: Float32Array
     labels: list[str]
 
 
-async def classify(service: InferenceService, task: ClassifyTask, *, ticket: Ticket) -> Scores:
+async def classify(service: ModelService, task: ClassifyTask, *, ticket: Ticket) -> Scores:
     """Score every label for each input."""
     require(service, "classify")
     answer, classification = await logits_of(service, task, ticket)
     chosen = "none" if task.raw else task.function or classification.function
-    values = await computed(answer.rows, "logits", lambda rows: apply_function(rows, chosen))
-    return Scores(answer.lengths, answer.truncated, values=values, labels=classification.labels)
+    values = await scores_of(answer, lambda rows: apply_function(rows, chosen), len(classification.labels))
+    return Scores(answer.lengths, answer.truncated, answer.errors, values=values, labels=classification.labels)
 
 
-async def zero_shot(service: InferenceService, task: ZeroShotTask, *, ticket: Ticket) -> Scores:
+async def zero_shot(service: ModelService, task: ZeroShotTask, *, ticket: Ticket) -> Scores:
     """Score each hypothesis by how a text entails it, with a model of natural language inference: a row a text.
 
     ``truncated`` lists texts. Raises TaskNotSupportedError for a model without such labels.
@@ -66,17 +70,17 @@ async def zero_shot(service: InferenceService, task: ZeroShotTask, *, ticket: Ti
     texts, hypotheses, multi_label = task.inputs, task.hypotheses, task.multi_label
     answer, _ = await logits_of(service, ModelRequest(task.pairs, task.options), ticket)
 
-    def scores_of(logits: Float32Array) -> Float32Array:
+    def scores_of_labels(logits: Float32Array) -> Float32Array:
         if multi_label or len(hypotheses) == 1:
             return apply_function(logits[:, [contradicts, entails]], "softmax")[:, 1].reshape(len(texts), -1)
         return apply_function(logits[:, entails].reshape(len(texts), -1), "softmax")
 
-    values = await computed(answer.rows, "logits", scores_of)
+    values = await computed(answer.rows, "logits", scores_of_labels)
     truncated = sorted({index // len(hypotheses) for index in answer.truncated})
     return Scores(answer.lengths, truncated, values=values, labels=list(hypotheses))
 
 
-def nli_labels(service: InferenceService) -> tuple[int, int]:
+def nli_labels(service: ModelService) -> tuple[int, int]:
     """The places of entailment and of contradiction among a model's labels; of two labels the other one is the latter.
 
     Raises TaskNotSupportedError for a model that has no such labels.
@@ -98,10 +102,21 @@ def nli_labels(service: InferenceService) -> tuple[int, int]:
 
 
 async def logits_of(
-    service: InferenceService, task: ModelRequest, ticket: Ticket
+    service: ModelService, task: ModelRequest, ticket: Ticket
 ) -> tuple[InferenceResult, Classification]:
     """The model's scores of texts or pairs before any function, and the meaning of each."""
     classification = service.manifest.classification
     assert classification is not None  # whatever has logits has labels
-    led = ModelRequest(apply_default_prompt(service.manifest, cast("Seq[Input]", task.inputs)), task.options)
+    led = ModelRequest(
+        apply_default_prompt(service.manifest, cast("Seq[Input]", task.inputs)), task.options, task.failed
+    )
     return await service.infer(led, ticket=ticket, outputs={"logits"}), classification
+
+
+async def scores_of(
+    answer: InferenceResult, function: Callable[[Float32Array], Float32Array], width: int
+) -> Float32Array:
+    """``function`` of the logits, float32 [n, width], zeros where an input has an error."""
+    if not answer.rows:
+        return np.zeros((len(answer.encodings), width), np.float32)
+    return answer.spread_rows(await computed(answer.rows, "logits", function))

@@ -22,7 +22,7 @@ from bei.errors import BeiError, InvalidRequestError
 from bei.port import UNIT_EMBEDDING
 from bei.service.admission import Ticket
 from bei.service.call import InferenceResult, ModelInput, ModelRequest
-from bei.service.service import InferenceService
+from bei.service.model_service import ModelService
 from bei.tasks.dimensions import check_dimensions
 from bei.tasks.support import PartialResult, computed, off_loop_if_large, require
 from bei.tokenizer.encoder import EncodingOptions
@@ -106,7 +106,7 @@ class SparseEmbeddings(PartialResult, frozen=True, kw_only=True):
     vectors: list[SparseVector]
 
 
-def check_task(service: InferenceService, task: EmbedTask, name: TaskName) -> CheckedTask:
+def check_task(service: ModelService, task: EmbedTask, name: TaskName) -> CheckedTask:
     """All checks of ``task`` that need no inputs. ``name``: the manifest's, of the vectors that are asked for.
 
     Raises TaskNotSupportedError, InvalidRequestError.
@@ -146,7 +146,7 @@ def check_task(service: InferenceService, task: EmbedTask, name: TaskName) -> Ch
     return CheckedTask(task, asked.text, role, width, warnings)
 
 
-async def embed_inputs(service: InferenceService, checked: CheckedTask, *, ticket: Ticket) -> Embeddings:
+async def embed_inputs(service: ModelService, checked: CheckedTask, *, ticket: Ticket) -> Embeddings:
     """Embed texts, each with the prompt, and lists of token ids, exactly as given: no prompt, no special tokens added,
     never truncated."""
     manifest, task, width = service.manifest, checked.task, checked.width
@@ -163,15 +163,12 @@ async def embed_inputs(service: InferenceService, checked: CheckedTask, *, ticke
         shorten = partial(cut, dimensions=width, normalize=normalize) if is_cut else None
         vectors = await computed(answer.rows, output, shorten)
     largest = _int8_largest(manifest, width) if is_cut else manifest.embedding.int8_largest
-    if answer.errors:
-        whole = np.zeros((len(task.inputs), width), np.float32)
-        whole[[index for index in range(len(task.inputs)) if index not in answer.errors]] = vectors
-        vectors = whole
+    vectors = answer.spread_rows(vectors)
     return Embeddings(answer.lengths, answer.truncated, answer.errors, vectors=vectors, int8_largest=largest)
 
 
 async def dropped_tokens(
-    service: InferenceService, checked: CheckedTask, result: PartialResult, *, ticket: Ticket
+    service: ModelService, checked: CheckedTask, result: PartialResult, *, ticket: Ticket
 ) -> dict[int, int | None]:
     """The number of tokens cut off each input that ``result`` names as truncated; None where the tokenizer cannot count
     so long a text."""
@@ -188,7 +185,7 @@ async def dropped_tokens(
     }
 
 
-async def embed_tokens(service: InferenceService, checked: CheckedTask, *, ticket: Ticket) -> TokenEmbeddings:
+async def embed_tokens(service: ModelService, checked: CheckedTask, *, ticket: Ticket) -> TokenEmbeddings:
     """A vector a token of each text, of unit length in models for late interaction (arXiv:2004.12832), which read and
     answer queries and documents as their role says."""
     manifest = service.manifest
@@ -202,7 +199,7 @@ async def embed_tokens(service: InferenceService, checked: CheckedTask, *, ticke
     return TokenEmbeddings(lengths, answer.truncated, answer.errors, vectors=vectors)
 
 
-async def embed_sparse(service: InferenceService, checked: CheckedTask, *, ticket: Ticket) -> SparseEmbeddings:
+async def embed_sparse(service: ModelService, checked: CheckedTask, *, ticket: Ticket) -> SparseEmbeddings:
     """Weights of vocabulary entries: SPLADE's or those of the inputs' own tokens (BGE-M3), above zero, or a table's."""
     encoder, role = service.encoder, checked.role
     table = encoder.token_weights if role is not None and role.table else None
@@ -220,7 +217,7 @@ async def embed_sparse(service: InferenceService, checked: CheckedTask, *, ticke
     return SparseEmbeddings(answer.lengths, answer.truncated, answer.errors, vectors=vectors)
 
 
-async def embed_chunks(service: InferenceService, checked: CheckedTask, *, ticket: Ticket) -> Embeddings:
+async def embed_chunks(service: ModelService, checked: CheckedTask, *, ticket: Ticket) -> Embeddings:
     """Late chunking (arXiv:2409.04701): read the inputs as one document, a space between two, and embed each as the
     mean of its tokens' states, which have seen the others.
 

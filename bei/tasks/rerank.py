@@ -9,9 +9,9 @@ from bei.engine.postprocess import apply_function
 from bei.errors import InvalidRequestError
 from bei.service.admission import Ticket
 from bei.service.call import ModelRequest
-from bei.service.service import InferenceService
-from bei.tasks.classify import Scores, logits_of
-from bei.tasks.support import computed, require
+from bei.service.model_service import ModelService
+from bei.tasks.classify import Scores, logits_of, scores_of
+from bei.tasks.support import require
 from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions, PairTemplate
 
 
@@ -36,7 +36,7 @@ class RerankTask(ModelRequest, frozen=True, kw_only=True):
         return cls([(query, document) for document in documents], options, raw=raw, instruction=instruction)
 
 
-async def rerank(service: InferenceService, task: RerankTask, *, ticket: Ticket) -> Scores:
+async def rerank(service: ModelService, task: RerankTask, *, ticket: Ticket) -> Scores:
     """Score the second text of each pair against the first: one column. A model with a template is asked with it."""
     require(service, "rerank")
     template, instruction, options = service.manifest.rerank_template, task.instruction, task.options
@@ -48,7 +48,7 @@ async def rerank(service: InferenceService, task: RerankTask, *, ticket: Ticket)
         options = replace(options, framed=True, template=PairTemplate(template.body, chosen))
     elif instruction is not None:
         raise InvalidRequestError(f"{service.name} takes no instruction: leave it out.", "instruction")
-    answer, classification = await logits_of(service, ModelRequest(task.inputs, options), ticket)
+    answer, classification = await logits_of(service, ModelRequest(task.inputs, options, task.failed), ticket)
     function = "none" if task.raw else classification.relevance
-    values = await computed(answer.rows, "logits", lambda rows: apply_function(rows, function))
-    return Scores(answer.lengths, answer.truncated, values=values, labels=["score"])
+    values = await scores_of(answer, lambda rows: apply_function(rows, function), 1)
+    return Scores(answer.lengths, answer.truncated, answer.errors, values=values, labels=["score"])

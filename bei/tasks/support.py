@@ -11,7 +11,7 @@ import numpy as np
 
 from bei.core import Float32Array, Row
 from bei.errors import BeiError, TaskNotSupportedError
-from bei.service.service import InferenceService
+from bei.service.model_service import ModelService
 from bei.utils.threads import off_loop
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class PartialResult(msgspec.Struct, frozen=True):
         return sum(self.lengths)
 
 
-def require(service: InferenceService, task: str) -> None:
+def require(service: ModelService, task: str) -> None:
     """Raise TaskNotSupportedError, naming what the model can do, unless it can do ``task``."""
     tasks = service.manifest.tasks
     if task not in tasks:

@@ -9,7 +9,7 @@ from bei.core import Encoding, Float32Array
 from bei.engine.postprocess import apply_function
 from bei.service.admission import Ticket
 from bei.service.call import ModelRequest
-from bei.service.service import InferenceService
+from bei.service.model_service import ModelService
 from bei.tasks.entities import Aggregation, Entity, entities_of
 from bei.tasks.support import PartialResult, require
 
@@ -42,7 +42,7 @@ class TokenScores(PartialResult, frozen=True, kw_only=True):
         return entities_of(text, self.encodings[index], scores, labels, self.task.aggregation)
 
 
-async def classify_tokens(service: InferenceService, task: TokenTask, *, ticket: Ticket) -> TokenScores:
+async def classify_tokens(service: ModelService, task: TokenTask, *, ticket: Ticket) -> TokenScores:
     """Label the tokens of each text."""
     require(service, "classify_tokens")
     classification = service.manifest.classification

@@ -48,9 +48,10 @@ class ShareDone:
         share = f"{done / max(1, total):.0%}"
         if not done or elapsed_s < _LEAST_S:
             return share
-        return f"{share}, {_shown_time(elapsed_s * (total - done) / done)} left"
+        return f"{share}, {shown_time(elapsed_s * (total - done) / done)} left"
 
 
-def _shown_time(seconds: float) -> str:
+def shown_time(seconds: float) -> str:
+    """``95`` -> ``1 min 35 s``."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

@@ -66,6 +66,7 @@ _PURPOSES = {
 # What an extra is for, and the package of it that is looked for.
 EXTRAS = {
     "bench": ("hdrhistogram", "bei bench"),
+    "bulk": ("pyarrow", "bei embed"),
     "sign": ("cryptography", "signatures of artifacts"),
     "otel": ("opentelemetry-sdk", "traces"),
     "scale": ("ray", "bulk jobs and replicas on Ray"),

@@ -1,0 +1,1 @@
+"""Jobs over files: every row of the input gets its answer exactly once, whatever ends the process meanwhile."""

@@ -1,0 +1,204 @@
+"""The output folder of a job: files appear in it whole or not at all, on a disk or in a bucket."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from bei.errors import JobError
+from bei.utils import libraries
+from bei.utils.full_disk import naming_full_disk
+
+_PARTIAL = ".partial"
+
+
+class Folder(Protocol):
+    """``name``: the path of a file below the folder, with ``/``. Raises JobError, DiskFullError."""
+
+    @property
+    def shown(self) -> str:
+        """Its path, for messages."""
+
+    def read(self, name: str) -> bytes | None:
+        """The content; None: no such file."""
+
+    def opened(self, name: str) -> AbstractContextManager[IO[bytes]]:
+        """To read parts of it. Raises FileNotFoundError."""
+
+    def exists(self, name: str) -> bool: ...
+
+    def is_empty(self) -> bool:
+        """True if there is no file in it, or no folder."""
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write it unless it is there; False: it is. Of several who try one gets True."""
+
+    def commit(self, name: str, content: bytes | memoryview) -> None:
+        """Write it whole, also over what is there. When it returns, the file outlasts a loss of power."""
+
+    def clean(self) -> None:
+        """Remove what a process that was killed has left half-written."""
+
+
+def folder_at(path: str) -> Folder:
+    """The folder ``path``, which need not be there: of this machine, or a URL of fsspec. Raises JobError."""
+    if "://" not in path:
+        return LocalFolder(Path(path).expanduser())
+    core = libraries.load("fsspec.core", "fsspec", "bulk", "Writing to a URL")
+    with _writing(path):
+        file_system, root = core.url_to_fs(path)
+        return RemoteFolder(path, file_system, root)
+
+
+class LocalFolder:
+    """On a disk, or a network's file system with renames."""
+
+    def __init__(self, path: Path) -> None:
+        self.shown = str(path)
+        self._path = path
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return (self._path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[IO[bytes]]:
+        with (self._path / name).open("rb") as stream:
+            yield stream
+
+    def exists(self, name: str) -> bool:
+        return (self._path / name).is_file()
+
+    def is_empty(self) -> bool:
+        return not self._path.is_dir() or not any(self._path.iterdir())
+
+    def create(self, name: str, content: bytes) -> bool:
+        with self._written(name, content) as (partial, path):
+            try:
+                os.link(partial, path)  # as a whole, and not over another one
+            except FileExistsError:
+                return False
+            finally:
+                partial.unlink()
+        return True
+
+    def commit(self, name: str, content: bytes | memoryview) -> None:
+        with self._written(name, content) as (partial, path):
+            os.replace(partial, path)
+
+    def clean(self) -> None:
+        for path in [*self._path.glob(f"*{_PARTIAL}"), *self._path.glob(f"*/*{_PARTIAL}")]:
+            with suppress(OSError):
+                if not _is_alive(path):
+                    path.unlink()
+
+    @contextmanager
+    def _written(self, name: str, content: bytes | memoryview) -> Iterator[tuple[Path, Path]]:
+        """``content`` under a name of this process beside its own; both are on the disk when the context is left."""
+        path = self._path / name
+        partial = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.{secrets.token_hex(4)}{_PARTIAL}")
+        try:
+            with _writing(self.shown):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with naming_full_disk(path.parent):
+                    with partial.open("wb") as stream:
+                        stream.write(content)
+                        stream.flush()
+                        os.fsync(stream.fileno())
+                    yield partial, path
+                    _sync(path.parent)
+        finally:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+
+
+class RemoteFolder:
+    """Objects of a bucket: a PUT is whole or not at all."""
+
+    def __init__(self, url: str, file_system: Any, root: str) -> None:
+        self.shown = url
+        self._file_system = file_system
+        self._root = root.rstrip("/")
+
+    def read(self, name: str) -> bytes | None:
+        with _writing(self.shown):
+            try:
+                return bytes(self._file_system.cat_file(self._at(name)))
+            except FileNotFoundError:
+                return None
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[IO[bytes]]:
+        with _writing(self.shown), self._file_system.open(self._at(name), "rb") as stream:
+            yield stream
+
+    def exists(self, name: str) -> bool:
+        with _writing(self.shown):
+            self._file_system.invalidate_cache()
+            return bool(self._file_system.isfile(self._at(name)))
+
+    def is_empty(self) -> bool:
+        with _writing(self.shown):
+            self._file_system.invalidate_cache()
+            try:
+                return not self._file_system.ls(self._root, detail=False)
+            except FileNotFoundError:
+                return True
+
+    def create(self, name: str, content: bytes) -> bool:
+        with _writing(self.shown):
+            try:
+                self._file_system.pipe_file(self._at(name), content, mode="create")
+            except FileExistsError:
+                return False
+            return True
+
+    def commit(self, name: str, content: bytes | memoryview) -> None:
+        # Not through an open file: leaving its context by an error would upload what was written so far.
+        with _writing(self.shown):
+            self._file_system.pipe_file(self._at(name), bytes(content))
+
+    def clean(self) -> None:
+        """Nothing is ever half-written."""
+
+    def _at(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+
+@contextmanager
+def _writing(shown: str) -> Iterator[None]:
+    """A context in which errors of a file system become JobError, but for missing files."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except ImportError as error:  # of a protocol's package
+        raise JobError(f"{shown} needs a package that is not installed: {error}.") from error
+    except (OSError, ValueError) as error:
+        raise JobError(f"{shown} cannot be written to: {error or type(error).__name__}.") from error
+
+
+def _is_alive(partial: Path) -> bool:
+    """True unless the process that writes ``partial`` was one of this host and has ended."""
+    _, host, process, *_ = partial.name.removesuffix(_PARTIAL).rsplit(".", 3)
+    if host != os.uname().nodename:
+        return True
+    try:
+        os.kill(int(process), 0)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,174 @@
+"""Output formats: the files of a shard, and how one sees that a shard is done."""
+
+from __future__ import annotations
+
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import orjson
+
+from bei.bulk.folder import Folder
+from bei.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Readers of folders (Arrow's, Spark's, DuckDB's) pass over names that begin with an underscore.
+PLAN = "_plan.json"
+SUCCESS = "_SUCCESS"
+_METADATA = b"bei"
+_MOST_RECORD_BYTES = 1 << 16
+
+
+class ShardRecord(msgspec.Struct, frozen=True):
+    """What was done in a shard of the plan with the digest ``plan``. ``rows``: in the output; ``dead``: rows of the
+    input without an answer; ``truncated``: inputs that were cut; ``tokens``: that the engine has run."""
+
+    plan: str
+    shard: int
+    rows: int
+    dead: int
+    truncated: int
+    tokens: int
+
+
+class PartFormat(ABC):
+    """An output format."""
+
+    ending: str
+
+    def part(self, shard: int) -> str:
+        """The name of the shard's file."""
+        return f"part-{shard:05}{self.ending}"
+
+    @abstractmethod
+    def files(self, table: pa.Table, record: ShardRecord) -> Iterator[tuple[str, bytes | memoryview]]:
+        """The shard's files in the order in which they must appear: with the last one the shard is done."""
+
+    @abstractmethod
+    def record(self, folder: Folder, shard: int) -> ShardRecord | None:
+        """That of a shard that is done; None: it is not, or what is there is no such file."""
+
+    def check(self, fields: Seq[pa.Field], on_error: str) -> None:  # noqa: B027  # most formats hold anything
+        """Raise ConfigError where it cannot hold the ``fields`` of the task."""
+
+
+class Parquet(PartFormat):
+    """The record stands in the footer, which a file without its end has not."""
+
+    ending = ".parquet"
+
+    def files(self, table: pa.Table, record: ShardRecord) -> Iterator[tuple[str, bytes | memoryview]]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        metadata = {**(table.schema.metadata or {}), _METADATA: msgspec.json.encode(record)}
+        table = table.replace_schema_metadata(metadata)
+        sink = pa.BufferOutputStream()
+        floats = [f"{field.name}.list.element" for field in table.schema if _is_float_vector(field.type)]
+        strings = [field.name for field in table.schema if pa.types.is_string(field.type)]
+        pq.write_table(table, sink, compression="zstd", use_dictionary=strings, use_byte_stream_split=floats)
+        yield self.part(record.shard), memoryview(sink.getvalue())
+
+    def record(self, folder: Folder, shard: int) -> ShardRecord | None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            with folder.opened(self.part(shard)) as stream:
+                metadata = pq.read_metadata(stream).metadata or {}
+        except (FileNotFoundError, pa.ArrowException):
+            return None
+        return _decoded(metadata.get(_METADATA, b""))
+
+
+class _WithRecordFile(PartFormat):
+    """A format whose files have no place for the record: it has a file of its own, behind the part."""
+
+    def files(self, table: pa.Table, record: ShardRecord) -> Iterator[tuple[str, bytes | memoryview]]:
+        yield from self._contents(table, record.shard)
+        yield self._record_name(record.shard), msgspec.json.encode(record)
+
+    def record(self, folder: Folder, shard: int) -> ShardRecord | None:
+        content = folder.read(self._record_name(shard))
+        if content is None or not folder.exists(self.part(shard)):
+            return None
+        return _decoded(content)
+
+    @abstractmethod
+    def _contents(self, table: pa.Table, shard: int) -> Iterator[tuple[str, bytes]]: ...
+
+    def _record_name(self, shard: int) -> str:
+        return f"_records/part-{shard:05}.json"
+
+
+class JsonLines(_WithRecordFile):
+    """A JSON object for each row."""
+
+    ending = ".jsonl"
+
+    def _contents(self, table: pa.Table, shard: int) -> Iterator[tuple[str, bytes]]:
+        columns = [_values(table.column(name)) for name in table.column_names]
+        lines = io.BytesIO()
+        options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+        for values in zip(*columns, strict=True):
+            lines.write(orjson.dumps(dict(zip(table.column_names, values, strict=True)), str, options))
+        yield self.part(shard), lines.getvalue()
+
+
+class Npy(_WithRecordFile):
+    """Vectors as one array [rows, width], and beside it the other columns in lines of JSON."""
+
+    ending = ".npy"
+
+    def check(self, fields: Seq[pa.Field], on_error: str) -> None:
+        import pyarrow as pa
+
+        if len(fields) != 1 or not pa.types.is_fixed_size_list(fields[0].type):
+            raise ConfigError("--output-format npy holds dense vectors: choose parquet or jsonl for this task.")
+        if on_error == "null":
+            raise ConfigError("An array has no null rows: choose another --on-error than null, or --output-format.")
+
+    def _contents(self, table: pa.Table, shard: int) -> Iterator[tuple[str, bytes]]:
+        *copied, name = table.column_names
+        (beside,) = JsonLines()._contents(table.select(copied), shard)
+        yield f"part-{shard:05}.ids.jsonl", beside[1]
+        array = io.BytesIO()
+        np.save(array, _matrix(table.column(name)), allow_pickle=False)
+        yield self.part(shard), array.getvalue()
+
+
+FORMATS: Mapping[str, type[PartFormat]] = {"parquet": Parquet, "jsonl": JsonLines, "npy": Npy}
+
+
+def _values(column: pa.ChunkedArray) -> list[object]:
+    """What orjson writes: rows of vectors as arrays, in as few digits as give the same float32."""
+    import pyarrow as pa
+
+    if pa.types.is_fixed_size_list(column.type) and not column.null_count and column.type.value_type != pa.float16():
+        return list(_matrix(column))
+    return list(column.to_pylist())
+
+
+def _matrix(column: pa.ChunkedArray) -> np.ndarray[tuple[int, int], np.dtype[np.generic]]:
+    """A column of vectors as [rows, width]."""
+    flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    return np.ascontiguousarray(flat.reshape(len(column), column.type.list_size))
+
+
+def _is_float_vector(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_fixed_size_list(kind)) and kind.value_type in (pa.float32(), pa.float16())
+
+
+def _decoded(content: bytes) -> ShardRecord | None:
+    try:
+        return msgspec.json.decode(content, type=ShardRecord)
+    except msgspec.DecodeError:
+        return None

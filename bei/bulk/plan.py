@@ -1,0 +1,98 @@
+"""The plan of a job: all that its output depends on. Written once; whoever works on the job has the same one."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bei.bulk.sources.rows import Columns
+from bei.bulk.sources.source import Contents, InputFile
+from bei.version import __version__
+
+# Of the flags in /proc/cpuinfo those that engines choose their instructions by.
+_INSTRUCTIONS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")
+_INSTRUCTIONS_OF_ARM = ("asimd", "asimddp", "asimdhp", "bf16", "i8mm", "sve", "sve2")
+_OF_TARGETS: Mapping[str, str] = {"cpu": "openvino", "cuda": "torch", "cuda-twin": "torch", "tensorrt": "tensorrt"}
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """``artifact``: the digest of the manifest, which has those of all files. ``options``: of the task and of the
+    output, by the names of their flags. ``versions`` and ``machine``: engines and formats write other bytes with
+    others."""
+
+    contents: Contents
+    columns: Columns
+    artifact: str
+    task: str
+    options: dict[str, Any]
+    versions: dict[str, str]
+    machine: str
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all but the stamps of files."""
+        files = [msgspec.structs.replace(file, stamp="") for file in self.contents.files]
+        lasting = msgspec.structs.replace(self, contents=msgspec.structs.replace(self.contents, files=files))
+        return hashlib.sha256(msgspec.json.encode(lasting, order="deterministic")).hexdigest()
+
+    def differences(self, other: Plan) -> Iterator[str]:
+        """What differs in ``other``, in words."""
+        yield from _differing_files(self.contents.files, other.contents.files)
+        if self.artifact != other.artifact:
+            yield f"the model (artifact {self.artifact[:12]}, now {other.artifact[:12]})"
+        yield from _differing({"task": self.task, **self.options}, {"task": other.task, **other.options})
+        yield from _differing(msgspec.structs.asdict(self.columns), msgspec.structs.asdict(other.columns), "column ")
+        yield from _differing(self.versions, other.versions, "version of ")
+        if self.machine != other.machine:
+            yield f"the machine ({self.machine}, now {other.machine})"
+        if self.contents.schema != other.contents.schema:
+            yield "the types of columns"
+        elif self.contents.size != other.contents.size:
+            yield f"the rows of a shard ({self.contents.size.rows}, now {other.contents.size.rows})"
+
+
+def versions_for(target: str) -> dict[str, str]:
+    """The versions that the bytes of an output depend on."""
+    names = ["numpy", "pyarrow", "tokenizers", *([_OF_TARGETS[target]] if target in _OF_TARGETS else [])]
+    return {"bei": __version__, **{name: _version(name) for name in names}}
+
+
+def machine_for(target: str, device: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """A CPU's instruction set, or the name of the device."""
+    if target != "cpu":
+        return device
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
+    known = _INSTRUCTIONS_OF_ARM if platform.machine() == "aarch64" else _INSTRUCTIONS
+    return " ".join((platform.machine(), *(name for name in known if name in flags)))
+
+
+def _differing_files(files: list[InputFile], others: list[InputFile]) -> Iterator[str]:
+    before, now = ({file.name: file for file in given} for given in (files, others))
+    gone, new = sorted(before.keys() - now.keys()), sorted(now.keys() - before.keys())
+    changed = [name for name in before.keys() & now.keys() if before[name].digest != now[name].digest]
+    for names, text in ((gone, "missing"), (new, "new"), (sorted(changed), "changed")):
+        if names:
+            yield f"the input ({text}: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''})"
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any], kind: str = "") -> Iterator[str]:
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            yield f"{kind}{name} ({before.get(name)}, now {now.get(name)})"
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "unknown"

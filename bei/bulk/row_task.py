@@ -1,0 +1,193 @@
+"""The tasks of a job: rows of the input to columns of the output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from bei.bulk.shard_service import ShardService
+from bei.core import Float32Array
+from bei.errors import BeiError, MalformedRequestError
+from bei.offline import methods
+from bei.offline.input_checks import text
+from bei.offline.method import Method, Vectors, WindowResult
+from bei.offline.options import RerankOptions, checked
+from bei.offline.results import Predictions, SparseVector
+from bei.service.admission import Ticket
+from bei.service.call import ModelInput
+from bei.tasks import rerank
+from bei.tasks.rerank import RerankTask
+from bei.tasks.support import require
+from bei.tokenizer.truncation import encoding_options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Outcome(NamedTuple):
+    """Columns with a value for each input, of no meaning where it has an error. ``truncated`` and the keys of
+    ``errors`` are places of inputs."""
+
+    columns: Mapping[str, pa.Array]
+    num_tokens: int
+    truncated: Seq[int]
+    errors: Mapping[int, BeiError]
+
+
+class RowTask(NamedTuple):
+    """``check`` takes a row's value and its place, and raises BeiError; ``run`` gets inputs, and errors of those that
+    are not to be run. ``stand_in`` takes the place of these. ``fields``: of the columns, which have ``metadata``."""
+
+    fields: Seq[pa.Field]
+    check: Callable[[object, int], ModelInput]
+    run: Callable[[Seq[Any], Ticket, Mapping[int, BeiError]], Any]
+    stand_in: ModelInput
+    metadata: Mapping[str, str] = {}
+
+
+def dense(service: ShardService, options: Mapping[str, object]) -> RowTask:
+    """A column ``embedding``, of the width and number format that the options ask for."""
+    import pyarrow as pa
+
+    method = methods.embedding(service, options)
+    asked = str(options.get("output_dtype") or "float")
+    width = int(str(options.get("dimensions") or service.embedding_width))
+    numbers = {
+        "float16": pa.float16(),
+        "int8": pa.int8(),
+        "uint8": pa.uint8(),
+        "ubinary": pa.uint8(),
+        "binary": pa.int8(),
+    }
+    kind = numbers.get(asked, pa.float32())
+    size = width // 8 if asked in ("binary", "ubinary") else width
+    field = pa.field("embedding", pa.list_(pa.field("element", kind), size))
+
+    def columns(part: Vectors) -> Mapping[str, pa.Array]:
+        return {"embedding": _vectors(part, field.type)}
+
+    return _of_method(method, [field], columns)
+
+
+def sparse(service: ShardService, options: Mapping[str, object]) -> RowTask:
+    """Columns ``indices`` and ``weights``: lists of one length."""
+    import pyarrow as pa
+
+    method = methods.sparse_embedding(service, options)
+    fields = [pa.field("indices", pa.list_(pa.int32())), pa.field("weights", pa.list_(pa.float32()))]
+
+    def columns(part: list[SparseVector]) -> Mapping[str, pa.Array]:
+        indices, weights = [one.indices for one in part], [one.values for one in part]
+        return {
+            "indices": _lists(indices, fields[0].type, np.dtype(np.int32)),
+            "weights": _lists(weights, fields[1].type, np.dtype(np.float32)),
+        }
+
+    return _of_method(method, fields, columns)
+
+
+def tokens(service: ShardService, options: Mapping[str, object]) -> RowTask:
+    """A column ``token_embeddings``: a list of vectors for each row."""
+    import pyarrow as pa
+
+    method = methods.token_embedding(service, options)
+    width = service.manifest.dimension("token_embedding") or 0
+    vector = pa.list_(pa.field("element", pa.float32()), width)
+    field = pa.field("token_embeddings", pa.list_(pa.field("element", vector)))
+
+    def columns(part: list[Float32Array]) -> Mapping[str, pa.Array]:
+        ends = np.cumsum([0, *(len(one) for one in part)])
+        flat = np.concatenate([one.reshape(-1, width) for one in part], dtype=np.float32)
+        return {
+            "token_embeddings": pa.ListArray.from_arrays(pa.array(ends, pa.int32()), _vectors(flat, vector), field.type)
+        }
+
+    return _of_method(method, [field], columns)
+
+
+def classify(service: ShardService, options: Mapping[str, object]) -> RowTask:
+    """Columns ``label``, the best one, its ``score``, and ``scores`` of all labels, which the metadata names."""
+    import pyarrow as pa
+
+    method = methods.classification(service, options)
+    classification = service.manifest.classification
+    labels = list(classification.labels) if classification else []
+    scores = pa.list_(pa.field("element", pa.float32()), len(labels))
+    fields = [pa.field("label", pa.string()), pa.field("score", pa.float32()), pa.field("scores", scores)]
+
+    def columns(part: Predictions) -> Mapping[str, pa.Array]:
+        best = part.scores.argmax(axis=1)
+        return {
+            "label": pa.array([labels[place] for place in best], pa.string()),
+            "score": pa.array(part.scores[np.arange(len(best)), best], pa.float32()),
+            "scores": _vectors(part.scores, scores),
+        }
+
+    metadata = {"labels": msgspec.json.encode(labels).decode()}
+    return _of_method(method, fields, columns)._replace(metadata=metadata)
+
+
+def pair_scores(service: ShardService, options: Mapping[str, object]) -> RowTask:
+    """A column ``score`` of pairs of a query and a document."""
+    import pyarrow as pa
+
+    asked = checked(RerankOptions, options)
+    require(service, "rerank")
+    read = encoding_options(
+        asked.get("truncate"), asked.get("truncation_direction"), asked.get("truncate_prompt_tokens")
+    )
+
+    def check(value: object, place: int) -> ModelInput:
+        if not isinstance(value, tuple):
+            raise MalformedRequestError(f"inputs {place} is not a query and a document.", "inputs")
+        return text(value[0], place, "query"), text(value[1], place, "text")
+
+    async def run(inputs: Seq[ModelInput], ticket: Ticket, errors: Mapping[int, BeiError]) -> Outcome:
+        task = RerankTask(
+            inputs, read, errors, raw=asked.get("raw_scores", False), instruction=asked.get("instruction")
+        )
+        scores = await rerank.rerank(service, task, ticket=ticket)
+        columns = {"score": pa.array(scores.values[:, 0], pa.float32())}
+        return Outcome(columns, scores.num_tokens, scores.truncated, scores.errors)
+
+    return RowTask([pa.field("score", pa.float32())], check, run, ("", ""))
+
+
+TASKS: Mapping[str, Callable[[ShardService, Mapping[str, object]], RowTask]] = {
+    "embed": dense,
+    "sparse": sparse,
+    "tokens": tokens,
+    "classify": classify,
+    "rerank": pair_scores,
+}
+
+
+def _of_method(
+    method: Method[Any, Any, Any], fields: Seq[pa.Field], columns: Callable[[Any], Mapping[str, pa.Array]]
+) -> RowTask:
+    """The task of one of ``bei.Model``'s methods; ``columns`` makes them of the results of all inputs."""
+
+    async def run(inputs: Seq[Any], ticket: Ticket, errors: Mapping[int, BeiError]) -> Outcome:
+        result: WindowResult[Any] = await method.run(inputs, ticket, errors)
+        return Outcome(columns(result.part), result.num_tokens, result.truncated, result.errors)
+
+    return RowTask(fields, method.check, run, "")
+
+
+def _vectors(values: Vectors, kind: pa.DataType) -> pa.Array:
+    import pyarrow as pa
+
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1), kind.value_type)
+    return pa.FixedSizeListArray.from_arrays(flat, type=kind)
+
+
+def _lists(rows: Seq[np.ndarray[Any, Any]], kind: pa.DataType, numbers: np.dtype[Any]) -> pa.Array:
+    import pyarrow as pa
+
+    ends = np.cumsum([0, *map(len, rows)])
+    flat = np.concatenate([np.zeros(0, numbers), *rows], dtype=numbers)
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(flat, kind.value_type), kind)

@@ -1,0 +1,316 @@
+"""``bei embed``: from what was asked for to the last shard."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from bei.artifact.manifest import Artifact, Manifest
+from bei.bulk.chunks import ChunkSize
+from bei.bulk.folder import Folder, folder_at
+from bei.bulk.job import Job, OnError, Output
+from bei.bulk.parts import FORMATS, PLAN, SUCCESS, PartFormat, ShardRecord
+from bei.bulk.plan import Plan, machine_for, versions_for
+from bei.bulk.row_task import TASKS, RowTask
+from bei.bulk.shard_service import ShardService
+from bei.bulk.sources.rows import Columns
+from bei.bulk.sources.source import Contents, ShardSize, Source
+from bei.config.settings import ServeConfig
+from bei.errors import ConfigError, JobDiffersError
+from bei.service.loader import Loaded, load_model, verified_at
+from bei.utils.full_disk import naming_full_disk
+
+log = logging.getLogger(__name__)
+
+_STDIN = "-"
+
+# The output of a shard, and rows of it at most and at least.
+_SHARD_BYTES = 1 << 26
+_MOST_ROWS, _LEAST_ROWS = 10_000, 100
+
+_OF_CHUNKS = ("chunk", "start", "stop")
+
+
+class JobOptions(NamedTuple):
+    """``task_options``: of the task, as ``bei.Model`` has them. ``part``: which of how many equal parts of the shards
+    this process works on. ``max_rows``: only the first rows of the input."""
+
+    inputs: tuple[str, ...]
+    output: str
+    task: str = "embed"
+    columns: Columns = Columns()
+    input_format: str | None = None
+    output_format: str = "parquet"
+    task_options: Mapping[str, Any] = {}
+    chunk_size: ChunkSize | None = None
+    on_error: OnError = "skip"
+    part: tuple[int, int] = (0, 1)
+    shard_rows: int | None = None
+    max_rows: int | None = None
+
+    def check(self) -> None:
+        """Raise ConfigError for options that do not go together."""
+        if (self.columns.query is None) is (self.task == "rerank"):
+            raise ConfigError(
+                "--task rerank needs --query-column."
+                if self.columns.query is None
+                else f"--query-column is for --task rerank; --task {self.task} reads --text-column alone."
+            )
+        if self.chunk_size is not None and self.task in ("classify", "rerank"):
+            raise ConfigError(f"--chunk-tokens is for vectors, not for --task {self.task}: leave it out.")
+        made = ["embedding", "indices", "weights", "token_embeddings", "label", "score", "scores"]
+        taken = [*(() if self.columns.id else ("row",)), *(_OF_CHUNKS if self.chunk_size else ()), *made]
+        for name in self.columns.copied:
+            if name in taken:
+                raise ConfigError(
+                    f"The output has a column {name!r} of its own: rename that of the input, or leave it out."
+                )
+        if len({*self.columns.copied}) < len(self.columns.copied):
+            raise ConfigError("--columns names a column twice, or the one of --id-column: name each once.")
+
+    @property
+    def lasting(self) -> dict[str, Any]:
+        """Those that the output's bytes depend on, for the plan."""
+        return {
+            **dict(self.task_options),
+            "output_format": self.output_format,
+            "on_error": self.on_error,
+            "chunk_tokens": self.chunk_size.tokens if self.chunk_size else None,
+            "chunk_overlap": self.chunk_size.overlap if self.chunk_size else None,
+            "max_rows": self.max_rows,
+        }
+
+
+class JobProgress(msgspec.Struct, frozen=True):
+    """How far a process is with its part of a job. Rows are of the output, ``dead`` ones of the input have no answer.
+    ``resumed``: of ``shards_done`` those that were done before it began. Rates are of what it has done itself;
+    ``engine_share``: of its time that in which the engine had work."""
+
+    shards: int
+    shards_done: int
+    resumed: int
+    rows: int
+    dead: int
+    truncated: int
+    tokens: int
+    elapsed_s: float
+    tokens_per_s: float
+    engine_share: float
+    left_s: float | None
+
+
+# Called after each shard.
+Tell: TypeAlias = Callable[[JobProgress], None]
+
+
+@contextmanager
+def opened_source(options: JobOptions) -> Iterator[Source]:
+    """The files of the input; standard input, ``-``, is copied to a file first. Raises JobInputError."""
+    if options.inputs != (_STDIN,):
+        if _STDIN in options.inputs:
+            raise ConfigError("Standard input (-) is the only input of a job: give files, or - alone.")
+        yield Source(options.inputs, options.columns, options.input_format)
+        return
+    form = options.input_format or "jsonl"
+    with tempfile.TemporaryDirectory(prefix="bei-") as scratch, naming_full_disk(Path(scratch)):
+        path = Path(scratch) / f"stdin.{form}"
+        with path.open("wb") as stream:
+            shutil.copyfileobj(sys.stdin.buffer, stream)
+        yield Source((str(path),), options.columns, form)
+
+
+def run_job(
+    source: Source, artifact: Path | Artifact, options: JobOptions, config: ServeConfig, tell: Tell
+) -> JobProgress:
+    """Do the job, or this process's part of it.
+
+    Raises ConfigError, JobError and its subclasses, DiskFullError, ArtifactError and its subclasses,
+    TaskNotSupportedError, InvalidRequestError, EngineError.
+    """
+    folder = folder_at(options.output)
+    plan = _stored_plan(folder)
+    verified = verified_at(artifact, config)
+    contents = _contents(source, plan, options, verified.manifest)
+    loaded = load_model(verified, config)
+    return asyncio.run(_run(source, contents, plan, loaded, folder, options, config, tell))
+
+
+async def _run(
+    source: Source,
+    contents: Contents,
+    stored: Plan | None,
+    loaded: Loaded,
+    folder: Folder,
+    options: JobOptions,
+    config: ServeConfig,
+    tell: Tell,
+) -> JobProgress:
+    service = ShardService(loaded, config)
+    try:
+        task = _task(service, options)
+        form = FORMATS[options.output_format]()
+        reader = source.reader(contents)
+        form.check(task.fields, options.on_error)
+        plan = _plan(contents, loaded, options)
+        _agree(folder, plan, stored)
+        folder.clean()
+        todo, count = _mine(len(contents.shards), options.part), _Count(tell, service)
+        todo = [shard for shard in todo if not count.is_done(form.record(folder, shard), plan.digest)]
+        count.begin(len(todo))
+        output = Output(folder, form, options.on_error, plan.digest, options.columns.id)
+        job = Job(reader, service, task, output, options.chunk_size)
+        await job.run(todo, count.add)
+        _finish(folder, form, plan)
+        return count.progress()
+    finally:
+        await asyncio.get_running_loop().run_in_executor(None, service.close)
+
+
+def _task(service: ShardService, options: JobOptions) -> RowTask:
+    """Raises InvalidRequestError, TaskNotSupportedError, ConfigError."""
+    if options.chunk_size is not None:
+        options.chunk_size.check(service.manifest.max_seq_len)
+    given = {name: value for name, value in options.task_options.items() if value is not None}
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        task = TASKS[options.task](service, given)
+    for warning in found:
+        log.warning("%s", warning.message)
+    return task
+
+
+def _stored_plan(folder: Folder) -> Plan | None:
+    """The plan of the job that has the folder. Raises JobDiffersError where there is something else."""
+    content = folder.read(PLAN)
+    if content is None:
+        if not folder.is_empty():
+            raise JobDiffersError(f"{folder.shown} has files and no {PLAN}: it is not a job's. Name an empty folder.")
+        return None
+    try:
+        return msgspec.json.decode(content, type=Plan)
+    except msgspec.DecodeError as error:
+        raise JobDiffersError(
+            f"{folder.shown}/{PLAN} is not a plan of this version ({error}): name an empty folder."
+        ) from error
+
+
+def _contents(source: Source, stored: Plan | None, options: JobOptions, manifest: Manifest) -> Contents:
+    """What the files have; not looked through again where they are as the plan has seen them."""
+    rows = options.shard_rows or _shard_rows(manifest, options)
+    size = ShardSize(rows, max_rows=options.max_rows)
+    if stored is not None and stored.contents.size == size and source.is_as_before(stored.contents.files):
+        return stored.contents
+    return source.contents(size)
+
+
+def _shard_rows(manifest: Manifest, options: JobOptions) -> int:
+    """So many that a shard's output has some dozen megabytes."""
+    width = manifest.dimension("token_embedding" if options.task == "tokens" else "embedding") or 1
+    if options.task in ("classify", "rerank"):
+        width = 1
+    a_row = 4 * width * (manifest.max_seq_len if options.task == "tokens" else 1)
+    return max(_LEAST_ROWS, min(_MOST_ROWS, _SHARD_BYTES // a_row))
+
+
+def _plan(contents: Contents, loaded: Loaded, options: JobOptions) -> Plan:
+    manifest = loaded.artifact.manifest
+    return Plan(
+        contents=contents,
+        columns=options.columns,
+        artifact=manifest.digest,
+        task=options.task,
+        options=options.lasting,
+        versions=versions_for(manifest.target),
+        machine=machine_for(manifest.target, loaded.engine.info.device),
+    )
+
+
+def _agree(folder: Folder, plan: Plan, stored: Plan | None) -> None:
+    """Write ``plan`` if nobody has written one. Raises JobDiffersError where there is another one."""
+    if stored is None and folder.create(PLAN, msgspec.json.format(msgspec.json.encode(plan), indent=1)):
+        return
+    stored = stored or _stored_plan(folder)
+    if stored is not None and stored.digest != plan.digest:
+        found = "; ".join(stored.differences(plan))
+        raise JobDiffersError(
+            f"{folder.shown} has another job's output. It differs in {found}. Give it what that job was given, or name "
+            "an empty folder."
+        )
+
+
+def _mine(num_shards: int, part: tuple[int, int]) -> list[int]:
+    """Neighbours, which are read in one go."""
+    index, count = part
+    return [*range(index * num_shards // count, (index + 1) * num_shards // count)]
+
+
+def _finish(folder: Folder, form: PartFormat, plan: Plan) -> None:
+    """Say that the job is done, if all shards are, whoever has done them."""
+    records = []
+    for shard in range(len(plan.contents.shards)):
+        record = form.record(folder, shard)
+        if record is None or record.plan != plan.digest:
+            return
+        records.append(record)
+    sums = {name: sum(getattr(one, name) for one in records) for name in ("rows", "dead", "truncated", "tokens")}
+    folder.commit(SUCCESS, msgspec.json.encode({"plan": plan.digest, "shards": len(records), **sums}) + b"\n")
+
+
+class _Count:
+    """Counts what is done."""
+
+    def __init__(self, tell: Tell, service: ShardService) -> None:
+        self._tell = tell
+        self._service = service
+        self._started = time.monotonic()
+        self._records: list[ShardRecord] = []
+        self._resumed = 0
+        self._todo = 0
+
+    def is_done(self, record: ShardRecord | None, plan: str) -> bool:
+        """Count a shard that was done before."""
+        if record is None or record.plan != plan:
+            return False
+        self._records.append(record)
+        self._resumed += 1
+        return True
+
+    def begin(self, todo: int) -> None:
+        """The others are ``todo``."""
+        self._started, self._todo = time.monotonic(), todo
+        self._tell(self.progress())
+
+    def add(self, record: ShardRecord) -> None:
+        """Count one that has just been done."""
+        self._records.append(record)
+        self._tell(self.progress())
+
+    def progress(self) -> JobProgress:
+        elapsed_s = time.monotonic() - self._started
+        own = self._records[self._resumed :]
+        records = self._records
+        tokens = sum(record.tokens for record in own)
+        return JobProgress(
+            shards=self._resumed + self._todo,
+            shards_done=len(records),
+            resumed=self._resumed,
+            rows=sum(record.rows for record in records),
+            dead=sum(record.dead for record in records),
+            truncated=sum(record.truncated for record in records),
+            tokens=sum(record.tokens for record in records),
+            elapsed_s=round(elapsed_s, 3),
+            tokens_per_s=round(tokens / max(elapsed_s, 1e-9), 1),
+            engine_share=round(min(1.0, self._service.engine_s / max(elapsed_s, 1e-9)), 3),
+            left_s=round(elapsed_s / len(own) * (self._todo - len(own)), 1) if own else None,
+        )

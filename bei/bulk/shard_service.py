@@ -1,0 +1,187 @@
+"""Answers whole shards, the same bytes for the same inputs in every run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Sequence as Seq
+from collections.abc import Set as AbstractSet
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
+
+from bei.bulk.steps import plan_steps
+from bei.config.settings import ServeConfig
+from bei.core import Encoding, Row
+from bei.errors import BeiError, InvalidRequestError
+from bei.port import PortStats
+from bei.scheduler.execution import run_isolating
+from bei.scheduler.queue import Entry, Waiter
+from bei.service.admission import Admission, Ticket, admission_limits
+from bei.service.call import NOT_YET, InferenceResult, ModelRequest, PendingCall, Reduce, encoding_of_ids
+from bei.service.loader import Loaded
+from bei.tokenizer.encoder import Input
+from bei.tokenizer.pool import TokenizerPool
+from bei.tokenizer.prompts import ChosenPrompt, choose_prompt
+
+log = logging.getLogger(__name__)
+
+
+class ShardService:
+    """A ``ModelService`` for requests that are shards. Made and used on one event loop; ``close`` ends its threads.
+
+    All inputs of a request are tokenized before its steps are planned, and steps of two requests are never mixed: what
+    runs together depends on the request alone. The engine runs one request at a time, in the order in which they were
+    tokenized; meanwhile the next one is.
+    """
+
+    def __init__(self, loaded: Loaded, config: ServeConfig) -> None:
+        self.manifest = loaded.artifact.manifest
+        self.name = self.manifest.name
+        self.encoder = loaded.encoder
+        self.untrained_dimensions = config.untrained_dimensions
+        self.engine_s = 0.0
+        self._engine = loaded.engine
+        self._tokenizers = TokenizerPool(loaded.encoder, config.tokenizer_threads)
+        self._streams = ThreadPoolExecutor(self._engine.info.num_streams, "bei-engine")
+        self._turn = asyncio.Lock()
+        self._is_closing = threading.Event()
+        self._admission = Admission(admission_limits(config), loaded.costs, _no_queue, lambda: None)
+
+    @cached_property
+    def embedding_width(self) -> int:
+        """Components of its dense vectors; 0 if it has none."""
+        return self.manifest.dimension("embedding") or 0
+
+    @cached_property
+    def default_prompt(self) -> ChosenPrompt:
+        """The prompt of requests that name none. Raises InvalidRequestError where they have to."""
+        return choose_prompt(self.manifest)
+
+    def ticket(self, num_inputs: int) -> Ticket:
+        """Work of this process is never refused."""
+        return self._admission.admit_anyway(num_inputs, lane="bulk")
+
+    async def infer(
+        self, request: ModelRequest, *, ticket: Ticket, outputs: AbstractSet[str], reduce: Reduce | None = None
+    ) -> InferenceResult:
+        """As ``ModelService`` has it. Raises EngineDeadError where the engine answers no more."""
+        call = await self._tokenized(request, ticket)
+        rows: dict[int, Row] = {}
+        if outputs:
+            async with self._turn:
+                rows = await self._run(call, frozenset(outputs), reduce)
+        else:
+            rows = {place: {} for place in range(len(call.encodings)) if place not in call.errors}
+        truncated = [place for place, encoding in enumerate(call.encodings) if encoding.truncated]
+        return InferenceResult([rows[place] for place in sorted(rows)], call.encodings, truncated, call.errors)
+
+    async def encode(self, request: ModelRequest, *, ticket: Ticket) -> list[Encoding]:
+        """As ``ModelService`` has it. In a partial answer, an input that cannot be tokenized has an encoding without
+        tokens."""
+        return (await self._tokenized(request, ticket)).encodings
+
+    def close(self) -> None:
+        """End the running steps and the threads, free the engine. Blocks; not for the event loop."""
+        self._is_closing.set()
+        self._tokenizers.close()
+        self._streams.shutdown(cancel_futures=True)
+        self._engine.close()
+
+    async def _tokenized(self, request: ModelRequest, ticket: Ticket) -> PendingCall:
+        """The call with the encodings of all inputs, or their errors. Raises InvalidRequestError."""
+        call, loop = PendingCall(0, request, ticket), asyncio.get_running_loop()
+        places: list[int] = []
+        texts: list[Input] = []
+        is_done = call.is_partial and len(call.errors) == len(request.inputs)
+
+        def wake() -> None:
+            if not call.done.done():
+                call.done.set_result(None)
+
+        def on_encoded(start: int, encodings: list[Encoding]) -> None:  # in a tokenizer's thread
+            for place, encoding in zip(places[start:], encodings, strict=False):
+                call.encodings[place] = encoding
+            if any([call.record(place, {}) for place in places[start : start + len(encodings)]]):
+                loop.call_soon_threadsafe(wake)
+
+        def on_failed(index: int, error: BeiError) -> None:
+            if call.fail_at(places[index], error):
+                loop.call_soon_threadsafe(wake)
+
+        for place, value in enumerate(request.inputs):
+            if place in call.errors:
+                continue
+            if not isinstance(value, list):
+                places.append(place)
+                texts.append(value)
+                continue
+            try:
+                call.encodings[place] = encoding_of_ids(value, self.manifest)
+                is_done |= call.record(place, {})
+            except InvalidRequestError as error:
+                is_done |= call.fail_at(place, error)
+        if texts and not is_done:
+            self._tokenizers.submit(
+                texts, on_encoded, on_failed, lambda: call.is_done, request.options, one_by_one=call.is_partial
+            )
+        if is_done:
+            wake()
+        try:
+            await call.done
+        finally:
+            call.cancel()
+        if call.error is not None:
+            raise call.error
+        return call
+
+    async def _run(self, call: PendingCall, outputs: frozenset[str], reduce: Reduce | None) -> dict[int, Row]:
+        """The row of each input without an error, by its place; equal sequences are computed once."""
+        places_of: dict[Entry, list[int]] = {}
+        entries: dict[object, Entry] = {}
+        for place, encoding in enumerate(call.encodings):
+            if place not in call.errors:
+                entry = Entry(encoding._replace(spans=None), Waiter(0, place, float("inf"), outputs), "bulk", 0.0, 0.0)
+                entry = entries.setdefault(entry.identity, entry)
+                places_of.setdefault(entry, []).append(place)
+        alone = [*places_of]
+        steps = plan_steps([entry.num_tokens for entry in alone], self._engine.info.limits)
+        loop, started = asyncio.get_running_loop(), time.monotonic()
+        running = [
+            loop.run_in_executor(self._streams, self._step, [alone[place] for place in step], reduce) for step in steps
+        ]
+        rows: dict[int, Row] = {}
+        try:
+            for step, work in zip(steps, running, strict=True):
+                for place, answer in zip(step, await work, strict=True):
+                    for own in places_of[alone[place]]:
+                        if isinstance(answer, BeiError):
+                            self._failed(call, own, answer)
+                        else:
+                            rows[own] = answer
+        finally:
+            for work in running:
+                work.cancel()
+            self.engine_s += time.monotonic() - started
+        return rows
+
+    def _step(self, entries: list[Entry], reduce: Reduce | None) -> Seq[Row | BeiError]:
+        """In a thread of the engine's."""
+        answers = run_isolating(self._engine, entries, partial(log.debug, "a step failed: %s"), self._is_wanted)()
+        if reduce is None:
+            return answers
+        return [answer if isinstance(answer, BeiError) else reduce(answer) for answer in answers]
+
+    def _is_wanted(self) -> bool:
+        return not self._is_closing.is_set()
+
+    def _failed(self, call: PendingCall, place: int, error: BeiError) -> None:
+        if not call.is_partial:
+            raise error
+        call.errors[place] = error
+        call.encodings[place] = NOT_YET
+
+
+def _no_queue() -> PortStats:
+    raise AssertionError("nothing is ever refused here, so nobody asks what waits")

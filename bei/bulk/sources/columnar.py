@@ -1,0 +1,180 @@
+"""Parquet and Arrow files: rows of columns with types, counted without reading them."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING
+
+from bei.bulk.sources.rows import Columns, Open, Piece, Place, Rows
+from bei.errors import JobInputError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+_ROWS_AT_ONCE = 2048
+_BUFFER_BYTES = 1 << 20
+# Of Parquet: the length of the footer and the letters PAR1.
+_TAIL_BYTES = 8
+_MOST_FOOTER_BYTES = 1 << 28
+
+
+class ColumnarFile(ABC):
+    """Rows of a file with a schema."""
+
+    digest = ""
+
+    def __init__(self, name: str, open_file: Open) -> None:
+        self.name = name
+        self._open = open_file
+
+    @abstractmethod
+    def _types(self) -> pa.Schema:
+        """Of all columns."""
+
+    @abstractmethod
+    def _batches(self, names: list[str], first_row: int) -> Iterator[pa.RecordBatch]:
+        """The columns ``names``, from a batch on that holds ``first_row`` or begins there; the first batch is cut."""
+
+    @abstractmethod
+    def pieces(self, columns: Columns) -> Generator[Piece, None, None]:
+        """As ``RowFile`` has it."""
+
+    def schema(self, columns: Columns) -> pa.Schema:
+        """As ``RowFile`` has it."""
+        import pyarrow as pa
+
+        with self._reading():
+            types = self._types()
+        for name in (*columns.read, *columns.copied):
+            if types.get_field_index(name) < 0:
+                raise JobInputError(
+                    f"{self.name} has no column {name!r}; it has {', '.join(types.names)}: name another one."
+                )
+        return pa.schema([types.field(name).remove_metadata() for name in columns.copied])
+
+    def rows(self, columns: Columns, schema: pa.Schema, start: Place) -> Iterator[Rows]:
+        """As ``RowFile`` has it."""
+        import pyarrow as pa
+
+        names = list(dict.fromkeys((*columns.read, *columns.copied)))
+        with self._reading():
+            for batch in self._batches(names, start.row):
+                read = [batch.column(name).to_pylist() for name in columns.read]
+                inputs = read[0] if len(read) == 1 else list(zip(*read, strict=True))
+                arrays = [batch.column(name).cast(schema.field(name).type) for name in columns.copied]
+                copied = pa.table(arrays, schema) if arrays else without_columns(batch.num_rows)
+                yield Rows(inputs, copied, {})
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """A context in which pyarrow's errors become JobInputError."""
+        import pyarrow as pa
+
+        try:
+            yield
+        except (pa.ArrowException, OSError, ValueError) as error:
+            if isinstance(error, FileNotFoundError):
+                raise
+            raise JobInputError(f"{self.name} cannot be read: {error}") from error
+
+
+class ParquetRows(ColumnarFile):
+    """A Parquet file."""
+
+    def pieces(self, columns: Columns) -> Generator[Piece, None, None]:
+        with self._reading(), self._open() as stream:
+            self.digest = _footer_digest(stream)
+            metadata = self._parquet(stream).metadata
+            wanted = {*columns.read, *columns.copied}
+            for index in range(metadata.num_row_groups):
+                group = metadata.row_group(index)
+                parts = map(group.column, range(group.num_columns))
+                sizes = [p.total_uncompressed_size for p in parts if p.path_in_schema.partition(".")[0] in wanted]
+                yield Piece(group.num_rows, sum(sizes))
+
+    def _types(self) -> pa.Schema:
+        with self._open() as stream:
+            return self._parquet(stream).schema_arrow
+
+    def _batches(self, names: list[str], first_row: int) -> Iterator[pa.RecordBatch]:
+        with self._open() as stream:
+            file = self._parquet(stream)
+            counts = [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
+            group = 0
+            while group < len(counts) and first_row >= counts[group]:
+                first_row -= counts[group]
+                group += 1
+            groups = list(range(group, len(counts)))
+            if not groups:
+                return
+            for batch in file.iter_batches(_ROWS_AT_ONCE, groups, names, use_threads=False):
+                if first_row < batch.num_rows:
+                    yield batch.slice(first_row)
+                first_row = max(0, first_row - batch.num_rows)
+
+    def _parquet(self, stream: IO[bytes]) -> pq.ParquetFile:
+        import pyarrow.parquet as pq
+
+        # Without pre-buffering: a row group may have gigabytes, and its pages are read as they are needed.
+        return pq.ParquetFile(stream, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+
+
+class ArrowRows(ColumnarFile):
+    """An Arrow IPC file (Feather, version 2)."""
+
+    def pieces(self, columns: Columns) -> Generator[Piece, None, None]:
+        import pyarrow as pa
+
+        content = hashlib.sha256()
+        with self._reading(), self._open() as stream:
+            while block := stream.read(_BUFFER_BYTES):
+                content.update(block)
+            stream.seek(0)
+            self.digest = content.hexdigest()
+            file = pa.ipc.open_file(stream)
+            for index in range(file.num_record_batches):
+                batch = file.get_batch(index)
+                yield Piece(batch.num_rows, batch.nbytes)
+
+    def _types(self) -> pa.Schema:
+        import pyarrow as pa
+
+        with self._open() as stream:
+            return pa.ipc.open_file(stream).schema
+
+    def _batches(self, names: list[str], first_row: int) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        with self._open() as stream:
+            file = pa.ipc.open_file(stream)
+            for index in range(file.num_record_batches):
+                batch = file.get_batch(index).select(names)
+                while first_row < batch.num_rows:
+                    part = batch.slice(first_row, _ROWS_AT_ONCE)
+                    first_row += part.num_rows
+                    yield part
+                first_row -= batch.num_rows
+
+
+def without_columns(num_rows: int) -> pa.Table:
+    """A table of ``num_rows`` rows and no columns."""
+    import pyarrow as pa
+
+    return pa.table({"": pa.nulls(num_rows)}).select([])
+
+
+def _footer_digest(stream: IO[bytes]) -> str:
+    """SHA-256 of a Parquet file's footer, which has the offset and the size of every page's column."""
+    size = stream.seek(0, 2)
+    stream.seek(max(0, size - _TAIL_BYTES))
+    length = int.from_bytes(stream.read(4), "little")
+    if not 0 < length <= min(_MOST_FOOTER_BYTES, size - _TAIL_BYTES):
+        raise ValueError("it has no Parquet footer")
+    stream.seek(size - _TAIL_BYTES - length)
+    digest = hashlib.sha256(stream.read(length)).hexdigest()
+    stream.seek(0)
+    return digest

@@ -1,0 +1,298 @@
+"""Files of lines: JSON objects, CSV records, plain texts. Rows begin at offsets of the (uncompressed) file."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from itertools import islice
+from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import msgspec
+
+from bei.bulk.sources.columnar import without_columns
+from bei.bulk.sources.rows import Columns, Open, Piece, Place, Rows
+from bei.errors import BeiError, JobInputError, MalformedRequestError
+from bei.utils.surrogates import check_characters
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# A longer line is a bad row, and is passed over without being held.
+MOST_LINE_BYTES = 1 << 26
+# The types of the columns are those of so many rows of the first file.
+SAMPLED_ROWS = 1000
+_ROWS_AT_ONCE = 1024
+_MARK = b"\xef\xbb\xbf"  # what some editors put in front of UTF-8
+
+
+class Record(NamedTuple):
+    """A row as it stands in the file: where it begins, its bytes with the line break, and its values or its error."""
+
+    offset: int
+    num_bytes: int
+    values: Mapping[str, object]
+    error: BeiError | None = None
+
+
+class Lines:
+    """The lines of a file from ``stop`` on: ``start`` and ``stop`` are where the last one begins, and the next one.
+
+    A line of more than ``MOST_LINE_BYTES`` is None. ``seen`` gets all bytes that are read.
+    """
+
+    def __init__(self, stream: IO[bytes], stop: int = 0, seen: Callable[[bytes], object] | None = None) -> None:
+        self.start = 0
+        self.stop = stop
+        self._stream = stream
+        self._seen = seen
+        stream.seek(stop)
+
+    def __iter__(self) -> Iterator[bytes | None]:
+        return self
+
+    def __next__(self) -> bytes | None:
+        if not (line := self._part()):
+            raise StopIteration
+        self.start = self.stop
+        self.stop += len(line)
+        if len(line) < MOST_LINE_BYTES or line.endswith(b"\n"):
+            return line if self.start else line.removeprefix(_MARK)
+        while not line.endswith(b"\n") and (line := self._part()):
+            self.stop += len(line)
+        return None
+
+    def _part(self) -> bytes:
+        part = self._stream.readline(MOST_LINE_BYTES)
+        if self._seen is not None:
+            self._seen(part)
+        return part
+
+
+class LineFile(ABC):
+    """Rows of a file of lines."""
+
+    def __init__(self, name: str, open_file: Open) -> None:
+        self.name = name
+        self.digest = ""
+        self._open = open_file
+
+    @abstractmethod
+    def _records(self, lines: Lines) -> Iterator[Record]:
+        """The rows of ``lines``."""
+
+    def _begun(self, stream: IO[bytes], offset: int, seen: Callable[[bytes], object] | None = None) -> Iterator[Record]:
+        """The rows from ``offset`` on, 0 or where a row begins."""
+        return self._records(Lines(stream, offset, seen))
+
+    @abstractmethod
+    def schema(self, columns: Columns) -> pa.Schema:
+        """As ``RowFile`` has it."""
+
+    def pieces(self, columns: Columns) -> Generator[Piece, None, None]:
+        """As ``RowFile`` has it."""
+        content = hashlib.sha256()
+        try:
+            with self._open() as stream:
+                for record in self._begun(stream, 0, content.update):
+                    yield Piece(1, record.num_bytes, record.offset)
+        finally:  # also where no more rows are wanted
+            self.digest = content.hexdigest()
+
+    def rows(self, columns: Columns, schema: pa.Schema, start: Place) -> Iterator[Rows]:
+        """As ``RowFile`` has it. A value that is not of its column's type makes its row a bad one."""
+        with self._open() as stream:
+            records = self._begun(stream, start.offset)
+            while part := list(islice(records, _ROWS_AT_ONCE)):
+                yield _rows_of(part, columns, schema)
+
+
+class JsonLines(LineFile):
+    """A JSON object in each line; blank lines are no rows."""
+
+    _decoder: ClassVar = msgspec.json.Decoder(dict[str, Any])
+
+    def schema(self, columns: Columns) -> pa.Schema:
+        """As ``RowFile`` has it: the types of the first rows. Where these are all null, strings."""
+        import pyarrow as pa
+
+        with self._open() as stream:
+            sample = [one.values for one in islice(self._begun(stream, 0), SAMPLED_ROWS) if one.error is None]
+        fields = []
+        for name in (*columns.read, *columns.copied):
+            if sample and not any(name in values for values in sample):
+                raise JobInputError(
+                    f"{self.name} has no {name!r} in its first {len(sample)} rows; it has "
+                    f"{', '.join(dict.fromkeys(key for values in sample for key in values))}: name another one."
+                )
+        for name in columns.copied:
+            try:
+                found = pa.array([values.get(name) for values in sample]).type
+            except (pa.ArrowException, OverflowError) as error:
+                raise JobInputError(
+                    f"{name!r} of {self.name} has several types in its first {len(sample)} rows, and a column of the "
+                    f"output has one: leave it out, or make them alike ({error})."
+                ) from error
+            fields.append((name, pa.string() if pa.types.is_null(found) else found))
+        return pa.schema(fields)
+
+    def _records(self, lines: Lines) -> Iterator[Record]:
+        for line in lines:
+            num_bytes = lines.stop - lines.start
+            if line is None:
+                yield Record(lines.start, num_bytes, {}, _too_long())
+            elif line.strip():
+                try:
+                    yield Record(lines.start, num_bytes, self._decoder.decode(line))
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                    wrong = MalformedRequestError(f"The line is not a JSON object: {error}.")
+                    yield Record(lines.start, num_bytes, {}, wrong)
+
+
+class TextLines(LineFile):
+    """A text in each line. Empty ones are rows too, and bad ones, so that a row's number is its line's."""
+
+    def schema(self, columns: Columns) -> pa.Schema:
+        """As ``RowFile`` has it: no column."""
+        import pyarrow as pa
+
+        if columns != Columns():
+            raise JobInputError(
+                f"{self.name} is a text file, which has no columns: leave out the flags that name some."
+            )
+        return pa.schema([])
+
+    def _records(self, lines: Lines) -> Iterator[Record]:
+        for line in lines:
+            num_bytes = lines.stop - lines.start
+            text, error = ("", _too_long()) if line is None else _decoded(line)
+            yield Record(lines.start, num_bytes, {"text": text.rstrip("\r\n")}, error)
+
+
+class CsvRecords(LineFile):
+    """Records of RFC 4180 behind a header. All values are strings; empty lines are no rows."""
+
+    delimiter = ","
+
+    def schema(self, columns: Columns) -> pa.Schema:
+        """As ``RowFile`` has it: strings."""
+        import pyarrow as pa
+
+        with self._open() as stream:
+            names = self._header(_CsvLines(Lines(stream)))
+        for name in (*columns.read, *columns.copied):
+            if name not in names:
+                raise JobInputError(f"{self.name} has no column {name!r}; it has {', '.join(names)}: name another one.")
+        return pa.schema([(name, pa.string()) for name in columns.copied])
+
+    def _begun(self, stream: IO[bytes], offset: int, seen: Callable[[bytes], object] | None = None) -> Iterator[Record]:
+        lines = Lines(stream, 0, seen)
+        names = self._header(_CsvLines(lines))
+        return self._named(lines if offset <= lines.stop else Lines(stream, offset, seen), names)
+
+    def _records(self, lines: Lines) -> Iterator[Record]:
+        return self._named(lines, self._header(_CsvLines(lines)))
+
+    def _named(self, lines: Lines, names: Seq[str]) -> Iterator[Record]:
+        while True:
+            start, text = lines.stop, _CsvLines(lines)
+            values: list[str] | None = []
+            try:
+                values = next(
+                    self._reader(text), None
+                )  # a reader for each: after an error it would go on within a field
+            except csv.Error as error:
+                text.error = MalformedRequestError(f"The record is not CSV: {error}.")
+            if values is None:
+                return
+            if values and len(values) != len(names) and text.error is None:
+                fault = f"The record has {len(values)} fields, and the header {len(names)}."
+                text.error = MalformedRequestError(fault)
+            if text.error is not None:
+                yield Record(start, lines.stop - start, {}, text.error)
+            elif values:
+                yield Record(start, lines.stop - start, dict(zip(names, values, strict=True)))
+
+    def _header(self, text: _CsvLines) -> list[str]:
+        try:
+            names = next(self._reader(text), [])
+        except csv.Error as error:
+            raise JobInputError(f"{self.name} has no CSV header: {error}.") from error
+        if len({*names}) < len(names):
+            raise JobInputError(f"{self.name} has two columns of one name: {', '.join(names)}.")
+        return names
+
+    def _reader(self, text: Iterator[str]) -> Iterator[list[str]]:
+        csv.field_size_limit(MOST_LINE_BYTES)
+        return csv.reader(text, delimiter=self.delimiter, strict=True)
+
+
+class TsvRecords(CsvRecords):
+    """CSV with tabs."""
+
+    delimiter = "\t"
+
+
+class _CsvLines:
+    """Lines as the standard library's reader takes them. ``error``: of one of them."""
+
+    def __init__(self, lines: Lines) -> None:
+        self.error: BeiError | None = None
+        self._lines = lines
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        text, error = ("\n", _too_long()) if line is None else _decoded(line)
+        self.error = self.error or error
+        return text
+
+
+def _rows_of(records: Seq[Record], columns: Columns, schema: pa.Schema) -> Rows:
+    import pyarrow as pa
+
+    errors = {place: record.error for place, record in enumerate(records) if record.error is not None}
+    read = [[record.values.get(name) for record in records] for name in columns.read]
+    arrays = []
+    for field in schema:
+        values = [record.values.get(field.name) for record in records]
+        try:
+            array = pa.array(values, field.type)
+        except (pa.ArrowException, OverflowError, UnicodeEncodeError):
+            array = _fitting(values, field, errors)
+        arrays.append(array)
+    copied = pa.table(arrays, schema) if arrays else without_columns(len(records))
+    return Rows(read[0] if len(read) == 1 else list(zip(*read, strict=True)), copied, errors)
+
+
+def _fitting(values: Seq[object], field: pa.Field, errors: dict[int, BeiError]) -> pa.Array:
+    """``values`` as the type of ``field``, null where one is not of it, which becomes an error of its row."""
+    import pyarrow as pa
+
+    fitting: list[object] = []
+    for place, value in enumerate(values):
+        try:
+            if isinstance(value, str):
+                check_characters(value, field.name, field.name)
+            pa.array([value], field.type)
+        except (pa.ArrowException, OverflowError, BeiError):
+            fault = f"{field.name} is not of the type {field.type}, which the first rows have."
+            errors.setdefault(place, MalformedRequestError(fault, field.name))
+            value = None
+        fitting.append(value)
+    return pa.array(fitting, field.type)
+
+
+def _decoded(line: bytes) -> tuple[str, BeiError | None]:
+    try:
+        return line.decode(), None
+    except UnicodeDecodeError as error:
+        return line.decode(errors="replace"), MalformedRequestError(f"The row is not UTF-8: {error}.")
+
+
+def _too_long() -> BeiError:
+    return MalformedRequestError(f"The line has more than {MOST_LINE_BYTES:,} bytes.")

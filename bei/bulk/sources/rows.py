@@ -1,0 +1,103 @@
+"""Rows of input files: what formats give, and what a shard gets of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager
+from typing import IO, TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+import msgspec
+
+from bei.errors import BeiError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Opens a file anew, for reading bytes.
+Open: TypeAlias = Callable[[], AbstractContextManager[IO[bytes]]]
+
+
+class Columns(msgspec.Struct, frozen=True):
+    """The columns of a job: the text, or for pairs the query and the text; the row's own id, and others that are copied
+    to the output."""
+
+    text: str = "text"
+    query: str | None = None
+    id: str | None = None
+    carried: tuple[str, ...] = ()
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """Those with what the model reads."""
+        return (self.text,) if self.query is None else (self.query, self.text)
+
+    @property
+    def copied(self) -> tuple[str, ...]:
+        """Those of the output."""
+        return self.carried if self.id is None else (self.id, *self.carried)
+
+
+class Rows(NamedTuple):
+    """Consecutive rows. ``inputs[i]``: the value of the text column, or a tuple of query and text, of any type.
+    ``copied``: the columns for the output, null where a row could not be read; ``errors`` of these by their places."""
+
+    inputs: Seq[object]
+    copied: pa.Table
+    errors: Mapping[int, BeiError]
+
+    def sliced(self, start: int, stop: int) -> Rows:
+        """Rows ``start`` to ``stop``."""
+        errors = {place - start: error for place, error in self.errors.items() if start <= place < stop}
+        return Rows(self.inputs[start:stop], self.copied.slice(start, stop - start), errors)
+
+
+def joined(parts: Seq[Rows]) -> Rows:
+    """All rows of ``parts`` (at least one), in order."""
+    import pyarrow as pa
+
+    inputs: list[object] = []
+    errors: dict[int, BeiError] = {}
+    for part in parts:
+        errors |= {len(inputs) + place: error for place, error in part.errors.items()}
+        inputs += part.inputs
+    return Rows(inputs, pa.concat_tables([part.copied for part in parts]), errors)
+
+
+class Piece(NamedTuple):
+    """Consecutive rows of a file: how many, their bytes, and where the first begins, in formats whose rows begin at an
+    offset."""
+
+    num_rows: int
+    num_bytes: int
+    offset: int = 0
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """A row of a job's input: its file and its row there, both from 0, and the row's offset (``Piece``)."""
+
+    file: int
+    row: int
+    offset: int = 0
+
+
+class RowFile(Protocol):
+    """A file of some format. All methods raise JobInputError for one that is not of the format."""
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+
+    def schema(self, columns: Columns) -> pa.Schema:
+        """The types of the columns for the output. Raises JobInputError where a column of ``columns`` is missing."""
+
+    def pieces(self, columns: Columns) -> Generator[Piece, None, None]:
+        """All rows. ``digest`` is known when it has ended, or was closed."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what tells the file from any other: of a Parquet file its footer, of lines all bytes that
+        were read."""
+
+    def rows(self, columns: Columns, schema: pa.Schema, start: Place) -> Iterator[Rows]:
+        """The rows from ``start`` on, in parts of a few thousand."""

@@ -1,0 +1,327 @@
+"""The input of a job: which files, in which order, and the rows of a shard."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import posixpath
+import sys
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from contextlib import closing, contextmanager
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from bei.bulk.sources.columnar import ArrowRows, ParquetRows
+from bei.bulk.sources.lines import CsvRecords, JsonLines, TextLines, TsvRecords
+from bei.bulk.sources.rows import Columns, Piece, Place, RowFile, Rows, joined
+from bei.errors import JobInputError
+from bei.utils import libraries
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMATS: Mapping[str, Any] = {
+    "parquet": ParquetRows,
+    "arrow": ArrowRows,
+    "jsonl": JsonLines,
+    "csv": CsvRecords,
+    "tsv": TsvRecords,
+    "text": TextLines,
+}
+_ENDINGS = {
+    **{".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"},
+    **{".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".txt": "text", ".text": "text"},
+}
+_COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+
+FileSystem: TypeAlias = Any  # fsspec's; it has no types
+
+
+class InputFile(msgspec.Struct, frozen=True):
+    """A file of the input as the plan has it.
+
+    ``name``: below the folder that all files have in common, so that machines may have it in different places.
+    ``digest``: of its content. ``stamp`` tells that the file has not changed without reading it: it is compared with
+    the one that was seen on this machine or elsewhere, and says nothing if it differs.
+    """
+
+    name: str
+    size: int
+    num_rows: int
+    digest: str
+    stamp: str
+
+
+class FoundFile(msgspec.Struct, frozen=True):
+    """A file that was listed: its path in ``file_system``."""
+
+    name: str
+    path: str
+    size: int
+    stamp: str
+
+
+class ShardSize(msgspec.Struct, frozen=True):
+    """A shard has at most ``rows``, and ends behind the row with which it has so many ``bytes``. ``max_rows``: those of
+    the input that are read; None: all."""
+
+    rows: int
+    bytes: int = 1 << 26
+    max_rows: int | None = None
+
+
+class Contents(msgspec.Struct, frozen=True):
+    """What there is in the files: their rows (as far as ``size`` asks for them), the types of the columns that are
+    copied, as Arrow writes a schema, and where each shard begins."""
+
+    files: list[InputFile]
+    schema: bytes
+    size: ShardSize
+    shards: list[Place]
+
+    @property
+    def num_rows(self) -> int:
+        """Of all files."""
+        return sum(file.num_rows for file in self.files)
+
+
+class Source:
+    """The files of a job's input, of one format, in the order of their names.
+
+    ``patterns``: files, folders (all files below with an ending that is known), patterns with ``*``, also as URLs of
+    fsspec. ``form``: the format, None: by the files' endings. Raises JobInputError, MissingDependencyError.
+    """
+
+    def __init__(self, patterns: Seq[str], columns: Columns, form: str | None = None) -> None:
+        self.columns = columns
+        self._file_system, paths = _found(patterns, form)
+        names = _names(paths)
+        self.files = [
+            _described(self._file_system, path, name) for path, name in sorted(zip(paths, names, strict=True))
+        ]
+        self.form = form or _only_form(paths)
+
+    def contents(self, size: ShardSize) -> Contents:
+        """Look through all files. Reads all bytes of those with lines, of Parquet files the footers."""
+        schema: pa.Schema | None = None
+        files: list[InputFile] = []
+        cutter = _Cutter(size)
+        room = sys.maxsize if size.max_rows is None else size.max_rows
+        for index, found in enumerate(self.files):
+            opened = self._opened(found)
+            own = opened.schema(self.columns)
+            if schema is None:
+                schema = own
+            elif self.form in ("parquet", "arrow"):
+                _check_alike(schema, own, found.name, self.files[0].name)
+            num_rows = 0
+            with closing(opened.pieces(self.columns)) as pieces:
+                for piece in pieces if room else ():
+                    taken = min(piece.num_rows, room)
+                    cutter.add(Place(index, num_rows, piece.offset), piece._replace(num_rows=taken))
+                    num_rows += taken
+                    room -= taken
+                    if not room:
+                        break
+            files.append(InputFile(found.name, found.size, num_rows, opened.digest, found.stamp))
+        assert schema is not None  # there is at least one file
+        return Contents(files, schema.serialize().to_pybytes(), size, cutter.shards)
+
+    def is_as_before(self, files: Seq[InputFile]) -> bool:
+        """True if these are the files, unchanged as far as can be told without reading them."""
+        seen = [(file.name, file.size, file.stamp) for file in self.files]
+        return seen == [(file.name, file.size, file.stamp) for file in files]
+
+    def reader(self, contents: Contents) -> Reader:
+        """Reads shards of what ``contents`` has seen."""
+        return Reader([self._opened(found) for found in self.files], self.columns, contents)
+
+    def _opened(self, found: FoundFile) -> RowFile:
+        opened: RowFile = FORMATS[self.form](found.path, functools.partial(_opened, self._file_system, found.path))
+        return opened
+
+
+class Reader:
+    """Reads shards. Those that follow each other are read in one go. Not safe in threads."""
+
+    def __init__(self, files: Seq[RowFile], columns: Columns, contents: Contents) -> None:
+        import pyarrow as pa
+
+        self._files = files
+        self._columns = columns
+        self._counts = [file.num_rows for file in contents.files]
+        self._names = [file.name for file in contents.files]
+        self.schema: pa.Schema = pa.ipc.read_schema(pa.py_buffer(contents.schema))
+        self._starts = contents.shards
+        self._rows_before = [0]
+        for count in self._counts:
+            self._rows_before.append(self._rows_before[-1] + count)
+        self._next_row = -1
+        self._parts: Iterator[Rows] = iter(())
+        self._rest: Rows | None = None
+
+    def bounds(self, shard: int) -> tuple[int, int]:
+        """The shard's first row, counted over all files, and the one behind its last."""
+        start = self._row(self._starts[shard])
+        last = shard + 1 == len(self._starts)
+        return start, self._rows_before[-1] if last else self._row(self._starts[shard + 1])
+
+    def file_of(self, row: int) -> tuple[str, int]:
+        """The file that has ``row``, as the plan names it, and the row's number there."""
+        index = next(index for index, before in enumerate(self._rows_before[1:]) if row < before)
+        return self._names[index], row - self._rows_before[index]
+
+    def shard(self, shard: int) -> Rows:
+        """All rows of it. Raises JobInputError, also where the files have fewer rows than they had."""
+        start, stop = self.bounds(shard)
+        if start != self._next_row:
+            self._parts, self._rest = self._from(self._starts[shard]), None
+        parts: list[Rows] = []
+        missing = stop - start
+        while missing:
+            part = self._rest or next(self._parts, None)
+            if part is None:
+                raise JobInputError("The input has fewer rows than when the job was planned: its files have changed.")
+            size = part.copied.num_rows
+            self._rest = part.sliced(missing, size) if size > missing else None
+            parts.append(part.sliced(0, min(missing, size)))
+            missing -= min(missing, size)
+        self._next_row = stop
+        return joined(parts)
+
+    def _row(self, place: Place) -> int:
+        return self._rows_before[place.file] + place.row
+
+    def _from(self, place: Place) -> Iterator[Rows]:
+        """All rows from ``place`` on. A file that has grown or shrunk ends the job."""
+        for index in range(place.file, len(self._files)):
+            first = place if index == place.file else Place(index, 0)
+            num_rows = first.row
+            for part in self._files[index].rows(self._columns, self.schema, first):
+                num_rows += part.copied.num_rows
+                yield part
+            if num_rows != self._counts[index]:
+                raise JobInputError(
+                    f"{self._files[index].name} has {num_rows:,} rows and had {self._counts[index]:,} when the job was "
+                    "planned: it has changed."
+                )
+
+
+class _Cutter:
+    """Where shards begin: wherever the one before is full."""
+
+    def __init__(self, size: ShardSize) -> None:
+        self.shards: list[Place] = []
+        self._size = size
+        self._rows = self._bytes = 0
+
+    def add(self, place: Place, piece: Piece) -> None:
+        """Rows from ``place`` on, which are taken to be of one size."""
+        num_rows, done = piece.num_rows, 0
+        a_row = -(-piece.num_bytes // max(1, num_rows))
+        while done < num_rows:
+            if not self.shards or self._rows >= self._size.rows or self._bytes >= self._size.bytes:
+                self.shards.append(Place(place.file, place.row + done, place.offset))
+                self._rows = self._bytes = 0
+            fitting = -(-(self._size.bytes - self._bytes) // max(1, a_row))
+            taken = min(num_rows - done, self._size.rows - self._rows, max(1, fitting))
+            self._rows += taken
+            self._bytes += taken * a_row
+            done += taken
+
+
+def _found(patterns: Seq[str], form: str | None) -> tuple[FileSystem, list[str]]:
+    """The file system and the paths of all files that ``patterns`` mean."""
+    core = libraries.load("fsspec.core", "fsspec", "bulk", "Reading input files")
+    file_system: FileSystem = None
+    paths: list[str] = []
+    for pattern in patterns:
+        with _reaching(pattern):
+            own, path = core.url_to_fs(os.path.expanduser(pattern))
+            if file_system is not None and own is not file_system:
+                raise JobInputError("All inputs of a job must lie in one file system.")
+            file_system = own
+            paths += _matching(own, path, pattern, form)
+    if len({*paths}) < len(paths):
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise JobInputError(f"{twice} is named twice, and its rows would be twice in the output: name it once.")
+    return file_system, paths
+
+
+def _matching(file_system: FileSystem, path: str, pattern: str, form: str | None) -> list[str]:
+    if any(letter in pattern for letter in "*?["):
+        found = [one for one in file_system.glob(path) if not file_system.isdir(one)]
+    elif file_system.isdir(path):
+        found = [one for one in file_system.find(path) if not _is_hidden(one, path) and (form or _form_of(one))]
+    else:
+        found = [path] if file_system.exists(path) else []
+    if not found:
+        raise JobInputError(f"{pattern} means no file: name files, a folder with such, or a pattern that matches some.")
+    return found
+
+
+def _is_hidden(path: str, folder: str) -> bool:
+    return any(part.startswith((".", "_")) for part in path[len(folder) :].split("/"))
+
+
+def _form_of(path: str) -> str | None:
+    stem, ending = posixpath.splitext(path.lower())
+    return _ENDINGS.get(posixpath.splitext(stem)[1] if ending in _COMPRESSIONS else ending)
+
+
+def _only_form(paths: Seq[str]) -> str:
+    forms = {_form_of(path): path for path in paths}
+    if None in forms:
+        raise JobInputError(
+            f"{forms[None]} has no ending that tells its format ({', '.join(_ENDINGS)}): give --input-format."
+        )
+    if len(forms) > 1:
+        raise JobInputError(
+            f"{' and '.join(forms.values())} are of different formats: give the files of one, or --input-format."
+        )
+    return str(next(iter(forms)))
+
+
+def _names(paths: Seq[str]) -> list[str]:
+    """The paths below the folder that all have in common."""
+    common = posixpath.commonpath([posixpath.dirname(path) for path in paths])
+    return [posixpath.relpath(path, common) for path in paths]
+
+
+def _described(file_system: FileSystem, path: str, name: str) -> FoundFile:
+    with _reaching(path):
+        info = file_system.info(path)
+        known = {key: str(info[key]) for key in ("ETag", "etag", "mtime", "LastModified", "updated") if key in info}
+        return FoundFile(name, path, int(info["size"] or 0), hashlib.sha256(repr(known).encode()).hexdigest()[:16])
+
+
+@contextmanager
+def _opened(file_system: FileSystem, path: str) -> Iterator[IO[bytes]]:
+    compression = "infer" if path.lower().endswith(_COMPRESSIONS) else None
+    with _reaching(path), file_system.open(path, "rb", compression=compression) as stream:
+        yield stream
+
+
+@contextmanager
+def _reaching(path: str) -> Iterator[None]:
+    """A context in which errors of a file system become JobInputError."""
+    try:
+        yield
+    except JobInputError:
+        raise
+    except ImportError as error:  # of a protocol's package
+        raise JobInputError(f"{path} needs a package that is not installed: {error}.") from error
+    except (OSError, ValueError, EOFError) as error:
+        raise JobInputError(f"{path} cannot be read: {error or type(error).__name__}.") from error
+
+
+def _check_alike(schema: pa.Schema, own: pa.Schema, name: str, first: str) -> None:
+    for field, other in zip(schema, own, strict=True):
+        if field.type != other.type:
+            raise JobInputError(
+                f"The column {field.name!r} is {other.type} in {name} and {field.type} in {first}: make them alike, or "
+                "give the files to two jobs."
+            )

@@ -1,0 +1,201 @@
+"""The flags of ``bei embed``, and the job that they describe."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bei.bulk.chunks import ChunkSize
+from bei.bulk.parts import FORMATS
+from bei.bulk.row_task import TASKS
+from bei.bulk.run import JobOptions
+from bei.bulk.sources.rows import Columns
+from bei.bulk.sources.source import FORMATS as INPUT_FORMATS
+from bei.errors import ConfigError
+from bei.utils.ranges import Range, shown
+
+# Settings of bei serve that a job shares.
+SETTINGS = frozenset(
+    (
+        *("engine_threads", "engine_streams", "graph_megabytes", "gpu_megabytes", "tokenizer_threads", "auto_truncate"),
+        *("cache_dir", "cache_max_size", "precision", "require_signature", "untrained_dimensions"),
+    )
+)
+_DTYPES = ("float", "float16", "int8", "uint8", "binary", "ubinary")
+# Variables in which Kubernetes' Indexed Jobs and Slurm's arrays number their processes, from 0 or from the second one.
+_NUMBERED = (
+    ("JOB_COMPLETION_INDEX", "", "JOB_COMPLETIONS"),
+    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_COUNT"),
+)
+_FROM_ENVIRONMENT = "auto"
+
+# The options of each task, by the names of bei.Model's.
+_VECTORS = ("prompt_name", "input_type", "prompt", "truncate", "truncation_direction", "truncate_prompt_tokens")
+_SCORES = ("truncate", "truncation_direction", "truncate_prompt_tokens", "raw_scores")
+_OPTIONS_OF: Mapping[str, tuple[str, ...]] = {
+    "embed": (*_VECTORS, "dimensions", "normalize", "output_dtype"),
+    "sparse": (*_VECTORS, "top_k"),
+    "tokens": _VECTORS,
+    "classify": _SCORES,
+    "rerank": (*_SCORES, "instruction"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags. Options of tasks that are not given are None, so that those of other tasks can be refused."""
+    parser.add_argument("model", help="an artifact or a checkpoint, as for bei serve")
+    where = parser.add_argument_group("input and output")
+    where.add_argument(
+        "--input",
+        nargs="+",
+        required=True,
+        metavar="FILES",
+        help="files, folders or patterns, also s3://, gs://, hf:// and others of fsspec; - is standard input",
+    )
+    where.add_argument("--output", required=True, metavar="FOLDER", help="an empty folder, or that of the same job")
+    where.add_argument(
+        "--input-format", choices=tuple(INPUT_FORMATS), help="default: by the endings (.gz, .zst, ... are unpacked)"
+    )
+    where.add_argument("--output-format", choices=tuple(FORMATS), default="parquet", help="default: parquet")
+    where.add_argument("--text-column", metavar="NAME", default="text", help="what the model reads (default: text)")
+    where.add_argument("--query-column", metavar="NAME", help="the query of each pair, for --task rerank")
+    where.add_argument("--id-column", metavar="NAME", help="each row's id (default: a column row, the row's number)")
+    where.add_argument("--columns", metavar="NAME,NAME", default="", help="other columns to copy to the output")
+    where.add_argument("--max-rows", type=_whole(1, 10**12), metavar="N", help="only the first rows, for a trial")
+    where.add_argument(
+        "--on-error",
+        choices=("skip", "null", "fail"),
+        default="skip",
+        help="rows without an answer, which FOLDER/_dead lists: left out (default), null, or the end of the job",
+    )
+    _add_options(parser.add_argument_group("the task"))
+    process = parser.add_argument_group("several processes, progress")
+    process.add_argument(
+        "--shard",
+        metavar="I/N",
+        help="work on the I-th of N parts, I from 0; auto: as Kubernetes' Indexed Job (with JOB_COMPLETIONS set) or "
+        "Slurm's array says",
+    )
+    process.add_argument(
+        "--shard-rows", type=_whole(1, 10**7), metavar="N", help="rows of a file (default: some 64 MB)"
+    )
+    process.add_argument(
+        "--json", action="store_true", help="progress and result on standard output, a JSON object a line"
+    )
+    process.add_argument(
+        "--metrics-file", type=Path, metavar="FILE.prom", help="progress for Prometheus' textfile collector"
+    )
+
+
+def _add_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--task", choices=tuple(TASKS), default="embed", help="default: embed (dense vectors)")
+    group.add_argument("--prompt-name", metavar="NAME", help="one of the model's prompts")
+    group.add_argument("--input-type", metavar="NAME", help="query, document, or the name of a prompt")
+    group.add_argument("--prompt", metavar="TEXT", help="the prompt itself, in front of texts or around {text}")
+    group.add_argument(
+        "--dimensions", type=_whole(1, 10**6), metavar="N", help="cut dense vectors to so many components"
+    )
+    group.add_argument("--normalize", action=argparse.BooleanOptionalAction, help="default: as the checkpoint says")
+    group.add_argument("--output-dtype", choices=_DTYPES, help="numbers of dense vectors (default: float)")
+    group.add_argument("--top-k", type=_whole(1, 10**6), metavar="N", help="keep the largest weights of sparse vectors")
+    group.add_argument("--raw-scores", action="store_true", default=None, help="logits instead of probabilities")
+    group.add_argument("--instruction", metavar="TEXT", help="for rerankers whose template has a slot for one")
+    group.add_argument(
+        "--truncate",
+        choices=("none", "left", "right"),
+        help="the side that is cut off too long texts; none: they have no answer (default: as the model says)",
+    )
+    group.add_argument("--max-tokens", type=_whole(1, 10**7), metavar="N", help="cut texts to so many tokens")
+    group.add_argument(
+        "--chunk-tokens", type=_whole(1, 10**6), metavar="N", help="a vector for each chunk of so many tokens of a text"
+    )
+    group.add_argument(
+        "--chunk-overlap", type=_whole(0, 10**6), metavar="N", help="tokens that a chunk shares with the one before"
+    )
+
+
+def job_options(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> JobOptions:
+    """The job of parsed flags. Raises ConfigError."""
+    columns = Columns(
+        given["text_column"],
+        given["query_column"],
+        given["id_column"],
+        tuple(name.strip() for name in given["columns"].split(",") if name.strip()),
+    )
+    chunk_size = None
+    if given["chunk_tokens"] is not None:
+        chunk_size = ChunkSize(given["chunk_tokens"], given["chunk_overlap"] or 0)
+    elif given["chunk_overlap"] is not None:
+        raise ConfigError("--chunk-overlap is for --chunk-tokens, which is missing: give both, or leave it out.")
+    options = JobOptions(
+        inputs=tuple(given["input"]),
+        output=given["output"],
+        task=given["task"],
+        columns=columns,
+        input_format=given["input_format"],
+        output_format=given["output_format"],
+        task_options=_task_options(given),
+        chunk_size=chunk_size,
+        on_error=given["on_error"],
+        part=_part(given["shard"], environment),
+        shard_rows=given["shard_rows"],
+        max_rows=given["max_rows"],
+    )
+    options.check()
+    return options
+
+
+def _task_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of the task that were given. Raises ConfigError for one that another task has."""
+    cut = given["truncate"]
+    asked = {name: given[name] for name in given if any(name in names for names in _OPTIONS_OF.values())}
+    asked |= {
+        "truncate": None if cut is None else cut != "none",
+        "truncation_direction": cut if cut in ("left", "right") else None,
+        "truncate_prompt_tokens": given["max_tokens"],
+    }
+    asked = {name: value for name, value in asked.items() if value is not None}
+    for name in asked:
+        if name not in _OPTIONS_OF[given["task"]]:
+            able = ", ".join(task for task, names in _OPTIONS_OF.items() if name in names)
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} is for --task {able}, not for {given['task']}: leave it out.")
+    return asked
+
+
+def _part(text: str | None, environment: Mapping[str, str]) -> tuple[int, int]:
+    """Which part of how many. Raises ConfigError."""
+    if text is None:
+        return 0, 1
+    if text == _FROM_ENVIRONMENT:
+        return _part_of_environment(environment)
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and len(text) < 20 and int(index) < int(count)):
+        raise ConfigError(f"--shard must be auto, or I/N with I from 0 to below N, as 0/4, not {shown(text)}.")
+    return int(index), int(count)
+
+
+def _part_of_environment(environment: Mapping[str, str]) -> tuple[int, int]:
+    for index, least, count in _NUMBERED:
+        values = [environment.get(name, "") for name in (index, count)]
+        first = environment.get(least, "0") if least else "0"
+        if all(value.isdecimal() and len(value) < 10 for value in (*values, first)):
+            part = int(values[0]) - int(first), int(values[1])
+            if 0 <= part[0] < part[1]:
+                return part
+    named = " or ".join(f"{index} and {count}" for index, _, count in _NUMBERED)
+    raise ConfigError(f"--shard auto needs the variables {named}: set both, or give I/N.")
+
+
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    within = Range(least, most)
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or len(text) > 25 or int(text) not in within:
+            raise argparse.ArgumentTypeError(f"must be a whole number {within}, not {shown(text)}")
+        return int(text)
+
+    return parse

@@ -1,0 +1,49 @@
+"""A model as the tasks see it."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from typing import Protocol
+
+from bei.artifact.manifest import Manifest
+from bei.core import Encoding
+from bei.service.admission import Ticket
+from bei.service.call import InferenceResult, ModelRequest, Reduce
+from bei.tokenizer.encoder import TextEncoder
+from bei.tokenizer.prompts import ChosenPrompt
+
+
+class ModelService(Protocol):
+    """The facts of one model, and the engine's rows for inputs. ``InferenceService`` answers requests as they come,
+    ``bei.bulk.shard_service`` answers whole shards."""
+
+    @property
+    def name(self) -> str:
+        """As clients call it."""
+
+    @property
+    def manifest(self) -> Manifest: ...
+
+    @property
+    def encoder(self) -> TextEncoder: ...
+
+    @property
+    def untrained_dimensions(self) -> str:
+        """The setting of that name."""
+
+    @property
+    def embedding_width(self) -> int:
+        """Components of its dense vectors; 0 if it has none."""
+
+    @property
+    def default_prompt(self) -> ChosenPrompt:
+        """The prompt of requests that name none. Raises InvalidRequestError where they have to."""
+
+    async def infer(
+        self, request: ModelRequest, *, ticket: Ticket, outputs: AbstractSet[str], reduce: Reduce | None = None
+    ) -> InferenceResult:
+        """Run the inputs of ``request`` (at least one); ``reduce``, in any thread, makes the answer's rows of the
+        engine's. Raises InvalidRequestError, EngineError, and what the class names besides."""
+
+    async def encode(self, request: ModelRequest, *, ticket: Ticket) -> list[Encoding]:
+        """Tokenize the inputs of ``request`` (at least one). Raises as ``infer`` does."""
