@@ -32,39 +32,43 @@ class ChunkSize(NamedTuple):
             raise ConfigError(f"--chunk-overlap must be below --chunk-tokens, and {self.overlap} is not.")
 
 
-class Chunk(NamedTuple):
+class TextChunk(NamedTuple):
     """Characters ``start`` to ``stop`` of the text."""
 
     start: int
     stop: int
 
 
-async def chunks_of(service: ShardService, texts: Seq[str], size: ChunkSize) -> list[list[Chunk]]:
+async def chunks_of(service: ShardService, texts: Seq[str], size: ChunkSize) -> list[list[TextChunk]]:
     """The chunks of each text, at least one. A text that cannot be tokenized is one chunk."""
     with service.ticket(len(texts)) as ticket:
         encodings = await service.encode(ModelRequest(texts, _WHOLE, failed={}), ticket=ticket)
     return [
-        [Chunk(0, len(text))] if encoding.spans is None or not encoding.num_tokens else cut(encoding.spans, size)
+        [TextChunk(0, len(text))] if encoding.spans is None or not encoding.num_tokens else cut(encoding.spans, size)
         for text, encoding in zip(texts, encodings, strict=True)
     ]
 
 
-def cut(spans: TokenSpans, size: ChunkSize) -> list[Chunk]:
+def cut(spans: TokenSpans, size: ChunkSize) -> list[TextChunk]:
     """Chunks of a text with the tokens ``spans`` (at least one). They begin and end with words, where a chunk holds one
     from its beginning to its end."""
     words, offsets = spans.words.tolist(), spans.offsets.tolist()
     num_tokens = len(words)
 
-    def is_boundary(place: int) -> bool:
-        return place in (0, num_tokens) or words[place] != words[place - 1]
+    def last_boundary(start: int, stop: int) -> int | None:
+        """The last place behind ``start``, up to ``stop``, where a word ends."""
+        places = range(stop, start, -1)
+        return next((at for at in places if at == num_tokens or words[at] != words[at - 1]), None)
 
-    chunks: list[Chunk] = []
-    start = 0
+    chunks: list[TextChunk] = []
+    start, done = 0, 0  # of the next chunk, and of all tokens so far
     while True:
-        stop = min(start + size.tokens, num_tokens)
-        stop = next((place for place in range(stop, start, -1) if is_boundary(place)), stop)
-        chunks.append(Chunk(offsets[start][0], offsets[stop - 1][1]))
+        most = min(start + size.tokens, num_tokens)
+        stop = last_boundary(done, most) or most
+        chunks.append(TextChunk(offsets[start][0], offsets[stop - 1][1]))
         if stop == num_tokens:
             return chunks
-        again = max(start + 1, stop - size.overlap)
-        start = next((place for place in range(again, stop) if is_boundary(place)), stop)
+        # As many words of the last chunk as are asked for, unless no further one would then be whole.
+        again = [at for at in range(max(start + 1, stop - size.overlap), stop) if words[at] != words[at - 1]]
+        start = next((at for at in again if last_boundary(stop, min(at + size.tokens, num_tokens))), stop)
+        done = stop

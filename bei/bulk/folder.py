@@ -16,7 +16,7 @@ from bei.utils.full_disk import naming_full_disk
 _PARTIAL = ".partial"
 
 
-class Folder(Protocol):
+class JobFolder(Protocol):
     """``name``: the path of a file below the folder, with ``/``. Raises JobError, DiskFullError."""
 
     @property
@@ -32,7 +32,7 @@ class Folder(Protocol):
     def exists(self, name: str) -> bool: ...
 
     def is_empty(self) -> bool:
-        """True if there is no file in it, or no folder."""
+        """True if there is no file in it but half-written ones, or no folder."""
 
     def create(self, name: str, content: bytes) -> bool:
         """Write it unless it is there; False: it is. Of several who try one gets True."""
@@ -44,17 +44,17 @@ class Folder(Protocol):
         """Remove what a process that was killed has left half-written."""
 
 
-def folder_at(path: str) -> Folder:
+def folder_at(path: str) -> JobFolder:
     """The folder ``path``, which need not be there: of this machine, or a URL of fsspec. Raises JobError."""
     if "://" not in path:
-        return LocalFolder(Path(path).expanduser())
+        return LocalJobFolder(Path(path).expanduser())
     core = libraries.load("fsspec.core", "fsspec", "bulk", "Writing to a URL")
-    with _writing(path):
+    with _reaching(path):
         file_system, root = core.url_to_fs(path)
-        return RemoteFolder(path, file_system, root)
+        return RemoteJobFolder(path, file_system, root)
 
 
-class LocalFolder:
+class LocalJobFolder:
     """On a disk, or a network's file system with renames."""
 
     def __init__(self, path: Path) -> None:
@@ -76,7 +76,7 @@ class LocalFolder:
         return (self._path / name).is_file()
 
     def is_empty(self) -> bool:
-        return not self._path.is_dir() or not any(self._path.iterdir())
+        return not self._path.is_dir() or all(path.name.endswith(_PARTIAL) for path in self._path.iterdir())
 
     def create(self, name: str, content: bytes) -> bool:
         with self._written(name, content) as (partial, path):
@@ -104,7 +104,7 @@ class LocalFolder:
         path = self._path / name
         partial = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.{secrets.token_hex(4)}{_PARTIAL}")
         try:
-            with _writing(self.shown):
+            with _reaching(self.shown):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with naming_full_disk(path.parent):
                     with partial.open("wb") as stream:
@@ -118,7 +118,7 @@ class LocalFolder:
                 partial.unlink(missing_ok=True)
 
 
-class RemoteFolder:
+class RemoteJobFolder:
     """Objects of a bucket: a PUT is whole or not at all."""
 
     def __init__(self, url: str, file_system: Any, root: str) -> None:
@@ -127,24 +127,24 @@ class RemoteFolder:
         self._root = root.rstrip("/")
 
     def read(self, name: str) -> bytes | None:
-        with _writing(self.shown):
-            try:
-                return bytes(self._file_system.cat_file(self._at(name)))
-            except FileNotFoundError:
-                return None
+        with _reaching(self.shown), suppress(FileNotFoundError):
+            return bytes(self._file_system.cat_file(self._at(name)))
+        return None
 
     @contextmanager
     def opened(self, name: str) -> Iterator[IO[bytes]]:
-        with _writing(self.shown), self._file_system.open(self._at(name), "rb") as stream:
+        if not self.exists(name):
+            raise FileNotFoundError(name)
+        with _reaching(self.shown), self._file_system.open(self._at(name), "rb") as stream:
             yield stream
 
     def exists(self, name: str) -> bool:
-        with _writing(self.shown):
+        with _reaching(self.shown):
             self._file_system.invalidate_cache()
             return bool(self._file_system.isfile(self._at(name)))
 
     def is_empty(self) -> bool:
-        with _writing(self.shown):
+        with _reaching(self.shown):
             self._file_system.invalidate_cache()
             try:
                 return not self._file_system.ls(self._root, detail=False)
@@ -152,7 +152,7 @@ class RemoteFolder:
                 return True
 
     def create(self, name: str, content: bytes) -> bool:
-        with _writing(self.shown):
+        with _reaching(self.shown):
             try:
                 self._file_system.pipe_file(self._at(name), content, mode="create")
             except FileExistsError:
@@ -161,7 +161,7 @@ class RemoteFolder:
 
     def commit(self, name: str, content: bytes | memoryview) -> None:
         # Not through an open file: leaving its context by an error would upload what was written so far.
-        with _writing(self.shown):
+        with _reaching(self.shown):
             self._file_system.pipe_file(self._at(name), bytes(content))
 
     def clean(self) -> None:
@@ -172,16 +172,14 @@ class RemoteFolder:
 
 
 @contextmanager
-def _writing(shown: str) -> Iterator[None]:
-    """A context in which errors of a file system become JobError, but for missing files."""
+def _reaching(shown: str) -> Iterator[None]:
+    """A context in which errors of a file system become JobError."""
     try:
         yield
-    except FileNotFoundError:
-        raise
     except ImportError as error:  # of a protocol's package
         raise JobError(f"{shown} needs a package that is not installed: {error}.") from error
     except (OSError, ValueError) as error:
-        raise JobError(f"{shown} cannot be written to: {error or type(error).__name__}.") from error
+        raise JobError(f"{shown} cannot be used: {error or type(error).__name__}.") from error
 
 
 def _is_alive(partial: Path) -> bool:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from bei.bulk.chunks import Chunk, ChunkSize, chunks_of
-from bei.bulk.folder import Folder
+from bei.bulk.chunks import ChunkSize, TextChunk, chunks_of
+from bei.bulk.folder import JobFolder
 from bei.bulk.parts import PartFormat, ShardRecord
 from bei.bulk.row_task import Outcome, RowTask
 from bei.bulk.shard_service import ShardService
@@ -35,7 +35,7 @@ OnShard: TypeAlias = Callable[[ShardRecord], None]
 class Output(NamedTuple):
     """``id``: the column of the input that is a row's id in the output; None: its number is. ``plan``: the digest."""
 
-    folder: Folder
+    folder: JobFolder
     form: PartFormat
     on_error: OnError
     plan: str
@@ -147,7 +147,7 @@ class _Inputs(NamedTuple):
     inputs: Seq[ModelInput]
     errors: Mapping[int, BeiError]
     rows: Seq[int] | None = None
-    chunks: Seq[Chunk] | None = None
+    chunks: Seq[TextChunk] | None = None
 
     @classmethod
     def of(cls, rows: Rows, first: int, task: RowTask) -> _Inputs:
@@ -163,7 +163,7 @@ class _Inputs(NamedTuple):
             inputs.append(checked)
         return cls(inputs, errors)
 
-    def cut(self, chunks: Seq[Seq[Chunk]]) -> _Inputs:
+    def cut(self, chunks: Seq[Seq[TextChunk]]) -> _Inputs:
         """The same with ``chunks`` of each input in its place."""
         texts: list[ModelInput] = []
         rows: list[int] = []

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from bei.bulk.folder import Folder
+from bei.bulk.folder import JobFolder
 from bei.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ class ShardRecord(msgspec.Struct, frozen=True):
     tokens: int
 
 
+_RECORD = msgspec.json.Decoder(ShardRecord)
+
+
 class PartFormat(ABC):
     """An output format."""
 
@@ -51,14 +54,14 @@ class PartFormat(ABC):
         """The shard's files in the order in which they must appear: with the last one the shard is done."""
 
     @abstractmethod
-    def record(self, folder: Folder, shard: int) -> ShardRecord | None:
+    def record(self, folder: JobFolder, shard: int) -> ShardRecord | None:
         """That of a shard that is done; None: it is not, or what is there is no such file."""
 
     def check(self, fields: Seq[pa.Field], on_error: str) -> None:  # noqa: B027  # most formats hold anything
         """Raise ConfigError where it cannot hold the ``fields`` of the task."""
 
 
-class Parquet(PartFormat):
+class ParquetParts(PartFormat):
     """The record stands in the footer, which a file without its end has not."""
 
     ending = ".parquet"
@@ -75,7 +78,7 @@ class Parquet(PartFormat):
         pq.write_table(table, sink, compression="zstd", use_dictionary=strings, use_byte_stream_split=floats)
         yield self.part(record.shard), memoryview(sink.getvalue())
 
-    def record(self, folder: Folder, shard: int) -> ShardRecord | None:
+    def record(self, folder: JobFolder, shard: int) -> ShardRecord | None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -94,7 +97,7 @@ class _WithRecordFile(PartFormat):
         yield from self._contents(table, record.shard)
         yield self._record_name(record.shard), msgspec.json.encode(record)
 
-    def record(self, folder: Folder, shard: int) -> ShardRecord | None:
+    def record(self, folder: JobFolder, shard: int) -> ShardRecord | None:
         content = folder.read(self._record_name(shard))
         if content is None or not folder.exists(self.part(shard)):
             return None
@@ -107,7 +110,7 @@ class _WithRecordFile(PartFormat):
         return f"_records/part-{shard:05}.json"
 
 
-class JsonLines(_WithRecordFile):
+class JsonLinesParts(_WithRecordFile):
     """A JSON object for each row."""
 
     ending = ".jsonl"
@@ -121,7 +124,7 @@ class JsonLines(_WithRecordFile):
         yield self.part(shard), lines.getvalue()
 
 
-class Npy(_WithRecordFile):
+class NpyParts(_WithRecordFile):
     """Vectors as one array [rows, width], and beside it the other columns in lines of JSON."""
 
     ending = ".npy"
@@ -136,14 +139,14 @@ class Npy(_WithRecordFile):
 
     def _contents(self, table: pa.Table, shard: int) -> Iterator[tuple[str, bytes]]:
         *copied, name = table.column_names
-        (beside,) = JsonLines()._contents(table.select(copied), shard)
+        (beside,) = JsonLinesParts()._contents(table.select(copied), shard)
         yield f"part-{shard:05}.ids.jsonl", beside[1]
         array = io.BytesIO()
         np.save(array, _matrix(table.column(name)), allow_pickle=False)
         yield self.part(shard), array.getvalue()
 
 
-FORMATS: Mapping[str, type[PartFormat]] = {"parquet": Parquet, "jsonl": JsonLines, "npy": Npy}
+FORMATS: Mapping[str, type[PartFormat]] = {"parquet": ParquetParts, "jsonl": JsonLinesParts, "npy": NpyParts}
 
 
 def _values(column: pa.ChunkedArray) -> list[object]:
@@ -169,6 +172,6 @@ def _is_float_vector(kind: pa.DataType) -> bool:
 
 def _decoded(content: bytes) -> ShardRecord | None:
     try:
-        return msgspec.json.decode(content, type=ShardRecord)
+        return _RECORD.decode(content)
     except msgspec.DecodeError:
         return None

@@ -18,7 +18,7 @@ import msgspec
 
 from bei.artifact.manifest import Artifact, Manifest
 from bei.bulk.chunks import ChunkSize
-from bei.bulk.folder import Folder, folder_at
+from bei.bulk.folder import JobFolder, folder_at
 from bei.bulk.job import Job, OnError, Output
 from bei.bulk.parts import FORMATS, PLAN, SUCCESS, PartFormat, ShardRecord
 from bei.bulk.plan import Plan, machine_for, versions_for
@@ -34,6 +34,7 @@ from bei.utils.full_disk import naming_full_disk
 log = logging.getLogger(__name__)
 
 _STDIN = "-"
+_PLAN = msgspec.json.Decoder(Plan)
 
 # The output of a shard, and rows of it at most and at least.
 _SHARD_BYTES = 1 << 26
@@ -151,7 +152,7 @@ async def _run(
     contents: Contents,
     stored: Plan | None,
     loaded: Loaded,
-    folder: Folder,
+    folder: JobFolder,
     options: JobOptions,
     config: ServeConfig,
     tell: Tell,
@@ -168,9 +169,12 @@ async def _run(
         todo, count = _mine(len(contents.shards), options.part), _Count(tell, service)
         todo = [shard for shard in todo if not count.is_done(form.record(folder, shard), plan.digest)]
         count.begin(len(todo))
+        if todo:
+            await service.check_canary()
         output = Output(folder, form, options.on_error, plan.digest, options.columns.id)
         job = Job(reader, service, task, output, options.chunk_size)
         await job.run(todo, count.add)
+        source.check_unchanged()
         _finish(folder, form, plan)
         return count.progress()
     finally:
@@ -190,7 +194,7 @@ def _task(service: ShardService, options: JobOptions) -> RowTask:
     return task
 
 
-def _stored_plan(folder: Folder) -> Plan | None:
+def _stored_plan(folder: JobFolder) -> Plan | None:
     """The plan of the job that has the folder. Raises JobDiffersError where there is something else."""
     content = folder.read(PLAN)
     if content is None:
@@ -198,7 +202,7 @@ def _stored_plan(folder: Folder) -> Plan | None:
             raise JobDiffersError(f"{folder.shown} has files and no {PLAN}: it is not a job's. Name an empty folder.")
         return None
     try:
-        return msgspec.json.decode(content, type=Plan)
+        return _PLAN.decode(content)
     except msgspec.DecodeError as error:
         raise JobDiffersError(
             f"{folder.shown}/{PLAN} is not a plan of this version ({error}): name an empty folder."
@@ -236,7 +240,7 @@ def _plan(contents: Contents, loaded: Loaded, options: JobOptions) -> Plan:
     )
 
 
-def _agree(folder: Folder, plan: Plan, stored: Plan | None) -> None:
+def _agree(folder: JobFolder, plan: Plan, stored: Plan | None) -> None:
     """Write ``plan`` if nobody has written one. Raises JobDiffersError where there is another one."""
     if stored is None and folder.create(PLAN, msgspec.json.format(msgspec.json.encode(plan), indent=1)):
         return
@@ -255,7 +259,7 @@ def _mine(num_shards: int, part: tuple[int, int]) -> list[int]:
     return [*range(index * num_shards // count, (index + 1) * num_shards // count)]
 
 
-def _finish(folder: Folder, form: PartFormat, plan: Plan) -> None:
+def _finish(folder: JobFolder, form: PartFormat, plan: Plan) -> None:
     """Say that the job is done, if all shards are, whoever has done them."""
     records = []
     for shard in range(len(plan.contents.shards)):

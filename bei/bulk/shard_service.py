@@ -11,6 +11,7 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 
+from bei.artifact.certificate.canary import check_canary
 from bei.bulk.steps import plan_steps
 from bei.config.settings import ServeConfig
 from bei.core import Encoding, Row
@@ -42,6 +43,7 @@ class ShardService:
         self.encoder = loaded.encoder
         self.untrained_dimensions = config.untrained_dimensions
         self.engine_s = 0.0
+        self._certificate = loaded.artifact.certificate
         self._engine = loaded.engine
         self._tokenizers = TokenizerPool(loaded.encoder, config.tokenizer_threads)
         self._streams = ThreadPoolExecutor(self._engine.info.num_streams, "bei-engine")
@@ -62,6 +64,14 @@ class ShardService:
     def ticket(self, num_inputs: int) -> Ticket:
         """Work of this process is never refused."""
         return self._admission.admit_anyway(num_inputs, lane="bulk")
+
+    async def check_canary(self) -> None:
+        """Raise EngineError unless the engine answers what it did at build time."""
+        output = self._certificate.canary_output
+        with self.ticket(1) as ticket:
+            request = ModelRequest([self._certificate.canary_text])
+            answer = await self.infer(request, ticket=ticket, outputs={output})
+        check_canary(self.name, self._certificate, answer.rows[0][output])
 
     async def infer(
         self, request: ModelRequest, *, ticket: Ticket, outputs: AbstractSet[str], reduce: Reduce | None = None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from bei.artifact.certificate.record import Certificate
 from bei.core import Float32Array
+from bei.errors import EngineError
 
 # Outputs whose columns have separate meanings; other outputs are vectors, compared by direction.
 BY_COLUMN = ("logits", "token_logits", "token_weights")
@@ -33,3 +35,14 @@ def deviation(actual: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]
         return None
     cosine = float(actual @ expected)
     return f"cosine {cosine:.4f} to the vector" if cosine < _MIN_COSINE else None
+
+
+def check_canary(name: str, certificate: Certificate, answer: Float32Array) -> None:
+    """Raise EngineError unless the model ``name`` answers its canary as it did at build time."""
+    output = certificate.canary_output
+    expected = np.array(certificate.canary_row, np.float64)
+    if (found := deviation(canary_row(answer, output), expected, output)) is not None:
+        raise EngineError(
+            f"{name} answers its canary with {found} it had at build time: this machine gives other results than the "
+            "one of the build. Build the artifact again here."
+        )

@@ -56,6 +56,15 @@ class ColumnarFile(ABC):
                 )
         return pa.schema([types.field(name).remove_metadata() for name in columns.copied])
 
+    def check(self, columns: Columns, schema: pa.Schema) -> None:
+        """As ``RowFile`` has it."""
+        for field, own in zip(schema, self.schema(columns), strict=True):
+            if field.type != own.type:
+                raise JobInputError(
+                    f"The column {field.name!r} is {own.type} in {self.name} and {field.type} in the files before: "
+                    "make them alike, or give the files to two jobs."
+                )
+
     def rows(self, columns: Columns, schema: pa.Schema, start: Place) -> Iterator[Rows]:
         """As ``RowFile`` has it."""
         import pyarrow as pa

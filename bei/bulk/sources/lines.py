@@ -91,6 +91,9 @@ class LineFile(ABC):
     def schema(self, columns: Columns) -> pa.Schema:
         """As ``RowFile`` has it."""
 
+    def check(self, columns: Columns, schema: pa.Schema) -> None:  # noqa: B027  # of most formats any row is taken
+        """As ``RowFile`` has it. JSON rows may lack a column, and have other types: then they are bad ones."""
+
     def pieces(self, columns: Columns) -> Generator[Piece, None, None]:
         """As ``RowFile`` has it."""
         content = hashlib.sha256()
@@ -186,6 +189,10 @@ class CsvRecords(LineFile):
             if name not in names:
                 raise JobInputError(f"{self.name} has no column {name!r}; it has {', '.join(names)}: name another one.")
         return pa.schema([(name, pa.string()) for name in columns.copied])
+
+    def check(self, columns: Columns, schema: pa.Schema) -> None:
+        """As ``RowFile`` has it."""
+        self.schema(columns)
 
     def _begun(self, stream: IO[bytes], offset: int, seen: Callable[[bytes], object] | None = None) -> Iterator[Record]:
         lines = Lines(stream, 0, seen)

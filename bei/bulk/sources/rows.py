@@ -91,6 +91,9 @@ class RowFile(Protocol):
     def schema(self, columns: Columns) -> pa.Schema:
         """The types of the columns for the output. Raises JobInputError where a column of ``columns`` is missing."""
 
+    def check(self, columns: Columns, schema: pa.Schema) -> None:
+        """Raise JobInputError where rows of this file cannot stand beside those of a file with ``schema``."""
+
     def pieces(self, columns: Columns) -> Generator[Piece, None, None]:
         """All rows. ``digest`` is known when it has ended, or was closed."""
 

@@ -112,11 +112,10 @@ class Source:
         room = sys.maxsize if size.max_rows is None else size.max_rows
         for index, found in enumerate(self.files):
             opened = self._opened(found)
-            own = opened.schema(self.columns)
             if schema is None:
-                schema = own
-            elif self.form in ("parquet", "arrow"):
-                _check_alike(schema, own, found.name, self.files[0].name)
+                schema = opened.schema(self.columns)
+            else:
+                opened.check(self.columns, schema)
             num_rows = 0
             with closing(opened.pieces(self.columns)) as pieces:
                 for piece in pieces if room else ():
@@ -134,6 +133,13 @@ class Source:
         """True if these are the files, unchanged as far as can be told without reading them."""
         seen = [(file.name, file.size, file.stamp) for file in self.files]
         return seen == [(file.name, file.size, file.stamp) for file in files]
+
+    def check_unchanged(self) -> None:
+        """Raise JobInputError where a file is not what it was when it was listed."""
+        self._file_system.invalidate_cache()
+        for file in self.files:
+            if _described(self._file_system, file.path, file.name) != file:
+                raise JobInputError(f"{file.path} has changed since the job began: give it a folder of its own.")
 
     def reader(self, contents: Contents) -> Reader:
         """Reads shards of what ``contents`` has seen."""
@@ -316,12 +322,3 @@ def _reaching(path: str) -> Iterator[None]:
         raise JobInputError(f"{path} needs a package that is not installed: {error}.") from error
     except (OSError, ValueError, EOFError) as error:
         raise JobInputError(f"{path} cannot be read: {error or type(error).__name__}.") from error
-
-
-def _check_alike(schema: pa.Schema, own: pa.Schema, name: str, first: str) -> None:
-    for field, other in zip(schema, own, strict=True):
-        if field.type != other.type:
-            raise JobInputError(
-                f"The column {field.name!r} is {other.type} in {name} and {field.type} in {first}: make them alike, or "
-                "give the files to two jobs."
-            )

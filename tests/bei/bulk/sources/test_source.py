@@ -1,0 +1,253 @@
+"""Input files: their rows, whatever the format, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bei.bulk.sources import lines
+from bei.bulk.sources.rows import Columns
+from bei.bulk.sources.source import Contents, ShardSize, Source
+from bei.errors import JobInputError
+
+_COLUMNS = Columns(id="id", carried=("n",))
+_Row = dict[str, Any]
+_Write = Callable[[Path, Sequence[_Row]], Path]
+
+
+def _parquet(group: int) -> _Write:
+    def write(folder: Path, rows: Sequence[_Row]) -> Path:
+        path = folder / "rows.parquet"
+        pq.write_table(pa.Table.from_pylist(list(rows), _SCHEMA), path, row_group_size=group)
+        return path
+
+    return write
+
+
+def _arrow(folder: Path, rows: Sequence[_Row]) -> Path:
+    path = folder / "rows.arrow"
+    feather.write_feather(pa.Table.from_pylist(list(rows), _SCHEMA), str(path), chunksize=3)
+    return path
+
+
+def _jsonl(folder: Path, rows: Sequence[_Row]) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("\n\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    return path
+
+
+def _gzipped(folder: Path, rows: Sequence[_Row]) -> Path:
+    path = folder / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(b"\xef\xbb\xbf" + _jsonl(folder, rows).read_bytes()))
+    return path
+
+
+def _csv(folder: Path, rows: Sequence[_Row]) -> Path:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["n", "id", "text"])
+    writer.writeheader()
+    writer.writerows(rows)
+    path = folder / "rows.csv"
+    path.write_text(text.getvalue(), encoding="utf-8", newline="")
+    return path
+
+
+_SCHEMA = pa.schema([("id", pa.string()), ("text", pa.string()), ("n", pa.int64())])
+_FORMATS: dict[str, _Write] = {
+    **{f"parquet, groups of {group}": _parquet(group) for group in (1, 7, 1000)},
+    **{"arrow": _arrow, "jsonl": _jsonl, "jsonl.gz": _gzipped, "csv": _csv},
+}
+# What CSV can hold as well: no text that is empty, as its row would be no other than one without a text.
+_ROWS = st.lists(
+    st.fixed_dictionaries(
+        {"id": st.text('abc\n",;', min_size=1), "text": st.text(min_size=1, max_size=8), "n": st.integers(0, 9)}
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+def _read(source: Source, contents: Contents, shards: Sequence[int]) -> list[_Row]:
+    reader = source.reader(contents)
+    found: list[_Row] = []
+    for shard in shards:
+        rows = reader.shard(shard)
+        assert not rows.errors
+        copied = rows.copied.to_pylist()
+        found += [{**row, "text": text} for row, text in zip(copied, rows.inputs, strict=True)]
+    return found
+
+
+@pytest.mark.parametrize("form", _FORMATS)
+@settings(max_examples=25)
+@given(rows=_ROWS, size=st.integers(1, 12))
+def test_shards_have_all_rows_once_in_their_order(
+    form: str, rows: list[_Row], size: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    if form == "csv":  # quoted breaks of lines are kept, bare carriage returns are not told apart
+        rows = [{name: str(value).replace("\r", "") or "x" for name, value in row.items()} for row in rows]
+    path = _FORMATS[form](tmp_path_factory.mktemp("rows"), rows)
+    source = Source([str(path)], _COLUMNS)
+    contents = source.contents(ShardSize(size))
+    shards = [*range(len(contents.shards))]
+    assert _read(source, contents, shards) == rows
+    # Each by itself, as another process would read it.
+    assert [row for shard in reversed(shards) for row in _read(source, contents, [shard])[::-1]] == rows[::-1]
+
+
+def test_rows_of_several_files_are_numbered_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name}{i}\n" for i in range(5)))
+    (tmp_path / "_plan.json").write_text("{}")
+    (tmp_path / ".hidden.txt").write_text("no\n")
+    source = Source([str(tmp_path)], Columns())
+    contents = source.contents(ShardSize(4))
+    reader = source.reader(contents)
+    assert [file.name for file in contents.files] == ["a.txt", "b.txt"]
+    assert [*reader.shard(1).inputs] == ["a4", "b0", "b1", "b2"]
+    assert [reader.file_of(row) for row in (4, 5, 9)] == [("a.txt", 4), ("b.txt", 0), ("b.txt", 4)]
+
+
+def test_a_shard_ends_where_it_has_so_many_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("".join("x" * 99 + "\n" for _ in range(10)))
+    pq.write_table(
+        pa.table({"text": ["x" * 1000] * 50}), tmp_path / "b.parquet", row_group_size=10, use_dictionary=False
+    )
+    text = Source([str(tmp_path / "a.txt")], Columns()).contents(ShardSize(1000, 250))
+    assert [place.row for place in text.shards] == [0, 3, 6, 9]
+    assert len(Source([str(tmp_path / "b.parquet")], Columns()).contents(ShardSize(1000, 5000)).shards) >= 9
+
+
+def test_only_the_first_rows_are_read_where_so_few_are_wanted(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name}{i}\n" for i in range(5)))
+    source = Source([str(tmp_path)], Columns())
+    contents = source.contents(ShardSize(3, max_rows=7))
+    assert contents.num_rows == 7
+    reader = source.reader(contents)
+    assert [text for shard in range(3) for text in reader.shard(shard).inputs] == [
+        "a0",
+        "a1",
+        "a2",
+        "a3",
+        "a4",
+        "b0",
+        "b1",
+    ]
+
+
+def test_lines_that_cannot_be_read_are_bad_rows_and_cost_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "MOST_LINE_BYTES", 64)
+    good = json.dumps({"text": "good"}).encode()
+    bad = [b"{", b"[1]", b'{"text": "\xff"}', b'{"text": "' + b"x" * 500 + b'"}', b"[" * 60]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(part for line in bad for part in (line, good)))
+    source = Source([str(tmp_path / "a.jsonl")], Columns())
+    rows = source.reader(source.contents(ShardSize(100))).shard(0)
+    assert [*rows.inputs] == [None, "good"] * len(bad)
+    assert sorted(rows.errors) == [0, 2, 4, 6, 8]
+
+
+def test_records_that_are_no_csv_are_bad_rows_and_cost_no_other(tmp_path: Path) -> None:
+    records = ["text,n", "good,1", 'b"ad,1', '"ba"d,1', "few", "a,b,c", '"two\nlines",3', "", "last,2"]
+    (tmp_path / "a.csv").write_text("\n".join(records))
+    source = Source([str(tmp_path / "a.csv")], Columns(carried=("n",)))
+    rows = source.reader(source.contents(ShardSize(100))).shard(0)
+    good = [text for place, text in enumerate(rows.inputs) if place not in rows.errors]
+    assert good == ["good", 'b"ad', "two\nlines", "last"]
+    assert len(rows.errors) == 3
+
+
+def test_a_value_of_another_type_than_the_first_rows_have_makes_its_row_a_bad_one(tmp_path: Path) -> None:
+    values = [1, 2, "three", 2**70, None, 4]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": "t", "n": 0}) for _ in range(lines.SAMPLED_ROWS)))
+    (tmp_path / "b.jsonl").write_text("\n".join(json.dumps({"text": "t", "n": value}) for value in values))
+    source = Source([str(tmp_path)], Columns(carried=("n",)))
+    contents = source.contents(ShardSize(lines.SAMPLED_ROWS))
+    rows = source.reader(contents).shard(1)
+    assert rows.copied.column("n").to_pylist() == [1, 2, None, None, None, 4]
+    assert sorted(rows.errors) == [2, 3]
+    assert "int64" in str(rows.errors[2])
+
+
+def _touch(path: Path, content: bytes = b"") -> Path:
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "columns", "fault"),
+    [
+        (lambda folder: folder / "missing.parquet", Columns(), "means no file"),
+        (lambda folder: folder / "*.parquet", Columns(), "means no file"),
+        (lambda folder: _touch(folder / "a.dat"), Columns(), "--input-format"),
+        (lambda folder: _touch(folder / "a.parquet"), Columns(), "cannot be read"),
+        (lambda folder: _touch(folder / "a.parquet", b"PAR1" + b"\xff" * 60 + b"PAR1"), Columns(), "cannot be read"),
+        (lambda folder: _touch(folder / "a.arrow", b"no"), Columns(), "cannot be read"),
+        (lambda folder: _touch(folder / "a.jsonl.gz", b"no"), Columns(), "cannot be read"),
+        (lambda folder: _touch(folder / "a.csv", b"title\nx\n"), Columns(), "it has title"),
+        (lambda folder: _touch(folder / "a.csv", b"text,text\nx,y\n"), Columns(), "two columns of one name"),
+        (lambda folder: _touch(folder / "a.jsonl", b'{"title": "x"}\n'), Columns(), "it has title"),
+        (
+            lambda folder: _touch(folder / "a.jsonl", b'{"text": "x", "n": 1}\n{"text": "y", "n": "z"}'),
+            Columns(carried=("n",)),
+            "several types",
+        ),
+        (lambda folder: _touch(folder / "a.txt", b"x\n"), Columns(id="id"), "no columns"),
+        (lambda _: Path("nowhere://bucket/a.parquet"), Columns(), "cannot be read"),
+    ],
+)
+def test_files_that_cannot_be_read_are_refused_by_name(
+    make: Callable[[Path], Path], columns: Columns, fault: str, tmp_path: Path
+) -> None:
+    pattern = str(make(tmp_path)).replace(":/b", "://b")
+    with pytest.raises(JobInputError, match=fault):
+        Source([pattern], columns).contents(ShardSize(10))
+
+
+def test_files_of_different_schemas_are_refused_by_column(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["x"], "n": [1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"text": ["x"], "n": ["1"]}), tmp_path / "b.parquet")
+    with pytest.raises(JobInputError, match=r"'n' is string in .*b\.parquet and int64"):
+        Source([str(tmp_path)], Columns(carried=("n",))).contents(ShardSize(10))
+
+
+def test_a_file_named_twice_is_refused(tmp_path: Path) -> None:
+    path = _touch(tmp_path / "a.txt", b"x\n")
+    with pytest.raises(JobInputError, match="named twice"):
+        Source([str(path), str(tmp_path)], Columns())
+
+
+def test_a_file_that_lost_rows_after_the_plan_ends_the_job(tmp_path: Path) -> None:
+    path = _touch(tmp_path / "a.txt", b"x\n" * 5)
+    source = Source([str(path)], Columns())
+    contents = source.contents(ShardSize(2))
+    _touch(path, b"x\n" * 4)
+    reader = source.reader(contents)
+    with pytest.raises(JobInputError, match="changed"):
+        _ = [reader.shard(shard) for shard in range(3)]
+
+
+def test_a_file_that_was_written_to_after_the_plan_is_seen_to_have_changed(tmp_path: Path) -> None:
+    path = _touch(tmp_path / "a.txt", b"x\n" * 5)
+    source = Source([str(path)], Columns())
+    contents = source.contents(ShardSize(2))
+    source.check_unchanged()
+    assert Source([str(path)], Columns()).is_as_before(contents.files)
+    _touch(path, b"y\n" * 5)
+    assert not Source([str(path)], Columns()).is_as_before(contents.files)
+    with pytest.raises(JobInputError, match="changed"):
+        source.check_unchanged()

@@ -1,0 +1,92 @@
+"""Output folders: files appear whole, once, or not at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from bei.bulk import folder as folders
+from bei.bulk.folder import JobFolder, LocalJobFolder, folder_at
+from bei.errors import DiskFullError, JobError
+
+
+@pytest.fixture(params=["local", "s3"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> JobFolder:
+    if request.param == "local":
+        return folder_at(str(tmp_path / "out"))
+    return folder_at(f"{request.getfixturevalue('bucket')}/{tmp_path.name}")
+
+
+def test_files_are_read_as_they_were_committed(folder: JobFolder) -> None:
+    assert folder.is_empty()
+    assert folder.read("a/b") is None
+    assert not folder.exists("a/b")
+    folder.commit("a/b", b"first")
+    folder.commit("a/b", memoryview(b"second"))
+    assert folder.read("a/b") == b"second"
+    assert folder.exists("a/b")
+    assert not folder.is_empty()
+    with folder.opened("a/b") as stream:
+        assert stream.read() == b"second"
+    with pytest.raises(FileNotFoundError), folder.opened("a/c"):
+        pass
+
+
+def test_of_many_who_create_a_file_one_does(folder: JobFolder) -> None:
+    won: list[int] = []
+    barrier = threading.Barrier(8)
+
+    def create(number: int) -> None:
+        barrier.wait()
+        if folder.create("plan", b"%d" % number):
+            won.append(number)
+
+    threads = [threading.Thread(target=create, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert folder.read("plan") == b"%d" % won[0]
+
+
+def test_what_a_process_that_has_ended_left_is_removed_and_what_another_one_writes_is_not(tmp_path: Path) -> None:
+    folder = LocalJobFolder(tmp_path)
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    host = os.uname().nodename
+    left = tmp_path / f".part.{host}.{int(ended.stdout)}.abc.partial"
+    others = [
+        tmp_path / f".part.{host}.{os.getpid()}.abc.partial",
+        tmp_path / f".part.elsewhere.{int(ended.stdout)}.abc.partial",
+    ]
+    for path in (left, *others):
+        path.touch()
+    assert folder.is_empty()
+    folder.clean()
+    assert not left.exists()
+    assert all(path.exists() for path in others)
+
+
+def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = LocalJobFolder(tmp_path)
+    folder.commit("part", b"whole")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folders.os, "fsync", full)
+    with pytest.raises(DiskFullError, match=str(tmp_path)):
+        folder.commit("part", b"other")
+    assert folder.read("part") == b"whole"
+    assert [path.name for path in tmp_path.iterdir()] == ["part"]
+
+
+@pytest.mark.parametrize("url", ["s3://no-such-bucket-here/x", "nowhere://bucket/x"])
+def test_a_place_that_cannot_be_written_to_is_named(url: str, bucket: str) -> None:
+    with pytest.raises(JobError, match=url):
+        folder_at(url).commit("part", b"x")

@@ -1,0 +1,309 @@
+"""Jobs: what is in the output, what is done again, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bei.bulk.chunks import ChunkSize
+from bei.bulk.parts import PLAN, SUCCESS
+from bei.bulk.sources.rows import Columns
+from bei.core import Float32Array
+from bei.engine.fake import DIMENSION
+from bei.errors import BadRowError, BeiError, ConfigError, EngineError, InvalidRequestError, JobDiffersError
+from tests.bei.bulk.conftest import NUM_ROWS, RunJob, digests, save_rows
+from tests.bei.offline.given import expected, texts
+from tests.support.artifacts import LIMITS, save_artifact, token_ids
+from tests.support.engines import NaNEngine
+
+_GOOD = texts(NUM_ROWS)
+
+
+def _read(folder: Path) -> list[dict[str, Any]]:
+    """The rows, as a reader of the folder gets them: files that are no parts do not disturb it."""
+    rows: list[dict[str, Any]] = pq.read_table(folder).to_pylist()
+    return rows
+
+
+def _vectors(folder: Path) -> Float32Array:
+    return np.array([row["embedding"] for row in _read(folder)], np.float32)
+
+
+def test_every_row_has_its_vector_in_the_order_of_the_input(run: RunJob, tmp_path: Path) -> None:
+    done = run()
+    found = _read(tmp_path / "out")
+    assert [row["id"] for row in found] == [f"id-{number}" for number in range(NUM_ROWS)]
+    assert [row["n"] for row in found] == [*range(NUM_ROWS)]
+    np.testing.assert_allclose(_vectors(tmp_path / "out"), expected(_GOOD), atol=1e-6)
+    assert (done.rows, done.shards, done.dead, done.resumed) == (NUM_ROWS, 5, 0, 0)
+    success = json.loads((tmp_path / "out" / SUCCESS).read_text())
+    assert (success["rows"], success["shards"], success["tokens"]) == (NUM_ROWS, 5, done.tokens)
+    assert pq.read_schema(tmp_path / "out" / "part-00000.parquet").field("embedding").type.list_size == DIMENSION
+
+
+def test_rows_without_an_id_have_their_number(run: RunJob, tmp_path: Path) -> None:
+    run(columns=Columns())
+    found = _read(tmp_path / "out")
+    assert [row["row"] for row in found] == [*range(NUM_ROWS)]
+    assert found[0].keys() == {"row", "embedding"}
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "npy"])
+def test_the_same_job_elsewhere_writes_the_same_bytes(form: str, run: RunJob, tmp_path: Path) -> None:
+    run(output_format=form)
+    run(output_format=form, output=str(tmp_path / "again"))
+    first, again = digests(tmp_path / "out"), digests(tmp_path / "again")
+    assert first == again
+    assert len(first) >= 7
+
+
+def test_formats_hold_the_same_vectors(run: RunJob, tmp_path: Path) -> None:
+    for form in ("parquet", "jsonl", "npy"):
+        run(output_format=form, output=str(tmp_path / form), task_options={"output_dtype": "float16"})
+    vectors = _vectors(tmp_path / "parquet")
+    lines = [
+        json.loads(line)
+        for path in sorted((tmp_path / "jsonl").glob("part-*"))
+        for line in path.read_text().splitlines()
+    ]
+    assert [line["embedding"] for line in lines] == vectors.tolist()
+    arrays = [np.load(path) for path in sorted((tmp_path / "npy").glob("*.npy"))]
+    assert arrays[0].dtype == np.float16
+    np.testing.assert_array_equal(np.concatenate(arrays), vectors)
+    beside = [
+        json.loads(line)
+        for path in sorted((tmp_path / "npy").glob("*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    assert beside == [{"id": line["id"], "n": line["n"]} for line in lines]
+
+
+def test_json_has_float32_in_as_few_digits_as_give_it_back(run: RunJob, tmp_path: Path) -> None:
+    run(output_format="jsonl")
+    line = (tmp_path / "out" / "part-00000.jsonl").read_text().splitlines()[0]
+    np.testing.assert_array_equal(
+        np.array(json.loads(line)["embedding"], np.float32), expected(_GOOD[:1])[0].astype(np.float32)
+    )
+    assert max(len(number) for number in line.partition("[")[2].split(",")) < 16
+
+
+def test_a_job_that_is_done_is_not_done_again(run: RunJob, tmp_path: Path) -> None:
+    run()
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("part-*")}
+    done = run()
+    assert done.resumed == done.shards == 5
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("part-*")} == before
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "npy"])
+def test_parts_that_are_missing_or_broken_are_made_again(form: str, run: RunJob, tmp_path: Path) -> None:
+    run(output_format=form)
+    whole = digests(tmp_path / "out")
+    (tmp_path / "out" / f"part-00001.{form}").unlink()
+    if form == "parquet":
+        (tmp_path / "out" / "part-00003.parquet").write_bytes(b"PAR1")
+    else:
+        (tmp_path / "out" / "_records" / "part-00003.json").write_bytes(b"{")
+    assert run(output_format=form).resumed == 3
+    assert digests(tmp_path / "out") == whole
+
+
+def test_parts_of_a_job_make_the_whole(run: RunJob, tmp_path: Path) -> None:
+    run()
+    shared = tmp_path / "shared"
+    for index in (2, 0, 1):
+        assert not (shared / SUCCESS).exists()
+        run(output=str(shared), part=(index, 3))
+    assert digests(shared) == digests(tmp_path / "out")
+
+
+def test_equal_texts_are_computed_once_and_have_equal_rows(run: RunJob, tmp_path: Path) -> None:
+    save_rows(tmp_path / "rows.parquet", ["hello world"] * 30)
+    run(inputs=(str(tmp_path / "rows.parquet"),), shard_rows=30)
+    assert len(np.unique(_vectors(tmp_path / "out"), axis=0)) == 1
+
+
+@pytest.fixture
+def bad_rows(tmp_path: Path) -> str:
+    """Rows of which every fifth is empty or null, and a shard of such alone."""
+    values: list[str | None] = [*_GOOD]
+    values[0], values[7] = "", None
+    values[20:30] = [None] * 10
+    save_rows(tmp_path / "bad.parquet", values)
+    return str(tmp_path / "bad.parquet")
+
+
+def test_bad_rows_are_left_out_and_listed(run: RunJob, bad_rows: str, tmp_path: Path) -> None:
+    done = run(inputs=(bad_rows,))
+    assert (done.rows, done.dead) == (NUM_ROWS - 12, 12)
+    kept = [number for number in range(NUM_ROWS) if number not in (0, 7, *range(20, 30))]
+    assert [row["n"] for row in _read(tmp_path / "out")] == kept
+    np.testing.assert_allclose(_vectors(tmp_path / "out"), expected([_GOOD[number] for number in kept]), atol=1e-6)
+    dead = [
+        json.loads(line)
+        for path in sorted((tmp_path / "out" / "_dead").iterdir())
+        for line in path.read_text().splitlines()
+    ]
+    assert [line["row"] for line in dead] == [0, 7, *range(20, 30)]
+    assert dead[1].keys() == {"row", "file", "row_in_file", "id", "code", "reason"}
+    assert (dead[1]["id"], dead[1]["file"]) == ("id-7", "bad.parquet")
+    assert "NoneType" in dead[1]["reason"]
+
+
+def test_bad_rows_may_be_null(run: RunJob, bad_rows: str, tmp_path: Path) -> None:
+    run(inputs=(bad_rows,), on_error="null")
+    found = _read(tmp_path / "out")
+    assert [row["n"] for row in found if row["embedding"] is None] == [0, 7, *range(20, 30)]
+    assert len(found) == NUM_ROWS
+
+
+def test_a_bad_row_may_end_the_job_and_is_named(run: RunJob, bad_rows: str, tmp_path: Path) -> None:
+    with pytest.raises(BadRowError, match=r"Row (0|20) of bad\.parquet \(id 'id-(0|20)'"):
+        run(inputs=(bad_rows,), on_error="fail")
+    assert not (tmp_path / "out" / SUCCESS).exists()
+    assert [*(tmp_path / "out" / "_dead").iterdir()]
+
+
+def test_a_text_that_is_too_long_is_cut_and_counted_or_a_bad_row(run: RunJob, tmp_path: Path) -> None:
+    save_rows(tmp_path / "long.parquet", ["the " * 200, "the cat"])
+    path = (str(tmp_path / "long.parquet"),)
+    assert run(inputs=path, output=str(tmp_path / "cut")).truncated == 1
+    done = run(inputs=path, task_options={"truncate": False})
+    assert (done.rows, done.dead, done.truncated) == (1, 1, 0)
+    (line,) = (tmp_path / "out" / "_dead" / "dead-00000.jsonl").read_text().splitlines()
+    assert "tokens" in json.loads(line)["reason"]
+
+
+def test_a_row_that_the_engine_fails_on_costs_no_other(
+    run: RunJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison = min({*token_ids("zebra")} - {*token_ids("the cat hello world")})
+    monkeypatch.setattr("bei.service.loader.load_engine", lambda *_: NaNEngine(LIMITS, poison))
+    save_rows(tmp_path / "rows.parquet", ["the cat", "zebra", "hello world"])
+    done = run(inputs=(str(tmp_path / "rows.parquet"),))
+    assert (done.rows, done.dead) == (2, 1)
+    np.testing.assert_allclose(_vectors(tmp_path / "out"), expected(["the cat", "hello world"]), atol=1e-6)
+
+
+def test_chunks_have_the_vectors_of_their_texts(run: RunJob, tmp_path: Path) -> None:
+    whole = [" ".join(texts(9)), "short", " ".join(texts(30))]
+    save_rows(tmp_path / "long.parquet", whole)
+    run(inputs=(str(tmp_path / "long.parquet"),), chunk_size=ChunkSize(6, 2), shard_rows=2)
+    found = _read(tmp_path / "out")
+    cut = [whole[row["n"]][row["start"] : row["stop"]] for row in found]
+    np.testing.assert_allclose(_vectors(tmp_path / "out"), expected(cut), atol=1e-6)
+    for number, text in enumerate(whole):
+        own = [row for row in found if row["n"] == number]
+        assert [row["chunk"] for row in own] == [*range(len(own))]
+        assert (own[0]["start"], own[-1]["stop"]) == (0, len(text))
+    assert sum(row["n"] == 2 for row in found) > 10
+
+
+def test_a_bad_row_of_chunks_is_one_dead_row(run: RunJob, bad_rows: str, tmp_path: Path) -> None:
+    done = run(inputs=(bad_rows,), chunk_size=ChunkSize(3))
+    assert done.dead == 12
+    assert {row["n"] for row in _read(tmp_path / "out")} == {*range(NUM_ROWS)} - {0, 7, *range(20, 30)}
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"task_options": {"dimensions": 4}}, r"dimensions \(None, now 4\)"),
+        ({"task_options": {"normalize": False}}, "normalize"),
+        ({"columns": Columns(id="id")}, "column carried"),
+        ({"shard_rows": 11}, r"rows of a shard \(10, now 11\)"),
+        ({"on_error": "null"}, "on_error"),
+        ({"output_format": "npy"}, "output_format"),
+        ({"chunk_size": ChunkSize(5)}, "chunk_tokens"),
+        ({"max_rows": 20}, "max_rows"),
+    ],
+)
+def test_another_job_in_the_folder_is_refused_with_what_differs(
+    changed: dict[str, Any], named: str, run: RunJob, tmp_path: Path
+) -> None:
+    run()
+    before = digests(tmp_path / "out")
+    with pytest.raises(JobDiffersError, match=named):
+        run(**changed)
+    assert digests(tmp_path / "out") == before
+
+
+def test_another_model_or_changed_input_is_refused(run: RunJob, tmp_path: Path) -> None:
+    save_rows(tmp_path / "rows.parquet", _GOOD)
+    given = {"inputs": (str(tmp_path / "rows.parquet"),)}
+    run(**given)
+    other = save_artifact(tmp_path / "other", name="other")
+    with pytest.raises(JobDiffersError, match="the model"):
+        run(other.path, **given)
+    save_rows(tmp_path / "rows.parquet", _GOOD[::-1])
+    with pytest.raises(JobDiffersError, match=r"changed: rows\.parquet"):
+        run(**given)
+    save_rows(tmp_path / "rows.parquet", _GOOD)  # the same content with another time
+    assert run(**given).resumed == 5
+
+
+def test_a_folder_with_other_files_is_refused(run: RunJob, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    with pytest.raises(JobDiffersError, match=PLAN):
+        run()
+    (tmp_path / "out" / PLAN).write_text("{}")
+    with pytest.raises(JobDiffersError, match="not a plan"):
+        run()
+
+
+def test_a_mistake_in_the_options_leaves_no_plan(run: RunJob, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="dimensions"):
+        run(task_options={"dimensions": 17})
+    assert not (tmp_path / "out" / PLAN).exists()
+    run()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "named"),
+    [
+        ({"task": "rerank"}, ConfigError, "--query-column"),
+        ({"columns": Columns(query="id")}, ConfigError, "--query-column"),
+        ({"task": "classify", "chunk_size": ChunkSize(4)}, ConfigError, "--chunk-tokens"),
+        ({"columns": Columns(carried=("embedding",))}, ConfigError, "'embedding'"),
+        ({"columns": Columns(carried=("id", "id"))}, ConfigError, "twice"),
+        ({"output_format": "npy", "on_error": "null"}, ConfigError, "--on-error"),
+        ({"chunk_size": ChunkSize(1000)}, ConfigError, "--chunk-tokens"),
+        ({"task": "sparse"}, BeiError, "cannot make sparse embeddings"),
+        ({"inputs": ("-", "a.txt")}, ConfigError, "Standard input"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_by_name(
+    options: dict[str, Any], error: type[BeiError], named: str, run: RunJob
+) -> None:
+    with pytest.raises(error, match=named):
+        run(**options)
+
+
+def test_an_engine_that_answers_otherwise_than_at_build_time_is_refused(run: RunJob, tmp_path: Path) -> None:
+    other = save_artifact(tmp_path / "other", canary=[1.0] + [0.0] * (DIMENSION - 1))
+    with pytest.raises(EngineError, match="canary"):
+        run(other.path)
+
+
+def test_standard_input_is_read_as_a_file_is(run: RunJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in _GOOD).encode()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines)))
+    run(inputs=("-",), columns=Columns())
+    np.testing.assert_allclose(_vectors(tmp_path / "out"), expected(_GOOD), atol=1e-6)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines)))
+    assert run(inputs=("-",), columns=Columns()).resumed == 5
+
+
+def test_inputs_of_token_ids_are_run_as_they_are(run: RunJob, tmp_path: Path) -> None:
+    ids = [token_ids(text) for text in _GOOD]
+    pq.write_table(pa.table({"text": ids}), tmp_path / "ids.parquet")
+    run(inputs=(str(tmp_path / "ids.parquet"),), columns=Columns())
+    np.testing.assert_allclose(_vectors(tmp_path / "out"), expected(_GOOD), atol=1e-6)

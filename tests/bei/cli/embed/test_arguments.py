@@ -1,0 +1,77 @@
+"""The flags of ``bei embed``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+
+import pytest
+
+from bei.bulk.chunks import ChunkSize
+from bei.bulk.run import JobOptions
+from bei.cli.embed.arguments import add_arguments, job_options
+from bei.errors import ConfigError
+
+_NEEDED = ("model", "--input", "in.parquet", "--output", "out")
+
+
+def _options(*flags: str, environment: Mapping[str, str] = {}) -> JobOptions:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return job_options(vars(parser.parse_args([*_NEEDED, *flags])), environment)
+
+
+def test_without_flags_dense_vectors_are_made_of_the_column_text() -> None:
+    options = _options()
+    assert (options.task, options.columns.text, options.task_options, options.part) == ("embed", "text", {}, (0, 1))
+
+
+def test_flags_of_the_task_get_the_names_of_models_options() -> None:
+    options = _options("--dimensions", "64", "--no-normalize", "--truncate", "left", "--chunk-tokens", "9")
+    assert options.task_options == {
+        "dimensions": 64,
+        "normalize": False,
+        "truncate": True,
+        "truncation_direction": "left",
+    }
+    assert options.chunk_size == ChunkSize(9, 0)
+    assert _options("--truncate", "none").task_options == {"truncate": False}
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "part"),
+    [
+        (("--shard", "2/3"), {}, (2, 3)),
+        (("--shard", "auto"), {"JOB_COMPLETION_INDEX": "1", "JOB_COMPLETIONS": "4"}, (1, 4)),
+        (
+            ("--shard", "auto"),
+            {"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_MIN": "5", "SLURM_ARRAY_TASK_COUNT": "2"},
+            (0, 2),
+        ),
+        ((), {"JOB_COMPLETION_INDEX": "1", "JOB_COMPLETIONS": "4"}, (0, 1)),
+    ],
+)
+def test_parts_come_from_the_flag_or_where_it_says_so_from_the_environment(
+    flags: tuple[str, ...], environment: Mapping[str, str], part: tuple[int, int]
+) -> None:
+    assert _options(*flags, environment=environment).part == part
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "named"),
+    [
+        (("--shard", "3/3"), {}, "--shard"),
+        (("--shard", "9" * 30), {}, "--shard"),
+        (("--shard", "auto"), {}, "JOB_COMPLETION_INDEX"),
+        (("--shard", "auto"), {"JOB_COMPLETION_INDEX": "4", "JOB_COMPLETIONS": "4"}, "JOB_COMPLETION_INDEX"),
+        (("--chunk-overlap", "2"), {}, "--chunk-tokens"),
+        (("--task", "sparse", "--dimensions", "8"), {}, "--dimensions is for --task embed"),
+        (("--top-k", "8"), {}, "--top-k is for --task sparse"),
+        (("--task", "rerank"), {}, "--query-column"),
+    ],
+)
+def test_flags_that_cannot_be_are_refused_by_name(
+    flags: tuple[str, ...], environment: Mapping[str, str], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        _options(*flags, environment=environment)
