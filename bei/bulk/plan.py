@@ -21,7 +21,7 @@ _INSTRUCTIONS_OF_ARM = ("asimd", "asimddp", "asimdhp", "bf16", "i8mm", "sve", "s
 _OF_TARGETS: Mapping[str, str] = {"cpu": "openvino", "cuda": "torch", "cuda-twin": "torch", "tensorrt": "tensorrt"}
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     """``artifact``: the digest of the manifest, which has those of all files. ``options``: of the task and of the
     output, by the names of their flags. ``versions`` and ``machine``: engines and formats write other bytes with
     others."""
@@ -41,7 +41,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         lasting = msgspec.structs.replace(self, contents=msgspec.structs.replace(self.contents, files=files))
         return hashlib.sha256(msgspec.json.encode(lasting, order="deterministic")).hexdigest()
 
-    def differences(self, other: Plan) -> Iterator[str]:
+    def differences(self, other: JobPlan) -> Iterator[str]:
         """What differs in ``other``, in words."""
         yield from _differing_files(self.contents.files, other.contents.files)
         if self.artifact != other.artifact:

@@ -21,7 +21,7 @@ from bei.bulk.chunks import ChunkSize
 from bei.bulk.folder import JobFolder, folder_at
 from bei.bulk.job import Job, OnError, Output
 from bei.bulk.parts import FORMATS, PLAN, SUCCESS, PartFormat, ShardRecord
-from bei.bulk.plan import Plan, machine_for, versions_for
+from bei.bulk.plan import JobPlan, machine_for, versions_for
 from bei.bulk.row_task import TASKS, RowTask
 from bei.bulk.shard_service import ShardService
 from bei.bulk.sources.rows import Columns
@@ -34,7 +34,7 @@ from bei.utils.full_disk import naming_full_disk
 log = logging.getLogger(__name__)
 
 _STDIN = "-"
-_PLAN = msgspec.json.Decoder(Plan)
+_PLAN = msgspec.json.Decoder(JobPlan)
 
 # The output of a shard, and rows of it at most and at least.
 _SHARD_BYTES = 1 << 26
@@ -150,7 +150,7 @@ def run_job(
 async def _run(
     source: Source,
     contents: Contents,
-    stored: Plan | None,
+    stored: JobPlan | None,
     loaded: Loaded,
     folder: JobFolder,
     options: JobOptions,
@@ -194,7 +194,7 @@ def _task(service: ShardService, options: JobOptions) -> RowTask:
     return task
 
 
-def _stored_plan(folder: JobFolder) -> Plan | None:
+def _stored_plan(folder: JobFolder) -> JobPlan | None:
     """The plan of the job that has the folder. Raises JobDiffersError where there is something else."""
     content = folder.read(PLAN)
     if content is None:
@@ -209,7 +209,7 @@ def _stored_plan(folder: JobFolder) -> Plan | None:
         ) from error
 
 
-def _contents(source: Source, stored: Plan | None, options: JobOptions, manifest: Manifest) -> Contents:
+def _contents(source: Source, stored: JobPlan | None, options: JobOptions, manifest: Manifest) -> Contents:
     """What the files have; not looked through again where they are as the plan has seen them."""
     rows = options.shard_rows or _shard_rows(manifest, options)
     size = ShardSize(rows, max_rows=options.max_rows)
@@ -227,9 +227,9 @@ def _shard_rows(manifest: Manifest, options: JobOptions) -> int:
     return max(_LEAST_ROWS, min(_MOST_ROWS, _SHARD_BYTES // a_row))
 
 
-def _plan(contents: Contents, loaded: Loaded, options: JobOptions) -> Plan:
+def _plan(contents: Contents, loaded: Loaded, options: JobOptions) -> JobPlan:
     manifest = loaded.artifact.manifest
-    return Plan(
+    return JobPlan(
         contents=contents,
         columns=options.columns,
         artifact=manifest.digest,
@@ -240,7 +240,7 @@ def _plan(contents: Contents, loaded: Loaded, options: JobOptions) -> Plan:
     )
 
 
-def _agree(folder: JobFolder, plan: Plan, stored: Plan | None) -> None:
+def _agree(folder: JobFolder, plan: JobPlan, stored: JobPlan | None) -> None:
     """Write ``plan`` if nobody has written one. Raises JobDiffersError where there is another one."""
     if stored is None and folder.create(PLAN, msgspec.json.format(msgspec.json.encode(plan), indent=1)):
         return
@@ -259,7 +259,7 @@ def _mine(num_shards: int, part: tuple[int, int]) -> list[int]:
     return [*range(index * num_shards // count, (index + 1) * num_shards // count)]
 
 
-def _finish(folder: JobFolder, form: PartFormat, plan: Plan) -> None:
+def _finish(folder: JobFolder, form: PartFormat, plan: JobPlan) -> None:
     """Say that the job is done, if all shards are, whoever has done them."""
     records = []
     for shard in range(len(plan.contents.shards)):

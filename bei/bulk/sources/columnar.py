@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
-from bei.bulk.sources.rows import Columns, Open, Piece, Place, Rows
+from bei.bulk.sources.rows import Columns, Open, RowPlace, RowRange, Rows
 from bei.errors import JobInputError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class ColumnarFile(ABC):
         """The columns ``names``, from a batch on that holds ``first_row`` or begins there; the first batch is cut."""
 
     @abstractmethod
-    def pieces(self, columns: Columns) -> Generator[Piece, None, None]:
+    def pieces(self, columns: Columns) -> Generator[RowRange, None, None]:
         """As ``RowFile`` has it."""
 
     def schema(self, columns: Columns) -> pa.Schema:
@@ -65,7 +65,7 @@ class ColumnarFile(ABC):
                     "make them alike, or give the files to two jobs."
                 )
 
-    def rows(self, columns: Columns, schema: pa.Schema, start: Place) -> Iterator[Rows]:
+    def rows(self, columns: Columns, schema: pa.Schema, start: RowPlace) -> Iterator[Rows]:
         """As ``RowFile`` has it."""
         import pyarrow as pa
 
@@ -94,7 +94,7 @@ class ColumnarFile(ABC):
 class ParquetRows(ColumnarFile):
     """A Parquet file."""
 
-    def pieces(self, columns: Columns) -> Generator[Piece, None, None]:
+    def pieces(self, columns: Columns) -> Generator[RowRange, None, None]:
         with self._reading(), self._open() as stream:
             self.digest = _footer_digest(stream)
             metadata = self._parquet(stream).metadata
@@ -103,7 +103,7 @@ class ParquetRows(ColumnarFile):
                 group = metadata.row_group(index)
                 parts = map(group.column, range(group.num_columns))
                 sizes = [p.total_uncompressed_size for p in parts if p.path_in_schema.partition(".")[0] in wanted]
-                yield Piece(group.num_rows, sum(sizes))
+                yield RowRange(group.num_rows, sum(sizes))
 
     def _types(self) -> pa.Schema:
         with self._open() as stream:
@@ -135,7 +135,7 @@ class ParquetRows(ColumnarFile):
 class ArrowRows(ColumnarFile):
     """An Arrow IPC file (Feather, version 2)."""
 
-    def pieces(self, columns: Columns) -> Generator[Piece, None, None]:
+    def pieces(self, columns: Columns) -> Generator[RowRange, None, None]:
         import pyarrow as pa
 
         content = hashlib.sha256()
@@ -147,7 +147,7 @@ class ArrowRows(ColumnarFile):
             file = pa.ipc.open_file(stream)
             for index in range(file.num_record_batches):
                 batch = file.get_batch(index)
-                yield Piece(batch.num_rows, batch.nbytes)
+                yield RowRange(batch.num_rows, batch.nbytes)
 
     def _types(self) -> pa.Schema:
         import pyarrow as pa

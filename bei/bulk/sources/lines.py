@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 import msgspec
 
 from bei.bulk.sources.columnar import without_columns
-from bei.bulk.sources.rows import Columns, Open, Piece, Place, Rows
+from bei.bulk.sources.rows import Columns, Open, RowPlace, RowRange, Rows
 from bei.errors import BeiError, JobInputError, MalformedRequestError
 from bei.utils.surrogates import check_characters
 
@@ -94,17 +94,17 @@ class LineFile(ABC):
     def check(self, columns: Columns, schema: pa.Schema) -> None:  # noqa: B027  # of most formats any row is taken
         """As ``RowFile`` has it. JSON rows may lack a column, and have other types: then they are bad ones."""
 
-    def pieces(self, columns: Columns) -> Generator[Piece, None, None]:
+    def pieces(self, columns: Columns) -> Generator[RowRange, None, None]:
         """As ``RowFile`` has it."""
         content = hashlib.sha256()
         try:
             with self._open() as stream:
                 for record in self._begun(stream, 0, content.update):
-                    yield Piece(1, record.num_bytes, record.offset)
+                    yield RowRange(1, record.num_bytes, record.offset)
         finally:  # also where no more rows are wanted
             self.digest = content.hexdigest()
 
-    def rows(self, columns: Columns, schema: pa.Schema, start: Place) -> Iterator[Rows]:
+    def rows(self, columns: Columns, schema: pa.Schema, start: RowPlace) -> Iterator[Rows]:
         """As ``RowFile`` has it. A value that is not of its column's type makes its row a bad one."""
         with self._open() as stream:
             records = self._begun(stream, start.offset)

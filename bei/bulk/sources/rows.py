@@ -64,7 +64,7 @@ def joined(parts: Seq[Rows]) -> Rows:
     return Rows(inputs, pa.concat_tables([part.copied for part in parts]), errors)
 
 
-class Piece(NamedTuple):
+class RowRange(NamedTuple):
     """Consecutive rows of a file: how many, their bytes, and where the first begins, in formats whose rows begin at an
     offset."""
 
@@ -73,8 +73,8 @@ class Piece(NamedTuple):
     offset: int = 0
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
-    """A row of a job's input: its file and its row there, both from 0, and the row's offset (``Piece``)."""
+class RowPlace(msgspec.Struct, frozen=True, array_like=True):
+    """A row of a job's input: its file and its row there, both from 0, and the row's offset (``RowRange``)."""
 
     file: int
     row: int
@@ -94,7 +94,7 @@ class RowFile(Protocol):
     def check(self, columns: Columns, schema: pa.Schema) -> None:
         """Raise JobInputError where rows of this file cannot stand beside those of a file with ``schema``."""
 
-    def pieces(self, columns: Columns) -> Generator[Piece, None, None]:
+    def pieces(self, columns: Columns) -> Generator[RowRange, None, None]:
         """All rows. ``digest`` is known when it has ended, or was closed."""
 
     @property
@@ -102,5 +102,5 @@ class RowFile(Protocol):
         """SHA-256 of what tells the file from any other: of a Parquet file its footer, of lines all bytes that
         were read."""
 
-    def rows(self, columns: Columns, schema: pa.Schema, start: Place) -> Iterator[Rows]:
+    def rows(self, columns: Columns, schema: pa.Schema, start: RowPlace) -> Iterator[Rows]:
         """The rows from ``start`` on, in parts of a few thousand."""

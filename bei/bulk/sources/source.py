@@ -16,7 +16,7 @@ import msgspec
 
 from bei.bulk.sources.columnar import ArrowRows, ParquetRows
 from bei.bulk.sources.lines import CsvRecords, JsonLines, TextLines, TsvRecords
-from bei.bulk.sources.rows import Columns, Piece, Place, RowFile, Rows, joined
+from bei.bulk.sources.rows import Columns, RowFile, RowPlace, RowRange, Rows, joined
 from bei.errors import JobInputError
 from bei.utils import libraries
 
@@ -80,7 +80,7 @@ class Contents(msgspec.Struct, frozen=True):
     files: list[InputFile]
     schema: bytes
     size: ShardSize
-    shards: list[Place]
+    shards: list[RowPlace]
 
     @property
     def num_rows(self) -> int:
@@ -120,7 +120,7 @@ class Source:
             with closing(opened.pieces(self.columns)) as pieces:
                 for piece in pieces if room else ():
                     taken = min(piece.num_rows, room)
-                    cutter.add(Place(index, num_rows, piece.offset), piece._replace(num_rows=taken))
+                    cutter.add(RowPlace(index, num_rows, piece.offset), piece._replace(num_rows=taken))
                     num_rows += taken
                     room -= taken
                     if not room:
@@ -198,13 +198,13 @@ class Reader:
         self._next_row = stop
         return joined(parts)
 
-    def _row(self, place: Place) -> int:
+    def _row(self, place: RowPlace) -> int:
         return self._rows_before[place.file] + place.row
 
-    def _from(self, place: Place) -> Iterator[Rows]:
+    def _from(self, place: RowPlace) -> Iterator[Rows]:
         """All rows from ``place`` on. A file that has grown or shrunk ends the job."""
         for index in range(place.file, len(self._files)):
-            first = place if index == place.file else Place(index, 0)
+            first = place if index == place.file else RowPlace(index, 0)
             num_rows = first.row
             for part in self._files[index].rows(self._columns, self.schema, first):
                 num_rows += part.copied.num_rows
@@ -220,17 +220,17 @@ class _Cutter:
     """Where shards begin: wherever the one before is full."""
 
     def __init__(self, size: ShardSize) -> None:
-        self.shards: list[Place] = []
+        self.shards: list[RowPlace] = []
         self._size = size
         self._rows = self._bytes = 0
 
-    def add(self, place: Place, piece: Piece) -> None:
+    def add(self, place: RowPlace, piece: RowRange) -> None:
         """Rows from ``place`` on, which are taken to be of one size."""
         num_rows, done = piece.num_rows, 0
         a_row = -(-piece.num_bytes // max(1, num_rows))
         while done < num_rows:
             if not self.shards or self._rows >= self._size.rows or self._bytes >= self._size.bytes:
-                self.shards.append(Place(place.file, place.row + done, place.offset))
+                self.shards.append(RowPlace(place.file, place.row + done, place.offset))
                 self._rows = self._bytes = 0
             fitting = -(-(self._size.bytes - self._bytes) // max(1, a_row))
             taken = min(num_rows - done, self._size.rows - self._rows, max(1, fitting))

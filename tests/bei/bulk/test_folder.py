@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from bei.bulk import folder as folders
 from bei.bulk.folder import JobFolder, LocalJobFolder, folder_at
 from bei.errors import DiskFullError, JobError
 
@@ -79,7 +78,7 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatc
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(folders.os, "fsync", full)
+    monkeypatch.setattr("bei.bulk.folder.os.fsync", full)
     with pytest.raises(DiskFullError, match=str(tmp_path)):
         folder.commit("part", b"other")
     assert folder.read("part") == b"whole"
