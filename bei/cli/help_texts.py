@@ -122,16 +122,13 @@ docs/reference.md says more of each setting.""",
 Every flag is also a variable (--max-headers: BEI_MAX_HEADERS) and a key of the
 file of --config (max_headers: 128). Flags of other servers: docs/clients.md.""",
     "embed": """examples:
-  bei embed all-MiniLM-L6-v2 --input corpus.parquet --output vectors
-  bei embed minilm --input 's3://bucket/*.jsonl.gz' --id-column id \\
-      --columns title,url --output s3://bucket/vectors
-  bei embed minilm --input docs --chunk-tokens 200 --chunk-overlap 20 \\
-      --output vectors
-  bei embed reranker --task rerank --query-column query --input pairs.csv \\
-      --output scores
+  bei embed minilm --input corpus.parquet --output vectors
+  bei embed minilm --input s3://bucket/texts --output s3://bucket/vectors
+  bei embed minilm --input docs --chunk-tokens 200 --output vectors
   bei embed minilm --input corpus --output vectors --shard 0/4
+  bei embed ranker --task rerank --query-column q --input a.csv --output b
 
-The same command again goes on where it was ended: docs/bulk.md.""",
+The same command again does what is not done yet: docs/bulk.md.""",
     "tune": """examples:
   bei tune minilm
   bei tune minilm --engine-threads 4 --engine-streams 2""",
