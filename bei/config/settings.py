@@ -25,7 +25,7 @@ UNTRAINED_DIMENSIONS = ("warn", "refuse")
 
 # APIs whose routes and errors are mounted under ``/<name>`` (bei.server.dialects); "bei": the routes without a mount
 # point.
-DIALECTS = ("bei", "tei", "cohere", "jina", "voyage", "nim", "infinity", "vllm")
+DIALECTS = ("bei", "tei", "cohere", "jina", "voyage", "nim", "infinity", "vllm", "oip")
 
 
 LOG_FORMATS = ("text", "json")
@@ -304,7 +304,7 @@ FIRST_SEGMENTS = frozenset(
             "tokenize",
         ),
         *("tokenize", "ui", "v1", "v2", "vertex"),
-        *("cohere", "infinity", "jina", "nim", "tei", "vllm", "voyage"),
+        *("cohere", "infinity", "jina", "nim", "oip", "tei", "vllm", "voyage"),
     )
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bei.config.settings import ServeConfig
-from bei.server.dialects import cohere, infinity, jina, nim, tei, vllm, voyage
+from bei.server.dialects import cohere, infinity, jina, nim, oip, tei, vllm, voyage
 from bei.server.dialects.base import Dialect
 from bei.server.endpoint.models import Models
 from bei.server.status.whole_server import WholeServer
@@ -19,4 +19,5 @@ def all_dialects(models: Models, config: ServeConfig, server: WholeServer) -> tu
         nim.dialect(models, server),
         infinity.dialect(models, server),
         vllm.dialect(models, config, server),
+        oip.dialect(models, config.max_client_batch_size, server),
     )

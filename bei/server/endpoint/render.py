@@ -189,7 +189,7 @@ def _parts_of_items(items: Items, notation: Notation) -> Iterator[bytes]:
     step = _step(items)
     for start in range(0, items.count, step):
         made = items.make(start, min(start + step, items.count))
-        if any(isinstance(item, Items) and item.num_bytes > PIECE_BYTES for item in made):
+        if not isinstance(made, np.ndarray) and any(num_bytes_of(item) > PIECE_BYTES for item in made):
             for index, item in enumerate(made):
                 if start or index:
                     yield notation.between

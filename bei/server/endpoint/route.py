@@ -60,7 +60,8 @@ class Route(Generic[RequestT]):
     ``handle``'s docstring describe the route there. ``parse`` and ``handle`` raise BeiError. ``has_report``: the
     handler can report the result or error of each input. ``octet_headers``: names of headers that an answer of raw
     bytes has; empty if the route has no such answer. ``timing_headers``: makes the headers of a successful answer about
-    its time. ``runs_engine``: False if the handler needs only the tokenizer.
+    its time. ``runs_engine``: False if the handler needs only the tokenizer. ``parse_for``: makes the parser of a
+    request whose path or headers say how its body is read; None: ``parse`` reads all.
     """
 
     path: str
@@ -73,6 +74,7 @@ class Route(Generic[RequestT]):
     octet_headers: Seq[str] = ()
     timing_headers: Callable[[Timing], Mapping[str, str]] | None = None
     runs_engine: bool = True
+    parse_for: Callable[[Request], Callable[[bytes], RequestT]] | None = None
 
 
 class Endpoint:
@@ -119,7 +121,8 @@ class Endpoint:
         if timing is not None:
             timing.received()
         is_large = len(content) > _LARGE_BODY_BYTES
-        body, unreadable = await self._read(content, in_part=form.has_report)
+        parse = self._route.parse if self._route.parse_for is None else self._route.parse_for(request)
+        body, unreadable = await self._read(parse, content, in_part=form.has_report)
         del content
         if timing is not None:
             timing.parsed()
@@ -194,9 +197,9 @@ class Endpoint:
         if is_large:
             self._memory.soon()
 
-    async def _read(self, body: bytes, *, in_part: bool) -> Read:
+    async def _read(self, parse: Callable[[bytes], Any], body: bytes, *, in_part: bool) -> Read:
         try:
-            return await read(self._route.parse, body.removeprefix(_BYTE_ORDER_MARK), in_part=in_part)
+            return await read(parse, body.removeprefix(_BYTE_ORDER_MARK), in_part=in_part)
         except BeiError:
             if len(body) > _LARGE_BODY_BYTES:  # millions of objects may have been made of it before it was refused
                 self._memory.soon()

@@ -48,6 +48,7 @@ _ANSWER_HEADERS: Mapping[str, Mapping[str, Any]] = {
     WARNING_HEADER: {"schema": _TEXT, "description": "Where the answer may not be what the client meant."},
     "x-bei-shape": {"schema": _TEXT, "description": "For bytes: the number of vectors, and of numbers in each: 2,384."},
     "x-bei-dtype": {"schema": _TEXT, "description": "For bytes: the numbers' type, by NumPy's name."},
+    "inference-header-content-length": {"schema": _TEXT, "description": "For tensors as bytes: where they begin."},
     "metadata": {"schema": _TEXT, "description": "vLLM's, for bytes: where each value begins and ends, as JSON."},
     "retry-after": {"schema": _WHOLE, "description": "Seconds after which to retry."},
     "retry-after-ms": {"schema": _WHOLE, "description": "The same in milliseconds."},

@@ -34,7 +34,7 @@ from bei.server.http.errors import ErrorForm, own_form, status_of
 from bei.server.routes.root import REQUESTS, by_kind
 from bei.server.status.whole_server import WholeServer
 from bei.tasks.support import PHRASES
-from tests.bei.server.dialects.wire import exchanges
+from tests.bei.server.dialects.wire import exchanges, has_path
 from tests.bei.server.endpoint.test_route import GOOD
 
 Parse = Callable[[bytes], Any]
@@ -103,7 +103,7 @@ def seeds_of(name: str) -> list[Any]:
     """Good bodies, and those of the goldens that are refused."""
     request = next((route.request for route, _ in ROUTES if route.parse is PARSERS[name]), REQUESTS)
     paths = [route.path for route, _ in ROUTES if route.request is request] + ["/rerank"] * (request is REQUESTS)
-    return [seed for path in paths for seed in SEEDS.get(path, [])]
+    return [seed for asked, seeds in SEEDS.items() if any(has_path(path, asked) for path in paths) for seed in seeds]
 
 
 def check(name: str, body: bytes, *, in_part: bool = False) -> BeiError | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,11 @@ def exchanges(name: str) -> list[dict[str, Any]]:
     """Those of the dialect ``name``."""
     found: list[dict[str, Any]] = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
     return found
+
+
+def has_path(template: str, path: str) -> bool:
+    """True if ``path`` is one of the route's paths; parameters of ``template`` are paths too."""
+    return re.fullmatch(re.sub(r"\\{\w+:path\\}", ".+", re.escape(template)), path) is not None
 
 
 def asked(app: App, request: dict[str, Any]) -> dict[str, Any]:

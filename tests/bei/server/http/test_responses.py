@@ -170,9 +170,9 @@ def test_a_compressed_body_counts_as_what_it_decodes_to_until_it_is_admitted(mak
     held: list[int] = []
     read = Endpoint._read
 
-    async def noting(self: Endpoint, body: bytes, *, in_part: bool) -> Any:
+    async def noting(self: Endpoint, parse: Any, body: bytes, *, in_part: bool) -> Any:
         held.append(memory.held)
-        return await read(self, body, in_part=in_part)
+        return await read(self, parse, body, in_part=in_part)
 
     async def scenario() -> None:
         client, more = encoded(content, memory)
