@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from bei import errors
@@ -17,7 +16,6 @@ from bei.cli import main
 from bei.cli.bench.dialects import DIALECTS
 from bei.cli.bench.options import add_arguments
 from bei.config.settings import ServeConfig
-from bei.config.sources import load
 from bei.metrics.aggregate import GAUGES
 from bei_build.config import BuildConfig
 from tests.support.scraped import scraped
@@ -135,16 +133,6 @@ def test_every_error_code_is_documented() -> None:
 
 
 DEPLOY = (ROOT / "docs" / "deploy.md").read_text()
-
-
-def test_the_deployment_sets_what_there_is_and_asks_routes_that_there_are() -> None:
-    deployment = yaml.safe_load(re.search(r"```yaml\n(.*?)```", DEPLOY, re.S).group(1))  # type: ignore[union-attr]
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    config = load(ServeConfig, {}, env={entry["name"]: entry["value"] for entry in container["env"]})
-    assert config.log_format == "json"
-    assert [port["containerPort"] for port in container["ports"]] == [config.port]
-    probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")]
-    assert probes == [{"path": path, "port": config.port} for path in ("/ready", "/ready", "/health")]
 
 
 def test_the_limits_of_the_deployment_page_have_their_defaults() -> None:
