@@ -18,9 +18,11 @@ OLDEST, NEWEST = "1.29", "1.37"
 Object = dict[str, Any]
 
 
-def rendered(values: dict[str, Any], kube_version: str = NEWEST, chart: Path = CHART) -> list[Object]:
+def rendered(
+    values: dict[str, Any], kube_version: str = NEWEST, chart: Path = CHART, release: str = RELEASE
+) -> list[Object]:
     """The objects that ``helm install`` would send. Raises helm_python.HelmError."""
-    options = {"name": RELEASE, "namespace": NAMESPACE, "kube_version": f"v{kube_version}.0"}
+    options = {"name": release, "namespace": NAMESPACE, "kube_version": f"v{kube_version}.0"}
     with helm_python.Chart.load(chart) as loaded:
         # Chart.render has no parameter for the version of Kubernetes.
         answer = _native.call_string("helm_render", loaded._raw(), json.dumps(values), json.dumps(options))

@@ -34,7 +34,9 @@ PARTS: dict[str, dict[str, Values]] = {
     "monitor": {
         "none": {},
         "pods": {"metrics": {"monitor": "pod", "labels": {"release": "prometheus"}, "tlsConfig": CA}},
-        "service": {"metrics": {"monitor": "service", "interval": "30s", "tlsConfig": CA}},
+        "service": {
+            "metrics": {"monitor": "service", "interval": "30s", "tlsConfig": CA, "dashboard": {"enabled": True}},
+        },
     },
     "artifacts": {
         "in the image": {},

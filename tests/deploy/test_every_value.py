@@ -79,6 +79,8 @@ OTHERS: dict[str, tuple[Any, Values]] = {
     "metrics.labels": ({"a": "b"}, MONITOR),
     "metrics.credentials": ({"name": "a", "key": "b"}, MONITOR),
     "metrics.tlsConfig": ({"insecureSkipVerify": True}, ENCRYPTED),
+    "metrics.dashboard.enabled": (True, {}),
+    "metrics.dashboard.labels.grafana_dashboard": ("2", {"metrics": {"dashboard": {"enabled": True}}}),
     "networkPolicy.enabled": (True, {}),
     "networkPolicy.clients": ([{"namespaceSelector": {}}], POLICY),
     "networkPolicy.egress": ([{"ports": [{"port": 443}]}], POLICY),
