@@ -14,7 +14,7 @@ TLS = {"secretName": "123", "clientAuth": False}  # a name that YAML takes for a
 CA = {"ca": {"secret": {"name": "authority", "key": "ca.crt"}}, "serverName": "bei.search.svc"}
 CLAIM = {"claimName": "models", "subPath": "v1"}
 MODELS = ["/models/minilm", "/models/reranker"]
-EMBED = {"enabled": True, "input": "/data/in/*.parquet", "output": "/data/out", "claimName": "corpus"}
+EMBED = {"enabled": True, "input": ["/data/in/*.parquet", "s3://a/b"], "output": "/data/out", "claimName": "corpus"}
 DOWNLOAD = {"image": "curlimages/curl:8", "command": ["sh", "-c", "curl https://x | tar -x -C /models"], "size": "5Gi"}
 
 # An option is a name and its values, by part.

@@ -89,7 +89,7 @@ OTHERS: dict[str, tuple[Any, Values]] = {
     "serviceAccount.annotations": ({"a": "b"}, {}),
     "embed.enabled": (True, {"embed": {**JOB["embed"], "enabled": False}}),
     "embed.artifact": ("other", JOB),
-    "embed.input": ("s3://a/b", JOB),
+    "embed.input": (["s3://a/b"], JOB),
     "embed.output": ("s3://a/c", JOB),
     "embed.shards": (9, JOB),
     "embed.parallelism": (1, JOB),

@@ -45,6 +45,7 @@ from bei.service.service import InferenceService
 from bei.tasks.classify import ClassifyTask, classify
 from bei.tasks.embed import EmbedTask
 from bei.tasks.rerank import RerankTask, rerank
+from bei.tasks.support import PHRASES
 from bei.tokenizer.truncation import encoding_options
 from bei.version import __version__
 
@@ -186,6 +187,7 @@ class _Form:
     """How a task is asked for. ``num_texts``: how many texts an input may have. ``unused``: parameters that mean nothing
     to the task. ``outputs``: those of a model, by name."""
 
+    task: str
     num_texts: Seq[int]
     unused: Seq[str]
     outputs: Callable[[InferenceService], Mapping[str, TensorMetadata]]
@@ -204,8 +206,8 @@ async def infer(request: ParsedInfer, context: RequestContext) -> Reply:
     wanted = _wanted(request, available)
     for name in form.unused:
         if getattr(request.parameters, name) is not None:
-            task = service.manifest.tasks[0]
-            raise errors.InvalidRequestError(f"{service.name} has no use for {name} ({task}): leave it out.", name)
+            message = f"{name} means nothing to {service.name}, which is asked to {PHRASES[form.task]}: leave it out."
+            raise errors.InvalidRequestError(message, name)
     _check_texts(request.inputs, context)
     num_texts = 2 if isinstance(request.inputs[0], tuple) else 1
     if num_texts not in form.num_texts:
@@ -303,9 +305,12 @@ def _outputs_of_reranker(_: InferenceService) -> dict[str, TensorMetadata]:
 _OF_EMBEDDINGS = ("prompt_name", "input_type", "prompt", "dimensions", "normalize")
 
 _FORMS: Mapping[str, _Form] = {
-    "embed": _Form((1,), ("raw_scores",), _outputs_of_embedder, _embed),
-    "classify": _Form((1, 2), _OF_EMBEDDINGS, _outputs_of_classifier, _classify),
-    "rerank": _Form((2,), _OF_EMBEDDINGS, _outputs_of_reranker, _rerank),
+    form.task: form
+    for form in (
+        _Form("embed", (1,), ("raw_scores",), _outputs_of_embedder, _embed),
+        _Form("classify", (1, 2), _OF_EMBEDDINGS, _outputs_of_classifier, _classify),
+        _Form("rerank", (2,), _OF_EMBEDDINGS, _outputs_of_reranker, _rerank),
+    )
 }
 
 _decode = parser(InferRequest)
