@@ -184,8 +184,8 @@ class Inferred(NamedTuple):
 
 @dataclass(frozen=True)
 class _Form:
-    """How a task is asked for. ``num_texts``: how many texts an input may have. ``unused``: parameters that mean nothing
-    to the task. ``outputs``: those of a model, by name."""
+    """How a task is asked for. ``num_texts``: how many texts an input may have. ``unused``: parameters that mean
+    nothing to the task. ``outputs``: those of a model, by name."""
 
     task: str
     num_texts: Seq[int]
