@@ -64,8 +64,12 @@ _DEPENDENT = {
     *("max_tokens", "max_tokens_per_doc", "max_doc_length"),
 }
 # Routes whose inputs are such: ids of the model's vocabulary, lists of equal lengths, a body for each kind of model,
-# labels for a model of natural language inference; or that need a model's name where several are served.
-_DEPENDENT_ROUTES = ("decode", "detokenize", "score", "invocations", "vertex", "v1/classify", "tokenize", "pooling")
+# labels for a model of natural language inference, tensors of a shape; or that need a model's name where several are
+# served.
+_DEPENDENT_ROUTES = (
+    *("decode", "detokenize", "score", "invocations", "vertex", "v1/classify", "tokenize", "pooling"),
+    "infer",
+)
 
 
 # Labels of a request are for models of natural language inference.
@@ -137,7 +141,8 @@ def _config() -> str:
     """A deadline that has passed is no failure; a path that names a model names one that is served."""
     lines = ["[checks.not_a_server_error]", 'expected-statuses = ["2xx", "3xx", "4xx", "504"]']
     lines += ["[dictionaries.models]", f"values = {json.dumps([*SERVED])}"]
-    lines += ["[parameters]", '"path.name" = { dictionary = "models", probability = 0.9 }']
+    named = '{ dictionary = "models", probability = 0.9 }'
+    lines += ["[parameters]", f'"path.name" = {named}', f'"path.model" = {named}']
     return "\n".join(lines)
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 import msgspec
 import numpy as np
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import Request
 
 from bei import errors
@@ -353,6 +354,23 @@ def error_form(error: errors.BeiError, status: int, _: str) -> tuple[int, object
     return status, ErrorBody(error=str(error))
 
 
+class _ModelName(Convertor[str]):
+    """The rest of a path, unless it is that of another route: a GET of ``/infer`` is then a 405, as elsewhere."""
+
+    regex = "(?s:.+)(?<!/infer)(?<!/ready)"
+
+    def convert(self, value: str) -> str:
+        """As it is."""
+        return value
+
+    def to_string(self, value: str) -> str:
+        """As it is."""
+        return value
+
+
+register_url_convertor("oip_model", _ModelName())
+
+
 def _reads(models: Models, server: WholeServer) -> ApiRouter:
     router = ApiRouter()
 
@@ -390,7 +408,7 @@ def _reads(models: Models, server: WholeServer) -> ApiRouter:
             raise errors.NotReadyError(problems[name])
         return {"name": name, "ready": True}
 
-    @router.get("/v2/models/{model:path}", summary="A model (Open Inference Protocol)")
+    @router.get("/v2/models/{model:oip_model}", summary="A model (Open Inference Protocol)")
     @answers(errors.InvalidRequestError, errors.ModelNotFoundError, errors.TaskNotSupportedError)
     async def model_metadata(model: str) -> ModelMetadata:
         """Its input and its outputs."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
+from bei.server.endpoint.field_schema import Limits
 from bei.server.endpoint.render import FLOAT_BYTES, Items, Octets, whole
 
 # Of a request and of an answer: the bytes of the JSON, behind which tensors stand.
@@ -43,6 +44,16 @@ class InputTensor(msgspec.Struct, kw_only=True):
     datatype: Literal["BYTES"]
     parameters: TensorParameters | None = None
     data: Elements | None = None
+
+    _limits: ClassVar[Limits] = (
+        {
+            "description": "`data` must be there, or `binary_data_size` with bytes behind the JSON.",
+            "anyOf": [
+                {"required": ["data"], "properties": {"data": {"type": "array"}}},
+                {"required": ["parameters"], "properties": {"parameters": {"type": "object"}}},
+            ],
+        },
+    )
 
 
 class Tensor(NamedTuple):

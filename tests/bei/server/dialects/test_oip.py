@@ -170,6 +170,13 @@ def test_a_name_with_slashes_is_a_path(make_app: MakeApp, second_artifact: Any) 
         assert in_json(app, path, ["cat"])["model_name"] == "org/second"
 
 
+@pytest.mark.parametrize("path", ["embedder/infer", "org/second/infer"])
+def test_a_get_of_what_is_asked_by_post_says_so(kinds: App, path: str) -> None:
+    response = kinds.get(f"/oip/v2/models/{path}")
+    assert "does not take GET" in error_of(response, 405)
+    assert response.headers["allow"] == "POST"
+
+
 def test_a_server_may_speak_it_on_the_paths_that_clients_know(make_app: MakeApp) -> None:
     app = make_app(FakeEngine(LIMITS), dialect="oip")
     assert app.get("/v2/health/live").json() == {"live": True}
