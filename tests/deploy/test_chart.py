@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
+import shlex
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -86,6 +89,18 @@ def test_the_dashboard_is_the_committed_one() -> None:
         (ROOT / "dashboards" / "grafana.json").read_text("utf-8")
     )
     assert len(found["data"]["bei.json"]) < 900_000  # a ConfigMap holds a megabyte
+
+
+def test_the_page_s_values_and_commands_render() -> None:
+    page = (ROOT / "docs" / "deploy.md").read_text("utf-8")
+    values = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", page, re.S)[0])
+    commands = [shlex.split(line) for line in page.replace("\\\n", "").splitlines() if line.startswith("helm ")]
+    kinds = []
+    for command in commands:
+        given = [helm_python.parse_set_string(word) for flag, word in itertools.pairwise(command) if flag == "--set"]
+        kinds.append({one["kind"] for one in rendered(merged(values, *given))})
+    served = {"Deployment", "Service", "ServiceAccount", "PodDisruptionBudget", "ScaledObject", "PodMonitor"}
+    assert kinds == [served, served, {"ServiceAccount", "Job"}]
 
 
 def test_the_package_is_whole(tmp_path: Path) -> None:
