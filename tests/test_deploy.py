@@ -157,7 +157,6 @@ def test_the_probe_by_a_unix_socket_asks_and_fails_as_it_should(unix: _Unix) -> 
     assert unix.asked == [("/ready", "bei")] * 2
 
 
-@pytest.mark.skipif("embed" not in commands_of(main._parser(None)), reason="bei embed is not there yet")
 def test_the_job_has_flags_of_the_command() -> None:
     parser = commands_of(main._parser("embed"))["embed"]
     flags = {flag for action in parser._actions for flag in action.option_strings}

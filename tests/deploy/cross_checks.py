@@ -13,6 +13,7 @@ from typing import Any
 
 import promql_parser
 
+from bei.cli import main
 from bei.config.settings import ServeConfig
 from bei.config.sources import load
 from bei.utils.units import parsed_size
@@ -320,8 +321,12 @@ def check_job(objects: Objects) -> None:
         assert spec["parallelism"] <= spec["completions"]
         assert pod_of(job)["restartPolicy"] == "Never"  # backoffLimitPerIndex needs it
         assert "batch.kubernetes.io/job-completion-index" in environment(job)["JOB_COMPLETION_INDEX"]
-        for rule in spec["podFailurePolicy"]["rules"]:
-            assert rule.get("onExitCodes", {}).get("containerName", "bei") == container_of(job)["name"]
+        # A full disk and a bucket that does not answer have the exit code of wrong flags: all are tried again.
+        assert [rule["action"] for rule in spec["podFailurePolicy"]["rules"]] == ["Ignore"]
+        parsed = main._parser("embed").parse_args(["embed", *arguments[1:]])
+        assert parsed.input == [
+            word for word in arguments[arguments.index("--input") + 1 : arguments.index("--output")]
+        ]
 
 
 CHECKS: dict[str, Callable[[Objects], None]] = {

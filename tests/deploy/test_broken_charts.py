@@ -105,6 +105,8 @@ MISTAKES: list[tuple[str, str, str, str, dict[str, Any]]] = [
         "max .parallelism .shards",
         merged(JOB, {"embed": {"shards": 2}}),
     ),
+    ("job", "embed-job.yaml", "- --shard", "- --shards", JOB),
+    ("job", "embed-job.yaml", "- action: Ignore", "- action: FailJob", JOB),
     ("job", "embed-job.yaml", "completionMode: Indexed", "completionMode: NonIndexed", JOB),
     ("job", "embed-job.yaml", "restartPolicy: Never", "restartPolicy: OnFailure", JOB),
 ]
