@@ -204,7 +204,7 @@ def test_every_room_of_the_list_is_there() -> None:
 @pytest.mark.parametrize("module", [name for name, path in MODULES.items() if path.name == "__init__.py"])
 def test_rooms_say_their_subject_and_hand_nothing_on(module: str) -> None:
     assert ast.get_docstring(_tree(module))
-    if module != "bei":  # the library's face: bei.Model
+    if module not in ("bei", "bei.ray"):  # the library's faces
         assert len(_tree(module).body) == 1
 
 
