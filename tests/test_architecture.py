@@ -38,6 +38,7 @@ ROOMS = (
     *("bei.server.openapi", "bei.server.app", "bei.server.make_app", "bei.server.run", "bei.server"),
     *("bei.multiprocess.shared_memory", "bei.multiprocess.transport", "bei.multiprocess.remote"),
     *("bei.multiprocess.control", "bei.multiprocess.supervisor", "bei.multiprocess.roles", "bei.multiprocess"),
+    "bei.ray",
     *(
         "bei.cli.console_text",
         "bei.cli.bench",

@@ -144,7 +144,7 @@ def run_job(
     async def run() -> JobProgress:
         job = OpenJob(source, artifact, options, config)
         try:
-            count = Count(tell, lambda: job.engine_s)
+            count = DoneShards(tell, lambda: job.engine_s)
             todo = count.begin(job.output, part_of(job.num_shards, options.part))
             if todo:
                 await job.begin()
@@ -298,7 +298,7 @@ def finish(output: Output, num_shards: int) -> None:
     output.folder.commit(SUCCESS, content + b"\n")
 
 
-class Count:
+class DoneShards:
     """Counts what is done. ``engine_s``: seconds in which the engine had work."""
 
     def __init__(self, tell: Tell, engine_s: Callable[[], float]) -> None:
@@ -323,7 +323,7 @@ class Count:
         return todo
 
     def add(self, record: ShardRecord) -> None:
-        """Count one that has just been done."""
+        """DoneShards one that has just been done."""
         self._records.append(record)
         self._tell(self.progress())
 

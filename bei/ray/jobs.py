@@ -22,7 +22,7 @@ from bei.artifact.manifest import Artifact
 from bei.bulk.folder import folder_at
 from bei.bulk.job import Output
 from bei.bulk.parts import FORMATS, ShardRecord
-from bei.bulk.run import Count, JobOptions, JobProgress, OpenJob, Tell, finish, opened_source
+from bei.bulk.run import DoneShards, JobOptions, JobProgress, OpenJob, Tell, finish, opened_source
 from bei.config.settings import ServeConfig
 from bei.errors import ArtifactError, BeiError, ConfigError, JobError
 from bei.utils import libraries
@@ -129,7 +129,7 @@ def run_on_ray(
         output = Output(
             folder_at(options.output), FORMATS[options.output_format](), options.on_error, plan, options.columns.id
         )
-        count = Count(tell, lambda: 0.0)
+        count = DoneShards(tell, lambda: 0.0)
         for record in crew.run(count.begin(output, range(num_shards))):
             count.add(record)
         with opened_source(options) as source:

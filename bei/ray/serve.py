@@ -7,22 +7,19 @@ import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bei.artifact.manifest import Artifact
 from bei.config.settings import ServeConfig
 from bei.config.sources import load
 from bei.errors import ConfigError
 from bei.port import PortStats
+from bei.server.http.outer_request_id import with_outer_request_id
 from bei.server.make_app import WholeApp, make_app
 from bei.service.resolve import artifact_for, default_artifact
 from bei.utils import libraries
 
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
 _WAIT = "wait_s"
-_REQUEST_ID = b"x-request-id"
 _MOST_ONGOING = 2_000
 # Settings of sockets and processes, which are Ray's here.
 _NOT_HERE = frozenset(
@@ -59,13 +56,13 @@ def deployment(
 
     Raises ConfigError, MissingDependencyError.
     """
-    serve = libraries.load("ray.serve", "ray", "scale", "bei.ray.deployment")
     for setting in settings:
         if setting in _NOT_HERE:
             raise ConfigError(f"{setting} is Ray Serve's to decide: leave it out.")
     config = load(ServeConfig, {"tune": "off", **settings})
     if not 0 < min_replicas <= max_replicas or not 0 < wait_s < math.inf:
         raise ConfigError("min_replicas must be from 1 to max_replicas, and wait_s above 0.")
+    serve = libraries.load("ray.serve", "ray", "scale", "bei.ray.deployment")
     options: dict[str, Any] = {
         "name": name,
         "max_ongoing_requests": _MOST_ONGOING,
@@ -88,9 +85,9 @@ class Replica:
         found: list[Path | Artifact] = [artifact_for(model, config, self._held) for model in models]
         self._whole: WholeApp = await make_app(found or [default_artifact(config, self._held)], config)
 
-    def __serve_build_asgi_app__(self) -> ASGIApp:
+    def __serve_build_asgi_app__(self) -> Any:
         """As Ray Serve asks for it."""
-        return _with_serves_request_id(self._whole.app)
+        return with_outer_request_id(self._whole.app, _request_id)
 
     async def check_health(self) -> None:
         """As Ray Serve asks for it: raises where a model does not answer as it did at build time."""
@@ -140,26 +137,6 @@ def _autoscaling(min_replicas: int, max_replicas: int, wait_s: float) -> Any:
         downscale_delay_s=30.0,
         policy=AutoscalingPolicy(policy_function=f"{__name__}:WaitPolicy", policy_kwargs={"wait_s": wait_s}),
     )
-
-
-def _with_serves_request_id(app: ASGIApp) -> ASGIApp:
-    """``app`` with the request id that Ray Serve has given, which Serve says in the answer: ours would say it again."""
-
-    async def served(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await app(scope, receive, send)
-            return
-
-        async def without_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [pair for pair in message["headers"] if pair[0].lower() != _REQUEST_ID]
-            await send(message)
-
-        given = [pair for pair in scope["headers"] if pair[0].lower() != _REQUEST_ID]
-        headers = [*given, (_REQUEST_ID, _request_id().encode())]
-        await app({**scope, "headers": headers}, receive, without_id)
-
-    return served
 
 
 def _request_id() -> str:
