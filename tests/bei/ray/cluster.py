@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -54,19 +54,18 @@ def job_with_a_node_killed(artifact: Path, rows: Path, folder: Path) -> dict[str
 def job_with_its_driver_killed(artifact: Path, rows: Path, folder: Path) -> dict[str, Any]:
     """A job whose driver is killed when two shards are done, and started again on the same cluster."""
     cluster = LocalCluster(initialize_head=True, head_node_args={**_NODE, "num_cpus": 2, "include_dashboard": False})
+    command = [sys.executable, "-m", "bei", "embed", artifact, "--input", rows, "--output", folder / "out"]
+    command += ["--id-column", "id", "--shard-rows", "10", "--ray", cluster.address, "--json"]
     try:
-        child = os.fork()
-        if not child:
-
-            def tell(progress: JobProgress) -> None:
-                if progress.shards_done == 2:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-            run_on_ray(artifact, _options(rows, folder / "out"), _CONFIG, Cluster(cluster.address), tell)
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-        done = run_on_ray(artifact, _options(rows, folder / "out"), _CONFIG, Cluster(cluster.address), lambda _: None)
-        return dict(msgspec.to_builtins(done))
+        with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) as driver:
+            assert driver.stdout is not None
+            for line in driver.stdout:
+                if json.loads(line)["shards_done"] >= 2:
+                    driver.kill()
+        assert driver.returncode == -signal.SIGKILL
+        done = subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE, text=True)
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
     finally:
         cluster.shutdown()
 

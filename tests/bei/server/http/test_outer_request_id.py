@@ -25,5 +25,10 @@ def test_the_application_gets_the_outer_id_and_answers_without_one(given: list[t
         seen.append(message["headers"])
 
     scope = {"type": "http", "headers": [(b"host", b"h"), *given]}
-    asyncio.run(with_outer_request_id(app, lambda: "outer")(scope, receive, send))
+    served = with_outer_request_id(app, lambda: "outer")
+
+    async def ask() -> None:
+        await served(scope, receive, send)
+
+    asyncio.run(ask())
     assert seen == [(b"host", b"h"), (b"x-request-id", b"outer"), [(b"a", b"b")]]
