@@ -41,9 +41,14 @@ class Output(NamedTuple):
     plan: str
     id: str | None
 
+    def record(self, shard: int) -> ShardRecord | None:
+        """That of a shard of this job that is done."""
+        record = self.form.record(self.folder, shard)
+        return record if record is not None and record.plan == self.plan else None
+
 
 class Job:
-    """Works on shards. Made and used on one event loop."""
+    """Works on shards. Used on one event loop; ``close`` ends its threads."""
 
     def __init__(
         self, reader: Reader, service: ShardService, task: RowTask, output: Output, chunk_size: ChunkSize | None
@@ -71,8 +76,11 @@ class Job:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-            self._reading.shutdown()
-            self._writing.shutdown()
+
+    def close(self) -> None:
+        """End the threads. Blocks."""
+        self._reading.shutdown()
+        self._writing.shutdown()
 
     async def _shard(self, shard: int) -> ShardRecord:
         loop = asyncio.get_running_loop()

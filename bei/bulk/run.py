@@ -10,6 +10,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -19,8 +20,8 @@ import msgspec
 from bei.artifact.manifest import Artifact, Manifest
 from bei.bulk.chunks import ChunkSize
 from bei.bulk.folder import JobFolder, folder_at
-from bei.bulk.job import Job, OnError, Output
-from bei.bulk.parts import FORMATS, PLAN, SUCCESS, PartFormat, ShardRecord
+from bei.bulk.job import Job, OnError, OnShard, Output
+from bei.bulk.parts import FORMATS, PLAN, SUCCESS, ShardRecord
 from bei.bulk.plan import JobPlan, machine_for, versions_for
 from bei.bulk.row_task import TASKS, RowTask
 from bei.bulk.shard_service import ShardService
@@ -139,46 +140,73 @@ def run_job(
     Raises ConfigError, JobError and its subclasses, DiskFullError, ArtifactError and its subclasses,
     TaskNotSupportedError, InvalidRequestError, EngineError.
     """
-    folder = folder_at(options.output)
-    plan = _stored_plan(folder)
-    verified = verified_at(artifact, config)
-    contents = _contents(source, plan, options, verified.manifest)
-    loaded = load_model(verified, config)
-    return asyncio.run(_run(source, contents, plan, loaded, folder, options, config, tell))
+
+    async def run() -> JobProgress:
+        job = OpenJob(source, artifact, options, config)
+        try:
+            count = DoneShards(tell, lambda: job.engine_s)
+            todo = count.begin(job.output, part_of(job.num_shards, options.part))
+            if todo:
+                await job.begin()
+                await job.run(todo, count.add)
+            job.finish()
+            return count.progress()
+        finally:
+            await asyncio.get_running_loop().run_in_executor(None, job.close)
+
+    return asyncio.run(run())
 
 
-async def _run(
-    source: Source,
-    contents: Contents,
-    stored: JobPlan | None,
-    loaded: Loaded,
-    folder: JobFolder,
-    options: JobOptions,
-    config: ServeConfig,
-    tell: Tell,
-) -> JobProgress:
-    service = ShardService(loaded, config)
-    try:
-        task = _task(service, options)
-        form = FORMATS[options.output_format]()
-        reader = source.reader(contents)
-        form.check(task.fields, options.on_error)
-        plan = _plan(contents, loaded, options)
-        _agree(folder, plan, stored)
-        folder.clean()
-        todo, count = _mine(len(contents.shards), options.part), _Count(tell, service)
-        todo = [shard for shard in todo if not count.is_done(form.record(folder, shard), plan.digest)]
-        count.begin(len(todo))
-        if todo:
-            await service.check_canary()
-        output = Output(folder, form, options.on_error, plan.digest, options.columns.id)
-        job = Job(reader, service, task, output, options.chunk_size)
-        await job.run(todo, count.add)
-        source.check_unchanged()
-        _finish(folder, form, plan)
-        return count.progress()
-    finally:
-        await asyncio.get_running_loop().run_in_executor(None, service.close)
+class OpenJob:
+    """A job with its engine loaded and its plan agreed on. Made and used on one event loop, which is held meanwhile.
+
+    ``output``: where its shards go. Raises what ``run_job`` raises.
+    """
+
+    def __init__(self, source: Source, artifact: Path | Artifact, options: JobOptions, config: ServeConfig) -> None:
+        folder, form = folder_at(options.output), FORMATS[options.output_format]()
+        stored = _stored_plan(folder)
+        verified = verified_at(artifact, config)
+        contents = _contents(source, stored, options, verified.manifest)
+        loaded = load_model(verified, config)
+        self._source = source
+        self._service = ShardService(loaded, config)
+        try:
+            task = _task(self._service, options)
+            form.check(task.fields, options.on_error)
+            plan = _plan(contents, loaded, options)
+            _agree(folder, plan, stored)
+            folder.clean()
+            self.num_shards = len(contents.shards)
+            self.output = Output(folder, form, options.on_error, plan.digest, options.columns.id)
+            self._job = Job(source.reader(contents), self._service, task, self.output, options.chunk_size)
+        except BaseException:
+            self._service.close()
+            raise
+
+    @property
+    def engine_s(self) -> float:
+        """Seconds in which the engine had work."""
+        return self._service.engine_s
+
+    async def begin(self) -> None:
+        """Once before ``run``: raise EngineError where the engine answers otherwise than at build time."""
+        await self._service.check_canary()
+
+    async def run(self, shards: Seq[int], on_shard: OnShard) -> None:
+        """Have ``shards`` answered and committed."""
+        await self._job.run(shards, on_shard)
+
+    def finish(self) -> None:
+        """Say that the job is done, if all shards are, whoever has done them. Raises JobInputError where the input has
+        changed."""
+        self._source.check_unchanged()
+        finish(self.output, self.num_shards)
+
+    def close(self) -> None:
+        """End the threads, free the engine. Blocks; not for the event loop."""
+        self._job.close()
+        self._service.close()
 
 
 def _task(service: ShardService, options: JobOptions) -> RowTask:
@@ -253,54 +281,54 @@ def _agree(folder: JobFolder, plan: JobPlan, stored: JobPlan | None) -> None:
         )
 
 
-def _mine(num_shards: int, part: tuple[int, int]) -> list[int]:
-    """Neighbours, which are read in one go."""
+def part_of(num_shards: int, part: tuple[int, int]) -> list[int]:
+    """The shards of a part: neighbours, which are read in one go."""
     index, count = part
     return [*range(index * num_shards // count, (index + 1) * num_shards // count)]
 
 
-def _finish(folder: JobFolder, form: PartFormat, plan: JobPlan) -> None:
-    """Say that the job is done, if all shards are, whoever has done them."""
-    records = []
-    for shard in range(len(plan.contents.shards)):
-        record = form.record(folder, shard)
-        if record is None or record.plan != plan.digest:
-            return
-        records.append(record)
-    sums = {name: sum(getattr(one, name) for one in records) for name in ("rows", "dead", "truncated", "tokens")}
-    folder.commit(SUCCESS, msgspec.json.encode({"plan": plan.digest, "shards": len(records), **sums}) + b"\n")
+def finish(output: Output, num_shards: int) -> None:
+    """Say that the job is done, if all shards are."""
+    records = [output.record(shard) for shard in range(num_shards)]
+    done = [record for record in records if record is not None]
+    if len(done) < num_shards:
+        return
+    sums = {name: sum(getattr(one, name) for one in done) for name in ("rows", "dead", "truncated", "tokens")}
+    content = msgspec.json.encode({"plan": output.plan, "shards": num_shards, **sums})
+    output.folder.commit(SUCCESS, content + b"\n")
 
 
-class _Count:
-    """Counts what is done."""
+class DoneShards:
+    """Counts what is done. ``engine_s``: seconds in which the engine had work."""
 
-    def __init__(self, tell: Tell, service: ShardService) -> None:
+    def __init__(self, tell: Tell, engine_s: Callable[[], float]) -> None:
         self._tell = tell
-        self._service = service
+        self._engine_s = engine_s
         self._started = time.monotonic()
         self._records: list[ShardRecord] = []
         self._resumed = 0
         self._todo = 0
 
-    def is_done(self, record: ShardRecord | None, plan: str) -> bool:
-        """Count a shard that was done before."""
-        if record is None or record.plan != plan:
-            return False
-        self._records.append(record)
-        self._resumed += 1
-        return True
-
-    def begin(self, todo: int) -> None:
-        """The others are ``todo``."""
-        self._started, self._todo = time.monotonic(), todo
+    def begin(self, output: Output, shards: Seq[int]) -> list[int]:
+        """Those of ``shards`` that are not done yet."""
+        todo: list[int] = []
+        for shard in shards:
+            record = output.record(shard)
+            if record is None:
+                todo.append(shard)
+            else:
+                self._records.append(record)
+        self._started, self._todo, self._resumed = time.monotonic(), len(todo), len(self._records)
         self._tell(self.progress())
+        return todo
 
     def add(self, record: ShardRecord) -> None:
-        """Count one that has just been done."""
+        """DoneShards one that has just been done."""
         self._records.append(record)
         self._tell(self.progress())
 
     def progress(self) -> JobProgress:
+        """So far."""
         elapsed_s = time.monotonic() - self._started
         own = self._records[self._resumed :]
         records = self._records
@@ -315,6 +343,6 @@ class _Count:
             tokens=sum(record.tokens for record in records),
             elapsed_s=round(elapsed_s, 3),
             tokens_per_s=round(tokens / max(elapsed_s, 1e-9), 1),
-            engine_share=round(min(1.0, self._service.engine_s / max(elapsed_s, 1e-9)), 3),
+            engine_share=round(min(1.0, self._engine_s() / max(elapsed_s, 1e-9)), 3),
             left_s=round(elapsed_s / len(own) * (self._todo - len(own)), 1) if own else None,
         )

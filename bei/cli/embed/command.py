@@ -17,6 +17,7 @@ from bei.artifact.manifest import Artifact
 from bei.bulk.run import JobOptions, JobProgress, Tell, opened_source, run_job
 from bei.cli.embed.arguments import job_options
 from bei.config.settings import ServeConfig
+from bei.errors import ConfigError
 from bei.utils.full_disk import write_whole
 from bei.utils.share_done import shown_time
 
@@ -32,15 +33,22 @@ def embed(options: Mapping[str, Any], config: ServeConfig, artifacts: OpenArtifa
     job = job_options(options)
     # A job's steps depend on nothing that is measured.
     config = dataclasses.replace(config, tune="off")
+    if options["ray_workers"] is not None and options["ray"] is None:
+        raise ConfigError("--ray-workers is for --ray, which is missing: give its address, or leave it out.")
     # Files are listed before a checkpoint is built, which takes minutes.
-    with opened_source(job) as source, artifacts(config) as (artifact,), _shown(job, options) as tell:
-        done = run_job(source, artifact, job, config, tell)
+    with opened_source(job) as source, artifacts(config) as (artifact,), _shown(options) as tell:
+        if options["ray"] is None:
+            done = run_job(source, artifact, job, config, tell)
+        else:
+            from bei.ray.jobs import Cluster, run_on_ray
+
+            done = run_on_ray(artifact, job, config, Cluster(options["ray"], options["ray_workers"]), tell)
     if not options["json"]:
         print(_summary(done, job), file=sys.stderr)  # noqa: T201
 
 
 @contextmanager
-def _shown(job: JobOptions, options: Mapping[str, Any]) -> Iterator[Tell]:
+def _shown(options: Mapping[str, Any]) -> Iterator[Tell]:
     """Tell of progress in the way that was asked for."""
     from rich.console import Console
 

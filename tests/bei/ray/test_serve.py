@@ -1,0 +1,49 @@
+"""The deployment of Ray Serve, without Ray."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bei.errors import ConfigError
+from bei.ray.serve import WaitPolicy, deployment
+
+
+def _replicas(waits: dict[str, float] | None, least: int = 1, most: int = 100, wait_s: float = 1.0) -> int:
+    metrics = None if waits is None else {"wait_s": waits}
+    context = SimpleNamespace(
+        aggregated_metrics=metrics, capacity_adjusted_min_replicas=least, capacity_adjusted_max_replicas=most
+    )
+    return WaitPolicy(wait_s)(context)[0]
+
+
+@given(waits=st.dictionaries(st.text(max_size=3), st.floats(0, 50), max_size=9), wait_s=st.floats(0.01, 60))
+def test_so_many_replicas_that_each_waits_no_longer_than_asked(waits: dict[str, float], wait_s: float) -> None:
+    wanted = _replicas(waits, most=10**6, wait_s=wait_s)
+    total_s = sum(waits.values())
+    assert total_s / wanted <= wait_s * (1 + 1e-9)
+    assert wanted == 1 or total_s / (wanted - 1) > wait_s * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(("waits", "replicas"), [(None, 2), ({}, 2), ({"a": 0.0}, 2), ({"a": 90.0}, 5)])
+def test_the_number_of_replicas_stays_within_its_bounds(waits: dict[str, float] | None, replicas: int) -> None:
+    assert _replicas(waits, least=2, most=5) == replicas
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"port": 9000}, "port"),
+        ({"http_workers": 2}, "http_workers"),
+        ({"min_replicas": 2}, "min_replicas"),
+        ({"wait_s": 0.0}, "wait_s"),
+        ({"bulk_shares": 0.5}, "bulk_share"),
+    ],
+)
+def test_what_is_rays_to_decide_or_cannot_be_is_refused_by_name(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        deployment("model", **settings)
