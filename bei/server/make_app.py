@@ -1,0 +1,123 @@
+"""The whole application with its models loaded, on the running event loop: for ``bei serve`` and other ASGI servers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence as Seq
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from starlette.types import ASGIApp
+
+from bei.artifact.manifest import Artifact
+from bei.config.devices import devices_of, usable_cores
+from bei.config.settings import ServeConfig
+from bei.errors import ConfigError
+from bei.metrics.registry import Metrics
+from bei.scheduler.device_gate import DeviceGate
+from bei.server.app import create_app
+from bei.server.auth.keys import Keyring, keyring_of
+from bei.server.endpoint.models import Models
+from bei.server.lifecycle.swap import LocalSwaps
+from bei.server.telemetry.access_log import RequestLog, request_log_of
+from bei.server.telemetry.otel_settings import tracing_of
+from bei.service.loader import Loaded, Standing, load_model, load_next, manifest_of
+from bei.service.service import InferenceService
+
+if TYPE_CHECKING:
+    from bei.server.telemetry.spans import Tracing
+
+
+class WholeApp:
+    """``app`` answers requests from ``models`` in this process. An async context manager, which ends with ``aclose``.
+
+    Of the event loop on which ``make_app`` ran.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        models: Models,
+        swaps: LocalSwaps,
+        metrics: Metrics,
+        keys: Keyring | None,
+        request_log: RequestLog | None,
+        tracing: Tracing | None,
+    ) -> None:
+        self.app = app
+        self.models = models
+        self.swaps = swaps
+        self.metrics = metrics
+        self.keys = keys
+        self.request_log = request_log
+        self._tracing = tracing
+
+    async def __aenter__(self) -> WholeApp:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Refuse new requests, answer those that were accepted, and free all engines."""
+        self.swaps.end()
+        self.models.begin_drain()
+        await self.models.wait_drained()
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self.models.close)
+        if self._tracing is not None:
+            await loop.run_in_executor(None, self._tracing.close)
+        if not self.swaps.is_loading:
+            await self.swaps.wait_closed()
+
+
+async def make_app(artifacts: Seq[Path | Artifact], config: ServeConfig) -> WholeApp:
+    """The application of ``bei serve``, over ``artifacts`` on one device, with keys, access log and traces as
+    ``config`` has them. Every engine has answered its canary.
+
+    Artifacts given by their paths are verified first; the others are verified already. Loading holds the event loop.
+
+    Raises ArtifactError and its subclasses, ConfigError, MissingDependencyError, EngineError.
+    """
+    if config.has_processes:
+        raise ConfigError("http_workers and several devices are for 'bei serve': leave them out, and name one device.")
+    # First the cheap steps: a missing key is reported before gigabytes are loaded.
+    _take_device(artifacts, config)
+    metrics = Metrics()
+    keys, request_log, tracing = keyring_of(config), request_log_of(config), tracing_of(config)
+    models, swaps = _load(artifacts, config, metrics)
+    try:
+        for service in models:
+            await service.check_ready()  # an engine that computes other numbers than at build time gets no request
+    except BaseException:
+        await asyncio.get_running_loop().run_in_executor(None, models.close)
+        raise
+    app = create_app(models, config, metrics, keys, request_log, tracing)
+    return WholeApp(app, models, swaps, metrics, keys, request_log, tracing)
+
+
+def _take_device(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:
+    """Bind this process to the device that ``config`` names, if it names one. Raises ConfigError."""
+    if config.devices:
+        targets = {manifest.name: manifest.target for manifest in map(manifest_of, artifacts)}
+        (device,) = devices_of(config.devices, targets, os.environ, usable_cores())
+        device.take()
+
+
+def _load(artifacts: Seq[Path | Artifact], config: ServeConfig, metrics: Metrics) -> tuple[Models, LocalSwaps]:
+    """The services of ``artifacts``, and their swaps for new ones."""
+    gate = DeviceGate()
+
+    def start(loaded: Loaded) -> InferenceService:
+        return loaded.service(config, metrics, gate)
+
+    services: list[InferenceService] = []
+    standings = {}
+    for source in artifacts:
+        loaded = load_model(source, config)
+        services.append(start(loaded))
+        standings[services[-1].name] = Standing.of(source, loaded)
+    models = Models(services)
+    return models, LocalSwaps(models, standings, partial(load_next, config=config), start, metrics)
