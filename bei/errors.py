@@ -15,6 +15,7 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     │   ├── JobInputError           its input files cannot be found or read
     │   ├── JobDiffersError         another job has written into the folder
     │   └── BadRowError             a row has no answer, and the job is to end then
+    ├── BatchFileError              the input of bei run-batch cannot be used, or its output is not of this input
     ├── BenchError                  a server cannot be measured
     │   └── ComparisonError         two results of bei bench do not measure the same
     ├── BuildError
@@ -159,6 +160,12 @@ class BadRowError(JobError):
     """A row of the input has no answer, and ``--on-error fail`` ends the job then."""
 
     code = "job_bad_row"
+
+
+class BatchFileError(BeiError):
+    """The input of a batch has an id twice, or what is to go on is the output of another input."""
+
+    code = "batch_file"
 
 
 class BenchError(BeiError):

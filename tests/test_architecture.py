@@ -35,7 +35,8 @@ ROOMS = (
         "bei.server.endpoint",
     ),
     *("bei.server.status", "bei.server.lifecycle", "bei.server.routes", "bei.server.dialects", "bei.server.open_paths"),
-    *("bei.server.openapi", "bei.server.app", "bei.server.make_app", "bei.server.run", "bei.server"),
+    *("bei.server.batches", "bei.server.openapi", "bei.server.app", "bei.server.make_app", "bei.server.run_batch"),
+    *("bei.server.run", "bei.server"),
     *("bei.multiprocess.shared_memory", "bei.multiprocess.transport", "bei.multiprocess.remote"),
     *("bei.multiprocess.control", "bei.multiprocess.supervisor", "bei.multiprocess.roles", "bei.multiprocess"),
     *(

@@ -93,6 +93,7 @@ USAGES: Mapping[str, str] = {
     "serve": "bei serve [flags] [MODEL ...]",
     "embed": "bei embed [flags] MODEL --input FILES --output FOLDER",
     "tune": "bei tune [flags] [MODEL ...]",
+    "run-batch": "bei run-batch [flags] -i FILE.jsonl -o FILE.jsonl [MODEL ...]",
     "doctor": "bei doctor [flags]",
     "simulate": "bei simulate [flags]",
     "bench": "bei bench [flags] URL [URL ...]\n       bei bench compare [flags] A.json B.json",
@@ -132,6 +133,14 @@ The same command again does what is not done yet: docs/bulk.md.""",
     "tune": """examples:
   bei tune minilm
   bei tune minilm --engine-threads 4 --engine-streams 2""",
+    "run-batch": """examples:
+  bei run-batch -i in.jsonl -o out.jsonl minilm
+  bei run-batch -i in.jsonl -o out.jsonl --errors bad.jsonl minilm reranker
+
+A line: {"custom_id": "1", "method": "POST", "url": "/v1/embeddings",
+"body": {"input": "a text"}}, in one line. The url is any route of bei serve
+that asks a model. The same command goes on where a former run has ended. Exit
+code 0: every line has an answer; 1: some have errors; 2: it could not run.""",
     "inspect": """examples:
   bei inspect minilm
   bei inspect all-MiniLM-L6-v2            what bei serve has built
