@@ -55,6 +55,9 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     │   ├── HeadersTooLargeError
     │   ├── RequestTimeoutError     the client took too long to send its request
     │   ├── RouteNotFoundError
+    │   ├── ObjectNotFoundError     no file or batch of this API key has the id
+    │   ├── ConflictError           not in the state that the file or batch is in
+    │   ├── QuotaExceededError      more files, bytes or batches than an API key may have
     │   └── MethodNotAllowedError
     ├── OverloadedError             too much waits; come back after ``retry_after_s``
     │   └── RateLimitedError        more comes with one API key than it may bring
@@ -412,6 +415,24 @@ class RouteNotFoundError(RequestError):
     """No route has this path."""
 
     code = "route_not_found"
+
+
+class ObjectNotFoundError(RequestError):
+    """No file or batch of this client has the id."""
+
+    code = "object_not_found"
+
+
+class ConflictError(RequestError):
+    """The file or batch is in a state in which this cannot be done."""
+
+    code = "conflict"
+
+
+class QuotaExceededError(RequestError):
+    """The client has as many files, bytes of them or unfinished batches as it may have."""
+
+    code = "quota_exceeded"
 
 
 class MethodNotAllowedError(RequestError):

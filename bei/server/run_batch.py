@@ -67,6 +67,7 @@ def _config_of(config: ServeConfig) -> ServeConfig:
         api_keys=None,
         api_keys_file=None,
         metrics_need_key=False,
+        batch_dir=None,
         bulk_max_wait=float(WEEK_S),
     )
 

@@ -59,7 +59,7 @@ def runs(tmp_path: Path, env: Mapping[str, str]) -> Runs:
     return Runs(tmp_path, env)
 
 
-@pytest.mark.parametrize("checkpoint_s", ["0", "3600"])
+@pytest.mark.parametrize("checkpoint_s", ["0", pytest.param("3600", marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_at_any_point_answers_every_line_once_in_the_end(runs: Runs, checkpoint_s: str) -> None:
     for _ in range(2):
         before = runs.size
@@ -73,6 +73,7 @@ def test_a_run_that_is_killed_at_any_point_answers_every_line_once_in_the_end(ru
     assert bad == [f"c{number}" for number in range(0, NUM_LINES, 10)]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_ends_what_is_under_way_and_says_so(runs: Runs) -> None:
     with runs.start() as process:
         wait_until(lambda: runs.size > 0, "answers")
