@@ -108,6 +108,9 @@ def is_running(client: openai.OpenAI, batch_id: str) -> bool:
     return client.batches.retrieve(batch_id).status == "in_progress"
 
 
+@pytest.mark.client_call(
+    "openai", "OpenAI", "/v1", "files.create, list, retrieve, content, delete; batches.create, list, retrieve"
+)
 def test_openai_s_client_uploads_waits_and_downloads(batches: Batches, client_of: ClientOf) -> None:
     with batches.serve() as server:
         client = client_of(server)
@@ -168,6 +171,7 @@ def test_a_drain_ends_what_is_under_way_and_the_next_start_goes_on(batches: Batc
         assert ids(client, done.output_file_id) == [f"c{n}" for n in range(800) if n % 10]
 
 
+@pytest.mark.client_call("openai", "OpenAI", "/v1", "batches.cancel: answers so far; of one that has ended: an error")
 @pytest.mark.slow
 def test_what_is_cancelled_has_the_answers_so_far_and_an_error_for_every_other_line(
     batches: Batches, client_of: ClientOf

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TypedDict
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from bei.errors import (
+    BeiError,
     ConflictError,
     DiskFullError,
     EncodingNotSupportedError,
@@ -130,7 +131,8 @@ async def _uploaded(store: BatchStore, request: Request, most_bytes: int) -> Fil
                 await asyncio.to_thread(os.fsync, file.fileno())
             await asyncio.to_thread(store.finish_file, record)
         except BaseException:
-            store.drop_file(record.id)  # a client that leaves cancels what is awaited
+            with suppress(BeiError, OSError):  # what is left is cleaned some time
+                await asyncio.to_thread(store.drop_file, record.id)
             raise
     return file_object(record)
 

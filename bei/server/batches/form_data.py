@@ -61,7 +61,7 @@ class FormData:
             chunk: bytes = message.get("body", b"")
             is_last = not message.get("more_body", False)
             received += len(chunk)
-            self._check_size(received)
+            self._check_size(received - _MOST_AROUND_BYTES)
             try:
                 parser.write(chunk)
             except FormParserError as error:
@@ -74,8 +74,8 @@ class FormData:
         if not self._is_whole:
             raise _malformed("it ends too early")
 
-    def _check_size(self, received: int) -> None:
-        if self.num_bytes > self._most_bytes or received > self._most_bytes + _MOST_AROUND_BYTES:
+    def _check_size(self, num_bytes: int) -> None:
+        if num_bytes > self._most_bytes:
             raise PayloadTooLargeError(
                 f"The file has more than {self._most_bytes} bytes (batch_file_limit): upload it in parts."
             )
@@ -90,7 +90,7 @@ class FormData:
             raise InvalidRequestError(f"The body must be {MULTIPART}, with the fields purpose and file.")
         length = headers.get("content-length", "")
         if length.isdecimal():
-            self._check_size(int(length))
+            self._check_size(int(length) - _MOST_AROUND_BYTES)
         try:
             return MultipartParser(
                 boundary,
@@ -135,6 +135,7 @@ class FormData:
     def _add_content(self, data: bytes, start: int, end: int) -> None:
         if self._is_file:
             self.num_bytes += end - start
+            self._check_size(self.num_bytes)
             self._content += data[start:end]
         else:
             self._text += data[start:end]

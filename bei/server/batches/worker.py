@@ -30,7 +30,7 @@ _POLL_S = 0.3
 _CLEAN_EVERY_S = 3_600.0
 # Batches that run side by side, each of another API key: a large one does not keep others waiting.
 _MOST_RUNNING = 8
-# After an engine that does not answer.
+# After an engine that does not answer, and a folder that cannot be used.
 _RETRY_S = 10.0
 
 
@@ -72,19 +72,22 @@ class BatchWorker:
             if lock is not None:
                 with lock:
                     await self._run_batches()
-            await self._pause()
+            await self._pause(_POLL_S)
 
     async def _locked(self) -> FileLock | None:
         try:
             return await asyncio.to_thread(try_acquire, self._store.lock_path)
         except OSError as error:
             log.error("batches wait: %s cannot be locked: %s", self._store.lock_path, error)
+            await self._pause(_RETRY_S)
             return None
 
-    async def _pause(self) -> None:
-        waiting = [asyncio.ensure_future(self._is_ending.wait()), *(run.task for run in self._running.values())]
-        await asyncio.wait(waiting, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
-        waiting[0].cancel()
+    async def _pause(self, seconds: float) -> None:
+        """Until a run or the server ends, at most."""
+        ending = asyncio.ensure_future(self._is_ending.wait())
+        runs = [run.task for run in self._running.values()]
+        await asyncio.wait([ending, *runs], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
 
     async def _run_batches(self) -> None:
         """Until the drain."""
@@ -95,9 +98,11 @@ class BatchWorker:
                     await asyncio.to_thread(self._store.clean)
                     clean_s = time.monotonic() + _CLEAN_EVERY_S
                 self._attend(await asyncio.to_thread(self._store.open_batches))
+                pause_s = _POLL_S
             except (BeiError, OSError) as error:
                 log.error("batches wait: %s", error)
-            await self._pause()
+                pause_s = _RETRY_S
+            await self._pause(pause_s)
             self._forget_ended()
         while self._running:
             await asyncio.wait([run.task for run in self._running.values()])

@@ -121,9 +121,7 @@ def test_lists_have_pages(serve: MakeClients) -> None:
         ({"input_file_id": "file-x"}, 404, None),
     ],
 )
-def test_a_wrong_batch_is_refused(
-    serve: MakeClients, fields: dict[str, Any], status: int, param: str | None
-) -> None:
+def test_a_wrong_batch_is_refused(serve: MakeClients, fields: dict[str, Any], status: int, param: str | None) -> None:
     answer = serve().create(line("a"), **fields)
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
 
