@@ -30,6 +30,15 @@ class Batches:
         self._artifact = save_artifact(folder / "fake").path
         self.folder = folder / "batches"
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all contents."""
+        return sum(path.stat().st_size for path in (self.folder / "files").iterdir())
+
+    def have_grown(self, before: int) -> bool:
+        """True once there are more bytes of answers, by two writes or more."""
+        return self.num_bytes > before + 20_000
+
     @contextmanager
     def serve(self, *flags: str, **variables: str) -> Iterator[Server]:
         """``bei serve`` with a slow engine."""
@@ -94,14 +103,11 @@ def ids(client: openai.OpenAI, file_id: str | None) -> list[str]:
     return [json.loads(line)["custom_id"] for line in client.files.content(file_id).text.splitlines()]
 
 
-def completed(client: openai.OpenAI, batch_id: str) -> int:
-    counts = client.batches.retrieve(batch_id).request_counts
-    assert counts is not None
-    return counts.completed
-
-
-def has_grown(client: openai.OpenAI, batch_id: str, before: int) -> bool:
-    return completed(client, batch_id) > before or client.batches.retrieve(batch_id).status in ENDED
+def kill_within(server: Server, batches: Batches) -> None:
+    """Once some lines are answered."""
+    wait_until(partial(batches.have_grown, batches.num_bytes), "lines are answered")
+    server.send_signal(signal.SIGKILL)
+    server.wait_exit()
 
 
 def is_running(client: openai.OpenAI, batch_id: str) -> bool:
@@ -134,26 +140,25 @@ def test_openai_s_client_uploads_waits_and_downloads(batches: Batches, client_of
         assert [*(batches.folder / "files").iterdir()] == []
 
 
+@pytest.mark.parametrize(
+    "checkpoints_s", [["3600"], pytest.param(["0", "0.05", "0.3", "3600", "0.05"], marks=pytest.mark.slow)]
+)
 def test_a_server_that_is_killed_at_any_point_answers_every_line_once_in_the_end(
-    batches: Batches, client_of: ClientOf
+    batches: Batches, client_of: ClientOf, checkpoints_s: list[str]
 ) -> None:
-    with batches.serve(CHECKPOINT_S="0.05") as server:
-        batch = created(client_of(server), lines(800))
-        server.send_signal(signal.SIGKILL)
-        server.wait_exit()
-    for _ in range(2):
-        with batches.serve(CHECKPOINT_S="0.05") as server:
-            wait_until(
-                partial(has_grown, client_of(server), batch.id, completed(client_of(server), batch.id)), "answers"
-            )
-            server.send_signal(signal.SIGKILL)
-            server.wait_exit()
+    number = 300 * len(checkpoints_s)
+    with batches.serve(CHECKPOINT_S=checkpoints_s[0]) as server:
+        batch = created(client_of(server), lines(number))
+        kill_within(server, batches)
+    for checkpoint_s in checkpoints_s[1:]:  # behind the last checkpoint stands nothing, little, or a lot
+        with batches.serve(CHECKPOINT_S=checkpoint_s) as server:
+            kill_within(server, batches)
     with batches.serve() as server:
         client = client_of(server)
         done = ended(client, batch)
         assert done.status == "completed"
-        assert ids(client, done.output_file_id) == [f"c{n}" for n in range(800) if n % 10]
-        assert ids(client, done.error_file_id) == [f"c{n}" for n in range(0, 800, 10)]
+        assert ids(client, done.output_file_id) == [f"c{n}" for n in range(number) if n % 10]
+        assert ids(client, done.error_file_id) == [f"c{n}" for n in range(0, number, 10)]
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def runs(tmp_path: Path, env: Mapping[str, str]) -> Runs:
     return Runs(tmp_path, env)
 
 
-@pytest.mark.parametrize("checkpoint_s", ["0", pytest.param("3600", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("checkpoint_s", ["3600", pytest.param("0", marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_at_any_point_answers_every_line_once_in_the_end(runs: Runs, checkpoint_s: str) -> None:
     for _ in range(2):
         before = runs.size

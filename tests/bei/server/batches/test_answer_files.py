@@ -74,7 +74,7 @@ class Crashes(RuleBasedStateMachine):
 
 
 TestCrashes = Crashes.TestCase
-TestCrashes.settings = settings(max_examples=40, stateful_step_count=15)
+TestCrashes.settings = settings(max_examples=30, stateful_step_count=12)
 
 
 @pytest.fixture
