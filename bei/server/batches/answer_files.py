@@ -6,6 +6,7 @@ cut off and computed again: so every line of the input is answered once, whereve
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from collections.abc import Callable
@@ -117,7 +118,7 @@ class AnswerFiles:
         for result in results:
             size = len(result.content)
             with naming_full_disk(self._folder):
-                _write_all(self._errors if result.is_error else self._output, result.content)
+                write_all(self._errors if result.is_error else self._output, result.content)
             at = Checkpoint(
                 result.line.end,
                 result.line.number,
@@ -156,8 +157,8 @@ def _cut_off(path: Path, size: int) -> BinaryIO:
     return file
 
 
-def _write_all(file: BinaryIO, content: bytes) -> None:
-    """A file without a buffer may take less than all: on a disk that becomes full."""
+def write_all(file: io.FileIO | BinaryIO, content: bytes) -> None:
+    """Write all of ``content``: a file without a buffer may take less, on a disk that becomes full."""
     rest = memoryview(content)
     while rest:
         rest = rest[file.write(rest) :]

@@ -23,6 +23,7 @@ from bei.errors import (
     QuotaExceededError,
     RouteNotFoundError,
 )
+from bei.server.batches.answer_files import write_all
 from bei.server.batches.client_fields import LEAST_LIFETIME_S, opened, owner_of, page_of
 from bei.server.batches.form_data import MULTIPART, FormData
 from bei.server.batches.records import DeletedFile, FileList, FileObject, FileRecord, Purpose, file_object, new_id
@@ -95,6 +96,8 @@ def files_router(store: BatchStore | None, most_bytes: int) -> ApiRouter:
         """As it was uploaded, or the answers of a batch."""
         found = opened(store, request)
         record = await asyncio.to_thread(found.file, owner_of(request), file_id)
+        if not await asyncio.to_thread(found.content(record.id).is_file):
+            raise ObjectNotFoundError(f"The content of {record.id} is gone: delete the file.")
         return FileResponse(found.content(record.id), media_type=JSON_LINES, filename=record.filename)
 
     @router.on(("DELETE",), "/v1/files/{file_id}", summary="Delete a file")
@@ -118,12 +121,11 @@ async def _uploaded(store: BatchStore, request: Request, most_bytes: int) -> Fil
         stack.enter_context(await asyncio.to_thread(acquire, path))
         try:
             await asyncio.to_thread(store.add_file, record)
-            with path.open("wb") as file:
+            with path.open("wb", buffering=0) as file:
 
                 def write(content: bytes) -> None:
                     with naming_full_disk(path.parent):
-                        file.write(content)
-                        file.flush()
+                        write_all(file, content)
 
                 form = FormData(request, most_bytes, lambda content: asyncio.to_thread(write, content))
                 await form.read()

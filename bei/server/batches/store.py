@@ -122,10 +122,10 @@ class BatchStore:
             _update_file(run, record)
 
     def drop_file(self, file_id: str) -> None:
-        """Remove a file that could not be written."""
+        """Remove a file that could not be written. Its content first: on a full disk the database needs room."""
+        self.content(file_id).unlink(missing_ok=True)
         with self._transaction() as run:
             run("DELETE FROM files WHERE id = ?", file_id)
-        self.content(file_id).unlink(missing_ok=True)
 
     def file(self, owner: str, file_id: str) -> FileRecord:
         """Raises ObjectNotFoundError."""
@@ -146,8 +146,8 @@ class BatchStore:
             using = run("SELECT id FROM batches WHERE input_id = ? AND is_open", file_id)
             if using:
                 raise ConflictError(f"The batch {using[0][0]} reads this file: cancel it, or wait until it has ended.")
+            self.content(file_id).unlink(missing_ok=True)  # first, as in ``drop_file``
             run("DELETE FROM files WHERE id = ?", file_id)
-        self.content(file_id).unlink(missing_ok=True)
 
     # Batches.
 
@@ -242,6 +242,8 @@ class BatchStore:
     def clean(self) -> None:
         """Remove expired files and batches, and what processes that ended have left. For one process at a time."""
         now_s = int(time.time())
+        # Before the records are read: whoever writes one of these has made its record by then, or holds its lock.
+        there = {path.name for path in self._contents.iterdir()}
         with self._transaction() as run:
             run("DELETE FROM batches WHERE NOT is_open AND finished_s < ?", now_s - LIFETIME_S)
             run(
@@ -249,10 +251,14 @@ class BatchStore:
                 "AND id NOT IN (SELECT input_id FROM batches WHERE is_open)",
                 now_s,
             )
+            ready = {name for (name,) in run("SELECT id FROM files WHERE is_ready")}
             unready = {name for (name,) in run("SELECT id FROM files WHERE NOT is_ready AND purpose = 'batch'")}
             known = {name for (name,) in run("SELECT id FROM files")}
-        for name in {path.name for path in self._contents.iterdir()} - known | unready:
+        for name in (there - known) | unready:
             self._drop_abandoned(name)
+        for name in ready - there:
+            if not self.content(name).exists():  # a deletion that ended in the middle
+                self.drop_file(name)
 
     def _drop_abandoned(self, name: str) -> None:
         """Remove a content, unless a process is writing it: then that holds its lock."""

@@ -14,7 +14,7 @@ from bei.engine.fake import FakeEngine
 from bei.server.auth.rate_limit import Bucket
 from bei.server.batches import answer_files, batch_run, runner
 from bei.server.batches.records import BatchRecord, FileRecord, file_object
-from bei.server.batches.store import BatchStore, OwnerLimits
+from bei.server.batches.store import BatchStore, OwnerLimits, Page
 from bei.utils.file_lock import acquire
 from tests.bei.server.batches.conftest import MakeClients
 from tests.bei.server.batches.served import line, lines
@@ -119,7 +119,7 @@ def test_a_full_disk_is_a_failed_batch_and_the_server_goes_on(
     serve: MakeClients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clients = serve()
-    written = answer_files._write_all
+    written = answer_files.write_all
     is_full = [True]
 
     def write(file: Any, content: bytes) -> None:
@@ -127,7 +127,7 @@ def test_a_full_disk_is_a_failed_batch_and_the_server_goes_on(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         written(file, content)
 
-    monkeypatch.setattr(answer_files, "_write_all", write)
+    monkeypatch.setattr(answer_files, "write_all", write)
     failed = clients.ended(clients.create(lines(20)).json()["id"])
     assert failed["status"] == "failed"
     (problem,) = failed["errors"]["data"]
@@ -231,7 +231,7 @@ def test_one_process_runs_batches_and_the_next_goes_on_when_it_ends(serve: MakeC
 
 def test_what_a_process_that_ended_has_left_is_cleaned_and_what_one_writes_is_not(tmp_path: Path) -> None:
     store = BatchStore(tmp_path, OwnerLimits(1, 1_000))
-    records = [FileRecord(f"file-{n}", "", "batch", "in", 1, 0, 2**40) for n in range(4)]
+    records = [FileRecord(f"file-{n}", "", "batch", "in", 1, 0, 2**40) for n in range(5)]
     for record in records:
         store.add_file(record)
         store.content(record.id).write_bytes(b"x")
@@ -239,8 +239,11 @@ def test_what_a_process_that_ended_has_left_is_cleaned_and_what_one_writes_is_no
     store.finish_file(records[0])
     records[1].expires_s = 1
     store.finish_file(records[1])
+    store.finish_file(records[4])
+    store.content("file-4").unlink()  # and then the deletion has ended
     with acquire(store.content("file-2")):
         store.clean()
+    assert [record.id for record in store.files("", Page(10))[0]] == ["file-0"]
     assert {path.name for path in (tmp_path / "files").iterdir()} == {"file-0", "file-2"}
     store.finish_file(records[2])
     assert store.file("", "file-2").is_ready
