@@ -15,7 +15,6 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     │   ├── JobInputError           its input files cannot be found or read
     │   ├── JobDiffersError         another job has written into the folder
     │   └── BadRowError             a row has no answer, and the job is to end then
-    ├── BatchFileError              the input of bei run-batch cannot be used, or its output is not of this input
     ├── BenchError                  a server cannot be measured
     │   └── ComparisonError         two results of bei bench do not measure the same
     ├── BuildError
@@ -165,12 +164,6 @@ class BadRowError(JobError):
     code = "job_bad_row"
 
 
-class BatchFileError(BeiError):
-    """The input of a batch has an id twice, or what is to go on is the output of another input."""
-
-    code = "batch_file"
-
-
 class BenchError(BeiError):
     """A server cannot be measured: it is not there, refuses the first request, or answers something else."""
 
@@ -313,19 +306,15 @@ class SwapRefusedError(ArtifactError):
 _MOST_CHARS = 2_000
 
 
-def _shortened(message: str) -> str:
-    if len(message) <= _MOST_CHARS:
-        return message
-    return f"{message[: _MOST_CHARS // 2]} ... {message[5 - _MOST_CHARS // 2 :]}"
-
-
 class RequestError(BeiError):
     """The client's request is at fault. ``param`` names the field, if one is to blame."""
 
     code = "invalid_request"
 
     def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(_shortened(message))
+        if len(message) > _MOST_CHARS:
+            message = f"{message[: _MOST_CHARS // 2]} ... {message[5 - _MOST_CHARS // 2 :]}"
+        super().__init__(message)
         self.param = param
 
 

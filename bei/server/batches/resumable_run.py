@@ -15,7 +15,7 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from bei.errors import BatchFileError
+from bei.errors import JobDiffersError, JobError, JobInputError
 from bei.server.batches.answer_files import AnswerFiles, Checkpoint
 from bei.server.batches.lines import read_lines
 from bei.server.batches.unique_ids import UniqueIds, digest_of
@@ -59,11 +59,11 @@ class ResumableRun(NamedTuple):
 def resumable_run(source: Path, output: Path, errors: Path, most_body_bytes: int) -> Iterator[ResumableRun]:
     """The files of a run, which no other process writes meanwhile.
 
-    Raises ConfigError where ``source`` cannot be read, BatchFileError where it has a ``custom_id`` twice, where the
-    files are of another input, or where another process writes them; DiskFullError, OSError.
+    Raises ConfigError where ``source`` cannot be read, JobInputError where it has a ``custom_id`` twice,
+    JobDiffersError where the files are of another input, JobError where they cannot be used; DiskFullError, OSError.
     """
     if len({path.resolve() for path in (source, output, errors)}) < 3:
-        raise BatchFileError(f"{source}, {output} and {errors} must be three files: give each its own name.")
+        raise JobError(f"{source}, {output} and {errors} must be three files: give each its own name.")
     for path in (output, errors):
         _check_writable(path)
     progress_path = output.with_name(f"{output.name}.progress")
@@ -73,7 +73,7 @@ def resumable_run(source: Path, output: Path, errors: Path, most_body_bytes: int
         former = _former(progress_path, output, errors)
         seen = _look_at(file, source, output.parent, most_body_bytes, former.size)
         if seen.former_digest != former.digest:
-            raise BatchFileError(
+            raise JobDiffersError(
                 f"{output} has answers of another input than {source}: remove it with {errors} and {progress_path} to "
                 "begin anew, or choose another output."
             )
@@ -85,7 +85,9 @@ def resumable_run(source: Path, output: Path, errors: Path, most_body_bytes: int
         try:
             files = AnswerFiles(output, errors, former.checkpoint, save)
         except ValueError as error:
-            raise BatchFileError(f"{error}: bring it back, or remove it with {progress_path} to begin anew.") from error
+            raise JobDiffersError(
+                f"{error}: bring it back, or remove it with {progress_path} to begin anew."
+            ) from error
         sync_folder(output.parent)
         yield ResumableRun(file, seen.num_lines, stack.enter_context(files))
 
@@ -94,9 +96,7 @@ def _check_writable(path: Path) -> None:
     try:
         check_regular(path)
     except UnfitError as error:
-        raise BatchFileError(
-            f"{path} cannot be written: {error}. Give a file, which a later run can go on with."
-        ) from None
+        raise JobError(f"{path} cannot be written: {error}. Give a file, which a later run can go on with.") from None
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def _locked(path: Path, output: Path) -> Iterator[None]:
     """The only process that writes ``output``."""
     lock = try_acquire(path)
     if lock is None:
-        raise BatchFileError(f"Another process writes {output}: wait for it, or choose another output.")
+        raise JobError(f"Another process writes {output}: wait for it, or choose another output.")
     with lock:
         yield
         path.unlink(missing_ok=True)
@@ -117,19 +117,19 @@ def _former(path: Path, output: Path, errors: Path) -> Progress:
     except FileNotFoundError:
         taken = next((one for one in (output, errors) if one.exists() and one.stat().st_size), None)
         if taken is not None:
-            raise BatchFileError(
+            raise JobDiffersError(
                 f"{taken} is there already, and no {path} that says how far it is: remove it, or choose another name."
             ) from None
         return Progress(0, hashlib.blake2b().hexdigest(), Checkpoint())
     except (UnfitError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BatchFileError(f"{path} is not what a run has left ({error}): remove it with {output}.") from error
+        raise JobDiffersError(f"{path} is not what a run has left ({error}): remove it with {output}.") from error
     return found
 
 
 def _look_at(file: BinaryIO, source: Path, scratch: Path, most_body_bytes: int, former_size: int) -> Seen:
     """Read the whole input once: its digests, its number of lines, and whether it has an id twice.
 
-    Raises BatchFileError.
+    Raises JobInputError.
     """
     hashed = _Hashed(file, former_size)
     num_lines = 0
@@ -144,7 +144,7 @@ def _look_at(file: BinaryIO, source: Path, scratch: Path, most_body_bytes: int, 
     return Seen(hashed.size, hashed.digest, hashed.former_digest, num_lines)
 
 
-def _twice(file: BinaryIO, source: Path, most_body_bytes: int, repeated: set[bytes]) -> BatchFileError:
+def _twice(file: BinaryIO, source: Path, most_body_bytes: int, repeated: set[bytes]) -> JobInputError:
     places: dict[str, list[int]] = {}
     for line in read_lines(file, most_body_bytes):
         if line.custom_id is not None and digest_of(line.custom_id) in repeated:
@@ -152,7 +152,7 @@ def _twice(file: BinaryIO, source: Path, most_body_bytes: int, repeated: set[byt
     shown = "; ".join(
         f"{name!r} in lines {numbers[0]} and {numbers[1]}" for name, numbers in [*places.items()][:_SHOWN]
     )
-    return BatchFileError(f"{source} has a custom_id twice, and each must have its own answer: {shown}. Rename them.")
+    return JobInputError(f"{source} has a custom_id twice, and each must have its own answer: {shown}. Rename them.")
 
 
 class _Hashed:
