@@ -54,6 +54,9 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     │   ├── HeadersTooLargeError
     │   ├── RequestTimeoutError     the client took too long to send its request
     │   ├── RouteNotFoundError
+    │   ├── ObjectNotFoundError     no file or batch of this API key has the id
+    │   ├── ConflictError           not in the state that the file or batch is in
+    │   ├── QuotaExceededError      more files, bytes or batches than an API key may have
     │   └── MethodNotAllowedError
     ├── OverloadedError             too much waits; come back after ``retry_after_s``
     │   └── RateLimitedError        more comes with one API key than it may bring
@@ -303,19 +306,15 @@ class SwapRefusedError(ArtifactError):
 _MOST_CHARS = 2_000
 
 
-def _shortened(message: str) -> str:
-    if len(message) <= _MOST_CHARS:
-        return message
-    return f"{message[: _MOST_CHARS // 2]} ... {message[5 - _MOST_CHARS // 2 :]}"
-
-
 class RequestError(BeiError):
     """The client's request is at fault. ``param`` names the field, if one is to blame."""
 
     code = "invalid_request"
 
     def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(_shortened(message))
+        if len(message) > _MOST_CHARS:
+            message = f"{message[: _MOST_CHARS // 2]} ... {message[5 - _MOST_CHARS // 2 :]}"
+        super().__init__(message)
         self.param = param
 
 
@@ -405,6 +404,24 @@ class RouteNotFoundError(RequestError):
     """No route has this path."""
 
     code = "route_not_found"
+
+
+class ObjectNotFoundError(RequestError):
+    """No file or batch of this client has the id."""
+
+    code = "object_not_found"
+
+
+class ConflictError(RequestError):
+    """The file or batch is in a state in which this cannot be done."""
+
+    code = "conflict"
+
+
+class QuotaExceededError(RequestError):
+    """The client has as many files, bytes of them or unfinished batches as it may have."""
+
+    code = "quota_exceeded"
 
 
 class MethodNotAllowedError(RequestError):

@@ -99,7 +99,7 @@ class Document:
             for method in sorted(self._paths[path].keys() - {"head"}):
                 rows.setdefault(self._row(path, method), []).append(f"`{path}`")
         posts = (self._paths[path]["post"] for path in paths if "post" in self._paths[path])
-        inference = next(operation for operation in posts if "requestBody" in operation)
+        inference = next(operation for operation in posts if "504" in operation["responses"])
         title = "Without a mount point" if name == "bei" else f"`/{name}`"
         return "\n".join(
             [
@@ -108,7 +108,7 @@ class Document:
                     ("", "route", "", "request", "answer", "errors"),
                     [(methods, ", ".join(named), *rest) for (methods, *rest), named in rows.items()],
                 ),
-                "Errors of POST:\n",
+                "Errors of POST to a model:\n",
                 _table(("status", "body", "when"), self._errors(inference)),
             ]
         )
@@ -123,7 +123,8 @@ class Document:
         asked = self._body(request) if request else ", ".join(f"`?{name}=`" for name in query)
         errors = ", ".join(status for status in operation["responses"] if status != "200")
         described = f"{operation['summary']}. {self._description(path, method)}"
-        return methods, described, asked, self._body(answer), "below" if request else errors
+        asks_model = "504" in operation["responses"]
+        return methods, described, asked, self._body(answer), "below" if asks_model else errors
 
     def _description(self, path: str, method: str) -> str:
         """Of a mounted route that is also without a mount point: where it is described."""

@@ -20,7 +20,7 @@ def test_the_document_is_up_to_date(text: str) -> None:
 
 def test_every_route_is_in_it(text: str) -> None:
     for path in page()["paths"]:
-        methods = "GET|POST|GET, HEAD"
+        methods = "DELETE|GET|POST|GET, HEAD"
         assert re.search(rf"^\| ({methods}) \| [^|]*`{re.escape(path)}`[^|]* \|", text, re.M), path
 
 

@@ -11,6 +11,7 @@ from typing import IO, Any, Protocol
 
 from bei.errors import JobError
 from bei.utils import libraries
+from bei.utils.durable_files import sync_folder
 from bei.utils.full_disk import naming_full_disk
 
 _PARTIAL = ".partial"
@@ -112,7 +113,7 @@ class LocalJobFolder:
                         stream.flush()
                         os.fsync(stream.fileno())
                     yield partial, path
-                    _sync(path.parent)
+                    sync_folder(path.parent)
         finally:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
@@ -192,11 +193,3 @@ def _is_alive(partial: Path) -> bool:
     except (OSError, ValueError):
         return False
     return True
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

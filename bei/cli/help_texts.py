@@ -29,6 +29,9 @@ SERVE_GROUPS: Mapping[str, Sequence[str]] = {
         *("answer_memory", "max_connections", "max_header_bytes", "max_headers", "keep_alive_timeout"),
         *("header_timeout", "body_timeout"),
     ),
+    "files and batches": (
+        *("batch_dir", "batch_file_limit", "batch_line_limit", "batch_open_limit", "batch_disk_limit"),
+    ),
     "logs and traces": (
         *("access_log", "log_inputs", "log_format", "server_timing", "otlp_endpoint", "trace_sample_ratio"),
     ),
@@ -63,6 +66,7 @@ BUILD_GROUPS: Mapping[str, Sequence[str]] = {
 # What a flag takes, where that is no plain text: files by their usual endings, units, and lists.
 METAVARS: Mapping[str, str] = {
     "api_keys_file": "FILE.yaml",
+    "batch_dir": "FOLDER",
     "cache_dir": "FOLDER",
     "cache_max_size": "SIZE",
     "calibration_data": "FILE.txt|jsonl|csv|tsv",
@@ -93,6 +97,7 @@ USAGES: Mapping[str, str] = {
     "serve": "bei serve [flags] [MODEL ...]",
     "embed": "bei embed [flags] MODEL --input FILES --output FOLDER",
     "tune": "bei tune [flags] [MODEL ...]",
+    "run-batch": "bei run-batch [flags] -i FILE.jsonl -o FILE.jsonl [MODEL ...]",
     "doctor": "bei doctor [flags]",
     "simulate": "bei simulate [flags]",
     "bench": "bei bench [flags] URL [URL ...]\n       bei bench compare [flags] A.json B.json",
@@ -118,6 +123,7 @@ docs/reference.md says more of each setting.""",
   bei serve minilm --http-workers 4 --log-format json
   bei serve minilm --tls-cert cert.pem --tls-key key.pem
   bei serve minilm --api-keys-file keys.yaml
+  bei serve minilm --batch-dir batches    OpenAI's files and batches
 
 Every flag is also a variable (--max-headers: BEI_MAX_HEADERS) and a key of the
 file of --config (max_headers: 128). Flags of other servers: docs/clients.md.""",
@@ -132,6 +138,14 @@ The same command again does what is not done yet: docs/bulk.md.""",
     "tune": """examples:
   bei tune minilm
   bei tune minilm --engine-threads 4 --engine-streams 2""",
+    "run-batch": """examples:
+  bei run-batch -i in.jsonl -o out.jsonl minilm
+  bei run-batch -i in.jsonl -o out.jsonl --errors bad.jsonl minilm reranker
+
+A line: {"custom_id": "1", "method": "POST", "url": "/v1/embeddings",
+"body": {"input": "a text"}}, in one line. The url is any route of bei serve
+that asks a model. The same command goes on where a former run has ended. Exit
+code 0: every line has an answer; 1: some have errors; 2: it could not run.""",
     "inspect": """examples:
   bei inspect minilm
   bei inspect all-MiniLM-L6-v2            what bei serve has built

@@ -151,6 +151,13 @@ def _parser(command: str | None, arguments: Sequence[str] = (), also: Collection
 
         add_fields(serve, ServeConfig, SERVE_GROUPS)
         add_fields(tune, ServeConfig, SERVE_GROUPS, only=_TUNE_SETTINGS)
+    batch = add("run-batch", "answer a file of OpenAI's batch lines, without a server", _run_batch)
+    if "run-batch" in wanted:
+        from bei.cli import run_batch
+        from bei.config.settings import ServeConfig
+
+        run_batch.add_arguments(batch)
+        add_fields(batch, ServeConfig, SERVE_GROUPS, only=run_batch.SETTINGS)
     _add_artifact(add("verify", "compare an artifact's engine with the reference, on its own device", _verify))
     inspect = add("inspect", "show what an artifact is, and its certificate", _inspect)
     _add_artifact(inspect)
@@ -187,7 +194,7 @@ def _without_command(parser: argparse.ArgumentParser) -> None:
 
 
 def _completion(options: dict[str, Any]) -> None:
-    names = ("build", "serve", "tune", "cache", "doctor", "simulate", "bench", "embed")
+    names = ("build", "serve", "tune", "run-batch", "cache", "doctor", "simulate", "bench", "embed")
     whole = [name for name in names if _has_what_it_needs(name)]
     print(completion_script(options["shell"], _parser(None, ("bench",), whole)))  # noqa: T201
 
@@ -320,6 +327,14 @@ def _tune(options: dict[str, Any]) -> None:
     with _artifacts(config) as artifacts:
         for artifact in artifacts:
             print(tune(artifact, config))  # noqa: T201
+
+
+def _run_batch(options: dict[str, Any]) -> None:
+    from bei.cli.run_batch import run_batch
+
+    files = {name: options.pop(name) for name in ("input_file", "output_file", "errors")}
+    config = _serve_config(options)
+    _exit(run_batch(files, config, lambda: _artifacts(config)))
 
 
 def _serve_config(options: dict[str, Any]) -> Any:

@@ -74,9 +74,9 @@ def _of_another_command(flag: str, prog: str) -> str | None:
     """The refusal of a flag that another one of our commands has."""
     name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
     command = prog.rpartition(" ")[2]
-    if command in ("serve", "tune") and name in BUILD_SETTINGS - _NO_FLAGS_OF_BUILDS:
+    if command in ("serve", "tune", "run-batch") and name in BUILD_SETTINGS - _NO_FLAGS_OF_BUILDS:
         return f"{flag} is a flag of 'bei build'; for what is built here set {ENV_PREFIX}{name.upper()}"
-    if command in ("build", "tune") and name in _SERVE_SETTINGS:
+    if command in ("build", "tune", "run-batch") and name in _SERVE_SETTINGS:
         return f"{flag} is a flag of 'bei serve'"
     return None
 

@@ -218,6 +218,15 @@ class ServeConfig:
     require_signature: tuple[str, ...] | None = _option(
         None, "files of public keys, with commas: only artifacts signed by one of them are served"
     )
+    batch_dir: str | None = _option(
+        None, "folder of /v1/files and /v1/batches, for this server alone (default: there are no such routes)"
+    )
+    batch_file_limit: int = _option(200_000_000, "largest file of /v1/files in bytes", within=_BYTES)
+    batch_line_limit: int = _option(50_000, "most lines of a batch", within=_INPUTS)
+    batch_open_limit: int = _option(20, "most batches of an API key that are not finished", within=Range(1, 10_000))
+    batch_disk_limit: int = _option(
+        20_000_000_000, "bytes of all files of an API key, answers of its batches included", within=_BYTES
+    )
     swap_vectors: bool = _option(
         False, "let SIGHUP swap in an artifact whose vectors are not comparable with those that clients have stored"
     )
@@ -240,6 +249,11 @@ class ServeConfig:
             raise ConfigError(
                 f"body_memory {self.body_memory} could never hold a body of payload_limit {self.payload_limit} bytes: "
                 "raise the first or lower the second."
+            )
+        if self.batch_disk_limit < self.batch_file_limit:
+            raise ConfigError(
+                f"batch_disk_limit {self.batch_disk_limit} could never hold a file of batch_file_limit "
+                f"{self.batch_file_limit} bytes: raise the first or lower the second."
             )
         if self.answer_memory < self.answer_limit:
             raise ConfigError(

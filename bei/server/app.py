@@ -22,6 +22,9 @@ from bei.errors import BeiError, ShuttingDownError
 from bei.metrics.registry import Metrics
 from bei.server.auth.keys import Keyring
 from bei.server.auth.middleware import ApiKeys
+from bei.server.batches.batches_routes import batches_router
+from bei.server.batches.files_routes import files_router
+from bei.server.batches.store import BatchStore
 from bei.server.dialects import cohere, nim, tei, vllm, vllm_pooling
 from bei.server.dialects.base import Dialects, mounted
 from bei.server.dialects.table import all_dialects
@@ -89,11 +92,12 @@ def create_app(
     *,
     answers: AnswerMemory | None = None,
     peers: Peers | None = None,
+    batches: BatchStore | None = None,
 ) -> ASGIApp:
     """The application over ``models``. It holds no state of its own. ``keys``: None lets everybody in.
 
     In a front-end process ``answers`` counts those of all front ends, and ``peers`` are the other processes; they are
-    made on the event loop.
+    made on the event loop. ``batches`` None: there are no files and batches.
     """
     router = ApiRouter()
     context = Context(
@@ -115,18 +119,26 @@ def create_app(
             for root in dialect.roots:
                 router.include(dialect.reads, f"/{dialect.name}{root}")
     metrics.model_routes = frozenset(route.path for route in routes if route.runs_engine)
-    router.routes += [endpoint.framework_route() for endpoint in endpoints]
+    inference = [endpoint.framework_route() for endpoint in endpoints]
+    router.routes += inference
     router.include(models_router(models))
     router.include(info_router(models, config))
     router.include(tei.openapi_router())
     router.include(health_router(server, page=_page_of(config)))
     router.include(certificate_router(models))
+    router.include(files_router(batches, config.batch_file_limit))
+    router.include(batches_router(batches, config, partial(_has_route, inference)))
     router.include(pages_router(config))
     app = Starlette(routes=[StarletteRoute("/openapi.json", _openapi), *router.routes], exception_handlers=HANDLERS)
     app.router.redirect_slashes = False  # see Routing
     # Made when it is first asked for: a server that starts does not wait for it.
     app.state.openapi = cache(partial(page, router.routes, routes, [*dialects], config))
     return _with_middlewares(app, endpoints, dialects, config, metrics, keys, request_log, tracing)
+
+
+def _has_route(routes: Seq[StarletteRoute], url: str) -> bool:
+    scope = {"type": "http", "method": "POST", "path": url.partition("?")[0]}
+    return any(route.matches(scope)[0] is Match.FULL for route in routes)
 
 
 def _with_middlewares(

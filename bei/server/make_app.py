@@ -19,7 +19,10 @@ from bei.metrics.registry import Metrics
 from bei.scheduler.device_gate import DeviceGate
 from bei.server.app import create_app
 from bei.server.auth.keys import Keyring, keyring_of
+from bei.server.batches.store import store_of
+from bei.server.batches.worker import BatchWorker, worker_of
 from bei.server.endpoint.models import Models
+from bei.server.lifecycle.drain import Drains
 from bei.server.lifecycle.swap import LocalSwaps
 from bei.server.telemetry.access_log import RequestLog, request_log_of
 from bei.server.telemetry.otel_settings import tracing_of
@@ -45,6 +48,7 @@ class WholeApp:
         keys: Keyring | None,
         request_log: RequestLog | None,
         tracing: Tracing | None,
+        batches: BatchWorker | None,
     ) -> None:
         self.app = app
         self.models = models
@@ -53,6 +57,12 @@ class WholeApp:
         self.keys = keys
         self.request_log = request_log
         self._tracing = tracing
+        self._batches = batches
+
+    @property
+    def workers(self) -> tuple[Drains, ...]:
+        """What has to drain, in this order: lines of batches that are under way are still answered."""
+        return (self.models,) if self._batches is None else (self._batches, self.models)
 
     async def __aenter__(self) -> WholeApp:
         return self
@@ -63,8 +73,11 @@ class WholeApp:
     async def aclose(self) -> None:
         """Refuse new requests, answer those that were accepted, and free all engines."""
         self.swaps.end()
-        self.models.begin_drain()
-        await self.models.wait_drained()
+        for worker in self.workers:
+            worker.begin_drain()
+        await asyncio.gather(*(worker.wait_drained() for worker in self.workers))
+        if self._batches is not None:
+            self._batches.close()
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, self.models.close)
         if self._tracing is not None:
@@ -87,6 +100,7 @@ async def make_app(artifacts: Seq[Path | Artifact], config: ServeConfig) -> Whol
     _take_device(artifacts, config)
     metrics = Metrics()
     keys, request_log, tracing = keyring_of(config), request_log_of(config), tracing_of(config)
+    store = store_of(config)
     models, swaps = _load(artifacts, config, metrics)
     try:
         for service in models:
@@ -94,8 +108,9 @@ async def make_app(artifacts: Seq[Path | Artifact], config: ServeConfig) -> Whol
     except BaseException:
         await asyncio.get_running_loop().run_in_executor(None, models.close)
         raise
-    app = create_app(models, config, metrics, keys, request_log, tracing)
-    return WholeApp(app, models, swaps, metrics, keys, request_log, tracing)
+    app = create_app(models, config, metrics, keys, request_log, tracing, batches=store)
+    batches = worker_of(store, app, keys, config)
+    return WholeApp(app, models, swaps, metrics, keys, request_log, tracing, batches)
 
 
 def _take_device(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:

@@ -44,7 +44,7 @@ async def _serve(artifacts: Seq[Path | Artifact], config: ServeConfig, sockets: 
         connections = Connections(config, whole.metrics, max_connections, whole.request_log)
         server = DrainingServer(
             uvicorn_config(whole.app),
-            whole.models,
+            whole.workers,
             connections,
             tls,
             reloading.start,

@@ -80,6 +80,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Slurm's array says",
     )
     process.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="a Ray cluster that works on the shards: auto, local, or HOST:PORT (extra: scale)",
+    )
+    process.add_argument(
+        "--ray-workers", type=_whole(1, 10_000), metavar="N", help="engines on it (default: one a GPU, or one a node)"
+    )
+    process.add_argument(
         "--shard-rows", type=_whole(1, 10**7), metavar="N", help="rows of a file (default: some 64 MB)"
     )
     process.add_argument(

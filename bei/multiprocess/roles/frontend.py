@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import socket
+from collections.abc import Sequence as Seq
 
 from bei.artifact.store import received
 from bei.config.settings import ServeConfig
@@ -31,12 +32,14 @@ from bei.multiprocess.transport.connect import path_of
 from bei.scheduler.cost_model import CostModel
 from bei.server.app import create_app
 from bei.server.auth.keys import keyring_of
+from bei.server.batches.store import store_of
+from bei.server.batches.worker import worker_of
 from bei.server.endpoint.models import Models
 from bei.server.http.connections import Connections, fitting_connections
 from bei.server.http.listener import MOST_HANDSHAKES
 from bei.server.http.memory_budgets import AnswerMemory
 from bei.server.http.tls import tls_of
-from bei.server.lifecycle.drain import DrainingServer, uvicorn_config
+from bei.server.lifecycle.drain import DrainingServer, Drains, uvicorn_config
 from bei.server.lifecycle.swap import check_new, close_replaced, closed, in_thread, replace
 from bei.server.process_tuning import collect_rarely, run_on_loop
 from bei.server.status.whole_server import on_loop
@@ -134,6 +137,7 @@ class FrontEnd:
         self._tls = tls_of(config)
         self._request_log = request_log_of(config)
         self._tracing = tracing_of(config)
+        self._store = store_of(config)
 
     # Models.
 
@@ -190,7 +194,10 @@ class FrontEnd:
             self._tracing,
             answers=answers,
             peers=self._channel,
+            batches=self._store,
         )
+        batches = worker_of(self._store, app, self._keys, config)
+        workers: Seq[Drains] = (self._models,) if batches is None else (batches, self._models)
         room = fitting_connections(config.max_connections, MOST_HANDSHAKES if self._tls is not None else 0)
         connections = Connections(
             config,
@@ -202,7 +209,7 @@ class FrontEnd:
             answers=answers,
         )
         started = asyncio.Event()
-        self._server = DrainingServer(uvicorn_config(app), self._models, connections, self._tls, started.set)
+        self._server = DrainingServer(uvicorn_config(app), workers, connections, self._tls, started.set)
         collect_rarely()
         self._serving = asyncio.ensure_future(self._server.serve(sockets=sockets))
         self._watch = asyncio.ensure_future(self._watch_tokenizers())

@@ -117,6 +117,7 @@ class Keyring:
         self._secret = os.urandom(32)
         self._labels: set[str] = set()
         self._by_digest: dict[bytes, Key] = {}
+        self._by_name: dict[str, Key] = {}
         self._install(read())
 
     def check(self, scope: Scope) -> None:
@@ -127,6 +128,10 @@ class Keyring:
         key = self._key_of(scope["headers"])
         scope[SCOPE_API_KEY] = key
         key.take_request()
+
+    def named(self, name: str) -> Key | None:
+        """The key of this name, as it is now; None: there is none any more."""
+        return self._by_name.get(name)
 
     def _key_of(self, headers: Iterable[tuple[bytes, bytes]]) -> Key:
         """The key that the headers carry. One valid key is enough: proxies and clients may each add a header.
@@ -155,7 +160,7 @@ class Keyring:
 
     def _install(self, specs: Seq[KeySpec]) -> None:
         """Use the keys of ``specs`` from the next request on. Requests in progress keep their ``Key``."""
-        before = {key.name: key for key in self._by_digest.values()}
+        before = self._by_name
         by_digest = {}
         for spec in specs:
             key = Key(spec, self._label(spec.name), self._new_bucket)
@@ -165,6 +170,7 @@ class Keyring:
             if any(len(secret) < _SHORT for secret in spec.secrets):
                 log.warning("the API key %s has fewer than %d characters and might be guessed", spec.name, _SHORT)
         self._by_digest = by_digest
+        self._by_name = {key.name: key for key in by_digest.values()}
         log.info("API keys: %d of %d names", len(by_digest), len(specs))
 
     def _label(self, name: str) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Set
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from bei.server.auth.keys import Keyring
+from bei.server.auth.keys import Key, Keyring
+from bei.server.scope import SCOPE_API_KEY
 
 
 class ApiKeys:
@@ -22,5 +23,12 @@ class ApiKeys:
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["path"] not in self._open_paths or scope["method"] not in ("GET", "HEAD"):
-            self._keys.check(scope)
+            self._check(scope)
         return self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        key: Key | None = scope.get(SCOPE_API_KEY)
+        if key is None:
+            self._keys.check(scope)
+        else:  # a request that this process makes in the name of a client, as for a line of a batch
+            key.take_request()

@@ -1,4 +1,4 @@
-"""Responses of routes without a body, for /openapi.json, declared beside the handler."""
+"""Responses of routes of the framework, for /openapi.json, declared beside the handler."""
 
 from __future__ import annotations
 
@@ -11,22 +11,33 @@ from bei.server.http.errors import JSON
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
+class RequestBody(NamedTuple):
+    """The type of a body that the function itself reads."""
+
+    type: Any
+    media_type: str = JSON
+
+
 class GetResponses(NamedTuple):
     """``bodies``: the type of the body by status; None: an empty one. ``errors``: those that the route raises."""
 
     bodies: Mapping[int, Any]
     errors: tuple[type[BeiError], ...] = ()
     media_type: str = JSON
+    request: RequestBody | None = None
 
 
 def answers(
-    *errors: type[BeiError], bodies: Mapping[int, Any] | None = None, media_type: str = JSON
+    *errors: type[BeiError],
+    bodies: Mapping[int, Any] | None = None,
+    media_type: str = JSON,
+    request: RequestBody | None = None,
 ) -> Callable[[FunctionT], FunctionT]:
     """Note what a function answers; without ``bodies`` it is 200 with what its annotation says it returns."""
 
     def noted(function: FunctionT) -> FunctionT:
         found = {200: get_type_hints(function)["return"]} if bodies is None else bodies
-        setattr(function, _ATTRIBUTE, GetResponses(found, errors, media_type))
+        setattr(function, _ATTRIBUTE, GetResponses(found, errors, media_type, request))
         return function
 
     return noted

@@ -15,7 +15,7 @@ from bei.server.telemetry.middleware import with_answer_headers
 
 Header = tuple[bytes, bytes]
 
-_METHODS = b"GET, HEAD, POST"
+_METHODS = b"DELETE, GET, HEAD, POST"
 
 # How long browsers may remember a preflight's answer; Chromium's limit is two hours.
 _MAX_AGE_S = 3600

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 JSON = "application/json"
 
 # Those that routes have.
-_METHODS = ("GET", "HEAD", "POST")
+_METHODS = ("DELETE", "GET", "HEAD", "POST")
 
 # Nearest class along the error's ancestry wins. The types are those that OpenAI clients know.
 _STATUS: dict[type[errors.BeiError], tuple[int, str]] = {
@@ -33,6 +33,9 @@ _STATUS: dict[type[errors.BeiError], tuple[int, str]] = {
     errors.ForbiddenError: (403, "invalid_request_error"),
     errors.ModelNotFoundError: (404, "invalid_request_error"),
     errors.RouteNotFoundError: (404, "invalid_request_error"),
+    errors.ObjectNotFoundError: (404, "invalid_request_error"),
+    errors.ConflictError: (409, "invalid_request_error"),
+    errors.QuotaExceededError: (403, "invalid_request_error"),  # a 429 would have clients try again at once
     errors.MethodNotAllowedError: (405, "invalid_request_error"),
     errors.NotAcceptableError: (406, "invalid_request_error"),
     errors.RequestTimeoutError: (408, "invalid_request_error"),
@@ -47,6 +50,7 @@ _STATUS: dict[type[errors.BeiError], tuple[int, str]] = {
     errors.DeadlineExceededError: (504, "server_error"),
     errors.EngineError: (500, "server_error"),
     errors.EngineDeadError: (503, "server_error"),
+    errors.DiskFullError: (507, "server_error"),
     errors.BeiError: (500, "server_error"),
 }
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from contextlib import contextmanager
+from typing import Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from bei.server.endpoint.models import Models
 from bei.server.http.connection import Connection
 from bei.server.http.connections import Connections
 from bei.server.http.listener import Listener
@@ -40,24 +41,35 @@ def _nothing() -> None:
     """No-op."""
 
 
+class Drains(Protocol):
+    """What takes on work, and can stop to."""
+
+    def begin_drain(self) -> None:
+        """Take on no more."""
+
+    async def wait_drained(self) -> None:
+        """Return when nothing is under way."""
+
+
 class DrainingServer(uvicorn.Server):
     """Accepts and answers until ``stop``. ``begin_drain`` refuses new requests with 503; what is accepted is answered.
     Connections end with the answers to requests that come while it drains, so that clients go elsewhere.
 
-    ``on_started`` is called when it accepts connections, ``take_signals`` when signals can be taken over.
+    ``workers`` stop in their order. ``on_started`` is called when it accepts connections, ``take_signals`` when signals
+    can be taken over.
     """
 
     def __init__(
         self,
         config: uvicorn.Config,
-        models: Models,
+        workers: Seq[Drains],
         connections: Connections,
         tls: TLS | None,
         on_started: Callable[[], None] = _nothing,
         take_signals: Callable[[], None] = _nothing,
     ) -> None:
         super().__init__(config)
-        self._models = models
+        self._workers = workers
         self._connections = connections
         self._tls = tls
         self._on_started = on_started
@@ -100,12 +112,13 @@ class DrainingServer(uvicorn.Server):
 
     def begin_drain(self) -> None:
         """Refuse new requests from now on."""
-        self._models.begin_drain()
+        for worker in self._workers:
+            worker.begin_drain()
         self._connections.begin_drain()
 
     async def wait_drained(self) -> None:
         """Return when everything accepted is answered."""
-        await self._models.wait_drained()
+        await asyncio.gather(*(worker.wait_drained() for worker in self._workers))
 
     def stop(self) -> None:
         """Accept nothing more, and end when clients have their answers, or have had time to take them."""

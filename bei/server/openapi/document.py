@@ -91,6 +91,9 @@ _ELSEWHERE = {
     errors.MethodNotAllowedError,
     errors.UnauthorizedError,
     errors.ForbiddenError,
+    errors.ObjectNotFoundError,
+    errors.ConflictError,
+    errors.QuotaExceededError,
 }
 
 
@@ -200,6 +203,8 @@ def _types(routes: Iterable[Route[Any]], reads: Iterable[GetResponses], forms: I
         yield route.response
     for answers in reads:
         yield from (body for body in answers.bodies.values() if body is not None)
+        if answers.request is not None:
+            yield answers.request.type
     for form in (_OWN, *forms):
         yield from form.bodies
 
@@ -253,7 +258,7 @@ class _Writer:
     def read(
         self, path: str, parameters: Seq[Any], answers: GetResponses, *, has_body: bool, is_open: bool
     ) -> dict[str, Any]:
-        """The operation of a route without a request body.
+        """The operation of a route of the framework.
 
         ``has_body``: answers have a body; those to HEAD have none. ``is_open``: the route needs no API key.
         """
@@ -269,10 +274,13 @@ class _Writer:
         responses["200"] = answer
         if not has_body:
             responses = {status: self._without_body(answer) for status, answer in responses.items()}
-        read = {
+        read: dict[str, Any] = {
             "parameters": [*parameters, *self._headers(form)],
             "responses": dict(sorted(responses.items())),
         }
+        if answers.request is not None:
+            content = self._content(answers.request.type, answers.request.media_type)
+            read["requestBody"] = {"required": True, "content": content}
         return {**read, "security": []} if is_open and self._asks_for_keys else read
 
     def _of_keys(self, *, in_lanes: bool = False) -> tuple[type[BeiError], ...]:

@@ -20,7 +20,7 @@ from bei_build.config import BuildConfig
 
 ROOT = Path(__file__).parents[3]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
-COMMANDS = ("build", "sign", "serve", "tune", "verify", "inspect", "cache", "doctor", "simulate", "bench")
+COMMANDS = ("build", "sign", "serve", "tune", "run-batch", "verify", "inspect", "cache", "doctor", "simulate", "bench")
 # Of pip, and of docker.
 OF_OTHERS = {"--no-deps", "--index-url", "--upgrade", "--gpus", *(flag for flags in INSTEAD for flag in flags)}
 # Their two hyphens are no flag's: custom properties of style sheets, names of modules of repositories.

@@ -15,6 +15,8 @@ from bei.core import Engine
 from bei.metrics.registry import Metrics
 from bei.server.app import create_app
 from bei.server.auth.keys import keyring_of
+from bei.server.batches.store import BatchStore, store_of
+from bei.server.batches.worker import BatchWorker, worker_of
 from bei.server.dialects.table import all_dialects
 from bei.server.endpoint.models import Models
 from bei.server.status.whole_server import WholeServer
@@ -44,9 +46,14 @@ class App:
         config = ServeConfig(**settings)
         self.dialects = all_dialects(self.models, config, WholeServer(self.models, self.metrics))
         self.keys = keyring_of(config)
-        self.asgi = create_app(self.models, config, self.metrics, self.keys, request_log_of(config), tracing)
+        store, logged = store_of(config), request_log_of(config)
+        self.asgi = create_app(self.models, config, self.metrics, self.keys, logged, tracing, batches=store)
+        self.batches = self.run(self._worker(store, config))
         transport = httpx.ASGITransport(self.asgi, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://bei.test")
+
+    async def _worker(self, store: BatchStore | None, config: ServeConfig) -> BatchWorker | None:
+        return worker_of(store, self.asgi, self.keys, config)
 
     async def _load(self, served: Sequence[tuple[Artifact, Engine]], settings: dict[str, Any]) -> Models:
         return Models([make_service(artifact, engine, self.metrics, **settings) for artifact, engine in served])
@@ -76,6 +83,10 @@ class App:
     def close(self) -> None:
         """End the services' threads and the loop."""
         self.run(self.client.aclose())
+        if self.batches is not None:
+            self.batches.begin_drain()
+            self.run(self.batches.wait_drained())
+            self.batches.close()
         self.models.close()
         for task in asyncio.all_tasks(self.loop):
             task.cancel()

@@ -23,6 +23,10 @@ ROUTES = {
     ("get", "/metrics"),
     ("get", "/stats"),
     ("get", "/certificate"),
+    *((method, path) for path in ("/v1/files", "/v1/batches") for method in ("get", "post")),
+    *(("get", "/v1/batches/{batch_id}"), ("post", "/v1/batches/{batch_id}/cancel")),
+    *((method, "/v1/files/{file_id}") for method in ("get", "delete")),
+    ("get", "/v1/files/{file_id}/content"),
 }
 
 

@@ -39,6 +39,27 @@ const calls = {
     const asked = { model: "embedder", input: texts, dimensions: 8, encoding_format: "float" };
     return (await (await openai(url)).embeddings.create(asked)).data.map((item) => item.embedding);
   },
+  async "openai batch"(url, { texts }) {
+    const client = await openai(url);
+    const { toFile } = await import("openai");
+    const asked = texts.map((text, index) => ({
+      custom_id: `c${index}`, method: "POST", url: "/v1/embeddings", body: { model: "embedder", input: text },
+    }));
+    const lines = asked.map((one) => JSON.stringify(one)).join("\n");
+    const file = await client.files.create({ file: await toFile(Buffer.from(lines), "in.jsonl"), purpose: "batch" });
+    const fields = { input_file_id: file.id, endpoint: "/v1/embeddings", completion_window: "24h" };
+    let batch = await client.batches.create(fields);
+    while (!["completed", "failed", "expired", "cancelled"].includes(batch.status)) {
+      await new Promise((resolve) => setTimeout(resolve, 50));
+      batch = await client.batches.retrieve(batch.id);
+    }
+    const content = await (await client.files.content(batch.output_file_id)).text();
+    const answers = content.trim().split("\n").map((line) => JSON.parse(line));
+    await client.files.delete(file.id);
+    const left = [];
+    for await (const one of client.files.list()) left.push(one.purpose);
+    return { vectors: answers.map((one) => one.response.body.data[0].embedding), counts: batch.request_counts, left };
+  },
   async "openai unknown model"(url) {
     return await (await openai(url)).embeddings.create({ model: "nothing", input: "a" });
   },

@@ -50,6 +50,14 @@ def test_openai(server: Server, expected: Expected) -> None:
     expected.check_vectors(ask(server, "openai dimensions"), "short")
 
 
+@row("openai (npm)", "OpenAI", "/v1", "files.create, list, content, delete; batches.create, retrieve")
+def test_openai_s_batches(server: Server, expected: Expected) -> None:
+    found = ask(server, "openai batch")
+    expected.check_vectors(found["vectors"])
+    assert found["counts"] == {"total": len(TEXTS), "completed": len(TEXTS), "failed": 0}
+    assert found["left"] == ["batch_output"]
+
+
 @row("openai (npm)", "OpenAI", "/v1", "embeddings.create: errors: unknown model; text too long, at /vllm/v1")
 def test_openai_gets_errors_of_its_own_classes(server: Server) -> None:
     unknown = refused(server, "openai unknown model")

@@ -57,7 +57,7 @@ def test_before_it_sends_it_is_told_what_it_may_send(make_app: MakeApp) -> None:
     assert found.pop("access-control-expose-headers")
     assert found == {
         "access-control-allow-origin": PAGE,
-        "access-control-allow-methods": "GET, HEAD, POST",
+        "access-control-allow-methods": "DELETE, GET, HEAD, POST",
         "access-control-allow-headers": ASKED["Access-Control-Request-Headers"],
         "access-control-max-age": "3600",
     }

@@ -37,7 +37,7 @@ class Serving:
     def __init__(self, tls: TLS | None = None) -> None:
         config = uvicorn_config(greet)
         config.load()
-        self.server = DrainingServer(config, Models([]), Connections(ServeConfig(), Metrics(), 100), tls)
+        self.server = DrainingServer(config, [Models([])], Connections(ServeConfig(), Metrics(), 100), tls)
         self.server.lifespan = config.lifespan_class(config)
         self._sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self._address = self._sock.getsockname()
