@@ -12,21 +12,23 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 class GetResponses(NamedTuple):
-    """``bodies``: the type of the body by status; None: an empty one. ``errors``: those that the route raises."""
+    """``bodies``: the type of the body by status; None: an empty one. ``errors``: those that the route raises.
+    ``example``: the body of a successful answer; None: it is empty."""
 
     bodies: Mapping[int, Any]
+    example: Any = None
     errors: tuple[type[BeiError], ...] = ()
     media_type: str = JSON
 
 
 def answers(
-    *errors: type[BeiError], bodies: Mapping[int, Any] | None = None, media_type: str = JSON
+    *errors: type[BeiError], example: Any = None, bodies: Mapping[int, Any] | None = None, media_type: str = JSON
 ) -> Callable[[FunctionT], FunctionT]:
     """Note what a function answers; without ``bodies`` it is 200 with what its annotation says it returns."""
 
     def noted(function: FunctionT) -> FunctionT:
         found = {200: get_type_hints(function)["return"]} if bodies is None else bodies
-        setattr(function, _ATTRIBUTE, GetResponses(found, errors, media_type))
+        setattr(function, _ATTRIBUTE, GetResponses(found, example, errors, media_type))
         return function
 
     return noted

@@ -19,6 +19,7 @@ from bei.artifact.sides import Role
 from bei.artifact.signature import ArtifactSignature
 from bei.config.settings import ServeConfig
 from bei.errors import InvalidRequestError, ModelNotFoundError
+from bei.server.endpoint.examples import EMBEDDER, HEX
 from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.models import Models
 from bei.server.http.errors import JSON
@@ -111,12 +112,78 @@ class Info(TypedDict):
     signature: SignatureInfo | None
 
 
+_EXAMPLE: dict[str, Any] = {
+    "model_id": "sentence-transformers/all-MiniLM-L6-v2",
+    "model_sha": None,
+    "model_dtype": "bf16",
+    "served_model_name": EMBEDDER,
+    "model_type": {"embedding": {"pooling": "mean"}},
+    "max_concurrent_requests": 1024,
+    "max_input_length": 256,
+    "max_batch_tokens": 16384,
+    "max_batch_requests": 64,
+    "max_client_batch_size": 2048,
+    "auto_truncate": True,
+    "tokenization_workers": 2,
+    "http_workers": 1,
+    "devices": [],
+    "version": __version__,
+    "sha": None,
+    "docker_label": None,
+    "tasks": ["embed"],
+    "prompts": [],
+    "roles": {},
+    "target": "cpu",
+    "precision": "bf16",
+    "digest": HEX * 2,
+    "certificate": {
+        "kind": "reference",
+        "reference": "transformers 5.24.0 BertModel (fp32)",
+        "reference_is_independent": True,
+        "device": "AMD EPYC 9R45",
+        "num_texts": 101,
+        "num_held_out_texts": 101,
+        "texts_sha256": HEX * 2,
+        "thresholds": {"mean": 0.999, "p1": 0.997, "min": 0.995, "ndcg_loss": None},
+        "passed": True,
+        "retrieval": None,
+        "tokens": {
+            "library": "transformers",
+            "tokenizer_class": "BertTokenizer",
+            "num_texts": 541,
+            "num_pairs": 120,
+            "sha256": HEX * 2,
+        },
+        "canary_output": "embedding",
+        "verdict": "The engine's vectors agree with the reference's.",
+        "failures": [],
+        "outputs": [
+            {
+                "output": "embedding",
+                "cosine_mean": 0.99993,
+                "cosine_p1": 0.99981,
+                "cosine_min": 0.99976,
+                "max_abs_difference": 0.0021,
+                "ranking_overlap": 0.985,
+                "spearman": 0.99991,
+                "kendall_tau": None,
+                "label_agreement": None,
+                "kl_divergence": None,
+                "failures": [],
+            }
+        ],
+        "quantization": None,
+    },
+    "signature": None,
+}
+
+
 def info_router(models: Models, config: ServeConfig) -> ApiRouter:
     """The route, bound to the served models."""
     router = ApiRouter()
 
     @router.get("/info", summary="Describe the server (TEI)")
-    @answers(InvalidRequestError, ModelNotFoundError, bodies={200: Info})
+    @answers(InvalidRequestError, ModelNotFoundError, bodies={200: Info}, example=_EXAMPLE)
     async def info(model: str | None = None) -> Response:
         """One model and the server's limits; where several models are served, the query names one."""
         return Response(msgspec.json.encode(describe(models.named(model), config)), media_type=JSON)
