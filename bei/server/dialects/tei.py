@@ -342,7 +342,7 @@ def dialect(models: Models, config: ServeConfig, server: WholeServer) -> Dialect
 
     return Dialect(
         "tei",
-        "text-embeddings-inference",
+        "TEI",
         routes,
         error_form,
         (ErrorBody, OpenAIErrorBody),

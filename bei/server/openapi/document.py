@@ -316,12 +316,12 @@ class _Writer:
         refusals: Mapping[int, Any] = MappingProxyType({}),
     ) -> dict[str, Any]:
         """Responses by status: for the errors ``raised``, written in ``form``, and ``refusals`` (types of bodies)."""
-        found = {status: [_Refusal(body, _text_of_type(body), frozenset())] for status, body in refusals.items()}
+        found = {status: [_Refusal(body, None, _text_of_type(body), frozenset())] for status, body in refusals.items()}
         for used, cls in [(form, cls) for cls in raised] + [(_OWN, cls) for cls in _REFUSED]:
             error = _example(cls)
             status, written = used.write(error, status_of(error), path)
             headers = frozenset(headers_of(error)) - {"connection"}
-            found.setdefault(status, []).append(_Refusal(used.body_of(written), _text_of(error), headers))
+            found.setdefault(status, []).append(_Refusal(used.body_of(written), written, str(error), headers))
         return {str(status): self._shared_response(f"{form.name}_{status}", found[status]) for status in sorted(found)}
 
     def _shared_response(self, name: str, refusals: Seq[_Refusal]) -> dict[str, Any]:
@@ -330,10 +330,11 @@ class _Writer:
         All refusals have the same status. ``name`` gets a number if a different response has the name already.
         """
         bodies = {id(one.body): one.body for one in refusals}
+        example = next((one.example for one in refusals if one.example is not None), None)
         headers = [one.headers for one in refusals]
         response: dict[str, Any] = {
             "description": " ".join(dict.fromkeys(one.text for one in refusals)),
-            "content": self._content(tuple(bodies.values())),
+            "content": self._content(tuple(bodies.values()), example=example),
         }
         if any(headers):
             always = frozenset.intersection(*headers)
@@ -354,21 +355,21 @@ class Reported(TypedDict):
 
 
 class _Refusal(NamedTuple):
-    """An error response: the type of its body, a sentence that says when it is sent, and the names of its headers."""
+    """An error response: the type of its body and one that is written, a sentence that says when it is sent, and the
+    names of its headers."""
 
     body: Any
+    example: object
     text: str
     headers: frozenset[str]
 
 
 def _example(cls: type[BeiError]) -> BeiError:
+    """One that says when it is raised."""
+    text = _text_of_type(cls)
     if issubclass(cls, errors.OverloadedError):
-        return cls("", 1.0)
-    return UNEXPECTED if cls is BeiError else cls("")
-
-
-def _text_of(error: BeiError) -> str:
-    return str(error) if error is UNEXPECTED else _text_of_type(type(error))
+        return cls(text, 1.0)
+    return UNEXPECTED if cls is BeiError else cls(text)
 
 
 def _text_of_type(cls: Any) -> str:
@@ -386,7 +387,7 @@ def _header(name: str, schema: Any, description: str) -> dict[str, Any]:
 _REPORT = _header(
     REPORT_HEADER,
     {"type": "string", "enum": [*REPORT_VALUES]},
-    "Whether a wrong input leaves the others unharmed, and the answer reports the state of each input.",
+    "1, true: a wrong input leaves the others unharmed, and the answer reports the state of each input.",
 )
 
 
