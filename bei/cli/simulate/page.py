@@ -24,7 +24,7 @@ def simulation_page(comparison: PolicyComparison) -> str:
         f'<p class="verdict pass">{safe(finding(comparison))}</p>',
         *(_lane(comparison, lane) for lane in LANES),
         "<h2>Figures</h2>",
-        table("Latencies from a request's arrival to its last text's answer", ["", *names], rows),
+        table("Latencies from a request's arrival to its last text's answer", ["figure", *names], rows),
         "<h2>What was simulated</h2>",
         facts_table(described(comparison)),
     ]
