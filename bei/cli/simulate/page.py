@@ -13,7 +13,7 @@ from bei.utils.html.line_chart import NUM_COLORS, STYLE, Line, line_chart, log_a
 
 def simulation_page(comparison: PolicyComparison) -> str:
     """The comparison as an HTML page."""
-    title = f"Schedulers on {comparison.devices} simulated devices"
+    title = f"Schedulers on {comparison.devices} simulated device{'s' if comparison.devices > 1 else ''}"
     names = list(comparison.policies)
     rows = [
         [(name, False), *((value, True) for value in values)]

@@ -28,8 +28,8 @@ from bei.server.endpoint.examples import (
     UUID,
     Example,
     sorted_documents,
+    token_usage,
 )
-from bei.server.endpoint.examples import usage as usage_example
 from bei.server.endpoint.field_schema import Text, Texts
 from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.inference import embedded, ranked
@@ -225,7 +225,7 @@ _MODELS_EXAMPLE = {
     "data": [
         {
             "id": EMBEDDER,
-            "stats": {"queue_fraction": 0.0, "queue_absolute": 0, "results_pending": 0, "batch_size": 64},
+            "stats": {"queue_fraction": 0.0, "queue_absolute": 0, "results_pending": 0, "batch_size": 128},
             "object": "model",
             "owned_by": "infinity",
             "created": CREATED,
@@ -293,7 +293,7 @@ _RERANK_EXAMPLE = Example(
         "object": "rerank",
         "results": sorted_documents("relevance_score", "document"),
         "model": RERANKER,
-        "usage": usage_example(RERANK_TOKENS),
+        "usage": token_usage(RERANK_TOKENS),
         **_MADE_EXAMPLE,
     },
 )

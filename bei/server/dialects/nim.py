@@ -15,8 +15,7 @@ from msgspec import Meta
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, NotReadyError, OverloadedError, RateLimitedError
 from bei.server.dialects.base import Dialect, add_metrics
 from bei.server.endpoint.context import RequestContext
-from bei.server.endpoint.examples import DOCUMENTS, QUERY, RERANK_TOKENS, TEXTS, Example
-from bei.server.endpoint.examples import usage as usage_example
+from bei.server.endpoint.examples import DOCUMENTS, QUERY, RERANK_TOKENS, TEXTS, Example, token_usage
 from bei.server.endpoint.field_schema import Text as NonEmptyText
 from bei.server.endpoint.field_schema import Texts, limits, limits_of_inputs
 from bei.server.endpoint.get_responses import answers
@@ -211,7 +210,7 @@ _RANKING_EXAMPLE = Example(
     {"query": {"text": QUERY}, "passages": [{"text": text} for text in DOCUMENTS]},
     {
         "rankings": [{"index": 1, "logit": 4.3381}, {"index": 0, "logit": -4.3767}],
-        "usage": usage_example(RERANK_TOKENS),
+        "usage": token_usage(RERANK_TOKENS),
     },
 )
 RANKING: Route[Any] = Route(

@@ -33,8 +33,8 @@ from bei.server.endpoint.examples import (
     RERANKER,
     SCORES,
     Example,
+    token_usage,
 )
-from bei.server.endpoint.examples import usage as usage_example
 from bei.server.endpoint.field_schema import Limits, exactly_one, limits
 from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.models import Models
@@ -214,7 +214,7 @@ _SCORE_EXAMPLE = Example(
         "created": CREATED,
         "model": RERANKER,
         "data": [{"index": index, "object": "score", "score": value} for index, value in enumerate(reversed(SCORES))],
-        "usage": usage_example(RERANK_TOKENS),
+        "usage": token_usage(RERANK_TOKENS),
     },
 )
 SCORE: Route[Any] = Route(

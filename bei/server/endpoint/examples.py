@@ -16,13 +16,13 @@ class Example(NamedTuple):
     answer: Any
 
 
-# Requests name no model, and so work wherever one model has the task.
+# In answers. Requests name no model, and so work wherever one model has the task.
 EMBEDDER: Final = "all-MiniLM-L6-v2"
 RERANKER: Final = "ms-marco-MiniLM-L6-v2"
 CLASSIFIER: Final = "distilbert-base-uncased-finetuned-sst-2-english"
 
 TEXTS: Final = ["one text", "another"]
-VECTORS: Final = [[-0.0154, 0.0638, -0.0214], [-0.0529, 0.0105, 0.0057]]
+VECTORS: Final = [[0.0227, 0.0658, -0.0013], [-0.092, -0.0888, -0.1182]]
 NUM_TOKENS: Final = 7  # of both texts
 
 QUERY: Final = "The capital?"
@@ -46,7 +46,7 @@ def embedding_items() -> list[dict[str, Any]]:
     return [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(VECTORS)]
 
 
-def usage(num_tokens: int) -> dict[str, int]:
+def token_usage(num_tokens: int) -> dict[str, int]:
     """OpenAI's."""
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
@@ -62,6 +62,7 @@ def sorted_documents(score: str, document: str | None = None, *, is_object: bool
 
 
 METRICS: Final = """\
-# HELP bei_requests_total Requests, by route and status
+# HELP bei_requests_total HTTP requests answered, by route and status
 # TYPE bei_requests_total counter
+bei_requests_total{route="/v1/embeddings",status="200"} 3.0
 """

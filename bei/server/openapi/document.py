@@ -330,11 +330,10 @@ class _Writer:
         All refusals have the same status. ``name`` gets a number if a different response has the name already.
         """
         bodies = {id(one.body): one.body for one in refusals}
-        example = next((one.example for one in refusals if one.example is not None), None)
         headers = [one.headers for one in refusals]
         response: dict[str, Any] = {
             "description": " ".join(dict.fromkeys(one.text for one in refusals)),
-            "content": self._content(tuple(bodies.values()), example=example),
+            "content": self._content(tuple(bodies.values()), example=refusals[0].example),
         }
         if any(headers):
             always = frozenset.intersection(*headers)
@@ -355,8 +354,8 @@ class Reported(TypedDict):
 
 
 class _Refusal(NamedTuple):
-    """An error response: the type of its body and one that is written, a sentence that says when it is sent, and the
-    names of its headers."""
+    """An error response: the type of its body and an example (None: there is none), a sentence that says when it is
+    sent, and the names of its headers."""
 
     body: Any
     example: object

@@ -12,8 +12,16 @@ import numpy as np
 from bei.core import Float32Array
 from bei.errors import EmptyInputError, InvalidRequestError
 from bei.server.endpoint.context import RequestContext
-from bei.server.endpoint.examples import CLASSIFIER, CREATED, HEX, LABEL_SCORES, REVIEW, REVIEW_TOKENS, Example
-from bei.server.endpoint.examples import usage as usage_example
+from bei.server.endpoint.examples import (
+    CLASSIFIER,
+    CREATED,
+    HEX,
+    LABEL_SCORES,
+    REVIEW,
+    REVIEW_TOKENS,
+    Example,
+    token_usage,
+)
 from bei.server.endpoint.field_schema import MAX_INPUTS, Text, Texts, limits
 from bei.server.endpoint.parse import parser
 from bei.server.endpoint.render import FLOAT_BYTES, Items, Reply, items_of
@@ -177,7 +185,7 @@ def example_of(kind: Literal["list", "classify"], data: object) -> Example:
         "created": CREATED,
         "model": CLASSIFIER,
         "data": [data],
-        "usage": usage_example(REVIEW_TOKENS),
+        "usage": token_usage(REVIEW_TOKENS),
     }
     return Example({"input": [REVIEW]}, answer)
 

@@ -60,7 +60,7 @@ _MODEL_EXAMPLE = {
     "name": EMBEDDER,
     "target": "cpu",
     "precision": "bf16",
-    "device": "AMD EPYC 9R45",
+    "device": "Intel(R) Xeon(R) Processor",
     "is_alive": True,
     "open_requests": 0,
     "queue": {"interactive": _NOTHING_WAITS, "bulk": _NOTHING_WAITS},
@@ -71,10 +71,10 @@ _MODEL_EXAMPLE = {
     "batch": {
         "sequences": 1.0,
         "tokens": 12.0,
-        "fill": 0.0007,
+        "fill": 0.0117,
         "padding": 0.0,
-        "max_sequences": 64,
-        "max_tokens": 16384,
+        "max_sequences": 128,
+        "max_tokens": 1024,
     },
     "per_second": {"tokens": [48] * 60},
 }

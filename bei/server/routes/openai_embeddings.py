@@ -11,8 +11,7 @@ from msgspec import Meta
 
 from bei.errors import EmptyInputError, InvalidRequestError, MalformedRequestError
 from bei.server.endpoint.context import RequestContext
-from bei.server.endpoint.examples import EMBEDDER, NUM_TOKENS, TEXTS, Example, embedding_items
-from bei.server.endpoint.examples import usage as usage_example
+from bei.server.endpoint.examples import EMBEDDER, NUM_TOKENS, TEXTS, Example, embedding_items, token_usage
 from bei.server.endpoint.field_schema import MAX_INPUTS, limits
 from bei.server.endpoint.inference import embedded
 from bei.server.endpoint.parse import PLACEHOLDER, TokenId, long_id_lists, parser, too_many_inputs
@@ -236,7 +235,7 @@ ANSWER_EXAMPLE = {
     "object": "list",
     "data": embedding_items(),
     "model": EMBEDDER,
-    "usage": usage_example(NUM_TOKENS),
+    "usage": token_usage(NUM_TOKENS),
 }
 _EXAMPLE = Example({"input": TEXTS, "encoding_format": "float"}, ANSWER_EXAMPLE)
 

@@ -31,8 +31,8 @@ from bei.server.endpoint.examples import (
     RERANKER,
     Example,
     sorted_documents,
+    token_usage,
 )
-from bei.server.endpoint.examples import usage as usage_example
 from bei.server.endpoint.field_schema import Limits, Texts, limits_of_inputs, without
 from bei.server.endpoint.field_schema import Text as NonEmptyText
 from bei.server.endpoint.inference import order_of
@@ -358,7 +358,7 @@ def documents_example(path: str) -> Example:
         "created": CREATED,
         "model": RERANKER,
         "results": sorted_documents("relevance_score", "document", is_object=True),
-        "usage": usage_example(RERANK_TOKENS),
+        "usage": token_usage(RERANK_TOKENS),
         "meta": {"api_version": {"version": _version_on(path)}, "billed_units": {"search_units": 1}},
     }
     return Example({"query": QUERY, "documents": DOCUMENTS, "top_n": 2, "return_documents": True}, answer)

@@ -146,7 +146,7 @@ def _classified(index: int, row: Float32Array, labels: list[str]) -> ZeroShotPre
 LABELS_EXAMPLE = Example(
     {"input": [REVIEW], "labels": ["joy", "anger"]},
     {
-        "usage": {"total_tokens": 26},
+        "usage": {"total_tokens": 24},
         "data": [
             {
                 "object": "classification",

@@ -106,6 +106,18 @@ def check_schema(schema: Any, body: Any) -> None:
     Draft202012Validator({"allOf": [schema], "components": PAGE["components"]}).validate(body)
 
 
+def test_the_example_of_an_error_has_its_form_and_says_what_is_wrong() -> None:
+    without = []
+    for response in PAGE["components"]["responses"].values():
+        content = response["content"][JSON]
+        if "example" in content:
+            check_schema(content["schema"], content["example"])
+            assert response["description"].partition(". ")[0].rstrip(".") in json.dumps(content["example"])
+        else:
+            without.append(content["schema"]["anyOf"][0]["$ref"].rpartition("/")[2])
+    assert without == ["Dead", "NotReady"]  # the probes' own
+
+
 def test_what_is_alike() -> None:
     assert is_alike([{"a": 1, "b": None}], [{"a": 2.5, "b": "x"}, {"a": 1, "b": "y"}])
     for other in ([{"a": 1}], [{"a": "1", "b": 1}], [{"a": True, "b": 1}], [], {"a": 1, "b": 1}):
