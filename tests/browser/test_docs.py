@@ -44,9 +44,10 @@ def test_the_example_of_a_route_is_sent_as_it_stands(
     open_page: OpenPage, shoot: Shoot, size: dict[str, int], look: str
 ) -> None:
     page = open_page("/docs", size=size)
+    expect(page.locator(".opblock").first).to_be_visible()  # the first group opens, and what is below it moves
     page.locator('[data-tag="Rerank"]').click()
     route = page.locator('.opblock:has([data-path="/v1/rerank"])')
-    route.locator(".opblock-summary").click()
+    route.locator(".opblock-control-arrow").click()
     expect(route.locator(".responses-table")).to_contain_text("relevance_score")
     check_width(page)
     shoot(page, f"docs-open-{look}")
