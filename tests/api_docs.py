@@ -96,7 +96,7 @@ class Document:
         paths = [path for path in self._paths if _mount_of(path) == name]
         rows: dict[tuple[str, ...], list[str]] = {}
         for path in paths:
-            for method in sorted(self._paths[path].keys() - {"head"}):
+            for method in sorted(self._paths[path]):
                 rows.setdefault(self._row(path, method), []).append(f"`{path}`")
         posts = (self._paths[path]["post"] for path in paths if "post" in self._paths[path])
         inference = next(operation for operation in posts if "504" in operation["responses"])
@@ -106,7 +106,7 @@ class Document:
                 f"## {title}\n",
                 _table(
                     ("", "route", "", "request", "answer", "errors"),
-                    [(methods, ", ".join(named), *rest) for (methods, *rest), named in rows.items()],
+                    [(method, ", ".join(named), *rest) for (method, *rest), named in rows.items()],
                 ),
                 "Errors of POST to a model:\n",
                 _table(("status", "body", "when"), self._errors(inference)),
@@ -116,7 +116,6 @@ class Document:
     def _row(self, path: str, method: str) -> tuple[str, ...]:
         """Of all routes that have the same one."""
         operation = self._paths[path][method]
-        methods = "GET, HEAD" if "head" in self._paths[path] and method == "get" else method.upper()
         answer = self._resolved(operation["responses"]["200"])
         request = operation.get("requestBody")
         query = [one["name"] for one in operation.get("parameters", []) if one.get("in") == "query"]
@@ -124,7 +123,7 @@ class Document:
         errors = ", ".join(status for status in operation["responses"] if status != "200")
         described = f"{operation['summary']}. {self._description(path, method)}"
         asks_model = "504" in operation["responses"]
-        return methods, described, asked, self._body(answer), "below" if asks_model else errors
+        return method.upper(), described, asked, self._body(answer), "below" if asks_model else errors
 
     def _description(self, path: str, method: str) -> str:
         """Of a mounted route that is also without a mount point: where it is described."""

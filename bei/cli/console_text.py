@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -21,6 +22,13 @@ TERMINAL_WIDTH = 80
 def stdout_width() -> int:
     """The columns of the terminal that standard output is; in a file those that every terminal has."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else TERMINAL_WIDTH
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """``text`` for standard output: on a terminal in lines that end between words, in a file as it is."""
+    if not sys.stdout.isatty():
+        return text
+    return textwrap.fill(text, stdout_width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def console_text(*parts: str | Table, width: int = TERMINAL_WIDTH) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,22 +40,29 @@ class Progress:
             yield (step := self._step(title, status))
         seconds = time.perf_counter() - started
         details = " ".join(step.details)
-        self._console.print(f"  {title:<24} {seconds:7.2f} s  {details}", markup=False, soft_wrap=True)
+        self._print(f"  {title:<24} {seconds:7.2f} s  {details}".rstrip(), " " * 38)
 
     def _step(self, title: str, status: Status) -> Step:
         def say(text: str) -> None:
             status.update(f"{title} ... {escape(text)}")
 
         def log(text: str) -> None:
-            self._console.print(f"  {title}: {text}", markup=False, soft_wrap=True)
+            self._print(f"  {title}: {text}")
 
         return Step(say, ShareDone(say) if self._console.is_terminal else ShareDone(log=log))
 
     def note(self, text: str) -> None:
         """Print a note for the user."""
-        self._console.print(f"  note: {self._worded(text)}", markup=False, soft_wrap=True)
+        self._print(f"  note: {self._worded(text)}", " " * 8)
 
     def finish(self, text: str) -> None:
         """Print the last line."""
         seconds = time.perf_counter() - self._started
-        self._console.print(f"{text} in {seconds:.1f} s", markup=False, soft_wrap=True)
+        self._print(f"{text} in {seconds:.1f} s")
+
+    def _print(self, text: str, indent: str = "") -> None:
+        """In a log as one line; on a terminal in lines that end between words, all but the first behind ``indent``."""
+        if self._console.is_terminal:
+            width = self._console.width
+            text = textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        self._console.print(text, markup=False, soft_wrap=True)

@@ -25,6 +25,18 @@ def test_a_log_gets_one_line_a_step_with_time_and_details() -> None:
     assert re.fullmatch(r"Built it in \d+\.\d s", built)
 
 
+def test_on_a_terminal_lines_end_between_words_and_go_on_behind_the_time() -> None:
+    text = io.StringIO()
+    progress = Progress(Console(file=text, width=80, force_terminal=True, color_system=None))
+    with progress.step("Compare tokens") as step:
+        step.details.append("131 texts and 122 pairs, as transformers 5.24.0 (BertTokenizer)")
+    progress.note(f"building it into {'/long' * 20} (once)")
+    *_, first, second, note, path, rest = text.getvalue().splitlines()
+    assert first.endswith("131 texts and 122 pairs, as transformers")
+    assert second == " " * 38 + "5.24.0 (BertTokenizer)"
+    assert (note, path, rest) == ("  note: building it into", " " * 8 + "/long" * 20, " " * 8 + "(once)")
+
+
 def test_a_step_that_fails_is_not_reported_as_done() -> None:
     text = io.StringIO()
     with pytest.raises(ValueError, match="broken"), Progress(Console(file=text)).step("Compile"):
@@ -49,4 +61,4 @@ def test_a_terminal_shows_how_much_of_a_step_is_done_and_keeps_no_line_of_it() -
         time.sleep(0.3)  # the screen is drawn some times a second
     assert "Ask reference ... 25%" in text.getvalue()
     kept = text.getvalue().rpartition("\x1b[2K")[2]  # behind the last line that was erased
-    assert re.fullmatch(r"  Ask reference +\d\.\d\d s  \n", kept)
+    assert re.fullmatch(r"  Ask reference +\d\.\d\d s\n", kept)

@@ -28,6 +28,8 @@ MOST_INPUTS = 60
 SECRET = "s3cr3t-0123456789abcdef"
 ROOT = "/embed-api"
 
+MOST_MS = 20_000  # until something is seen, on a machine with other work
+
 PHONE = {"width": 390, "height": 844}
 DESK = {"width": 1280, "height": 900}
 
@@ -77,8 +79,9 @@ def guarded(artifacts: Mapping[str, Path], env: Mapping[str, str], home: Path) -
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """Debian's Chromium, or the one that BEITEST_CHROMIUM names."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=MOST_MS)
     path = os.environ.get("BEITEST_CHROMIUM") or shutil.which("chromium")
     if path is None:
         pytest.skip("there is no Chromium: install Debian's package chromium, or name one with BEITEST_CHROMIUM")
@@ -111,7 +114,7 @@ def open_page(browser: Any, server: Server) -> Iterator[OpenPage]:
             context = browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce", **options)
             stack.callback(context.close)
             page = context.new_page()
-            page.set_default_timeout(20_000)
+            page.set_default_timeout(MOST_MS)
             said: list[str] = []
             asked: list[str] = []
             page.on("console", lambda one: said.append(one.text) if one.type in ("error", "warning") else None)

@@ -1,4 +1,4 @@
-"""The page as a whole: axe-core, keyboard alone, colours, widths, keys, the live view under load, /docs offline."""
+"""The page as a whole: axe-core, keyboard alone, colours, widths, keys, the live view under load."""
 
 from __future__ import annotations
 
@@ -265,17 +265,6 @@ def test_a_key_that_is_no_longer_good_is_asked_for_again(open_page: OpenPage, gu
     page.get_by_role("button", name="Embed", exact=True).click()
     expect(page.get_by_role("alert")).to_contain_text("unauthorized")
     expect(page.get_by_label("API key", exact=True)).to_be_visible()
-
-
-# /docs
-
-
-def test_docs_work_without_a_network(open_page: OpenPage, shoot: Shoot) -> None:
-    page = open_page("/docs")  # open_page fails where another host is asked
-    expect(page.locator(".opblock").first).to_be_visible()
-    page.locator("#operations-default-list_models_v1_models_get, .opblock", has_text="/v1/models").first.click()
-    expect(page.locator(".opblock.is-open")).to_have_count(1)
-    shoot(page, "docs")
 
 
 def test_the_certificate_alone_is_accessible(open_page: OpenPage) -> None:

@@ -6,9 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from bei.cli.bench.result import BenchResult, LoadResult, PointResult
 
-# Of the requests asked for that a rate must have answered to count as kept; the rest may be at the window's edges.
-_KEPT = 0.98
-
 
 def findings(result: BenchResult) -> list[str]:
     """A sentence for each server and load, in the order of the result."""
@@ -52,8 +49,7 @@ def _of_rates(result: BenchResult, measured: Sequence[tuple[PointResult, LoadRes
 
 
 def _is_kept(result: BenchResult, point: PointResult, load: LoadResult) -> bool:
-    rate = result.rate_of(point, load)
-    return not load.num_failed and (rate is None or load.requests_per_s >= _KEPT * rate)
+    return not load.num_failed and (result.rate_of(point, load) is None or load.keeps_up(point.measured_s))
 
 
 def _who(result: BenchResult, point: PointResult, load: LoadResult) -> str:

@@ -111,7 +111,8 @@ def _points(result: BenchResult) -> Iterator[str]:
         if result.setup.rates:
             yield percentile_chart(result, [point], f"percentiles-{number}")
         if point.samples:
-            yield "<h4>What the server says</h4>"
+            level = 4 if len(result.points) > 1 else 3
+            yield f"<h{level}>What the server says</h{level}>"
             yield from server_charts(point, point.samples, f"server-{number}")
 
 
@@ -206,7 +207,7 @@ def _all_figures(result: BenchResult) -> Iterator[str]:
         for load, of_load in zip(point.loads, shown["loads"], strict=True):
             of_load["histogram"].pop("encoded")
             rest = {key: value for key, value in of_load.items() if key != "intervals"}
-            parts += [f"<h4>{safe(load.name)}</h4>", facts_table(_flat(rest))]
+            parts += [f"<h3>{safe(load.name)}</h3>", facts_table(_flat(rest))]
             parts.append(_rows(f"Intervals of {load.name}", IntervalResult, of_load["intervals"]))
         if shown["samples"]:
             parts.append(_rows("The server's metrics", ServerSample, shown["samples"]))
@@ -315,9 +316,10 @@ def throughput_chart(result: BenchResult, point: PointResult, name: str) -> str:
         every_s = result.setup.interval_s
         prefix = f"{load.name} " if len(point.loads) > 1 else ""
         color = number % NUM_COLORS + 1
-        lines.append(Line(f"{prefix}answers", [(one.at_s, one.answers / every_s) for one in load.intervals], color))
+        within = [one for one in load.intervals if one.at_s < point.measured_s]  # the last answers come after it
+        lines.append(Line(f"{prefix}answers", [(one.at_s, one.answers / every_s) for one in within], color))
         if load.num_failed:
-            failed = [(one.at_s, one.failures / every_s) for one in load.intervals]
+            failed = [(one.at_s, one.failures / every_s) for one in within]
             lines.append(Line(f"{prefix}failures", failed, color, 2))
         rate = result.rate_of(point, load)
         if rate is not None:

@@ -82,6 +82,10 @@ class LoadResult(msgspec.Struct, frozen=True):
     def num_failed(self) -> int:
         return sum(self.failures.values())
 
+    def keeps_up(self, measured_s: float) -> bool:
+        """True if of what was due in the window nearly all was answered in it; what failed does not count."""
+        return self.requests_per_s * measured_s >= _LEAST_ANSWERED_SHARE * (self.num_due - self.num_failed)
+
 
 class ServerSample(msgspec.Struct, frozen=True):
     """A bei server's metrics over one interval. Means over its steps or sequences; null without any."""
@@ -276,8 +280,8 @@ def _of_load(result: BenchResult, point: PointResult, load: LoadResult) -> Itera
     rate = result.rate_of(point, load)
     if rate is None or not load.latency.count:
         return
-    asked_per_s = (load.num_due - load.num_failed) / point.measured_s
-    if load.requests_per_s < _LEAST_ANSWERED_SHARE * asked_per_s and not result.interrupted:
+    if not load.keeps_up(point.measured_s) and not result.interrupted:
+        asked_per_s = (load.num_due - load.num_failed) / point.measured_s
         yield (
             f"{load.requests_per_s:.4g} of {asked_per_s:.4g} requests/s were answered within the window: the server "
             "cannot keep up, and latencies grow with the run (or the warm-up is shorter than an answer takes)."

@@ -16,7 +16,7 @@ from bei.cli.bench.findings import findings
 from bei.cli.bench.recorder import IntervalTotals
 from bei.cli.bench.result import BenchResult, BenchSetup, LoadResult, PointResult
 from bei.cli.bench.workers import PointRecord
-from bei.cli.console_text import console_text, stdout_width
+from bei.cli.console_text import console_text, stdout_width, wrapped
 from bei.utils.untrusted_files import printable
 
 # Columns that a narrow terminal goes without, in this order; the files of --out have them.
@@ -36,7 +36,8 @@ def summary(result: BenchResult) -> str:
     notes += [f"WARNING {warning}" for warning in result.warnings]
     errors = (f"{load.name}: {error}" for point in result.points for load in point.loads for error in load.errors)
     notes += [f"error    {error}" for error in dict.fromkeys(errors)]
-    return "\n".join([*map(printable, findings(result)), "", shown, *map(printable, notes)])
+    said, notes = ([wrapped(printable(line)) for line in lines] for lines in (findings(result), notes))
+    return "\n".join([*said, "", shown, *notes])
 
 
 def row_of(result: BenchResult, point: PointResult, load: LoadResult) -> list[str]:

@@ -13,7 +13,7 @@ from bei.utils.html.line_chart import NUM_COLORS, STYLE, Line, line_chart, log_a
 
 def simulation_page(comparison: PolicyComparison) -> str:
     """The comparison as an HTML page."""
-    title = f"Schedulers on {comparison.devices} simulated devices"
+    title = f"Schedulers on {comparison.devices} simulated device{'s' if comparison.devices > 1 else ''}"
     names = list(comparison.policies)
     rows = [
         [(name, False), *((value, True) for value in values)]
@@ -24,7 +24,7 @@ def simulation_page(comparison: PolicyComparison) -> str:
         f'<p class="verdict pass">{safe(finding(comparison))}</p>',
         *(_lane(comparison, lane) for lane in LANES),
         "<h2>Figures</h2>",
-        table("Latencies from a request's arrival to its last text's answer", ["", *names], rows),
+        table("Latencies from a request's arrival to its last text's answer", ["figure", *names], rows),
         "<h2>What was simulated</h2>",
         facts_table(described(comparison)),
     ]

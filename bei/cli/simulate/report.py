@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bei.cli.console_text import console_text
+from bei.cli.console_text import console_text, wrapped
 from bei.cli.simulate.result import SimulationResult
 
 
@@ -36,8 +36,8 @@ def table(comparison: PolicyComparison) -> str:
         rows.add_row(name, *values)
     cut = max(result.cut_texts for result in comparison.policies.values())
     return console_text(
-        finding(comparison),
-        *(f"{name}: {text}" for name, text in described(comparison)),
+        wrapped(finding(comparison)),
+        *(wrapped(f"{name}: {text}") for name, text in described(comparison)),
         rows,
         *([f"{cut:,} texts are longer than the engine takes, and were cut"] if cut else []),
     )

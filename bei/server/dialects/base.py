@@ -18,6 +18,7 @@ from starlette.types import Scope
 from bei.errors import InvalidRequestError
 from bei.metrics.registry import CONTENT_TYPE
 from bei.server.endpoint.context import RequestContext
+from bei.server.endpoint.examples import METRICS
 from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.render import Reply
 from bei.server.endpoint.route import Route
@@ -49,7 +50,8 @@ class StatusErrorBody(TypedDict):
 
 @dataclass(frozen=True)
 class Dialect:
-    """``routes`` have the paths of the peer. ``error_body``: what ``error_form`` makes, as a type for /openapi.json.
+    """``name`` is the mount point's, ``title`` the peer's own. ``routes`` have the paths of the peer. ``error_body``:
+    what ``error_form`` makes, as a type for /openapi.json.
 
     ``reads``: routes without a body, with the paths of the peer. ``roots``: what may stand between the mount point and
     these paths; of some peers a base URL ends in ``/v1``. ``any_model``: a request may name a model that is not served;
@@ -57,6 +59,7 @@ class Dialect:
     """
 
     name: str
+    title: str
     routes: Seq[Route[Any]]
     error_form: ErrorForm
     error_body: Any
@@ -82,7 +85,7 @@ def add_metrics(router: ApiRouter, path: str, server: WholeServer) -> None:
     """This server's metrics, under its own names, on a peer's path."""
 
     @router.get(path, summary="Prometheus metrics")
-    @answers(bodies={200: str}, media_type=CONTENT_TYPE)
+    @answers(bodies={200: str}, example=METRICS, media_type=CONTENT_TYPE)
     async def metrics_text() -> Response:
         """Exposition format; docs/reference.md lists the names."""
         return Response(await server.metrics(), media_type=CONTENT_TYPE)

@@ -17,6 +17,7 @@ from bei.config.settings import ServeConfig
 from bei.errors import BeiError, InvalidRequestError
 from bei.server.dialects.base import Dialect, adjusted
 from bei.server.endpoint.context import RequestContext
+from bei.server.endpoint.examples import IDS, NUM_TOKENS, TEXTS, UUID, VECTORS, Example
 from bei.server.endpoint.field_schema import Texts, exactly_one, limits, limits_of_inputs, without
 from bei.server.endpoint.inference import embedded
 from bei.server.endpoint.parse import TokenId, parser
@@ -264,7 +265,17 @@ def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
 
 
 def _route(path: str, summary: str, request: Any, parse: Any, handle: Any) -> Route[Any]:
-    return Route(path, summary, request, EmbedResponse, parse, handle, has_report=True, octet_headers=OCTET_HEADERS)
+    answer = {
+        "id": UUID,
+        "embeddings": {"float": VECTORS},
+        "texts": TEXTS,
+        "meta": {"api_version": {"version": path[2]}, "billed_units": {"input_tokens": NUM_TOKENS}},
+        "response_type": "embeddings_by_type",
+    }
+    example = Example({"texts": TEXTS, "input_type": "search_document", "embedding_types": ["float"]}, answer)
+    return Route(
+        path, summary, request, EmbedResponse, parse, handle, example, has_report=True, octet_headers=OCTET_HEADERS
+    )
 
 
 _V1 = Annotated[EmbedV1Request, limits(**exactly_one(["texts"]))]
@@ -288,6 +299,7 @@ _TOP_N = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}
 _COHERE = limits(properties={"texts": {"type": "null"}, "top_n": _TOP_N})
 _RERANK_REQUESTS = (Annotated[rerank.TextsRequest, without("documents")], Annotated[rerank.DocumentsRequest, _COHERE])
 
+_META_V1 = {"api_version": {"version": "1"}}
 _TOKEN_ROUTES: tuple[Route[Any], ...] = (
     Route(
         "/v1/tokenize",
@@ -296,6 +308,7 @@ _TOKEN_ROUTES: tuple[Route[Any], ...] = (
         TokenizeResponse,
         parser(TokenizeRequest),
         tokenize_text,
+        Example({"text": "hello world"}, {"tokens": IDS[1:-1], "token_strings": ["hello", "world"], "meta": _META_V1}),
         runs_engine=False,
     ),
     Route(
@@ -305,6 +318,7 @@ _TOKEN_ROUTES: tuple[Route[Any], ...] = (
         DetokenizeResponse,
         parser(DetokenizeRequest),
         detokenize,
+        Example({"tokens": IDS[1:-1]}, {"text": "hello world", "meta": _META_V1}),
         runs_engine=False,
     ),
 )
@@ -317,4 +331,4 @@ def dialect(config: ServeConfig) -> Dialect:
         for route in rerank.routes(config.max_client_batch_size)
         if route.path != "/rerank"
     )
-    return Dialect("cohere", (*EMBED_ROUTES, *rerank_routes, *_TOKEN_ROUTES), error_form, Message)
+    return Dialect("cohere", "Cohere", (*EMBED_ROUTES, *rerank_routes, *_TOKEN_ROUTES), error_form, Message)

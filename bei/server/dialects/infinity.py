@@ -16,6 +16,20 @@ from msgspec import Meta
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, MalformedRequestError, ModelNotFoundError
 from bei.server.dialects.base import Dialect, StatusErrorBody, StatusErrorDetail, add_metrics
 from bei.server.endpoint.context import RequestContext
+from bei.server.endpoint.examples import (
+    CREATED,
+    DOCUMENTS,
+    EMBEDDER,
+    LABEL_SCORES,
+    QUERY,
+    RERANK_TOKENS,
+    RERANKER,
+    TEXTS,
+    UUID,
+    Example,
+    sorted_documents,
+    token_usage,
+)
 from bei.server.endpoint.field_schema import Text, Texts
 from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.inference import embedded, ranked
@@ -27,7 +41,7 @@ from bei.server.endpoint.shared_fields import Dimensions, Model
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, VectorForm
 from bei.server.http.routing import ApiRouter
 from bei.server.routes import classify
-from bei.server.routes.openai_embeddings import AROUND_BYTES, EmbeddingResponse, Usage, render, usage
+from bei.server.routes.openai_embeddings import ANSWER_EXAMPLE, AROUND_BYTES, EmbeddingResponse, Usage, render, usage
 from bei.server.status.whole_server import WholeServer
 from bei.service.call import ModelInput
 from bei.service.service import InferenceService
@@ -206,19 +220,40 @@ def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
     )
 
 
+_MODELS_EXAMPLE = {
+    "object": "list",
+    "data": [
+        {
+            "id": EMBEDDER,
+            "stats": {"queue_fraction": 0.0, "queue_absolute": 0, "results_pending": 0, "batch_size": 128},
+            "object": "model",
+            "owned_by": "infinity",
+            "created": CREATED,
+            "backend": "cpu",
+            "capabilities": ["embed"],
+            "embedding_dtype": "float32",
+            "dtype": "bf16",
+            "revision": None,
+            "lengths_via_tokenize": True,
+            "device": "cpu",
+        }
+    ],
+}
+
+
 def _reads(models: Models, server: WholeServer) -> ApiRouter:
     router = ApiRouter()
     add_metrics(router, "/metrics", server)
 
     @router.get("/models", summary="List the served models (Infinity)")
-    @answers()
+    @answers(example=_MODELS_EXAMPLE)
     async def list_models() -> ModelList:
         """Every served model, with what waits for it."""
         return {"object": "list", "data": [_described(service, models.started_s) for service in models]}
 
     @router.head("/health", summary="Liveness (Infinity)")
     @router.get("/health", summary="Liveness (Infinity)")
-    @answers(EngineDeadError)
+    @answers(EngineDeadError, example={"unix": CREATED + 60.25})
     async def health() -> Health:
         """The time; 503 where a thread of a model has died."""
         if await server.dead():
@@ -251,6 +286,19 @@ def _described(service: InferenceService, created: int) -> ServedModel:
     }
 
 
+_MADE_EXAMPLE = {"id": f"infinity-{UUID}", "created": CREATED}
+_RERANK_EXAMPLE = Example(
+    {"query": QUERY, "documents": DOCUMENTS, "return_documents": True},
+    {
+        "object": "rerank",
+        "results": sorted_documents("relevance_score", "document"),
+        "model": RERANKER,
+        "usage": token_usage(RERANK_TOKENS),
+        **_MADE_EXAMPLE,
+    },
+)
+
+
 def dialect(models: Models, server: WholeServer) -> Dialect:
     """The dialect of Infinity, with routes that read the served models and their state."""
     routes: tuple[Route[Any], ...] = (
@@ -261,10 +309,19 @@ def dialect(models: Models, server: WholeServer) -> Dialect:
             EmbeddingsResponse,
             parser(EmbeddingsRequest),
             create_embeddings,
+            Example({"input": TEXTS}, {**ANSWER_EXAMPLE, **_MADE_EXAMPLE}),
             has_report=True,
             octet_headers=OCTET_HEADERS,
         ),
-        Route("/rerank", "Rerank (Infinity)", RerankRequest, RerankResponse, parser(RerankRequest), rank),
+        Route(
+            "/rerank",
+            "Rerank (Infinity)",
+            RerankRequest,
+            RerankResponse,
+            parser(RerankRequest),
+            rank,
+            _RERANK_EXAMPLE,
+        ),
         Route(
             "/classify",
             "Classify (Infinity)",
@@ -272,10 +329,12 @@ def dialect(models: Models, server: WholeServer) -> Dialect:
             classify.ClassifyResponse,
             parser(ClassifyRequest),
             classify_texts,
+            classify.example_of("classify", LABEL_SCORES),
         ),
     )
     return Dialect(
         "infinity",
+        "Infinity",
         routes,
         error_form,
         (StatusErrorBody, ValidationErrors),

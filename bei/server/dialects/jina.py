@@ -15,6 +15,7 @@ from msgspec import Meta
 from bei import errors
 from bei.server.dialects.base import Dialect
 from bei.server.endpoint.context import RequestContext
+from bei.server.endpoint.examples import DOCUMENTS, QUERY, RERANK_TOKENS, RERANKER, TEXTS, Example, sorted_documents
 from bei.server.endpoint.field_schema import Text, limits, limits_of_inputs
 from bei.server.endpoint.inference import order_of
 from bei.server.endpoint.parse import parser
@@ -194,8 +195,19 @@ def error_form(error: errors.BeiError, status: int, _: str) -> tuple[int, object
     return status, CodedError(detail=str(error), code=_CODES.get(type(error), error.code.upper()))
 
 
+_RERANK_EXAMPLE = Example(
+    {"query": QUERY, "documents": DOCUMENTS, "top_n": 2},
+    {
+        "model": RERANKER,
+        "object": "list",
+        "usage": {"total_tokens": RERANK_TOKENS},
+        "results": sorted_documents("relevance_score", "document"),
+    },
+)
+
 DIALECT = Dialect(
     "jina",
+    "Jina",
     (
         Route(
             "/v1/embeddings",
@@ -204,10 +216,13 @@ DIALECT = Dialect(
             openai_embeddings.EmbeddingResponse,
             parser(EmbeddingsRequest),
             create_embeddings,
+            Example({"input": TEXTS, "task": "retrieval.passage"}, openai_embeddings.ANSWER_EXAMPLE),
             has_report=True,
             octet_headers=OCTET_HEADERS,
         ),
-        Route("/v1/rerank", "Rerank (Jina)", RerankRequest, RerankResponse, parser(RerankRequest), rank),
+        Route(
+            "/v1/rerank", "Rerank (Jina)", RerankRequest, RerankResponse, parser(RerankRequest), rank, _RERANK_EXAMPLE
+        ),
         Route(
             "/v1/classify",
             "Classify by labels of the request (Jina)",
@@ -215,6 +230,7 @@ DIALECT = Dialect(
             LabelsResponse,
             parser(LabelsRequest),
             zero_shot.classify,
+            zero_shot.LABELS_EXAMPLE,
         ),
     ),
     error_form,

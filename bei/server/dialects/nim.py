@@ -15,6 +15,7 @@ from msgspec import Meta
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, NotReadyError, OverloadedError, RateLimitedError
 from bei.server.dialects.base import Dialect, add_metrics
 from bei.server.endpoint.context import RequestContext
+from bei.server.endpoint.examples import DOCUMENTS, QUERY, RERANK_TOKENS, TEXTS, Example, token_usage
 from bei.server.endpoint.field_schema import Text as NonEmptyText
 from bei.server.endpoint.field_schema import Texts, limits, limits_of_inputs
 from bei.server.endpoint.get_responses import answers
@@ -26,7 +27,7 @@ from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Dimensions, Model
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, VectorForm, dtype_of
 from bei.server.http.routing import ApiRouter
-from bei.server.routes.openai_embeddings import AROUND_BYTES, EmbeddingResponse, Usage, render, usage
+from bei.server.routes.openai_embeddings import ANSWER_EXAMPLE, AROUND_BYTES, EmbeddingResponse, Usage, render, usage
 from bei.server.status.whole_server import WholeServer
 from bei.service.call import ModelInput
 from bei.tasks.embed import EmbedTask
@@ -179,7 +180,7 @@ def _reads(models: Models, server: WholeServer) -> ApiRouter:
 
     @router.head("/v1/health/live", summary="Liveness (NIM)")
     @router.get("/v1/health/live", summary="Liveness (NIM)")
-    @answers(EngineDeadError)
+    @answers(EngineDeadError, example={"object": "health.response", "message": "live", "live": True})
     async def live() -> Live:
         """200 while every thread of every model works."""
         if await server.dead():
@@ -188,14 +189,14 @@ def _reads(models: Models, server: WholeServer) -> ApiRouter:
 
     @router.head("/v1/health/ready", summary="Readiness (NIM)")
     @router.get("/v1/health/ready", summary="Readiness (NIM)")
-    @answers(NotReadyError)
+    @answers(NotReadyError, example={"object": "health.response", "message": "ready", "ready": True})
     async def ready() -> ReadyHealth:
         """200 when every model answers as it did when it was built."""
         await server.check_ready()
         return {"object": "health.response", "message": "ready", "ready": True}
 
     @router.get("/v1/version", summary="Version (NIM)")
-    @answers()
+    @answers(example={"release": __version__, "api": "1"})
     async def version() -> Version:
         """This server's, and that of the API, which its paths begin with."""
         return {"release": __version__, "api": "1"}
@@ -205,8 +206,15 @@ def _reads(models: Models, server: WholeServer) -> ApiRouter:
     return router
 
 
+_RANKING_EXAMPLE = Example(
+    {"query": {"text": QUERY}, "passages": [{"text": text} for text in DOCUMENTS]},
+    {
+        "rankings": [{"index": 1, "logit": 4.3381}, {"index": 0, "logit": -4.3767}],
+        "usage": token_usage(RERANK_TOKENS),
+    },
+)
 RANKING: Route[Any] = Route(
-    "/v1/ranking", "Rerank (NIM)", RankingRequest, RankingResponse, parser(RankingRequest), rank
+    "/v1/ranking", "Rerank (NIM)", RankingRequest, RankingResponse, parser(RankingRequest), rank, _RANKING_EXAMPLE
 )
 
 
@@ -219,6 +227,7 @@ def dialect(models: Models, server: WholeServer) -> Dialect:
         EmbeddingResponse,
         parser(EmbeddingsRequest),
         create_embeddings,
+        Example({"input": TEXTS, "input_type": "passage"}, ANSWER_EXAMPLE),
         has_report=True,
         octet_headers=OCTET_HEADERS,
     )
@@ -229,9 +238,11 @@ def dialect(models: Models, server: WholeServer) -> Dialect:
         RankingResponse,
         parser(RankingRequest),
         rank,
+        _RANKING_EXAMPLE,
     )
     return Dialect(
         "nim",
+        "NVIDIA NIM",
         (embeddings, RANKING, hosted),
         error_form,
         Problem,

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 import msgspec
@@ -30,6 +31,7 @@ from bei.server.dialects.oip_tensors import (
     texts_of,
 )
 from bei.server.endpoint.context import RequestContext, empty_text
+from bei.server.endpoint.examples import EMBEDDER, TEXTS, VECTORS, Example
 from bei.server.endpoint.field_schema import limits
 from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.inference import embedded
@@ -332,6 +334,24 @@ def parse(content: bytes, max_inputs: int, model: str | None = None, length: str
     return ParsedInfer(body, inputs, model)
 
 
+_TEXT_EXAMPLE = {"name": INPUT, "shape": [len(TEXTS)], "datatype": "BYTES", "data": TEXTS}
+_EMBEDDING_EXAMPLE = {
+    "name": "embedding",
+    "shape": [len(VECTORS), len(VECTORS[0])],
+    "datatype": "FP32",
+    "data": [*chain.from_iterable(VECTORS)],
+}
+_EXAMPLE = Example(
+    {"id": "1", "inputs": [_TEXT_EXAMPLE]}, {"model_name": EMBEDDER, "id": "1", "outputs": [_EMBEDDING_EXAMPLE]}
+)
+_METADATA_EXAMPLE = {
+    "name": EMBEDDER,
+    "platform": "bei_cpu",
+    "inputs": [{"name": INPUT, "datatype": "BYTES", "shape": [-1]}],
+    "outputs": [{"name": "embedding", "datatype": "FP32", "shape": [-1, 384]}],
+}
+
+
 def _route(max_inputs: int) -> Route[ParsedInfer]:
     def parse_for(request: Request) -> Callable[[bytes], ParsedInfer]:
         model, length = request.path_params["model"], request.headers.get(LENGTH_HEADER)
@@ -344,6 +364,7 @@ def _route(max_inputs: int) -> Route[ParsedInfer]:
         InferResponse,
         partial(parse, max_inputs=max_inputs),
         infer,
+        _EXAMPLE,
         octet_headers=(LENGTH_HEADER,),
         parse_for=parse_for,
     )
@@ -375,14 +396,14 @@ def _reads(models: Models, server: WholeServer) -> ApiRouter:
     router = ApiRouter()
 
     @router.get("/v2", summary="The server (Open Inference Protocol)")
-    @answers()
+    @answers(example={"name": "bei", "version": __version__, "extensions": ["binary_tensor_data"]})
     async def server_metadata() -> ServerMetadata:
         """Its version, and what it has beside the protocol."""
         return {"name": "bei", "version": __version__, "extensions": ["binary_tensor_data"]}
 
     @router.head("/v2/health/live", summary="Liveness (Open Inference Protocol)")
     @router.get("/v2/health/live", summary="Liveness (Open Inference Protocol)")
-    @answers(errors.EngineDeadError)
+    @answers(errors.EngineDeadError, example={"live": True})
     async def live() -> Live:
         """200 while every thread of every model works."""
         if await server.dead():
@@ -391,7 +412,7 @@ def _reads(models: Models, server: WholeServer) -> ApiRouter:
 
     @router.head("/v2/health/ready", summary="Readiness (Open Inference Protocol)")
     @router.get("/v2/health/ready", summary="Readiness (Open Inference Protocol)")
-    @answers(errors.NotReadyError)
+    @answers(errors.NotReadyError, example={"ready": True})
     async def ready() -> Ready:
         """200 when every model answers as it did when it was built."""
         await server.check_ready()
@@ -399,7 +420,12 @@ def _reads(models: Models, server: WholeServer) -> ApiRouter:
 
     @router.head("/v2/models/{model:path}/ready", summary="Readiness of a model (Open Inference Protocol)")
     @router.get("/v2/models/{model:path}/ready", summary="Readiness of a model (Open Inference Protocol)")
-    @answers(errors.InvalidRequestError, errors.ModelNotFoundError, errors.NotReadyError)
+    @answers(
+        errors.InvalidRequestError,
+        errors.ModelNotFoundError,
+        errors.NotReadyError,
+        example={"name": EMBEDDER, "ready": True},
+    )
     async def model_ready(model: str) -> ModelReady:
         """200 when the model answers as it did when it was built."""
         name = models.named(model).name
@@ -409,7 +435,12 @@ def _reads(models: Models, server: WholeServer) -> ApiRouter:
         return {"name": name, "ready": True}
 
     @router.get("/v2/models/{model:oip_model}", summary="A model (Open Inference Protocol)")
-    @answers(errors.InvalidRequestError, errors.ModelNotFoundError, errors.TaskNotSupportedError)
+    @answers(
+        errors.InvalidRequestError,
+        errors.ModelNotFoundError,
+        errors.TaskNotSupportedError,
+        example=_METADATA_EXAMPLE,
+    )
     async def model_metadata(model: str) -> ModelMetadata:
         """Its input and its outputs."""
         service = models.named(model)
@@ -429,6 +460,7 @@ def dialect(models: Models, max_inputs: int, server: WholeServer) -> Dialect:
     """The dialect of the Open Inference Protocol, for requests of at most ``max_inputs`` inputs."""
     return Dialect(
         "oip",
+        "Open Inference Protocol",
         (_route(max_inputs),),
         error_form,
         ErrorBody,

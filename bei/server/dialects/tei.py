@@ -23,6 +23,7 @@ from bei.errors import InvalidRequestError
 from bei.metrics.request_timing import Timing
 from bei.server.dialects.base import Dialect, add_metrics, adjusted
 from bei.server.endpoint.context import RequestContext
+from bei.server.endpoint.examples import IDS, TEXTS, VECTORS, Example
 from bei.server.endpoint.field_schema import MAX_INPUTS, limits, limits_of_inputs
 from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.models import Models
@@ -254,7 +255,10 @@ _KINDS: dict[type[errors.BeiError], tuple[ErrorType, int]] = {
 def decode_route(max_inputs: int) -> Route[Any]:
     """The route of a server whose requests have at most ``max_inputs`` inputs."""
     read = partial(parse_ids, max_inputs=max_inputs)
-    return Route("/decode", "Decode token ids (TEI)", DecodeRequest, list[str], read, decode, runs_engine=False)
+    example = Example({"ids": IDS}, ["hello world"])
+    return Route(
+        "/decode", "Decode token ids (TEI)", DecodeRequest, list[str], read, decode, example, runs_engine=False
+    )
 
 
 def _unit_length(body: openai_embeddings.EmbeddingRequest) -> None:
@@ -265,6 +269,8 @@ def _unit_length(body: openai_embeddings.EmbeddingRequest) -> None:
 def root_routes() -> tuple[Route[Any], ...]:
     """``/``, for clients that are given nothing but a server's address, SageMaker's path, and Vertex AI's."""
     summary = "Do what the model is for (TEI)"
+    inputs = [{"inputs": text} for text in TEXTS]
+    by_example = Example({"instances": inputs}, {"predictions": [[vector] for vector in VECTORS]})
     by_address: Route[Any] = Route(
         "/",
         summary,
@@ -272,12 +278,19 @@ def root_routes() -> tuple[Route[Any], ...]:
         RESPONSES,
         bytes,
         by_kind,
+        embed.VECTORS_EXAMPLE,
         has_report=True,
         octet_headers=OCTET_HEADERS,
         timing_headers=timing_headers,
     )
     by_instance: Route[Any] = Route(
-        "/vertex", f"{summary[:-1]}, Vertex AI)", VertexRequest, VertexResponse, parser(VertexRequest), vertex
+        "/vertex",
+        f"{summary[:-1]}, Vertex AI)",
+        VertexRequest,
+        VertexResponse,
+        parser(VertexRequest),
+        vertex,
+        by_example,
     )
     return by_address, replace(by_address, path="/invocations"), by_instance
 
@@ -329,6 +342,7 @@ def dialect(models: Models, config: ServeConfig, server: WholeServer) -> Dialect
 
     return Dialect(
         "tei",
+        "TEI",
         routes,
         error_form,
         (ErrorBody, OpenAIErrorBody),

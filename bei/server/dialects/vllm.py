@@ -22,6 +22,19 @@ from bei.server.dialects import vllm_pooling
 from bei.server.dialects.base import Dialect, StatusErrorBody, StatusErrorDetail, add_metrics, adjusted
 from bei.server.dialects.vllm_pooling import Texts, answer_of, listed
 from bei.server.endpoint.context import RequestContext
+from bei.server.endpoint.examples import (
+    CREATED,
+    DOCUMENTS,
+    EMBEDDER,
+    HEX,
+    IDS,
+    QUERY,
+    RERANK_TOKENS,
+    RERANKER,
+    SCORES,
+    Example,
+    token_usage,
+)
 from bei.server.endpoint.field_schema import Limits, exactly_one, limits
 from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.models import Models
@@ -193,7 +206,20 @@ def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
     return status, StatusErrorBody(error=detail)
 
 
-SCORE: Route[Any] = Route("/score", "Score pairs (vLLM)", ScoreRequest, ScoreResponse, parser(ScoreRequest), score)
+_SCORE_EXAMPLE = Example(
+    {"text_1": QUERY, "text_2": DOCUMENTS},
+    {
+        "id": f"score-{HEX}",
+        "object": "list",
+        "created": CREATED,
+        "model": RERANKER,
+        "data": [{"index": index, "object": "score", "score": value} for index, value in enumerate(reversed(SCORES))],
+        "usage": token_usage(RERANK_TOKENS),
+    },
+)
+SCORE: Route[Any] = Route(
+    "/score", "Score pairs (vLLM)", ScoreRequest, ScoreResponse, parser(ScoreRequest), score, _SCORE_EXAMPLE
+)
 DETOKENIZE: Route[Any] = Route(
     "/detokenize",
     "Decode token ids (vLLM)",
@@ -201,8 +227,26 @@ DETOKENIZE: Route[Any] = Route(
     DetokenizeResponse,
     parser(DetokenizeRequest),
     detokenize,
+    Example({"tokens": IDS}, {"prompt": "[CLS] hello world [SEP]"}),
     runs_engine=False,
 )
+
+
+_MODELS_EXAMPLE = {
+    "object": "list",
+    "data": [
+        {
+            "id": EMBEDDER,
+            "object": "model",
+            "created": CREATED,
+            "owned_by": "vllm",
+            "root": "sentence-transformers/all-MiniLM-L6-v2",
+            "parent": None,
+            "max_model_len": 256,
+            "permission": [],
+        }
+    ],
+}
 
 
 def _reads(models: Models, server: WholeServer) -> ApiRouter:
@@ -222,19 +266,19 @@ def _reads(models: Models, server: WholeServer) -> ApiRouter:
     router.post("/ping", summary="Liveness (vLLM, SageMaker)")(health)
 
     @router.get("/version", summary="Version (vLLM)")
-    @answers()
+    @answers(example={"version": __version__})
     async def version() -> Version:
         """This server's, not vLLM's."""
         return {"version": __version__}
 
     @router.get("/load", summary="Load (vLLM)")
-    @answers()
+    @answers(example={"server_load": 3})
     async def load() -> Load:
         """Requests that are accepted and not answered yet."""
         return {"server_load": sum(service.num_open for service in models)}
 
     @router.get("/v1/models", summary="List the served models (vLLM)")
-    @answers()
+    @answers(example=_MODELS_EXAMPLE)
     async def list_models() -> ModelList:
         """Every served model."""
         return {"object": "list", "data": [_described(service, models.started_s) for service in models]}
@@ -270,14 +314,18 @@ def dialect(models: Models, config: ServeConfig, server: WholeServer) -> Dialect
         SCORE,
         replace(SCORE, path="/v1/score"),
         vllm_pooling.ROUTE,
-        *rerank.routes(config.max_client_batch_size),
+        *(
+            replace(route, example=rerank.documents_example(route.path))
+            for route in rerank.routes(config.max_client_batch_size)
+        ),
         classifying,
         replace(classifying, path="/v1/classify"),
     )
     inference = (adjusted(route, _uncut) for route in routes)
     return Dialect(
         "vllm",
-        (*inference, tokenize.ROUTE, DETOKENIZE),
+        "vLLM",
+        (*inference, replace(tokenize.ROUTE, example=tokenize.PROMPT_EXAMPLE), DETOKENIZE),
         error_form,
         StatusErrorBody,
         _reads(models, server),

@@ -20,6 +20,7 @@ from msgspec import Meta
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
 from bei.server.endpoint.context import RequestContext
+from bei.server.endpoint.examples import CREATED, EMBEDDER, HEX, NUM_TOKENS, TEXTS, VECTORS, Example, token_usage
 from bei.server.endpoint.field_schema import NULL, Limits, Text, any_of, one_of
 from bei.server.endpoint.field_schema import Texts as ListOfTexts
 from bei.server.endpoint.inference import embedded
@@ -245,5 +246,16 @@ ROUTE: Route[Any] = Route(
     PoolingResponse,
     parser(PoolingRequest),
     pool,
+    Example(
+        {"input": TEXTS, "task": "embed"},
+        {
+            "id": f"pool-{HEX}",
+            "object": "list",
+            "created": CREATED,
+            "model": EMBEDDER,
+            "data": [{"index": index, "object": "pooling", "data": vector} for index, vector in enumerate(VECTORS)],
+            "usage": token_usage(NUM_TOKENS),
+        },
+    ),
     octet_headers=("metadata",),
 )

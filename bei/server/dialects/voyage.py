@@ -14,6 +14,16 @@ from msgspec import Meta
 from bei.errors import BeiError, MalformedRequestError, RouteNotFoundError
 from bei.server.dialects.base import Dialect
 from bei.server.endpoint.context import RequestContext
+from bei.server.endpoint.examples import (
+    DOCUMENTS,
+    NUM_TOKENS,
+    QUERY,
+    RERANK_TOKENS,
+    RERANKER,
+    TEXTS,
+    Example,
+    sorted_documents,
+)
 from bei.server.endpoint.field_schema import Text, Texts
 from bei.server.endpoint.inference import embedded, ranked
 from bei.server.endpoint.parse import parser
@@ -21,7 +31,7 @@ from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Dimensions, Model
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, VectorForm, dtype_of
-from bei.server.routes.openai_embeddings import AROUND_BYTES, render
+from bei.server.routes.openai_embeddings import ANSWER_EXAMPLE, AROUND_BYTES, render
 from bei.service.call import ModelInput
 from bei.tasks.embed import EmbedTask
 from bei.tokenizer.encoder import EncodingOptions
@@ -156,8 +166,19 @@ def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
     return status, Detail(detail=str(error))
 
 
+_RERANK_EXAMPLE = Example(
+    {"query": QUERY, "documents": DOCUMENTS, "top_k": 2},
+    {
+        "object": "list",
+        "data": sorted_documents("relevance_score"),
+        "model": RERANKER,
+        "usage": {"total_tokens": RERANK_TOKENS},
+    },
+)
+
 DIALECT = Dialect(
     "voyage",
+    "Voyage",
     (
         Route(
             "/embeddings",
@@ -166,10 +187,15 @@ DIALECT = Dialect(
             EmbeddingsResponse,
             parser(EmbeddingsRequest),
             create_embeddings,
+            Example(
+                {"input": TEXTS, "input_type": "document"}, {**ANSWER_EXAMPLE, "usage": {"total_tokens": NUM_TOKENS}}
+            ),
             has_report=True,
             octet_headers=OCTET_HEADERS,
         ),
-        Route("/rerank", "Rerank (Voyage)", RerankRequest, RerankResponse, parser(RerankRequest), rank),
+        Route(
+            "/rerank", "Rerank (Voyage)", RerankRequest, RerankResponse, parser(RerankRequest), rank, _RERANK_EXAMPLE
+        ),
     ),
     error_form,
     Detail,

@@ -19,9 +19,11 @@ class RequestBody(NamedTuple):
 
 
 class GetResponses(NamedTuple):
-    """``bodies``: the type of the body by status; None: an empty one. ``errors``: those that the route raises."""
+    """``bodies``: the type of the body by status; None: an empty one. ``errors``: those that the route raises.
+    ``example``: the body of a successful answer; None: it is empty."""
 
     bodies: Mapping[int, Any]
+    example: Any = None
     errors: tuple[type[BeiError], ...] = ()
     media_type: str = JSON
     request: RequestBody | None = None
@@ -29,6 +31,7 @@ class GetResponses(NamedTuple):
 
 def answers(
     *errors: type[BeiError],
+    example: Any = None,
     bodies: Mapping[int, Any] | None = None,
     media_type: str = JSON,
     request: RequestBody | None = None,
@@ -37,7 +40,7 @@ def answers(
 
     def noted(function: FunctionT) -> FunctionT:
         found = {200: get_type_hints(function)["return"]} if bodies is None else bodies
-        setattr(function, _ATTRIBUTE, GetResponses(found, errors, media_type, request))
+        setattr(function, _ATTRIBUTE, GetResponses(found, example, errors, media_type, request))
         return function
 
     return noted

@@ -15,6 +15,7 @@ from bei.errors import (
     OverloadedError,
     TaskNotSupportedError,
 )
+from bei.server.endpoint.examples import CREATED, EMBEDDER
 from bei.server.endpoint.get_responses import answers
 from bei.server.http.routing import ApiRouter
 from bei.service.loader import check_names
@@ -188,20 +189,35 @@ class ModelList(TypedDict):
     data: list[ModelEntry]
 
 
+_EXAMPLE = {
+    "id": EMBEDDER,
+    "object": "model",
+    "created": CREATED,
+    "owned_by": "bei",
+    "max_model_len": 256,
+    "embedding_dimension": 384,
+    "tasks": ["embed"],
+    "prompts": [],
+    "labels": None,
+    "target": "cpu",
+    "precision": "bf16",
+}
+
+
 def models_router(models: Models) -> ApiRouter:
     """``GET /v1/models`` and ``GET /v1/models/{name}`` in OpenAI's form."""
     router = ApiRouter()
 
     @router.get("/models", summary="List the served models")
     @router.get("/v1/models", summary="List the served models")
-    @answers()
+    @answers(example={"object": "list", "data": [_EXAMPLE]})
     async def list_models() -> ModelList:
         """Every served model."""
         return {"object": "list", "data": [_describe(service, models.started_s) for service in models]}
 
     @router.get("/models/{name:path}", summary="Describe a model")
     @router.get("/v1/models/{name:path}", summary="Describe a model")
-    @answers(InvalidRequestError, ModelNotFoundError)
+    @answers(InvalidRequestError, ModelNotFoundError, example=_EXAMPLE)
     async def get_model(name: str) -> ModelEntry:
         """One served model."""
         return _describe(models.named(name), models.started_s)

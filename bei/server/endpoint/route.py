@@ -21,6 +21,7 @@ from bei.metrics.request_timing import Timing
 from bei.server.auth.keys import Key
 from bei.server.auth.priority import urgency_of
 from bei.server.endpoint.context import Context, RequestContext
+from bei.server.endpoint.examples import Example
 from bei.server.endpoint.parse import Read, read
 from bei.server.endpoint.render import INLINE_BYTES, Octets, Reply, num_bytes_of, pieces_of, slices_of, whole
 from bei.server.http.accept import AnswerForm, answer_form
@@ -56,12 +57,12 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class Route(Generic[RequestT]):
-    """``request`` and ``response`` are the bodies' types (or tuples of alternatives) for /openapi.json; ``summary`` and
-    ``handle``'s docstring describe the route there. ``parse`` and ``handle`` raise BeiError. ``has_report``: the
-    handler can report the result or error of each input. ``octet_headers``: names of headers that an answer of raw
-    bytes has; empty if the route has no such answer. ``timing_headers``: makes the headers of a successful answer about
-    its time. ``runs_engine``: False if the handler needs only the tokenizer. ``parse_for``: makes the parser of a
-    request whose path or headers say how its body is read; None: ``parse`` reads all.
+    """``request`` and ``response`` are the bodies' types (or tuples of alternatives) for /openapi.json; ``summary``,
+    ``example`` and ``handle``'s docstring describe the route there. ``parse`` and ``handle`` raise BeiError.
+    ``has_report``: the handler can report the result or error of each input. ``octet_headers``: names of headers that
+    an answer of raw bytes has; empty if the route has no such answer. ``timing_headers``: makes the headers of a
+    successful answer about its time. ``runs_engine``: False if the handler needs only the tokenizer. ``parse_for``:
+    makes the parser of a request whose path or headers say how its body is read; None: ``parse`` reads all.
     """
 
     path: str
@@ -70,6 +71,7 @@ class Route(Generic[RequestT]):
     response: Any
     parse: Callable[[bytes], RequestT]
     handle: Callable[[RequestT, RequestContext], Awaitable[Reply]]
+    example: Example
     has_report: bool = False
     octet_headers: Seq[str] = ()
     timing_headers: Callable[[Timing], Mapping[str, str]] | None = None

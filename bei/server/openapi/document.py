@@ -30,15 +30,19 @@ from bei.server.http.errors import JSON, UNEXPECTED, ErrorBody, ErrorForm, heade
 from bei.server.http.responses import TRUNCATED_HEADER
 from bei.server.http.routing import ApiRoute
 from bei.server.open_paths import open_paths
+from bei.server.openapi.groups import Groups
 from bei.server.openapi.schemas import Schemas
 from bei.server.telemetry.request_record import SERVER_TIMING_HEADER
 from bei.version import __version__
 
 _INFO = {
     "title": "bei",
-    "description": "Embedding inference server. Every answer has the request's x-request-id, or a new one.",
+    "description": "Embedding inference server. Every answer has the request's x-request-id, or a new one. In examples "
+    "vectors are cut to three numbers.",
     "version": __version__,
 }
+
+_ALSO_HEAD = " HEAD answers the same without the body."
 
 _RANGES = {"type": "string", "pattern": r"^\d+(-\d+)?(,\d+(-\d+)?)*(,\.\.\.)?$"}
 _WHOLE = {"type": "integer", "minimum": 0}
@@ -139,17 +143,20 @@ def page(
     ``framework_routes``: all routes. ``routes``: those of them that read a request body, the ones of ``dialects``
     with their mount paths.
     """
-    operations = [
-        (route.path_format, method.lower(), route)
+    groups = Groups(dialects)
+    found = [
+        (route.path_format, method, route)
         for route in framework_routes
         if route.include_in_schema
-        for method in sorted(route.methods or ())
+        for method in route.methods or ()
     ]
+    heads = {path for path, method, _ in found if method == "HEAD"}
+    operations = sorted((one for one in found if one[1] != "HEAD"), key=lambda one: groups.place_of(one[1], one[0]))
     bodies = {_template(route.path): route for route in routes}
     reads = {
         (path, method): answers_of(route.function)
         for path, method, route in operations
-        if method != "post" or path not in bodies
+        if method != "POST" or path not in bodies
     }
     forms = {dialect.name: _form_of(dialect) for dialect in dialects}
     schemas = Schemas(_types(bodies.values(), reads.values(), forms.values()), config.max_client_batch_size)
@@ -157,21 +164,27 @@ def page(
     without_key = open_paths(config, dialects)
     paths: dict[str, dict[str, Any]] = {}
     for path, method, route in operations:
-        found = reads.get((path, method))
-        if found is None:
+        answers = reads.get((path, method))
+        if answers is None:
             written = writer.inference(path, bodies[path])
         else:
-            is_open = path in without_key and method != "post"
-            parameters = _parameters(route)
-            written = writer.read(path, parameters, found, has_body=method != "head", is_open=is_open)
-        paths.setdefault(path, {})[method] = {
+            written = writer.read(path, _parameters(route), answers, is_open=path in without_key and method != "POST")
+        name = method.lower()
+        paths.setdefault(path, {})[name] = {
+            "tags": [groups.name_of(method, path)],
             "summary": route.summary,
-            "description": route.description,
-            "operationId": re.sub(r"\W", "_", f"{route.name}{path}") + f"_{method}",
+            "description": f"{route.description}{_ALSO_HEAD if name == 'get' and path in heads else ''}",
+            "operationId": re.sub(r"\W", "_", f"{route.name}{path}") + f"_{name}",
             **written,
         }
     components = {"schemas": schemas.components, "responses": writer.responses, "parameters": writer.parameters}
-    document: dict[str, Any] = {"openapi": "3.1.0", "info": _INFO, "paths": paths, "components": components}
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": _INFO,
+        "tags": groups.tags(),
+        "paths": paths,
+        "components": components,
+    }
     if config.root_path:
         document["servers"] = [{"url": config.root_path}]
     if config.asks_for_keys:
@@ -246,7 +259,7 @@ class _Writer:
         request = {
             "required": True,
             "description": f"Content-Encoding may be {' or '.join(CODINGS)}.",
-            "content": self._content(route.request),
+            "content": self._content(route.request, example=route.example.request),
         }
         parameters = [_path_parameter(name) for name in re.findall(r"{(\w+)}", path)]
         return {
@@ -255,13 +268,8 @@ class _Writer:
             "responses": {"200": answer, **self._errors(path, form, (*MODEL_ERRORS, *self._of_keys(in_lanes=True)))},
         }
 
-    def read(
-        self, path: str, parameters: Seq[Any], answers: GetResponses, *, has_body: bool, is_open: bool
-    ) -> dict[str, Any]:
-        """The operation of a route of the framework.
-
-        ``has_body``: answers have a body; those to HEAD have none. ``is_open``: the route needs no API key.
-        """
+    def read(self, path: str, parameters: Seq[Any], answers: GetResponses, *, is_open: bool) -> dict[str, Any]:
+        """The operation of a route of the framework. ``is_open``: it needs no API key."""
         form = self._form_of(path)
         raised = (*answers.errors, BeiError)
         if form is _OWN:
@@ -270,10 +278,8 @@ class _Writer:
         responses = self._errors(path, form, raised if is_open else (*raised, *self._of_keys()), refusals)
         answer: dict[str, Any] = {"description": "As asked."}
         if answers.bodies[200] is not None:
-            answer["content"] = self._content(answers.bodies[200], answers.media_type)
+            answer["content"] = self._content(answers.bodies[200], answers.media_type, example=answers.example)
         responses["200"] = answer
-        if not has_body:
-            responses = {status: self._without_body(answer) for status, answer in responses.items()}
         read: dict[str, Any] = {
             "parameters": [*parameters, *self._headers(form)],
             "responses": dict(sorted(responses.items())),
@@ -296,15 +302,16 @@ class _Writer:
         mine = (*parameters, self._dialect) if form is _OWN else parameters
         return [{"$ref": f"#/components/parameters/{one['name']}"} for one in mine]
 
-    def _content(self, body: Any, media_type: str = JSON) -> dict[str, Any]:
-        return {media_type: {"schema": self._schemas.of(body)}}
+    def _content(self, body: Any, media_type: str = JSON, *, example: Any = None) -> dict[str, Any]:
+        shown = {} if example is None else {"example": example}
+        return {media_type: {"schema": self._schemas.of(body), **shown}}
 
     def _answers(self, route: Route[Any]) -> dict[str, Any]:
         """The schemas of a successful answer, by media type."""
-        (schema,) = (one["schema"] for one in self._content(route.response).values())
+        schema = self._schemas.of(route.response)
         if route.has_report:
             schema = {"anyOf": [schema, self._schemas.of(Reported)]}
-        content = {media_type: {"schema": schema} for media_type in (JSON, MSGPACK)}
+        content = {JSON: {"schema": schema, "example": route.example.answer}, MSGPACK: {"schema": schema}}
         if route.octet_headers:
             content[OCTETS] = {"schema": {"type": "string", "format": "binary"}}
         return content
@@ -317,12 +324,12 @@ class _Writer:
         refusals: Mapping[int, Any] = MappingProxyType({}),
     ) -> dict[str, Any]:
         """Responses by status: for the errors ``raised``, written in ``form``, and ``refusals`` (types of bodies)."""
-        found = {status: [_Refusal(body, _text_of_type(body), frozenset())] for status, body in refusals.items()}
+        found = {status: [_Refusal(body, None, _text_of_type(body), frozenset())] for status, body in refusals.items()}
         for used, cls in [(form, cls) for cls in raised] + [(_OWN, cls) for cls in _REFUSED]:
             error = _example(cls)
             status, written = used.write(error, status_of(error), path)
             headers = frozenset(headers_of(error)) - {"connection"}
-            found.setdefault(status, []).append(_Refusal(used.body_of(written), _text_of(error), headers))
+            found.setdefault(status, []).append(_Refusal(used.body_of(written), written, str(error), headers))
         return {str(status): self._shared_response(f"{form.name}_{status}", found[status]) for status in sorted(found)}
 
     def _shared_response(self, name: str, refusals: Seq[_Refusal]) -> dict[str, Any]:
@@ -334,7 +341,7 @@ class _Writer:
         headers = [one.headers for one in refusals]
         response: dict[str, Any] = {
             "description": " ".join(dict.fromkeys(one.text for one in refusals)),
-            "content": self._content(tuple(bodies.values())),
+            "content": self._content(tuple(bodies.values()), example=refusals[0].example),
         }
         if any(headers):
             always = frozenset.intersection(*headers)
@@ -346,11 +353,6 @@ class _Writer:
         free = next(one for one in names if self.responses.setdefault(one, response) == response)
         return {"$ref": f"#/components/responses/{free}"}
 
-    def _without_body(self, answer: Mapping[str, Any]) -> dict[str, Any]:
-        if "$ref" in answer:
-            answer = self.responses[answer["$ref"].rpartition("/")[2]]
-        return {key: value for key, value in answer.items() if key != "content"}
-
 
 class Reported(TypedDict):
     """Where X-Bei-Report asks for it: beside the fields of the answer, of which a bare list is then `embeddings`, what
@@ -360,21 +362,21 @@ class Reported(TypedDict):
 
 
 class _Refusal(NamedTuple):
-    """An error response: the type of its body, a sentence that says when it is sent, and the names of its headers."""
+    """An error response: the type of its body and an example (None: there is none), a sentence that says when it is
+    sent, and the names of its headers."""
 
     body: Any
+    example: object
     text: str
     headers: frozenset[str]
 
 
 def _example(cls: type[BeiError]) -> BeiError:
+    """One that says when it is raised."""
+    text = _text_of_type(cls)
     if issubclass(cls, errors.OverloadedError):
-        return cls("", 1.0)
-    return UNEXPECTED if cls is BeiError else cls("")
-
-
-def _text_of(error: BeiError) -> str:
-    return str(error) if error is UNEXPECTED else _text_of_type(type(error))
+        return cls(text, 1.0)
+    return UNEXPECTED if cls is BeiError else cls(text)
 
 
 def _text_of_type(cls: Any) -> str:
@@ -392,7 +394,7 @@ def _header(name: str, schema: Any, description: str) -> dict[str, Any]:
 _REPORT = _header(
     REPORT_HEADER,
     {"type": "string", "enum": [*REPORT_VALUES]},
-    "Whether a wrong input leaves the others unharmed, and the answer reports the state of each input.",
+    "1, true: a wrong input leaves the others unharmed, and the answer reports the state of each input.",
 )
 
 

@@ -20,12 +20,15 @@ _HEADERS = {
 }
 
 
+_EXAMPLE = '<!DOCTYPE html>\n<html lang="en">...</html>\n'
+
+
 def certificate_router(models: Models) -> ApiRouter:
     """The route, bound to the served models."""
     router = ApiRouter()
 
     @router.get("/certificate", summary="The certificate as a page")
-    @answers(InvalidRequestError, ModelNotFoundError, bodies={200: str}, media_type=_MEDIA_TYPE)
+    @answers(InvalidRequestError, ModelNotFoundError, bodies={200: str}, example=_EXAMPLE, media_type=_MEDIA_TYPE)
     async def certificate(model: str | None = None) -> Response:
         """How far the engine is from its reference; where several models are served, the query names one."""
         service = models.named(model)

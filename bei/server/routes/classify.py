@@ -12,6 +12,16 @@ import numpy as np
 from bei.core import Float32Array
 from bei.errors import EmptyInputError, InvalidRequestError
 from bei.server.endpoint.context import RequestContext
+from bei.server.endpoint.examples import (
+    CLASSIFIER,
+    CREATED,
+    HEX,
+    LABEL_SCORES,
+    REVIEW,
+    REVIEW_TOKENS,
+    Example,
+    token_usage,
+)
 from bei.server.endpoint.field_schema import MAX_INPUTS, Text, Texts, limits
 from bei.server.endpoint.parse import parser
 from bei.server.endpoint.render import FLOAT_BYTES, Items, Reply, items_of
@@ -167,6 +177,21 @@ def render(scores: Scores, model: str, *, is_infinity: bool) -> dict[str, object
     }
 
 
+def example_of(kind: Literal["list", "classify"], data: object) -> Example:
+    """What a client asks for one text, and the ClassifyResponse with ``data`` of it."""
+    answer = {
+        "id": f"classify-{HEX}",
+        "object": kind,
+        "created": CREATED,
+        "model": CLASSIFIER,
+        "data": [data],
+        "usage": token_usage(REVIEW_TOKENS),
+    }
+    return Example({"input": [REVIEW]}, answer)
+
+
+CLASSES_EXAMPLE = example_of("list", {"index": 0, "label": "POSITIVE", "probs": [0.0002, 0.9998], "num_classes": 2})
+
 ROUTES: tuple[Route[Any], ...] = (
     Route(
         "/predict",
@@ -175,6 +200,7 @@ ROUTES: tuple[Route[Any], ...] = (
         (list[LabelScore], list[list[LabelScore]]),
         parser(PredictRequest),
         predict,
+        Example({"inputs": REVIEW}, LABEL_SCORES),
     ),
     Route(
         "/classify",
@@ -183,5 +209,6 @@ ROUTES: tuple[Route[Any], ...] = (
         ClassifyResponse,
         parser(ClassifyRequest),
         classify_texts,
+        CLASSES_EXAMPLE,
     ),
 )

@@ -12,6 +12,7 @@ from msgspec import Meta
 from bei.engine.sparse import SparseVector as Weights
 from bei.errors import InvalidRequestError
 from bei.server.endpoint.context import RequestContext
+from bei.server.endpoint.examples import DOCUMENTS, QUERY, TEXTS, VECTORS, Example
 from bei.server.endpoint.field_schema import MAX_INPUTS, Limits, Text, Texts, limits
 from bei.server.endpoint.inference import checked_task, embedded, reported
 from bei.server.endpoint.parse import (
@@ -215,6 +216,10 @@ async def similarity(body: SimilarityRequest, context: RequestContext) -> Reply:
     return Reply(answer.vectors[:-1] @ answer.vectors[-1], answer.truncated)
 
 
+VECTORS_EXAMPLE = Example({"inputs": TEXTS}, VECTORS)
+_WEIGHTS_EXAMPLE = [{"index": 2088, "value": 1.6094}, {"index": 7592, "value": 1.4816}]
+
+
 def routes(max_inputs: int) -> tuple[Route[Any], ...]:
     """The routes of a server whose requests have at most ``max_inputs`` inputs."""
     parse = partial(parse_request, max_inputs=max_inputs)
@@ -226,6 +231,7 @@ def routes(max_inputs: int) -> tuple[Route[Any], ...]:
             (list[Vector], list[str], list[SparseVector]),
             parse,
             embed,
+            VECTORS_EXAMPLE,
             has_report=True,
             octet_headers=OCTET_HEADERS,
         ),
@@ -236,6 +242,7 @@ def routes(max_inputs: int) -> tuple[Route[Any], ...]:
             list[list[Vector]],
             parser(TextsRequest),
             embed_all,
+            Example({"inputs": TEXTS}, [VECTORS, VECTORS]),
             has_report=True,
         ),
         Route(
@@ -245,7 +252,16 @@ def routes(max_inputs: int) -> tuple[Route[Any], ...]:
             list[list[Weight]],
             parser(SparseRequest),
             embed_vocabulary,
+            Example({"inputs": "hello world", "top_k": 2}, [_WEIGHTS_EXAMPLE]),
             has_report=True,
         ),
-        Route("/similarity", "Compare texts (TEI)", SimilarityRequest, Vector, parser(SimilarityRequest), similarity),
+        Route(
+            "/similarity",
+            "Compare texts (TEI)",
+            SimilarityRequest,
+            Vector,
+            parser(SimilarityRequest),
+            similarity,
+            Example({"inputs": {"source_sentence": QUERY, "sentences": DOCUMENTS}}, [0.26, 0.5795]),
+        ),
     )

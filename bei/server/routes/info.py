@@ -19,6 +19,7 @@ from bei.artifact.sides import Role
 from bei.artifact.signature import ArtifactSignature
 from bei.config.settings import ServeConfig
 from bei.errors import InvalidRequestError, ModelNotFoundError
+from bei.server.endpoint.examples import EMBEDDER, HEX
 from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.models import Models
 from bei.server.http.errors import JSON
@@ -111,12 +112,78 @@ class Info(TypedDict):
     signature: SignatureInfo | None
 
 
+_EXAMPLE: dict[str, Any] = {
+    "model_id": "sentence-transformers/all-MiniLM-L6-v2",
+    "model_sha": None,
+    "model_dtype": "bf16",
+    "served_model_name": EMBEDDER,
+    "model_type": {"embedding": {"pooling": "mean"}},
+    "max_concurrent_requests": 15625,
+    "max_input_length": 256,
+    "max_batch_tokens": 1024,
+    "max_batch_requests": 128,
+    "max_client_batch_size": 16384,
+    "auto_truncate": True,
+    "tokenization_workers": 1,
+    "http_workers": 1,
+    "devices": [],
+    "version": __version__,
+    "sha": None,
+    "docker_label": None,
+    "tasks": ["embed"],
+    "prompts": [],
+    "roles": {},
+    "target": "cpu",
+    "precision": "bf16",
+    "digest": HEX * 2,
+    "certificate": {
+        "kind": "reference",
+        "reference": "transformers, FP32, one text at a time",
+        "reference_is_independent": True,
+        "device": "Intel(R) Xeon(R) Processor",
+        "num_texts": 101,
+        "num_held_out_texts": 101,
+        "texts_sha256": HEX * 2,
+        "thresholds": {"mean": 0.999, "p1": 0.99, "min": 0.95, "ndcg_loss": None},
+        "passed": True,
+        "retrieval": None,
+        "tokens": {
+            "library": "transformers 5.24.0",
+            "tokenizer_class": "BertTokenizer",
+            "num_texts": 131,
+            "num_pairs": 122,
+            "sha256": HEX * 2,
+        },
+        "canary_output": "embedding",
+        "verdict": "passed on 101 texts",
+        "failures": [],
+        "outputs": [
+            {
+                "output": "embedding",
+                "cosine_mean": 0.999985,
+                "cosine_p1": 0.999955,
+                "cosine_min": 0.999949,
+                "max_abs_difference": 0.00184,
+                "ranking_overlap": 0.9941,
+                "spearman": 0.99997,
+                "kendall_tau": None,
+                "label_agreement": None,
+                "kl_divergence": None,
+                "failures": [],
+            }
+        ],
+        "quantization": None,
+    },
+    "signature": None,
+}
+
+
 def info_router(models: Models, config: ServeConfig) -> ApiRouter:
     """The route, bound to the served models."""
     router = ApiRouter()
 
     @router.get("/info", summary="Describe the server (TEI)")
-    @answers(InvalidRequestError, ModelNotFoundError, bodies={200: Info})
+    @answers(InvalidRequestError, ModelNotFoundError, bodies={200: Info}, example=_EXAMPLE)
     async def info(model: str | None = None) -> Response:
         """One model and the server's limits; where several models are served, the query names one."""
         return Response(msgspec.json.encode(describe(models.named(model), config)), media_type=JSON)

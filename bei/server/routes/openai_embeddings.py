@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from bei.errors import EmptyInputError, InvalidRequestError, MalformedRequestError
 from bei.server.endpoint.context import RequestContext
+from bei.server.endpoint.examples import EMBEDDER, NUM_TOKENS, TEXTS, Example, embedding_items, token_usage
 from bei.server.endpoint.field_schema import MAX_INPUTS, limits
 from bei.server.endpoint.inference import embedded
 from bei.server.endpoint.parse import PLACEHOLDER, TokenId, long_id_lists, parser, too_many_inputs
@@ -230,6 +231,15 @@ def usage(num_tokens: int) -> Usage:
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 
+ANSWER_EXAMPLE = {
+    "object": "list",
+    "data": embedding_items(),
+    "model": EMBEDDER,
+    "usage": token_usage(NUM_TOKENS),
+}
+_EXAMPLE = Example({"input": TEXTS, "encoding_format": "float"}, ANSWER_EXAMPLE)
+
+
 def route(max_inputs: int, *, accepts_ids: bool) -> Route[ParsedRequest]:
     """The route of a server that accepts token ids, or refuses them."""
 
@@ -242,5 +252,13 @@ def route(max_inputs: int, *, accepts_ids: bool) -> Route[ParsedRequest]:
     request, summary = EmbeddingRequest if accepts_ids else without_ids, "Create embeddings (OpenAI)"
     responses = (EmbeddingResponse, SparseEmbeddingResponse)
     return Route(
-        "/v1/embeddings", summary, request, responses, read, handle, has_report=True, octet_headers=OCTET_HEADERS
+        "/v1/embeddings",
+        summary,
+        request,
+        responses,
+        read,
+        handle,
+        _EXAMPLE,
+        has_report=True,
+        octet_headers=OCTET_HEADERS,
     )

@@ -23,7 +23,8 @@ from bei.utils.html.document import CONTENT_STYLE
 
 _FOLDER: Final = Path(__file__).parents[1] / "ui"
 _PAGE: Final = "index.html"
-_DOCS, _DOCS_MISSING, _DOCS_SCRIPT = "docs.html", "docs-missing.html", "docs.js"
+_DOCS, _DOCS_MISSING = "docs.html", "docs-missing.html"
+_DOCS_FILES = ("docs.js", "docs.css")
 _MEDIA_TYPES: Final = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -73,7 +74,7 @@ def _files() -> dict[str, _File]:
     found = {
         path.name: _read(path)
         for path in sorted(_FOLDER.iterdir())
-        if path.suffix in _MEDIA_TYPES and path.name not in (_PAGE, _DOCS, _DOCS_MISSING, _DOCS_SCRIPT)
+        if path.suffix in _MEDIA_TYPES and path.name not in (_PAGE, _DOCS, _DOCS_MISSING, *_DOCS_FILES)
     }
     return {**found, "certificate.css": _made(CONTENT_STYLE.encode(), ".css")}
 
@@ -138,8 +139,8 @@ def _add_docs(router: ApiRouter, config: ServeConfig) -> None:
 
     @router.on(_READ, "/docs/{name}", in_schema=False)
     async def docs_file(request: Request, name: str) -> Response:
-        """A file of it: Swagger UI's, or the one that starts it."""
-        folder = _FOLDER if name == _DOCS_SCRIPT else swagger_folder() if name in _SWAGGER_FILES else None
+        """A file of it: Swagger UI's, or one of ours beside them."""
+        folder = _FOLDER if name in _DOCS_FILES else swagger_folder() if name in _SWAGGER_FILES else None
         return _answer(_known(None if folder is None else _read(folder / name)), request, _SWAGGER_POLICY)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, TypedDict
 
 from bei.errors import InvalidRequestError
 from bei.server.endpoint.context import RequestContext
+from bei.server.endpoint.examples import Example
 from bei.server.endpoint.field_schema import Text, limits, limits_of_inputs
 from bei.server.endpoint.parse import parser
 from bei.server.endpoint.render import Items, Reply, items_of
@@ -88,6 +89,17 @@ def render(entity: Entity, labels: list[str] | None) -> LabelledToken:
     }
 
 
+_TOKEN_EXAMPLE = {"token": "Ada Lovelace", "token_id": 15262, "start": 0, "end": 12, "results": {"PER": 0.9986}}
+_EXAMPLE = Example(
+    {"inputs": [["Ada Lovelace lived in London."]], "aggregation_strategy": "simple"},
+    [
+        [
+            _TOKEN_EXAMPLE,
+            {"token": "London", "token_id": 2414, "start": 22, "end": 28, "results": {"LOC": 0.9991}},
+        ]
+    ],
+)
+
 ROUTE = Route(
     "/predict_tokens",
     "Label tokens (BEI)",
@@ -95,4 +107,5 @@ ROUTE = Route(
     list[list[LabelledToken]],
     parser(PredictTokensRequest),
     predict_tokens,
+    _EXAMPLE,
 )

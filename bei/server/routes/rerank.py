@@ -13,6 +13,7 @@ import math
 import time
 import uuid
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypedDict
 
@@ -21,6 +22,17 @@ from msgspec import Meta
 
 from bei.errors import InvalidRequestError
 from bei.server.endpoint.context import RequestContext
+from bei.server.endpoint.examples import (
+    CREATED,
+    DOCUMENTS,
+    HEX,
+    QUERY,
+    RERANK_TOKENS,
+    RERANKER,
+    Example,
+    sorted_documents,
+    token_usage,
+)
 from bei.server.endpoint.field_schema import Limits, Texts, limits_of_inputs, without
 from bei.server.endpoint.field_schema import Text as NonEmptyText
 from bei.server.endpoint.inference import order_of
@@ -297,16 +309,24 @@ def render_results(scores: Scores, texts: Seq[str], body: DocumentsRequest, mode
     results = Items(len(order), num_bytes, lambda start, stop: [result_of(index) for index in order[start:stop]])
     return {
         "id": f"rerank-{uuid.uuid4().hex}",
-        "object": "rerank" if path == "/rerank" else "list",
+        "object": _object_on(path),
         "created": int(time.time()),
         "model": model,
         "results": results,
         "usage": usage(scores.num_tokens),
         "meta": {
-            "api_version": {"version": "2" if path.startswith("/v2") else "1"},
+            "api_version": {"version": _version_on(path)},
             "billed_units": {"search_units": math.ceil(len(texts) / _DOCUMENTS_OF_A_SEARCH_UNIT)},
         },
     }
+
+
+def _object_on(path: str) -> str:
+    return "rerank" if path == "/rerank" else "list"
+
+
+def _version_on(path: str) -> str:
+    return "2" if path.startswith("/v2") else "1"
 
 
 def document_of(text: str, body: DocumentsRequest, path: str) -> Text | str | None:
@@ -326,7 +346,26 @@ def _route(path: str, summary: str, max_inputs: int) -> Route[ParsedRequest]:
         return await rank(request, context, path)
 
     handle.__doc__ = rank.__doc__
-    return Route(path, summary, _REQUESTS, (list[Rank], RerankResponse), partial(parse, max_inputs=max_inputs), handle)
+    read, example = partial(parse, max_inputs=max_inputs), documents_example(path)
+    return Route(path, summary, _REQUESTS, (list[Rank], RerankResponse), read, handle, example)
+
+
+def documents_example(path: str) -> Example:
+    """What Cohere, Jina and vLLM ask and get on ``path``."""
+    answer = {
+        "id": f"rerank-{HEX}",
+        "object": _object_on(path),
+        "created": CREATED,
+        "model": RERANKER,
+        "results": sorted_documents("relevance_score", "document", is_object=True),
+        "usage": token_usage(RERANK_TOKENS),
+        "meta": {"api_version": {"version": _version_on(path)}, "billed_units": {"search_units": 1}},
+    }
+    return Example({"query": QUERY, "documents": DOCUMENTS, "top_n": 2, "return_documents": True}, answer)
+
+
+# What TEI and BEI ask and get.
+TEXTS_EXAMPLE = Example({"query": QUERY, "texts": DOCUMENTS, "return_text": True}, sorted_documents("score", "text"))
 
 
 _REQUESTS = (Annotated[TextsRequest, without("documents")], Annotated[DocumentsRequest, without("texts")])
@@ -335,7 +374,7 @@ _REQUESTS = (Annotated[TextsRequest, without("documents")], Annotated[DocumentsR
 def routes(max_inputs: int) -> tuple[Route[ParsedRequest], ...]:
     """The routes of a server whose requests have at most ``max_inputs`` inputs."""
     return (
-        _route("/rerank", "Rerank (TEI, BEI, Infinity, vLLM)", max_inputs),
+        replace(_route("/rerank", "Rerank (TEI, BEI, Infinity, vLLM)", max_inputs), example=TEXTS_EXAMPLE),
         _route("/v1/rerank", "Rerank (Jina, Cohere v1, vLLM)", max_inputs),
         _route("/v2/rerank", "Rerank (Cohere v2)", max_inputs),
     )

@@ -13,6 +13,7 @@ from msgspec import Meta
 from bei.core import Encoding
 from bei.errors import EmptyInputError, InvalidRequestError
 from bei.server.endpoint.context import RequestContext
+from bei.server.endpoint.examples import IDS, Example
 from bei.server.endpoint.field_schema import Text, Texts, without
 from bei.server.endpoint.parse import parser_by_field
 from bei.server.endpoint.render import Items, Reply
@@ -178,6 +179,23 @@ def _check_ids(lists: Seq[Seq[int]], known: Set[int], param: str) -> None:
             raise InvalidRequestError(f"This model's tokenizer has no token {min(unknown)}.", param)
 
 
+_INPUTS_EXAMPLE = Example(
+    {"inputs": "hello world"},
+    [
+        [
+            {"id": 101, "text": "[CLS]", "special": True},
+            {"id": 7592, "text": "hello", "special": False, "start": 0, "stop": 5},
+            {"id": 2088, "text": "world", "special": False, "start": 6, "stop": 11},
+            {"id": 102, "text": "[SEP]", "special": True},
+        ]
+    ],
+)
+# What vLLM's clients ask and get.
+PROMPT_EXAMPLE = Example(
+    {"prompt": "hello world", "return_token_strs": True},
+    {"count": 4, "max_model_len": 256, "tokens": IDS, "token_strs": ["[CLS]", "hello", "world", "[SEP]"]},
+)
+
 ROUTE = Route(
     "/tokenize",
     "Tokenize (TEI, vLLM)",
@@ -185,5 +203,6 @@ ROUTE = Route(
     (list[list[Token]], TokenCount),
     parser_by_field(inputs=InputsRequest, prompt=PromptRequest),
     tokenize,
+    _INPUTS_EXAMPLE,
     runs_engine=False,
 )

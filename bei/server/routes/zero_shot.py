@@ -13,13 +13,21 @@ import msgspec
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
 from bei.server.endpoint.context import RequestContext
+from bei.server.endpoint.examples import REVIEW, Example
 from bei.server.endpoint.field_schema import Limits, Texts, exactly_one, limits, limits_of_inputs, without
 from bei.server.endpoint.field_schema import Text as NonEmptyText
 from bei.server.endpoint.parse import parser, too_many_inputs
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import OF_SCORES, Controls, check_rules
-from bei.server.routes.classify import ClassifyRequest, ClassifyResponse, LabelScore, classify_texts, ranked_bytes
+from bei.server.routes.classify import (
+    CLASSES_EXAMPLE,
+    ClassifyRequest,
+    ClassifyResponse,
+    LabelScore,
+    classify_texts,
+    ranked_bytes,
+)
 from bei.tasks.classify import HYPOTHESIS, ZeroShotTask, nli_labels, zero_shot
 
 _AROUND_BYTES = 90  # of a text's scores: its index, its best label with its score
@@ -134,6 +142,23 @@ def _classified(index: int, row: Float32Array, labels: list[str]) -> ZeroShotPre
     }
 
 
+# What Jina's clients ask for.
+LABELS_EXAMPLE = Example(
+    {"input": [REVIEW], "labels": ["joy", "anger"]},
+    {
+        "usage": {"total_tokens": 24},
+        "data": [
+            {
+                "object": "classification",
+                "index": 0,
+                "prediction": "joy",
+                "score": 0.8916,
+                "predictions": [{"label": "joy", "score": 0.8916}, {"label": "anger", "score": 0.1084}],
+            }
+        ],
+    },
+)
+
 ROUTE: Route[Any] = Route(
     "/v1/classify",
     "Classify (vLLM, SGLang; Jina with labels)",
@@ -141,4 +166,5 @@ ROUTE: Route[Any] = Route(
     (ClassifyResponse, LabelsResponse),
     parse,
     classify,
+    CLASSES_EXAMPLE,
 )

@@ -57,9 +57,16 @@ function choose(tab) {
     }
     if (location.hash !== `#${tab.id}`) history.replaceState(null, '', `#${tab.id}`)
     document.title = `${tab.title} – bei`
-    tab.button.scrollIntoView({ block: 'nearest', inline: 'nearest' })
+    reveal(tab.button)
   }
   fill(tab)
+}
+
+// By hand: the Tab key goes on from what scrollIntoView has shown, past the beginning of the page.
+function reveal(button) {
+  const left = button.offsetLeft - tablist.offsetLeft
+  const furthest = left + button.offsetWidth - tablist.clientWidth
+  tablist.scrollLeft = Math.min(left, Math.max(furthest, tablist.scrollLeft))
 }
 
 function fill(tab) {

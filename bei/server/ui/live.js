@@ -7,8 +7,11 @@ import { errorBox } from './try.js'
 
 const EVERY_MS = 1000
 const AFTER_ERROR_MS = 5000
-const NOW_S = 5 // "now" is the mean of so many seconds
 const SECONDS = 60
+const STEADY = 2 // requests a second: of fewer a line of each second would be teeth
+const WIDE_S = 20 // means of so many seconds are drawn then,
+const LEAST_S = 10 // at the left edge of so many, as what was before is not known
+const FIGURE_S = 5 // else the figure beside a line is the mean of so many
 const MOST_LINES = 5 // of models; the others are one line
 
 const LANES = ['interactive', 'bulk']
@@ -19,9 +22,9 @@ export function livePanel() {
   const trouble = h('div', {})
   const tables = h('div', { class: 'tables' })
   const requests = lineChart({ title: 'Requests per second', format: significant })
-  const tokens = lineChart({ title: 'Tokens per second', format: significant })
-  const latency = lineChart({ title: 'Time to answer', format: duration, isLogarithmic: true })
-  const queue = lineChart({ title: 'Tokens that wait', format: significant })
+  const tokens = lineChart({ title: 'Tokens per second', format: significant, least: 10 })
+  const latency = lineChart({ title: 'Time to answer', format: duration, join: 10, isLogarithmic: true })
+  const queue = lineChart({ title: 'Tokens that wait', format: significant, least: 10, join: 2 })
   const charts = [requests, tokens, latency, queue]
   const element = h(
     'div',
@@ -33,7 +36,7 @@ export function livePanel() {
     h('div', { class: 'charts' }, charts.map((chart) => chart.element)),
     tables,
   )
-  const waiting = [] // tokens by lane, of each time it was asked
+  let waiting = [] // tokens by lane, and when: of each time it was asked
   let timer = null
   let isShown = false
   let isPaused = false
@@ -71,24 +74,41 @@ export function livePanel() {
   }
 
   function draw(stats) {
-    waiting.push(Object.fromEntries(LANES.map((lane) => [lane, sumOf(stats.models, (model) => model.queue[lane].tokens)])))
-    if (waiting.length > SECONDS) waiting.shift()
+    const now = performance.now()
+    const tokensOf = (lane) => sumOf(stats.models, (model) => model.queue[lane].tokens)
+    waiting.push({ at: now, ...Object.fromEntries(LANES.map((lane) => [lane, tokensOf(lane)])) })
+    waiting = waiting.filter(({ at }) => secondsAgo(at, now) < SECONDS)
+    const covered = Math.min(SECONDS, Math.floor(stats.window_s)) // whole seconds since the start
+    const window = covered < SECONDS ? `the ${plural(covered, 'second')} since the start` : 'the last minute'
     const total = sumOf(LANES, (lane) => sumOf(Object.values(stats.requests[lane].answered), Number))
     said.textContent =
       total === 0
-        ? 'Nobody asked a model in the last minute. Try another tab, or send requests.'
-        : `${plural(total, 'request')} in the last ${Math.round(Math.min(SECONDS, stats.window_s))} s.`
+        ? `Nobody asked a model in ${window}. Try another tab, or send requests.`
+        : `${plural(total, 'request')} in ${window}.`
     if (stats.silent.length) said.textContent += ` Not counted, as they have not answered: ${stats.silent.join(', ')}.`
-    requests.draw(LANES.map((lane) => lineOf(lane, stats.requests[lane].per_second.answered, `lane-${lane}`, significant)))
-    tokens.draw(tokenLines(stats.models))
-    latency.draw(LANES.flatMap((lane) => latencyLines(lane, stats.requests[lane])))
-    queue.draw(
-      LANES.map((lane) => {
-        const values = waiting.map((one) => one[lane])
-        return { name: lane, values, kind: `lane-${lane}`, now: significant(values.at(-1)) }
-      }),
+    const isSteady = total >= STEADY * covered
+    const rate = (name, kind, values) => rateLine(name, kind, values.slice(SECONDS - covered), isSteady)
+    const figure = `of the last ${Math.min(isSteady ? FIGURE_S : WIDE_S, covered)} s`
+    const note = isSteady ? `Of each second; the figures are means ${figure}.` : `Means of up to ${WIDE_S} s; the figures are ${figure}.`
+    requests.draw(
+      LANES.map((lane) => rate(lane, `lane-${lane}`, stats.requests[lane].per_second.answered)),
+      note,
     )
-    tables.replaceChildren(laneTable(stats.requests), modelTable(stats.models))
+    tokens.draw(tokenLines(stats.models, rate), note)
+    latency.draw(
+      LANES.flatMap((lane) => latencyLines(lane, stats.requests[lane])),
+      `Of each second; the figures are of ${window}.`,
+    )
+    queue.draw(
+      LANES.map((lane) => ({
+        name: lane,
+        kind: `lane-${lane}`,
+        values: bySecond(waiting, lane, now),
+        figure: significant(waiting.at(-1)[lane]),
+      })),
+      'Looked at once a second while this page is open; the figures are of now.',
+    )
+    tables.replaceChildren(laneTable(stats.requests, window), modelTable(stats.models, window))
   }
 
   pause.addEventListener('click', () => {
@@ -114,28 +134,50 @@ export function livePanel() {
   }
 }
 
-function lineOf(name, values, kind, format) {
-  const last = values.slice(-NOW_S)
-  return { name, values, kind, now: format(sumOf(last, Number) / last.length) }
+// `values`: of each second since the start, or of the last minute.
+function rateLine(name, kind, values, isSteady) {
+  const wide = isSteady ? means(values, FIGURE_S, FIGURE_S) : means(values, WIDE_S, LEAST_S)
+  return { name, kind, values: isSteady ? values : wide, figure: significant(wide.at(-1)) }
 }
 
-function tokenLines(models) {
+// For each second the mean of the `width` seconds that end with it: null where fewer than `least` of them are known,
+// but for the last second.
+function means(values, width, least) {
+  return values.map((_, index) => {
+    if (index + 1 < Math.min(least, values.length)) return null
+    const some = values.slice(Math.max(0, index + 1 - width), index + 1)
+    return sumOf(some, Number) / some.length
+  })
+}
+
+// What was seen in each of the last seconds, null where nobody looked.
+function bySecond(seen, lane, now) {
+  const values = Array(SECONDS).fill(null)
+  for (const one of seen) values[SECONDS - 1 - secondsAgo(one.at, now)] = one[lane]
+  return values
+}
+
+function secondsAgo(at, now) {
+  return Math.round((now - at) / 1000)
+}
+
+function tokenLines(models, rate) {
   const sorted = [...models].sort((a, b) => b.tokens_per_second - a.tokens_per_second)
-  const lines = sorted.slice(0, MOST_LINES).map((model, index) => lineOf(model.name, model.per_second.tokens, `series-${index + 1}`, significant))
+  const first = sorted.slice(0, MOST_LINES).map((model, index) => rate(model.name, `series-${index + 1}`, model.per_second.tokens))
   const others = sorted.slice(MOST_LINES)
-  if (!others.length) return lines
+  if (!others.length) return first
   const sums = others[0].per_second.tokens.map((_, second) => sumOf(others, (model) => model.per_second.tokens[second]))
-  return [...lines, lineOf(plural(others.length, 'other'), sums, 'series-6', significant)]
+  return [...first, rate(plural(others.length, 'other'), 'series-6', sums)]
 }
 
 function latencyLines(lane, { per_second: { p50, p99 }, latency_s: whole }) {
   return [
-    { name: `${lane} P50`, values: p50, kind: `lane-${lane}`, now: duration(whole.p50) },
-    { name: `${lane} P99`, values: p99, kind: `lane-${lane} dashed`, now: duration(whole.p99) },
+    { name: `${lane} P50`, values: p50, kind: `lane-${lane}`, figure: duration(whole.p50) },
+    { name: `${lane} P99`, values: p99, kind: `lane-${lane} dashed`, figure: duration(whole.p99) },
   ]
 }
 
-function laneTable(requests) {
+function laneTable(requests, window) {
   const rows = Object.entries(requests).map(([lane, { answered, latency_s: latency }]) => {
     const refused = Object.entries(answered).filter(([status]) => Number(status) >= 400)
     const good = sumOf(Object.entries(answered).filter(([status]) => Number(status) < 400), ([, count]) => count)
@@ -150,10 +192,10 @@ function laneTable(requests) {
   })
   const heads = [['Lane'], ['Good answers', 1], ['Others, by status'], ['P50', 1], ['P90', 1], ['P99', 1]]
   const note = 'Without a lane: reads, this page’s among them, and what was refused before it was accepted.'
-  return section('Requests of the last minute', heads, rows, note)
+  return section(`Requests of ${window}`, heads, rows, note)
 }
 
-function modelTable(models) {
+function modelTable(models, window) {
   const rows = models.map((model) => [
     h('th', { scope: 'row' }, h('bdi', {}, model.name), model.is_alive ? null : h('span', { class: 'tag bad' }, 'dead')),
     h('td', {}, `${model.device} (${model.target}, ${model.precision})`),
@@ -173,11 +215,11 @@ function modelTable(models) {
     ['Batch fill', 1],
     ['Texts a step', 1],
     ['Padding', 1],
-    ['Texts waiting', 1],
-    ['Open requests', 1],
+    ['Texts waiting now', 1],
+    ['Open requests now', 1],
   ]
   const note = 'Batch fill: tokens of a mean step, of those that a step may hold. Padding: of the attention’s work.'
-  return section('Models', heads, rows, note)
+  return section(`Models, means of ${window}`, heads, rows, note)
 }
 
 function section(title, heads, rows, note) {

@@ -19,7 +19,7 @@ ROUTES = {
     *(("post", route.path) for route in inference_routes(ServeConfig())),
     ("get", "/info"),
     *(("get", f"{root}/models{name}") for root in ("", "/v1") for name in ("", "/{name}")),
-    *((method, path) for path in ("/", "/health", "/ping", "/ready") for method in ("get", "head")),
+    *(("get", path) for path in ("/", "/health", "/ping", "/ready")),
     ("get", "/metrics"),
     ("get", "/stats"),
     ("get", "/certificate"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any
 
 import msgspec
 import pytest
 
+from bei.cli import console_text
 from bei.cli.bench import terminal
 from bei.cli.bench.findings import findings
 from bei.cli.bench.report import report_page
@@ -42,19 +44,22 @@ def test_a_single_point_is_what_was_answered_and_how_fast() -> None:
 
 
 def test_a_sweep_is_the_rate_that_was_kept_and_what_became_of_the_next() -> None:
-    kept, missed = {"requests_per_s": 21.5, "failures": {}}, {"requests_per_s": 30.0, "failures": {}}
+    kept = {"requests_per_s": 21.5, "num_due": 86, "failures": {}}
+    missed = {"requests_per_s": 30.0, "num_due": 172, "failures": {}}
     (first, second) = findings(with_loads(SWEEP, [kept, missed]))
     assert re.match(
         r"The server \(interactive\) kept up with 21\.5 requests/s, half .*; at 43 it answered 30\.0, ", first
     )
     assert second.startswith("The server (bulk), beside 43 requests/s of the other load")
-    assert findings(with_loads(SWEEP, [kept, kept | {"requests_per_s": 42.9}]))[0].startswith(
+    assert findings(with_loads(SWEEP, [kept, missed | {"requests_per_s": 42.9}]))[0].startswith(
         "The server (interactive) kept up with every rate, up to 43 requests/s"
     )
     assert (
         "kept up with no rate: at 21.5 it answered 3.0"
         in findings(with_loads(SWEEP, [missed | {"requests_per_s": 3.0}, missed]))[0]
     )
+    seldom = kept | {"requests_per_s": 18.0, "num_due": 72}  # arrivals are random: it was asked for fewer
+    assert "kept up with 21.5 requests/s" in findings(with_loads(SWEEP, [seldom, missed]))[0]
     failing = kept | {"failures": {"429": 1}}
     assert "kept up with no rate" in findings(with_loads(SWEEP, [failing, missed]))[0], "a failure is no answer"
 
@@ -65,6 +70,15 @@ def test_page_and_summary_begin_with_the_result(result: BenchResult) -> None:
     assert len(said) == len(result.servers) * len(result.setup.loads)
     assert summary(result).splitlines()[: len(said)] == said
     assert re.search(r"</h1>\s*<p[^>]*><bdi>([^<]+)</bdi>", report_page(result))[1] == said[0]  # type: ignore[index]
+
+
+def test_on_a_terminal_sentences_end_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = summary(SWEEP)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(console_text, "stdout_width", lambda: 60)
+    lines = summary(SWEEP).splitlines()
+    assert all(len(line) <= 60 for line in lines[:4])
+    assert " ".join(lines).split()[:40] == plain.split()[:40]
 
 
 @pytest.mark.parametrize(("columns", "left_out"), [(80, {"CPU", "P99.9", "P90", "inputs/s"}), (140, set())])

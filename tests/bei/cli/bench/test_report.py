@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -12,8 +13,8 @@ import msgspec
 import pytest
 
 from bei.cli.bench.compare import as_text, compared, page
-from bei.cli.bench.report import latency_chart, report_page
-from bei.cli.bench.result import SCHEMA, BenchResult, LoadResult, read_result, warnings_of, write_result
+from bei.cli.bench.report import latency_chart, report_page, throughput_chart
+from bei.cli.bench.result import SCHEMA, BenchResult, LoadResult, PointResult, read_result, warnings_of, write_result
 from bei.cli.bench.terminal import summary
 from bei.cli.bench.texts import TextsPlan
 from bei.errors import BenchError, ComparisonError
@@ -67,6 +68,24 @@ def test_p99_over_time_is_shown_where_most_intervals_have_one(with_p99: int, sho
     point = msgspec.structs.replace(SINGLE.points[0], loads=[msgspec.structs.replace(load, intervals=intervals)])
     chart = latency_chart(point, "latency")
     assert [f">{label}<" in chart for label in ("highest", "P99")] == [shown == label for label in ("highest", "P99")]
+
+
+def test_throughput_is_drawn_within_the_window_as_the_last_answers_come_after_it() -> None:
+    chart = throughput_chart(SINGLE, SINGLE.points[0], "throughput")
+    assert chart == throughput_chart(SINGLE, _with_an_interval_after_the_window(SINGLE.points[0]), "throughput")
+
+
+def _with_an_interval_after_the_window(point: PointResult) -> PointResult:
+    load = point.loads[0]
+    after = msgspec.structs.replace(load.intervals[-1], at_s=point.measured_s)
+    return msgspec.structs.replace(point, loads=[msgspec.structs.replace(load, intervals=[*load.intervals, after])])
+
+
+@pytest.mark.parametrize("result", [SINGLE, SWEEP], ids=["single", "sweep"])
+def test_headings_leave_out_no_level(result: BenchResult) -> None:
+    levels = [int(level) for level in re.findall(r"<h([1-6])", report_page(result))]
+    assert levels[0] == 1
+    assert all(below - above <= 1 for above, below in itertools.pairwise(levels)), levels
 
 
 def test_no_text_gets_out_of_its_place() -> None:

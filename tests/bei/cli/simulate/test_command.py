@@ -46,6 +46,7 @@ def test_the_page_begins_with_the_result_and_draws_both_lanes(tmp_path: Path) ->
     assert elements.open == []
     assert elements.names.count("svg") == 2
     assert not {"script", "img", "link"} & set(elements.names)
+    assert '<th scope="col"></th>' not in page, "a heading that a screen reader would read as nothing"
     for name in ("bei", "fifo", "fixed"):
         assert page.count(f">{name}<") >= 3, "in both pictures and in the table"
 

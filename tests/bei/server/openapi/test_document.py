@@ -162,12 +162,42 @@ def test_reads_have_types(page: dict[str, Any]) -> None:
             if method == "post":
                 continue
             content = operation["responses"]["200"].get("content")
-            if method == "head" or path in empty:
+            if path in empty:
                 assert content is None
             else:
                 ((_, body),) = content.items()
                 assert resolved(page, body["schema"]) not in ({}, {"type": "object"}), path
-            assert all("content" not in one for one in operation["responses"].values()) or method != "head"
+
+
+def test_a_get_that_has_a_head_twin_says_so_and_the_twin_is_no_route_of_the_page(
+    app: App, page: dict[str, Any]
+) -> None:
+    for path, item in page["paths"].items():
+        assert set(item) <= {"get", "post"}
+        if "get" in item and "{" not in path:
+            has_twin = app.request("HEAD", path).status_code == 200
+            assert item["get"]["description"].endswith(" HEAD answers the same without the body.") is has_twin, path
+
+
+def test_routes_stand_in_groups_openai_s_first_and_the_server_s_state_last(page: dict[str, Any]) -> None:
+    tags = [tag["name"] for tag in page["tags"]]
+    assert all(tag["description"] for tag in page["tags"])
+    assert (tags[:3], tags[-1]) == (["OpenAI", "Rerank", "Classify"], "Server")
+    routes = [(path, *operation["tags"]) for path, item in page["paths"].items() for operation in item.values()]
+    assert {tag for _, tag in routes} == set(tags)
+    found = [tags.index(tag) for path, tag in routes if path != "/"]  # which stands where its POST does
+    assert found == sorted(found)
+    mounts = {dialect.name: dialect.title for dialect in DIALECT_LIST}
+    own = set(tags) - set(mounts.values())
+    for path, tag in routes:
+        mount = path[1:].partition("/")[0]
+        assert tag == mounts[mount] if mount in mounts else tag in own, path
+    assert page["paths"]["/"]["get"]["tags"] == ["Server"]
+
+
+def test_what_asks_a_model_is_not_among_the_routes_of_the_server_s_state(page: dict[str, Any]) -> None:
+    state = {path for path, item in page["paths"].items() for one in item.values() if one["tags"] == ["Server"]}
+    assert state == {"/", "/info", "/health", "/ping", "/ready", "/metrics", "/stats", "/certificate"}
 
 
 def num_alternatives(limit: dict[str, Any]) -> int:

@@ -26,7 +26,7 @@ SCRIPTS = {path.name: path.read_text("utf-8") for path in FILES if path.suffix =
 PAGE = (FOLDER / "index.html").read_text("utf-8")
 ROOT = "/embed-api"
 SECRET = "0123456789abcdef"
-DOCS = {"docs.html", "docs-missing.html", "docs.js"}
+DOCS = {"docs.html", "docs-missing.html", "docs.js", "docs.css"}
 
 
 def policy_of(response: httpx.Response) -> dict[str, str]:
@@ -181,7 +181,7 @@ def test_docs_come_from_an_installed_package(app: App) -> None:
         assert response.status_code == 200, link
         assert policy_of(response)["script-src"] == policy_of(response)["connect-src"] == "'self'"
     assert len(app.get("/docs/swagger-ui-bundle.js").content) > 500_000
-    assert app.get("/docs/docs.js").status_code == 200
+    assert {app.get(f"/docs/{name}").status_code for name in ("docs.js", "docs.css")} == {200}
     for name in ("index.html", "docs.html", "x", "%2e%2e/__init__.py"):
         assert app.get(f"/docs/{name}").status_code == 404
 
