@@ -63,7 +63,8 @@ def _root_parser(task: str) -> Parse:
 
     service = SimpleNamespace(manifest=SimpleNamespace(tasks=[task]))
     limit = ServeConfig.max_client_batch_size
-    stub = SimpleNamespace(named=lambda _: service, able=reached, max_inputs=limit, has_report=False)
+    models = {"named": lambda _: service, "able": reached}
+    stub = SimpleNamespace(**models, ask_tier=lambda _: None, max_inputs=limit, has_report=False)
 
     def parse(content: bytes) -> None:
         try:
