@@ -69,11 +69,36 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
 
 from __future__ import annotations
 
+# Most characters of a message, which may quote what a client sent or a file holds: megabytes.
+_MOST_CHARS = 2_000
+
+
+def printable(text: str) -> str:
+    """``text`` with control characters and unprintable characters escaped, so that it is safe on a terminal."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
 
 class BeiError(Exception):
-    """Root of the tree. ``str(error)`` is for people, ``code`` for programs."""
+    """Root of the tree. ``str(error)`` is for people, in one printable line of at most 2,000 characters, whatever it
+    quotes; ``code`` is for programs."""
 
     code = "bei_error"
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(one_line(message))
+
+
+def one_line(message: str) -> str:
+    """``message`` in one line that is safe on a terminal and in a log: those of YAML and compilers have several, and
+    files hold megabytes and control codes."""
+    message = _shortened(message)
+    return message if message.isprintable() else _shortened(printable(" ".join(message.split())))
+
+
+def _shortened(message: str) -> str:
+    if len(message) <= _MOST_CHARS:
+        return message
+    return f"{message[: _MOST_CHARS // 2]} ... {message[5 - _MOST_CHARS // 2 :]}"
 
 
 class ConfigError(BeiError):
@@ -299,23 +324,13 @@ class SwapRefusedError(ArtifactError):
     code = "swap_refused"
 
 
-# A message may quote what a client sent, which may be megabytes.
-_MOST_CHARS = 2_000
-
-
-def _shortened(message: str) -> str:
-    if len(message) <= _MOST_CHARS:
-        return message
-    return f"{message[: _MOST_CHARS // 2]} ... {message[5 - _MOST_CHARS // 2 :]}"
-
-
 class RequestError(BeiError):
     """The client's request is at fault. ``param`` names the field, if one is to blame."""
 
     code = "invalid_request"
 
     def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(_shortened(message))
+        super().__init__(message)
         self.param = param
 
 

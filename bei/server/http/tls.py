@@ -112,7 +112,10 @@ def _now() -> datetime:
 
 
 def _warn_of_dates(path: str, certificate: str) -> None:
-    found = validity(ssl.PEM_cert_to_DER_cert(certificate))
+    try:
+        found = validity(ssl.PEM_cert_to_DER_cert(certificate))
+    except ValueError:  # Python is stricter about base64 than OpenSSL
+        found = None
     if found is None:
         return  # OpenSSL has accepted the certificate: only the warning is left out
     begins, ends = found
