@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import math
 import sys
 import tempfile
 import traceback
@@ -37,7 +38,7 @@ def main() -> int:
     num_inputs = num_found = 0
     seconds = 0.0
     for name in names:
-        outcome = run(name, max(1, asked.inputs * TARGETS[name].share // all_shares), asked.seed)
+        outcome = run(name, math.ceil(asked.inputs * TARGETS[name].share / all_shares), asked.seed)
         print(outcome, flush=True)
         for found in outcome.findings:
             print(f"  --target {name!r} --seed {asked.seed} --only {found.number}: {found.what}")
