@@ -286,7 +286,9 @@ def _serve(options: dict[str, Any]) -> None:
     else:
         from bei.server.run import run
     from bei.server.http.listen import Sockets
+    from bei.server.start_checks import check_named_files
 
+    check_named_files(config)
     # Bound before builds, which take minutes, and before gigabytes are loaded: a port may be taken.
     with closing(Sockets(config)) as sockets, _artifacts(config) as artifacts:
         run(artifacts, config, sockets)
