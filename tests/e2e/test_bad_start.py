@@ -164,7 +164,6 @@ def test_a_port_in_use_is_found_before_anything_is_built(
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize("http_workers", [1, 2])
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -175,10 +174,10 @@ def test_a_port_in_use_is_found_before_anything_is_built(
     ids=["API keys", "TLS", "trusted keys"],
 )
 def test_a_file_that_cannot_be_used_is_found_before_anything_is_built(
-    flags: list[str], message: str, http_workers: int, checkpoint: Path, env: Mapping[str, str], tmp_path: Path
+    flags: list[str], message: str, checkpoint: Path, env: Mapping[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "spoilt").write_text("nothing of use")
-    command = ["serve", checkpoint, "--port", 0, "--cache-dir", tmp_path / "cache", "--http-workers", http_workers]
+    command = ["serve", checkpoint, "--port", 0, "--cache-dir", tmp_path / "cache"]
     assert message in fails([*command, *flags], env, tmp_path)
     assert not (tmp_path / "cache").exists()
 
