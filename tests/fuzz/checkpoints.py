@@ -241,7 +241,7 @@ def whole(folder: Path) -> Trial:
             elif kind == 0 and not file.is_dir():
                 file.unlink(missing_ok=True)
                 random.choice((os.mkfifo, os.mkdir, lambda at: os.symlink("/dev/zero", at)))(file)
-            elif kind == 1:
+            elif kind == 1 and not file.is_dir():
                 file.unlink(missing_ok=True)
             elif (path / WEIGHTS).is_file():
                 (path / WEIGHTS).write_bytes(changed_bytes(random, (path / WEIGHTS).read_bytes()))
