@@ -72,11 +72,17 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
 
 from __future__ import annotations
 
+from bei.printable import one_line
+
 
 class BeiError(Exception):
-    """Root of the tree. ``str(error)`` is for people, ``code`` for programs."""
+    """Root of the tree. ``str(error)`` is for people, in one printable line of at most 2,000 characters, whatever it
+    quotes; ``code`` is for programs."""
 
     code = "bei_error"
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(one_line(message))
 
 
 class ConfigError(BeiError):
@@ -302,18 +308,12 @@ class SwapRefusedError(ArtifactError):
     code = "swap_refused"
 
 
-# A message may quote what a client sent, which may be megabytes.
-_MOST_CHARS = 2_000
-
-
 class RequestError(BeiError):
     """The client's request is at fault. ``param`` names the field, if one is to blame."""
 
     code = "invalid_request"
 
     def __init__(self, message: str, param: str | None = None) -> None:
-        if len(message) > _MOST_CHARS:
-            message = f"{message[: _MOST_CHARS // 2]} ... {message[5 - _MOST_CHARS // 2 :]}"
         super().__init__(message)
         self.param = param
 

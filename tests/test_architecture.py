@@ -17,7 +17,17 @@ ROOT = Path(__file__).parent.parent
 # Rooms (packages, or modules beside them), the lowest first: each may import itself and those above it in this list.
 # A room is the longest entry that a module's name begins with.
 ROOMS = (
-    *("bei.version", "bei.errors", "bei.core", "bei.port", "bei.utils", "bei.metrics", "bei.artifact", "bei.config"),
+    *(
+        "bei.version",
+        "bei.printable",
+        "bei.errors",
+        "bei.core",
+        "bei.port",
+        "bei.utils",
+        "bei.metrics",
+        "bei.artifact",
+        "bei.config",
+    ),
     *("bei.engine", "bei.tokenizer", "bei.scheduler", "bei.verification"),
     *("bei_build.progress", "bei_build.memory", "bei_build.files", "bei_build.spec", "bei_build.families"),
     *("bei_build.weights", "bei_build.tokenizer", "bei_build.checkpoint", "bei_build.config"),

@@ -261,7 +261,7 @@ def _certificate_content(path: Path, manifest: Manifest) -> bytes:
 def _certificate_if_whole(path: Path, manifest: Manifest) -> bytes | None:
     try:
         return _certificate_content(path, manifest)
-    except ArtifactError:
+    except (ArtifactError, OSError):  # a link to itself, say: ``check_files`` says what is wrong
         return None
 
 

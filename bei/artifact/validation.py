@@ -16,12 +16,12 @@ from bei.artifact.certificate.thresholds import PRECISIONS, PRECISIONS_OF_TARGET
 from bei.artifact.held_files import MOST_FILES
 from bei.artifact.manifest import Manifest, Package, Plan
 from bei.errors import ArtifactFileUnlistedError, ArtifactManifestError
+from bei.printable import printable
 from bei.utils.untrusted_files import (
     MOST_JSON_BYTES,
     MOST_TOKENIZER_BYTES,
     UnfitError,
     check_regular,
-    printable,
     unlisted,
     within,
 )
@@ -63,6 +63,7 @@ _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _OUTPUT = re.compile(r"[a-z][a-z0-9_]{0,99}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _ROUNDING = 1e-4  # tolerance for cosines
+_LEAST_STEP = 1e-6  # of int8 vectors, times 127: a hundredth of what vectors of a million components have
 
 
 def limits_fault(max_num_tokens: int, max_batch_size: int, max_seq_len: int) -> str | None:
@@ -208,8 +209,8 @@ def _heads(manifest: Manifest) -> Iterator[str]:
                 f"matryoshka_dimensions has {_shown(min(embedding.matryoshka_dimensions or ()))}, and each must be "
                 "at least 1"
             )
-        if embedding.int8_largest is not None and embedding.int8_largest < 0:
-            yield f"int8_largest is {embedding.int8_largest}, and must not be negative"
+        if embedding.int8_largest is not None and not _LEAST_STEP <= embedding.int8_largest <= 1:
+            yield f"int8_largest is {embedding.int8_largest}, which is no component of vectors of unit length"
     labelled = next((output for output in manifest.outputs if output.name in _LABELLED), None)
     if labelled and (classification is None or len(classification.labels) != labelled.dimension):
         count = "no" if classification is None else len(classification.labels)

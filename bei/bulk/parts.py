@@ -173,5 +173,5 @@ def _is_float_vector(kind: pa.DataType) -> bool:
 def _decoded(content: bytes) -> ShardRecord | None:
     try:
         return _RECORD.decode(content)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

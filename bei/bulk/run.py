@@ -231,7 +231,7 @@ def _stored_plan(folder: JobFolder) -> JobPlan | None:
         return None
     try:
         return _PLAN.decode(content)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise JobDiffersError(
             f"{folder.shown}/{PLAN} is not a plan of this version ({error}): name an empty folder."
         ) from error

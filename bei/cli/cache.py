@@ -14,8 +14,9 @@ from bei.cli.console_text import console_text
 from bei.config.settings import UNLIMITED, ServeConfig
 from bei.config.sources import load
 from bei.errors import ConfigError
+from bei.printable import printable
 from bei.utils.units import parsed_duration, parsed_size, shown_age, shown_size
-from bei.utils.untrusted_files import home_expanded, printable
+from bei.utils.untrusted_files import home_expanded
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from bei.artifact.manifest import Artifact, Package, Plan, Tokenization
 from bei.artifact.sides import Role
 from bei.artifact.signature import ArtifactSignature
 from bei.cli.console_text import console_text
-from bei.utils.untrusted_files import printable
+from bei.printable import printable
 
 _ASKED = " (as bei build --attention said)"
 

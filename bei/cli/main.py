@@ -23,6 +23,7 @@ from bei.cli.help_texts import BUILD_GROUPS, EXAMPLES, SERVE_GROUPS, USAGES
 from bei.cli.parser import Parser, add_fields, numbers
 from bei.config.kubernetes import injected
 from bei.errors import BeiError, BrokenDependencyError, ConfigError, MissingDependencyError
+from bei.printable import one_line
 from bei.service.resolve import (
     artifact_for,
     build_config_class,
@@ -35,15 +36,11 @@ from bei.service.resolve import (
 from bei.utils import libraries
 from bei.utils.full_disk import naming_full_disk
 from bei.utils.scarce_resources import scarce_resource
-from bei.utils.untrusted_files import printable
 from bei.version import __version__
 
 if TYPE_CHECKING:
     from bei.artifact.cache import ModelCache
     from bei.artifact.manifest import Artifact
-
-# Limit for an error's message on the terminal.
-_MOST_CHARS = 2000
 
 # Settings of bei serve that bei tune shares: the sources of artifacts, and what a measurement depends on.
 _TUNE_SETTINGS = frozenset(
@@ -84,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _fail(message: str) -> NoReturn:
     """Say it in one line, and end with exit code 2."""
-    print(f"error: {_one_line(message)}", file=sys.stderr)  # noqa: T201
+    print(f"error: {one_line(message)}", file=sys.stderr)  # noqa: T201
     with suppress(OSError):
         sys.stdout.flush()
         sys.exit(2)
@@ -106,14 +103,6 @@ def _for_stdout(content: str) -> str:
     except UnicodeEncodeError:
         return json.dumps(json.loads(content), indent=2)
     return content
-
-
-def _one_line(message: str) -> str:
-    """``message`` in one safe line: messages of YAML and compilers have several, and files can hold megabytes or
-    control codes."""
-    text = " ".join(message.split())
-    text = text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS // 2]} ... {text[-_MOST_CHARS // 2 :]}"
-    return printable(text)
 
 
 def _parser(command: str | None, arguments: Sequence[str] = (), also: Collection[str] = ()) -> argparse.ArgumentParser:
@@ -305,7 +294,9 @@ def _serve(options: dict[str, Any]) -> None:
     else:
         from bei.server.run import run
     from bei.server.http.listen import Sockets
+    from bei.server.start_checks import check_named_files
 
+    check_named_files(config)
     # Bound before builds, which take minutes, and before gigabytes are loaded: a port may be taken.
     with closing(Sockets(config)) as sockets, _artifacts(config) as artifacts:
         run(artifacts, config, sockets)

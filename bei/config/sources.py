@@ -121,7 +121,7 @@ def _from_file(file: str | None) -> dict[str, object]:
     text = named_text("The configuration file", file, MOST_SETTINGS_BYTES, may_be_pipe=True)
     try:
         content = yaml.safe_load(text)
-    except (RecursionError, ValueError, yaml.YAMLError) as error:  # ValueError: a number of thousands of digits, say
+    except Exception as error:  # of a text that is tagged as a date, say, YAML's constructors raise anything
         raise ConfigError(f"The configuration file {file} cannot be read: {error}") from error
     if content is None:
         return {}

@@ -385,7 +385,7 @@ def _cached_model(
         model = CostModel.from_json(data)
         if model.limits != limits or not model.is_measured:
             raise ValueError("it was measured with other limits, or not at all")
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         log.warning("%s holds no cost model (%s): %s", cache.path(name, key), error, otherwise)
         return None
     return model

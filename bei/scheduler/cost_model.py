@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bei.artifact.validation import limits_fault
 from bei.core import Limits
 
 _Array = npt.NDArray[np.float64]
@@ -237,7 +238,10 @@ class CostModel:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> CostModel:
-        """The inverse of ``to_json``. Raises KeyError, TypeError or ValueError for anything else."""
+        """The inverse of ``to_json``.
+
+        Raises AttributeError, KeyError, OverflowError, TypeError or ValueError for anything else.
+        """
         without_tiles = {"tiles": {"knots": [0], "slopes": [0]}, "tile": _GRAIN}  # tables may know of none
         coefficients = without_tiles | data["coefficients"]
         coefficients["tile"] = int(coefficients["tile"])
@@ -247,9 +251,10 @@ class CostModel:
         speed = float(data["speed"])
         if not 0 < speed < math.inf:
             raise ValueError(f"speed {speed}")
-        return cls(
-            Limits(**data["limits"]), Coefficients(**coefficients), speed=speed, is_measured=bool(data["is_measured"])
-        )
+        limits = Limits(**data["limits"])
+        if fault := limits_fault(limits.max_num_tokens, limits.max_batch_size, limits.max_seq_len):
+            raise ValueError(fault)  # before tables of these sizes are made
+        return cls(limits, Coefficients(**coefficients), speed=speed, is_measured=bool(data["is_measured"]))
 
 
 def fit(samples: Seq[Sample], limits: Limits) -> CostModel:

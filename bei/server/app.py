@@ -63,7 +63,8 @@ Answer = Callable[[Request], Awaitable[Response]]
 def inference_routes(config: ServeConfig) -> tuple[Route[Any], ...]:
     """All routes that ask a model."""
     max_inputs = config.max_client_batch_size
-    openai = openai_embeddings.route(max_inputs, accepts_ids=config.openai_token_ids == "accept")
+    accepts_ids = config.openai_token_ids == "accept"
+    openai = openai_embeddings.route(max_inputs, accepts_ids=accepts_ids, echoes_tier=True)
     return (
         openai,
         replace(openai, path="/embeddings"),

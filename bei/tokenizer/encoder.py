@@ -134,20 +134,20 @@ class TextEncoder:
     ) -> None:
         try:
             self._tokenizer = read_tokenizer(path, vocab_size)
+            self._tokenizer.encode_special_tokens = split_special_tokens
+            self._layouts = {
+                (num_texts, with_special): layout_of(self._tokenizer, num_texts, with_special=with_special)
+                for num_texts in (1, 2)
+                for with_special in (True, False)
+            }
         except (UnfitError, OSError) as error:
             raise ArtifactManifestError(
                 f"{shown_path(path)} is not a readable tokenizer ({error}). Build it again."
             ) from error
-        self._tokenizer.encode_special_tokens = split_special_tokens
         self._max_seq_len = max_seq_len
         self._auto_truncate = auto_truncate
         self._cuts_left = truncation_side == "left"
         self._framed = self._frame(frame)
-        self._layouts = {
-            (num_texts, with_special): layout_of(self._tokenizer, num_texts, with_special=with_special)
-            for num_texts in (1, 2)
-            for with_special in (True, False)
-        }
         self._words: WordCache | None = None
         single = self._layouts[1, True]
         if treats_words_alone(self._tokenizer) and not single.has_types:

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from bei.utils.untrusted_files import MOST_TOKENIZER_BYTES, UnfitError, read_bounded
 
+_MOST_TOKENS = 1 << 24
 _PROBES = ("", "a", "The é世 1.\n")
 
 
@@ -24,16 +25,23 @@ def read_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
             for text in _PROBES:
                 tokenizer.encode(text)
             tokenizer.encode("a", "b")
-            highest = -1 if vocab_size is None else _highest_id(tokenizer, vocab_size)
+            # Before it is written: the library then lists every id that is missing below the highest.
+            highest = _highest_of_all(tokenizer) if vocab_size is None else _highest_id(tokenizer, vocab_size)
     except Exception as error:  # the library raises bare Exception
         raise UnfitError(str(error)) from error
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # raised by Rust code; it cannot be imported
             raise
         raise UnfitError(f"the library broke off: {error}") from error
+    if vocab_size is None and highest >= _MOST_TOKENS:
+        raise UnfitError(f"its ids go up to {highest}, and no model has more than {_MOST_TOKENS:,} tokens")
     if vocab_size is not None and highest >= vocab_size:
         raise UnfitError(f"its ids go up to {highest}, and the model has {vocab_size} tokens")
     return tokenizer
+
+
+def _highest_of_all(tokenizer: Tokenizer) -> int:
+    return max([*tokenizer.get_vocab().values(), *tokenizer.get_added_tokens_decoder()], default=-1)
 
 
 def _highest_id(tokenizer: Tokenizer, vocab_size: int) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bei.core import Int32Array, TokenSpans
+from bei.utils.untrusted_files import UnfitError
 
 
 class Piece(NamedTuple):
@@ -58,7 +59,8 @@ class Layout:
 
 
 def layout_of(tokenizer: Tokenizer, num_texts: int, *, with_special: bool) -> Layout:
-    """The layout that ``tokenizer`` gives ``num_texts`` texts, derived from an example."""
+    """The layout that ``tokenizer`` gives ``num_texts`` texts, derived from an example. Raises UnfitError where a text
+    has no place in it."""
     encoded = tokenizer.encode("a", "b" if num_texts == 2 else None, add_special_tokens=with_special)
     pieces: list[Piece] = []
     for token_id, token_type, text in zip(encoded.ids, encoded.type_ids, encoded.sequence_ids, strict=True):
@@ -66,6 +68,8 @@ def layout_of(tokenizer: Tokenizer, num_texts: int, *, with_special: bool) -> La
             pieces.append(special_piece([token_id], token_type))
         elif all(piece.text != text for piece in pieces):
             pieces.append(Piece(_NO_IDS, text, token_type))
+    if {piece.text for piece in pieces} - {None} != {*range(num_texts)}:
+        raise UnfitError("its template leaves a text out, or it has no token for the letter a")
     return Layout(pieces)
 
 

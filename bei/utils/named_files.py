@@ -26,7 +26,7 @@ def named_bytes(what: str, file: str | Path, most_bytes: int, *, may_be_pipe: bo
     """
     try:
         path = _expanded(what, file)
-        if may_be_pipe and _is_pipe_of_shell(path):
+        if may_be_pipe and is_pipe_of_shell(path):
             return _read_pipe(path, most_bytes)
         return read_bounded(path, most_bytes)
     except (OSError, UnfitError, ValueError) as error:
@@ -63,7 +63,9 @@ def unreadable(what: str, file: str | Path, most_bytes: int, error: Exception) -
     return ConfigError(f"{what} {file} cannot be read: {getattr(error, 'strerror', None) or error}.")
 
 
-def _is_pipe_of_shell(path: Path) -> bool:
+def is_pipe_of_shell(file: str | Path) -> bool:
+    """True for what the shell opened as a pipe (``<(command)``), which can be read once."""
+    path = Path(file)
     return str(path.parent) in ("/dev/fd", "/proc/self/fd") and path.is_fifo()
 
 

@@ -146,11 +146,6 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def printable(text: str) -> str:
-    """``text`` with control characters and unprintable characters escaped, so that it is safe on a terminal."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-
-
 def unlisted(folder: Path, listed: Sequence[str]) -> Iterator[str]:
     """The files below ``folder`` whose relative paths are not ``listed``, and links to folders without listed files."""
     known = set(listed)

@@ -10,7 +10,6 @@ without the checkpoint or torch. Arrays are read without pickle.
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,17 +24,16 @@ from bei.artifact.manifest import REFERENCE_DIR, Artifact, Manifest
 from bei.core import Encoding, Engine, Float32Array
 from bei.errors import ArtifactManifestError, ConfigError, VerificationError
 from bei.utils.share_done import Tell, untold
-from bei.utils.untrusted_files import check_unpacked, read_bounded
+from bei.utils.untrusted_files import UnfitError, check_unpacked, read_bounded
 from bei.verification.comparison import OutputMeaning, ReferenceAnswers, compare, kept_canary
 from bei.verification.engine_answers import HeldOut, ask_engine
 from bei.verification.retrieval import RetrievalQuestions, RetrievalRanking, agreement, ask_retrieval
+from bei.verification.stored_form import check_encodings, check_ranking, check_rows
 
 _RECORD = "reference.json"
 _ANSWERS = "answers.npz"
 _ROWS = "rows."
 _RETRIEVAL = "retrieval."
-# Errors of numpy for invalid files.
-_UNREADABLE = (OSError, EOFError, ValueError, KeyError, IndexError, MemoryError, zipfile.BadZipFile)
 # Limit for all arrays together. The held-out texts have 15,000 characters: 490 MB if each were a token of 8,192
 # components.
 _MOST_BYTES = 500_000_000
@@ -205,17 +203,19 @@ def _read(artifact: Artifact) -> tuple[_Record, HeldOut, ReferenceAnswers, Retri
         check_unpacked(answers, _MOST_BYTES)
         with answers.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = dict(stored)
-        *encodings, canary = _encodings(arrays)
-        retrieval = _retrieval(record, arrays)
-        ends = np.cumsum([encoding.num_tokens for encoding in encodings])
-        rows = {
-            name: [
-                row if name in per_token else row[0]
-                for row in np.split(arrays[_ROWS + name], _ends(arrays, name, ends, name in per_token)[:-1])
-            ]
-            for name in record.outputs
-        }
-    except _UNREADABLE as error:
+        *encodings, canary = _encodings(arrays, artifact.manifest)
+        if len(encodings) != len(record.texts) or not record.outputs:
+            raise UnfitError(f"it answers {len(encodings)} texts, and {_RECORD} has {len(record.texts)}")
+        retrieval = _retrieval(record, arrays, artifact.manifest)
+        rows = {}
+        for name in record.outputs:
+            found, is_per_token = arrays[_ROWS + name], name in per_token
+            # A time budget may have left out the last texts.
+            ends = np.cumsum([encoding.num_tokens if is_per_token else 1 for encoding in encodings]).tolist()
+            check_rows(found, name, artifact.manifest, ends)
+            parts = np.split(found, ends[: ends.index(len(found))])
+            rows[name] = parts if is_per_token else [part[0] for part in parts]
+    except Exception as error:  # zipfile, zlib and numpy raise nearly anything for files that are none, or do not fit
         raise ArtifactManifestError(
             f"{shown_path(answers)} cannot be read ({error}). Build the artifact again."
         ) from error
@@ -223,17 +223,13 @@ def _read(artifact: Artifact) -> tuple[_Record, HeldOut, ReferenceAnswers, Retri
     return record, questions, ReferenceAnswers(record.name, record.is_own, rows), retrieval
 
 
-def _retrieval(record: _Record, arrays: dict[str, Any]) -> RetrievalReference | None:
+def _retrieval(record: _Record, arrays: dict[str, Any], manifest: Manifest) -> RetrievalReference | None:
     if record.retrieval is None:
         return None
     own = {name[len(_RETRIEVAL) :]: array for name, array in arrays.items() if name.startswith(_RETRIEVAL)}
-    return RetrievalReference(RetrievalQuestions(record.retrieval.ranking, _encodings(own)), record.retrieval.ndcgs)
-
-
-def _ends(arrays: dict[str, Any], name: str, ends_of_texts: Any, per_token: bool) -> Any:
-    """End positions of each text's rows of output ``name``. A time budget may have left out the last texts."""
-    num_rows = len(arrays[_ROWS + name])
-    return ends_of_texts[ends_of_texts <= num_rows] if per_token else np.arange(1, num_rows + 1)
+    ranking, ndcgs, encodings = record.retrieval.ranking, record.retrieval.ndcgs, _encodings(own, manifest)
+    check_ranking(ranking, ndcgs, len(encodings), manifest)
+    return RetrievalReference(RetrievalQuestions(ranking, encodings), ndcgs)
 
 
 def _flattened(encodings: Sequence[Encoding]) -> dict[str, Any]:
@@ -248,7 +244,8 @@ def _flattened(encodings: Sequence[Encoding]) -> dict[str, Any]:
     return arrays
 
 
-def _encodings(arrays: dict[str, Any]) -> list[Encoding]:
+def _encodings(arrays: dict[str, Any], manifest: Manifest) -> list[Encoding]:
+    check_encodings(arrays, manifest, _ALL_KEYS)
     ends = np.cumsum(arrays["num_tokens"])[:-1]
     types = arrays.get("token_type_ids")
     parts = zip(

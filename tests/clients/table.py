@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import ast
 import json
+import re
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
@@ -22,8 +24,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "clients.md"
-FOLDERS = ("tests/clients", "tests/clients/npm", "tests/e2e")
+FOLDERS = ("tests/clients", "tests/clients/npm", "tests/clients/languages", "tests/e2e")
 NPM = " (npm)"  # ends the names of packages for Node
+# The programs of the page: what says the version of the language.
+LANGUAGES = {"java.net.http (Java)": ("java", "--version"), "net/http (Go)": ("go", "version")}
 MARK = "client_call"
 
 HEADING = "## Calls of clients"
@@ -94,7 +98,10 @@ def all_rows() -> list[Row]:
 
 
 def version_of(package: str) -> str:
-    """Of an installed package, or of several that are named together."""
+    """Of an installed package, of several that are named together, or of a language."""
+    if package in LANGUAGES:
+        said = subprocess.run(LANGUAGES[package], check=True, capture_output=True, text=True).stdout
+        return str(re.findall(r"\d+(?:\.\d+)+", said)[0])
     if not package.endswith(NPM):
         return metadata.version(package)
     installed = ROOT / "tests" / "clients" / "npm" / "node_modules"

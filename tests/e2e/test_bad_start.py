@@ -164,6 +164,24 @@ def test_a_port_in_use_is_found_before_anything_is_built(
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--api-keys-file", "spoilt"], "The API keys in spoilt must be a table of names"),
+        (["--tls-cert", "spoilt", "--tls-key", "spoilt"], "tls_cert spoilt has no certificate"),
+        (["--require-signature", "spoilt"], "The trusted key spoilt has a line 1 that is not a key"),
+    ],
+    ids=["API keys", "TLS", "trusted keys"],
+)
+def test_a_file_that_cannot_be_used_is_found_before_anything_is_built(
+    flags: list[str], message: str, checkpoint: Path, env: Mapping[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "spoilt").write_text("nothing of use")
+    command = ["serve", checkpoint, "--port", 0, "--cache-dir", tmp_path / "cache"]
+    assert message in fails([*command, *flags], env, tmp_path)
+    assert not (tmp_path / "cache").exists()
+
+
 def test_a_prompt_whose_name_cannot_be_printed_is_refused_before_anything_is_compiled(
     checkpoint: Path, env: Mapping[str, str], tmp_path: Path
 ) -> None:

@@ -6,8 +6,9 @@ Whoever builds an artifact writes its hashes too, so they keep nobody from writi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
-from bei.artifact.manifest import CERTIFICATE, MANIFEST, SCHEMA_VERSION, TOKENIZER
+from bei.artifact.manifest import CERTIFICATE, CERTIFICATE_PAGE, MANIFEST, SCHEMA_VERSION, TOKENIZER
 from bei.errors import (
     ArtifactError,
     ArtifactFileMissingError,
@@ -50,6 +51,7 @@ from tests.support.spoilt_artifacts import (
     text,
     with_id,
     without_engine,
+    without_template,
 )
 
 
@@ -115,6 +117,7 @@ HOSTILE: dict[str, Hostile] = {
     # Files.
     "file linked from outside": Hostile(linked(ENGINE_FILE, "../../fake.bin"), "a link that leads out of its folder"),
     "folder linked from outside": Hostile(linked("engine", "../engine"), "a link that leads out of its folder"),
+    "page linked to itself": Hostile(linked(CERTIFICATE_PAGE, CERTIFICATE_PAGE), "leads nowhere|cannot be looked at"),
     "link to itself": Hostile(linked(ENGINE_FILE, "fake.bin"), "leads nowhere|cannot be looked at"),
     "link to nothing": Hostile(dangling, "a link to a file that is not there"),
     "link to a device": Hostile(device, "a link that leads out of its folder"),
@@ -228,7 +231,10 @@ HOSTILE: dict[str, Hostile] = {
     "vectors of no components": Hostile(
         says("embedding", "matryoshka_dimensions", value=[4, 0]), "matryoshka_dimensions has 0"
     ),
-    "bytes below zero": Hostile(says("embedding", "int8_largest", value=-1.0), "int8_largest is -1"),
+    **{
+        f"bytes of steps of {value}": Hostile(says("embedding", "int8_largest", value=value), "int8_largest is")
+        for value in (-1.0, 0.0, 1e-320, 1e-30, 1e30)
+    },
     "scores without labels": Hostile(kind("classify", "logits", 2), "2 columns, and classification has no labels"),
     "more labels than scores": Hostile(
         kind("classify", "logits", 2, classification=labelled(3)), "2 columns, and classification has 3 labels"
@@ -325,5 +331,11 @@ HOSTILE: dict[str, Hostile] = {
     "tokenizer of a larger model": Hostile(
         raw(lambda content: with_id(content, "hello", 10**6), TOKENIZER), "its ids go up to 1000000", command="serve"
     ),
+    **{
+        f"tokenizer that leaves out texts, {form}": Hostile(
+            raw(partial(without_template, form=form), TOKENIZER), "its template leaves a text out", command="serve"
+        )
+        for form in ("single", "pair")
+    },
     "tokenizer that is a list": Hostile(raw(lambda _: b"[]", TOKENIZER), "is not a readable token", command="serve"),
 }

@@ -415,6 +415,9 @@ HOSTILE: dict[str, Hostile] = {
         content("tokenizer.json", nested(1_000_000)), "is not a readable tokenizer", TokenizerError
     ),
     "tokenizer: 2 GB": Hostile(large("tokenizer.json"), "has 2,147,483,648 bytes, more than", TokenizerError),
+    "tokenizer: an id of 2^31": Hostile(  # which the library would write with all that are missing below, 8 GB
+        tokenizer("model", "vocab", "hello", value=(1 << 31) - 1), "its ids go up to 2147483647, and no", TokenizerError
+    ),
     "tokenizer: a list": Hostile(content("tokenizer.json", "[]"), "is not a readable tokenizer", TokenizerError),
     "tokenizer: nothing": Hostile(content("tokenizer.json", ""), "is not a readable tokenizer", TokenizerError),
     "tokenizer: no UTF-8": Hostile(content("tokenizer.json", b"\xff"), "is not a readable tokenizer", TokenizerError),

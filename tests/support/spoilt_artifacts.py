@@ -184,6 +184,13 @@ def large(name: str) -> Spoil:
     return spoil
 
 
+def without_template(content: bytes, form: str) -> bytes:
+    """The tokenizer's template for one text, or for pairs, is empty."""
+    stored = json.loads(content)
+    stored["post_processor"][form] = []
+    return json.dumps(stored).encode()
+
+
 def with_id(tokenizer: bytes, token: str, index: int) -> bytes:
     """``tokenizer``, which gives ``token`` the id ``index``."""
     content = json.loads(tokenizer)

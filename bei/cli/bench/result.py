@@ -20,7 +20,7 @@ from bei.cli.bench.texts import TextsPlan
 from bei.errors import BenchError
 from bei.utils.cpu_count import usable_cores
 from bei.utils.full_disk import write_whole
-from bei.utils.untrusted_files import UnfitError, read_bounded
+from bei.utils.untrusted_files import read_bounded
 
 SCHEMA = 1
 PERCENTILES = {"p50": 50.0, "p75": 75.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p999": 99.9}
@@ -213,7 +213,7 @@ def read_result(path: Path) -> BenchResult:
         return _result_decoder.decode(content)
     except FileNotFoundError:
         raise BenchError(f"{path} is not there.") from None
-    except (OSError, UnfitError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise BenchError(f"{path} is no result of bei bench: {error}.") from error
 
 

@@ -17,7 +17,7 @@ from bei.cli.bench.recorder import IntervalTotals
 from bei.cli.bench.result import BenchResult, BenchSetup, LoadResult, PointResult
 from bei.cli.bench.workers import PointRecord
 from bei.cli.console_text import console_text, stdout_width, wrapped
-from bei.utils.untrusted_files import printable
+from bei.printable import printable
 
 # Columns that a narrow terminal goes without, in this order; the files of --out have them.
 _SPARE = ("CPU", "P99.9", "P90", "inputs/s", "max", "server")

@@ -17,7 +17,7 @@ from typing import Any
 from bei.core import Limits
 from bei.errors import ConfigError
 from bei.scheduler.cost_model import CostModel
-from bei.utils.untrusted_files import UnfitError, read_bounded
+from bei.utils.untrusted_files import read_bounded
 
 _FOLDER = Path(__file__).parent / "tables"
 TABLES = tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
@@ -86,7 +86,7 @@ def read_table(name: str) -> CostTable:
         raise ConfigError(
             f"{name} is no table of costs: give one of {', '.join(TABLES)}, or a file that bei tune has written."
         ) from None
-    except (OSError, UnfitError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ConfigError(
             f"{path} holds no table of costs ({type(error).__name__}: {error}): give a file that bei tune has written."
         ) from error

@@ -82,7 +82,7 @@ def read_trace(path: Path, *, concurrency: int = 1, seconds: float | None = None
                 continue
             try:
                 request = _request_decoder.decode(line)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise ConfigError(f"{path}, line {number} is no request of a trace: {error}.") from error
             if request.at_s is None:
                 backfill.append(request)

@@ -114,7 +114,7 @@ def _table(file: str, where: str) -> Any:
         mark = getattr(error, "problem_mark", None)  # the error's own text would quote the line
         line = "" if mark is None else f" (line {mark.line + 1})"
         raise ConfigError(f"{where} are no YAML{line}: write 'name: key' lines.") from None
-    except (UnicodeDecodeError, RecursionError, ValueError):
+    except Exception:  # of a text that is tagged as a date, say, YAML's constructors raise anything
         raise ConfigError(f"{where} are no YAML in UTF-8: write 'name: key' lines.") from None
 
 

@@ -77,7 +77,7 @@ class Key:
             return asked._replace(lane=self._lane)
         if asked.lane == "interactive" and not self._may_raise_lane:
             raise ForbiddenError(
-                f"The API key {self.name} is for the lane bulk alone: leave the header x-bei-lane out.", "x-bei-lane"
+                f"The API key {self.name} is for the lane bulk alone: leave {asked.lane_param} out.", asked.lane_param
             )
         return asked
 

@@ -23,7 +23,7 @@ from bei.server.endpoint.inference import embedded
 from bei.server.endpoint.parse import TokenId, parser
 from bei.server.endpoint.render import Items, Reply, items_of
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.shared_fields import OF_COHERE_V2, Dimensions, Model, check_rules
+from bei.server.endpoint.shared_fields import OF_COHERE_V2, Dimensions, Model, Tiered, check_rules
 from bei.server.endpoint.vector_encoding import FLOATS, OCTET_HEADERS, VectorForm, dtype_of
 from bei.server.routes import rerank, tokenize
 from bei.service.call import ModelRequest
@@ -61,7 +61,7 @@ class Content(msgspec.Struct):
     content: Annotated[list[Text], limits(minItems=1, anyOf=[{"minItems": 2}, {"items": _NOT_EMPTY}])]
 
 
-class EmbedRequest(msgspec.Struct, kw_only=True):
+class EmbedRequest(Tiered, kw_only=True):
     """``truncate`` says which end of a text that is too long is cut; NONE: an error; null (LangChain sends it): END."""
 
     texts: Texts | None = None

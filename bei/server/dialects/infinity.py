@@ -10,7 +10,6 @@ import time
 import uuid
 from typing import Annotated, Any, Literal, TypedDict
 
-import msgspec
 from msgspec import Meta
 
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, MalformedRequestError, ModelNotFoundError
@@ -37,7 +36,7 @@ from bei.server.endpoint.models import Models
 from bei.server.endpoint.parse import parser
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.shared_fields import Dimensions, Model
+from bei.server.endpoint.shared_fields import Dimensions, Model, Tiered
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, VectorForm
 from bei.server.http.routing import ApiRouter
 from bei.server.routes import classify
@@ -67,7 +66,7 @@ class ValidationErrors(TypedDict):
     detail: list[ValidationDetail]
 
 
-class EmbeddingsRequest(msgspec.Struct, kw_only=True):
+class EmbeddingsRequest(Tiered, kw_only=True):
     """``dimensions`` 0: all. ``output_dimension`` is what LiteLLM's provider calls them."""
 
     input: Text | Texts
@@ -86,7 +85,7 @@ class EmbeddingsResponse(EmbeddingResponse):
     created: int
 
 
-class RerankRequest(msgspec.Struct, kw_only=True):
+class RerankRequest(Tiered, kw_only=True):
     """``top_n`` null: all."""
 
     query: Text
@@ -158,7 +157,7 @@ class Health(TypedDict):
     unix: float
 
 
-class ClassifyRequest(msgspec.Struct, kw_only=True):
+class ClassifyRequest(Tiered, kw_only=True):
     """A batch of texts."""
 
     input: Texts

@@ -21,7 +21,7 @@ from bei.server.endpoint.inference import order_of
 from bei.server.endpoint.parse import parser
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.shared_fields import Dimensions, Model
+from bei.server.endpoint.shared_fields import Dimensions, Model, Tiered
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS
 from bei.server.routes import openai_embeddings, rerank, zero_shot
 from bei.server.routes.zero_shot import LabelsRequest, LabelsResponse, TextInput, TokensUsage
@@ -57,7 +57,7 @@ class FieldErrors(TypedDict):
     errors: list[FieldError]
 
 
-class EmbeddingsRequest(msgspec.Struct, kw_only=True):
+class EmbeddingsRequest(Tiered, kw_only=True):
     """``truncate`` null or false: a text that is too long is an error. ``encoding_type`` is LlamaIndex's word for
     ``embedding_type``."""
 
@@ -75,7 +75,7 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     return_tokenized_input: NotAsked | None = False
 
 
-class RerankRequest(msgspec.Struct, kw_only=True):
+class RerankRequest(Tiered, kw_only=True):
     """``top_n`` null: all. ``truncation`` null: as the server is configured. ``max_doc_length`` null: the model's."""
 
     query: Text

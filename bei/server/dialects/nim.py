@@ -24,7 +24,7 @@ from bei.server.endpoint.models import Models, models_router
 from bei.server.endpoint.parse import parser
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.shared_fields import Dimensions, Model
+from bei.server.endpoint.shared_fields import Dimensions, Model, Tiered
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, VectorForm, dtype_of
 from bei.server.http.routing import ApiRouter
 from bei.server.routes.openai_embeddings import ANSWER_EXAMPLE, AROUND_BYTES, EmbeddingResponse, Usage, render, usage
@@ -48,7 +48,7 @@ class Problem(TypedDict):
     detail: dict[str, str]
 
 
-class EmbeddingsRequest(msgspec.Struct, kw_only=True):
+class EmbeddingsRequest(Tiered, kw_only=True):
     """``truncate`` NONE: a text that is too long is an error."""
 
     input: NonEmptyText | Texts
@@ -68,7 +68,7 @@ class Text(msgspec.Struct):
     image: Annotated[Any, limits(type="null")] = None
 
 
-class RankingRequest(msgspec.Struct, kw_only=True):
+class RankingRequest(Tiered, kw_only=True):
     """``truncate`` NONE: a pair that is too long is an error. ``top_k`` null: all; LiteLLM sends it."""
 
     query: Text

@@ -38,7 +38,7 @@ from bei.server.endpoint.parse import (
 )
 from bei.server.endpoint.render import FLOAT_BYTES, Items, Reply, num_bytes_of
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.shared_fields import Model
+from bei.server.endpoint.shared_fields import Model, Tiered
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS
 from bei.server.http.routing import ApiRouter
 from bei.server.routes import classify, embed, openai_embeddings, rerank, tokenize
@@ -117,7 +117,7 @@ async def decode(body: DecodeRequest, context: RequestContext) -> Reply:
     return Reply(await decoded(context, context.named(body.model), lists, "ids", skip_special_tokens=skip))
 
 
-class VertexRequest(msgspec.Struct, kw_only=True):
+class VertexRequest(Tiered, kw_only=True):
     """Vertex AI's envelope. Each instance is the body of a request for the kind of the model; ``model`` is that of
     instances that name none."""
 

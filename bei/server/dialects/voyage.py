@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypedDict
 
-import msgspec
 from msgspec import Meta
 
 from bei.errors import BeiError, MalformedRequestError, RouteNotFoundError
@@ -29,7 +28,7 @@ from bei.server.endpoint.inference import embedded, ranked
 from bei.server.endpoint.parse import parser
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.shared_fields import Dimensions, Model
+from bei.server.endpoint.shared_fields import Dimensions, Model, Tiered
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, VectorForm, dtype_of
 from bei.server.routes.openai_embeddings import ANSWER_EXAMPLE, AROUND_BYTES, render
 from bei.service.call import ModelInput
@@ -45,7 +44,7 @@ class Detail(TypedDict):
     detail: str
 
 
-class EmbeddingsRequest(msgspec.Struct, kw_only=True):
+class EmbeddingsRequest(Tiered, kw_only=True):
     """``input_type`` null: the model's default prompt. ``truncation`` null (LlamaIndex sends it): true."""
 
     input: Text | Texts
@@ -80,7 +79,7 @@ class EmbeddingsResponse(TypedDict):
     usage: Usage
 
 
-class RerankRequest(msgspec.Struct, kw_only=True):
+class RerankRequest(Tiered, kw_only=True):
     """``top_k`` null: all."""
 
     query: Text

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from bei.errors import AnswerTooLargeError, BeiError, EmptyInputError, OverloadedError, RateLimitedError
 from bei.server.auth.keys import Key
-from bei.server.auth.priority import Urgency
+from bei.server.auth.priority import TIERS, ServedTier, Urgency, in_tier
 from bei.server.endpoint.models import UNNAMED, Models
 from bei.server.endpoint.parse import too_many_inputs
 from bei.server.endpoint.render import INLINE_BYTES
@@ -37,16 +37,16 @@ class Context:
 class RequestContext:
     """One request on its way through a handler: the served models, its urgency, and its tickets.
 
-    Tickets are held until ``close``, when the last byte of the answer is rendered. ``any_model``: a name that no model
-    has is ignored. ``key``: its rate limit counts the admitted tokens. ``flow``: of the key, or of the connection.
-    ``work`` records what is admitted. ``body`` counts against ``body_memory`` until the request is admitted, since what
-    was read of it may wait for a thread.
+    ``asked``: what its headers ask for. Tickets are held until ``close``, when the last byte of the answer is rendered.
+    ``any_model``: a name that no model has is ignored. ``key``: its rate limit counts the admitted tokens. ``flow``: of
+    the key, or of the connection. ``work`` records what is admitted. ``body`` counts against ``body_memory`` until the
+    request is admitted, since what was read of it may wait for a thread.
     """
 
     def __init__(
         self,
         shared: Context,
-        urgency: Urgency,
+        asked: Urgency,
         work: RequestRecord,
         body: Body | None = None,
         key: Key | None = None,
@@ -62,7 +62,8 @@ class RequestContext:
         self._answer_limit = shared.answer_limit
         self._answers = shared.answers
         self._answer: AnswerAccount | None = None  # counted there
-        self._urgency = urgency
+        self._asked = asked
+        self._names_tier = False
         self._found: dict[str, InferenceService] = {}  # and held
         self._tickets: list[Ticket] = []
         self._whole: Ticket | None = None
@@ -98,6 +99,23 @@ class RequestContext:
         if name != service.name and name not in UNNAMED and name not in self.models:
             self.warn(f"no model is called {str(name)[:_SHOWN_CHARS]}: {service.name} has answered")
         return service
+
+    def ask_tier(self, tier: str | None) -> None:
+        """Before the request is admitted: put it into the lane of ``service_tier``, which its body may name in several
+        places. Raises InvalidRequestError."""
+        if tier is not None:
+            self._asked = in_tier(self._asked, tier)
+            self._names_tier = True
+
+    @property
+    def _urgency(self) -> Urgency:
+        """Raises ForbiddenError."""
+        return self._asked if self._key is None else self._key.urgency(self._asked)
+
+    @property
+    def served_tier(self) -> ServedTier | None:
+        """The tier that the request is served in; None: it did not ask for one."""
+        return TIERS[self._urgency.lane] if self._names_tier else None
 
     def warn(self, text: str) -> None:
         """Tell the client, in a header, once."""

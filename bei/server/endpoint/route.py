@@ -19,7 +19,7 @@ from starlette.responses import Response
 from bei.errors import BeiError, InvalidRequestError
 from bei.metrics.request_timing import Timing
 from bei.server.auth.keys import Key
-from bei.server.auth.priority import urgency_of
+from bei.server.auth.priority import TIER_FIELD, urgency_of
 from bei.server.endpoint.context import Context, RequestContext
 from bei.server.endpoint.examples import Example
 from bei.server.endpoint.parse import Read, read
@@ -112,9 +112,9 @@ class Endpoint:
         timing = work.timing
         if timing is not None:
             timing.reads_body = True
-        urgency, form = urgency_of(request.scope["headers"]), answer_form(request.scope["headers"])
+        asked, form = urgency_of(request.scope["headers"]), answer_form(request.scope["headers"])
         if key is not None:
-            urgency = key.urgency(urgency)
+            key.urgency(asked)  # refuses before the body is read
         if form.has_report and not self._route.has_report:
             raise _no_report()
         content = whole_body(request, self._payload_limit)
@@ -131,11 +131,12 @@ class Endpoint:
         account: Body | None = request.scope.get(SCOPE_BODY)
         flow: int = request.scope.get(SCOPE_CONNECTION, 0) if key is None else key.flow
         context = RequestContext(
-            self._shared, urgency, work, account, key, flow, any_model=self._any_model, has_report=form.has_report
+            self._shared, asked, work, account, key, flow, any_model=self._any_model, has_report=form.has_report
         )
         context.unreadable = unreadable
         response: Response | None = None
         try:
+            context.ask_tier(getattr(getattr(body, "body", body), TIER_FIELD, None))
             handling = self._route.handle(body, context)
             del body
             try:

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from bei.errors import InvalidRequestError
+from bei.server.auth.priority import TIER_NAMES
 from bei.server.endpoint.field_schema import Limits, any_of, limits, one_of
 from bei.server.endpoint.truncation_fields import CONTRADICTIONS, Direction, TokenLimit, Truncate
 from bei.server.endpoint.vector_encoding import DType
@@ -30,11 +31,25 @@ if TYPE_CHECKING:
 Model: TypeAlias = Annotated[str, Meta(description="May be left out where one served model has the task.")]
 Dimensions: TypeAlias = Annotated[int, Meta(ge=1, description="Vectors are cut to their first components.")]
 
+ServiceTier: TypeAlias = Annotated[
+    str,
+    Meta(
+        description="OpenAI's word for the lane: priority is interactive, flex is bulk, the others name none.",
+        extra_json_schema={"enum": [*TIER_NAMES]},
+    ),
+]
+
 # What ``Controls.encoding_options`` looks at, of nearly all clients.
 _NOT_ASKED = (None, None, None, None, True)
 
 
-class Controls(msgspec.Struct, kw_only=True):
+class Tiered(msgspec.Struct, kw_only=True):
+    """A request that a model answers. The endpoint reads its field: see ``RequestContext.ask_tier``."""
+
+    service_tier: ServiceTier | None = None
+
+
+class Controls(Tiered, kw_only=True):
     """What every inference request may say beside its inputs. Fields that are not known are ignored."""
 
     model: Model | None = None

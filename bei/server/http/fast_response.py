@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from typing import Any, Protocol
 
 from starlette.responses import Response
-from starlette.types import Receive, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from bei.server.http.memory_budgets import Body
@@ -32,6 +32,18 @@ class Exchange(RequestResponseCycle):
     def __init__(self, account: Body, **of_cycle: Any) -> None:
         super().__init__(**of_cycle)
         self.account = account
+
+    async def run_asgi(self, app: ASGIApp) -> None:  # type: ignore[override]
+        """uvicorn's, which logs an error where the application returns in the middle of an answer. Here it has given
+        the answer up, for a client that takes too little of it: the connection ends, and that is all."""
+
+        async def run(scope: Scope, receive: Receive, send: Send) -> None:
+            await app(scope, receive, send)
+            if self.response_started and not self.response_complete and not self.disconnected:
+                self.disconnected = True
+                self.transport.close()
+
+        await super().run_asgi(run)  # type: ignore[arg-type]
 
     def received(self, limit: int) -> bytes | None:
         """Take the body, if all of it has arrived, it is at most ``limit`` bytes and nothing failed. A second call

@@ -170,8 +170,8 @@ class StreamedResponse(Response):
     before it. Where the ``length`` of all is not known it is sent in HTTP's chunks.
 
     ``on_end`` is called when the last piece is with the client, or the client has left, takes nothing any more, or
-    ``answer`` has to yield to others (ClientDisconnect), or rendering fails. Then the error leaves, and the ASGI
-    server closes the connection without the last chunk: what the client has is no whole body to it.
+    ``answer`` has to yield to others (ClientDisconnect), or rendering fails. Then the error leaves, and the connection
+    is closed without the last chunk: what the client has is no whole body to it.
     """
 
     def __init__(

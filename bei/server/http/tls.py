@@ -36,12 +36,17 @@ class TLS:
     def __init__(self, cert: str, key: str, client_ca: str | None, handshake_s: float) -> None:
         self.handshake_s = handshake_s
         self._files = cert, key, client_ca
-        self.context = _context(*self._files)
+        self.context = self._read()
+
+    def _read(self) -> ssl.SSLContext:
+        context, certificate = _context(*self._files)
+        _warn_of_dates(self._files[0], certificate)
+        return context
 
     async def reload(self) -> None:
         """Read the files again. If they cannot be used, the old context stays and the error is logged."""
         try:
-            self.context = await off_loop(_context, *self._files)
+            self.context = await off_loop(self._read)
         except ConfigError as error:
             log.error("the certificate stays as it was, the new one cannot be used: %s", error)
             return
@@ -55,7 +60,14 @@ def tls_of(config: ServeConfig) -> TLS | None:
     return TLS(config.tls_cert, config.tls_key, config.tls_client_ca, config.header_timeout)
 
 
-def _context(cert: str, key: str, client_ca: str | None) -> ssl.SSLContext:
+def check_tls(config: ServeConfig) -> None:
+    """Raise ConfigError where ``tls_of`` would."""
+    if config.tls_cert is not None and config.tls_key is not None:
+        _context(config.tls_cert, config.tls_key, config.tls_client_ca)
+
+
+def _context(cert: str, key: str, client_ca: str | None) -> tuple[ssl.SSLContext, str]:
+    """The context, and the server's certificate in PEM form."""
     certificate = _CERTIFICATE.search(_text_of("tls_cert", cert))
     if certificate is None:
         raise ConfigError(f"tls_cert {cert} has no certificate in PEM form (-----BEGIN CERTIFICATE-----).")
@@ -68,8 +80,7 @@ def _context(cert: str, key: str, client_ca: str | None) -> ssl.SSLContext:
     _load_chain(context, cert, key)
     if client_ca is not None:
         _load_authorities(context, client_ca)
-    _warn_of_dates(cert, certificate[0])
-    return context
+    return context, certificate[0]
 
 
 def _text_of(setting: str, path: str, most_bytes: int = MOST_KEY_BYTES) -> str:
@@ -112,7 +123,10 @@ def _now() -> datetime:
 
 
 def _warn_of_dates(path: str, certificate: str) -> None:
-    found = validity(ssl.PEM_cert_to_DER_cert(certificate))
+    try:
+        found = validity(ssl.PEM_cert_to_DER_cert(certificate))
+    except ValueError:  # Python is stricter about base64 than OpenSSL
+        found = None
     if found is None:
         return  # OpenSSL has accepted the certificate: only the warning is left out
     begins, ends = found

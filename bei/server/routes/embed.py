@@ -209,7 +209,9 @@ async def similarity(body: SimilarityRequest, context: RequestContext) -> Reply:
     context.check_inputs(sentences, "sentences")
     context.check_inputs([source], "source_sentence")
     texts = [*sentences, source]  # the source last: numbers in the header about cut inputs are the sentences' own
-    checked = check_task(service, body.controls().embed_task(texts, normalize=True), "embed")
+    controls = body.controls()
+    context.ask_tier(controls.service_tier)
+    checked = check_task(service, controls.embed_task(texts, normalize=True), "embed")
     for warning in checked.warnings:
         context.warn(warning)
     answer = await embed_inputs(service, checked, ticket=context.admit(service, texts))

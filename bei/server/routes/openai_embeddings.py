@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from bei.errors import EmptyInputError, InvalidRequestError, MalformedRequestError
+from bei.server.auth.priority import ServedTier
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import EMBEDDER, NUM_TOKENS, TEXTS, Example, embedding_items, token_usage
 from bei.server.endpoint.field_schema import MAX_INPUTS, limits
@@ -80,6 +81,12 @@ class EmbeddingResponse(TypedDict):
     usage: Usage
 
 
+class TieredResponse(EmbeddingResponse, total=False):
+    """`service_tier` where the request has it: the tier that it was served in."""
+
+    service_tier: ServedTier
+
+
 class SparseEmbeddingItem(TypedDict):
     """Where `output_dtype` is sparse."""
 
@@ -95,6 +102,12 @@ class SparseEmbeddingResponse(TypedDict):
     data: list[SparseEmbeddingItem]
     model: str
     usage: Usage
+
+
+class TieredSparseResponse(SparseEmbeddingResponse, total=False):
+    """`service_tier` where the request has it: the tier that it was served in."""
+
+    service_tier: ServedTier
 
 
 parse_request = parser(EmbeddingRequest)
@@ -168,7 +181,9 @@ _IDS_REFUSED = (
 )
 
 
-async def create_embeddings(request: ParsedRequest, context: RequestContext, *, accepts_ids: bool = False) -> Reply:
+async def create_embeddings(
+    request: ParsedRequest, context: RequestContext, *, accepts_ids: bool = False, echoes_tier: bool = False
+) -> Reply:
     """Embed one or many texts, in the order of the inputs. Lists of token ids, which are used exactly as given, are
     refused unless the server is set to accept them (`openai_token_ids`)."""
     body, inputs = request.body.settled(), request.inputs
@@ -190,7 +205,10 @@ async def create_embeddings(request: ParsedRequest, context: RequestContext, *, 
         param="input",
     )
     found = await embedded(context, service, asked, forms=(form,), around_bytes=AROUND_BYTES)
-    return found.reply(render(found.answer, service.name, form))
+    content = render(found.answer, service.name, form)
+    if echoes_tier and context.served_tier is not None:
+        content["service_tier"] = context.served_tier
+    return found.reply(content)
 
 
 def _check_uncut(body: EmbeddingRequest) -> None:
@@ -240,17 +258,19 @@ ANSWER_EXAMPLE = {
 _EXAMPLE = Example({"input": TEXTS, "encoding_format": "float"}, ANSWER_EXAMPLE)
 
 
-def route(max_inputs: int, *, accepts_ids: bool) -> Route[ParsedRequest]:
-    """The route of a server that accepts token ids, or refuses them."""
+def route(max_inputs: int, *, accepts_ids: bool, echoes_tier: bool = False) -> Route[ParsedRequest]:
+    """The route of a server that accepts token ids, or refuses them. ``echoes_tier``: answers name the tier that was
+    asked for, as OpenAI's do; other servers' answers have no such field."""
 
     async def handle(request: ParsedRequest, context: RequestContext) -> Reply:
-        return await create_embeddings(request, context, accepts_ids=accepts_ids)
+        return await create_embeddings(request, context, accepts_ids=accepts_ids, echoes_tier=echoes_tier)
 
     handle.__doc__ = create_embeddings.__doc__
     read = partial(parse, max_inputs=max_inputs)
     without_ids = Annotated[EmbeddingRequest, limits(properties={"input": _INPUT_WITHOUT_IDS})]
     request, summary = EmbeddingRequest if accepts_ids else without_ids, "Create embeddings (OpenAI)"
-    responses = (EmbeddingResponse, SparseEmbeddingResponse)
+    own, others = (TieredResponse, TieredSparseResponse), (EmbeddingResponse, SparseEmbeddingResponse)
+    responses = own if echoes_tier else others
     return Route(
         "/v1/embeddings",
         summary,

@@ -22,7 +22,7 @@ from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.field_schema import Text, Texts, limits
 from bei.server.endpoint.parse import parser, read
 from bei.server.endpoint.render import Items, Reply, items_of
-from bei.server.endpoint.shared_fields import Model
+from bei.server.endpoint.shared_fields import Model, Tiered
 from bei.server.endpoint.vector_encoding import SparseVector
 from bei.server.routes import classify, embed, predict_tokens, rerank
 from bei.service.service import InferenceService
@@ -57,7 +57,7 @@ class ZeroShotParameters(msgspec.Struct, kw_only=True):
     hypothesis_template: Annotated[str, Meta(max_length=1000), limits(pattern=r"\{\}")] = HYPOTHESIS
 
 
-class ClassificationRequest(msgspec.Struct, kw_only=True):
+class ClassificationRequest(Tiered, kw_only=True):
     """One text or several."""
 
     inputs: Text | Texts
@@ -65,7 +65,7 @@ class ClassificationRequest(msgspec.Struct, kw_only=True):
     model: Model | None = None
 
 
-class TokenRequest(msgspec.Struct, kw_only=True):
+class TokenRequest(Tiered, kw_only=True):
     """One text or several."""
 
     inputs: Text | Texts
@@ -73,7 +73,7 @@ class TokenRequest(msgspec.Struct, kw_only=True):
     model: Model | None = None
 
 
-class ZeroShotRequest(msgspec.Struct, kw_only=True):
+class ZeroShotRequest(Tiered, kw_only=True):
     """One text."""
 
     inputs: Text
@@ -164,6 +164,7 @@ async def read_by_kind(content: bytes, context: RequestContext, model: str | Non
     )
     body, context.unreadable = await read(kind.parse, content, in_part=context.has_report)
     body.model = name
+    context.ask_tier(body.service_tier)
     return Asked(service, body, kind.handle)
 
 

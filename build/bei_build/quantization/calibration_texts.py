@@ -84,7 +84,7 @@ def _read(path: Path, column: str | None) -> Iterator[str]:
                 yield from _column_of(map(_record, file), column or _COLUMN, path)
             else:
                 yield from _column_of(csv.DictReader(file, delimiter=_SEPARATORS[suffix]), column or _COLUMN, path)
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError, csv.Error) as error:
+    except (OSError, UnicodeDecodeError, RecursionError, msgspec.DecodeError, csv.Error) as error:
         raise ConfigError(f"The calibration texts {path} cannot be read: {error}.") from error
 
 

@@ -22,8 +22,9 @@ from bei.artifact.signature import SIGNATURE
 from bei.artifact.store import load
 from bei.engine.fake import FakeEngine
 from bei.errors import ArtifactFileUnlistedError, ArtifactManifestError
+from bei.printable import printable
 from bei.tokenizer.encoder import TextEncoder
-from bei.utils.untrusted_files import UnfitError, check_regular, printable, read_bounded, unlisted, within
+from bei.utils.untrusted_files import UnfitError, check_regular, read_bounded, unlisted, within
 from bei.verification.stored_answers import complete_certificate
 from tests.support.artifacts import save_artifact
 from tests.support.hostile_artifacts import HOSTILE

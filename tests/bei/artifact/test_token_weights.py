@@ -117,14 +117,35 @@ def test_a_file_that_is_no_table_of_the_vocabulary_is_refused(weights: Float32Ar
 
 def test_objects_are_never_unpickled(tmp_path: Path) -> None:
     np.save(tmp_path / TOKEN_WEIGHTS, np.array([{}] * VOCAB_SIZE, object), allow_pickle=True)
-    with pytest.raises(ArtifactManifestError, match="is not a table of weights"):
+    with pytest.raises(ArtifactManifestError, match="finite float32 weights"):
         read_token_weights(tmp_path / TOKEN_WEIGHTS, VOCAB_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (f"({VOCAB_SIZE},)", "(((("),  # numpy's tokenizer of Python has errors of its own
+        (f"({VOCAB_SIZE},)", "(" * 50),
+        (f"({VOCAB_SIZE},)", f"({10**15},)"),  # a petabyte is not allocated
+        ("'<f4'", "'|O8'"),
+        ("'descr'", "b'descr'"),
+    ],
+)
+def test_a_damaged_header_is_refused(old: str, new: str, tmp_path: Path) -> None:
+    path = tmp_path / TOKEN_WEIGHTS
+    write_token_weights(path, WEIGHTS)
+    header, data = path.read_bytes().split(b"\n", 1)
+    assert old.encode() in header
+    changed = header.replace(old.encode(), new.encode()).rstrip()
+    path.write_bytes(changed.ljust(len(header)) + b"\n" + data)
+    with pytest.raises(ArtifactManifestError, match="weights"):
+        read_token_weights(path, VOCAB_SIZE)
 
 
 def test_an_archive_of_arrays_is_no_table(tmp_path: Path) -> None:
     with (tmp_path / TOKEN_WEIGHTS).open("wb") as file:
         np.savez(file, WEIGHTS)
-    with pytest.raises(ArtifactManifestError, match="finite float32 weights"):
+    with pytest.raises(ArtifactManifestError, match="is not a table of weights"):
         read_token_weights(tmp_path / TOKEN_WEIGHTS, VOCAB_SIZE)
 
 

@@ -140,7 +140,16 @@ def test_variables_of_the_other_command_are_not_unknown() -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["[1, 2]", "just text", "port: [1\nfoo: }", "a: b: c", b"\xff\xfe\x00", "\t- x", "!!python/object:os.system {}"],
+    [
+        "[1, 2]",
+        "just text",
+        "port: [1\nfoo: }",
+        "a: b: c",
+        b"\xff\xfe\x00",
+        "\t- x",
+        "!!python/object:os.system {}",
+        "a: !!timestamp b",
+    ],
 )
 def test_a_file_that_is_no_settings_file_is_a_configuration_error(yaml_file: Any, content: str | bytes) -> None:
     with pytest.raises(ConfigError, match=r"settings\.yaml"):

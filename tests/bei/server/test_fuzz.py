@@ -36,6 +36,7 @@ from bei.server.status.whole_server import WholeServer
 from bei.tasks.support import PHRASES
 from tests.bei.server.dialects.wire import exchanges, has_path
 from tests.bei.server.endpoint.test_route import GOOD
+from tests.fuzz.mutation import BYTES, NASTY, changed_body
 
 Parse = Callable[[bytes], Any]
 
@@ -63,7 +64,8 @@ def _root_parser(task: str) -> Parse:
 
     service = SimpleNamespace(manifest=SimpleNamespace(tasks=[task]))
     limit = ServeConfig.max_client_batch_size
-    stub = SimpleNamespace(named=lambda _: service, able=reached, max_inputs=limit, has_report=False)
+    models = {"named": lambda _: service, "able": reached}
+    stub = SimpleNamespace(**models, ask_tier=lambda _: None, max_inputs=limit, has_report=False)
 
     def parse(content: bytes) -> None:
         try:
@@ -129,63 +131,9 @@ def test_every_parser_has_a_seed_that_it_takes() -> None:
         assert any(check(name, json.dumps(seed).encode()) is None for seed in seeds_of(name)), name
 
 
-# What stands in the place of a value, written as no JSON library would write it.
-NASTY = (
-    *("1e999", "-1e999", "9" * 5_000, "-" + "9" * 5_000, "0." + "0" * 5_000 + "1", "1E+400", "-0", "NaN", "Infinity"),
-    *('"\\ud800"', '"\\udfff\\ud800"', '"\\u0000"', '"\\uD83D\\uDE00"', '""', '"\x7f"', '"\\x"', '"a', "'a'", "01"),
-    *("null", "true", "[]", "{}", "[[]]", "[null]", '["a", 1]', "[1, [2], [[3]]]", '{"a": {"b": []}}', "[,]", "[1,]"),
-    *("[" * 500 + "]" * 500, '{"a":' * 500 + "1" + "}" * 500, "[" * 500, '{"text": 1}', '{"content": [{"type": "x"}]}'),
-)
-# What is not UTF-8: a lone byte, an overlong slash, a surrogate, one beyond Unicode, a byte order mark.
-BYTES = (b"\xff", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xef\xbb\xbf", b"\x00", b"\xe2\x98")
-
-_MARK = "\ufffe"  # where something nasty is to be written
-_SCALARS = (None, True, False, 0, 1, -1, 2**31, 2**64, 10**30, 0.5, -1e300, "", "a", "Left", "\U0001f600", _MARK)
-
-
-def _value(random: Random, depth: int = 3) -> Any:
-    kind = random.randrange(4 if depth else 2)
-    if kind < 2:
-        return random.choice((_MARK, *_SCALARS))
-    inner = [_value(random, depth - 1) for _ in range(random.randrange(3))]
-    return inner if kind == 2 else {random.choice("abc"): one for one in inner}
-
-
-def _changed(random: Random, seed: Any) -> Any:
-    """``seed`` with some value in it replaced, left out or added."""
-    if isinstance(seed, dict) and seed and random.random() < 0.8:
-        key = random.choice(sorted(seed))
-        kind = random.choice(("within", "within", "without", "moved"))
-        if kind == "without":
-            return {name: value for name, value in seed.items() if name != key}
-        other = key if kind == "within" else random.choice([*sorted(seed), "texts", "documents", "x"])
-        return {**seed, other: _changed(random, seed[key])}
-    if isinstance(seed, list) and seed and random.random() < 0.8:
-        index = random.randrange(len(seed))
-        return [*seed[:index], _changed(random, seed[index]), *seed[index + random.randrange(2) :]]
-    return _value(random)
-
-
 def _body(random: Random, name: str) -> bytes:
-    """A changed seed of a parser: as JSON, then as text, then as bytes."""
-    if random.random() < 0.1:
-        return random.randbytes(random.randrange(60))
-    seed = random.choice(seeds_of(name))
-    for _ in range(random.randrange(4)):
-        seed = _changed(random, seed)
-    text = json.dumps(seed, ensure_ascii=random.random() < 0.5)
-    for written in (f'"{_MARK}"', json.dumps(_MARK)):
-        while written in text:
-            text = text.replace(written, random.choice(NASTY), 1)
-    if isinstance(seed, dict) and seed and random.random() < 0.3:
-        key = json.dumps(random.choice(sorted(seed)))
-        text = f"{{{key}: {random.choice(NASTY)}, {text[1:]}"  # twice the same key
-    body = text.encode("utf-8", "surrogatepass")
-    for _ in range(random.choice((0, 0, 1, 2))):
-        start = random.randrange(len(body) + 1)
-        stop = min(len(body), start + random.randrange(9))
-        body = body[:start] + random.choice((b"", *BYTES, random.randbytes(3))) + body[stop:]
-    return body
+    """A changed seed of a parser."""
+    return changed_body(random, seeds_of(name))
 
 
 def check_many(random: Random) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Set
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from bei.artifact import store
@@ -191,6 +193,28 @@ def test_answers_that_cannot_be_read_are_named(tmp_path: Path, damage: bytes) ->
     """Loading finds files that were changed; this is one that was written so."""
     artifact = pending(tmp_path / "a", questions())
     (artifact.path / REFERENCE_DIR / "answers.npz").write_bytes(damage)
+    with pytest.raises(ArtifactManifestError, match="cannot be read"):
+        complete_certificate(artifact, Engine())
+
+
+@pytest.mark.parametrize("name", ["num_tokens", "num_keys", "num_unpooled", "input_ids", "rows.embedding"])
+@pytest.mark.parametrize("array", [np.array(1), np.array(["a"] * 3), np.ones((2, 2), np.complex64)], ids=str)
+def test_arrays_that_do_not_fit_are_named(tmp_path: Path, name: str, array: npt.NDArray[Any]) -> None:
+    artifact = pending(tmp_path / "a", questions())
+    path = artifact.path / REFERENCE_DIR / "answers.npz"
+    with np.load(path) as stored:
+        arrays = {**stored, name: array}
+    np.savez(path, **arrays)
+    with pytest.raises(ArtifactManifestError, match="cannot be read"):
+        complete_certificate(artifact, Engine())
+
+
+def test_an_archive_of_another_version_is_named(tmp_path: Path) -> None:
+    artifact = pending(tmp_path / "a", questions())
+    path = artifact.path / REFERENCE_DIR / "answers.npz"
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\1\2") + 6] = 255  # the version that is needed to extract
+    path.write_bytes(content)
     with pytest.raises(ArtifactManifestError, match="cannot be read"):
         complete_certificate(artifact, Engine())
 

@@ -69,6 +69,7 @@ def test_held_out_texts_are_never_calibrated_with(tmp_path: Path) -> None:
         ("a.txt", b"one", "text", "has no column 'text'"),
         ("a.jsonl", b"{", None, "cannot be read"),
         ("a.jsonl", b"[1]", None, "cannot be read"),
+        ("a.jsonl", b'{"text": ' + b"[" * 100_000, None, "cannot be read"),
         ("a.csv", b"n\n1\n", None, "'text' is no text"),
         ("a.txt", b"\n\n", None, "no texts to calibrate with"),
     ],

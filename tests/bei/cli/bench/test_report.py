@@ -112,7 +112,14 @@ def test_results_come_back_from_their_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"{", "no result"), (b'{"schema": 99}', "schema is 99"), (b"[]", "no result"), (b'{"schema": 1}', "no result")],
+    [
+        (b"{", "no result"),
+        (b'{"schema": 99}', "schema is 99"),
+        (b"[]", "no result"),
+        (b'{"schema": 1}', "no result"),
+        (b'{"\xff": 1}', "no result"),
+        (b'{"schema": ' + b"[" * 100_000, "no result"),
+    ],
 )
 def test_files_that_hold_no_result_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "result.json"

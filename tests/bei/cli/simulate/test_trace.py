@@ -48,6 +48,8 @@ def test_a_trace_is_read_as_it_was_written(
         b'{"lane": "bulk", "tokens": [1], "deadline_s": 1}',
         b'{"lane": "bulk", "tokens": [1], "at_s": 1e999}',
         b"\xff\n",
+        b'{"lane": "\xff", "tokens": [1]}',
+        b'{"lane": ' + b"[" * 100_000,
     ],
 )
 def test_a_line_that_is_no_request_is_named(tmp_path: Path, line: bytes) -> None:

@@ -86,6 +86,7 @@ def test_keys_of_file_and_environment_are_all_good(file: Path) -> None:
         (f"a: [{SECRET}", "are no YAML"),
         (f"a: !!python/name:{SECRET}", "are no YAML"),
         (f"a: *{SECRET}", "are no YAML"),
+        (f"a: !!timestamp {SECRET}", "are no YAML"),
         (f"a: {SECRET}\xff".encode("latin-1"), "no YAML in UTF-8"),
         ("a: " + "[" * 600, "are no YAML"),
         (f"'a b': {SECRET}", "the name of entry 1 cannot be one"),

@@ -119,6 +119,22 @@ def test_headers_that_the_client_does_not_send_are_late() -> None:
     assert sent.startswith("HTTP/1.1 408")
 
 
+@pytest.mark.parametrize("error", [None, RuntimeError("a bug")], ids=["given up", "a bug"])
+def test_an_answer_that_is_given_up_ends_the_connection_and_only_a_bug_is_logged(
+    error: Exception | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def begins(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        if error is not None:
+            raise error
+
+    transport = answered(begins, GET)
+    assert transport.is_closed
+    assert "".join(transport.sent).endswith("half\r\n")  # without the last chunk
+    assert bool(caplog.records) is (error is not None), caplog.text
+
+
 @pytest.mark.parametrize("behind", [GET[:-10], POST + b"content-length: 9\r\n\r\n{"], ids=["head", "body"])
 @pytest.mark.parametrize(("unsent", "is_cut_off"), [([9, 8, 7], False), ([9, 9], True), ([9, 8, 8], True)])
 def test_who_is_not_read_is_cut_off_if_it_does_not_take_its_answers(

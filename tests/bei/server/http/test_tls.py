@@ -217,6 +217,13 @@ def test_a_certificate_that_is_cut_off_anywhere_has_no_dates(pair: Pair) -> None
     assert {validity(der[:length]) for length in range(len(der))} == {None}
 
 
+def test_a_certificate_that_openssl_reads_and_python_does_not_is_used(pair: Pair) -> None:
+    """OpenSSL passes over what is no base64 at the end of a line."""
+    begin, first, *others = pair.cert.read_bytes().split(b"\n")
+    pair.cert.write_bytes(b"\n".join((begin, first + b"\xff", *others)))
+    tls(pair)
+
+
 def test_years_of_two_and_of_four_digits() -> None:
     def certificate(begins: bytes, ends: bytes) -> bytes:
         def element(tag: int, content: bytes) -> bytes:

@@ -1,0 +1,1 @@
+"""Fuzzing of all that reads what somebody else wrote: requests, artifacts, settings and keys, checkpoints."""
