@@ -20,7 +20,20 @@ from bei_build.config import BuildConfig
 
 ROOT = Path(__file__).parents[3]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
-COMMANDS = ("build", "sign", "serve", "tune", "run-batch", "verify", "inspect", "cache", "doctor", "simulate", "bench")
+COMMANDS = (
+    "build",
+    "sign",
+    "serve",
+    "tune",
+    "run-batch",
+    "embed",
+    "verify",
+    "inspect",
+    "cache",
+    "doctor",
+    "simulate",
+    "bench",
+)
 # Of pip, and of docker.
 OF_OTHERS = {"--no-deps", "--index-url", "--upgrade", "--gpus", *(flag for flags in INSTEAD for flag in flags)}
 # Their two hyphens are no flag's: custom properties of style sheets, names of modules of repositories.
@@ -92,7 +105,7 @@ def test_a_server_s_messages_name_flags_of_builds_only_where_they_speak_of_a_bui
         for name in {field.name for field in fields(BuildConfig)} - {field.name for field in fields(ServeConfig)}
         for no in ("", "no-")
     }
-    of_other_commands = ("bei/cli/",)
+    of_other_commands = ("bei/cli/", "bei/bulk/", "bei/ray/")
     mute = [
         f"{place}: {text}"
         for place, text in MESSAGES
