@@ -1,0 +1,81 @@
+"""The code of models for GPUs that are not there, as facts in JSON by case.
+
+python -m tests.bei_build.torch_graph.generated CAPABILITY CASE...
+
+A case is a structure and a precision: "BERT, FP8". Structures are those of ``SPECS``, and the cases of the zoo by name.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.torch_graph.model import PackedModel
+from bei_build.torch_graph.parameters import TensorOptions, join_linear_layers
+from benchmarks.gpu.shapes import SHAPES
+from tests.bei_build.targets.test_fp8 import quantization_of
+from tests.bei_build.targets.tiny import MAX_SEQ_LEN, case_named, read_case
+from tests.bei_build.torch_graph.test_parity_graph import SPECS as BY_STRUCTURE
+from tests.support.fake_gpu import Generated, Kernel, generate
+
+SPECS: dict[str, Callable[[], ModelSpec]] = {
+    "BERT": lambda: SHAPES["bert-large"].shrunk().spec,
+    "Mistral": lambda: SHAPES["mistral-7b"].shrunk().spec,
+    **{name: lambda name=name: BY_STRUCTURE[name] for name in BY_STRUCTURE},  # type: ignore[misc]
+}
+
+
+def spec_of(name: str) -> ModelSpec:
+    if name in SPECS:
+        return SPECS[name]()
+    with tempfile.TemporaryDirectory() as folder:
+        return read_case(case_named(name), Path(folder)).spec
+
+
+def code_of(case: str, capability: int) -> Generated:
+    name, _, precision = case.rpartition(", ")
+    spec, cuda = spec_of(name), torch.device("cuda", 0)
+    quantization = quantization_of(spec, "fp8") if precision == "FP8" else None
+
+    def made() -> PackedModel:
+        options = TensorOptions(cuda, torch.bfloat16)
+        model = PackedModel(spec, MAX_SEQ_LEN, options, quantization=quantization)
+        join_linear_layers(model)
+        return model
+
+    return generate(made, capability)
+
+
+def facts_of(generated: Generated) -> dict[str, Any]:
+    return {
+        "launches": dict(generated.launches),
+        "kernels": {name: _facts_of_kernel(kernel) for name, kernel in generated.kernels.items()},
+    }
+
+
+def _facts_of_kernel(kernel: Kernel) -> dict[str, Any]:
+    lines = kernel.ptx.splitlines()
+    return {
+        "signature": dict(kernel.signature),
+        "target": next(line for line in lines if line.startswith(".target")),
+        "fp64": sum(".f64" in line for line in lines),
+        "cubin": len(kernel.cubin),
+    }
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    capability, *cases = sys.argv[1:]
+    json.dump({case: facts_of(code_of(case, int(capability))) for case in cases}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
