@@ -1,7 +1,8 @@
 """Attention on packed tokens as a Triton kernel: windows, soft caps, biases by distance, DeBERTa's scores, ALiBi.
 
 One program computes a block of a sequence's queries in one head, by an online softmax (arXiv:2205.14135) over the
-visible keys: blocks beyond a window, or after a causal query, are not read. Scores and sums are FP32.
+visible keys: blocks beyond a window, or after a causal query, are not read. Scores and sums are FP32. Floats are
+constants: as arguments they would be FP64 in a package.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _NARROWEST = 16  # the minimum of tl.dot
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _kernel(  # type: ignore[no-untyped-def]
+def _ragged_attention_kernel(  # type: ignore[no-untyped-def]
     query,
     key,
     value,
@@ -36,19 +37,18 @@ def _kernel(  # type: ignore[no-untyped-def]
     key_stride,
     value_stride,
     output_stride,
-    scale,
-    softcap,
     bias_reach,
     rows_reach,
     table,
     num_heads,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,  # 0: none
     GROUP: tl.constexpr,  # query heads that share a key head
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,  # HEAD_DIM, rounded up to a power of two
     WINDOW: tl.constexpr,  # -1: none
     CAUSAL: tl.constexpr,
     HAS_KEY_LENS: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
     HAS_SLOPES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_BY_QUERY: tl.constexpr,
@@ -102,10 +102,10 @@ def _kernel(  # type: ignore[no-untyped-def]
             if HAS_BY_KEY:
                 key_row = (key_token[None, :] * num_heads + head) * table + row
                 scores += tl.load(by_key + key_row, mask=visible, other=0.0).to(tl.float32)
-        scores = scores * scale
-        if HAS_SOFTCAP:
+        scores = scores * SCALE
+        if SOFTCAP > 0.0:
             # tanh(x) as 2 sigmoid(2 x) - 1: Triton's own is the GPU library's.
-            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+            scores = SOFTCAP * (2.0 * tl.sigmoid(2.0 * scores / SOFTCAP) - 1.0)
         if HAS_BIAS:
             bias_row = tl.minimum(tl.maximum(away + bias_reach, 0), 2 * bias_reach)
             scores += tl.load(bias + bias_row * num_heads + head)
@@ -158,7 +158,8 @@ def _ragged(
     width = max(_NARROWEST, triton.next_power_of_2(head_dim))
     block_queries, block_keys = (64, 64) if width <= 128 else (64, 32)
     products = by_query if by_query is not None else by_key
-    wrap_triton(_kernel)[((longest + block_queries - 1) // block_queries, starts.shape[0] - 1, num_heads)](
+    grid = ((longest + block_queries - 1) // block_queries, starts.shape[0] - 1, num_heads)
+    wrap_triton(_ragged_attention_kernel)[grid](
         query,
         key,
         value,
@@ -166,19 +167,18 @@ def _ragged(
         starts,
         *(output if tensor is None else tensor for tensor in (key_lens, slopes, bias, by_query, by_key, rows)),
         *(heads.stride(0) for heads in (query, key, value, output)),
-        scale,
-        softcap,
         0 if bias is None else bias.shape[0] // 2,
         0 if rows is None else rows.shape[0] // 2,
         0 if products is None else products.shape[2],
         num_heads,
+        SCALE=scale,
+        SOFTCAP=softcap,
         GROUP=num_heads // key.shape[1],
         HEAD_DIM=head_dim,
         WIDTH=width,
         WINDOW=window,
         CAUSAL=is_causal,
         HAS_KEY_LENS=key_lens is not None,
-        HAS_SOFTCAP=softcap != 0.0,
         HAS_SLOPES=slopes is not None,
         HAS_BIAS=bias is not None,
         HAS_BY_QUERY=by_query is not None,

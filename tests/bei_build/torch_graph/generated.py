@@ -12,6 +12,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,16 @@ from tests.bei_build.targets.tiny import MAX_SEQ_LEN, case_named, read_case
 from tests.bei_build.torch_graph.test_parity_graph import SPECS as BY_STRUCTURE
 from tests.support.fake_gpu import Generated, Kernel, generate
 
+
+def with_attention(spec: ModelSpec, **changes: Any) -> ModelSpec:
+    layers = (replace(layer, attention=replace(layer.attention, **changes)) for layer in spec.layers)
+    return replace(spec, layers=tuple(layers))
+
+
 SPECS: dict[str, Callable[[], ModelSpec]] = {
     "BERT": lambda: SHAPES["bert-large"].shrunk().spec,
     "Mistral": lambda: SHAPES["mistral-7b"].shrunk().spec,
+    "Mistral with a soft cap": lambda: with_attention(SHAPES["mistral-7b"].shrunk().spec, softcap=30.0),
     **{name: lambda name=name: BY_STRUCTURE[name] for name in BY_STRUCTURE},  # type: ignore[misc]
 }
 

@@ -19,7 +19,7 @@ _COLUMNS = 1024
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _kernel(  # type: ignore[no-untyped-def]
+def _activate_kernel(  # type: ignore[no-untyped-def]
     value,  # [rows, width]
     other,  # [rows, width]
     inverse,  # [width] or [1]
@@ -94,7 +94,7 @@ def activate(value: Tensor, other: Tensor | None, inverse: Tensor | None, activa
     num_rows, width = value.shape
     dtype = value.dtype if inverse is None else torch.float8_e4m3fn
     output = torch.empty((num_rows, width), device=value.device, dtype=dtype)
-    wrap_triton(_kernel)[(num_rows, triton.cdiv(width, _COLUMNS))](
+    wrap_triton(_activate_kernel)[(num_rows, triton.cdiv(width, _COLUMNS))](
         value,
         value if gated is None else gated,
         value if inverse is None else inverse,

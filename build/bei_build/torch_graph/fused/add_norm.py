@@ -12,7 +12,7 @@ _ELEMENTS = 1024  # elements of a program with narrow rows: 16 bytes per thread 
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _kernel(  # type: ignore[no-untyped-def]
+def _add_norm_kernel(  # type: ignore[no-untyped-def]
     hidden,  # [rows, width]
     added,  # [rows, width]
     weight,  # [width]
@@ -23,9 +23,9 @@ def _kernel(  # type: ignore[no-untyped-def]
     codes,  # [rows, width]
     num_rows,
     width,
-    eps,
-    offset,
-    factor,
+    EPS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    FACTOR: tl.constexpr,
     HAS_ADDED: tl.constexpr,
     IS_RMS: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
@@ -44,15 +44,15 @@ def _kernel(  # type: ignore[no-untyped-def]
     at = row.to(tl.int64)[:, None] * width + column[None, :]
     value = tl.load(hidden + at, mask=is_there, other=0.0).to(tl.float32)
     if HAS_ADDED:
-        value += tl.load(added + at, mask=is_there, other=0.0).to(tl.float32) * factor
+        value += tl.load(added + at, mask=is_there, other=0.0).to(tl.float32) * FACTOR
     if WRITES_TOTAL:
         tl.store(total + at, value.to(total.dtype.element_ty), mask=is_there)
     if not IS_RMS:
         value = tl.where(is_there, value - (tl.sum(value, 1) / width)[:, None], 0.0)
-    scale = tl.rsqrt(tl.sum(value * value, 1) / width + eps)
+    scale = tl.rsqrt(tl.sum(value * value, 1) / width + EPS)
     result = value * scale[:, None]
     if HAS_WEIGHT:
-        result *= (tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32) + offset)[None, :]
+        result *= (tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32) + OFFSET)[None, :]
     if HAS_BIAS:
         result += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
     if WRITES_NORMALIZED:
@@ -93,7 +93,7 @@ def add_norm(
     codes = hidden.new_empty(shape, dtype=torch.float8_e4m3fn)
     columns = triton.next_power_of_2(width)
     rows = max(1, _ELEMENTS // columns)
-    wrap_triton(_kernel)[((num_rows + rows - 1) // rows,)](
+    wrap_triton(_add_norm_kernel)[((num_rows + rows - 1) // rows,)](
         hidden,
         hidden if added is None else added.contiguous(),
         *(hidden if tensor is None else tensor for tensor in (weight, bias, inverse)),
@@ -102,9 +102,9 @@ def add_norm(
         codes,
         num_rows,
         width,
-        eps,
-        offset,
-        factor,
+        EPS=eps,
+        OFFSET=offset,
+        FACTOR=factor,
         HAS_ADDED=added is not None,
         IS_RMS=is_rms,
         HAS_WEIGHT=weight is not None,

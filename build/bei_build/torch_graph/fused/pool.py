@@ -16,14 +16,14 @@ _ELEMENTS = 4096  # elements of a program at a time
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _kernel(  # type: ignore[no-untyped-def]
+def _pool_kernel(  # type: ignore[no-untyped-def]
     hidden,  # [T, width]
     starts,  # [B + 1], or in mode "row" the tokens [B]
     weights,  # [T]
     output,  # [B, width]
     hidden_stride,
     width,
-    least,
+    LEAST: tl.constexpr,
     MODE: tl.constexpr,  # "row", "max", "sum", "mean", "mean_sqrt_len"
     NORMALIZES: tl.constexpr,
     ROWS: tl.constexpr,
@@ -60,9 +60,9 @@ def _kernel(  # type: ignore[no-untyped-def]
         else:
             result = tl.sum(total, 0)
             if MODE == "mean":
-                result = result / tl.maximum(tl.sum(count, 0), least)
+                result = result / tl.maximum(tl.sum(count, 0), LEAST)
             if MODE == "mean_sqrt_len":
-                result = result / tl.sqrt(tl.maximum(tl.sum(count, 0), least))
+                result = result / tl.sqrt(tl.maximum(tl.sum(count, 0), LEAST))
     if NORMALIZES:
         of_columns = tl.where(is_column, result, 0.0)
         result = result / tl.maximum(tl.sqrt(tl.sum(of_columns * of_columns, 0)), 1e-12)
@@ -83,14 +83,14 @@ def pool(hidden: Tensor, starts: Tensor, weights: Tensor | None, mode: str, leas
     output = torch.empty((num_sequences, width), device=hidden.device, dtype=torch.float32)
     columns = triton.next_power_of_2(width) if normalizes else _COLUMNS
     rows = max(1, _ELEMENTS // columns)
-    wrap_triton(_kernel)[(num_sequences, triton.cdiv(width, columns))](
+    wrap_triton(_pool_kernel)[(num_sequences, triton.cdiv(width, columns))](
         hidden,
         starts,
         output if weights is None else weights,
         output,
         hidden.stride(0),
         width,
-        least,
+        LEAST=least,
         MODE=mode,
         NORMALIZES=normalizes,
         ROWS=rows,

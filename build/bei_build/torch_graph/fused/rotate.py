@@ -12,7 +12,7 @@ _ELEMENTS = 1024  # elements of a program
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _kernel(  # type: ignore[no-untyped-def]
+def _rotate_kernel(  # type: ignore[no-untyped-def]
     query,  # [T, query_heads, head_dim]
     key,  # [T, key_heads, head_dim]
     query_weight,  # [head_dim]
@@ -28,8 +28,8 @@ def _kernel(  # type: ignore[no-untyped-def]
     key_stride,
     query_heads,
     key_heads,
-    eps,
-    offset,
+    EPS: tl.constexpr,
+    OFFSET: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,  # half of the rotated components
     IS_INTERLEAVED: tl.constexpr,
@@ -79,12 +79,12 @@ def _kernel(  # type: ignore[no-untyped-def]
             mean = (tl.sum(own, 1) / HEAD_DIM)[:, None]
             centred = tl.where(is_there, own - mean, 0.0)
             other -= mean
-        scale = tl.rsqrt(tl.sum(centred * centred, 1) / HEAD_DIM + eps)[:, None]
+        scale = tl.rsqrt(tl.sum(centred * centred, 1) / HEAD_DIM + EPS)[:, None]
         own = centred * scale
         other *= scale
         if HAS_WEIGHT:
-            own *= (tl.load(weight + component, mask=is_component, other=0.0).to(tl.float32) + offset)[None, :]
-            other *= (tl.load(weight + partner, mask=is_component, other=0.0).to(tl.float32) + offset)[None, :]
+            own *= (tl.load(weight + component, mask=is_component, other=0.0).to(tl.float32) + OFFSET)[None, :]
+            other *= (tl.load(weight + partner, mask=is_component, other=0.0).to(tl.float32) + OFFSET)[None, :]
         if HAS_BIAS:
             own += tl.load(bias + component, mask=is_component, other=0.0).to(tl.float32)[None, :]
             other += tl.load(bias + partner, mask=is_component, other=0.0).to(tl.float32)[None, :]
@@ -125,7 +125,7 @@ def rotate(
     width = triton.next_power_of_2(head_dim)
     heads = max(1, _ELEMENTS // width)
     blocks = triton.cdiv(query_heads, heads) + triton.cdiv(key_heads, heads)
-    wrap_triton(_kernel)[(num_tokens, blocks)](
+    wrap_triton(_rotate_kernel)[(num_tokens, blocks)](
         query,
         key,
         *(query if tensor is None else tensor for tensor in (query_weight, query_bias, key_weight, key_bias)),
@@ -137,8 +137,8 @@ def rotate(
         key.stride(0),
         query_heads,
         key_heads,
-        eps,
-        offset,
+        EPS=eps,
+        OFFSET=offset,
         HEAD_DIM=head_dim,
         HALF=cos.shape[1],
         IS_INTERLEAVED=is_interleaved,
