@@ -7,7 +7,6 @@ same path from checkpoint to answer with the slow form of every kernel, compiled
 from __future__ import annotations
 
 import gc
-import shutil
 import tempfile
 import warnings
 from functools import cached_property
@@ -24,6 +23,7 @@ from bei_build.spec.dtypes import DType
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.precision import PRECISIONS, check_precision
 from bei_build.targets.base import Numerics, Say
+from bei_build.targets.cuda_toolkit import check_cuda_toolkit, cpp_compiler
 from bei_build.weights.model_weights import ModelWeights
 
 _LEAST_CAPABILITY = 80  # 8.0, Ampere: for FlashAttention and BF16
@@ -60,7 +60,7 @@ class CudaCompiler:
         return Limits(max(max_num_tokens, max_seq_len), max_batch_size, max_seq_len)
 
     def check_able(self) -> None:
-        """Require PyTorch, a C++ compiler and, except for the twin, PyTorch's CUDA, Triton and the GPU.
+        """Require PyTorch, a C++ compiler and, except for the twin, PyTorch's CUDA, Triton, the GPU and a CUDA toolkit.
 
         Raises MissingDependencyError, BrokenDependencyError, LibraryVersionError, DeviceNotFoundError, CompileError.
         """
@@ -77,8 +77,8 @@ class CudaCompiler:
                     "fp8: build with --precision bf16."
                 )
             libraries.load("triton", "triton", EXTRA, self._purpose)
-        if shutil.which("g++") is None and shutil.which("clang++") is None:
-            raise CompileError(f"{self._purpose} needs a C++ compiler for PyTorch {torch.__version__}: install g++.")
+            check_cuda_toolkit(torch, self._purpose)
+        cpp_compiler(torch, self._purpose)
 
     def cannot_run(self) -> str | None:
         """None: this machine runs what it builds."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils import cpp_extension
 
 from bei.artifact.manifest import CUDA_PACKAGE, Artifact
 from bei.core import Encoding, PackedBatch, rows_of_sequences
@@ -102,6 +103,14 @@ def test_what_compiling_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(CompileError, match=r"needs a C\+\+ compiler .*install g\+\+"):
         compiler("cuda-twin").check_able()
+
+
+@pytest.mark.usefixtures("h200")
+def test_without_a_cuda_toolkit_a_build_is_refused_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with pytest.raises(CompileError, match=r"Building for the target cuda needs a CUDA toolkit, and none is found"):
+        compiler().check_able()
 
 
 @pytest.mark.parametrize(("target", "best"), [("cuda", "bf16"), ("cuda-twin", "fp32")])
