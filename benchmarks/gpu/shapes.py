@@ -62,7 +62,7 @@ class Shape:
 
     def shrunk(self) -> Shape:
         """The same structure, small enough for a CPU in a test."""
-        sizes = Sizes(1, hidden=64, heads=4, inner=96, vocab=300, kv_heads=2 if self.sizes.kv_heads else None)
+        sizes = Sizes(2, hidden=64, heads=4, inner=96, vocab=300, kv_heads=2 if self.sizes.kv_heads else None)
         return replace(self, sizes=sizes, max_seq_len=64)
 
 

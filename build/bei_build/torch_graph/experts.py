@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bei_build.spec.parts import ExpertsSpec, MLPSpec
 from bei_build.torch_graph.activation import activated, gated
-from bei_build.torch_graph.fp8 import ProductChoice, round_once, with_ones
+from bei_build.torch_graph.fp8 import LinearInput, ProductChoice, round_once, with_ones
 from bei_build.torch_graph.fp8_experts import FP8Experts
 from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.parameters import ExpertMatrices, Linear, TensorOptions
@@ -79,12 +79,14 @@ class Experts(nn.Module):
     def _of_all(self, value: Tensor, shares: Tensor, chosen: Tensor, step: PackedStep) -> Tensor:
         up, down, count = self.experts.up, self.experts.down, self._experts.count
         by_expert = shares.new_zeros(value.shape[0], count).scatter(1, chosen, shares).to(value.dtype)
-        different = dict.fromkeys(map(up.rounding, range(count)))
-        inputs = {rounding: round_once(value, rounding, step) for rounding in different}
+        inputs: dict[object, LinearInput] = {}
         total = torch.zeros_like(value)
         for index in range(count):
-            rounding = down.rounding(index)
-            inner = up.product(index, inputs[up.rounding(index)])  # type: ignore[arg-type] # Rounded only where it rounds
+            read, rounding = up.rounding(index), down.rounding(index)
+            key = None if read is None else read.identity
+            if key not in inputs:
+                inputs[key] = round_once(value, read, step)
+            inner = up.product(index, inputs[key])  # type: ignore[arg-type] # Rounded only where it rounds
             inner = gated(inner, None, self._spec.activation, rounding, self._fusions)
             output = down.product(index, inner if rounding is None else with_ones(inner, step))  # type: ignore[arg-type]
             total = total + output * by_expert[:, index : index + 1]

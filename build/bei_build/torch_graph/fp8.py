@@ -73,11 +73,13 @@ LinearInput: TypeAlias = "Tensor | Rounded"
 class Rounding(nn.Module):
     """Rounding to FP8 for the linear layers that read the values; too large ones become the largest, NaN stays.
 
-    ``inverse`` float32 [1], or [width] where channels are smoothed: the factor of values.
+    ``inverse`` float32 [1], or [width] where channels are smoothed: the factor of values. Compare roundings by
+    ``identity``: while a module is exported, each access to a module that has several owners gives another object.
     """
 
     def __init__(self, layer: LayerQuantization, options: TensorOptions) -> None:
         super().__init__()
+        self.identity = object()
         self._fusions = options.fusions
         factors = np.array(layer.smoothing or (1.0,), np.float64)
         inverse = torch.from_numpy((_LARGEST / (layer.input_amax * factors)).astype(np.float32))
@@ -245,8 +247,9 @@ def rounding_of(*layers: nn.Module) -> Rounding | None:
     first = layers[0]
     if not isinstance(first, FP8Linear):
         return None
-    is_shared = all(isinstance(layer, FP8Linear) and layer.rounding is first.rounding for layer in layers)
-    return first.rounding if is_shared else None
+    rounding, others = first.rounding, layers[1:]
+    is_shared = all(isinstance(it, FP8Linear) and it.rounding.identity is rounding.identity for it in others)
+    return rounding if is_shared else None
 
 
 def common_rounding(module: nn.Module, names: tuple[str, ...]) -> Rounding | None:

@@ -13,14 +13,17 @@ import torch
 
 from bei.core import PackedBatch
 from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import RopeSpec
 from bei_build.torch_graph.experts import Experts
 from bei_build.torch_graph.fp8 import FP8Linear
 from bei_build.torch_graph.model import PackedModel, packed_model, run, tensors_of
 from bei_build.torch_graph.package import export_model, write_package
 from bei_build.torch_graph.parameters import join_linear_layers
 from tests.bei_build.targets.test_fp8 import quantization_of
-from tests.bei_build.targets.tiny import MAX_SEQ_LEN, random_weights, tiny_spec, with_experts
+from tests.bei_build.targets.tiny import MAX_SEQ_LEN, random_weights, read_case, tiny_spec, with_experts
 from tests.bei_build.torch_graph.test_parity_graph import SPECS, encodings_of, model_of
+from tests.support.zoo import CASES, Case
+from tests.support.zoo import encodings_of as zoo_encodings
 
 
 def assert_same(compiled: Any, model: PackedModel, spec: ModelSpec) -> None:
@@ -42,13 +45,48 @@ def test_the_exported_graph_computes_the_same_for_other_sizes(name: str) -> None
     assert_same(export_model(model).module(), model, SPECS[name])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("experts", [False, True])
-def test_an_exported_graph_in_fp8_computes_the_same_for_other_sizes(experts: bool) -> None:
-    spec = with_experts(tiny_spec()) if experts else tiny_spec(causal=True)
-    model = packed_model(spec, random_weights(spec), MAX_SEQ_LEN, quantization=quantization_of(spec, "fp8"))
+ROPE = RopeSpec(tuple(np.geomspace(1.0, 1e-3, 8).tolist()))
+IN_FP8 = {
+    "rotations": tiny_spec(rope=ROPE, causal=True),
+    "experts, rotations": with_experts(tiny_spec(rope=ROPE)),
+    "experts": with_experts(tiny_spec()),
+    "causal": tiny_spec(causal=True),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if "rotations" in name else pytest.mark.slow) for name in IN_FP8]
+)
+def test_an_exported_graph_in_fp8_computes_the_same_for_other_sizes(name: str) -> None:
+    """Layers share rotations, and products share roundings: an exported graph must share them too."""
+    spec = IN_FP8[name]
+    model = packed_model(
+        *(spec, random_weights(spec), MAX_SEQ_LEN), dtype=torch.bfloat16, quantization=quantization_of(spec, "fp8")
+    )
     join_linear_layers(model)
-    assert_same(export_model(model).module(), model, spec)
+    exported = export_model(model)
+    assert_same(exported.module(), model, spec)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_exported_graph_of_each_class_is_the_module(case: Case, precision: str, tmp_path: Path) -> None:
+    checkpoint = read_case(case, tmp_path)
+    spec, max_seq_len = checkpoint.spec, checkpoint.max_seq_len
+    quantization = quantization_of(spec, "fp8") if precision == "fp8" else None
+    with checkpoint.weights() as weights:
+        model = packed_model(spec, weights.read, max_seq_len, dtype=torch.bfloat16, quantization=quantization)
+    join_linear_layers(model)
+    exported = export_model(model).module()
+    for lengths in ([17, 1, 5, 33], [3, 3]):
+        batch = PackedBatch.from_encodings(zoo_encodings(case, lengths, spec.embeddings.vocab_size))
+        expected = run(model, batch)
+        with torch.inference_mode():
+            actual = exported(tensors_of(model, batch))
+        assert actual.keys() == expected.keys()
+        for name, rows in expected.items():
+            np.testing.assert_array_equal(actual[name][: len(rows)].numpy(), rows)
 
 
 def test_an_exported_graph_calls_pytorchs_own_kernels_of_a_gpu_as_they_are_described() -> None:
