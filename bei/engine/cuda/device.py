@@ -112,6 +112,9 @@ class CudaDevice(Protocol):
     def replay(self, graph: RecordedGraph, stream: Stream) -> None:
         """Execute a recorded graph."""
 
+    def graph_bytes(self, stream: Stream) -> int:
+        """Memory that the graphs recorded on ``stream`` hold."""
+
     def free_bytes(self) -> int | None:
         """Unused memory of the device, other processes counted. None: unknown."""
 
@@ -236,6 +239,11 @@ class TorchDevice(_Calls):
         with self._torch.cuda.stream(stream.stream):
             graph.executable.replay()
 
+    def graph_bytes(self, stream: Stream) -> int:
+        """The memory of the pool that the stream's graphs share. The device's free memory would not show it: PyTorch's
+        cache counts as used there, and shrinks meanwhile."""
+        return sum(int(segment["total_size"]) for segment in self._torch.cuda.memory_snapshot(stream.pool))
+
     def free_bytes(self) -> int | None:
         """Free memory; PyTorch's cache counts as used."""
         return int(self._torch.cuda.mem_get_info()[0])
@@ -337,6 +345,10 @@ class TwinDevice(_Calls):
     def replay(self, graph: RecordedGraph, stream: Stream) -> None:
         """Never called: the CPU has no graphs."""
         raise RuntimeError("steps are not recorded on a CPU")
+
+    def graph_bytes(self, stream: Stream) -> int:
+        """The CPU has no graphs."""
+        return 0
 
     def free_bytes(self) -> int | None:
         """Memory available to this process."""

@@ -143,6 +143,11 @@ class PackageStream:
                 f"{first_line(error)}"
             ) from error
 
+    @property
+    def graph_bytes(self) -> int:
+        """Memory of the recorded steps."""
+        return self._device.graph_bytes(self._stream)
+
     def record(self, sizes: Sizes) -> None:
         """Record the step of ``sizes``, and compare its outputs with those of the unrecorded step.
 

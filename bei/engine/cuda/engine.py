@@ -162,14 +162,14 @@ class CudaEngine:
         return [_equal(1, 1), _equal(count, usual), _equal(1, limits.max_seq_len)]
 
     def _record(self, streams: Sequence[PackageStream]) -> None:
-        """Record steps on all streams within the memory for graphs, small ones first: they gain most.
+        """Record steps on all streams, small ones first, which gain most, until the memory for graphs is used up.
 
         Recording ends at the first failure; steps that are not recorded run eagerly.
         """
-        num_recorded, before = 0, self._device.free_bytes() or 0
+        num_recorded = 0
         try:
             for sizes in self._planned:
-                if before - (self._device.free_bytes() or 0) >= self._graph_bytes:
+                if sum(stream.graph_bytes for stream in streams) >= self._graph_bytes:
                     log.info("memory for CUDA graphs is used up: %d of %d recorded", num_recorded, len(self._planned))
                     return
                 for stream in streams:

@@ -58,6 +58,7 @@ class Stream:
 
     def __init__(self) -> None:
         self.work: deque[Callable[[], None]] = deque()
+        self.num_recorded = 0
 
     def drain(self) -> None:
         """Do all queued work."""
@@ -74,7 +75,7 @@ class Simulated:
 
     def __init__(self, most_tokens: int = 1 << 30, graph_bytes: int = 1000) -> None:
         self.most_tokens = most_tokens
-        self.graph_bytes = graph_bytes
+        self.bytes_of_each_graph = graph_bytes
         self.free = GIGABYTE
         self.error: RuntimeError | None = None  # what the next step raises
         self.lost: str | None = None  # the device's final error
@@ -160,7 +161,7 @@ class Simulated:
         assert not stream.work, "what was given before is recorded too"
         if self.recording_error is not None:
             raise self.recording_error
-        self.free -= self.graph_bytes
+        stream.num_recorded += 1
         answers = [Answer() for _ in OUTPUTS]
         numbers = [view.read() for view in inputs]
         return RecordedGraph(numbers if self.records_numbers else None, inputs, answers)
@@ -169,6 +170,9 @@ class Simulated:
         shapes = dict(zip(INPUTS, (view.place.shape for view in graph.inputs), strict=True))
         self.replayed.append((shapes["input_ids"][0], shapes["cu_query_lens"][0] - 1))
         stream.work.append(lambda: _compute(graph.inputs, graph.outputs, graph.executable))
+
+    def graph_bytes(self, stream: Stream) -> int:
+        return stream.num_recorded * self.bytes_of_each_graph
 
     def free_bytes(self) -> int | None:
         return self.free

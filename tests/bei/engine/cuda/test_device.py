@@ -68,6 +68,14 @@ def test_recorded_steps_share_their_streams_memory_and_are_one_launch(gpu: Stand
     assert kinds == ["replay", "wait"] * 2
 
 
+def test_recording_ends_where_its_own_memory_is_used_up(gpu: StandIn, tmp_path: Path) -> None:
+    """PyTorch gives the memory of earlier steps back meanwhile: the device has more free memory than before."""
+    gpu.graph_bytes = 30_000_000
+    with closing(opened(gpu, tmp_path, cuda_graphs=100)) as engine:
+        engine.warmup()
+    assert sum(kind == "record" for kind, *_ in gpu.log) == 4  # two streams: 60 MB, then 120
+
+
 @pytest.mark.parametrize(
     ("error", "counts"),
     [

@@ -8,6 +8,7 @@ streams. The package is that of ``tests.bei.engine.cuda.simulated``.
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.bei.engine.cuda.simulated import INPUTS, rows_of_the_package
 
 TOTAL_BYTES = 10**9
+BYTES_OF_A_TOKEN = 100_000
 
 
 def checked(real: Callable[..., Any], behaviour: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,7 +37,8 @@ def checked(real: Callable[..., Any], behaviour: Callable[..., Any]) -> Callable
 
 class StandIn:
     """``torch``: the module for the engine. ``most_tokens``: the largest step that fits into memory; beyond it,
-    ``error_of`` gives the error, and ``num_ooms`` counts like PyTorch's allocator."""
+    ``error_of`` gives the error, and ``num_ooms`` counts like PyTorch's allocator. That keeps the memory of the largest
+    step until a recording begins, and ``graph_bytes`` in its stream's pool for each recorded step."""
 
     def __init__(self) -> None:
         self.log: list[tuple[Any, ...]] = []
@@ -44,6 +47,9 @@ class StandIn:
         self.counts_ooms = False
         self.lost: RuntimeError | None = None
         self.fraction: float | None = None
+        self.graph_bytes = 0
+        self._cached_bytes = 0
+        self._pools: Counter[object] = Counter()
         self._num_ooms = 0
         self._current: Stream | None = None
         self._recording: Graph | None = None
@@ -61,7 +67,8 @@ class StandIn:
             graph=checked(real.graph, self._record),
             graph_pool_handle=checked(real.graph_pool_handle, object),
             stream=checked(real.stream, self._on),
-            mem_get_info=checked(real.mem_get_info, lambda: (TOTAL_BYTES // 2, TOTAL_BYTES)),
+            mem_get_info=checked(real.mem_get_info, self._free_and_total),
+            memory_snapshot=checked(real.memory_snapshot, self._segments),
             memory_stats=checked(real.memory_stats, lambda: {"num_ooms": self._num_ooms}),
             set_per_process_memory_fraction=checked(real.set_per_process_memory_fraction, self._set_fraction),
             empty_cache=checked(real.empty_cache, lambda: self.log.append(("empty cache",))),
@@ -90,13 +97,16 @@ class StandIn:
         assert all(self.place(tensor) == "device" for tensor in inputs)
         kept = list(inputs)
         inputs.clear()
-        if kept[INPUTS.index("input_ids")].shape[0] > self.most_tokens:
+        num_tokens = kept[INPUTS.index("input_ids")].shape[0]
+        if num_tokens > self.most_tokens:
             self._num_ooms += self.counts_ooms
             raise self.error_of()
         outputs = _computed(kept)
         self._tensors += outputs
         self._on_the_device.update(rows.untyped_storage().data_ptr() for rows in outputs)
-        if self._recording is not None:
+        if self._recording is None:
+            self._cached_bytes = max(self._cached_bytes, num_tokens * BYTES_OF_A_TOKEN)
+        else:
             self._recording.inputs, self._recording.outputs = kept, outputs
             for rows in outputs:
                 rows.fill_(float("nan"))
@@ -114,6 +124,12 @@ class StandIn:
             (self._pinned if pin_memory else self._on_the_device).add(tensor.untyped_storage().data_ptr())
         return tensor
 
+    def _free_and_total(self) -> tuple[int, int]:
+        return TOTAL_BYTES // 2 - self._cached_bytes - self._pools.total(), TOTAL_BYTES
+
+    def _segments(self, pool: object) -> list[dict[str, Any]]:
+        return [{"total_size": self._pools[pool]}]
+
     def _set_fraction(self, fraction: float) -> None:
         self.fraction = fraction
 
@@ -126,6 +142,8 @@ class StandIn:
     @contextmanager
     def _record(self, graph: Graph, *, pool: object, stream: Stream, capture_error_mode: str) -> Iterator[None]:
         self.log.append(("record", stream, pool, capture_error_mode))
+        self._cached_bytes = 0
+        self._pools[pool] += self.graph_bytes
         before, self._current, self._recording = self._current, stream, graph
         yield
         self._current, self._recording = before, None
