@@ -5,6 +5,7 @@ All engines share this function, so that they agree. Independent of models and c
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ _BUCKETS_PER_OCTAVE_LOG2 = 4
 _MIN_STEP = 8
 _KEYS = {"key_lens", "key_mask", "token_key_lens"}
 _CUMULATIVE = {"cu_query_lens", "cu_key_lens"}
+# The input of TensorRT's packed attention, which wants every token to be a sequence's.
+_ALL_OWNED = "cu_key_lens"
 _POSITIONS_BUT = "position_ids_but_"
 
 
@@ -34,11 +37,28 @@ class Sizes(NamedTuple):
     sequences: int
     longest: int
 
-    def holds(self, batch: PackedBatch) -> bool:
-        """True if ``batch`` can be padded to these sizes; each filler sequence may own a filler token."""
-        fillers = self.sequences - batch.batch_size
+    def holds(self, batch: PackedBatch, names: Collection[str] = ()) -> bool:
+        """True if ``batch`` can be padded to these sizes for a graph that reads ``names``; each filler sequence may own
+        a filler token."""
+        fillers, spare = self.sequences - batch.batch_size, self.tokens - batch.num_tokens
         longest = int(np.diff(batch.cu_seqlens).max())
-        return fillers >= 0 and self.tokens >= batch.num_tokens + fillers and self.longest >= longest
+        if fillers < 0 or spare < fillers or self.longest < longest:
+            return False
+        return _ALL_OWNED not in names or spare <= fillers * self.longest
+
+
+def filled(sizes: Sizes, token_id: int) -> PackedBatch:
+    """A batch that uses all of ``sizes``: one long sequence, and others of about equal lengths."""
+    others = sizes.sequences - 1
+    longest = min(sizes.longest, sizes.tokens - others)
+    ends = longest + _ends(sizes.tokens - longest, others)
+    cu_seqlens = np.concatenate([[0, longest], ends]).astype(np.int32)
+    return PackedBatch(np.full(cu_seqlens[-1], token_id, np.int32), cu_seqlens)
+
+
+def _ends(num_tokens: int, count: int) -> Int32Array:
+    """Where ``count`` sequences end that share ``num_tokens`` tokens, as equally as possible."""
+    return (np.arange(1, count + 1) * num_tokens // max(1, count)).astype(np.int32)
 
 
 def position_ids_but(token_id: int) -> str:
@@ -75,6 +95,7 @@ def graph_inputs(
     - ``first_index``, ``last_index`` [B']: the packed position of each sequence's first and last token.
     - ``cu_query_lens``, ``cu_key_lens`` [B' + 1]: the packed position of each sequence's first token, then the
       number of tokens. With them filler sequences own a filler token each, included in T' and in ``sequence_ids``.
+      With ``cu_key_lens`` they own all filler tokens, so that the last number is T'.
 
     Filler tokens are id 0 at position 0 and are not used; filler sequences have one token, packed token 0, because
     engines need not define attention over an empty sequence. The caller drops rows from B on.
@@ -84,10 +105,13 @@ def graph_inputs(
     num_tokens, batch_size = len(batch.input_ids), len(seq_lens)
     is_cumulative = not _CUMULATIVE.isdisjoint(names)
     if sizes is None:
-        num_rows = bucket(batch_size, min_step=1)
-        num_owned = num_rows - batch_size if is_cumulative else 0
-        sizes = Sizes(bucket(num_tokens + num_owned), num_rows, bucket(int(seq_lens.max())))
-    elif not sizes.holds(batch):
+        num_rows, width = bucket(batch_size, min_step=1), bucket(int(seq_lens.max()))
+        fillers = num_rows - batch_size
+        size = bucket(num_tokens + (fillers if is_cumulative else 0))
+        if _ALL_OWNED in names:
+            size = min(size, num_tokens + fillers * width)
+        sizes = Sizes(size, num_rows, width)
+    elif not sizes.holds(batch, names):
         raise ValueError(f"a batch of {num_tokens} tokens and {batch_size} sequences does not fit into {sizes}")
     num_rows, width = sizes.sequences, sizes.longest
 
@@ -123,14 +147,17 @@ def graph_inputs(
     }
     # The remaining inputs are used by few models.
     if is_cumulative:
-        fillers = num_tokens + np.arange(1, num_rows - batch_size + 1, dtype=np.int32)
-        tensors["cu_query_lens"] = np.concatenate([batch.cu_seqlens, fillers], dtype=np.int32)
+        num_owned = sizes.tokens - num_tokens if _ALL_OWNED in names else num_rows - batch_size
+        ends = num_tokens + _ends(num_owned, num_rows - batch_size)
+        tensors["cu_query_lens"] = np.concatenate([batch.cu_seqlens, ends], dtype=np.int32)
         tensors["cu_key_lens"] = tensors["cu_query_lens"].copy()  # an engine may bind it to memory of its own
     if "sequence_ids" in names:
         sequence_ids = _per_token(np.arange(batch_size, dtype=np.int32), seq_lens, sizes.tokens)
         if is_cumulative:
-            fillers = np.arange(batch_size, num_rows, dtype=np.int32)
-            sequence_ids[num_tokens : num_tokens + len(fillers)] = fillers
+            owned = np.diff(tensors["cu_query_lens"][batch_size:]).astype(np.int32)
+            sequence_ids[num_tokens : num_tokens + num_owned] = np.repeat(
+                np.arange(batch_size, num_rows, dtype=np.int32), owned
+            )
         tensors["sequence_ids"] = sequence_ids
     if "token_pool_mask" in names:
         tensors["token_pool_mask"] = np.ones(sizes.tokens, np.float32)

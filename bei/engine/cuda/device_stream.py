@@ -24,7 +24,7 @@ from bei.engine.cuda.device import (
     TransferBuffer,
 )
 from bei.engine.cuda.step_sizes import eager_sizes, smallest_fitting
-from bei.engine.packing import Sizes, graph_inputs
+from bei.engine.packing import Sizes, filled, graph_inputs
 from bei.errors import EngineDeadError, EngineError
 
 _ALIGNMENT = 256  # of tensors in a buffer, like CUDA's own allocations
@@ -174,16 +174,6 @@ class PackageStream:
         inputs = self._uploaded(block, arrays, places)
         self._device.wait(self._stream)
         return _Recorded(sizes, block, self._device.record(self._package, inputs, self._stream))
-
-
-def filled(sizes: Sizes, token_id: int) -> PackedBatch:
-    """A batch that uses (nearly) all of ``sizes``: one long sequence, and others of equal lengths."""
-    others = sizes.sequences - 1
-    longest = min(sizes.longest, sizes.tokens - others)
-    rest = (sizes.tokens - longest) // others if others else 0
-    lengths = [longest, *[min(rest, longest)] * others]
-    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return PackedBatch(np.full(cu_seqlens[-1], token_id, np.int32), cu_seqlens)
 
 
 def _places(arrays: Arrays) -> list[TensorSlice]:

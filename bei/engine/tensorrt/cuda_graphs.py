@@ -6,7 +6,7 @@ launch of fixed sizes, to which batches are padded. The gain has not been measur
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,11 +54,12 @@ def _work(sizes: Sizes) -> int:
     return sizes.tokens + sizes.sequences * sizes.longest
 
 
-def cheapest_sizes(planned: Iterable[Sizes], batch: PackedBatch) -> Sizes | None:
-    """The planned sizes of least work that hold ``batch``; None if none do."""
-    return min((sizes for sizes in planned if sizes.holds(batch)), key=_work, default=None)
+def cheapest_sizes(planned: Iterable[Sizes], batch: PackedBatch, inputs: Collection[str]) -> Sizes | None:
+    """The planned sizes of least work that hold ``batch`` for a plan with ``inputs``; None if none do."""
+    return min((sizes for sizes in planned if sizes.holds(batch, inputs)), key=_work, default=None)
 
 
-def cheapest(steps: Iterable[CapturedStep], batch: PackedBatch) -> CapturedStep | None:
-    """The captured step of least work that holds ``batch``; None if none does."""
-    return min((step for step in steps if step.sizes.holds(batch)), key=lambda step: _work(step.sizes), default=None)
+def cheapest(steps: Iterable[CapturedStep], batch: PackedBatch, inputs: Collection[str]) -> CapturedStep | None:
+    """The captured step of least work that holds ``batch`` for a plan with ``inputs``; None if none does."""
+    holding = (step for step in steps if step.sizes.holds(batch, inputs))
+    return min(holding, key=lambda step: _work(step.sizes), default=None)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from bei.artifact.manifest import OutputInfo
 from bei.core import Float32Array, Outputs, PackedBatch
-from bei.engine.packing import Sizes, graph_inputs
+from bei.engine.packing import Sizes, filled, graph_inputs
 from bei.engine.tensorrt.cuda import Cuda, aligned
 from bei.engine.tensorrt.cuda_graphs import CapturedStep, cheapest, cheapest_sizes
 from bei.engine.tensorrt.plan import LoadedPlan, Profile, Shape, raised_by_bindings
@@ -90,7 +90,7 @@ class PlanStream:
         """Copies of the ``wanted`` outputs for ``batch``. Raises EngineError; EngineDeadError if the GPU is
         unusable."""
         try:
-            captured = cheapest(self._captured, batch)
+            captured = cheapest(self._captured, batch, self._plan.input_names)
             if captured is None:
                 self._enqueue(batch)
             else:
@@ -102,7 +102,7 @@ class PlanStream:
             raise
 
     def _enqueue(self, batch: PackedBatch) -> None:
-        sizes = cheapest_sizes(self._own_sizes, batch)
+        sizes = cheapest_sizes(self._own_sizes, batch, self._plan.input_names)
         inputs = graph_inputs(batch, self._plan.input_names, sizes)
         profile = self._plan.profile_for(inputs, first=1 if self._own_sizes and sizes is None else 0)
         self._execute(self._contexts[profile.index], inputs)
@@ -112,7 +112,7 @@ class PlanStream:
         ``run``."""
         for sizes in self._own_sizes:
             try:
-                self._answers(self._contexts[0], _filled(sizes, 0), sizes)
+                self._answers(self._contexts[0], filled(sizes, 0), sizes)
             except BaseException as error:
                 self._settle(error)
                 raise
@@ -189,7 +189,7 @@ class PlanStream:
         It gets a context of its own, since running other shapes in a context may change what a captured step reads.
         Raises EngineError if capturing fails, outputs differ, or memory is short; EngineDeadError.
         """
-        first, second = _filled(sizes, 0), _filled(sizes, 1)
+        first, second = filled(sizes, 0), filled(sizes, 1)
         with ExitStack() as undone:
             try:
                 step = self._recorded(sizes, first, undone)
@@ -221,22 +221,12 @@ class PlanStream:
         return CapturedStep(sizes, executable, context)
 
     def _profile_of(self, sizes: Sizes) -> Profile:
-        return self._plan.profile_for(graph_inputs(_filled(sizes, 0), self._plan.input_names, sizes))
+        return self._plan.profile_for(graph_inputs(filled(sizes, 0), self._plan.input_names, sizes))
 
     def _answers(self, context: Any, batch: PackedBatch, sizes: Sizes) -> Outputs:
         """All outputs, from a context that is not captured."""
         self._execute(context, graph_inputs(batch, self._plan.input_names, sizes))
         return self._downloaded(batch, self._plan.outputs)
-
-
-def _filled(sizes: Sizes, token_id: int) -> PackedBatch:
-    """A batch that uses (nearly) all of ``sizes``: one long sequence, and others of equal lengths."""
-    others = sizes.sequences - 1
-    longest = min(sizes.longest, sizes.tokens - others)
-    rest = (sizes.tokens - longest) // others if others else 0
-    lengths = [longest, *[min(rest, longest)] * others]
-    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return PackedBatch(np.full(cu_seqlens[-1], token_id, np.int32), cu_seqlens)
 
 
 def _layout(shapes: Mapping[str, Shape]) -> tuple[dict[str, int], int]:

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from bei.core import Encoding, Int32Array, PackedBatch
-from bei.engine.packing import Sizes, bucket, graph_inputs, position_ids_but
+from bei.engine.packing import Sizes, bucket, filled, graph_inputs, position_ids_but
 
 NAMES = (
     "input_ids",
@@ -236,8 +236,8 @@ def test_filler_slots_repeat_the_last_token_of_their_sequence() -> None:
 @given(lengths=batches_of_lengths)
 @example(lengths=[1] * 33)  # buckets of 33 sequences have a filler row
 def test_cumulative_lengths_give_each_filler_sequence_a_filler_token(lengths: list[int]) -> None:
-    """As TensorRT's packed attention wants them: an empty sequence is not defined, tokens behind the last one are."""
-    tensors = graph_inputs(batch_of(lengths), (*NAMES, "cu_query_lens", "cu_key_lens"))
+    """An empty sequence is not defined; for PyTorch's kernels, tokens behind the last one are."""
+    tensors = graph_inputs(batch_of(lengths), (*NAMES, "cu_query_lens"))
     starts = int32(tensors, "cu_query_lens")
     assert starts.dtype == np.int32
     assert starts[: len(lengths) + 1].tolist() == [0, *np.cumsum(lengths)]
@@ -245,8 +245,47 @@ def test_cumulative_lengths_give_each_filler_sequence_a_filler_token(lengths: li
     assert set(np.diff(starts[len(lengths) :])) <= {1}
     assert starts[-1] <= len(int32(tensors, "input_ids"))
     assert not int32(tensors, "input_ids")[sum(lengths) :].any()
+
+
+@law
+@given(lengths=batches_of_lengths, data=st.data())
+@example(lengths=[1] * 33, data=None)
+@example(lengths=[50] * 320, data=None)  # more filler than a filler sequence could own
+@example(lengths=[9, 9], data=None)  # filler, and no filler sequence
+def test_for_tensorrts_packed_attention_every_token_is_a_sequences(
+    lengths: list[int], data: st.DataObject | None
+) -> None:
+    """NVIDIA's contract: the first cumulative length is 0, and the last is the number of tokens."""
+    batch, names = batch_of(lengths), (*NAMES, "cu_query_lens", "cu_key_lens", "sequence_ids")
+    sizes = None
+    if data is not None and data.draw(st.booleans()):
+        more = st.integers(0, 40)
+        sizes = Sizes(
+            batch.num_tokens + data.draw(more), len(lengths) + data.draw(more), max(lengths) + data.draw(more)
+        )
+        if not sizes.holds(batch, names):
+            with pytest.raises(ValueError, match="does not fit"):
+                graph_inputs(batch, names, sizes)
+            return
+    tensors = graph_inputs(batch, names, sizes)
+    starts, num_tokens = int32(tensors, "cu_query_lens"), len(int32(tensors, "input_ids"))
+    assert (starts[0], starts[-1]) == (0, num_tokens)
+    assert starts[: len(lengths) + 1].tolist() == [0, *np.cumsum(lengths)]
+    assert 1 <= np.diff(starts).min() <= np.diff(starts).max() <= tensors["pad_index"].shape[1]
+    assert num_tokens <= bucket(sum(lengths) + len(starts)) or sizes is not None
+    np.testing.assert_array_equal(tensors["sequence_ids"], np.repeat(np.arange(len(starts) - 1), np.diff(starts)))
     np.testing.assert_array_equal(tensors["cu_key_lens"], starts)
     assert not np.shares_memory(tensors["cu_key_lens"], starts)
+
+
+@law
+@given(tokens=st.integers(1, 600), sequences=st.integers(1, 40), longest=st.integers(1, 600))
+def test_a_full_batch_has_all_of_its_sizes(tokens: int, sequences: int, longest: int) -> None:
+    assume(sequences * longest >= tokens >= max(sequences, longest))
+    sizes = Sizes(tokens, sequences, longest)
+    batch = filled(sizes, 7)
+    assert (batch.num_tokens, batch.batch_size) == (tokens, sequences)
+    assert sizes.holds(batch, ["cu_key_lens"])
 
 
 def test_room_for_filler_tokens_is_made_for_packed_attention_alone() -> None:

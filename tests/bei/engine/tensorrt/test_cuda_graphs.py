@@ -32,19 +32,19 @@ def test_planned_steps_are_few_and_the_small_ones_come_first() -> None:
     assert all(sizes.longest <= sizes.tokens <= sizes.sequences * sizes.longest for sizes in planned)
 
 
-@given(_lengths)
-def test_a_batch_gets_the_cheapest_step_that_holds_it(lengths: list[int]) -> None:
+@given(lengths=_lengths, inputs=st.sampled_from([["pad_index"], ["cu_query_lens", "cu_key_lens"]]))
+def test_a_batch_gets_the_cheapest_step_that_holds_it(lengths: list[int], inputs: list[str]) -> None:
     batch = batch_of(lengths)
-    chosen = cheapest(steps_of(planned_sizes(LATENCY_PROFILE)), batch)
-    holding = [sizes for sizes in planned_sizes(LATENCY_PROFILE) if sizes.holds(batch)]
+    chosen = cheapest(steps_of(planned_sizes(LATENCY_PROFILE)), batch, inputs)
+    holding = [sizes for sizes in planned_sizes(LATENCY_PROFILE) if sizes.holds(batch, inputs)]
     if not holding:
         assert chosen is None
         return
     assert chosen is not None
     assert chosen.sizes == holding[0]
-    inputs = graph_inputs(batch, ["input_ids", "pad_index", "seq_lens"], chosen.sizes)
-    assert inputs["input_ids"].shape == (chosen.sizes.tokens,)
-    assert inputs["pad_index"].shape == (chosen.sizes.sequences, chosen.sizes.longest)
+    tensors = graph_inputs(batch, ["input_ids", "pad_index", "seq_lens", *inputs], chosen.sizes)
+    assert tensors["input_ids"].shape == (chosen.sizes.tokens,)
+    assert tensors["pad_index"].shape == (chosen.sizes.sequences, chosen.sizes.longest)
 
 
 def test_sizes_leave_room_for_a_filler_token_of_each_filler_sequence() -> None:
@@ -141,6 +141,6 @@ def test_a_recorded_step_that_answers_otherwise_is_not_used(rig: Rig, caplog: py
 
 def test_a_batch_of_one_token_fits_the_first_step() -> None:
     batch = PackedBatch(np.zeros(1, np.int32), np.array([0, 1], np.int32))
-    step = cheapest(steps_of(planned_sizes(LATENCY)), batch)
+    step = cheapest(steps_of(planned_sizes(LATENCY)), batch, [])
     assert step is not None
     assert step.sizes == Sizes(16, 1, 16)
