@@ -18,7 +18,10 @@ from bei.engine.packing import Sizes, bucket
 LEAST_SEQUENCES = 2
 
 # The limit for recorded steps: a larger step keeps the GPU busy for longer than its launches take.
-_TOKENS = (16, 32, 64, 128, 256, 512)
+_MOST_TOKENS = 1024
+_LEAST_TOKENS = 16
+# Filler sequences own tokens: with this room a text of a power of two fits into the step of that power.
+_ROOM = 8
 _SEQUENCES = (LEAST_SEQUENCES, 8, 32)
 
 StepT = TypeVar("StepT")
@@ -43,22 +46,27 @@ def recorded_sizes(limits: Limits, inputs: Sequence[str]) -> list[Sizes]:
     Without padding, the longest sequence adds no cost, so that it may be as long as all tokens together.
     """
     found = []
-    for tokens in (tokens for tokens in _TOKENS if tokens <= limits.max_num_tokens):
+    for tokens in _powers_of_two(_LEAST_TOKENS, min(_MOST_TOKENS, limits.max_num_tokens)):
+        tokens += _ROOM
         most = min(tokens, bucket(limits.max_seq_len))
         for index, sequences in enumerate(_SEQUENCES):
             is_needed = index == 0 or limits.max_batch_size > _SEQUENCES[index - 1]
             if not is_needed or sequences > tokens // 2 or sequences * most < tokens:
                 continue
-            usual = min(most, max(_TOKENS[0], 2 * tokens // sequences))
+            usual = min(most, max(_LEAST_TOKENS, 2 * tokens // sequences))
             found += [Sizes(tokens, sequences, longest) for longest in ({usual, most} if pads(inputs) else {most})]
     return sorted(found, key=lambda sizes: _work(sizes, inputs))
+
+
+def _powers_of_two(least: int, most: int) -> list[int]:
+    return [1 << exponent for exponent in range(least.bit_length() - 1, most.bit_length())]
 
 
 def smallest_fitting(
     recorded: Iterable[tuple[Sizes, StepT]], batch: PackedBatch, inputs: Sequence[str]
 ) -> StepT | None:
     """The step of least work among those that hold ``batch``; None if none does."""
-    holding = [(_work(sizes, inputs), step) for sizes, step in recorded if sizes.holds(batch)]
+    holding = [(_work(sizes, inputs), step) for sizes, step in recorded if sizes.holds(batch, inputs)]
     return min(holding, key=lambda one: one[0])[1] if holding else None
 
 

@@ -30,7 +30,7 @@ OUTPUTS = [
     OutputInfo(name="embedding", dimension=4),
     OutputInfo(name="token_embedding", dimension=2, per_token=True),
 ]
-LIMITS = {"max_num_tokens": 1024, "max_batch_size": 16, "max_seq_len": 256}
+LIMITS = {"max_num_tokens": 2048, "max_batch_size": 16, "max_seq_len": 256}
 RUBBISH = 0xAB
 GIGABYTE = 10**9
 

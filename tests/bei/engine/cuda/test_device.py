@@ -58,7 +58,7 @@ def test_a_step_is_copied_from_pinned_memory_on_its_stream_and_waited_for_asleep
 def test_recorded_steps_share_their_streams_memory_and_are_one_launch(gpu: StandIn, engine: CudaEngine) -> None:
     engine.warmup()
     recorded = [entry for entry in gpu.log if entry[0] == "record"]
-    assert len(recorded) == 2 * 16  # streams, sizes
+    assert len(recorded) == 2 * 17  # streams, sizes
     assert len({(stream, pool) for _, stream, pool, _ in recorded}) == 2
     assert {mode for *_, mode in recorded} == {"thread_local"}
     gpu.log.clear()

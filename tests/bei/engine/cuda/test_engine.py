@@ -57,7 +57,7 @@ def test_it_states_its_facts(engine: CudaEngine) -> None:
     assert info.limits == Limits(**LIMITS)
     assert (info.outputs, info.per_token) == ({"embedding": 4, "token_embedding": 2}, frozenset({"token_embedding"}))
     assert (info.num_streams, info.memory_bytes, info.is_replaceable) == (2, 1000, False)
-    assert info.token_buckets == (16, 32, 64, 128, 256, 512)
+    assert info.token_buckets == (24, 40, 72, 136, 264, 520, 1032)
 
 
 @given(lengths=st.lists(st.integers(1, 64), min_size=1, max_size=16))
@@ -84,10 +84,11 @@ def test_answers_are_the_callers_to_keep(warm: CudaEngine) -> None:
 def test_small_steps_are_replayed_and_large_ones_are_not(warm: CudaEngine, device: Simulated) -> None:
     check(warm, batch_of([12]))
     check(warm, batch_of([5, 6, 7]))
-    assert device.replayed == [(16, 2), (32, 8)]  # filler sequences own a token each: 18 and 5 do not fit into 16
+    check(warm, batch_of([7, 7, 6]))
+    assert device.replayed == [(24, 2), (24, 8), (40, 8)]  # filler sequences own a token each: 20 and 5 are too many
     assert device.computed == []
-    check(warm, batch_of([200] * 4))
-    assert device.computed == [(800, 4)]
+    check(warm, batch_of([200] * 6))
+    assert device.computed == [(1216, 6)]
 
 
 def test_without_memory_for_graphs_no_step_is_recorded(device: Simulated, tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_recording_stops_where_its_memory_is_used_up(tmp_path: Path, caplog: pyt
         check(engine, batch_of([12]))
         device.computed.clear()
         check(engine, batch_of([200, 200]))
-    assert "memory for CUDA graphs is used up: 2 of 16 recorded" in caplog.text
+    assert "memory for CUDA graphs is used up: 2 of 17 recorded" in caplog.text
     assert device.computed == [(400, 2)]
 
 
