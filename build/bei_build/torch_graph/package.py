@@ -43,4 +43,13 @@ def write_package(model: PackedModel, path: Path) -> None:
 
     The package has the inputs of ``model``. For a CPU it needs a C++ compiler.
     """
+    _write_inputs_of_kernels_once()
     torch._inductor.aoti_compile_and_package(export_model(model), package_path=str(path))
+
+
+def _write_inputs_of_kernels_once() -> None:
+    """Without this, Inductor computes a value, such as the embedding, anew for each Triton kernel of ours that reads
+    it. The set is Inductor's own; a version without it makes packages that are slower, and right."""
+    from torch._inductor import lowering
+
+    getattr(lowering, "needs_realized_inputs", set()).add(torch.ops.higher_order.triton_kernel_wrapper_mutation)

@@ -27,7 +27,7 @@ def _ragged_attention_kernel(  # type: ignore[no-untyped-def]
     value,
     output,
     starts,  # [B + 1]
-    key_lens,  # [B]
+    key_lens,  # [B] or None, as all that follow
     slopes,  # [heads]
     bias,  # [2 * bias_reach + 1, heads]
     by_query,  # [T, heads, table]
@@ -48,11 +48,6 @@ def _ragged_attention_kernel(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr,  # HEAD_DIM, rounded up to a power of two
     WINDOW: tl.constexpr,  # -1: none
     CAUSAL: tl.constexpr,
-    HAS_KEY_LENS: tl.constexpr,
-    HAS_SLOPES: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_BY_QUERY: tl.constexpr,
-    HAS_BY_KEY: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
 ):
@@ -63,7 +58,7 @@ def _ragged_attention_kernel(  # type: ignore[no-untyped-def]
     if begin >= length:
         return
     num_keys = length
-    if HAS_KEY_LENS:
+    if key_lens is not None:
         num_keys = tl.load(key_lens + sequence)
 
     first = first.to(tl.int64)
@@ -94,22 +89,22 @@ def _ragged_attention_kernel(  # type: ignore[no-untyped-def]
         scores = tl.dot(queries, keys, input_precision="ieee")
         away = at_key[None, :] - at_query[:, None]
         visible = is_query[:, None] & is_key[None, :]
-        if HAS_BY_QUERY or HAS_BY_KEY:
+        if rows is not None:
             row = tl.load(rows + tl.minimum(tl.maximum(rows_reach - away, 0), 2 * rows_reach))
-            if HAS_BY_QUERY:
+            if by_query is not None:
                 query_row = (query_token[:, None] * num_heads + head) * table + row
                 scores += tl.load(by_query + query_row, mask=visible, other=0.0).to(tl.float32)
-            if HAS_BY_KEY:
+            if by_key is not None:
                 key_row = (key_token[None, :] * num_heads + head) * table + row
                 scores += tl.load(by_key + key_row, mask=visible, other=0.0).to(tl.float32)
         scores = scores * SCALE
         if SOFTCAP > 0.0:
             # tanh(x) as 2 sigmoid(2 x) - 1: Triton's own is the GPU library's.
             scores = SOFTCAP * (2.0 * tl.sigmoid(2.0 * scores / SOFTCAP) - 1.0)
-        if HAS_BIAS:
+        if bias is not None:
             bias_row = tl.minimum(tl.maximum(away + bias_reach, 0), 2 * bias_reach)
             scores += tl.load(bias + bias_row * num_heads + head)
-        if HAS_SLOPES:
+        if slopes is not None:
             scores -= tl.load(slopes + head) * tl.abs(away).to(tl.float32)
         if WINDOW >= 0:
             visible = visible & (tl.abs(away) <= WINDOW)
@@ -165,7 +160,12 @@ def _ragged(
         value,
         output,
         starts,
-        *(output if tensor is None else tensor for tensor in (key_lens, slopes, bias, by_query, by_key, rows)),
+        key_lens,
+        slopes,
+        bias,
+        by_query,
+        by_key,
+        rows,
         *(heads.stride(0) for heads in (query, key, value, output)),
         0 if bias is None else bias.shape[0] // 2,
         0 if rows is None else rows.shape[0] // 2,
@@ -178,11 +178,6 @@ def _ragged(
         WIDTH=width,
         WINDOW=window,
         CAUSAL=is_causal,
-        HAS_KEY_LENS=key_lens is not None,
-        HAS_SLOPES=slopes is not None,
-        HAS_BIAS=bias is not None,
-        HAS_BY_QUERY=by_query is not None,
-        HAS_BY_KEY=by_key is not None,
         BLOCK_QUERIES=block_queries,
         BLOCK_KEYS=block_keys,
     )

@@ -77,11 +77,12 @@ def compiled(launch: Launch) -> Any:
     signature: dict[str, str] = {}
     attributes: dict[tuple[int], list[list[object]]] = {}
     for index, (name, value) in enumerate(zip(names, launch.arguments, strict=False)):
-        if isinstance(value, int) and value == 1:
+        if value is None or (isinstance(value, int) and value == 1):
             constants[name] = value
         elif isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
             attributes[(index,)] = [["tt.divisibility", 16]]
-        signature[name] = TYPES[value.dtype] if isinstance(value, Tensor) else {int: "i32", float: "fp32"}[type(value)]
+        if value is not None:
+            signature[name] = TYPES[value.dtype] if isinstance(value, Tensor) else "i32"
     signature |= dict.fromkeys(constants, "constexpr")
     assert list(names) == [name for name in names if name in signature]
     source = ASTSource(launch.kernel, {name: signature[name] for name in names}, constants, attributes)
@@ -177,7 +178,7 @@ KERNELS: dict[str, Callable[[], tuple[Any, Callable[[], object]]]] = {
     "attention: DeBERTa": partial(attention, rows=True),
     "attention: Gemma 2": partial(attention, head_dim=256, softcap=50.0, window=4096, causal=True),
 }
-FIRST = ("norm: BERT-large", "activation: SwiGLU, rounded", "rotation: Gemma 3", "pooling: mean, unit length")
+FIRST = ("activation: SwiGLU, rounded",)  # test_generated compiles the others in the first tier
 
 
 @pytest.mark.parametrize(
@@ -189,9 +190,7 @@ def test_a_kernel_compiles_for_sm_90(name: str, monkeypatch: pytest.MonkeyPatch,
     ptx = kernel.asm["ptx"]
     assert ".target sm_90a" in ptx
     assert len(kernel.asm["cubin"]) > 1000
-    rounds = any(
-        isinstance(each, Tensor) and each.dtype == torch.float8_e4m3fn and each.numel() for each in launch.arguments
-    )
+    rounds = any(isinstance(each, Tensor) and each.dtype == torch.float8_e4m3fn for each in launch.arguments)
     assert ("cvt.rn.satfinite.e4m3x2.f32" in ptx) == rounds  # the hardware's rounding to FP8
     if not name.startswith("attention"):
         assert spilled(ptx, tmp_path) == 0

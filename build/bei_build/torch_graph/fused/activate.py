@@ -21,15 +21,13 @@ _COLUMNS = 1024
 @triton.jit  # type: ignore[untyped-decorator]
 def _activate_kernel(  # type: ignore[no-untyped-def]
     value,  # [rows, width]
-    other,  # [rows, width]
-    inverse,  # [width] or [1]
+    other,  # [rows, width] or None
+    inverse,  # 1 or ``width`` numbers, or None
     output,  # [rows, width]
     value_stride,
     other_stride,
     width,
     ACTIVATION: tl.constexpr,
-    IS_GATED: tl.constexpr,
-    ROUNDS: tl.constexpr,
     BY_CHANNEL: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -71,9 +69,9 @@ def _activate_kernel(  # type: ignore[no-untyped-def]
         x = 2.0 * tl.sigmoid(2.0 * x) - 1.0
     elif ACTIVATION == "sigmoid":
         x = tl.sigmoid(x)
-    if IS_GATED:
+    if other is not None:
         x *= tl.load(other + row * other_stride + column, mask=is_there, other=0.0).to(tl.float32)
-    if ROUNDS:
+    if inverse is not None:
         if BY_CHANNEL:
             x *= tl.load(inverse + column, mask=is_there, other=0.0)
         else:
@@ -86,7 +84,7 @@ def _activate_kernel(  # type: ignore[no-untyped-def]
 def activate(value: Tensor, other: Tensor | None, inverse: Tensor | None, activation: str) -> Tensor:
     """``activation`` of ``value`` [T, width], times ``other`` [T, width] if it is given.
 
-    The result has the type of ``value``, or, with ``inverse``, float32 [1] or [width], is multiplied by it and rounded
+    The result has the type of ``value``, or, with ``inverse``, 1 or ``width`` float32, is multiplied by it and rounded
     to FP8 (float8_e4m3fn). Rows may have any stride, like parts of one product; ``activation`` is one of ``SUPPORTED``.
     """
     assert activation in SUPPORTED, activation
@@ -96,15 +94,13 @@ def activate(value: Tensor, other: Tensor | None, inverse: Tensor | None, activa
     output = torch.empty((num_rows, width), device=value.device, dtype=dtype)
     wrap_triton(_activate_kernel)[(num_rows, triton.cdiv(width, _COLUMNS))](
         value,
-        value if gated is None else gated,
-        value if inverse is None else inverse,
+        gated,
+        inverse,
         output,
         value.stride(0),
         0 if gated is None else gated.stride(0),
         width,
         ACTIVATION=activation,
-        IS_GATED=gated is not None,
-        ROUNDS=inverse is not None,
         BY_CHANNEL=inverse is not None and inverse.numel() > 1,
         COLUMNS=_COLUMNS,
         num_warps=4,

@@ -14,10 +14,10 @@ _ELEMENTS = 1024  # elements of a program with narrow rows: 16 bytes per thread 
 @triton.jit  # type: ignore[untyped-decorator]
 def _add_norm_kernel(  # type: ignore[no-untyped-def]
     hidden,  # [rows, width]
-    added,  # [rows, width]
+    added,  # [rows, width] or None, as all that follow
     weight,  # [width]
     bias,  # [width]
-    inverse,  # [width] or [1]
+    inverse,  # 1 or ``width`` numbers
     total,  # [rows, width]
     normalized,  # [rows, width]
     codes,  # [rows, width]
@@ -26,14 +26,8 @@ def _add_norm_kernel(  # type: ignore[no-untyped-def]
     EPS: tl.constexpr,
     OFFSET: tl.constexpr,
     FACTOR: tl.constexpr,
-    HAS_ADDED: tl.constexpr,
     IS_RMS: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     BY_CHANNEL: tl.constexpr,
-    WRITES_TOTAL: tl.constexpr,
-    WRITES_NORMALIZED: tl.constexpr,
-    WRITES_CODES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -43,21 +37,21 @@ def _add_norm_kernel(  # type: ignore[no-untyped-def]
     is_there = (row < num_rows)[:, None] & is_column[None, :]
     at = row.to(tl.int64)[:, None] * width + column[None, :]
     value = tl.load(hidden + at, mask=is_there, other=0.0).to(tl.float32)
-    if HAS_ADDED:
+    if added is not None:
         value += tl.load(added + at, mask=is_there, other=0.0).to(tl.float32) * FACTOR
-    if WRITES_TOTAL:
+    if total is not None:
         tl.store(total + at, value.to(total.dtype.element_ty), mask=is_there)
     if not IS_RMS:
         value = tl.where(is_there, value - (tl.sum(value, 1) / width)[:, None], 0.0)
     scale = tl.rsqrt(tl.sum(value * value, 1) / width + EPS)
     result = value * scale[:, None]
-    if HAS_WEIGHT:
+    if weight is not None:
         result *= (tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32) + OFFSET)[None, :]
-    if HAS_BIAS:
+    if bias is not None:
         result += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
-    if WRITES_NORMALIZED:
+    if normalized is not None:
         tl.store(normalized + at, result.to(normalized.dtype.element_ty), mask=is_there)
-    if WRITES_CODES:
+    if codes is not None:
         if BY_CHANNEL:
             result *= tl.load(inverse + column, mask=is_column, other=0.0)[None, :]
         else:
@@ -83,7 +77,7 @@ def add_norm(
     """The sum ``hidden + added * factor`` [T, width], its norm, and that rounded to FP8 (float8_e4m3fn).
 
     The norm is LayerNorm or, ``is_rms``, RMSNorm, times ``weight + offset``, plus ``bias``. Results that are not
-    requested are empty; with ``inverse``, float32 [1] or [width], the norm is multiplied by it and rounded to FP8.
+    requested are empty; with ``inverse``, 1 or ``width`` float32, the norm is multiplied by it and rounded to FP8.
     """
     hidden = hidden.contiguous()
     num_rows, width = hidden.shape
@@ -95,24 +89,20 @@ def add_norm(
     rows = max(1, _ELEMENTS // columns)
     wrap_triton(_add_norm_kernel)[((num_rows + rows - 1) // rows,)](
         hidden,
-        hidden if added is None else added.contiguous(),
-        *(hidden if tensor is None else tensor for tensor in (weight, bias, inverse)),
-        total,
-        normalized,
-        codes,
+        None if added is None else added.contiguous(),
+        weight,
+        bias,
+        inverse,
+        total if wants_total else None,
+        normalized if wants_normalized else None,
+        codes if inverse is not None else None,
         num_rows,
         width,
         EPS=eps,
         OFFSET=offset,
         FACTOR=factor,
-        HAS_ADDED=added is not None,
         IS_RMS=is_rms,
-        HAS_WEIGHT=weight is not None,
-        HAS_BIAS=bias is not None,
         BY_CHANNEL=inverse is not None and inverse.numel() > 1,
-        WRITES_TOTAL=wants_total,
-        WRITES_NORMALIZED=wants_normalized,
-        WRITES_CODES=inverse is not None,
         ROWS=rows,
         COLUMNS=columns,
         num_warps=min(16, max(4, columns // 512)),

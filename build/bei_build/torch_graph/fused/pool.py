@@ -19,7 +19,7 @@ _ELEMENTS = 4096  # elements of a program at a time
 def _pool_kernel(  # type: ignore[no-untyped-def]
     hidden,  # [T, width]
     starts,  # [B + 1], or in mode "row" the tokens [B]
-    weights,  # [T]
+    weights,  # [T], or None where they are not read
     output,  # [B, width]
     hidden_stride,
     width,
@@ -86,7 +86,7 @@ def pool(hidden: Tensor, starts: Tensor, weights: Tensor | None, mode: str, leas
     wrap_triton(_pool_kernel)[(num_sequences, triton.cdiv(width, columns))](
         hidden,
         starts,
-        output if weights is None else weights,
+        weights,
         output,
         hidden.stride(0),
         width,

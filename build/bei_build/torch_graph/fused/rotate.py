@@ -15,7 +15,7 @@ _ELEMENTS = 1024  # elements of a program
 def _rotate_kernel(  # type: ignore[no-untyped-def]
     query,  # [T, query_heads, head_dim]
     key,  # [T, key_heads, head_dim]
-    query_weight,  # [head_dim]
+    query_weight,  # [head_dim] or None, as the next three
     query_bias,  # [head_dim]
     key_weight,  # [head_dim]
     key_bias,  # [head_dim]
@@ -34,8 +34,6 @@ def _rotate_kernel(  # type: ignore[no-untyped-def]
     HALF: tl.constexpr,  # half of the rotated components
     IS_INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr,  # "", "layer" or "rms"
-    HAS_WEIGHT: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,  # HEAD_DIM, rounded up to a power of two
 ):
@@ -60,13 +58,9 @@ def _rotate_kernel(  # type: ignore[no-untyped-def]
     if is_query:
         source = query + token * query_stride
         target = turned_query + token * query_heads * HEAD_DIM
-        weight = query_weight
-        bias = query_bias
     else:
         source = key + token * key_stride
         target = turned_key + token * key_heads * HEAD_DIM
-        weight = key_weight
-        bias = key_bias
     count = tl.where(is_query, query_heads, key_heads)
     is_component = component < HEAD_DIM
     is_there = (head < count)[:, None] & is_component[None, :]
@@ -82,10 +76,12 @@ def _rotate_kernel(  # type: ignore[no-untyped-def]
         scale = tl.rsqrt(tl.sum(centred * centred, 1) / HEAD_DIM + EPS)[:, None]
         own = centred * scale
         other *= scale
-        if HAS_WEIGHT:
+        if query_weight is not None:
+            weight = tl.where(is_query, query_weight, key_weight)
             own *= (tl.load(weight + component, mask=is_component, other=0.0).to(tl.float32) + OFFSET)[None, :]
             other *= (tl.load(weight + partner, mask=is_component, other=0.0).to(tl.float32) + OFFSET)[None, :]
-        if HAS_BIAS:
+        if query_bias is not None:
+            bias = tl.where(is_query, query_bias, key_bias)
             own += tl.load(bias + component, mask=is_component, other=0.0).to(tl.float32)[None, :]
             other += tl.load(bias + partner, mask=is_component, other=0.0).to(tl.float32)[None, :]
     at = tl.load(rows + token).to(tl.int64) * HALF + pair
@@ -128,7 +124,10 @@ def rotate(
     wrap_triton(_rotate_kernel)[(num_tokens, blocks)](
         query,
         key,
-        *(query if tensor is None else tensor for tensor in (query_weight, query_bias, key_weight, key_bias)),
+        query_weight,
+        query_bias,
+        key_weight,
+        key_bias,
         cos,
         sin,
         rows,
@@ -143,8 +142,6 @@ def rotate(
         HALF=cos.shape[1],
         IS_INTERLEAVED=is_interleaved,
         NORM=norm,
-        HAS_WEIGHT=query_weight is not None,
-        HAS_BIAS=query_bias is not None,
         HEADS=heads,
         WIDTH=width,
         num_warps=4,
