@@ -90,7 +90,8 @@ def graph_inputs(
       sequence's end repeat its last token; graphs mask them by ``seq_lens``.
     - ``slot_mask`` float32 [B', S']: 1 where a slot holds a token of its sequence, else 0. ``pool_mask``: the same, but
       0 where the token is excluded from means.
-    - ``token_pool_mask`` float32 [T']: per token, 0 where it is excluded from means, else 1.
+    - ``token_pool_mask`` float32 [T']: per token, 0 where it is excluded from means, else 1. ``token_ones`` float32
+      [T']: 1 for every token.
     - ``unpad_index`` [T']: for each packed token, its slot in the padded view flattened to [B' * S'].
     - ``first_index``, ``last_index`` [B']: the packed position of each sequence's first and last token.
     - ``cu_query_lens``, ``cu_key_lens`` [B' + 1]: the packed position of each sequence's first token, then the
@@ -159,6 +160,8 @@ def graph_inputs(
                 np.arange(batch_size, num_rows, dtype=np.int32), owned
             )
         tensors["sequence_ids"] = sequence_ids
+    if "token_ones" in names:
+        tensors["token_ones"] = np.ones(sizes.tokens, np.float32)
     if "token_pool_mask" in names:
         tensors["token_pool_mask"] = np.ones(sizes.tokens, np.float32)
         if batch.unpooled_lens is not None:

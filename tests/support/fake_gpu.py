@@ -4,7 +4,8 @@ Tensors on ``cuda`` are PyTorch's fake tensors, the device's properties are made
 a cubin for the wanted compute capability. It ends where the C++ compiler would begin. It replaces private functions of
 Inductor, which belong to one version of PyTorch: with others, ``reason_to_skip`` says so.
 
-Use it in a process of its own (``tests.bei_build.torch_graph.generated``): Inductor keeps what it has seen of a device.
+Use it in a process of its own for each compute capability (``tests.bei_build.torch_graph.generated``): Inductor keeps
+what it has seen of a device.
 """
 
 from __future__ import annotations

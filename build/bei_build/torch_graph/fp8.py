@@ -73,16 +73,19 @@ LinearInput: TypeAlias = "Tensor | Rounded"
 class Rounding(nn.Module):
     """Rounding to FP8 for the linear layers that read the values; too large ones become the largest, NaN stays.
 
-    ``inverse`` float32 [1], or [width] where channels are smoothed: the factor of values. Compare roundings by
+    ``inverse`` float32 [1, 1], or [1, width] where channels are smoothed: the factor of values. Compare roundings by
     ``identity``: while a module is exported, each access to a module that has several owners gives another object.
     """
+
+    reads = ("token_ones",)
 
     def __init__(self, layer: LayerQuantization, options: TensorOptions) -> None:
         super().__init__()
         self.identity = object()
         self._fusions = options.fusions
         factors = np.array(layer.smoothing or (1.0,), np.float64)
-        inverse = torch.from_numpy((_LARGEST / (layer.input_amax * factors)).astype(np.float32))
+        # Of two dimensions: Inductor makes constants of short vectors, and fills them in again in each step.
+        inverse = torch.from_numpy((_LARGEST / (layer.input_amax * factors)).astype(np.float32)[None])
         self.inverse: Tensor
         self.register_buffer("inverse", inverse.to(options.device), persistent=False)
 
@@ -119,12 +122,14 @@ def rounded_matrix(
 
 
 def with_ones(codes: Tensor, step: PackedStep | None = None) -> Rounded:
-    """``codes`` as input of linear layers; the ones are made once for a whole ``step``."""
+    """``codes`` [T, width] as input of linear layers.
 
-    def ones() -> Tensor:
-        return torch.ones((codes.shape[0], 1), device=codes.device, dtype=torch.float32)
-
-    return Rounded(codes, step.once("ones", ones) if step else ones())
+    The ones are those of the ``step``, an input: a compiled graph would fill them in again for each product. None: they
+    are made here.
+    """
+    if step is None:
+        return Rounded(codes, torch.ones((codes.shape[0], 1), device=codes.device, dtype=torch.float32))
+    return Rounded(codes, step["token_ones"].unsqueeze(1))
 
 
 def product_of(

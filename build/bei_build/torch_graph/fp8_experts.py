@@ -67,7 +67,7 @@ class FP8Experts(nn.Module):
         self.roundings = nn.ModuleList(different)
         self._rounding_at = [None if rounding is None else different.index(rounding) for rounding in roundings]
         width = max(rounding.inverse.numel() for rounding in present)
-        inverse = torch.stack([rounding.inverse.expand(width) for rounding in present])
+        inverse = torch.cat([rounding.inverse.expand(1, width) for rounding in present])
         self.register_buffer("inverse", inverse, persistent=False)
         self.each = choose_product(in_features, out_features, device, self._dtype, has_one_scale=False)
         self.against_groups = self._against_groups(device, len(left_high), count)

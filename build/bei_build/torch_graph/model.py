@@ -78,9 +78,9 @@ class PackedModel(nn.Module):
         self.final_norm = Norm(spec.final_norm, spec.hidden_size, options) if spec.final_norm else None
         self.decoder = self._decoder_of(spec.decoder) if spec.decoder else None
         self._heads = [Head(head, spec, self, options) for head in spec.heads]
-        self.input_names = self._input_names()
         if quantization is not None:
             quantize(self, spec, quantization, options)
+        self.input_names = self._input_names()
         self.eval()
 
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -52,4 +52,5 @@ def _write_inputs_of_kernels_once() -> None:
     it. The set is Inductor's own; a version without it makes packages that are slower, and right."""
     from torch._inductor import lowering
 
-    getattr(lowering, "needs_realized_inputs", set()).add(torch.ops.higher_order.triton_kernel_wrapper_mutation)
+    written: set[object] = getattr(lowering, "needs_realized_inputs", set())
+    written.add(torch.ops.higher_order.triton_kernel_wrapper_mutation)

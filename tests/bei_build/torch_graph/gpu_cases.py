@@ -129,11 +129,12 @@ def _norm(spec: NormSpec, width: int, is_pre: bool, device: torch.device, num_to
 
     def by(storage: TensorOptions) -> Work:
         norm, rounding = Norm(spec, width, storage), Rounding(LayerQuantization(8.0), storage)
+        step = PackedStep({"token_ones": torch.ones(num_tokens, device=device)})
         for parameter in norm.parameters():
             parameter.fill_(0.5)
 
         def work() -> Iterable[Tensor]:
-            found = norm.of_sum(States(hidden, added), PackedStep({}), rounding, total=is_pre, value=not is_pre)
+            found = norm.of_sum(States(hidden, added), step, rounding, total=is_pre, value=not is_pre)
             kept = found.total if is_pre else found.value
             assert kept is not None
             assert found.rounded is not None

@@ -89,7 +89,7 @@ def of_norm(spec: NormSpec, *, added: bool = True, factor: float = 1.0, smooth: 
                 parameter.copy_(values)
         by = None if smooth is None else rounding(options, smooth)
         states = States(rows[0], rows[1] if added else None, factor)
-        normed = norm.of_sum(states, PackedStep({}), by, total=added, value=True)
+        normed = norm.of_sum(states, PackedStep({"token_ones": torch.ones(37)}), by, total=added, value=True)
         parts = [normed.total, normed.value, None if normed.rounded is None else normed.rounded.codes]
         found.append([part for part in parts if part is not None])
     return max(away(ours, theirs) for ours, theirs in zip(*found, strict=True))
