@@ -106,6 +106,9 @@ class CudaDevice(Protocol):
     def wait(self, stream: Stream) -> None:
         """Wait until all work on ``stream`` is done. Other Python threads run meanwhile."""
 
+    def free_cache(self) -> None:
+        """Release memory that is kept for later steps: recorded ones cannot take it."""
+
     def record(self, package: LoadedPackage, inputs: Sequence[Tensor], stream: Stream) -> RecordedGraph:
         """Record ``compute`` as a graph, without executing it."""
 
@@ -226,14 +229,22 @@ class TorchDevice(_Calls):
     def record(self, package: LoadedPackage, inputs: Sequence[Tensor], stream: Stream) -> RecordedGraph:
         """A CUDA graph that shares memory with the stream's other graphs, which never run at the same time.
 
-        Capture mode "thread_local": other threads are not affected.
+        Capture mode "thread_local": other threads are not affected. ``torch.cuda.graph`` would wait for all streams of
+        the process before each graph, and free PyTorch's cache: the engines of other models may be serving.
         """
         cuda = self._torch.cuda
         executable = cuda.CUDAGraph()
-        capture = cuda.graph(executable, pool=stream.pool, stream=stream.stream, capture_error_mode="thread_local")
-        with _RECORDING, capture:
-            outputs = self._computed(package, inputs)
+        with _RECORDING, cuda.stream(stream.stream):
+            executable.capture_begin(stream.pool, "thread_local")
+            try:
+                outputs = self._computed(package, inputs)
+            finally:
+                executable.capture_end()
         return RecordedGraph(executable, inputs, outputs)
+
+    def free_cache(self) -> None:
+        """Empty the allocator's cache, which waits for all streams."""
+        self._torch.cuda.empty_cache()
 
     def replay(self, graph: RecordedGraph, stream: Stream) -> None:
         with self._torch.cuda.stream(stream.stream):
@@ -280,7 +291,7 @@ class TorchDevice(_Calls):
         """Collect garbage, then empty the allocator's cache."""
         PROCESS.drop(self._torch, self)
         gc.collect()
-        self._torch.cuda.empty_cache()
+        self.free_cache()
 
 
 @dataclass(frozen=True)
@@ -336,6 +347,9 @@ class TwinDevice(_Calls):
         self._copy_rows(rows, count, results, start)
 
     def wait(self, stream: Stream) -> None:
+        """A no-op."""
+
+    def free_cache(self) -> None:
         """A no-op."""
 
     def record(self, package: LoadedPackage, inputs: Sequence[Tensor], stream: Stream) -> RecordedGraph:

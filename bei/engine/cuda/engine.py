@@ -167,6 +167,8 @@ class CudaEngine:
         Recording ends at the first failure; steps that are not recorded run eagerly.
         """
         num_recorded = 0
+        if self._planned:
+            self._device.free_cache()
         try:
             for sizes in self._planned:
                 if sum(stream.graph_bytes for stream in streams) >= self._graph_bytes:

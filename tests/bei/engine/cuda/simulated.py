@@ -157,6 +157,9 @@ class Simulated:
             self.barrier.wait(DEADLINE_S)
         stream.drain()
 
+    def free_cache(self) -> None:
+        pass
+
     def record(self, package: object, inputs: Sequence[View], stream: Stream) -> RecordedGraph:
         assert not stream.work, "what was given before is recorded too"
         if self.recording_error is not None:

@@ -76,6 +76,24 @@ def test_recording_ends_where_its_own_memory_is_used_up(gpu: StandIn, tmp_path: 
     assert sum(kind == "record" for kind, *_ in gpu.log) == 4  # two streams: 60 MB, then 120
 
 
+def test_recording_waits_for_the_steps_of_other_models_once_at_most(gpu: StandIn, engine: CudaEngine) -> None:
+    """Emptying PyTorch's cache waits for all streams."""
+    engine.warmup()
+    kinds = [kind for kind, *_ in gpu.log]
+    assert kinds.count("empty cache") == 1
+    assert kinds.index("empty cache") < kinds.index("record")
+
+
+def test_a_recording_that_fails_is_ended(gpu: StandIn, tmp_path: Path) -> None:
+    with closing(opened(gpu, tmp_path)) as engine:
+        gpu.fails_while_recording = True
+        engine.warmup()
+        gpu.fails_while_recording = False
+        engine.warmup()
+        check(engine, batch_of([12]))
+    assert gpu.log[-3][0] == "replay"
+
+
 @pytest.mark.parametrize(
     ("error", "counts"),
     [

@@ -35,10 +35,16 @@ def checked(real: Callable[..., Any], behaviour: Callable[..., Any]) -> Callable
     return call
 
 
+def _bound(real: Callable[..., Any], behaviour: Callable[..., Any]) -> Callable[..., Any]:
+    """``behaviour`` with the signature of the method ``real``, whose object is left out."""
+    method = checked(real, lambda _, *args: behaviour(*args))
+    return lambda *args: method(None, *args)
+
+
 class StandIn:
     """``torch``: the module for the engine. ``most_tokens``: the largest step that fits into memory; beyond it,
     ``error_of`` gives the error, and ``num_ooms`` counts like PyTorch's allocator. That keeps the memory of the largest
-    step until a recording begins, and ``graph_bytes`` in its stream's pool for each recorded step."""
+    step until its cache is emptied, and ``graph_bytes`` in its stream's pool for each recorded step."""
 
     def __init__(self) -> None:
         self.log: list[tuple[Any, ...]] = []
@@ -48,6 +54,7 @@ class StandIn:
         self.lost: RuntimeError | None = None
         self.fraction: float | None = None
         self.graph_bytes = 0
+        self.fails_while_recording = False
         self._cached_bytes = 0
         self._pools: Counter[object] = Counter()
         self._num_ooms = 0
@@ -64,14 +71,13 @@ class StandIn:
             Stream=lambda: Stream(self),
             Event=checked(real.Event, lambda *, blocking: Event(self, blocking=blocking)),
             CUDAGraph=lambda: Graph(self),
-            graph=checked(real.graph, self._record),
             graph_pool_handle=checked(real.graph_pool_handle, object),
             stream=checked(real.stream, self._on),
             mem_get_info=checked(real.mem_get_info, self._free_and_total),
             memory_snapshot=checked(real.memory_snapshot, self._segments),
             memory_stats=checked(real.memory_stats, lambda: {"num_ooms": self._num_ooms}),
             set_per_process_memory_fraction=checked(real.set_per_process_memory_fraction, self._set_fraction),
-            empty_cache=checked(real.empty_cache, lambda: self.log.append(("empty cache",))),
+            empty_cache=checked(real.empty_cache, self._empty_cache),
         )
         self.torch: Any = SimpleNamespace(
             __version__="2.13.0",
@@ -98,6 +104,8 @@ class StandIn:
         kept = list(inputs)
         inputs.clear()
         num_tokens = kept[INPUTS.index("input_ids")].shape[0]
+        if self._recording is not None and self.fails_while_recording:
+            raise RuntimeError("operation not permitted when stream is capturing")
         if num_tokens > self.most_tokens:
             self._num_ooms += self.counts_ooms
             raise self.error_of()
@@ -139,14 +147,21 @@ class StandIn:
         yield
         self._current = before
 
-    @contextmanager
-    def _record(self, graph: Graph, *, pool: object, stream: Stream, capture_error_mode: str) -> Iterator[None]:
-        self.log.append(("record", stream, pool, capture_error_mode))
+    def _empty_cache(self) -> None:
+        self.log.append(("empty cache",))
         self._cached_bytes = 0
+
+    def begin(self, graph: Graph, pool: object, capture_error_mode: str) -> None:
+        """Record what is launched on the current stream as ``graph``."""
+        assert self._recording is None
+        self.log.append(("record", self._current, pool, capture_error_mode))
         self._pools[pool] += self.graph_bytes
-        before, self._current, self._recording = self._current, stream, graph
-        yield
-        self._current, self._recording = before, None
+        self._recording = graph
+
+    def end(self, graph: Graph) -> None:
+        """End the recording of ``graph``."""
+        assert self._recording is graph
+        self._recording = None
 
 
 class Stream:
@@ -181,6 +196,9 @@ class Graph:
         self._gpu = gpu
         self.inputs: Sequence[Tensor] = ()
         self.outputs: Sequence[Tensor] = ()
+        real = torch.cuda.CUDAGraph
+        self.capture_begin = _bound(real.capture_begin, lambda pool, mode: gpu.begin(self, pool, mode))
+        self.capture_end = _bound(real.capture_end, lambda: gpu.end(self))
 
     def replay(self) -> None:
         assert self._gpu._current is not None
