@@ -10,8 +10,11 @@ what it has seen of a device.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import re
+import shutil
+import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -34,6 +37,12 @@ _SHARED = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120
 CAPABILITIES = tuple(_SHARED)
 # A value for every element that Inductor reads of a tensor: 1 would be left out of products, 0 of sums.
 _ANY_VALUE = 0.375
+
+_GUARD = """#include <c10/core/impl/DeviceGuardImplInterface.h>
+using namespace c10;
+static impl::DeviceGuardImplRegistrar registered(DeviceType::CUDA, new impl::NoOpDeviceGuardImpl<DeviceType::CUDA>());
+"""
+_GUARDS: list[ctypes.CDLL] = []
 
 # Calls of the generated C++ code that start work on the GPU: Triton's kernels, and PyTorch's operators.
 _LAUNCH = re.compile(r"^\s*(?:call_(\w+)\(|AOTI_TORCH_ERROR_CODE_CHECK\(aoti_torch_cuda_(\w+?)\()", re.MULTILINE)
@@ -73,6 +82,8 @@ def reason_to_skip() -> str | None:
         return f"the fake GPU is for PyTorch without CUDA, and this is {torch.__version__}"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed: pip install --no-deps triton"
+    if shutil.which("g++") is None:
+        return "the fake GPU needs g++, for a guard of devices that does nothing"
     return None
 
 
@@ -107,12 +118,26 @@ class _BeforeTheLinkError(BaseException):
 def _pretended(capability: int, kernels: dict[str, Kernel], folder: Path) -> Iterator[None]:
     from torch._inductor.utils import fresh_cache
 
+    _register_guard(folder)
     with ExitStack() as stack:
         stack.enter_context(fresh_cache(dir=str(folder)))
         _pretend_a_device(stack, capability)
         _pretend_values(stack)
         _pretend_launches(stack, capability, kernels)
         yield
+
+
+def _register_guard(folder: Path) -> None:
+    """PyTorch without CUDA has nothing that makes a GPU the current one, which some operators do before they are
+    traced: here that does nothing."""
+    if _GUARDS:
+        return
+    source, library = folder / "guard.cpp", folder / "guard.so"
+    source.write_text(_GUARD)
+    torch_folder = Path(torch.__file__).parent
+    paths = [f"-I{torch_folder / 'include'}", f"-L{torch_folder / 'lib'}"]
+    subprocess.run(["g++", "-std=c++20", "-shared", "-fPIC", source, *paths, "-lc10", "-o", library], check=True)
+    _GUARDS.append(ctypes.CDLL(str(library)))
 
 
 def _replace(stack: ExitStack, replaced: Mapping[Any, Mapping[str, Any]]) -> None:

@@ -50,7 +50,7 @@ def spec_of(name: str) -> ModelSpec:
 
 def code_of(case: str, capability: int) -> Generated:
     name, _, precision = case.rpartition(", ")
-    spec, cuda = spec_of(name), torch.device("cuda", 0)
+    spec, cuda = spec_of(name), torch.device("cuda")
     quantization = quantization_of(spec, "fp8") if precision == "FP8" else None
 
     def made() -> PackedModel:

@@ -68,6 +68,13 @@ def test_an_exported_graph_in_fp8_computes_the_same_for_other_sizes(name: str) -
     assert_same(exported.module(), model, spec)
 
 
+def test_the_example_of_an_export_has_the_size_of_a_usual_step() -> None:
+    """Inductor chooses blocks and tunes by it."""
+    nodes = export_model(model_of(tiny_spec())).graph.nodes
+    hints = {node.name: node.meta["val"].shape[0].node.hint for node in nodes if node.name == "inputs_input_ids"}
+    assert hints == {"inputs_input_ids": 4096}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
