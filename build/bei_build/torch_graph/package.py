@@ -11,8 +11,8 @@ from bei.core import Encoding, PackedBatch
 from bei.errors import CompileError
 from bei_build.torch_graph.model import PackedModel, tensors_of
 
-# The example for the export, of a usual step's size: Inductor tunes its kernels for it. Its dimensions are all different,
-# and none is 0 or 1, which would become constants.
+# The example for the export, of a usual step's size: Inductor tunes its kernels for it. Its dimensions are all
+# different, and none is 0 or 1, which would become constants.
 _EXAMPLE_LENGTHS = (2053, 1031, 1009)
 
 
