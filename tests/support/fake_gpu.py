@@ -1,8 +1,9 @@
 """An NVIDIA GPU that is not there, for AOTInductor: code generation for target ``cuda`` on a machine without one.
 
 Tensors on ``cuda`` are PyTorch's fake tensors, the device's properties are made up, and Triton compiles every kernel to
-a cubin for the wanted compute capability. It ends where the C++ compiler would begin. It replaces private functions of
-Inductor, which belong to one version of PyTorch: with others, ``reason_to_skip`` says so.
+a cubin for the wanted compute capability. ``generate`` ends where the C++ compiler would begin; ``link`` goes on, with
+PyTorch's build for CUDA. Private functions of Inductor are replaced, which belong to one version of PyTorch: with
+others, ``reason_to_skip`` says so.
 
 Use it in a process of its own for each compute capability (``tests.bei_build.torch_graph.generated``): Inductor keeps
 what it has seen of a device.
@@ -33,8 +34,8 @@ from bei_build.torch_graph.model import PackedModel
 
 WRITTEN_FOR = "2.13."
 # The most shared memory of a block, in bytes, by compute capability (CUDA's programming guide).
-_SHARED = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
-CAPABILITIES = tuple(_SHARED)
+SHARED_MEMORY = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+CAPABILITIES = tuple(SHARED_MEMORY)
 # A value for every element that Inductor reads of a tensor: 1 would be left out of products, 0 of sums.
 _ANY_VALUE = 0.375
 
@@ -92,18 +93,44 @@ def generate(make: Callable[[], PackedModel], capability: int) -> Generated:
 
     ``make`` gets no values: weights that it would load do not exist.
     """
+    from torch._inductor import codecache
+
     kernels: dict[str, Kernel] = {}
     with tempfile.TemporaryDirectory() as folder, _pretended(capability, kernels, Path(folder)):
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            model = make()
-            for module in model.modules():
-                if isinstance(module, fp8.FP8Linear):
-                    module._product = module.choice.product
+        _register_guard(Path(folder))
         try:
-            package.write_package(model, Path(folder) / "model.pt2")
+            with mock.patch.object(codecache.AotCodeCompiler, "compile", _stop):
+                package.write_package(_made(make), Path(folder) / "model.pt2")
         except _BeforeTheLinkError as stopped:
             return Generated(stopped.wrapper, kernels)
     raise AssertionError("AOTInductor has not come to the C++ compiler")
+
+
+def link(make: Callable[[], PackedModel], capability: int, path: Path) -> Mapping[str, Kernel]:
+    """Write the package of the model of ``make`` to ``path``, linked and without weights; its kernels by name.
+
+    Needs PyTorch with CUDA, and what AOTInductor compiles C++ with.
+    """
+    from torch._inductor import config
+
+    kernels: dict[str, Kernel] = {}
+    without_weights = config.patch({"aot_inductor.package_constants_in_so": False})
+    with tempfile.TemporaryDirectory() as folder, _pretended(capability, kernels, Path(folder)), without_weights:
+        package.write_package(_made(make), path)
+    return kernels
+
+
+def _made(make: Callable[[], PackedModel]) -> PackedModel:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = make()
+        for module in model.modules():
+            if isinstance(module, fp8.FP8Linear):
+                module._product = module.choice.product
+    return model
+
+
+def _stop(graph: Any, wrapper_code: str, *_: Any, **__: Any) -> Any:
+    raise _BeforeTheLinkError(wrapper_code)
 
 
 class _BeforeTheLinkError(BaseException):
@@ -118,7 +145,6 @@ class _BeforeTheLinkError(BaseException):
 def _pretended(capability: int, kernels: dict[str, Kernel], folder: Path) -> Iterator[None]:
     from torch._inductor.utils import fresh_cache
 
-    _register_guard(folder)
     with ExitStack() as stack:
         stack.enter_context(fresh_cache(dir=str(folder)))
         _pretend_a_device(stack, capability)
@@ -162,7 +188,7 @@ def _pretend_a_device(stack: ExitStack, capability: int) -> None:
         max_threads_per_multi_processor=2048,
         max_threads_per_block=1024,
         shared_memory_per_block=49_152,
-        shared_memory_per_block_optin=_SHARED[capability],
+        shared_memory_per_block_optin=SHARED_MEMORY[capability],
         L2_cache_size=48 << 20,
         gcnArchName="",
     )
@@ -252,7 +278,7 @@ def _without_values(tensor: torch.Tensor) -> torch.Tensor:
 
 def _pretend_launches(stack: ExitStack, capability: int, kernels: dict[str, Kernel]) -> None:
     """Kernels are compiled and kept where they would be tuned, and nothing is compiled behind them."""
-    from torch._inductor import codecache, config
+    from torch._inductor import config
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
     from torch._inductor.fx_passes import fuse_attention, misc_patterns, pad_mm
     from torch._inductor.runtime import triton_helpers
@@ -277,13 +303,9 @@ def _pretend_launches(stack: ExitStack, capability: int, kernels: dict[str, Kern
         with FakeTensorMode(allow_non_fake_inputs=True):
             return tune(writer)  # type: ignore[no-untyped-call]
 
-    def stopped(graph: Any, wrapper_code: str, *_: Any, **__: Any) -> Any:
-        raise _BeforeTheLinkError(wrapper_code)
-
     replaced: dict[Any, dict[str, Any]] = {
         CachingAutotuner: {"run": run},
         PythonWrapperCodegen: {"generate_and_run_autotune_block": tuned},
-        codecache.AotCodeCompiler: {"compile": stopped},
         triton_helpers: {"set_driver_to_gpu": lambda: driver.set_active(pretended)},
         # These trace patterns with tensors on the GPU where there is one.
         fuse_attention: {"_sfdp_init": _without_a_gpu(fuse_attention._sfdp_init)},
@@ -330,7 +352,7 @@ class _Driver:
         from triton.backends.compiler import GPUTarget
 
         self._target = GPUTarget("cuda", capability, 32)
-        self.utils = self._Utils(_SHARED[capability])
+        self.utils = self._Utils(SHARED_MEMORY[capability])
 
     def get_current_target(self) -> Any:
         return self._target
