@@ -151,7 +151,8 @@ def _ragged(
     num_heads, head_dim = query.shape[1:]
     output = torch.empty(query.shape, device=query.device, dtype=query.dtype)
     width = max(_NARROWEST, triton.next_power_of_2(head_dim))
-    block_queries, block_keys = (64, 64) if width <= 128 else (64, 32)
+    # With wide heads, three stages of keys and values exceed the shared memory of compute capability 8.9.
+    block_queries, block_keys, num_stages = (64, 64, 3) if width <= 128 else (64, 32, 2)
     products = by_query if by_query is not None else by_key
     grid = ((longest + block_queries - 1) // block_queries, starts.shape[0] - 1, num_heads)
     wrap_triton(_ragged_attention_kernel)[grid](
@@ -180,6 +181,7 @@ def _ragged(
         CAUSAL=is_causal,
         BLOCK_QUERIES=block_queries,
         BLOCK_KEYS=block_keys,
+        num_stages=num_stages,
     )
     return output
 

@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.fake_gpu import SHARED_MEMORY
+
 
 @pytest.fixture(autouse=True)
 def _compiler() -> None:
@@ -64,8 +66,8 @@ def launched(module: Any, work: Callable[[], object], monkeypatch: pytest.Monkey
     return launch
 
 
-def compiled(launch: Launch) -> Any:
-    """Compiled by Triton for SM 9.0, with the launcher's knowledge of the arguments."""
+def compiled(launch: Launch, capability: int = 90) -> Any:
+    """Compiled by Triton for SM 9.0 or another, with the launcher's knowledge of the arguments."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -86,7 +88,7 @@ def compiled(launch: Launch) -> Any:
     signature |= dict.fromkeys(constants, "constexpr")
     assert list(names) == [name for name in names if name in signature]
     source = ASTSource(launch.kernel, {name: signature[name] for name in names}, constants, attributes)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
 def spilled(ptx: str, folder: Path) -> int:
@@ -194,3 +196,17 @@ def test_a_kernel_compiles_for_sm_90(name: str, monkeypatch: pytest.MonkeyPatch,
     assert ("cvt.rn.satfinite.e4m3x2.f32" in ptx) == rounds  # the hardware's rounding to FP8
     if not name.startswith("attention"):
         assert spilled(ptx, tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "attention: Gemma 2" else pytest.mark.slow)
+        for name in KERNELS
+        if name.startswith("attention")
+    ],
+)
+def test_attention_fits_into_the_shared_memory_of_all_gpus(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of compute capability 8.6, 8.9 and 12.0 have the least."""
+    kernel = compiled(launched(*KERNELS[name](), monkeypatch), 89)
+    assert kernel.metadata.shared <= SHARED_MEMORY[89]
