@@ -23,6 +23,7 @@ from bei.errors import (
     QuotaExceededError,
     RouteNotFoundError,
 )
+from bei.server.batches import examples
 from bei.server.batches.client_fields import ExpiresAfter, opened, owner_of, page_of
 from bei.server.batches.records import BatchList, BatchObject, BatchRecord, batch_object, new_id
 from bei.server.batches.store import LIFETIME_S, BatchStore
@@ -59,7 +60,8 @@ def batches_router(store: BatchStore | None, config: ServeConfig, has_route: Cal
     @answers(
         *(RouteNotFoundError, MalformedRequestError, InvalidRequestError, ObjectNotFoundError, QuotaExceededError),
         *(PayloadTooLargeError, DiskFullError),
-        request=RequestBody(CreateBatch),
+        request=RequestBody(CreateBatch, example=examples.CREATE_BATCH),
+        example=examples.NEW_BATCH,
     )
     async def create_batch(request: Request) -> BatchObject:
         """Bulk work: single queries go first. Lines are validated, then answered, each once, by `endpoint`, which is
@@ -74,7 +76,7 @@ def batches_router(store: BatchStore | None, config: ServeConfig, has_route: Cal
         return batch_object(record)
 
     @router.get("/v1/batches", summary="List batches")
-    @answers(RouteNotFoundError, InvalidRequestError)
+    @answers(RouteNotFoundError, InvalidRequestError, example=examples.listed(examples.BATCH))
     async def list_batches(request: Request, limit: str | None = None, after: str | None = None) -> BatchList:
         """Those of the request's API key, the newest first."""
         found, page = opened(store, request), page_of(limit, after, _MOST_LISTED, _LISTED)
@@ -84,13 +86,13 @@ def batches_router(store: BatchStore | None, config: ServeConfig, has_route: Cal
         return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}
 
     @router.get("/v1/batches/{batch_id}", summary="Describe a batch")
-    @answers(RouteNotFoundError, ObjectNotFoundError)
+    @answers(RouteNotFoundError, ObjectNotFoundError, example=examples.BATCH)
     async def get_batch(request: Request, batch_id: str) -> BatchObject:
         """One of the request's API key. `output_file_id` and `error_file_id` are there once it has ended."""
         return batch_object(await asyncio.to_thread(opened(store, request).batch, owner_of(request), batch_id))
 
     @router.post("/v1/batches/{batch_id}/cancel", summary="Cancel a batch")
-    @answers(RouteNotFoundError, ObjectNotFoundError, ConflictError)
+    @answers(RouteNotFoundError, ObjectNotFoundError, ConflictError, example=examples.CANCELLED_BATCH)
     async def cancel_batch(request: Request, batch_id: str) -> BatchObject:
         """Lines under way end; the others get the error `batch_cancelled`."""
         found = opened(store, request)

@@ -6,8 +6,10 @@ import asyncio
 import os
 import time
 from contextlib import ExitStack, suppress
-from typing import TypedDict
+from typing import Annotated, Literal
 
+import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
@@ -23,6 +25,7 @@ from bei.errors import (
     QuotaExceededError,
     RouteNotFoundError,
 )
+from bei.server.batches import examples
 from bei.server.batches.answer_files import write_all
 from bei.server.batches.client_fields import LEAST_LIFETIME_S, opened, owner_of, page_of
 from bei.server.batches.form_data import MULTIPART, FormData
@@ -43,11 +46,16 @@ _SECONDS, _ANCHOR = "expires_after[seconds]", "expires_after[anchor]"
 _FIELDS = {"purpose", _SECONDS, _ANCHOR}
 
 
-FileUpload = TypedDict(
-    "FileUpload",
-    {"file": str, "purpose": str, "expires_after[anchor]": str | None, "expires_after[seconds]": int | None},
-)
-FileUpload.__doc__ = "A form: the file, `batch` as its purpose, and how long it is kept (30 days)."
+# For /openapi.json alone: FormData reads the form, and _take_fields its fields.
+class FileUpload(msgspec.Struct):
+    """A form: the file, `batch` as its purpose, and how long it is kept (30 days)."""
+
+    file: Annotated[str, Meta(extra_json_schema={"format": "binary"})]
+    purpose: Literal["batch"]
+    anchor: Literal["created_at"] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name=_ANCHOR)
+    seconds: Annotated[int, Meta(ge=LEAST_LIFETIME_S, le=LIFETIME_S)] | msgspec.UnsetType = msgspec.field(
+        default=msgspec.UNSET, name=_SECONDS
+    )
 
 
 def files_router(store: BatchStore | None, most_bytes: int) -> ApiRouter:
@@ -58,14 +66,15 @@ def files_router(store: BatchStore | None, most_bytes: int) -> ApiRouter:
     @answers(
         *(RouteNotFoundError, InvalidRequestError, PayloadTooLargeError, QuotaExceededError, OverloadedError),
         *(EncodingNotSupportedError, DiskFullError),
-        request=RequestBody(FileUpload, MULTIPART),
+        request=RequestBody(FileUpload, MULTIPART, examples.UPLOAD),
+        example=examples.FILE,
     )
     async def upload_file(request: Request) -> FileObject:
         """JSON lines, each a request with custom_id, method, url and body. Needs the setting batch_dir."""
         return await _uploaded(opened(store, request), request, most_bytes)
 
     @router.get("/v1/files", summary="List files")
-    @answers(RouteNotFoundError, InvalidRequestError)
+    @answers(RouteNotFoundError, InvalidRequestError, example=examples.listed(examples.FILE))
     async def list_files(
         request: Request,
         purpose: str | None = None,
@@ -85,13 +94,18 @@ def files_router(store: BatchStore | None, most_bytes: int) -> ApiRouter:
         return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}
 
     @router.get("/v1/files/{file_id}", summary="Describe a file")
-    @answers(RouteNotFoundError, ObjectNotFoundError)
+    @answers(RouteNotFoundError, ObjectNotFoundError, example=examples.FILE)
     async def get_file(request: Request, file_id: str) -> FileObject:
         """One of the request's API key."""
         return file_object(await asyncio.to_thread(opened(store, request).file, owner_of(request), file_id))
 
     @router.get("/v1/files/{file_id}/content", summary="Download a file")
-    @answers(RouteNotFoundError, ObjectNotFoundError, bodies={200: str}, media_type=JSON_LINES)
+    @answers(
+        *(RouteNotFoundError, ObjectNotFoundError),
+        bodies={200: str},
+        example=examples.ANSWERS,
+        media_type=JSON_LINES,
+    )
     async def get_content(request: Request, file_id: str) -> Response:
         """As it was uploaded, or the answers of a batch."""
         found = opened(store, request)
@@ -101,7 +115,7 @@ def files_router(store: BatchStore | None, most_bytes: int) -> ApiRouter:
         return FileResponse(found.content(record.id), media_type=JSON_LINES, filename=record.filename)
 
     @router.on(("DELETE",), "/v1/files/{file_id}", summary="Delete a file")
-    @answers(RouteNotFoundError, ObjectNotFoundError, ConflictError)
+    @answers(RouteNotFoundError, ObjectNotFoundError, ConflictError, example=examples.DELETED_FILE)
     async def delete_file(request: Request, file_id: str) -> DeletedFile:
         """One that no unfinished batch reads."""
         await asyncio.to_thread(opened(store, request).delete_file, owner_of(request), file_id)

@@ -16,6 +16,7 @@ class RequestBody(NamedTuple):
 
     type: Any
     media_type: str = JSON
+    example: Any = None
 
 
 class GetResponses(NamedTuple):

@@ -285,7 +285,8 @@ class _Writer:
             "responses": dict(sorted(responses.items())),
         }
         if answers.request is not None:
-            content = self._content(answers.request.type, answers.request.media_type)
+            asked = answers.request
+            content = self._content(asked.type, asked.media_type, example=asked.example)
             read["requestBody"] = {"required": True, "content": content}
         return {**read, "security": []} if is_open and self._asks_for_keys else read
 

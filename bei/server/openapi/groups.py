@@ -32,6 +32,21 @@ _OWN: Final = (
         ),
     ),
     Group(
+        "Files and batches",
+        "OpenAI's: a file of requests, which the server answers beside single queries. Needs the setting `batch_dir`.",
+        (
+            "POST /v1/files",
+            "GET /v1/files",
+            "GET /v1/files/{file_id}",
+            "GET /v1/files/{file_id}/content",
+            "DELETE /v1/files/{file_id}",
+            "POST /v1/batches",
+            "GET /v1/batches",
+            "GET /v1/batches/{batch_id}",
+            "POST /v1/batches/{batch_id}/cancel",
+        ),
+    ),
+    Group(
         "Rerank",
         "Scores of pairs, by a reranker. `/v1/score` also compares vectors of an embedder.",
         (

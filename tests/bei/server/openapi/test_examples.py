@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,13 @@ from jsonschema import Draft202012Validator
 from bei.artifact.manifest import Classification
 from bei.core import Limits
 from bei.engine.fake import FakeEngine
+from bei.server.batches import worker
+from bei.server.batches.files_routes import JSON_LINES
+from bei.server.batches.form_data import MULTIPART
 from bei.server.http.errors import JSON
 from tests.api_docs import page
 from tests.bei.server.app import App
+from tests.bei.server.batches.served import Clients
 from tests.bei.server.kinds import KINDS, KindEngine, save_kind
 from tests.support.artifacts import VOCAB_SIZE
 
@@ -28,16 +33,20 @@ NLI = Classification(labels=["contradiction", "neutral", "entailment"], function
 FIELDS: Mapping[str, Mapping[str, Any]] = {"embedder": {"prompts": {}}, "nli": {"classification": NLI}}
 # Objects whose names are data: labels of entities, statuses.
 BY_NAME = {"results", "answered"}
+# Routes that make what an id, of a path or of a body, stands for.
+MAKERS = {"file_id": "/v1/files", "input_file_id": "/v1/files", "batch_id": "/v1/batches"}
 
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, App]]:
     """One with each kind of model alone."""
     folder = tmp_path_factory.mktemp("examples")
-    apps = {kind: _app(folder / kind, kind) for kind in (*KINDS, "nli")}
-    yield apps
-    for app in apps.values():
-        app.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "_POLL_S", 0.01)
+        apps = {kind: _app(folder / kind, kind) for kind in (*KINDS, "nli")}
+        yield apps
+        for app in apps.values():
+            app.close()
 
 
 def _app(folder: Path, kind: str) -> App:
@@ -45,18 +54,20 @@ def _app(folder: Path, kind: str) -> App:
     limits = {"max_num_tokens": LIMITS.max_num_tokens, "max_seq_len": LIMITS.max_seq_len}
     artifact, _ = save_kind(folder, base, **limits, **FIELDS.get(kind, {}))
     engine = FakeEngine(LIMITS) if base == "embedder" else KindEngine(KINDS[base][1], LIMITS)
-    return App((artifact, engine), openai_token_ids="refuse")
+    return App((artifact, engine), openai_token_ids="refuse", batch_dir=str(folder / "batches"))
 
 
 def operation_of(method: str, path: str) -> Any:
     return PAGE["paths"][path][method]
 
 
-def request_of(operation: Any) -> Any:
-    """The example of the body; None: the route reads none."""
+def request_of(operation: Any) -> tuple[str, Any]:
+    """The media type of the body and its content; an empty one: the route reads none."""
     if "requestBody" not in operation:
-        return None
-    return operation["requestBody"]["content"][JSON]["example"]
+        return "", {}
+    content = operation["requestBody"]["content"]
+    media_type = JSON if JSON in content else MULTIPART
+    return media_type, content[media_type]
 
 
 def known_ids(node: Any) -> Any:
@@ -68,10 +79,34 @@ def known_ids(node: Any) -> Any:
     return node % VOCAB_SIZE % 80 if type(node) is int else node
 
 
-def asked(app: App, method: str, path: str, body: Any) -> httpx.Response:
+def asked(app: App, method: str, path: str) -> httpx.Response:
+    """The answer to the example of a route. What its ids stand for is made before, and an entry of its list."""
+    media_type, content = request_of(operation_of(method, path))
+    if method == "get" and path in MAKERS.values():
+        made(app, path)
+    named = re.sub(r"{(\w+)}", lambda found: meant(app, found[1], path), path)
+    given: dict[str, Any] = {}
+    if media_type == MULTIPART:
+        fields = {**content["example"]}
+        given = {"files": {"file": ("in.jsonl", fields.pop("file"))}, "data": fields}
+    elif media_type:
+        body = known_ids(content["example"])
+        ids = {name: made(app, MAKERS[name]) for name in MAKERS.keys() & body}
+        given = {"content": json.dumps({**body, **ids}).encode()}
+    return Clients(app).ask(method.upper(), named, **given)
+
+
+def made(app: App, path: str) -> str:
+    """The id of what the example of a route makes."""
+    return str(asked(app, "post", path).json()["id"])
+
+
+def meant(app: App, name: str, path: str) -> str:
+    """What a parameter of a path stands for."""
+    if path.endswith("/content"):
+        return str(Clients(app).ended(made(app, MAKERS["batch_id"]))["output_file_id"])
     (service,) = app.models
-    path = path.replace("{name}", service.name).replace("{model}", service.name)
-    return app.request(method.upper(), path, None if body is None else json.dumps(known_ids(body)).encode())
+    return made(app, MAKERS[name]) if name in MAKERS else service.name
 
 
 def is_alike(example: Any, answer: Any) -> bool:
@@ -131,8 +166,8 @@ def test_the_example_of_a_route_is_what_it_reads_and_answers(
     servers: Mapping[str, App], method: str, path: str
 ) -> None:
     operation = operation_of(method, path)
-    body, documented = request_of(operation), operation["responses"]["200"].get("content", {})
-    answers = {kind: asked(app, method, path, body) for kind, app in servers.items()}
+    (_, request), documented = request_of(operation), operation["responses"]["200"].get("content", {})
+    answers = {kind: asked(app, method, path) for kind, app in servers.items()}
     accepted = {kind: answer for kind, answer in answers.items() if answer.status_code == 200}
     assert accepted, {kind: answer.text for kind, answer in answers.items()}
     answer = next(iter(accepted.values()))
@@ -142,10 +177,13 @@ def test_the_example_of_a_route_is_what_it_reads_and_answers(
     media_type, content = next(iter(documented.items()))
     assert answer.headers["content-type"] == media_type
     check_schema(content["schema"], content["example"])
-    if body is not None:
-        check_schema(operation["requestBody"]["content"][JSON]["schema"], body)
+    if request:
+        check_schema(request["schema"], request["example"])
     if media_type == JSON:
         check_schema(content["schema"], answer.json())
         assert is_alike(content["example"], answer.json()), answer.json()
+    elif media_type == JSON_LINES:
+        example, lines = ([json.loads(one) for one in text.splitlines()] for text in (content["example"], answer.text))
+        assert is_alike(example, lines), answer.text
     else:
         assert answer.text.startswith(content["example"].split()[0])
