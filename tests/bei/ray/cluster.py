@@ -76,7 +76,7 @@ def replicas_under_load(artifact: Path, rows: Path, folder: Path) -> dict[str, A
 
     ray.init(num_cpus=4, object_store_memory=100 << 20, include_dashboard=False, log_to_driver=False)
     application = deployment(
-        str(artifact), max_replicas=2, wait_s=0.01, ray_actor_options={"num_cpus": 0.5}, cache_dir=str(folder / "cache")
+        str(artifact), max_replicas=2, wait_s=0.0005, ray_actor_options={"num_cpus": 0.5}, cache_dir=str(folder / "cache")
     )
     serve.run(application)
     try:
