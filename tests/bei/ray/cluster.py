@@ -75,9 +75,9 @@ def replicas_under_load(artifact: Path, rows: Path, folder: Path) -> dict[str, A
     from bei.ray import deployment
 
     ray.init(num_cpus=4, object_store_memory=100 << 20, include_dashboard=False, log_to_driver=False)
-    application = deployment(
-        str(artifact), max_replicas=2, wait_s=0.0005, ray_actor_options={"num_cpus": 0.5}, cache_dir=str(folder / "cache")
-    )
+    cache = str(folder / "cache")
+    options = {"num_cpus": 0.5}
+    application = deployment(str(artifact), max_replicas=2, wait_s=0.0005, ray_actor_options=options, cache_dir=cache)
     serve.run(application)
     try:
         return asyncio.run(_asked())
