@@ -88,9 +88,7 @@ def ends_under_load(container: Container) -> str:
     texts = [f"Sentence {number} says something about the number {number * 7}. " * 8 for number in range(_TEXTS)]
     with ThreadPoolExecutor(_REQUESTS) as pool:
         accepted = _inputs(container)
-        under_way = [
-            pool.submit(container.embed, [f"{index} {text}" for text in texts]) for index in range(_REQUESTS)
-        ]
+        under_way = [pool.submit(container.embed, [f"{index} {text}" for text in texts]) for index in range(_REQUESTS)]
         wait_until(lambda: _inputs(container) == accepted + _REQUESTS * _TEXTS, "all requests are accepted")
         done_before = sum(future.done() for future in under_way)
         assert done_before < _REQUESTS, "all were answered before the signal"
@@ -100,9 +98,7 @@ def ends_under_load(container: Container) -> str:
     assert [answer.status_code for answer in answered] == [200] * _REQUESTS
     assert all(len(answer.json()["data"]) == _TEXTS for answer in answered)
     assert (code := container.exit_code()) == 0, f"ended with {code}:\n{container.log()}"
-    return (
-        f"SIGTERM with {_REQUESTS - done_before} requests under way: all answered; a later one: {late}; exit code 0"
-    )
+    return f"SIGTERM with {_REQUESTS - done_before} requests under way: all answered; a later one: {late}; exit code 0"
 
 
 def _inputs(container: Container) -> int:

@@ -94,4 +94,4 @@ def bei(tools: Tools, image: str, *words: str, folder: Path | None = None, code:
 def config_of(tools: Tools, image: str) -> dict[str, Any]:
     """The image's configuration: user, labels, health check."""
     (inspected,) = json.loads(tools.run("podman", "image", "inspect", image).stdout)
-    return {**inspected["Config"], "Healthcheck": inspected.get("Healthcheck") or inspected["Config"].get("Healthcheck")}
+    return {"Healthcheck": inspected.get("Healthcheck"), **inspected["Config"]}
