@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,7 @@ def test_the_command_is_skipped_where_it_cannot_run(
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert said().startswith("skipped: it needs root")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(tools.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     assert "apt-get install --no-install-recommends buildah mmdebstrap podman runc" in said()
-    monkeypatch.setattr(tools.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     assert f"it needs a Python {tools.python_version()} for the base" in said()

@@ -24,7 +24,7 @@ CPU_LIMIT_BYTES = 250e6
 
 _NOT_IN_CPU = {"transformers", "onnx", "huggingface-hub", "safetensors", "ml-dtypes", "pyarrow"}
 _PLUGINS = "/opt/bei/lib/python3*/site-packages/openvino/libs/libopenvino_intel_*_plugin.so"
-_REQUESTS, _TEXTS = 6, 64
+_REQUESTS, _TEXTS = 6, 32
 
 
 def configuration(tools: Tools, image: str) -> str:
