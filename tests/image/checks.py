@@ -22,7 +22,7 @@ from tests.support.zoo import save_case
 # Compressed, as a registry has it.
 CPU_LIMIT_BYTES = 250e6
 
-_NOT_IN_CPU = {"transformers", "onnx", "huggingface-hub", "safetensors", "ml-dtypes", "pyarrow"}
+_NOT_IN_CPU = {"transformers", "onnx", "safetensors", "ml-dtypes", "sentencepiece", "pyarrow"}
 _PLUGINS = "/opt/bei/lib/python3*/site-packages/openvino/libs/libopenvino_intel_*_plugin.so"
 _REQUESTS, _TEXTS = 6, 32
 
