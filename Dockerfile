@@ -67,7 +67,7 @@ ENV PATH=/opt/bei/bin:$PATH \
     BEI_HOST=0.0.0.0 \
     BEI_PORT=8000
 EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=12s --start-period=15s \
+HEALTHCHECK --interval=10s --timeout=12s --start-period=2m \
   CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ[\"BEI_PORT\"]}/health', timeout=10)"]
 ENTRYPOINT ["bei"]
 CMD ["serve"]
@@ -119,7 +119,7 @@ ENV PATH=/opt/bei/bin:$PATH \
     BEI_HOST=0.0.0.0 \
     BEI_PORT=8000
 EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=12s --start-period=15s \
+HEALTHCHECK --interval=10s --timeout=12s --start-period=2m \
   CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ[\"BEI_PORT\"]}/health', timeout=10)"]
 ENTRYPOINT ["bei"]
 CMD ["serve"]

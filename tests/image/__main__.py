@@ -1,8 +1,8 @@
 """Builds the images ``cpu`` and ``cpu-build`` and tries them: ``python -m tests.image``.
 
 No registry of images is asked: the base is made from Debian's packages and this machine's Python, in place of the
-python:3-slim that the Dockerfile names. buildah builds in a chroot, podman runs with runc, which works without systemd
-and overlays. Packages of Python come from the index. Takes a quarter of an hour and 15 GB of disk.
+python:3-slim that the Dockerfile names. buildah builds in a chroot, podman runs with runc, which works without systemd.
+Packages of Python come from the index. Takes a quarter of an hour and 15 GB of disk.
 
 Exit code 1 where a check fails, 77 where this machine cannot do it.
 """
@@ -10,11 +10,15 @@ Exit code 1 where a check fails, 77 where this machine cannot do it.
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from contextlib import ExitStack
 from pathlib import Path
+
+import httpx
 
 from tests.image import checks
 from tests.image.container import serving
@@ -28,20 +32,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, help="a folder for the images, which is kept (default: a temporary one)")
     parser.add_argument("--python", type=Path, default=python_prefix(), help="the base's Python (default: pyenv's)")
+    parser.add_argument("--driver", choices=("overlay", "vfs"), default="overlay", help="vfs works anywhere, slowly")
     arguments = parser.parse_args()
     if why := lack(arguments.python):
         _say(f"skipped: {why}.")
         return SKIPPED
     with ExitStack() as stack:
         work = arguments.work or stack.enter_context(tempfile.TemporaryDirectory(prefix="bei-image-"))
-        tools = Tools(Path(work).absolute())
+        tools = Tools(Path(work).absolute(), arguments.driver)
         try:
             tools.make_base(arguments.python)
             _say(f"base: {_megabytes(*tools.sizes(BASE))}")
             for target in TARGETS:
                 _try(tools, target)
-        except AssertionError as error:
-            _say(f"FAILED: {error}")
+        except (AssertionError, httpx.HTTPError, subprocess.TimeoutExpired) as error:
+            _say(f"FAILED: {str(error) or traceback.format_exc()}")
             return 1
     return 0
 

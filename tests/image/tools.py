@@ -1,4 +1,4 @@
-"""buildah and podman without a daemon, a registry or a kernel's overlays, and the base image from Debian's packages."""
+"""buildah and podman without a daemon and a registry, and the base image from Debian's packages."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ runtime = "runc"
 """
 _STORAGE = """
 [storage]
-driver = "vfs"
+driver = "{driver}"
 graphroot = "{folder}/store"
 runroot = "{folder}/run"
 """
@@ -89,13 +89,13 @@ def lack(python: Path | None) -> str:
 
 
 class Tools:
-    """The commands, with their storage in ``folder``."""
+    """The commands, with their storage in ``folder``. ``driver``: overlay or vfs."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, driver: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         for name, text in (("storage.conf", _STORAGE), ("containers.conf", _CONTAINERS), ("pip.conf", _PIP)):
-            (folder / name).write_text(text.replace("{folder}", str(folder)))
+            (folder / name).write_text(text.replace("{folder}", str(folder)).replace("{driver}", driver))
         self._env = {
             **os.environ,
             "CONTAINERS_CONF": str(folder / "containers.conf"),
