@@ -103,7 +103,7 @@ def test_templates_ask_routes_and_metrics_that_there_are() -> None:
 
 
 def test_the_user_is_the_image_s() -> None:
-    (uid,) = re.findall(r"--uid (\d+)", DOCKERFILE)
+    (uid,) = set(re.findall(r"--uid (\d+)", DOCKERFILE))
     assert set(re.findall(r"(?:runAsUser|runAsGroup|fsGroup): (\d+)", TEXT)) == {uid}
     assert SERVICES["bei"]["user"] == f"{uid}:{uid}"
 

@@ -38,6 +38,7 @@ _OF_BUILDS_ALONE = {
 # Every build needs these; the builder imports them, and the rest, where it uses them. Looked for first, so that an
 # installation without the extra is told so before anything is read.
 _EVERY_BUILD_NEEDS = ("ml_dtypes", "onnx")
+_BUILDER = "pip install 'bei[cpu]', or in a container the image cpu-build"
 
 
 def cache_of(config: ServeConfig) -> ModelCache:
@@ -211,7 +212,7 @@ def build_config_class() -> type[Any]:
     """The builder's configuration. Raises MissingDependencyError and BrokenDependencyError where what building needs is
     not installed, or does not load."""
     for library in _EVERY_BUILD_NEEDS:
-        libraries.load(library, library, "cpu", "Building an artifact")
+        libraries.load(library, library, "cpu", "Building an artifact", _BUILDER)
     from bei_build.config import BuildConfig
 
     return BuildConfig

@@ -150,7 +150,7 @@ def test_without_the_builder_a_build_names_the_extra_to_install(
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     error = fails_with(capsys, command, str(tmp_path))
     assert "'ml_dtypes'" in error
-    assert "pip install 'bei[cpu]'" in error
+    assert "pip install 'bei[cpu]', or in a container the image cpu-build" in error
 
 
 # serve
