@@ -2,7 +2,7 @@
 
 No registry of images is asked: the base is made from Debian's packages and this machine's Python, in place of the
 python:3-slim that the Dockerfile names. buildah builds in a chroot, podman runs with runc, which works without systemd.
-Packages of Python come from the index. Takes a quarter of an hour and 15 GB of disk.
+Packages of Python come from the index. Takes a quarter of an hour and 10 GB of disk.
 
 Exit code 1 where a check fails, 77 where this machine cannot do it.
 """
