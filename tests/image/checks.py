@@ -136,7 +136,8 @@ def builds_and_embeds(tools: Tools, image: str, folder: Path) -> Iterator[str]:
     """A checkpoint is built and answers a file of texts."""
     folder.mkdir()
     folder.chmod(0o777)
-    save_case(folder / "checkpoint", MODELS["embedder"])
+    for file in save_case(folder / "checkpoint", MODELS["embedder"]).iterdir():
+        file.chmod(0o644)  # safetensors makes its files readable for their owner alone
     (folder / "texts.jsonl").write_text("".join(f'{{"text": "text {number}"}}\n' for number in range(100)), "utf-8")
     bei(tools, image, "build", "checkpoint", "--out", "artifact", "--reference", "engine", folder=folder)
     assert (folder / "artifact" / "manifest.json").exists()
