@@ -39,7 +39,7 @@ from bei.server.endpoint.models import Models
 from bei.server.endpoint.parse import parser
 from bei.server.endpoint.render import FLOAT_BYTES, Reply
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.shared_fields import Dimensions
+from bei.server.endpoint.shared_fields import Dimensions, Tiered
 from bei.server.endpoint.truncation_fields import Truncate
 from bei.server.http.routing import ApiRouter
 from bei.server.routes.classify import labels_of
@@ -83,7 +83,7 @@ class RequestedOutput(msgspec.Struct, kw_only=True):
     parameters: OutputParameters | None = None
 
 
-class InferRequest(msgspec.Struct, kw_only=True):
+class InferRequest(Tiered, kw_only=True):
     """``outputs`` null: all that the model has."""
 
     inputs: Annotated[list[InputTensor], limits(minItems=1, maxItems=1)]
