@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from bei.bulk.file_systems import file_system_of
 from bei.errors import JobError
-from bei.utils import libraries
 from bei.utils.durable_files import sync_folder
 from bei.utils.full_disk import naming_full_disk
 
@@ -49,9 +49,8 @@ def folder_at(path: str) -> JobFolder:
     """The folder ``path``, which need not be there: of this machine, or a URL of fsspec. Raises JobError."""
     if "://" not in path:
         return LocalJobFolder(Path(path).expanduser())
-    core = libraries.load("fsspec.core", "fsspec", "bulk", "Writing to a URL")
     with _reaching(path):
-        file_system, root = core.url_to_fs(path)
+        file_system, root = file_system_of(path)
         return RemoteJobFolder(path, file_system, root)
 
 
@@ -177,8 +176,6 @@ def _reaching(shown: str) -> Iterator[None]:
     """A context in which errors of a file system become JobError."""
     try:
         yield
-    except ImportError as error:  # of a protocol's package
-        raise JobError(f"{shown} needs a package that is not installed: {error}.") from error
     except (OSError, ValueError) as error:
         raise JobError(f"{shown} cannot be used: {error or type(error).__name__}.") from error
 

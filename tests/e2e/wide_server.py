@@ -126,6 +126,6 @@ if __name__ == "__main__":
     sys.argv.append("--tune=off")
     with (
         mock.patch("bei.service.loader.load_engine", load_engine),
-        mock.patch("bei.service.service.deviation", return_value=None),
+        mock.patch("bei.artifact.certificate.canary.deviation", return_value=None),
     ):
         main.main(sys.argv[1:])

@@ -51,7 +51,7 @@ def main() -> int:
 
 def _again(name: str, seed: int, index: int) -> int:
     """One input, whose files stay."""
-    folder = Path(tempfile.mkdtemp(prefix="bei-fuzz-"))
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
     print(f"in {folder}")
     trial = TARGETS[name].make(folder)
     try:

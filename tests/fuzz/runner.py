@@ -47,7 +47,7 @@ def run(
     began_s = time.monotonic()
     start = 0
     while start < num_inputs and len(outcome.findings) < MOST_FINDINGS:
-        with tempfile.TemporaryDirectory(prefix="bei-fuzz-", dir=_in_memory()) as folder:
+        with tempfile.TemporaryDirectory(prefix="fuzz-", dir=_in_memory()) as folder:
             state_file, log = Path(folder, "state"), Path(folder, "log")
             state = State(state_file)
             names = (table, target, seed, start, num_inputs, state_file, Path(folder, "scratch"))

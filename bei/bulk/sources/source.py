@@ -10,15 +10,15 @@ import sys
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import closing, contextmanager
-from typing import IO, TYPE_CHECKING, Any, TypeAlias
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
+from bei.bulk.file_systems import FileSystem, file_system_of
 from bei.bulk.sources.columnar import ArrowRows, ParquetRows
 from bei.bulk.sources.lines import CsvRecords, JsonLines, TextLines, TsvRecords
 from bei.bulk.sources.rows import Columns, RowFile, RowPlace, RowRange, Rows, joined
 from bei.errors import JobInputError
-from bei.utils import libraries
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,8 +36,6 @@ _ENDINGS = {
     **{".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".txt": "text", ".text": "text"},
 }
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
-
-FileSystem: TypeAlias = Any  # fsspec's; it has no types
 
 
 class InputFile(msgspec.Struct, frozen=True):
@@ -241,12 +239,11 @@ class _Cutter:
 
 def _found(patterns: Seq[str], form: str | None) -> tuple[FileSystem, list[str]]:
     """The file system and the paths of all files that ``patterns`` mean."""
-    core = libraries.load("fsspec.core", "fsspec", "bulk", "Reading input files")
     file_system: FileSystem = None
     paths: list[str] = []
     for pattern in patterns:
         with _reaching(pattern):
-            own, path = core.url_to_fs(os.path.expanduser(pattern))
+            own, path = file_system_of(os.path.expanduser(pattern))
             if file_system is not None and own is not file_system:
                 raise JobInputError("All inputs of a job must lie in one file system.")
             file_system = own
@@ -318,7 +315,5 @@ def _reaching(path: str) -> Iterator[None]:
         yield
     except JobInputError:
         raise
-    except ImportError as error:  # of a protocol's package
-        raise JobInputError(f"{path} needs a package that is not installed: {error}.") from error
     except (OSError, ValueError, EOFError) as error:
         raise JobInputError(f"{path} cannot be read: {error or type(error).__name__}.") from error

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bei.bulk.folder import JobFolder, LocalJobFolder, folder_at
-from bei.errors import DiskFullError, JobError
+from bei.errors import DiskFullError, JobError, MissingDependencyError
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -89,3 +89,8 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatc
 def test_a_place_that_cannot_be_written_to_is_named(url: str, bucket: str) -> None:
     with pytest.raises(JobError, match=url):
         folder_at(url).commit("part", b"x")
+
+
+def test_a_protocol_whose_package_is_missing_is_named_with_the_command_that_installs_it() -> None:
+    with pytest.raises(MissingDependencyError, match="pip install gcsfs"):
+        folder_at("gs://bucket/x")

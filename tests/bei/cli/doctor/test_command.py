@@ -201,7 +201,7 @@ def test_an_advice_stands_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_an_extra_is_one_of_the_project_s_and_known_by_a_package_of_it(extra: str) -> None:
-    declared = re.search(rf"^{extra} = \[([^]]*)", (ROOT / "pyproject.toml").read_text(), re.M)
+    declared = re.search(rf"^{extra} = \[(.*?)\]$", (ROOT / "pyproject.toml").read_text(), re.M | re.S)
     assert declared is not None
     assert re.search(rf'"{EXTRAS[extra][0]}\b', declared[1])
 
