@@ -97,7 +97,7 @@ class JobOptions(NamedTuple):
 class JobProgress(msgspec.Struct, frozen=True):
     """How far a process is with its part of a job. Rows are of the output, ``dead`` ones of the input have no answer.
     ``resumed``: of ``shards_done`` those that were done before it began. Rates are of what it has done itself;
-    ``engine_share``: of its time that in which the engine had work."""
+    ``engine_share``: of its time that in which the engine had work; None where engines are elsewhere."""
 
     shards: int
     shards_done: int
@@ -108,7 +108,7 @@ class JobProgress(msgspec.Struct, frozen=True):
     tokens: int
     elapsed_s: float
     tokens_per_s: float
-    engine_share: float
+    engine_share: float | None
     left_s: float | None
 
 
@@ -180,7 +180,7 @@ class OpenJob:
             self.num_shards = len(contents.shards)
             self.output = Output(folder, form, options.on_error, plan.digest, options.columns.id)
             self._job = Job(source.reader(contents), self._service, task, self.output, options.chunk_size)
-        except BaseException:
+        except BaseException:  # its threads would outlive whatever ends this
             self._service.close()
             raise
 
@@ -299,9 +299,9 @@ def finish(output: Output, num_shards: int) -> None:
 
 
 class DoneShards:
-    """Counts what is done. ``engine_s``: seconds in which the engine had work."""
+    """Counts what is done. ``engine_s``: seconds in which the engine had work, where it is in this process."""
 
-    def __init__(self, tell: Tell, engine_s: Callable[[], float]) -> None:
+    def __init__(self, tell: Tell, engine_s: Callable[[], float] | None = None) -> None:
         self._tell = tell
         self._engine_s = engine_s
         self._started = time.monotonic()
@@ -323,13 +323,13 @@ class DoneShards:
         return todo
 
     def add(self, record: ShardRecord) -> None:
-        """DoneShards one that has just been done."""
+        """Count one that has just been done."""
         self._records.append(record)
         self._tell(self.progress())
 
     def progress(self) -> JobProgress:
         """So far."""
-        elapsed_s = time.monotonic() - self._started
+        elapsed_s = max(time.monotonic() - self._started, 1e-9)
         own = self._records[self._resumed :]
         records = self._records
         tokens = sum(record.tokens for record in own)
@@ -342,7 +342,9 @@ class DoneShards:
             truncated=sum(record.truncated for record in records),
             tokens=sum(record.tokens for record in records),
             elapsed_s=round(elapsed_s, 3),
-            tokens_per_s=round(tokens / max(elapsed_s, 1e-9), 1),
-            engine_share=round(min(1.0, self._engine_s() / max(elapsed_s, 1e-9)), 3),
+            tokens_per_s=round(tokens / elapsed_s, 1),
+            engine_share=None
+            if self._engine_s is None
+            else round(min(1.0, self._engine_s() / max(elapsed_s, 1e-9)), 3),
             left_s=round(elapsed_s / len(own) * (self._todo - len(own)), 1) if own else None,
         )

@@ -23,6 +23,7 @@ from bei.bulk.folder import folder_at
 from bei.bulk.job import Output
 from bei.bulk.parts import FORMATS, ShardRecord
 from bei.bulk.run import DoneShards, JobOptions, JobProgress, OpenJob, Tell, finish, opened_source
+from bei.bulk.sources.source import Source
 from bei.config.settings import ServeConfig
 from bei.errors import ArtifactError, BeiError, ConfigError, JobError
 from bei.utils import libraries
@@ -109,9 +110,15 @@ class _Placement(NamedTuple):
 
 
 def run_on_ray(
-    artifact: Path | Artifact, options: JobOptions, config: ServeConfig, cluster: Cluster, tell: Tell
+    source: Source,
+    artifact: Path | Artifact,
+    options: JobOptions,
+    config: ServeConfig,
+    cluster: Cluster,
+    tell: Tell,
 ) -> JobProgress:
-    """Do the job on a cluster. The input, the output and bei are where every node finds them.
+    """Do the job on a cluster. The input, the output and bei are where every node finds them; ``source``: the input as
+    it was when the job began.
 
     Raises what ``bei.bulk.run.run_job`` raises, and JobError where actors do not start or die again and again.
     """
@@ -129,11 +136,10 @@ def run_on_ray(
         output = Output(
             folder_at(options.output), FORMATS[options.output_format](), options.on_error, plan, options.columns.id
         )
-        count = DoneShards(tell, lambda: 0.0)
+        count = DoneShards(tell)
         for record in crew.run(count.begin(output, range(num_shards))):
             count.add(record)
-        with opened_source(options) as source:
-            source.check_unchanged()
+        source.check_unchanged()
         finish(output, num_shards)
         return count.progress()
     finally:
@@ -197,6 +203,8 @@ class _Crew:
         except self._ray.exceptions.RayError as error:
             self._replace(actor, shard, error)
             return None
+        if shard is None:
+            self._deaths[None] = 0
         self._idle += [actor] * (_SHARDS_AT_ONCE if shard is None else 1)
         return answer
 

@@ -105,7 +105,7 @@ async def make_app(artifacts: Seq[Path | Artifact], config: ServeConfig) -> Whol
     try:
         for service in models:
             await service.check_ready()  # an engine that computes other numbers than at build time gets no request
-    except BaseException:
+    except BaseException:  # raised again: engines are not left behind
         await asyncio.get_running_loop().run_in_executor(None, models.close)
         raise
     app = create_app(models, config, metrics, keys, request_log, tracing, batches=store)

@@ -22,7 +22,7 @@ def write_durably(path: Path, content: bytes) -> None:
                 os.fsync(file.fileno())
             os.replace(partial, path)
             sync_folder(path.parent)
-    except BaseException:
+    except BaseException:  # raised again: nothing half-written is left
         partial.unlink(missing_ok=True)
         raise
 

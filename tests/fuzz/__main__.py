@@ -58,7 +58,7 @@ def _again(name: str, seed: int, index: int) -> int:
         trial(Random(f"{seed}:{index}"))
     except BeiError as error:
         print(f"refused with {type(error).__name__}: {error}")
-    except BaseException:
+    except BaseException:  # shown as the finding that it is
         traceback.print_exc()
         return 1
     else:

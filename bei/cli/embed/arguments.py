@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from bei.bulk.row_task import TASKS
 from bei.bulk.run import JobOptions
 from bei.bulk.sources.rows import Columns
 from bei.bulk.sources.source import FORMATS as INPUT_FORMATS
+from bei.cli.parser import whole
 from bei.errors import ConfigError
-from bei.utils.ranges import Range, shown
+from bei.utils.ranges import shown
 
 # Settings of bei serve that a job shares.
 SETTINGS = frozenset(
@@ -64,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--query-column", metavar="NAME", help="the query of each pair, for --task rerank")
     where.add_argument("--id-column", metavar="NAME", help="each row's id (default: a column row, the row's number)")
     where.add_argument("--columns", metavar="NAME,NAME", default="", help="other columns to copy to the output")
-    where.add_argument("--max-rows", type=_whole(1, 10**12), metavar="N", help="only the first rows, for a trial")
+    where.add_argument("--max-rows", type=whole(1, 10**12), metavar="N", help="only the first rows, for a trial")
     where.add_argument(
         "--on-error",
         choices=("skip", "null", "fail"),
@@ -85,11 +86,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a Ray cluster that works on the shards: auto, local, or HOST:PORT (extra: scale)",
     )
     process.add_argument(
-        "--ray-workers", type=_whole(1, 10_000), metavar="N", help="engines on it (default: one a GPU, or one a node)"
+        "--ray-workers", type=whole(1, 10_000), metavar="N", help="engines on it (default: one a GPU, or one a node)"
     )
-    process.add_argument(
-        "--shard-rows", type=_whole(1, 10**7), metavar="N", help="rows of a file (default: some 64 MB)"
-    )
+    process.add_argument("--shard-rows", type=whole(1, 10**7), metavar="N", help="rows of a file (default: some 64 MB)")
     process.add_argument(
         "--json", action="store_true", help="progress and result on standard output, a JSON object a line"
     )
@@ -104,11 +103,11 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--input-type", metavar="NAME", help="query, document, or the name of a prompt")
     group.add_argument("--prompt", metavar="TEXT", help="the prompt itself, in front of texts or around {text}")
     group.add_argument(
-        "--dimensions", type=_whole(1, 10**6), metavar="N", help="cut dense vectors to so many components"
+        "--dimensions", type=whole(1, 10**6), metavar="N", help="cut dense vectors to so many components"
     )
     group.add_argument("--normalize", action=argparse.BooleanOptionalAction, help="default: as the checkpoint says")
     group.add_argument("--output-dtype", choices=_DTYPES, help="numbers of dense vectors (default: float)")
-    group.add_argument("--top-k", type=_whole(1, 10**6), metavar="N", help="keep the largest weights of sparse vectors")
+    group.add_argument("--top-k", type=whole(1, 10**6), metavar="N", help="keep the largest weights of sparse vectors")
     group.add_argument("--raw-scores", action="store_true", default=None, help="logits instead of probabilities")
     group.add_argument("--instruction", metavar="TEXT", help="for rerankers whose template has a slot for one")
     group.add_argument(
@@ -116,12 +115,12 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
         choices=("none", "left", "right"),
         help="the side that is cut off too long texts; none: they have no answer (default: as the model says)",
     )
-    group.add_argument("--max-tokens", type=_whole(1, 10**7), metavar="N", help="cut texts to so many tokens")
+    group.add_argument("--max-tokens", type=whole(1, 10**7), metavar="N", help="cut texts to so many tokens")
     group.add_argument(
-        "--chunk-tokens", type=_whole(1, 10**6), metavar="N", help="a vector for each chunk of so many tokens of a text"
+        "--chunk-tokens", type=whole(1, 10**6), metavar="N", help="a vector for each chunk of so many tokens of a text"
     )
     group.add_argument(
-        "--chunk-overlap", type=_whole(0, 10**6), metavar="N", help="tokens that a chunk shares with the one before"
+        "--chunk-overlap", type=whole(0, 10**6), metavar="N", help="tokens that a chunk shares with the one before"
     )
 
 
@@ -196,14 +195,3 @@ def _part_of_environment(environment: Mapping[str, str]) -> tuple[int, int]:
                 return part
     named = " or ".join(f"{index} and {count}" for index, _, count in _NUMBERED)
     raise ConfigError(f"--shard auto needs the variables {named}: set both, or give I/N.")
-
-
-def _whole(least: int, most: int) -> Callable[[str], int]:
-    within = Range(least, most)
-
-    def parse(text: str) -> int:
-        if not text.isdecimal() or len(text) > 25 or int(text) not in within:
-            raise argparse.ArgumentTypeError(f"must be a whole number {within}, not {shown(text)}")
-        return int(text)
-
-    return parse

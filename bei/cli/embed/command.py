@@ -42,7 +42,7 @@ def embed(options: Mapping[str, Any], config: ServeConfig, artifacts: OpenArtifa
         else:
             from bei.ray.jobs import Cluster, run_on_ray
 
-            done = run_on_ray(artifact, job, config, Cluster(options["ray"], options["ray_workers"]), tell)
+            done = run_on_ray(source, artifact, job, config, Cluster(options["ray"], options["ray_workers"]), tell)
     if not options["json"]:
         print(_summary(done, job), file=sys.stderr)  # noqa: T201
 
@@ -94,8 +94,9 @@ def words(progress: JobProgress) -> str:
         f"{progress.shards_done} of {progress.shards} shards",
         f"{progress.rows:,} rows",
         f"{progress.tokens_per_s:,.0f} tokens/s",
-        f"engine {progress.engine_share:.0%} busy",
     ]
+    if progress.engine_share is not None:
+        parts.append(f"engine {progress.engine_share:.0%} busy")
     if progress.dead:
         parts.append(f"{progress.dead:,} dead")
     if progress.left_s is not None:
@@ -105,7 +106,9 @@ def words(progress: JobProgress) -> str:
 
 def metrics(progress: JobProgress) -> str:
     """In the text format of Prometheus."""
-    gauges = {name: getattr(progress, name) for name in ("shards", "shards_done", "engine_share", "tokens_per_s")}
+    gauges = {name: getattr(progress, name) for name in ("shards", "shards_done", "tokens_per_s")}
+    if progress.engine_share is not None:
+        gauges["engine_share"] = progress.engine_share
     counters = {name: getattr(progress, name) for name in ("rows", "dead", "truncated", "tokens")}
     lines = [f"# TYPE bei_job_{name} gauge\nbei_job_{name} {value}" for name, value in gauges.items()]
     lines += [f"# TYPE bei_job_{name}_total counter\nbei_job_{name}_total {value}" for name, value in counters.items()]
@@ -116,7 +119,8 @@ def _summary(done: JobProgress, job: JobOptions) -> str:
     """The last line."""
     own = "" if job.part == (0, 1) else f" (part {job.part[0]} of {job.part[1]})"
     resumed = f", {done.resumed} of {done.shards} shards were done before" if done.resumed else ""
-    rate = f" in {shown_time(done.elapsed_s)}: {done.tokens_per_s:,.0f} tokens/s, engine {done.engine_share:.0%} busy"
+    busy = "" if done.engine_share is None else f", engine {done.engine_share:.0%} busy"
+    rate = f" in {shown_time(done.elapsed_s)}: {done.tokens_per_s:,.0f} tokens/s{busy}"
     dead = f"\n{done.dead:,} rows have no answer: {job.output}/_dead says why." if done.dead else ""
     cut = f"\n{done.truncated:,} inputs were cut to what the model reads." if done.truncated else ""
     return f"{done.rows:,} rows in {job.output}{own}{rate if done.shards > done.resumed else ''}{resumed}.{dead}{cut}"

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from bei.cli.parser import whole
 from bei.cli.simulate.devices import TABLES, SimulatedDevices, read_table
 from bei.cli.simulate.http_time import HttpTime
 from bei.cli.simulate.page import simulation_page
@@ -20,7 +21,6 @@ from bei.cli.simulate.trace import Trace, read_trace, write_trace
 from bei.cli.simulate.workloads import WORKLOADS, TrafficMix
 from bei.errors import ConfigError
 from bei.scheduler.scheduler import SchedulingRules
-from bei.utils.full_disk import write_whole
 from bei.utils.ranges import Range, shown
 
 _DEFAULT_COSTS = "l4-bge-large"
@@ -35,7 +35,7 @@ _RULE_FLAGS = ("step_cap_ms", "bulk_share")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags. Missing ones are None, so that flags without effect can be refused."""
-    count, share = _whole(1, 1_000_000), _number(Range(0, 1))
+    count, share = whole(1, 1_000_000), _number(Range(0, 1))
     seconds = _number(Range(0, 86_400, "seconds"))
 
     def add(flag: str, kind: Callable[[str], Any], metavar: str, text: str, default: Any = None) -> None:
@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "N",
         f"requests of a backfill that are unanswered at any time (default: {_REQUESTS_A_STREAM} a stream)",
     )
-    add("--seed", _whole(0, 2**63 - 1), "N", "seed of a synthetic trace (default: 0)")
+    add("--seed", whole(0, 2**63 - 1), "N", "seed of a synthetic trace (default: 0)")
     add(
         "--step-cap-ms",
         _number(Range(0, 3_600_000, "milliseconds", above=True)),
@@ -113,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--front-cores",
-        _whole(0, 4096),
+        whole(0, 4096),
         "N",
         "cores of a CPU engine that do this work too; 0: the engine has its own device",
         0,
@@ -220,18 +220,6 @@ def _policies(text: str) -> tuple[str, ...]:
     if unknown := [name for name in names if name not in POLICIES]:
         raise argparse.ArgumentTypeError(f"no policy {unknown[0]!r}: choose from {', '.join(POLICIES)}, with commas")
     return names
-
-
-def _whole(least: int, most: int) -> Callable[[str], int]:
-    """A whole number within the range."""
-    within = Range(least, most)
-
-    def parse(text: str) -> int:
-        if not text.isdecimal() or len(text) > 25 or int(text) not in within:
-            raise argparse.ArgumentTypeError(f"must be a whole number {within}, not {shown(text)}")
-        return int(text)
-
-    return parse
 
 
 def _number(within: Range) -> Callable[[str], float]:

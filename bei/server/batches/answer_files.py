@@ -101,7 +101,7 @@ class AnswerFiles:
         self._output = _cut_off(output, at.output_bytes)
         try:
             self._errors = _cut_off(errors, at.error_bytes)
-        except BaseException:
+        except BaseException:  # raised again: the file is not left open
             self._output.close()
             raise
 
@@ -151,7 +151,7 @@ def _cut_off(path: Path, size: int) -> BinaryIO:
             raise ValueError(f"{path} is shorter than the {size} bytes that were written to it")
         file.truncate(size)
         file.seek(size)
-    except BaseException:
+    except BaseException:  # raised again: the file is not left open
         file.close()
         raise
     return file

@@ -146,7 +146,7 @@ async def _uploaded(store: BatchStore, request: Request, most_bytes: int) -> Fil
                 _take_fields(form, record)
                 await asyncio.to_thread(os.fsync, file.fileno())
             await asyncio.to_thread(store.finish_file, record)
-        except BaseException:
+        except BaseException:  # raised again: an upload that is broken off leaves nothing
             with suppress(BeiError, OSError):  # what is left is cleaned some time
                 await asyncio.to_thread(store.drop_file, record.id)
             raise

@@ -324,7 +324,7 @@ class BatchStore:
                 try:
                     yield lambda query, *values: self._connection.execute(query, values).fetchall()
                     self._connection.execute("COMMIT")
-                except BaseException:
+                except BaseException:  # raised again: half a change is taken back
                     if self._connection.in_transaction:
                         self._connection.execute("ROLLBACK")
                     raise

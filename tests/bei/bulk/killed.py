@@ -77,7 +77,7 @@ def _in_child(work: Callable[[], object], point: int | None = None) -> int:
             _kill_at(point)
         work()
         status = 0
-    except BaseException:
+    except BaseException:  # shown: the child's status alone would not say why
         traceback.print_exc()
     finally:
         sys.stderr.flush()

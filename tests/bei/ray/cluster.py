@@ -24,7 +24,7 @@ import ray
 from ray import serve
 from ray.cluster_utils import Cluster as LocalCluster
 
-from bei.bulk.run import JobOptions, JobProgress
+from bei.bulk.run import JobOptions, JobProgress, opened_source
 from bei.bulk.sources.rows import Columns
 from bei.config.settings import ServeConfig
 from bei.ray.jobs import Cluster, run_on_ray
@@ -45,7 +45,9 @@ def job_with_a_node_killed(artifact: Path, rows: Path, folder: Path) -> dict[str
             threading.Thread(target=cluster.remove_node, args=(other, False)).start()
 
     try:
-        done = run_on_ray(artifact, _options(rows, folder / "out"), _CONFIG, Cluster(cluster.address), tell)
+        options = _options(rows, folder / "out")
+        with opened_source(options) as source:
+            done = run_on_ray(source, artifact, options, _CONFIG, Cluster(cluster.address), tell)
         return dict(msgspec.to_builtins(done))
     finally:
         cluster.shutdown()
