@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from bei.cli.help_texts import METAVARS
@@ -103,18 +103,6 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be a number, not {shown(text)}") from None
-
-
-def whole(least: int, most: int) -> Callable[[str], int]:
-    """The type of flags that take a whole number within the range."""
-    within = Range(least, most)
-
-    def parse(text: str) -> int:
-        if not text.isdecimal() or len(text) > 25 or int(text) not in within:
-            raise argparse.ArgumentTypeError(f"must be a whole number {within}, not {shown(text)}")
-        return int(text)
-
-    return parse
 
 
 def numbers(text: str) -> tuple[int, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from bei.errors import ConfigError
@@ -59,3 +61,15 @@ def _of_container(value: object) -> str:
     if isinstance(value, (list, tuple, set)):
         return f"a list of {len(value):,}"
     return f"a table of {len(value):,}" if isinstance(value, dict) else repr(value)
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """The type of flags that take a whole number within the range."""
+    within = Range(least, most)
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or len(text) > 25 or int(text) not in within:
+            raise argparse.ArgumentTypeError(f"must be a whole number {within}, not {shown(text)}")
+        return int(text)
+
+    return parse

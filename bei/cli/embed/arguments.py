@@ -14,9 +14,8 @@ from bei.bulk.row_task import TASKS
 from bei.bulk.run import JobOptions
 from bei.bulk.sources.rows import Columns
 from bei.bulk.sources.source import FORMATS as INPUT_FORMATS
-from bei.cli.parser import whole
 from bei.errors import ConfigError
-from bei.utils.ranges import shown
+from bei.utils.ranges import shown, whole
 
 # Settings of bei serve that a job shares.
 SETTINGS = frozenset(

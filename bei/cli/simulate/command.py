@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from bei.cli.parser import whole
 from bei.cli.simulate.devices import TABLES, SimulatedDevices, read_table
 from bei.cli.simulate.http_time import HttpTime
 from bei.cli.simulate.page import simulation_page
@@ -21,7 +20,8 @@ from bei.cli.simulate.trace import Trace, read_trace, write_trace
 from bei.cli.simulate.workloads import WORKLOADS, TrafficMix
 from bei.errors import ConfigError
 from bei.scheduler.scheduler import SchedulingRules
-from bei.utils.ranges import Range, shown
+from bei.utils.full_disk import write_whole
+from bei.utils.ranges import Range, shown, whole
 
 _DEFAULT_COSTS = "l4-bge-large"
 _REQUESTS_A_STREAM = 4  # of a backfill, in flight at a time
