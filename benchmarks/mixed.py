@@ -3,10 +3,11 @@
     python -m benchmarks.mixed [--shape minilm|bert-base] [--before CHECKOUT] [--repetitions N] [--cases ...]
 
 Cases: ``requests-256``: requests of 256 passages at concurrency 4. ``request-2048``: one request of 2,048 texts of 256
-tokens at a time. ``two-models``: the first, on one of two models, single texts on the other or on the same one. Each
-measures single texts alone (they come at ``--rate`` a second whatever the server does, and latency counts from when
-they were due), bulk work alone, and both at once, in lanes and all in one lane, until the bulk work is done. ``/ready``
-and ``/health`` are asked five times a second meanwhile. Texts are prose that the servers have not met. Measurements are
+tokens at a time. ``two-models``: the first, on one of two models, single texts on the other or on the same one.
+``batch``: requests of 128 passages in a file of ``/v1/batches``, which runs longer than the measurement. Each measures
+single texts alone (they come at ``--rate`` a second whatever the server does, and latency counts from when they were
+due), bulk work alone, and both at once, in lanes and all in one lane, until the bulk work is done. ``/ready`` and
+``/health`` are asked five times a second meanwhile. Texts are prose that the servers have not met. Measurements are
 short and repetitions many: a shared machine changes its speed by a third, for tens of seconds. ``--repetitions 0``
 shows the warm-up alone.
 """
@@ -17,12 +18,16 @@ import argparse
 import statistics
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bei.tokenizer.encoder import TextEncoder
 from benchmarks.harness.arguments import parsed
+from benchmarks.harness.batches import running_batch
+from benchmarks.harness.engines import encoder_of
 from benchmarks.harness.load import LANE, Load, Stream, drive, embeddings_body, evenly, poisson
 from benchmarks.harness.models import built, checkpoint_folder, minilm_folder
 from benchmarks.harness.record import write
@@ -48,12 +53,14 @@ class Case:
     num_requests: int
     repetitions: int
     two_models: bool = False
+    as_batch: bool = False
 
 
 CASES = {
     "requests-256": Case(256, PASSAGES, 4, num_requests=4, repetitions=16),
     "request-2048": Case(2048, LONG, 1, num_requests=1, repetitions=5),
     "two-models": Case(256, PASSAGES, 4, num_requests=4, repetitions=12, two_models=True),
+    "batch": Case(128, PASSAGES, 4, num_requests=32, repetitions=8, as_batch=True),
 }
 
 
@@ -73,9 +80,12 @@ class Side:
 
 @dataclass(frozen=True)
 class Measured:
+    """``texts_per_s``: of the bulk work."""
+
     load: Load
     foreign: float
     step_cap_s: float | None
+    texts_per_s: float | None
 
 
 Repetition = dict[str, Measured]
@@ -115,15 +125,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         checkpoint = checkpoint_folder(options.shape, scratch)
-        busy = built(checkpoint, scratch, options.shape, max_seq_len=_MAX_TOKENS).path
+        busy = built(checkpoint, scratch, options.shape, max_seq_len=_MAX_TOKENS)
         prose = read_prose()
         for name in options.cases:
-            models = {busy: checkpoint}
+            models = {busy.path: checkpoint}
             if CASES[name].two_models:
                 other = built(minilm_folder(), scratch, "minilm-2", max_seq_len=_MAX_TOKENS).path
                 models[other] = minilm_folder()
-            with Fleet(kinds(models, options, scratch), scratch / "home") as fleet:
-                run = Run(name, options, fleet, UnseenTexts(prose, fleet))
+            served = kinds(models, options, scratch)
+            if CASES[name].as_batch:
+                served = {
+                    server: replace(kind, flags=(*kind.flags, "--batch-dir", str(scratch / f"batches-{server}")))
+                    for server, kind in served.items()
+                }
+            with Fleet(served, scratch / "home") as fleet:
+                run = Run(name, options, fleet, UnseenTexts(prose, fleet), encoder_of(busy))
                 found = {**run.summary(*run.measure()), "servers": fleet.described()}
             write(f"mixed-{options.shape}-{name}", {"single texts a second": options.rate, **found})
             prose.new_lap()  # the next case has servers of its own
@@ -132,13 +148,16 @@ def main() -> None:
 class Run:
     """All measurements of one case."""
 
-    def __init__(self, name: str, options: argparse.Namespace, fleet: Fleet, texts: UnseenTexts) -> None:
+    def __init__(
+        self, name: str, options: argparse.Namespace, fleet: Fleet, texts: UnseenTexts, encoder: TextEncoder
+    ) -> None:
         self.name, self.case = name, CASES[name]
         self.sides = sides_of(self.case, fleet.kinds)
         self._options = options
         self._fleet = fleet
         self._texts = texts
         self._busy = options.shape
+        self._encoder = encoder
         self._other = "minilm-2" if self.case.two_models else options.shape
         self._num_measured = 0
 
@@ -158,42 +177,64 @@ class Run:
     def _once(self, side: Side) -> Measured:
         case, options = self.case, self._options
         self._num_measured += 1
-        seconds = None if side.bulk else options.seconds
-        arrivals = poisson(options.rate, seconds or _LONGEST_S, seed=self._num_measured) if side.single else []
+        # A batch runs longer than a measurement beside it.
+        is_timed = not side.bulk or case.as_batch
+        arrivals_s = poisson(options.rate, options.seconds if is_timed else _LONGEST_S, seed=self._num_measured)
         num_bulk = (options.bulk_requests or case.num_requests) * case.texts if side.bulk else 0
-        singles, passages = self._texts.take((len(arrivals), SHORT), (num_bulk, case.length))
-        streams = []
-        if side.single:
-            bodies = [embeddings_body(text, self._busy if side.on_busy_model else self._other) for text in singles]
-            headers = {LANE: side.lane}
-            streams.append(Stream("single", bodies, arrivals_s=arrivals, headers=headers, max_connections=2048))
-        if side.bulk:
-            bodies = [embeddings_body(group, self._busy) for group in groups(passages, case.texts)]
-            streams.append(Stream("bulk", bodies, concurrency=case.concurrency, headers={LANE: "bulk"}))
-        if side.single and side.bulk:
-            probes = evenly(_PROBES_PER_S, _LONGEST_S)
-            streams += [Stream(path, [""], path, "GET", arrivals_s=probes) for path in _PROBES]
-        port, lead = self._fleet[side.server].port, "bulk" if side.bulk else None
-        load, foreign = with_foreign_load(lambda: drive(port, streams, seconds=seconds, lead=lead, patience_s=600))
+        wanted = (len(arrivals_s) if side.single else 0, SHORT), (num_bulk, case.length)
+        singles, passages = self._texts.take(*wanted)
+        streams = [self._singles(side, singles, arrivals_s)] if side.single else []
+        bulk = [embeddings_body(group, self._busy) for group in groups(passages, case.texts)]
+        if bulk and not case.as_batch:
+            streams.append(Stream("bulk", bulk, concurrency=case.concurrency, headers={LANE: "bulk"}))
+        if bulk and (side.single or case.as_batch):
+            probes_s = evenly(_PROBES_PER_S, _LONGEST_S)
+            streams += [Stream(path, [""], path, "GET", arrivals_s=probes_s) for path in _PROBES]
+        port, lead = self._fleet[side.server].port, None if is_timed else "bulk"
+        with running_batch(port, bulk) if bulk and case.as_batch else nullcontext():
+            before = self._num_tokens_run(port)
+            seconds = options.seconds if is_timed else None
+            load, foreign = with_foreign_load(lambda: drive(port, streams, seconds=seconds, lead=lead, patience_s=600))
+            num_tokens = self._num_tokens_run(port) - before
         if side.single:
             self._texts.give_back(singles[load["single"].num_started :], SHORT)
         both = side.single and side.bulk
-        return Measured(load, foreign, metric(port, "bei_step_cap_seconds", model=self._busy) if both else None)
+        cap_s = metric(port, "bei_step_cap_seconds", model=self._busy) if both else None
+        rate = None
+        if bulk and case.as_batch:
+            single = singles[: load["single"].num_started] if side.single else []
+            num_tokens -= self._num_tokens(single)
+            rate = len(passages) * num_tokens / self._num_tokens(passages) / load.elapsed_s
+        elif bulk:
+            rate = len(passages) / load["bulk"].must_be_ok().elapsed_s
+        return Measured(load, foreign, cap_s, rate)
+
+    def _singles(self, side: Side, texts: Sequence[str], arrivals_s: Sequence[float]) -> Stream:
+        bodies = [embeddings_body(text, self._busy if side.on_busy_model else self._other) for text in texts]
+        headers = {LANE: side.lane}
+        return Stream("single", bodies, arrivals_s=arrivals_s, headers=headers, max_connections=2048)
+
+    def _num_tokens_run(self, port: int) -> float:
+        """By the busy model since the server began. Which texts of a batch are run first, long or short ones, is the
+        server's choice, so that their number in a time says nothing."""
+        return metric(port, "bei_tokens_total", model=self._busy) or 0.0
+
+    def _num_tokens(self, texts: Sequence[str]) -> int:
+        return sum(encoding.num_tokens for encoding in self._encoder.encode(texts)) if texts else 0
 
     def summary(self, repetitions: list[Repetition], num_left_out: int) -> dict[str, Any]:
         """Figures of a case: each kind beside the other against itself alone, on the same server."""
         single_s, p99_ms, rates, probes_s = (defaultdict[str, list[float]](list) for _ in range(4))
         statuses: dict[str, Counter[str]] = defaultdict(Counter)
         for name, one in ((name, one) for found in repetitions for name, one in found.items()):
+            if one.texts_per_s is not None:
+                rates[name].append(one.texts_per_s)
             for stream, outcome in one.load.streams.items():
-                if stream == "bulk":
-                    num_texts = self.case.texts * len(outcome.must_be_ok().status)
-                    rates[name].append(num_texts / outcome.elapsed_s)
-                elif stream == "single":
+                if stream == "single":
                     latencies = outcome.must_be_ok().latencies_s
                     single_s[name] += latencies.tolist()
                     p99_ms[name].append(float(latency_ms(latencies)["p99"]))
-                else:
+                elif stream in _PROBES:
                     probes_s[f"{name}, {stream}"] += (outcome.done_s - outcome.due_s).tolist()
                     statuses[f"{name}, {stream}"].update(outcome.statuses)
         latencies_ms = {name: latency_ms(values) for name, values in single_s.items()}
@@ -220,7 +261,8 @@ def _together(first: Measured, second: Measured) -> Measured:
     streams = {**loads[0].streams, **loads[1].streams}
     elapsed_s, cpu_s = (sum(getattr(load, name) for load in loads) for name in ("elapsed_s", "cpu_s"))
     load = Load(streams, loads[0].started_s, elapsed_s, cpu_s)
-    return Measured(load, max(first.foreign, second.foreign), None)
+    rate = first.texts_per_s if second.texts_per_s is None else second.texts_per_s
+    return Measured(load, max(first.foreign, second.foreign), None, rate)
 
 
 def _ratios(

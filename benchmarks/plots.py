@@ -1,6 +1,6 @@
 """Plots of results/*.json, drawn as results/NAME.png: one look for all of them, small files.
 
-python -m benchmarks.plots [--names overload simulator soak]
+python -m benchmarks.plots [--names bulk overload simulator soak]
 """
 
 from __future__ import annotations
@@ -31,9 +31,16 @@ _STYLE: Any = {
 def main() -> None:
     matplotlib.use("Agg")
     pyplot.rcParams.update(_STYLE)
-    plots = {"overload": overload, "simulator": simulator, "soak": soak}
+    plots = {"bulk": bulk, "overload": overload, "simulator": simulator, "soak": soak}
     for name in parsed(__doc__, names=list(plots)).names:
         plots[name](kept(name))
+
+
+def bulk(results: Any) -> None:
+    memory = results["memory"]
+    line = {f"{memory['rows']:,} rows": list(zip(memory["seconds"], memory["RSS, MB"], strict=True))}
+    settings = {"title": "resident memory of bei embed, MB", "xlabel": "seconds since it began", "ylim": (0, None)}
+    _draw("bulk", [(line, settings)])
 
 
 def overload(results: Any) -> None:
