@@ -1,6 +1,6 @@
 """``bei embed`` on MiniLM's weights over sentences of a corpus: however it is ended and divided, the same bytes.
 
-    BEI_TEST_ROWS=200000 pytest -m slow tests/real/test_long_job.py
+    BEITEST_ROWS=200000 pytest -m slow tests/real/test_long_job.py
 
 Each of these tests computes all rows once; of 20,000 rows unless the variable says otherwise. ``tests/bei/bulk`` ends
 jobs at every call that changes a disk, over an engine that takes no time.
@@ -33,7 +33,7 @@ __all__ = ["bucket"]  # a fixture
 
 pytestmark = pytest.mark.slow
 
-NUM_ROWS = int(os.environ.get("BEI_TEST_ROWS", "20000"))
+NUM_ROWS = int(os.environ.get("BEITEST_ROWS", "20000"))
 NUM_SHARDS = 20
 NUM_KILLS = 5
 SENTENCES = Words(8, 0.5, 60)  # about 13 tokens with the special ones
