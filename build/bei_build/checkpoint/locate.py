@@ -70,7 +70,8 @@ def _check_no_revision(revision: str | None, what: str) -> None:
 
 def check_entries(folder: Path) -> None:
     """Raise CheckpointError for an entry with a checkpoint file's name that is a pipe, a device, or a broken link:
-    reading it could block for ever, or the checkpoint be read without that file."""
+    reading it could block for ever, or the checkpoint be read without that file; and for one that may not be read,
+    which libraries take for a damaged one."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if not path.name.endswith(_READ) or path.is_dir():
             continue
@@ -78,6 +79,8 @@ def check_entries(folder: Path) -> None:
             check_regular(path)
         except UnfitError as error:
             raise CheckpointError(f"{path} cannot be read: {error}. Download the checkpoint again.") from error
+        if not os.access(path, os.R_OK):
+            raise CheckpointError(f"{path} may not be read by this process's user: change its permissions.")
 
 
 def _package_folder(model: str) -> Path | None:

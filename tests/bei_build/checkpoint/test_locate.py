@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from bei.artifact.model_names import DEFAULT_MODEL
-from bei.errors import CheckpointNotFoundError, ConfigError, HubUnreachableError
-from bei_build.checkpoint.locate import Location, locate
+from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError, HubUnreachableError
+from bei_build.checkpoint.locate import Location, check_entries, locate
 from tests.bei.artifact.test_model_names import SPELLINGS
 from tests.support.checkpoints import save_checkpoint
 
@@ -153,3 +155,15 @@ def test_without_the_hub_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -
 def test_what_cannot_be_an_id_is_no_question_for_the_hub() -> None:
     with pytest.raises(CheckpointNotFoundError, match="nor an id that the hub could have"):
         locate("a b/c d/e")
+
+
+def test_a_file_that_may_not_be_read_is_told_from_a_damaged_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_checkpoint(tmp_path / "model")
+    # Root may read any file: its mode says who else may.
+    monkeypatch.setattr(os, "access", lambda path, _: bool(os.stat(path).st_mode & stat.S_IRUSR))
+    check_entries(folder)
+    (folder / "model.safetensors").chmod(0)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors may not be read .*permissions"):
+        check_entries(folder)
