@@ -60,10 +60,16 @@ class that a family reads is not named here. Classes without rows of their own:
 | `NVEmbedModel` | remote code: Mistral, and latent attention on tokens; `tests/bei_build/families/test_nv_embed.py` |
 | `Qwen3BidirectionalModel` | remote code (voyage-4-nano): Qwen3 without a causal mask, and a linear layer on tokens |
 | `StaticModel`, `StaticEmbedding` | static embeddings |
+| `SparseStaticEmbedding` | a weight for each token, beside a ForMaskedLM class |
 
 transformers has no class of JinaBERT v2, of static embeddings (model2vec's StaticModel, sentence-transformers'
 StaticEmbedding), and of NomicBERT with biases or experts: `tests/bei_build/families` holds them to implementations in
 torch and numpy.
+
+Of sentence-transformers' Router (Asym) one route is built, its default or `--route`; requests that name texts of
+another one are refused. Where the other route is a SparseStaticEmbedding
+(opensearch-neural-sparse-encoding-doc-v3-distill), one artifact has both: documents are the engine's, queries are
+looked up.
 
 [coverage.md](coverage.md) lists repositories of the hub: what is built of each, or why it is refused.
 
@@ -199,7 +205,12 @@ def _write(title: str, note: str, rows: Sequence[str]) -> None:
     sections = {**_sections(), title: "\n".join([f"## {title}", "", note, "", *header, *rows, ""])}
     # By the first number in the title, the width.
     ordered = [sections[title] for title in sorted(sections, key=lambda title: int(re.findall(r"\d+", title)[0]))]
-    DOCUMENT.write_text("\n".join([_TITLE.format(lengths=", ".join(map(str, LENGTHS))), *ordered]))
+    DOCUMENT.write_text("\n".join([head(), *ordered]))
+
+
+def head() -> str:
+    """What stands above the tables."""
+    return _TITLE.format(lengths=", ".join(map(str, LENGTHS)))
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ from tests.model_matrix import (
     build_fp32,
     default_pooling,
     difference,
+    head,
     least_cosine,
     pooled,
     poolings_of,
@@ -323,6 +324,10 @@ def test_every_case_has_a_row_in_the_document() -> None:
         missing = [case.name for case in cases if row_start(case) not in table]
         assert not missing, f"measure them: python -m tests.model_matrix ({table.splitlines()[0]})"
         assert table.count("\n| ") == len(cases) + 1  # and none of a case that is gone
+
+
+def test_the_text_above_the_tables_is_the_scripts() -> None:
+    assert DOCUMENT.read_text().startswith(head())
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: next(iter(family.architectures)))

@@ -115,6 +115,19 @@ LLAMA3_ROPE = rope(
 )
 LLAMA3: Settings = decoder(4, 1, **LLAMA3_ROPE)
 MISTRAL: Settings = decoder(4, 1, **rope())
+MINISTRAL3: Settings = decoder(
+    4,
+    1,
+    **rope(
+        "yarn",
+        1000000.0,
+        factor=16.0,
+        original_max_position_embeddings=MAX_TOKENS,
+        mscale=1.0,
+        mscale_all_dim=1.0,
+        llama_4_scaling_beta=0.1,
+    ),
+)
 QWEN2_6: Settings = decoder(6, 1, **rope(theta=1000000.0))
 QWEN2_7: Settings = decoder(7, 1, **rope(theta=1000000.0))
 # Heads of twice their share of the width.

@@ -200,6 +200,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
         "github:jblorenzo/stella_en_1.5B_v5 1_Pooling/config.json",
     ),
     "BAAI/bge-code-v1": (_FLAG_POOLING, f"{_CANDLE}/src/models/qwen2.rs"),
+    "nvidia/Nemotron-3-Embed-1B-BF16": (_config("ministral3"),),
     "nvidia/llama-nemotron-embed-1b-v2": (_VLLM_MODELS, f"{_CANDLE}/src/lib.rs"),
     "intfloat/e5-mistral-7b-instruct": (_FLAG_POOLING, _VLLM_MODELS),
     "Salesforce/SFR-Embedding-2_R": (_FLAG_POOLING, _TEI_MODELS),

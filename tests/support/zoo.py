@@ -221,6 +221,14 @@ _LLAMA3 = _rope(
     "llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=MAX_TOKENS // 2
 )
 _YARN = _rope("yarn", factor=4.0, original_max_position_embeddings=MAX_TOKENS // 4)
+_MINISTRAL3_ROPE = _rope(
+    "yarn",
+    factor=4.0,
+    original_max_position_embeddings=MAX_TOKENS,
+    mscale=1.0,
+    mscale_all_dim=1.0,
+    llama_4_scaling_beta=0.1,
+)
 
 # As Gemma 3's larger models: the layers that see everything turn slower.
 _GEMMA3_ROPE = {
@@ -429,6 +437,16 @@ CASES: tuple[Case, ...] = (
     Case("Llama", "LlamaModel", _DECODER, bpe_tokenizer, note="stored in bfloat16", stored=torch.bfloat16),
     *_of("Mistral", "Mistral", _WINDOWED, _DECODERS_AND_TOKENS, bpe_tokenizer),
     *_of("Ministral", "Ministral", {**_WINDOWED, **_LAYER_TYPES}, _DECODERS_AND_TOKENS, bpe_tokenizer),
+    *_of("Ministral 3", "Ministral3", {**_DECODER, **_MINISTRAL3_ROPE}, _DECODERS_AND_TOKENS, bpe_tokenizer),
+    Case(
+        "Ministral 3",
+        "Ministral3Model",
+        {**_DECODER, **_MINISTRAL3_ROPE},
+        bpe_tokenizer,
+        changes={"is_causal": False},
+        note="bidirectional",
+        unmasked=True,
+    ),
     *_of("Qwen2", "Qwen2", {**_NO_HEAD_DIM, **_QWEN_WINDOW}, _DECODERS_AND_TOKENS, qwen_tokenizer),
     Case(
         "Qwen2",

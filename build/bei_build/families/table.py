@@ -96,6 +96,7 @@ FAMILIES: tuple[Family, ...] = (
     llama.FAMILY,
     llama.MISTRAL_FAMILY,
     llama.MINISTRAL_FAMILY,
+    llama.MINISTRAL3_FAMILY,
     nv_embed.FAMILY,
     qwen.QWEN2_FAMILY,
     qwen.QWEN3_FAMILY,

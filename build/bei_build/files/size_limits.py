@@ -24,15 +24,15 @@ _MOST = (
     (re.compile(r"\w*(hidden|intermediate|embedding|inner|kernel)_size|\w*_dim|dim|\w*_rank|d_(model|kv|ff)"), 1 << 20),
     (re.compile(r"\w*_heads|n_(inner|embd|head|ctx)|num_experts\w*|\w*num_buckets|position_buckets"), 1 << 20),
 )
-# A switch with the name of a size (LFM2's block_auto_adjust_ff_dim).
-_SWITCH = re.compile(r"\w*auto_\w*")
+# Names of sizes that are none: switches (LFM2's block_auto_adjust_ff_dim), and a factor of YaRN's.
+_NO_SIZE = re.compile(r"\w*auto_\w*|mscale_all_dim")
 
 
 def check_sizes(path: Path, config: Mapping[str, Any]) -> None:
     """Raise CheckpointError for a size in ``config``, the content of ``path``, beyond that of any model."""
     for key, value in _entries(config):
         most = next((most for pattern, most in _MOST if pattern.fullmatch(key)), None)
-        if most is None or _SWITCH.fullmatch(key) or not isinstance(value, (int, float, str)):
+        if most is None or _NO_SIZE.fullmatch(key) or not isinstance(value, (int, float, str)):
             continue
         if type(value) is not int:
             raise CheckpointError(f"{path} has {key} = {json.dumps(value)[:80]}: correct it to a whole number.")

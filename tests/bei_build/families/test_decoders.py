@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from bei_build.spec.parts import DenseSpec
 from tests.support.builds import build_artifact, random_encodings, running
 from tests.support.checkpoints import Normalize, add_modules, change_config, read_tensors, write_tensors
 from tests.support.reading import read, refused, saved, without
+from tests.support.zoo import MAX_TOKENS
 
 PLAIN = {"rope_type": "default", "rope_theta": 100.0}
 PARTIAL = {**PLAIN, "partial_rotary_factor": 0.5}
@@ -68,6 +70,21 @@ def test_a_mistral_with_types_of_layers_is_read_as_automodel_reads_it(tmp_path: 
     assert build_artifact(folder, tmp_path / "artifact").certificate.reference.startswith("transformers, FP32")
     with pytest.raises(CheckpointError, match="layer_types, not all of them sliding_attention"):
         read_checkpoint(locate(str(folder)), attention="causal")
+
+
+def test_a_ministral_3_reads_texts_as_long_as_its_queries_are_not_scaled(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "Ministral3Model")
+    rope = json.loads((folder / "config.json").read_text())["rope_parameters"]
+    assert read(folder).max_seq_len == MAX_TOKENS
+    change_config(folder, rope_parameters={**rope, "original_max_position_embeddings": 16})
+    assert read(folder).max_seq_len == 16
+    with pytest.raises(CheckpointError, match="max_seq_len 17 is beyond the 16 positions"):
+        read_checkpoint(locate(str(folder)), max_seq_len=17)
+    assert read(folder).spec.heads[0].pooling == ("last",)
+    change_config(folder, is_causal=False, pooling="avg")
+    assert read(folder).spec.heads[0].pooling == ("mean",)
+    change_config(folder, rope_parameters={**rope, "llama_4_scaling_beta": None})
+    refused(folder, CheckpointError, "llama_4_scaling_beta = None .* in rope_parameters")
 
 
 @pytest.mark.parametrize("name", ["Qwen2Model", "Qwen3Model", "Gemma2Model", "Gemma3TextModel"])
