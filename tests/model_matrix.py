@@ -59,6 +59,7 @@ class that a family reads is not named here. Classes without rows of their own:
 | `Qwen2ForRewardModel` | remote code: Qwen2 and two linear layers on the last token's state |
 | `NVEmbedModel` | remote code: Mistral, and latent attention on tokens; `tests/bei_build/families/test_nv_embed.py` |
 | `Qwen3BidirectionalModel` | remote code (voyage-4-nano): Qwen3 without a causal mask, and a linear layer on tokens |
+| `JinaEmbeddingsV5Model` | remote code: Qwen3 or EuroBERT with an adapter |
 | `StaticModel`, `StaticEmbedding` | static embeddings |
 | `SparseStaticEmbedding` | a weight for each token, beside a ForMaskedLM class |
 

@@ -260,6 +260,30 @@ def jina_adapters(folder: Path) -> None:
     write_json(folder / "modules.json", modules)
 
 
+JINA_V5_TASKS = ["retrieval", "text-matching", "clustering", "classification"]
+
+
+def jina_v5_adapters(folder: Path) -> None:
+    """jina-embeddings-v5's factors of every linear layer, as PEFT saves them; with those of the first task it is the
+    saved model."""
+    generator, tensors = torch.Generator().manual_seed(9), read_tensors(folder)
+    matrices = [name for name in tensors if name.endswith("_proj.weight")]
+    settings = {"peft_type": "LORA", "r": _RANK, "lora_alpha": _RANK, "bias": "none", "use_dora": False}
+    for task in JINA_V5_TASKS:
+        factors = {}
+        for name in matrices:
+            rows, columns = tensors[name].shape
+            a, b = (0.3 * torch.randn(shape, generator=generator) for shape in ((_RANK, columns), (rows, _RANK)))
+            if task == JINA_V5_TASKS[0]:
+                tensors[name] = tensors[name] - b @ a
+            module = f"base_model.model.{name.removesuffix('.weight')}"
+            factors |= {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
+        write_json(folder / "adapters" / task / "adapter_config.json", settings)
+        write_tensors(folder / "adapters" / task, factors, "adapter_model.safetensors")
+    write_tensors(folder, tensors)
+    change_config(folder, task_names=JINA_V5_TASKS)
+
+
 # Files of sentence-transformers and PyLate.
 
 # As zerank's: a query is what the system says, a document what the user says.

@@ -298,13 +298,13 @@ def change_json(path: Path, **settings: object) -> None:
     write_json(path, {key: value for key, value in content.items() if value is not None})
 
 
-def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of ``model.safetensors`` by name."""
-    tensors: dict[str, torch.Tensor] = load_file(folder / WEIGHTS)
+def read_tensors(folder: Path, file: str = WEIGHTS) -> dict[str, torch.Tensor]:
+    """The tensors of ``model.safetensors``, or of another file, by name."""
+    tensors: dict[str, torch.Tensor] = load_file(folder / file)
     return tensors
 
 
-def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor]) -> Path:
-    """Replace ``model.safetensors``; returns ``folder``."""
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS, {"format": "pt"})
+def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor], file: str = WEIGHTS) -> Path:
+    """Replace ``model.safetensors``, or another file; returns ``folder``."""
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / file, {"format": "pt"})
     return folder

@@ -82,7 +82,7 @@ def read_checkpoint(
     check_weights(folder)
     stored = stored_tokenizer(folder)
     config, architecture, family, fp8 = _config(folder, attention, is_static=files.is_static)
-    chosen = choose_adapter(config, adapter)
+    chosen = choose_adapter(config, folder, adapter)
     if chosen:
         files = with_adapters_prompt(files, chosen, getattr(config, "task_instructions", None))
     spec = _spec(family, config, architecture)

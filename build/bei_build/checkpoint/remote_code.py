@@ -99,10 +99,11 @@ def check_attention(spec: ModelSpec, asked: Attention | None, config: Any, max_s
 def check_module_types(types: list[str], config: Mapping[str, Any]) -> None:
     """Refuse modules of modules.json that belong to no supported library. Raises CheckpointError.
 
-    jina-embeddings-v3 has its own Transformer class, which selects one of the adapters that ``config`` lists; the build
-    does the same.
+    jina-embeddings-v3 and -v5 have a Transformer class of their own, which selects one of the adapters that ``config``
+    lists; the build does the same.
     """
-    claimed = ("custom_st.Transformer",) if config.get("lora_adaptations") else ()
+    has_adapters = config.get("lora_adaptations") or config.get("task_names")
+    claimed = ("custom_st.Transformer",) if has_adapters else ()
     libraries = ("sentence_transformers", "pylate")
     own = [kind for kind in types if "." in kind and kind.split(".", 1)[0] not in libraries and kind not in claimed]
     if own:

@@ -17,7 +17,7 @@ from bei_build.spec.model_spec import HeadSpec, ModelSpec
 from bei_build.spec.parts import DenseSpec, HeadLayer
 from bei_build.spec.weight_shapes import Shape
 from bei_build.weights.dequantize import open_dequantized
-from bei_build.weights.lora import AdaptedStore, Adapter
+from bei_build.weights.lora import Adapter
 from bei_build.weights.quantized_format import StoredFP8
 from bei_build.weights.shared_rows import SharedRowsStore
 from bei_build.weights.stored_names import StoredNames, layer_of
@@ -111,7 +111,7 @@ class ModelWeights:
             store = self._opened(_open(folder, family, fp8))
             self.stored_types = store.types
             self.is_renamed = isinstance(store, RenamedStore)
-            self._store = AdaptedStore(store, adapter) if adapter else store
+            self._store = self._opened(adapter.merged_with(store)) if adapter else store
             self._map_checkpoint(self._store, modules)
             self._map_modules(modules)
         except BaseException:  # an interrupt too must unmap the files
