@@ -16,6 +16,7 @@ REMOTE_CODE = (
     "JinaBertForMaskedLM",
     "JinaBertForSequenceClassification",
     "JinaBertModel",
+    "JinaEmbeddingsV5Model",
     "LlamaBidirectionalForSequenceClassification",
     "LlamaBidirectionalModel",
     "NewForMaskedLM",
