@@ -121,6 +121,6 @@ def _summary(done: JobProgress, job: JobOptions) -> str:
     resumed = f", {done.resumed} of {done.shards} shards were done before" if done.resumed else ""
     busy = "" if done.engine_share is None else f", engine {done.engine_share:.0%} busy"
     rate = f" in {shown_time(done.elapsed_s)}: {done.tokens_per_s:,.0f} tokens/s{busy}"
-    dead = f"\n{done.dead:,} rows have no answer: {job.output}/_dead says why." if done.dead else ""
-    cut = f"\n{done.truncated:,} inputs were cut to what the model reads." if done.truncated else ""
+    dead = f"\nRows without an answer: {done.dead:,}; {job.output}/_dead says why." if done.dead else ""
+    cut = f"\nInputs that were cut to what the model reads: {done.truncated:,}." if done.truncated else ""
     return f"{done.rows:,} rows in {job.output}{own}{rate if done.shards > done.resumed else ''}{resumed}.{dead}{cut}"
