@@ -19,8 +19,10 @@ from bei.server.make_app import WholeApp, make_app
 from bei.service.resolve import artifact_for, default_artifact
 from bei.utils import libraries
 
-_WAIT = "wait_s"
+_WAIT, _BUSY = "wait_s", "busy"
 _MOST_ONGOING = 2_000
+# Of the replicas, which start beside those that they replace: a stopped one serves nobody while its successor loads.
+_SURGE_PERCENT = 20
 # Settings of sockets and processes, which are Ray's here.
 _NOT_HERE = frozenset(
     (
@@ -49,7 +51,8 @@ def deployment(
         serve.run(deployment("all-MiniLM-L6-v2", max_replicas=4))
 
     Between ``min_replicas`` and ``max_replicas``, so many are kept that waiting work is predicted to be done in
-    ``wait_s`` seconds: requests that are under way say little, as bei batches them. ``settings``: of ``bei serve``, by
+    ``wait_s`` seconds: requests that are under way say little, as bei batches them. None is taken away while all are
+    busy. Replicas of another artifact start before the former ones end. ``settings``: of ``bei serve``, by
     their names; sockets, TLS and processes are Ray's. ``deployment_options``: of ``serve.deployment``, over those made
     here. Queueing, 429 and lanes are bei's, so Ray passes requests on. A replica counts when its engines are warm and
     have answered as at build time.
@@ -69,6 +72,7 @@ def deployment(
         "graceful_shutdown_timeout_s": config.bulk_max_wait + config.interactive_max_wait,
         "graceful_shutdown_wait_loop_s": 0.5,
         "health_check_period_s": 5.0,
+        "max_surge_percent": _SURGE_PERCENT,
         "ray_actor_options": dict(ray_actor_options or {}),
         "autoscaling_config": _autoscaling(min_replicas, max_replicas, wait_s),
         **(deployment_options or {}),
@@ -95,8 +99,9 @@ class Replica:
             await service.check_ready()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """As Ray Serve asks for it: the predicted seconds of what waits."""
-        return {_WAIT: sum(_waiting_s(service.port_stats) for service in self._whole.models)}
+        """As Ray Serve asks for it: the predicted seconds of what waits, and 1 where an engine has work."""
+        stats = [service.port_stats for service in self._whole.models]
+        return {_WAIT: sum(map(_waiting_s, stats)), _BUSY: float(any(one.is_busy for one in stats))}
 
     async def __del__(self) -> None:
         if hasattr(self, "_whole"):
@@ -111,16 +116,20 @@ def _waiting_s(stats: PortStats) -> float:
 
 
 class WaitPolicy:
-    """So many replicas that what waits is done in ``wait_s`` seconds, if it is shared among them."""
+    """So many replicas that what waits is done in ``wait_s`` seconds, if it is shared among them.
+
+    Fewer only where the rest has the time: while enough of them are there nothing waits, and if that took them away
+    they would be missing at once.
+    """
 
     def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
 
     def __call__(self, context: Any) -> tuple[int, dict[str, float]]:
         """As Ray Serve asks a policy: the number of replicas, and a state to keep."""
-        waits = (context.aggregated_metrics or {}).get(_WAIT) or {}
-        total_s = sum(waits.values())
-        wanted = max(1, math.ceil(total_s / self._wait_s))
+        metrics = context.aggregated_metrics or {}
+        total_s, busy = (sum((metrics.get(name) or {}).values()) for name in (_WAIT, _BUSY))
+        wanted = max(1, math.ceil(total_s / self._wait_s), min(math.ceil(busy), context.target_num_replicas))
         least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
         return min(max(wanted, least), most), {_WAIT: total_s}
 

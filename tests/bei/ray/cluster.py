@@ -7,21 +7,15 @@ Prints what happened as a JSON object.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
-import ray
-from ray import serve
 from ray.cluster_utils import Cluster as LocalCluster
 
 from bei.bulk.run import JobOptions, JobProgress, opened_source
@@ -72,62 +66,11 @@ def job_with_its_driver_killed(artifact: Path, rows: Path, folder: Path) -> dict
         cluster.shutdown()
 
 
-def replicas_under_load(artifact: Path, rows: Path, folder: Path) -> dict[str, Any]:
-    """The application in Ray Serve: more replicas under load, one of them killed, an answer to every client."""
-    from bei.ray import deployment
-
-    ray.init(num_cpus=4, object_store_memory=100 << 20, include_dashboard=False, log_to_driver=False)
-    cache = str(folder / "cache")
-    options = {"num_cpus": 0.5}
-    application = deployment(str(artifact), max_replicas=2, wait_s=0.0005, ray_actor_options=options, cache_dir=cache)
-    serve.run(application)
-    try:
-        return asyncio.run(_asked())
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-
-
-async def _asked() -> dict[str, Any]:
-    statuses: Counter[str] = Counter()
-    replicas: set[int] = set()
-    until = time.monotonic() + 30
-    async with httpx.AsyncClient(base_url="http://127.0.0.1:8000", timeout=60) as client:
-        ready = await client.get("/ready", headers={"x-request-id": "mine"})
-
-        async def ask(number: int) -> None:
-            while time.monotonic() < until:
-                body = {"input": [f"{number} {word} cat the" for word in range(40)]}
-                try:
-                    answer = await client.post("/v1/embeddings", json=body)
-                    statuses[str(answer.status_code)] += 1
-                except httpx.TransportError as error:
-                    statuses[type(error).__name__] += 1
-
-        async def watch() -> None:
-            while time.monotonic() < until:
-                found = (await asyncio.to_thread(serve.status)).applications["default"].deployments["bei"]
-                replicas.add(found.replica_states.get("RUNNING", 0))
-                await asyncio.sleep(1)
-
-        await asyncio.gather(watch(), *(ask(number) for number in range(16)))
-        missing = await client.get("/no-such-route")
-    return {
-        "ready": ready.status_code,
-        "ids": ready.headers.get_list("x-request-id"),
-        "statuses": statuses,
-        "replicas": sorted(replicas),
-        "error": missing.json(),
-    }
-
-
 def _options(rows: Path, output: Path) -> JobOptions:
     return JobOptions((str(rows),), str(output), columns=Columns(id="id"), shard_rows=10)
 
 
 if __name__ == "__main__":
-    scenario = {one.__name__: one for one in (job_with_a_node_killed, job_with_its_driver_killed, replicas_under_load)}[
-        sys.argv[1]
-    ]
+    scenario = {one.__name__: one for one in (job_with_a_node_killed, job_with_its_driver_killed)}[sys.argv[1]]
     found = scenario(*map(Path, sys.argv[2:5]))
     print(json.dumps(found))  # noqa: T201

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-Scenario = Callable[[str, Path, Path, Path], dict[str, Any]]
+Scenario = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="session")
 def scenario() -> Iterator[Scenario]:
-    """``scenario(name, artifact, rows, folder)``: what one of ``tests.bei.ray.cluster`` has printed."""
+    """``scenario(module, name, *paths)``: what a scenario of ``tests.bei.ray.cluster`` or ``replicas`` has printed."""
     pytest.importorskip("ray", reason="needs the extra scale")
     if os.geteuid() or shutil.which("ip") is None:
         pytest.skip("needs root and iproute2 for a network namespace")
@@ -28,8 +28,8 @@ def scenario() -> Iterator[Scenario]:
     inside = ["ip", "netns", "exec", name]
     subprocess.run([*inside, "ip", "link", "set", "lo", "up"], check=True)
 
-    def run(wanted: str, *given: Path) -> dict[str, Any]:
-        command = [*inside, sys.executable, "-m", "tests.bei.ray.cluster", wanted, *map(str, given)]
+    def run(module: str, wanted: str, *given: Path) -> dict[str, Any]:
+        command = [*inside, sys.executable, "-m", f"tests.bei.ray.{module}", wanted, *map(str, given)]
         environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
         assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"

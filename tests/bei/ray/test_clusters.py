@@ -1,4 +1,4 @@
-"""Jobs and replicas on clusters of Ray, of which parts are killed."""
+"""Jobs on clusters of Ray, of which parts are killed."""
 
 from __future__ import annotations
 
@@ -44,17 +44,6 @@ def alone(artifact: Artifact, rows: Path, tmp_path: Path) -> dict[str, str]:
 def test_a_job_on_a_cluster_of_which_a_part_is_killed_writes_what_one_process_writes(
     fault: str, scenario: Scenario, artifact: Artifact, rows: Path, alone: dict[str, str], tmp_path: Path
 ) -> None:
-    done = scenario(fault, artifact.path, rows, tmp_path)
+    done = scenario("cluster", fault, artifact.path, rows, tmp_path)
     assert (done["shards_done"], done["rows"], done["dead"]) == (21, 200, 2)
     assert digests(tmp_path / "out") == alone
-
-
-def test_replicas_grow_under_load_and_answer_everything(
-    scenario: Scenario, artifact: Artifact, rows: Path, tmp_path: Path
-) -> None:
-    found = scenario("replicas_under_load", artifact.path, rows, tmp_path)
-    assert found["ready"] == 200
-    assert found["ids"] == ["mine"]
-    assert found["statuses"].keys() == {"200"}
-    assert max(found["replicas"]) == 2
-    assert found["error"]["error"]["code"] == "route_not_found"

@@ -13,10 +13,20 @@ from bei.errors import ConfigError
 from bei.ray.serve import WaitPolicy, deployment
 
 
-def _replicas(waits: dict[str, float] | None, least: int = 1, most: int = 100, wait_s: float = 1.0) -> int:
-    metrics = None if waits is None else {"wait_s": waits}
+def _replicas(
+    waits: dict[str, float] | None,
+    least: int = 1,
+    most: int = 100,
+    wait_s: float = 1.0,
+    busy: dict[str, float] | None = None,
+    now: int = 1,
+) -> int:
+    metrics = None if waits is None else {"wait_s": waits, "busy": busy or {}}
     context = SimpleNamespace(
-        aggregated_metrics=metrics, capacity_adjusted_min_replicas=least, capacity_adjusted_max_replicas=most
+        aggregated_metrics=metrics,
+        capacity_adjusted_min_replicas=least,
+        capacity_adjusted_max_replicas=most,
+        target_num_replicas=now,
     )
     return WaitPolicy(wait_s)(context)[0]
 
@@ -32,6 +42,14 @@ def test_so_many_replicas_that_each_waits_no_longer_than_asked(waits: dict[str, 
 @pytest.mark.parametrize(("waits", "replicas"), [(None, 2), ({}, 2), ({"a": 0.0}, 2), ({"a": 90.0}, 5)])
 def test_the_number_of_replicas_stays_within_its_bounds(waits: dict[str, float] | None, replicas: int) -> None:
     assert _replicas(waits, least=2, most=5) == replicas
+
+
+@pytest.mark.parametrize(
+    ("busy", "now", "replicas"), [([0.9, 0.8, 0.8], 3, 3), ([0.6, 0.4, 0.5], 3, 2), ([1.0], 1, 1), ([1.0, 1.0], 1, 1)]
+)
+def test_replicas_that_are_busy_are_kept_though_nothing_waits(busy: list[float], now: int, replicas: int) -> None:
+    shares = {str(number): share for number, share in enumerate(busy)}
+    assert _replicas(dict.fromkeys(shares, 0.0), busy=shares, now=now) == replicas
 
 
 @pytest.mark.parametrize(
