@@ -35,7 +35,7 @@ ROOMS = (
     *("bei_build.targets", "bei_build.job", "bei_build.quantization", "bei_build.verification"),
     *("bei_build.pipeline", "bei_build.cache"),
     *("bei.service", "bei.tasks", "bei.offline", "bei"),
-    *("bei.bulk.file_systems", "bei.bulk.sources", "bei.bulk"),
+    *("bei.bulk.watchdog", "bei.bulk.file_systems", "bei.bulk.sources", "bei.bulk"),
     *(
         "bei.server.scope",
         "bei.server.process_tuning",

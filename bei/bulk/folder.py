@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from bei.bulk.file_systems import file_system_of
+from bei.bulk.watchdog import watched_store
 from bei.errors import JobError
 from bei.utils.durable_files import sync_folder
 from bei.utils.full_disk import naming_full_disk
@@ -63,17 +64,19 @@ class LocalJobFolder:
 
     def read(self, name: str) -> bytes | None:
         try:
-            return (self._path / name).read_bytes()
+            with watched_store(self.shown):
+                return (self._path / name).read_bytes()
         except FileNotFoundError:
             return None
 
     @contextmanager
     def opened(self, name: str) -> Iterator[IO[bytes]]:
-        with (self._path / name).open("rb") as stream:
+        with watched_store(self.shown), (self._path / name).open("rb") as stream:
             yield stream
 
     def exists(self, name: str) -> bool:
-        return (self._path / name).is_file()
+        with watched_store(self.shown):
+            return (self._path / name).is_file()
 
     def is_empty(self) -> bool:
         return not self._path.is_dir() or all(path.name.endswith(_PARTIAL) for path in self._path.iterdir())
@@ -104,7 +107,7 @@ class LocalJobFolder:
         path = self._path / name
         partial = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.{secrets.token_hex(4)}{_PARTIAL}")
         try:
-            with _reaching(self.shown):
+            with _reaching(self.shown, len(content)):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with naming_full_disk(path.parent):
                     with partial.open("wb") as stream:
@@ -161,7 +164,7 @@ class RemoteJobFolder:
 
     def commit(self, name: str, content: bytes | memoryview) -> None:
         # Not through an open file: leaving its context by an error would upload what was written so far.
-        with _reaching(self.shown):
+        with _reaching(self.shown, len(content)):
             self._file_system.pipe_file(self._at(name), bytes(content))
 
     def clean(self) -> None:
@@ -172,10 +175,11 @@ class RemoteJobFolder:
 
 
 @contextmanager
-def _reaching(shown: str) -> Iterator[None]:
-    """A context in which errors of a file system become JobError."""
+def _reaching(shown: str, num_bytes: int = 0) -> Iterator[None]:
+    """A context in which errors of a file system become JobError, for a call that writes ``num_bytes``."""
     try:
-        yield
+        with watched_store(shown, num_bytes):
+            yield
     except (OSError, ValueError) as error:
         raise JobError(f"{shown} cannot be used: {error or type(error).__name__}.") from error
 

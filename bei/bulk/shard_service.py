@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import cached_property
 
 from bei.artifact.certificate.canary import check_canary
 from bei.bulk.steps import plan_steps
+from bei.bulk.watchdog import watched
 from bei.config.settings import ServeConfig
 from bei.core import Encoding, Row
 from bei.errors import BeiError, InvalidRequestError
@@ -26,15 +26,13 @@ from bei.tokenizer.encoder import Input
 from bei.tokenizer.pool import TokenizerPool
 from bei.tokenizer.prompts import ChosenPrompt, choose_prompt
 
-log = logging.getLogger(__name__)
-
 
 class ShardService:
     """A ``ModelService`` for requests that are shards. Made and used on one event loop; ``close`` ends its threads.
 
     All inputs of a request are tokenized before its steps are planned, and steps of two requests are never mixed: what
     runs together depends on the request alone. The engine runs one request at a time, in the order in which they were
-    tokenized; meanwhile the next one is.
+    tokenized; meanwhile the next one is. A step that takes too long is a matter for a ``Watchdog``.
     """
 
     def __init__(self, loaded: Loaded, config: ServeConfig) -> None:
@@ -44,6 +42,7 @@ class ShardService:
         self.untrained_dimensions = config.untrained_dimensions
         self.engine_s = 0.0
         self._certificate = loaded.artifact.certificate
+        self._costs = loaded.costs
         self._engine = loaded.engine
         self._tokenizers = TokenizerPool(loaded.encoder, config.tokenizer_threads)
         self._streams = ThreadPoolExecutor(self._engine.info.num_streams, "bei-engine")
@@ -178,7 +177,18 @@ class ShardService:
 
     def _step(self, entries: list[Entry], reduce: Reduce | None) -> Seq[Row | BeiError]:
         """In a thread of the engine's."""
-        answers = run_isolating(self._engine, entries, partial(log.debug, "a step failed: %s"), self._is_wanted)()
+        lengths = [entry.num_tokens for entry in entries]
+        shape = sum(lengths), len(lengths), max(lengths)
+        predicted_s = self._costs.seconds(*shape)
+        failures: list[str] = []
+        started = time.monotonic()
+        what = (
+            f"a step of {len(lengths):,} sequences with {sum(lengths):,} tokens, predicted to take {predicted_s:.1f} s"
+        )
+        with watched(f"The engine has been in {what},", predicted_s):
+            answers = run_isolating(self._engine, entries, failures.append, self._is_wanted)()
+        if not failures:  # such a step was run several times
+            self._costs.observe(*shape, time.monotonic() - started)
         if reduce is None:
             return answers
         return [answer if isinstance(answer, BeiError) else reduce(answer) for answer in answers]

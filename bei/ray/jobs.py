@@ -7,7 +7,9 @@ the output folder, so the driver may die as well.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import sys
 import tempfile
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
@@ -15,7 +17,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from bei.artifact import store
 from bei.artifact.manifest import Artifact
@@ -24,6 +26,7 @@ from bei.bulk.job import Output
 from bei.bulk.parts import FORMATS, ShardRecord
 from bei.bulk.run import DoneShards, JobOptions, JobProgress, OpenJob, Tell, finish, opened_source
 from bei.bulk.sources.source import Source
+from bei.bulk.watchdog import Watchdog
 from bei.config.settings import ServeConfig
 from bei.errors import ArtifactError, BeiError, ConfigError, JobError
 from bei.utils import libraries
@@ -88,6 +91,8 @@ class ShardWorker:
 
     async def open(self, artifact: ShippedArtifact, options: JobOptions, config: ServeConfig) -> tuple[str, int]:
         """Load the engine; the digest of the job's plan, and the number of its shards."""
+        # To Ray a worker that hangs has died: another one gets its shards.
+        self._watchdog = Watchdog(config.hang_timeout, _end_worker).__enter__()
         self._source = opened_source(options)
         path = artifact.on_this_node(Path(config.cache_dir))
         self._job = OpenJob(self._source.__enter__(), path, options, config)
@@ -99,6 +104,11 @@ class ShardWorker:
         records: list[ShardRecord] = []
         await self._job.run([shard], records.append)
         return records[0]
+
+
+def _end_worker(error: JobError) -> NoReturn:
+    print(error, file=sys.stderr, flush=True)  # noqa: T201  # into Ray's log of the worker
+    os._exit(1)
 
 
 class _Placement(NamedTuple):

@@ -25,15 +25,13 @@ from bei.metrics.registry import ModelMetrics
 from bei.port import Answer, Item, OnAnswers, PortStats, StepTimes, Submission
 from bei.scheduler.cost_model import CostModel
 from bei.scheduler.device_gate import DeviceGate, Turn
-from bei.scheduler.execution import Answers, Done, Step, Worker, known, left_s, part_of, run_isolating
+from bei.scheduler.execution import Answers, Done, Step, Worker, known, left_s, longest_s, part_of, run_isolating
 from bei.scheduler.queue import Entry, Identity, Waiter
 from bei.scheduler.row_cache import RowCache
 from bei.scheduler.scheduler import Scheduler, SchedulingRules
 
 log = logging.getLogger(__name__)
 
-# A step is overdue when it takes so many times what was predicted, and at least the time of the rules.
-_OVERDUE_FACTOR = 20.0
 _WATCH_EVERY_S = 0.25
 # After so many engines that hung without a step in between that ended, no other is tried.
 _MOST_RESTARTS = 3
@@ -416,8 +414,7 @@ class BatchManager:
 
     def _is_overdue(self, step: Step) -> bool:
         step.watched_s += _WATCH_EVERY_S
-        least_s = self._rules.hang_timeout_s
-        return bool(least_s) and step.watched_s > max(least_s, _OVERDUE_FACTOR * step.predicted_s)
+        return step.watched_s > longest_s(step.predicted_s, self._rules.hang_timeout_s)
 
     def _replace_engine(self, steps: Seq[Step]) -> None:
         """Run what ``steps`` had once more on another engine, unless it was in a step that hung for the second time.

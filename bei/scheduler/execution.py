@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
+from math import inf
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -22,6 +23,8 @@ from bei.utils.scarce_resources import scarce_resource
 
 log = logging.getLogger(__name__)
 
+# A step is overdue when it takes so many times what was predicted, and at least ``hang_timeout``.
+_OVERDUE_FACTOR = 20.0
 
 # Makes the answers to a step's entries, once.
 Answers: TypeAlias = Callable[[], Seq[Row | BeiError]]
@@ -43,6 +46,11 @@ class Step:
 def left_s(steps: Seq[Step], now_s: float) -> float:
     """Predicted seconds left of a running step, mean over ``steps``; 0 if there is none."""
     return sum(max(0.0, step.predicted_s - (now_s - step.started_s)) for step in steps) / max(1, len(steps))
+
+
+def longest_s(predicted_s: float, hang_timeout_s: float) -> float:
+    """The seconds after which a step is taken to hang; 0 for ``hang_timeout_s``: never."""
+    return max(hang_timeout_s, _OVERDUE_FACTOR * predicted_s) if hang_timeout_s else inf
 
 
 class Worker:

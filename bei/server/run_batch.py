@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from bei.artifact.manifest import Artifact
 from bei.config.settings import ServeConfig
+from bei.errors import EngineDeadError
 from bei.server.batches.answer_files import Checkpoint
 from bei.server.batches.in_process import BatchClient, LineAnswer, post
 from bei.server.batches.lines import RequestLine, read_lines
@@ -54,7 +55,12 @@ def run_batch(files: BatchFiles, find_artifacts: FindArtifacts, config: ServeCon
         tell(before.completed + before.failed, run.num_lines)
         if before.completed + before.failed < run.num_lines:
             with find_artifacts() as artifacts:
-                run_on_loop(_answer_lines(run, artifacts, _config_of(config), tell, ended.append))
+                try:
+                    run_on_loop(_answer_lines(run, artifacts, _config_of(config), tell, ended.append))
+                except EngineDeadError as error:
+                    raise EngineDeadError(
+                        "The engine answers no more, as the log says: the same command goes on with another one."
+                    ) from error
         after = run.files.reached
         num_answered = after.completed + after.failed - before.completed - before.failed
         return BatchEnd(after, num_answered, ended[0] if ended else None)

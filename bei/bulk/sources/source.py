@@ -10,14 +10,16 @@ import sys
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import closing, contextmanager
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from bei.bulk.file_systems import FileSystem, file_system_of
 from bei.bulk.sources.columnar import ArrowRows, ParquetRows
 from bei.bulk.sources.lines import CsvRecords, JsonLines, TextLines, TsvRecords
+from bei.bulk.sources.open_file import COMPRESSIONS, opened_file, reaching
 from bei.bulk.sources.rows import Columns, RowFile, RowPlace, RowRange, Rows, joined
+from bei.bulk.watchdog import watched_store
 from bei.errors import JobInputError
 
 if TYPE_CHECKING:
@@ -35,7 +37,6 @@ _ENDINGS = {
     **{".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"},
     **{".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".txt": "text", ".text": "text"},
 }
-_COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 
 
 class InputFile(msgspec.Struct, frozen=True):
@@ -144,7 +145,7 @@ class Source:
         return Reader([self._opened(found) for found in self.files], self.columns, contents)
 
     def _opened(self, found: FoundFile) -> RowFile:
-        opened: RowFile = FORMATS[self.form](found.path, functools.partial(_opened, self._file_system, found.path))
+        opened: RowFile = FORMATS[self.form](found.path, functools.partial(opened_file, self._file_system, found.path))
         return opened
 
 
@@ -242,7 +243,7 @@ def _found(patterns: Seq[str], form: str | None) -> tuple[FileSystem, list[str]]
     file_system: FileSystem = None
     paths: list[str] = []
     for pattern in patterns:
-        with _reaching(pattern):
+        with _watching(pattern):
             own, path = file_system_of(os.path.expanduser(pattern))
             if file_system is not None and own is not file_system:
                 raise JobInputError("All inputs of a job must lie in one file system.")
@@ -272,7 +273,7 @@ def _is_hidden(path: str, folder: str) -> bool:
 
 def _form_of(path: str) -> str | None:
     stem, ending = posixpath.splitext(path.lower())
-    return _ENDINGS.get(posixpath.splitext(stem)[1] if ending in _COMPRESSIONS else ending)
+    return _ENDINGS.get(posixpath.splitext(stem)[1] if ending in COMPRESSIONS else ending)
 
 
 def _only_form(paths: Seq[str]) -> str:
@@ -295,25 +296,18 @@ def _names(paths: Seq[str]) -> list[str]:
 
 
 def _described(file_system: FileSystem, path: str, name: str) -> FoundFile:
-    with _reaching(path):
+    with _watching(path):
         info = file_system.info(path)
+        if info.get("type") == "other":
+            raise JobInputError(
+                f"{path} is a pipe or a device, and files are read twice: give a file, or - for standard input."
+            )
         known = {key: str(info[key]) for key in ("ETag", "etag", "mtime", "LastModified", "updated") if key in info}
         return FoundFile(name, path, int(info["size"] or 0), hashlib.sha256(repr(known).encode()).hexdigest()[:16])
 
 
 @contextmanager
-def _opened(file_system: FileSystem, path: str) -> Iterator[IO[bytes]]:
-    compression = "infer" if path.lower().endswith(_COMPRESSIONS) else None
-    with _reaching(path), file_system.open(path, "rb", compression=compression) as stream:
-        yield stream
-
-
-@contextmanager
-def _reaching(path: str) -> Iterator[None]:
-    """A context in which errors of a file system become JobInputError."""
-    try:
+def _watching(path: str) -> Iterator[None]:
+    """A context for a call of a file system, whose errors become JobInputError."""
+    with reaching(path), watched_store(path):
         yield
-    except JobInputError:
-        raise
-    except (OSError, ValueError, EOFError) as error:
-        raise JobInputError(f"{path} cannot be read: {error or type(error).__name__}.") from error

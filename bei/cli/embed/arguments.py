@@ -21,7 +21,7 @@ from bei.utils.ranges import shown, whole
 SETTINGS = frozenset(
     (
         *("engine_threads", "engine_streams", "graph_megabytes", "gpu_megabytes", "tokenizer_threads", "auto_truncate"),
-        *("cache_dir", "cache_max_size", "precision", "require_signature", "untrained_dimensions"),
+        *("cache_dir", "cache_max_size", "precision", "require_signature", "untrained_dimensions", "hang_timeout"),
     )
 )
 _DTYPES = ("float", "float16", "int8", "uint8", "binary", "ubinary")

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
+from rich.console import Console
 
 from bei.artifact.manifest import Artifact
 from bei.bulk.run import JobOptions, JobProgress, Tell, opened_source, run_job
+from bei.bulk.watchdog import Watchdog
 from bei.cli.embed.arguments import job_options
 from bei.config.settings import ServeConfig
-from bei.errors import ConfigError
+from bei.errors import ConfigError, JobError
+from bei.printable import one_line
 from bei.utils.full_disk import write_whole
 from bei.utils.share_done import shown_time
 
@@ -36,7 +40,12 @@ def embed(options: Mapping[str, Any], config: ServeConfig, artifacts: OpenArtifa
     if options["ray_workers"] is not None and options["ray"] is None:
         raise ConfigError("--ray-workers is for --ray, which is missing: give its address, or leave it out.")
     # Files are listed before a checkpoint is built, which takes minutes.
-    with opened_source(job) as source, artifacts(config) as (artifact,), _shown(options) as tell:
+    with (
+        Watchdog(config.hang_timeout, _end_now),
+        opened_source(job) as source,
+        artifacts(config) as (artifact,),
+        _shown(options) as tell,
+    ):
         if options["ray"] is None:
             done = run_job(source, artifact, job, config, tell)
         else:
@@ -47,11 +56,19 @@ def embed(options: Mapping[str, Any], config: ServeConfig, artifacts: OpenArtifa
         print(_summary(done, job), file=sys.stderr)  # noqa: T201
 
 
+def _end_now(error: JobError) -> NoReturn:
+    """End the process as it is: a thread of it does not end."""
+    console = Console(stderr=True, highlight=False)
+    if console.is_terminal:  # behind the progress
+        console.show_cursor()
+        console.line()
+    print(f"error: {one_line(str(error))}", file=sys.stderr, flush=True)  # noqa: T201
+    os._exit(2)
+
+
 @contextmanager
 def _shown(options: Mapping[str, Any]) -> Iterator[Tell]:
     """Tell of progress in the way that was asked for."""
-    from rich.console import Console
-
     metrics_file: Path | None = options["metrics_file"]
 
     def also(tell: Tell) -> Tell:

@@ -7,7 +7,9 @@ Prints what happened as a JSON object.
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from ray.cluster_utils import Cluster as LocalCluster
 
 from bei.bulk.run import JobOptions, JobProgress, opened_source
 from bei.bulk.sources.rows import Columns
 from bei.config.settings import ServeConfig
 from bei.ray.jobs import Cluster, run_on_ray
+from tests.bei.ray.stand_ins import HANGING_HOOK, HAS_HUNG
 
 _NODE = {"num_cpus": 1, "object_store_memory": 100 << 20}
 _CONFIG = ServeConfig(tune="off", tokenizer_threads=1)
@@ -66,11 +70,27 @@ def job_with_its_driver_killed(artifact: Path, rows: Path, folder: Path) -> dict
         cluster.shutdown()
 
 
+def job_with_a_worker_that_hangs(artifact: Path, rows: Path, folder: Path) -> dict[str, Any]:
+    """A job on two nodes, of whose engines one hangs."""
+    os.environ[HAS_HUNG] = str(folder / "has_hung")
+    os.environ[RAY_JOB_CONFIG_JSON_ENV_VAR] = json.dumps({"runtime_env": {"worker_process_setup_hook": HANGING_HOOK}})
+    cluster = LocalCluster(initialize_head=True, head_node_args={**_NODE, "include_dashboard": False})
+    cluster.add_node(**_NODE)
+    options, config = _options(rows, folder / "out"), dataclasses.replace(_CONFIG, hang_timeout=3.0)
+    try:
+        with opened_source(options) as source:
+            done = run_on_ray(source, artifact, options, config, Cluster(cluster.address), lambda _: None)
+        return {**msgspec.to_builtins(done), "has_hung": (folder / "has_hung").exists()}
+    finally:
+        cluster.shutdown()
+
+
 def _options(rows: Path, output: Path) -> JobOptions:
     return JobOptions((str(rows),), str(output), columns=Columns(id="id"), shard_rows=10)
 
 
 if __name__ == "__main__":
-    scenario = {one.__name__: one for one in (job_with_a_node_killed, job_with_its_driver_killed)}[sys.argv[1]]
+    scenarios = (job_with_a_node_killed, job_with_its_driver_killed, job_with_a_worker_that_hangs)
+    scenario = {one.__name__: one for one in scenarios}[sys.argv[1]]
     found = scenario(*map(Path, sys.argv[2:5]))
     print(json.dumps(found))  # noqa: T201

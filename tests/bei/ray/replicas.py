@@ -2,7 +2,7 @@
 
     ip netns exec NAME python -m tests.bei.ray.replicas SCENARIO ARTIFACT OTHER
 
-Engines are slow ones (``slow_engine``). Prints what happened as a JSON object.
+Engines are slow ones (``stand_ins``). Prints what happened as a JSON object.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import ray
 from ray import serve
 
 from bei.ray import deployment
-from tests.bei.ray.slow_engine import HOOK
+from tests.bei.ray.stand_ins import SLOW_HOOK
 
 # What takes longer has failed; it is no part of any passing test's time.
 _DEADLINE_S = 240.0
@@ -229,7 +229,7 @@ def main(scenario: str, artifact: Path, other: Path) -> dict[str, Any]:
         object_store_memory=100 << 20,
         include_dashboard=False,
         log_to_driver=False,
-        runtime_env={"worker_process_setup_hook": HOOK},
+        runtime_env={"worker_process_setup_hook": SLOW_HOOK},
     )
     try:
         found: dict[str, Any] = asyncio.run(_SCENARIOS[scenario](artifact, other))

@@ -10,9 +10,11 @@ from bei.artifact.manifest import Artifact
 from bei.bulk.run import JobOptions, opened_source, run_job
 from bei.bulk.sources.rows import Columns
 from bei.config.settings import ServeConfig
+from bei.engine.fake import FakeEngine
 from tests.bei.bulk.conftest import digests, save_rows
 from tests.bei.offline.given import texts
 from tests.bei.ray.conftest import Scenario
+from tests.support.artifacts import LIMITS, save_artifact
 from tests.support.builds import build_artifact
 from tests.support.checkpoints import save_checkpoint
 
@@ -31,19 +33,29 @@ def rows(tmp_path: Path) -> Path:
     return tmp_path / "rows.parquet"
 
 
-@pytest.fixture
-def alone(artifact: Artifact, rows: Path, tmp_path: Path) -> dict[str, str]:
+def _alone(artifact: Artifact, rows: Path, output: Path) -> dict[str, str]:
     """The output of the job in one process."""
-    options = JobOptions((str(rows),), str(tmp_path / "alone"), columns=Columns(id="id"), shard_rows=10)
+    options = JobOptions((str(rows),), str(output), columns=Columns(id="id"), shard_rows=10)
     with opened_source(options) as source:
         run_job(source, artifact.path, options, ServeConfig(tune="off", tokenizer_threads=1), lambda _: None)
-    return digests(tmp_path / "alone")
+    return digests(output)
 
 
 @pytest.mark.parametrize("fault", ["job_with_a_node_killed", "job_with_its_driver_killed"])
 def test_a_job_on_a_cluster_of_which_a_part_is_killed_writes_what_one_process_writes(
-    fault: str, scenario: Scenario, artifact: Artifact, rows: Path, alone: dict[str, str], tmp_path: Path
+    fault: str, scenario: Scenario, artifact: Artifact, rows: Path, tmp_path: Path
 ) -> None:
     done = scenario("cluster", fault, artifact.path, rows, tmp_path)
     assert (done["shards_done"], done["rows"], done["dead"]) == (21, 200, 2)
-    assert digests(tmp_path / "out") == alone
+    assert digests(tmp_path / "out") == _alone(artifact, rows, tmp_path / "alone")
+
+
+def test_the_shards_of_a_worker_that_hangs_are_given_to_another_one(
+    scenario: Scenario, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = save_artifact(tmp_path / "artifact")
+    done = scenario("cluster", "job_with_a_worker_that_hangs", artifact.path, rows, tmp_path)
+    assert done["has_hung"]
+    assert (done["shards_done"], done["rows"], done["dead"]) == (21, 200, 2)
+    monkeypatch.setattr("bei.service.loader.load_engine", lambda *_: FakeEngine(LIMITS))
+    assert digests(tmp_path / "out") == _alone(artifact, rows, tmp_path / "alone")

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,12 @@ def test_files_that_cannot_be_read_are_refused_by_name(
     pattern = str(make(tmp_path)).replace(":/b", "://b")
     with pytest.raises(JobInputError, match=fault):
         Source([pattern], columns).contents(ShardSize(10))
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows.jsonl")
+    with pytest.raises(JobInputError, match="is a pipe or a device"):
+        Source((str(tmp_path / "rows.jsonl"),), Columns())
 
 
 def test_files_of_different_schemas_are_refused_by_column(tmp_path: Path) -> None:
