@@ -1,7 +1,9 @@
-"""File systems of URLs, by fsspec: ``s3://``, ``gs://``, ``hf://`` and whatever else has a package for it."""
+"""File systems of URLs, by fsspec: ``s3://``, ``gs://``, ``hf://`` and whatever else has a package for it; Lance."""
 
 from __future__ import annotations
 
+import os
+from types import ModuleType
 from typing import Any, TypeAlias
 
 from bei.utils import libraries
@@ -24,3 +26,9 @@ def file_system_of(url: str) -> tuple[FileSystem, str]:
         libraries.load(module, package, None, f"{protocol}://", f"pip install {package}")
     file_system, path = core.url_to_fs(url)
     return file_system, str(path)
+
+
+def load_lance(purpose: str) -> ModuleType:
+    """Lance, which reads and writes by itself. Raises MissingDependencyError."""
+    os.environ.setdefault("LANCE_LOG", "error")  # it warns of each dataset that it makes
+    return libraries.load("lance", "pylance", "lance", purpose)

@@ -96,7 +96,7 @@ class LocalJobFolder:
             os.replace(partial, path)
 
     def clean(self) -> None:
-        for path in [*self._path.glob(f"*{_PARTIAL}"), *self._path.glob(f"*/*{_PARTIAL}")]:
+        for path in [*self._path.rglob(f"*{_PARTIAL}")]:
             with suppress(OSError):
                 if not _is_alive(path):
                     path.unlink()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,7 @@ class PartFormat(ABC):
     """An output format."""
 
     ending: str
+    package: str | None = None  # besides pyarrow: its version decides what is written
 
     def part(self, shard: int) -> str:
         """The name of the shard's file."""
@@ -59,6 +60,12 @@ class PartFormat(ABC):
 
     def check(self, fields: Seq[pa.Field], on_error: str) -> None:  # noqa: B027  # most formats hold anything
         """Raise ConfigError where it cannot hold the ``fields`` of the task."""
+
+    def check_columns(self, schema: pa.Schema) -> None:  # noqa: B027  # the same
+        """Raise ConfigError where it cannot hold columns that are copied from the input."""
+
+    def finish(self, folder: JobFolder, records: Seq[ShardRecord]) -> None:  # noqa: B027  # most have nothing to add
+        """Once all shards are done, before the job is. May be called by several processes."""
 
 
 class ParquetParts(PartFormat):
@@ -95,10 +102,10 @@ class _WithRecordFile(PartFormat):
 
     def files(self, table: pa.Table, record: ShardRecord) -> Iterator[tuple[str, bytes | memoryview]]:
         yield from self._contents(table, record.shard)
-        yield self._record_name(record.shard), msgspec.json.encode(record)
+        yield record_name(record.shard), msgspec.json.encode(record)
 
     def record(self, folder: JobFolder, shard: int) -> ShardRecord | None:
-        content = folder.read(self._record_name(shard))
+        content = folder.read(record_name(shard))
         if content is None or not folder.exists(self.part(shard)):
             return None
         return _decoded(content)
@@ -106,8 +113,10 @@ class _WithRecordFile(PartFormat):
     @abstractmethod
     def _contents(self, table: pa.Table, shard: int) -> Iterator[tuple[str, bytes]]: ...
 
-    def _record_name(self, shard: int) -> str:
-        return f"_records/part-{shard:05}.json"
+
+def record_name(shard: int) -> str:
+    """Of a shard's record, where it is a file."""
+    return f"_records/part-{shard:05}.json"
 
 
 class JsonLinesParts(_WithRecordFile):
@@ -144,9 +153,6 @@ class NpyParts(_WithRecordFile):
         array = io.BytesIO()
         np.save(array, _matrix(table.column(name)), allow_pickle=False)
         yield self.part(shard), array.getvalue()
-
-
-FORMATS: Mapping[str, type[PartFormat]] = {"parquet": ParquetParts, "jsonl": JsonLinesParts, "npy": NpyParts}
 
 
 def _values(column: pa.ChunkedArray) -> list[object]:

@@ -57,9 +57,9 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
             yield f"the rows of a shard ({self.contents.size.rows}, now {other.contents.size.rows})"
 
 
-def versions_for(target: str) -> dict[str, str]:
-    """The versions that the bytes of an output depend on."""
-    names = ["numpy", "pyarrow", "tokenizers", *([_OF_TARGETS[target]] if target in _OF_TARGETS else [])]
+def versions_for(target: str, package: str | None = None) -> dict[str, str]:
+    """The versions that the bytes of an output depend on. ``package``: the one of its format."""
+    names = ["numpy", "pyarrow", "tokenizers", *filter(None, (_OF_TARGETS.get(target), package))]
     return {"bei": __version__, **{name: _version(name) for name in names}}
 
 

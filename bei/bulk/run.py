@@ -21,7 +21,8 @@ from bei.artifact.manifest import Artifact, Manifest
 from bei.bulk.chunks import ChunkSize
 from bei.bulk.folder import JobFolder, folder_at
 from bei.bulk.job import Job, OnError, OnShard, Output
-from bei.bulk.parts import FORMATS, PLAN, SUCCESS, ShardRecord
+from bei.bulk.output_formats import FORMATS
+from bei.bulk.parts import PLAN, SUCCESS, PartFormat, ShardRecord
 from bei.bulk.plan import JobPlan, machine_for, versions_for
 from bei.bulk.row_task import TASKS, RowTask
 from bei.bulk.shard_service import ShardService
@@ -174,12 +175,14 @@ class OpenJob:
         try:
             task = _task(self._service, options)
             form.check(task.fields, options.on_error)
-            plan = _plan(contents, loaded, options)
+            reader = source.reader(contents)
+            form.check_columns(reader.schema)
+            plan = _plan(contents, loaded, options, form)
             _agree(folder, plan, stored)
             folder.clean()
             self.num_shards = len(contents.shards)
             self.output = Output(folder, form, options.on_error, plan.digest, options.columns.id)
-            self._job = Job(source.reader(contents), self._service, task, self.output, options.chunk_size)
+            self._job = Job(reader, self._service, task, self.output, options.chunk_size)
         except BaseException:  # its threads would outlive whatever ends this
             self._service.close()
             raise
@@ -255,7 +258,7 @@ def _shard_rows(manifest: Manifest, options: JobOptions) -> int:
     return max(_LEAST_ROWS, min(_MOST_ROWS, _SHARD_BYTES // a_row))
 
 
-def _plan(contents: Contents, loaded: Loaded, options: JobOptions) -> JobPlan:
+def _plan(contents: Contents, loaded: Loaded, options: JobOptions, form: PartFormat) -> JobPlan:
     manifest = loaded.artifact.manifest
     return JobPlan(
         contents=contents,
@@ -263,7 +266,7 @@ def _plan(contents: Contents, loaded: Loaded, options: JobOptions) -> JobPlan:
         artifact=manifest.digest,
         task=options.task,
         options=options.lasting,
-        versions=versions_for(manifest.target),
+        versions=versions_for(manifest.target, form.package),
         machine=machine_for(manifest.target, loaded.engine.info.device),
     )
 
@@ -294,6 +297,7 @@ def finish(output: Output, num_shards: int) -> None:
     if len(done) < num_shards:
         return
     sums = {name: sum(getattr(one, name) for one in done) for name in ("rows", "dead", "truncated", "tokens")}
+    output.form.finish(output.folder, done)
     content = msgspec.json.encode({"plan": output.plan, "shards": num_shards, **sums})
     output.folder.commit(SUCCESS, content + b"\n")
 

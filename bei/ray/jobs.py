@@ -23,7 +23,8 @@ from bei.artifact import store
 from bei.artifact.manifest import Artifact
 from bei.bulk.folder import folder_at
 from bei.bulk.job import Output
-from bei.bulk.parts import FORMATS, ShardRecord
+from bei.bulk.output_formats import FORMATS
+from bei.bulk.parts import ShardRecord
 from bei.bulk.run import DoneShards, JobOptions, JobProgress, OpenJob, Tell, finish, opened_source
 from bei.bulk.sources.source import Source
 from bei.bulk.watchdog import Watchdog

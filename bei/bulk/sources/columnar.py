@@ -1,21 +1,21 @@
-"""Parquet and Arrow files: rows of columns with types, counted without reading them."""
+"""Files with a schema, as of Parquet and Arrow: rows of columns with types, counted without reading them."""
 
 from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import IO, TYPE_CHECKING, Any
 
-from bei.bulk.sources.rows import Columns, Open, RowPlace, RowRange, Rows
+from bei.bulk.sources.rows import Columns, RowPlace, RowRange, Rows
 from bei.errors import JobInputError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-_ROWS_AT_ONCE = 2048
+ROWS_AT_ONCE = 2048
 _BUFFER_BYTES = 1 << 20
 # Of Parquet: the length of the footer and the letters PAR1.
 _TAIL_BYTES = 8
@@ -27,7 +27,7 @@ class ColumnarFile(ABC):
 
     digest = ""
 
-    def __init__(self, name: str, open_file: Open) -> None:
+    def __init__(self, name: str, open_file: Callable[[], AbstractContextManager[Any]]) -> None:
         self.name = name
         self._open = open_file
 
@@ -120,7 +120,7 @@ class ParquetRows(ColumnarFile):
             groups = list(range(group, len(counts)))
             if not groups:
                 return
-            for batch in file.iter_batches(_ROWS_AT_ONCE, groups, names, use_threads=False):
+            for batch in file.iter_batches(ROWS_AT_ONCE, groups, names, use_threads=False):
                 if first_row < batch.num_rows:
                     yield batch.slice(first_row)
                 first_row = max(0, first_row - batch.num_rows)
@@ -163,7 +163,7 @@ class ArrowRows(ColumnarFile):
             for index in range(file.num_record_batches):
                 batch = file.get_batch(index).select(names)
                 while first_row < batch.num_rows:
-                    part = batch.slice(first_row, _ROWS_AT_ONCE)
+                    part = batch.slice(first_row, ROWS_AT_ONCE)
                     first_row += part.num_rows
                     yield part
                 first_row -= batch.num_rows

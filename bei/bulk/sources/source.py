@@ -16,6 +16,8 @@ import msgspec
 
 from bei.bulk.file_systems import FileSystem, file_system_of
 from bei.bulk.sources.columnar import ArrowRows, ParquetRows
+from bei.bulk.sources.lance_rows import ENDING as ENDING_OF_LANCE
+from bei.bulk.sources.lance_rows import LanceRows, dataset_of, opened_dataset
 from bei.bulk.sources.lines import CsvRecords, JsonLines, TextLines, TsvRecords
 from bei.bulk.sources.open_file import COMPRESSIONS, opened_file, reaching
 from bei.bulk.sources.rows import Columns, RowFile, RowPlace, RowRange, Rows, joined
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 FORMATS: Mapping[str, Any] = {
     "parquet": ParquetRows,
     "arrow": ArrowRows,
+    "lance": LanceRows,
     "jsonl": JsonLines,
     "csv": CsvRecords,
     "tsv": TsvRecords,
@@ -36,6 +39,7 @@ FORMATS: Mapping[str, Any] = {
 _ENDINGS = {
     **{".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"},
     **{".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".txt": "text", ".text": "text"},
+    ENDING_OF_LANCE: "lance",
 }
 
 
@@ -145,7 +149,8 @@ class Source:
         return Reader([self._opened(found) for found in self.files], self.columns, contents)
 
     def _opened(self, found: FoundFile) -> RowFile:
-        opened: RowFile = FORMATS[self.form](found.path, functools.partial(opened_file, self._file_system, found.path))
+        opener = opened_dataset if self.form == "lance" else opened_file
+        opened: RowFile = FORMATS[self.form](found.path, functools.partial(opener, self._file_system, found.path))
         return opened
 
 
@@ -257,14 +262,21 @@ def _found(patterns: Seq[str], form: str | None) -> tuple[FileSystem, list[str]]
 
 def _matching(file_system: FileSystem, path: str, pattern: str, form: str | None) -> list[str]:
     if any(letter in pattern for letter in "*?["):
-        found = [one for one in file_system.glob(path) if not file_system.isdir(one)]
+        found = [one for one in file_system.glob(path) if _is_dataset(one) or not file_system.isdir(one)]
+    elif (form == "lance" or _is_dataset(path)) and file_system.isdir(path):
+        found = [path.rstrip("/")]
     elif file_system.isdir(path):
-        found = [one for one in file_system.find(path) if not _is_hidden(one, path) and (form or _form_of(one))]
+        below = [one for one in file_system.find(path) if not _is_hidden(one, path)]
+        found = [one for one in dict.fromkeys(dataset_of(one, path) for one in below) if form or _form_of(one)]
     else:
         found = [path] if file_system.exists(path) else []
     if not found:
         raise JobInputError(f"{pattern} means no file: name files, a folder with such, or a pattern that matches some.")
     return found
+
+
+def _is_dataset(path: str) -> bool:
+    return path.rstrip("/").lower().endswith(ENDING_OF_LANCE)
 
 
 def _is_hidden(path: str, folder: str) -> bool:
@@ -298,6 +310,9 @@ def _names(paths: Seq[str]) -> list[str]:
 def _described(file_system: FileSystem, path: str, name: str) -> FoundFile:
     with _watching(path):
         info = file_system.info(path)
+        if info.get("type") == "directory":
+            with opened_dataset(file_system, path) as dataset:
+                return FoundFile(name, path, 0, str(dataset.version))
         if info.get("type") == "other":
             raise JobInputError(
                 f"{path} is a pipe or a device, and files are read twice: give a file, or - for standard input."

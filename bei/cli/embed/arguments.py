@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bei.bulk.chunks import ChunkSize
-from bei.bulk.parts import FORMATS
+from bei.bulk.output_formats import FORMATS
 from bei.bulk.row_task import TASKS
 from bei.bulk.run import JobOptions
 from bei.bulk.sources.rows import Columns

@@ -60,10 +60,20 @@ def main(artifact: Path, source: Path, folder: Path, output_format: str, every: 
         assert ended == _KILLED, ended
         assert _in_child(partial(run, output)) == 0
         found = digests(output)
+        if output_format == "lance":
+            assert _in_child(partial(_compare_datasets, output, folder / "whole")) == 0
         left += sum(name.endswith(".partial") for name in found)
         if found != whole:
             wrong.append(points)
         points += every
+
+
+def _compare_datasets(output: Path, whole: Path) -> None:
+    """Lance must not be loaded before a fork."""
+    import lance
+
+    found, expected = (lance.dataset(str(folder / "data.lance")) for folder in (output, whole))
+    assert (found.version, found.to_table()) == (1, expected.to_table())
 
 
 def _in_child(work: Callable[[], object], point: int | None = None) -> int:

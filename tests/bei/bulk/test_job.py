@@ -55,7 +55,7 @@ def test_rows_without_an_id_have_their_number(run: RunJob, tmp_path: Path) -> No
     assert found[0].keys() == {"row", "embedding"}
 
 
-@pytest.mark.parametrize("form", ["parquet", "jsonl", "npy"])
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "npy", "lance"])
 def test_the_same_job_elsewhere_writes_the_same_bytes(form: str, run: RunJob, tmp_path: Path) -> None:
     run(output_format=form)
     run(output_format=form, output=str(tmp_path / "again"))

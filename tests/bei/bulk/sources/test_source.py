@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import lance
 import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
@@ -43,6 +44,17 @@ def _arrow(folder: Path, rows: Sequence[_Row]) -> Path:
     return path
 
 
+def _lance(folder: Path, rows: Sequence[_Row]) -> Path:
+    """Two versions of several fragments, of which the first has rows that were deleted."""
+    path = folder / "rows.lance"
+    gone = [{"id": "gone", "text": "gone", "n": -1}] * 2
+    lance.write_dataset(pa.Table.from_pylist([*gone, *rows[:4]], _SCHEMA), path, mode="overwrite", max_rows_per_file=3)
+    lance.dataset(str(path)).delete("n = -1")
+    if rows[4:]:
+        lance.write_dataset(pa.Table.from_pylist(list(rows[4:]), _SCHEMA), path, mode="append", max_rows_per_file=7)
+    return path
+
+
 def _jsonl(folder: Path, rows: Sequence[_Row]) -> Path:
     path = folder / "rows.jsonl"
     path.write_text("\n\n".join(json.dumps(row) for row in rows), encoding="utf-8")
@@ -68,7 +80,7 @@ def _csv(folder: Path, rows: Sequence[_Row]) -> Path:
 _SCHEMA = pa.schema([("id", pa.string()), ("text", pa.string()), ("n", pa.int64())])
 _FORMATS: dict[str, _Write] = {
     **{f"parquet, groups of {group}": _parquet(group) for group in (1, 7, 1000)},
-    **{"arrow": _arrow, "jsonl": _jsonl, "jsonl.gz": _gzipped, "csv": _csv},
+    **{"arrow": _arrow, "lance": _lance, "jsonl": _jsonl, "jsonl.gz": _gzipped, "csv": _csv},
 }
 # What CSV can hold as well: no text that is empty, as its row would be no other than one without a text.
 _ROWS = st.lists(
@@ -217,6 +229,31 @@ def test_files_that_cannot_be_read_are_refused_by_name(
     pattern = str(make(tmp_path)).replace(":/b", "://b")
     with pytest.raises(JobInputError, match=fault):
         Source([pattern], columns).contents(ShardSize(10))
+
+
+def test_a_dataset_of_lance_is_found_by_its_name_in_a_folder_and_by_a_pattern(tmp_path: Path) -> None:
+    rows = [{"id": str(n), "text": f"text {n}", "n": n} for n in range(9)]
+    (tmp_path / "sub").mkdir()
+    for number, folder in enumerate((tmp_path, tmp_path / "sub")):
+        _lance(folder, rows[number:])
+    (tmp_path / "sub" / "notes.md").touch()
+    both = Source((str(tmp_path),), _COLUMNS)
+    assert [file.name for file in both.files] == ["rows.lance", "sub/rows.lance"]
+    contents = both.contents(ShardSize(100))
+    assert [row["n"] for row in _read(both, contents, [0])] == [*range(9), *range(1, 9)]
+    for pattern in (f"{tmp_path}/rows.lance/", f"{tmp_path}/*.lance"):
+        assert [file.name for file in Source((pattern,), _COLUMNS).files] == ["rows.lance"]
+
+
+def test_a_dataset_of_lance_that_gets_rows_after_the_plan_has_changed(tmp_path: Path) -> None:
+    rows = [{"id": str(n), "text": f"text {n}", "n": n} for n in range(9)]
+    source = Source((str(_lance(tmp_path, rows)),), _COLUMNS)
+    contents = source.contents(ShardSize(100))
+    source.check_unchanged()
+    lance.write_dataset(pa.Table.from_pylist(rows, _SCHEMA), tmp_path / "rows.lance", mode="append")
+    with pytest.raises(JobInputError, match="has changed"):
+        source.check_unchanged()
+    assert not Source((str(tmp_path / "rows.lance"),), _COLUMNS).is_as_before(contents.files)
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
