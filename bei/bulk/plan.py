@@ -50,7 +50,10 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         yield from _differing(msgspec.structs.asdict(self.columns), msgspec.structs.asdict(other.columns), "column ")
         yield from _differing(self.versions, other.versions, "version of ")
         if self.machine != other.machine:
-            yield f"the machine ({self.machine}, now {other.machine})"
+            yield (
+                f"the machine's instructions ({self.machine}, now {other.machine}), which decide how vectors are "
+                "rounded: go on on a machine with the former ones, or begin anew elsewhere on machines with these alone"
+            )
         if self.contents.schema != other.contents.schema:
             yield "the types of columns"
         elif self.contents.size != other.contents.size:

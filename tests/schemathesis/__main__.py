@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -39,10 +39,18 @@ _CONFORMANCE = (
     "negative_data_rejection",
     "unsupported_method",
     "allow_header_conformance",
+    "use_after_free",
+    "ensure_resource_availability",
 )
-# Left out everywhere: ignored_auth and object_level_authorization (bei has no users), use_after_free and
-# ensure_resource_availability (nothing is made or deleted), missing_required_header (no header is required).
+# Left out everywhere: ignored_auth and object_level_authorization (the server has no keys), missing_required_header (no
+# header is required). What is made and deleted: use_after_free and ensure_resource_availability, in the stateful phase.
 _ACCEPTANCE = (*(check for check in _CONFORMANCE if "negative" not in check), "positive_data_acceptance")
+
+# So many files and batches each. Schemathesis deletes them: then their routes are 404, as the page says.
+_STORED = 10
+# Of a batch: so many that some wait when they are cancelled.
+_LINES = 3_000
+_CONFIG = "schemathesis.toml"
 
 # An answer that takes longer is a hang: the slowest request of a tiny model takes a tenth of a second.
 _HANG_S = 20
@@ -64,16 +72,23 @@ _DEPENDENT = {
     *("max_tokens", "max_tokens_per_doc", "max_doc_length"),
 }
 # Routes whose inputs are such: ids of the model's vocabulary, lists of equal lengths, a body for each kind of model,
-# labels for a model of natural language inference, tensors of a shape; or that need a model's name where several are
-# served.
+# labels for a model of natural language inference, tensors of a shape, files and routes that there are; or that need a
+# model's name where several are served.
 _DEPENDENT_ROUTES = (
     *("decode", "detokenize", "score", "invocations", "vertex", "v1/classify", "tokenize", "pooling"),
-    "infer",
+    *("infer", "v1/batches"),
 )
 
 
 # Labels of a request are for models of natural language inference.
 SERVED = {**MODELS, "classifier": case("BertForSequenceClassification", **labels("contradiction", "entailment"))}
+
+
+class Stored(NamedTuple):
+    """The ids of files and batches that the server has when the run begins."""
+
+    files: list[str]
+    batches: list[str]
 
 
 def main() -> int:
@@ -86,8 +101,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         artifacts = list(_built(folder))
-        flags = ["--max-client-batch-size", "16", "--payload-limit", "200000"]
+        flags = ["--max-client-batch-size", "16", "--payload-limit", "200000", "--batch-dir", folder / "batches"]
         with serve([*artifacts, *flags], environment(folder), folder) as server:
+            (folder / _CONFIG).write_text(_config(_stored(server.url)))
             page = _closed(httpx.get(f"{server.url}/openapi.json", timeout=DEADLINE_S).raise_for_status().json())
             if arguments.only:
                 page["paths"] = {path: item for path, item in page["paths"].items() if arguments.only in path}
@@ -124,26 +140,47 @@ def _run(
     folder: Path, page: dict[str, Any], url: str, checks: Sequence[str], mode: str, seconds: float, seed: int
 ) -> int:
     """One run of schemathesis, whose output goes to this process's; its exit code."""
-    file, config = folder / "page.json", folder / "schemathesis.toml"
+    if not page["paths"]:  # of those that --only names
+        return 0
+    file = folder / "page.json"
     file.write_text(json.dumps(page))
-    config.write_text(_config())
     command = [
-        *(sys.executable, "-m", "schemathesis.cli", "--config-file", config, "run", file, "--url", url),
+        *(sys.executable, "-m", "schemathesis.cli", "--config-file", folder / _CONFIG, "run", file, "--url", url),
         *("--checks", ",".join(checks), "--mode", mode, "--max-time", str(max(1, round(seconds)))),
         *("--request-timeout", str(_HANG_S), "--seed", str(seed), "--generation-database", "none", "--no-color"),
-        *("--phases", "coverage,fuzzing", "--suppress-health-check", "all", "--continue-on-failure"),
+        *("--phases", "coverage,fuzzing,stateful", "--suppress-health-check", "all", "--continue-on-failure"),
     ]
     hooks = {"SCHEMATHESIS_HOOKS": "tests.schemathesis.hooks", MODELS_VARIABLE: json.dumps([*SERVED])}
     return subprocess.run([str(part) for part in command], env={**os.environ, **hooks}, check=False).returncode
 
 
-def _config() -> str:
-    """A deadline that has passed is no failure; a path that names a model names one that is served."""
+def _config(stored: Stored) -> str:
+    """A deadline that has passed is no failure; a path that names a model, a file or a batch names one that there is
+    or was."""
     lines = ["[checks.not_a_server_error]", 'expected-statuses = ["2xx", "3xx", "4xx", "504"]']
-    lines += ["[dictionaries.models]", f"values = {json.dumps([*SERVED])}"]
-    named = '{ dictionary = "models", probability = 0.9 }'
-    lines += ["[parameters]", f'"path.name" = {named}', f'"path.model" = {named}']
+    known = {"models": [*SERVED], "files": stored.files, "batches": stored.batches}
+    for name, values in known.items():
+        lines += [f"[dictionaries.{name}]", f"values = {json.dumps(values)}"]
+    lines.append("[parameters]")
+    for parameter, name in (("name", "models"), ("model", "models"), ("file_id", "files"), ("batch_id", "batches")):
+        lines.append(f'"path.{parameter}" = {{ dictionary = "{name}", probability = 0.9 }}')
     return "\n".join(lines)
+
+
+def _stored(url: str) -> Stored:
+    """Files and batches, which requests read, cancel and delete in any order."""
+    lines = [
+        {"custom_id": str(n), "method": "POST", "url": "/v1/embeddings", "body": {"input": "a"}} for n in range(_LINES)
+    ]
+    content = "\n".join(map(json.dumps, lines)).encode()
+    with httpx.Client(base_url=url, timeout=DEADLINE_S) as client:
+        files = [
+            client.post("/v1/files", files={"file": ("in.jsonl", content)}, data={"purpose": "batch"}).json()["id"]
+            for _ in range(_STORED)
+        ]
+        asked = {"endpoint": "/v1/embeddings", "completion_window": "24h"}
+        batches = [client.post("/v1/batches", json={**asked, "input_file_id": file}).json()["id"] for file in files]
+    return Stored(files, batches)
 
 
 def _closed(page: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from contextlib import ExitStack, suppress
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -31,6 +31,7 @@ from bei.server.batches.client_fields import LEAST_LIFETIME_S, opened, owner_of,
 from bei.server.batches.form_data import MULTIPART, FormData
 from bei.server.batches.records import DeletedFile, FileList, FileObject, FileRecord, Purpose, file_object, new_id
 from bei.server.batches.store import LIFETIME_S, BatchStore
+from bei.server.endpoint.field_schema import Limits
 from bei.server.endpoint.get_responses import RequestBody, answers
 from bei.server.http.routing import ApiRouter
 from bei.utils.file_lock import acquire
@@ -47,8 +48,15 @@ _FIELDS = {"purpose", _SECONDS, _ANCHOR}
 
 
 # For /openapi.json alone: FormData reads the form, and _take_fields its fields.
-class FileUpload(msgspec.Struct):
+class FileUpload(msgspec.Struct, forbid_unknown_fields=True):
     """A form: the file, `batch` as its purpose, and how long it is kept (30 days)."""
+
+    _limits: ClassVar[Limits] = (
+        {
+            "description": "Of `expires_after` both fields or none.",
+            "anyOf": [{"required": [_ANCHOR, _SECONDS]}, {"maxProperties": 2}],
+        },
+    )
 
     file: Annotated[str, Meta(extra_json_schema={"format": "binary"})]
     purpose: Literal["batch"]

@@ -1,0 +1,31 @@
+"""What is said where another plan is in the folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bei.bulk.folder import folder_at
+from bei.bulk.parts import PLAN
+from bei.bulk.plan import JobPlan, machine_for
+from bei.errors import JobDiffersError
+from tests.bei.bulk.conftest import RunJob
+
+
+def test_a_machine_with_other_instructions_is_told_what_to_do(run: RunJob, tmp_path: Path) -> None:
+    run()
+    path = tmp_path / "out" / PLAN
+    plan = msgspec.json.decode(path.read_bytes(), type=JobPlan)
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(plan, machine="x86_64 avx2")))
+    with pytest.raises(JobDiffersError, match=r"instructions \(x86_64 avx2, now .* go on on a machine with the former"):
+        run()
+    assert folder_at(str(tmp_path / "out")).exists("part-00004.parquet")
+
+
+def test_instructions_that_engines_choose_by_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    (tmp_path / "cpuinfo").write_text("processor : 0\nflags : fpu avx2 avx512f sse2\n")
+    assert machine_for("cpu", "a CPU", tmp_path / "cpuinfo").endswith(" avx2 avx512f")
+    assert machine_for("cuda", "NVIDIA H100", tmp_path / "cpuinfo") == "NVIDIA H100"
