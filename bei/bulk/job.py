@@ -17,7 +17,7 @@ from bei.bulk.row_task import Outcome, RowTask
 from bei.bulk.shard_service import ShardService
 from bei.bulk.sources.rows import Rows
 from bei.bulk.sources.source import Reader
-from bei.errors import BadRowError, BeiError
+from bei.errors import BadRowError, BeiError, MalformedRequestError
 from bei.service.call import ModelInput
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _SHARDS_AT_ONCE = 3
 
 OnError: TypeAlias = Literal["skip", "null", "fail"]
+
+# As ``RowTask`` has it.
+Check: TypeAlias = Callable[[object, int], ModelInput]
 
 # Called with the record of each shard as it is done.
 OnShard: TypeAlias = Callable[[ShardRecord], None]
@@ -85,7 +88,8 @@ class Job:
     async def _shard(self, shard: int) -> ShardRecord:
         loop = asyncio.get_running_loop()
         rows = await loop.run_in_executor(self._reading, self._reader.shard, shard)
-        asked = _Inputs.of(rows, self._reader.bounds(shard)[0], self._task)
+        check = self._task.check if self._chunk_size is None else _checked_as_text(self._task.check)
+        asked = _Inputs.of(rows, self._reader.bounds(shard)[0], check, self._task.stand_in)
         if self._chunk_size is not None:
             asked = await self._chunked(asked)
         with self._service.ticket(len(asked.inputs)) as ticket:
@@ -158,14 +162,14 @@ class _Inputs(NamedTuple):
     chunks: Seq[TextChunk] | None = None
 
     @classmethod
-    def of(cls, rows: Rows, first: int, task: RowTask) -> _Inputs:
+    def of(cls, rows: Rows, first: int, check: Check, stand_in: ModelInput) -> _Inputs:
         """``first``: the number of the first row."""
         errors, inputs = dict(rows.errors), []
         for place, value in enumerate(rows.inputs):
-            checked = task.stand_in
+            checked = stand_in
             if place not in errors:
                 try:
-                    checked = task.check(value, first + place)
+                    checked = check(value, first + place)
                 except BeiError as error:
                     errors[place] = error
             inputs.append(checked)
@@ -191,6 +195,17 @@ class _Inputs(NamedTuple):
         """Among the chunks of its row."""
         assert self.rows is not None  # there are chunks
         return place - self.rows.index(self.rows[place])
+
+
+def _checked_as_text(check: Check) -> Check:
+    """``check`` for what is cut into chunks."""
+
+    def checked(value: object, place: int) -> ModelInput:
+        if not isinstance(value, str | None):
+            raise MalformedRequestError(f"inputs {place} is not a text, and --chunk-tokens cuts texts alone.", "inputs")
+        return check(value, place)
+
+    return checked
 
 
 async def _some_done(running: set[asyncio.Task[ShardRecord]], on_shard: OnShard) -> set[asyncio.Task[ShardRecord]]:

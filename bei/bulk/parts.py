@@ -124,6 +124,10 @@ class JsonLinesParts(_WithRecordFile):
 
     ending = ".jsonl"
 
+    def check_columns(self, schema: pa.Schema) -> None:
+        """As ``PartFormat`` has it."""
+        _check_for_json(schema)
+
     def _contents(self, table: pa.Table, shard: int) -> Iterator[tuple[str, bytes]]:
         columns = [_values(table.column(name)) for name in table.column_names]
         lines = io.BytesIO()
@@ -137,6 +141,10 @@ class NpyParts(_WithRecordFile):
     """Vectors as one array [rows, width], and beside it the other columns in lines of JSON."""
 
     ending = ".npy"
+
+    def check_columns(self, schema: pa.Schema) -> None:
+        """As ``PartFormat`` has it."""
+        _check_for_json(schema)
 
     def check(self, fields: Seq[pa.Field], on_error: str) -> None:
         import pyarrow as pa
@@ -155,12 +163,31 @@ class NpyParts(_WithRecordFile):
         yield self.part(shard), array.getvalue()
 
 
+def _check_for_json(schema: pa.Schema) -> None:
+    import pyarrow as pa
+
+    def types_in(kind: pa.DataType) -> Iterator[pa.DataType]:
+        yield kind
+        for index in range(kind.num_fields):
+            yield from types_in(kind.field(index).type)
+
+    is_odd = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+    for field in schema:
+        if any(is_one(kind) for is_one in (*is_odd, pa.types.is_duration) for kind in types_in(field.type)):
+            raise ConfigError(
+                f"JSON has no form for the type {field.type}, which the column {field.name!r} has: leave it out, or "
+                "choose another --output-format."
+            )
+
+
 def _values(column: pa.ChunkedArray) -> list[object]:
     """What orjson writes: rows of vectors as arrays, in as few digits as give the same float32."""
     import pyarrow as pa
 
     if pa.types.is_fixed_size_list(column.type) and not column.null_count and column.type.value_type != pa.float16():
         return list(_matrix(column))
+    if pa.types.is_timestamp(column.type) and column.type.unit == "ns":  # Python has none, but where pandas is there
+        column = column.cast(pa.string())
     return list(column.to_pylist())
 
 

@@ -15,7 +15,7 @@ from bei.bulk.steps import plan_steps
 from bei.bulk.watchdog import watched
 from bei.config.settings import ServeConfig
 from bei.core import Encoding, Row
-from bei.errors import BeiError, InvalidRequestError
+from bei.errors import BeiError, EngineError, InvalidRequestError, JobError
 from bei.port import PortStats
 from bei.scheduler.execution import run_isolating
 from bei.scheduler.queue import Entry, Waiter
@@ -25,6 +25,7 @@ from bei.service.loader import Loaded
 from bei.tokenizer.encoder import Input
 from bei.tokenizer.pool import TokenizerPool
 from bei.tokenizer.prompts import ChosenPrompt, choose_prompt
+from bei.utils.scarce_resources import scarce_resource
 
 
 class ShardService:
@@ -189,6 +190,9 @@ class ShardService:
             answers = run_isolating(self._engine, entries, failures.append, self._is_wanted)()
         if not failures:  # such a step was run several times
             self._costs.observe(*shape, time.monotonic() - started)
+        for answer in answers:
+            if isinstance(answer, EngineError) and (lack := scarce_resource(answer)):
+                raise JobError(f"{lack} The same command goes on with what is not done.")  # the row itself is good
         if reduce is None:
             return answers
         return [answer if isinstance(answer, BeiError) else reduce(answer) for answer in answers]

@@ -130,7 +130,9 @@ def run_isolating(
             log.error(
                 "engine failed on one sequence of %d tokens%s", entries[0].num_tokens, reason, exc_info=lack is None
             )
-            return known([EngineError("The engine failed on this input; the server's log says why.")])
+            failed = EngineError("The engine failed on this input; the server's log says why.")
+            failed.__cause__ = error.with_traceback(None)  # which would keep the batch in memory
+            return known([failed])
         log.warning("engine failed on a batch of %d sequences, running both halves again: %r", len(entries), error)
         half = len(entries) // 2
         return known([*again(entries[:half]), *again(entries[half:])])

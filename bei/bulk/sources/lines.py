@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -268,7 +268,7 @@ def _rows_of(records: Seq[Record], columns: Columns, schema: pa.Schema) -> Rows:
     for field in schema:
         values = [record.values.get(field.name) for record in records]
         try:
-            array = pa.array(values, field.type)
+            array = pa.array(values, field.type) if _are_of(values, field.type) else _fitting(values, field, errors)
         except (pa.ArrowException, OverflowError, UnicodeEncodeError):
             array = _fitting(values, field, errors)
         arrays.append(array)
@@ -285,13 +285,33 @@ def _fitting(values: Seq[object], field: pa.Field, errors: dict[int, BeiError]) 
         try:
             if isinstance(value, str):
                 check_characters(value, field.name, field.name)
-            pa.array([value], field.type)
+            fits = pa.array([value], field.type) is not None and _are_of([value], field.type)
         except (pa.ArrowException, OverflowError, BeiError):
+            fits = False
+        if not fits:
             fault = f"{field.name} is not of the type {field.type}, which the first rows have."
             errors.setdefault(place, MalformedRequestError(fault, field.name))
             value = None
         fitting.append(value)
     return pa.array(fitting, field.type)
+
+
+def _are_of(values: Iterable[object], kind: pa.DataType) -> bool:
+    """False where Arrow would leave something of a value out: the decimals of a number in a column of whole ones, keys
+    that an object of the first rows has not."""
+    import pyarrow as pa
+
+    if pa.types.is_integer(kind):
+        return not any(isinstance(value, float) and not value.is_integer() for value in values)
+    if pa.types.is_list(kind):
+        return all(_are_of(value, kind.value_type) for value in values if isinstance(value, list))
+    if pa.types.is_struct(kind):
+        types = {field.name: field.type for field in kind}
+        objects = [value for value in values if isinstance(value, dict)]
+        return all(value.keys() <= types.keys() for value in objects) and all(
+            _are_of([value.get(name) for value in objects], types[name]) for name in types
+        )
+    return True
 
 
 def _decoded(line: bytes) -> tuple[str, BeiError | None]:

@@ -7,7 +7,8 @@ import hashlib
 import os
 import posixpath
 import sys
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -137,16 +138,16 @@ class Source:
         seen = [(file.name, file.size, file.stamp) for file in self.files]
         return seen == [(file.name, file.size, file.stamp) for file in files]
 
-    def check_unchanged(self) -> None:
-        """Raise JobInputError where a file is not what it was when it was listed."""
+    def check_unchanged(self, places: slice = slice(None)) -> None:
+        """Raise JobInputError where a file, of those at ``places``, is not what it was when it was listed."""
         self._file_system.invalidate_cache()
-        for file in self.files:
+        for file in self.files[places]:
             if _described(self._file_system, file.path, file.name) != file:
                 raise JobInputError(f"{file.path} has changed since the job began: give it a folder of its own.")
 
     def reader(self, contents: Contents) -> Reader:
         """Reads shards of what ``contents`` has seen."""
-        return Reader([self._opened(found) for found in self.files], self.columns, contents)
+        return Reader([self._opened(found) for found in self.files], self.columns, contents, self.check_unchanged)
 
     def _opened(self, found: FoundFile) -> RowFile:
         opener = opened_dataset if self.form == "lance" else opened_file
@@ -155,13 +156,17 @@ class Source:
 
 
 class Reader:
-    """Reads shards. Those that follow each other are read in one go. Not safe in threads."""
+    """Reads shards. Those that follow each other are read in one go. Not safe in threads. ``check``: raises where files
+    at some places have changed."""
 
-    def __init__(self, files: Seq[RowFile], columns: Columns, contents: Contents) -> None:
+    def __init__(
+        self, files: Seq[RowFile], columns: Columns, contents: Contents, check: Callable[[slice], None]
+    ) -> None:
         import pyarrow as pa
 
         self._files = files
         self._columns = columns
+        self._check = check
         self._counts = [file.num_rows for file in contents.files]
         self._names = [file.name for file in contents.files]
         self.schema: pa.Schema = pa.ipc.read_schema(pa.py_buffer(contents.schema))
@@ -181,11 +186,11 @@ class Reader:
 
     def file_of(self, row: int) -> tuple[str, int]:
         """The file that has ``row``, as the plan names it, and the row's number there."""
-        index = next(index for index, before in enumerate(self._rows_before[1:]) if row < before)
+        index = self._file_at(row)
         return self._names[index], row - self._rows_before[index]
 
     def shard(self, shard: int) -> Rows:
-        """All rows of it. Raises JobInputError, also where the files have fewer rows than they had."""
+        """All rows of it. Raises JobInputError, also where its files have changed: what was read is not to be kept."""
         start, stop = self.bounds(shard)
         if start != self._next_row:
             self._parts, self._rest = self._from(self._starts[shard]), None
@@ -200,7 +205,11 @@ class Reader:
             parts.append(part.sliced(0, min(missing, size)))
             missing -= min(missing, size)
         self._next_row = stop
+        self._check(slice(self._file_at(start), self._file_at(max(start, stop - 1)) + 1))
         return joined(parts)
+
+    def _file_at(self, row: int) -> int:
+        return bisect_right(self._rows_before, row) - 1
 
     def _row(self, place: RowPlace) -> int:
         return self._rows_before[place.file] + place.row

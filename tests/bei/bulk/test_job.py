@@ -16,12 +16,12 @@ from bei.bulk.chunks import ChunkSize
 from bei.bulk.parts import PLAN, SUCCESS
 from bei.bulk.sources.rows import Columns
 from bei.core import Float32Array
-from bei.engine.fake import DIMENSION
-from bei.errors import BadRowError, BeiError, ConfigError, EngineError, InvalidRequestError, JobDiffersError
+from bei.engine.fake import DIMENSION, FakeEngine
+from bei.errors import BadRowError, BeiError, ConfigError, EngineError, InvalidRequestError, JobDiffersError, JobError
 from tests.bei.bulk.conftest import NUM_ROWS, RunJob, digests, save_rows
 from tests.bei.offline.given import expected, texts
 from tests.support.artifacts import LIMITS, save_artifact, token_ids
-from tests.support.engines import NaNEngine
+from tests.support.engines import NaNEngine, PickyEngine
 
 _GOOD = texts(NUM_ROWS)
 
@@ -307,3 +307,42 @@ def test_inputs_of_token_ids_are_run_as_they_are(run: RunJob, tmp_path: Path) ->
     pq.write_table(pa.table({"text": ids}), tmp_path / "ids.parquet")
     run(inputs=(str(tmp_path / "ids.parquet"),), columns=Columns())
     np.testing.assert_allclose(_vectors(tmp_path / "out"), expected(_GOOD), atol=1e-6)
+
+
+def test_token_ids_are_not_cut_into_chunks_of_their_digits(run: RunJob, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": [token_ids(text) for text in _GOOD[:3]]}), tmp_path / "ids.parquet")
+    done = run(inputs=(str(tmp_path / "ids.parquet"),), columns=Columns(), chunk_size=ChunkSize(6, 2))
+    assert (done.rows, done.dead) == (0, 3)
+    (line, *_) = (tmp_path / "out" / "_dead" / "dead-00000.jsonl").read_text().splitlines()
+    assert "--chunk-tokens" in json.loads(line)["reason"]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "npy"])
+@pytest.mark.parametrize("kind", [pa.binary(), pa.list_(pa.binary(2)), pa.duration("s")])
+def test_columns_that_json_does_not_hold_are_refused_by_name(
+    kind: pa.DataType, form: str, run: RunJob, tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({"text": _GOOD[:3], "odd": pa.nulls(3, kind)}), tmp_path / "rows.parquet")
+    with pytest.raises(ConfigError, match="'odd'"):
+        run(inputs=(str(tmp_path / "rows.parquet"),), columns=Columns(carried=("odd",)), output_format=form)
+
+
+def test_json_has_times_to_the_nanosecond_whatever_is_installed(run: RunJob, tmp_path: Path) -> None:
+    times = pa.array([1, None, 10**18 + 1], pa.timestamp("ns"))
+    pq.write_table(pa.table({"text": _GOOD[:3], "at": times}), tmp_path / "rows.parquet")
+    run(inputs=(str(tmp_path / "rows.parquet"),), columns=Columns(carried=("at",)), output_format="jsonl")
+    lines = (tmp_path / "out" / "part-00000.jsonl").read_text().splitlines()
+    found = [json.loads(line)["at"] for line in lines]
+    assert found == ["1970-01-01 00:00:00.000000001", None, "2001-09-09 01:46:40.000000001"]
+
+
+def test_an_engine_that_lacks_memory_ends_the_job_and_costs_no_row(
+    run: RunJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = PickyEngine(LIMITS, lambda ids: len(ids) > 5, MemoryError)
+    monkeypatch.setattr("bei.service.loader.load_engine", lambda *_: engine)
+    with pytest.raises(JobError, match="memory"):
+        run()
+    monkeypatch.setattr("bei.service.loader.load_engine", lambda *_: FakeEngine(LIMITS))
+    done = run()
+    assert (done.rows, done.dead) == (NUM_ROWS, 0)

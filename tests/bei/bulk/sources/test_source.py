@@ -231,6 +231,49 @@ def test_files_that_cannot_be_read_are_refused_by_name(
         Source([pattern], columns).contents(ShardSize(10))
 
 
+def test_a_shard_whose_file_has_changed_since_is_not_read(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.txt").write_text("one\ntwo\n")
+    source = Source((str(tmp_path),), Columns())
+    contents = source.contents(ShardSize(1))
+    reader = source.reader(contents)
+    (tmp_path / "b.txt").write_text("eno\nowt\n")
+    for shard in (0, 1, 4, 5):
+        assert len(reader.shard(shard).inputs) == 1
+    for shard in (2, 3):
+        with pytest.raises(JobInputError, match=r"b\.txt has changed"):
+            reader.shard(shard)
+
+
+def test_a_number_with_decimals_is_not_cut_to_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "SAMPLED_ROWS", 2)
+    rows = [{"text": "a", "n": n, "list": [n]} for n in (1, 2, 3.0, 1.5, None)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    source = Source((str(tmp_path / "rows.jsonl"),), Columns(carried=("n", "list")))
+    found = source.reader(source.contents(ShardSize(100))).shard(0)
+    assert found.errors.keys() == {3}
+    assert found.copied.column("n").to_pylist() == [1, 2, 3, None, None]
+
+
+def test_an_object_with_other_keys_than_the_first_rows_have_makes_its_row_a_bad_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "SAMPLED_ROWS", 2)
+    tags: list[Any] = [
+        {"a": 1, "b": [{"c": 1}]},
+        {"a": 2},
+        {"a": 3, "new": 4},
+        {"b": [{"c": 1}, {"d": 1}]},
+        {"b": None},
+    ]
+    rows = [{"text": "a", "tags": tag} for tag in tags]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    source = Source((str(tmp_path / "rows.jsonl"),), Columns(carried=("tags",)))
+    found = source.reader(source.contents(ShardSize(100))).shard(0)
+    assert {place: str(error) for place, error in found.errors.items()}.keys() == {2, 3}
+    assert "tags" in str(found.errors[2])
+
+
 def test_a_dataset_of_lance_is_found_by_its_name_in_a_folder_and_by_a_pattern(tmp_path: Path) -> None:
     rows = [{"id": str(n), "text": f"text {n}", "n": n} for n in range(9)]
     (tmp_path / "sub").mkdir()
