@@ -21,6 +21,8 @@ from bei.utils import libraries
 
 _WAIT, _BUSY = "wait_s", "busy"
 _MOST_ONGOING = 2_000
+# A replica that ends answers what it has accepted: after the longest wait, though a step hangs, in so many seconds.
+_LONGEST_REQUEST_S = 60.0
 # Of the replicas, which start beside those that they replace: a stopped one serves nobody while its successor loads.
 _SURGE_PERCENT = 20
 # Settings of sockets and processes, which are Ray's here.
@@ -62,6 +64,8 @@ def deployment(
     for setting in settings:
         if setting in _NOT_HERE:
             raise ConfigError(f"{setting} is Ray Serve's to decide: leave it out.")
+    if "batch_dir" in settings:
+        raise ConfigError("batch_dir is one server's, and replicas come and go on any node: give batches to bei serve.")
     config = load(ServeConfig, {"tune": "off", **settings})
     if not 0 < min_replicas <= max_replicas or not 0 < wait_s < math.inf:
         raise ConfigError("min_replicas must be from 1 to max_replicas, and wait_s above 0.")
@@ -69,7 +73,9 @@ def deployment(
     options: dict[str, Any] = {
         "name": name,
         "max_ongoing_requests": _MOST_ONGOING,
-        "graceful_shutdown_timeout_s": config.bulk_max_wait + config.interactive_max_wait,
+        "graceful_shutdown_timeout_s": max(config.bulk_max_wait, config.interactive_max_wait)
+        + config.hang_timeout
+        + _LONGEST_REQUEST_S,
         "graceful_shutdown_wait_loop_s": 0.5,
         "health_check_period_s": 5.0,
         "max_surge_percent": _SURGE_PERCENT,

@@ -14,6 +14,10 @@ from typing import Any
 
 import pytest
 
+# Ray Serve kills a proxy that is not ready in 5 s, and gives up then: on a busy machine it starts later.
+_PATIENCE = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60", "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60"}
+_ENVIRONMENT = {**_PATIENCE, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+
 Scenario = Callable[..., dict[str, Any]]
 
 
@@ -30,7 +34,7 @@ def scenario() -> Iterator[Scenario]:
 
     def run(module: str, wanted: str, *given: Path) -> dict[str, Any]:
         command = [*inside, sys.executable, "-m", f"tests.bei.ray.{module}", wanted, *map(str, given)]
-        environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+        environment = {**os.environ, **_ENVIRONMENT}
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
         assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -57,6 +57,7 @@ def test_replicas_that_are_busy_are_kept_though_nothing_waits(busy: list[float],
     [
         ({"port": 9000}, "port"),
         ({"http_workers": 2}, "http_workers"),
+        ({"batch_dir": "/var/lib/bei"}, "batch_dir"),
         ({"min_replicas": 2}, "min_replicas"),
         ({"wait_s": 0.0}, "wait_s"),
         ({"bulk_shares": 0.5}, "bulk_share"),
@@ -65,3 +66,13 @@ def test_replicas_that_are_busy_are_kept_though_nothing_waits(busy: list[float],
 def test_what_is_rays_to_decide_or_cannot_be_is_refused_by_name(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         deployment("model", **settings)
+
+
+@pytest.mark.slow  # Ray takes seconds to load
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # pydantic's, of Ray
+def test_a_replica_that_ends_has_the_time_for_what_it_has_accepted() -> None:
+    pytest.importorskip("ray", reason="needs the extra scale")
+    made = deployment("model", bulk_max_wait=100.0, deployment_options={"max_surge_percent": 0})._bound_deployment
+    assert made._deployment_config.graceful_shutdown_timeout_s == 190
+    assert made._deployment_config.max_surge_percent == 0
+    assert made._deployment_config.max_ongoing_requests == 2_000
