@@ -42,7 +42,7 @@ OPENVINO_MODEL = "model.xml"  # in engine/, target cpu
 OPENVINO_WEIGHTS = "model.bin"
 TENSORRT_PLAN = "model.plan"  # in engine/, targets tensorrt and tensorrt-rtx
 TENSORRT_GRAPH = "model.onnx"  # beside a plan without weights, which come from this file
-CUDA_PACKAGE = "model.pt2"  # in engine/, targets cuda and cuda-twin
+CUDA_WEIGHTS = "model.safetensors"  # in engine/, targets cuda and cuda-twin: the weights of all packages
 
 
 class CheckpointSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -123,6 +123,7 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ``cuda``: CUDA version of the PyTorch that compiled it; None for a CPU. ``inputs``: the tensors it takes, by their
     names in ``bei.engine.packing.graph_inputs``, in order. ``kernels``: of each attention layer, in order.
     ``fallbacks``: why a layer has no faster kernel, a sentence each. ``weight_bytes``: device memory of the weights.
+    ``weights``: "beside": in a file of their own; unset in artifacts of earlier versions, whose packages hold them.
     """
 
     cuda: str | None
@@ -130,6 +131,12 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     kernels: list[Literal["flash", "ragged", "plain"]]
     fallbacks: list[str]
     weight_bytes: int
+    weights: Literal["beside"] | msgspec.UnsetType = msgspec.UNSET
+
+
+def cuda_package(capability: str) -> str:
+    """The file in engine/ with the package for ``capability`` (``SM90``), targets cuda and cuda-twin."""
+    return f"model-{capability.lower()}.pt2"
 
 
 class EngineRequirements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

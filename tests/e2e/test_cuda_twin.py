@@ -16,8 +16,10 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from safetensors import safe_open
 
-from bei.artifact.manifest import Artifact
+from bei.artifact.manifest import CUDA_WEIGHTS, Artifact
+from bei.artifact.store import load
 from bei.engine.load import load_engine
 from tests.e2e.process import ROOT, Server, run, serve
 from tests.support.builds import build_artifact, embed, random_encodings, running
@@ -68,6 +70,27 @@ def test_it_is_served(twin_server: Server, server: Server) -> None:
     for texts in (TEXTS, *([text] for text in TEXTS)):
         rows = [np.array([row["embedding"] for row in at.embed(texts).json()["data"]]) for at in (twin_server, server)]
         np.testing.assert_allclose(rows[0], rows[1], atol=2e-5)
+
+
+def test_its_weights_stay_in_their_file_and_are_let_go(
+    twin: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are mapped, also from a sealed copy: PyTorch unpacks the package into a temporary folder, without them."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with safe_open(twin.engine_dir / CUDA_WEIGHTS, "numpy") as file:
+        some = file.get_tensor("embeddings.word.weight").tobytes()[:256]
+
+    def is_mapped() -> bool:
+        return CUDA_WEIGHTS in Path("/proc/self/maps").read_text()
+
+    artifact = load(twin.path, sealed=True)
+    with closing(load_engine(artifact.engine_files, artifact.manifest)) as engine:
+        embed(engine, random_encodings([3, 5], twin.manifest.spec.vocab_size))
+        unpacked = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert unpacked
+        assert not any(some in path.read_bytes() for path in unpacked)
+        assert is_mapped()
+    assert not is_mapped()
 
 
 def test_loading_it_imports_neither_the_builder_nor_the_compiler(twin: Artifact) -> None:

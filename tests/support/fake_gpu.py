@@ -100,7 +100,7 @@ def generate(make: Callable[[], PackedModel], capability: int) -> Generated:
         _register_guard(Path(folder))
         try:
             with mock.patch.object(codecache.AotCodeCompiler, "compile", _stop):
-                package.write_package(_made(make), Path(folder) / "model.pt2")
+                package.write_package(package.export_model(_made(make)), Path(folder) / "model.pt2")
         except _BeforeTheLinkError as stopped:
             return Generated(stopped.wrapper, kernels)
     raise AssertionError("AOTInductor has not come to the C++ compiler")
@@ -111,12 +111,9 @@ def link(make: Callable[[], PackedModel], capability: int, path: Path) -> Mappin
 
     Needs PyTorch with CUDA, and what AOTInductor compiles C++ with.
     """
-    from torch._inductor import config
-
     kernels: dict[str, Kernel] = {}
-    without_weights = config.patch({"aot_inductor.package_constants_in_so": False})
-    with tempfile.TemporaryDirectory() as folder, _pretended(capability, kernels, Path(folder)), without_weights:
-        package.write_package(_made(make), path)
+    with tempfile.TemporaryDirectory() as folder, _pretended(capability, kernels, Path(folder)):
+        package.write_package(package.export_model(_made(make)), path)
     return kernels
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.engine.cuda.memory_budget import PROCESS
+from bei.engine.cuda.weights import read_weights
 from bei.engine.pytorch import cpu_name, found_gpu
 from bei.utils.free_memory import available_bytes
 
@@ -73,10 +74,12 @@ class CudaDevice(Protocol):
     """The device interface of the engine. Every call may raise RuntimeError, as PyTorch does."""
 
     name: str
+    architecture: str  # an artifact has a package for each: ``SM90``
     is_gpu: bool  # it has its own memory, and graphs
 
-    def load(self, path: Path) -> LoadedPackage:
-        """Load the package in the file ``path``, with its weights on the device."""
+    def load(self, package: Path, weights: Path) -> LoadedPackage:
+        """Load the ``package`` with its ``weights``, which ``release`` frees. Raises EngineError,
+        MissingDependencyError."""
 
     def hold(self, weight_bytes: int, most: int | None) -> None:
         """Account for ``weight_bytes`` until ``release``. ``most``: the limit for this process in bytes, beyond which a
@@ -129,7 +132,7 @@ class CudaDevice(Protocol):
         message."""
 
     def release(self) -> None:
-        """Release unused memory."""
+        """Release weights and unused memory. Packages cannot be used afterwards."""
 
 
 # PyTorch records one graph at a time in a process.
@@ -144,17 +147,36 @@ class _Calls:
         # A package loaded for a single thread, as graphs need it, is run by one thread at a time. The lock is held
         # while kernels are launched; they execute concurrently.
         self._launching = threading.Lock()
+        self._weights: list[Tensor] = []
 
     def views(self, block: TransferBuffer, places: Sequence[TensorSlice]) -> list[Tensor]:
         """Views without copies."""
         types = {np.dtype(np.int32): self._torch.int32, np.dtype(np.float32): self._torch.float32}
         return [block.memory[place.start : place.end].view(types[place.dtype]).view(place.shape) for place in places]
 
-    def _loaded(self, path: Path, device_index: int) -> LoadedPackage:
-        """Load a package. PyTorch's wrapper ``torch._inductor.aoti_load_package`` would import the compiler."""
+    def _loaded(self, path: Path, weights: Path, device_index: int) -> LoadedPackage:
+        """Load a package. PyTorch's wrapper ``torch._inductor.aoti_load_package`` would import the compiler.
+
+        A package whose weights are incomplete crashes the process, or computes with others: ``read_weights`` raises.
+        """
         single_threaded, num_runners = True, 1
         loader = self._torch._C._aoti.AOTIModelPackageLoader
-        return loader(str(path), "model", single_threaded, num_runners, device_index)
+        package = loader(str(path), "model", single_threaded, num_runners, device_index)
+        tensors = read_weights(weights, package.get_constant_fqns(), self._on_the_device)
+        self._weights += tensors.values()
+        use_inactive, check_full_update, user_managed = False, True, True  # "user managed": not copied once more
+        package.load_constants(tensors, use_inactive, check_full_update, user_managed)
+        return package
+
+    def _on_the_device(self, weight: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _free_weights(self) -> None:
+        """Take the memory from the weights: PyTorch keeps those that a package was given after the package has gone
+        (before version 2.14, pytorch#194480)."""
+        for weight in self._weights:
+            weight.set_()
+        self._weights.clear()
 
     def _computed(self, package: LoadedPackage, inputs: Sequence[Tensor]) -> list[Tensor]:
         with self._launching:
@@ -176,11 +198,15 @@ class TorchDevice(_Calls):
         super().__init__(torch)
         gpu = found_gpu(torch, purpose)
         self.name = f"{gpu.name} ({gpu.architecture})"
+        self.architecture = gpu.architecture
         self._num_ooms = self._counted_ooms()
 
-    def load(self, path: Path) -> LoadedPackage:
-        """Load the package, and copy its weights to the GPU."""
-        return self._loaded(path, 0)
+    def load(self, package: Path, weights: Path) -> LoadedPackage:
+        """Load the package, and copy its weights to the GPU one by one, into the memory of PyTorch's allocator."""
+        return self._loaded(package, weights, 0)
+
+    def _on_the_device(self, weight: Tensor) -> Tensor:
+        return self._torch.empty_like(weight, device="cuda").copy_(weight)
 
     def hold(self, weight_bytes: int, most: int | None) -> None:
         """Account for ``weight_bytes``. All engines of the process share the limit ``most``."""
@@ -288,8 +314,9 @@ class TorchDevice(_Calls):
         return lost
 
     def release(self) -> None:
-        """Collect garbage, then empty the allocator's cache."""
-        PROCESS.drop(self._torch, self)
+        """Free the weights, collect garbage, then empty the allocator's cache."""
+        self._free_weights()
+        PROCESS.drop(self)
         gc.collect()
         self.free_cache()
 
@@ -309,10 +336,14 @@ class TwinDevice(_Calls):
     def __init__(self, torch: Any) -> None:
         super().__init__(torch)
         self.name = f"{cpu_name()}: the slow form of target cuda, for tests"
+        self.architecture = torch.backends.cpu.get_cpu_capability()
 
-    def load(self, path: Path) -> LoadedPackage:
-        """Load the package; its weights stay on the CPU."""
-        return self._loaded(path, -1)
+    def load(self, package: Path, weights: Path) -> LoadedPackage:
+        """Load the package; its weights stay in the mapped file."""
+        return self._loaded(package, weights, -1)
+
+    def _on_the_device(self, weight: Tensor) -> Tensor:
+        return weight.detach()  # the tensor itself would keep the map after it is freed
 
     def hold(self, weight_bytes: int, most: int | None) -> None:
         """A no-op: the system limits the process's memory."""
@@ -377,5 +408,6 @@ class TwinDevice(_Calls):
         return None
 
     def release(self) -> None:
-        """Collect garbage."""
+        """Free the weights, and collect garbage."""
+        self._free_weights()
         gc.collect()

@@ -9,12 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from bei.artifact.held_files import Folder, shown_path
-from bei.artifact.manifest import CUDA_PACKAGE, Manifest, OutputInfo
+from bei.artifact.manifest import CUDA_WEIGHTS, Manifest, OutputInfo, cuda_package
 from bei.core import EngineInfo, Outputs, PackedBatch
 from bei.engine.cuda.batch_split import halves
 from bei.engine.cuda.device import CudaDevice, LoadedPackage, TorchDevice, TwinDevice
@@ -85,7 +84,7 @@ class CudaEngine:
         records = device.is_gpu and options.cuda_graphs > 0
         self._planned = recorded_sizes(manifest.limits, about.inputs) if records else []
         most = options.memory * _MEGABYTE if options.memory else None
-        package = _loaded(device, folder / CUDA_PACKAGE, about.weight_bytes, most)
+        package = _loaded(device, folder, about.weight_bytes, most)
         streams = [PackageStream(device, package, about.inputs, self._outputs) for _ in range(options.num_streams)]
         self._all_streams = streams
         self._streams = StreamPool(streams)
@@ -204,11 +203,12 @@ def _check_inputs(names: Sequence[str]) -> None:
         raise EngineError(f"The package has an input {error} that this bei does not know: upgrade bei.") from error
 
 
-def _loaded(device: CudaDevice, path: Path, weight_bytes: int, most: int | None) -> LoadedPackage:
-    """Load the package in ``path``; ``most``: the process's limit in bytes on the device.
+def _loaded(device: CudaDevice, folder: Folder, weight_bytes: int, most: int | None) -> LoadedPackage:
+    """Load the device's package in ``folder``; ``most``: the process's limit in bytes on the device.
 
-    Raises EngineError if the weights do not fit, or the package is unreadable.
+    Raises EngineError if the weights do not fit, or a file is unreadable.
     """
+    path, weights = folder / cuda_package(device.architecture), folder / CUDA_WEIGHTS
     free = device.free_bytes()
     if free is not None and free < weight_bytes:
         raise EngineError(
@@ -217,9 +217,11 @@ def _loaded(device: CudaDevice, path: Path, weight_bytes: int, most: int | None)
         )
     device.hold(weight_bytes, most)
     try:
-        return device.load(path)
-    except RuntimeError as error:
+        return device.load(path, weights)
+    except Exception as error:
         device.release()
+        if not isinstance(error, RuntimeError):
+            raise
         raise EngineError(
             f"PyTorch could not load {shown_path(path)}: {first_line(error)}. Copy the artifact anew from its source, "
             "or build it again."

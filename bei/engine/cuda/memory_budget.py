@@ -1,7 +1,7 @@
 """The GPU memory limit of a process, over all its engines.
 
-PyTorch's allocator can be limited to a fraction of the device. It does not count the weights of packages, which
-AOTInductor allocates itself, so its fraction is what they leave; nor CUDA's own context.
+PyTorch's allocator, which has the weights too, is limited to a fraction of the device. It does not count CUDA's own
+context.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Budget:
         self._lock = threading.Lock()
         # Weak keys: an owner that failed to open is dropped automatically.
         self._weights: WeakKeyDictionary[object, int] = WeakKeyDictionary()
-        self._most: int | None = None
 
     def hold(self, torch: Any, owner: object, weight_bytes: int, most: int | None) -> None:
-        """Account for an owner that will load ``weight_bytes``; ``most``: the new limit for all owners, None: no limit.
+        """Account for an owner that will load ``weight_bytes``; ``most``: the new limit for all owners, None: the last
+        one.
 
         Raises EngineError if the weights exceed the limit.
         """
@@ -34,19 +34,15 @@ class Budget:
                     f"The weights need {needed:,} bytes, those of the process's other models included, and "
                     f"gpu_megabytes gives {most:,}: raise it, or build for a smaller precision."
                 )
-            self._weights[owner], self._most = weight_bytes, most
-            self._apply(torch)
+            self._weights[owner] = weight_bytes
+            if most is not None:
+                _, total = torch.cuda.mem_get_info()
+                torch.cuda.set_per_process_memory_fraction(min(1.0, most / total))
 
-    def drop(self, torch: Any, owner: object) -> None:
+    def drop(self, owner: object) -> None:
         """Stop accounting for ``owner``."""
         with self._lock:
-            if self._weights.pop(owner, None) is not None:
-                self._apply(torch)
-
-    def _apply(self, torch: Any) -> None:
-        if self._most is not None:
-            left, (_, total) = self._most - sum(self._weights.values()), torch.cuda.mem_get_info()
-            torch.cuda.set_per_process_memory_fraction(min(1.0, left / total))
+            self._weights.pop(owner, None)
 
 
 PROCESS = Budget()

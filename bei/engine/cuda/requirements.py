@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from bei.artifact.manifest import Manifest, Package
 from bei.engine.pytorch import TorchGpu, cpu_name, found_gpu
 from bei.errors import ArtifactManifestError, ArtifactWrongDeviceError, ArtifactWrongVersionError
@@ -21,6 +23,11 @@ def check(manifest: Manifest, torch: Any, purpose: str) -> Package:
     if about is None:
         raise ArtifactManifestError(
             f"The manifest of {manifest.name} does not describe its package. Build the artifact again."
+        )
+    if about.weights is msgspec.UNSET:
+        raise ArtifactWrongVersionError(
+            f"The artifact of {manifest.name} has its weights in its package, as earlier versions of bei built it; this "
+            "one reads them from a file beside it: build it again."
         )
     _check_torch(manifest, about, torch)
     if manifest.target == "cuda-twin":

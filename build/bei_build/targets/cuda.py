@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bei.artifact.certificate.thresholds import PRECISIONS_OF_TARGETS
-from bei.artifact.manifest import CUDA_PACKAGE, EngineRequirements, Package
+from bei.artifact.manifest import CUDA_WEIGHTS, EngineRequirements, Package, cuda_package
 from bei.core import Limits
 from bei.engine.pytorch import EXTRA, TorchGpu, cpu_name, found_gpu, load_torch
 from bei.errors import CompileError, DeviceNotFoundError
@@ -91,7 +91,7 @@ class CudaCompiler:
     def compile(
         self, spec: ModelSpec, weights: ModelWeights, numerics: Numerics, limits: Limits, folder: Path, say: Say
     ) -> EngineRequirements:
-        """Write ``model.pt2`` into ``folder``. Raises CompileError."""
+        """Write the package and its weights into ``folder``. Raises CompileError."""
         if numerics.observed:
             raise CompileError(f"Target {self._target} shows no inputs of linear layers. This is a bug.")
         torch = self._torch
@@ -106,13 +106,13 @@ class CudaCompiler:
         )
         join_linear_layers(model)
         say("compiling")
-        self._write(model, folder)
+        weight_bytes = self._write(model, folder)
         needs = EngineRequirements(
             compiler="aotinductor",
             compiler_version=str(torch.__version__),  # a class of its own
             device=self._device,
             capabilities=self._capabilities,
-            package=self._described(model),
+            package=self._described(model, weight_bytes),
         )
         del model
         if not self._is_twin:  # the engine is loaded next, and its weights need the memory
@@ -120,18 +120,20 @@ class CudaCompiler:
             torch.cuda.empty_cache()
         return needs
 
-    def _write(self, model: Any, folder: Path) -> None:
-        """Compile into ``folder``. The compiler's cache, gigabytes for large models, is in a folder that is removed
-        afterwards."""
+    def _write(self, model: Any, folder: Path) -> int:
+        """Compile into ``folder``; returns the bytes of the weights. The compiler's cache is removed afterwards."""
         from torch._inductor.utils import fresh_cache
 
-        from bei_build.torch_graph.package import write_package
+        from bei_build.torch_graph.package import export_model, weights_of, write_package, write_weights
 
         failure: Exception | None = None
         with tempfile.TemporaryDirectory(dir=folder) as scratch, warnings.catch_warnings(), fresh_cache(dir=scratch):
             warnings.simplefilter("ignore")  # PyTorch's compiler uses deprecated parts of PyTorch
             try:
-                write_package(model, folder / CUDA_PACKAGE)
+                program = export_model(model)
+                (capability,) = self._capabilities
+                write_package(program, folder / cuda_package(capability))
+                weight_bytes = write_weights(weights_of(program), folder / CUDA_WEIGHTS)
             except Exception as error:  # the compiler's parts raise classes of their own; fresh_cache would log them
                 failure = error
         if isinstance(failure, CompileError):
@@ -141,8 +143,9 @@ class CudaCompiler:
             raise CompileError(
                 f"PyTorch {self._torch.__version__} could not compile the model: {reason[:_MOST_OF_REASON]}"
             ) from failure
+        return weight_bytes
 
-    def _described(self, model: Any) -> Package:
+    def _described(self, model: Any, weight_bytes: int) -> Package:
         layers = model.spec.layers + (model.spec.decoder.layers if model.spec.decoder else ())
         parts = [part for layer in layers for part in (layer.attention, layer.cross_attention) if part is not None]
         choices = [model.choices[part] for part in parts]
@@ -154,13 +157,13 @@ class CudaCompiler:
                 if it.reasons
             ),
         ]
-        tensors = [*model.parameters(), *model.buffers()]
         return Package(
             cuda=None if self._is_twin else self._torch.version.cuda,
             inputs=list(model.input_names),
             kernels=[choice.kernel for choice in choices],
             fallbacks=list(dict.fromkeys(reasons)),
-            weight_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+            weight_bytes=weight_bytes,
+            weights="beside",
         )
 
     @property

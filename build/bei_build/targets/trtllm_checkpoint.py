@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from bei_build.spec.weight_shapes import Shape
+from bei_build.weights.safetensors_file import TYPES, StoredTensor, write_safetensors
 
 CONFIG = "config.json"
 _QUANTIZATION = "hf_quant_config.json"
@@ -26,15 +26,6 @@ _INDEX = "model.safetensors.index.json"
 
 _LARGEST_FP8 = 448.0
 _MOST_BYTES = 4 << 30  # maximum of a file, unless one tensor alone is larger
-_ALIGNMENT = 8  # alignment of the data after the header, which safetensors pads with blanks
-
-# Names of element types in safetensors, and numpy's.
-_TYPES: Mapping[str, npt.DTypeLike] = {
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    "F8_E4M3": ml_dtypes.float8_e4m3fn,
-}
 
 # Reads the weight with that name, float32.
 Read: TypeAlias = Callable[[str], npt.NDArray[np.float32]]
@@ -52,20 +43,6 @@ class Tensor:
     stored: str
     shape: Shape
     scale_group: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """A tensor in a file."""
-
-    name: str
-    dtype: str
-    shape: Shape
-    values: Callable[[], npt.NDArray[Any]]
-
-    @property
-    def num_bytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(_TYPES[self.dtype]).itemsize
 
 
 def write_checkpoint(
@@ -89,11 +66,11 @@ def write_checkpoint(
     write_json(folder / CONFIG, config)
     shards = _sharded(list(_entries(tensors, read, dtype)), most_bytes)
     if len(shards) == 1:
-        _write_safetensors(folder / _WEIGHTS, shards[0])
+        write_safetensors(folder / _WEIGHTS, shards[0])
         return
     names = [f"model-{index:05}-of-{len(shards):05}.safetensors" for index in range(1, len(shards) + 1)]
     for name, shard in zip(names, shards, strict=True):
-        _write_safetensors(folder / name, shard)
+        write_safetensors(folder / name, shard)
     weight_map = {entry.name: name for name, shard in zip(names, shards, strict=True) for entry in shard}
     total = sum(entry.num_bytes for shard in shards for entry in shard)
     write_json(folder / _INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
@@ -104,14 +81,14 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _entries(tensors: Sequence[Tensor], read: Read, dtype: str) -> Iterator[_Entry]:
+def _entries(tensors: Sequence[Tensor], read: Read, dtype: str) -> Iterator[StoredTensor]:
     scales = _Scales(read)
     for tensor in tensors:
         if tensor.scale_group is None:
-            yield _Entry(tensor.stored, dtype, tensor.shape, _Converted(tensor, read, dtype))
+            yield StoredTensor(tensor.stored, dtype, tensor.shape, _Converted(tensor, read, dtype))
             continue
-        yield _Entry(tensor.stored, "F8_E4M3", tensor.shape, _Quantized(tensor, read, scales))
-        yield _Entry(f"{tensor.stored}_scale", "F32", (), _Scale(tensor.scale_group, scales))
+        yield StoredTensor(tensor.stored, "F8_E4M3", tensor.shape, _Quantized(tensor, read, scales))
+        yield StoredTensor(f"{tensor.stored}_scale", "F32", (), _Scale(tensor.scale_group, scales))
 
 
 class _Scales:
@@ -137,7 +114,7 @@ class _Converted:
 
     def __call__(self) -> npt.NDArray[Any]:
         with np.errstate(over="ignore"):  # an overflow is reported as an error of ours
-            converted = self.read(self.tensor.weight).astype(_TYPES[self.dtype])
+            converted = self.read(self.tensor.weight).astype(TYPES[self.dtype])
         return _finite(self.tensor.weight, converted)
 
 
@@ -150,7 +127,7 @@ class _Quantized:
     def __call__(self) -> npt.NDArray[Any]:
         assert self.tensor.scale_group is not None
         scaled = self.read(self.tensor.weight) / self.scales.scale_of(self.tensor.scale_group)
-        quantized: npt.NDArray[Any] = np.clip(scaled, -_LARGEST_FP8, _LARGEST_FP8).astype(_TYPES["F8_E4M3"])
+        quantized: npt.NDArray[Any] = np.clip(scaled, -_LARGEST_FP8, _LARGEST_FP8).astype(TYPES["F8_E4M3"])
         return quantized
 
 
@@ -169,8 +146,8 @@ def _finite(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return values
 
 
-def _sharded(entries: Sequence[_Entry], most_bytes: int) -> list[list[_Entry]]:
-    shards: list[list[_Entry]] = [[]]
+def _sharded(entries: Sequence[StoredTensor], most_bytes: int) -> list[list[StoredTensor]]:
+    shards: list[list[StoredTensor]] = [[]]
     size = 0
     for entry in entries:
         if shards[-1] and size + entry.num_bytes > most_bytes:
@@ -179,26 +156,6 @@ def _sharded(entries: Sequence[_Entry], most_bytes: int) -> list[list[_Entry]]:
         shards[-1].append(entry)
         size += entry.num_bytes
     return shards
-
-
-def _write_safetensors(path: Path, entries: Sequence[_Entry]) -> None:
-    """Write the format: length of the header, the header, and the tensors end to end, all little-endian."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for entry in entries:
-        end = offset + entry.num_bytes
-        header[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [offset, end]}
-        offset = end
-    encoded = json.dumps(header, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % _ALIGNMENT)
-    with path.open("wb") as file:
-        file.write(len(encoded).to_bytes(8, "little"))
-        file.write(encoded)
-        for entry in entries:
-            values = entry.values()
-            if values.shape != entry.shape:
-                raise ValueError(f"weight {entry.name} has shape {values.shape}, not {entry.shape}")
-            file.write(np.ascontiguousarray(values.reshape(-1)).view(np.uint8).data)
 
 
 def _quantization(unquantized: Sequence[str], producer: Mapping[str, str]) -> dict[str, Any]:

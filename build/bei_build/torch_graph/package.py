@@ -1,19 +1,50 @@
-"""Export of the module for any number of tokens and sequences, and its compilation into a package."""
+"""Export of the module for any number of tokens and sequences, and its compilation into a package without weights."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from bei.core import Encoding, PackedBatch
 from bei.errors import CompileError
 from bei_build.torch_graph.model import PackedModel, tensors_of
+from bei_build.weights.safetensors_file import StoredTensor, write_safetensors
 
 # The example for the export, of a usual step's size: Inductor tunes its kernels for it. Its dimensions are all
 # different, and none is 0 or 1, which would become constants.
 _EXAMPLE_LENGTHS = (2053, 1031, 1009)
+
+# The code has neither weights nor numbers of them: a package fits every fine-tune of one graph, and is compiled in a
+# process that has no weights where the GPU is elsewhere.
+SETTINGS: Mapping[str, Any] = {
+    "aot_inductor.package_constants_in_so": False,
+    "always_keep_tensor_constants": True,
+    "joint_graph_constant_folding": False,
+}
+
+_STORED_TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+# Types that PyTorch does not convert to numpy: bits of the same width, and numpy's type.
+_BITS = {
+    torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
+    torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
+}
 
 
 def export_model(model: PackedModel) -> torch.export.ExportedProgram:
@@ -39,13 +70,13 @@ def _fixed_inputs(program: torch.export.ExportedProgram) -> list[str]:
     return [node.name for node in nodes if any(isinstance(size, int) for size in node.meta["val"].shape)]
 
 
-def write_package(model: PackedModel, path: Path) -> None:
-    """Compile ``model`` for its device into ``path`` (.pt2), for ``torch._inductor.aoti_load_package``.
+def write_package(program: torch.export.ExportedProgram, path: Path) -> None:
+    """Compile ``program`` for its device into ``path`` (.pt2), for ``AOTIModelPackageLoader``.
 
-    The package has the inputs of ``model``. For a CPU it needs a C++ compiler.
+    The package has the inputs of the model, and none of its weights. For a CPU it needs a C++ compiler.
     """
     _write_inputs_of_kernels_once()
-    torch._inductor.aoti_compile_and_package(export_model(model), package_path=str(path))
+    torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=dict(SETTINGS))
 
 
 def _write_inputs_of_kernels_once() -> None:
@@ -55,3 +86,38 @@ def _write_inputs_of_kernels_once() -> None:
 
     written: set[object] = getattr(lowering, "needs_realized_inputs", set())
     written.add(torch.ops.higher_order.triton_kernel_wrapper_mutation)
+
+
+def weights_of(program: torch.export.ExportedProgram) -> dict[str, Tensor]:
+    """The tensors that a package of ``program`` reads, by the names that it asks for."""
+    signature = program.graph_signature
+    names = (
+        *signature.inputs_to_parameters.values(),
+        *signature.inputs_to_buffers.values(),
+        *signature.inputs_to_lifted_tensor_constants.values(),
+    )
+    stored: dict[str, Any] = {**program.constants, **program.state_dict}
+    return {name: stored[name] for name in dict.fromkeys(names)}
+
+
+def write_weights(tensors: Mapping[str, Tensor], path: Path) -> int:
+    """Write the weights of packages to ``path`` (safetensors); their bytes. One at a time is copied from the device."""
+    # The widest elements first: each tensor is aligned to its elements.
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    stored = [_stored(name, tensor) for name, tensor in ordered]
+    write_safetensors(path, stored)
+    return sum(tensor.num_bytes for tensor in stored)
+
+
+def _stored(name: str, tensor: Tensor) -> StoredTensor:
+    if tensor.dtype not in _STORED_TYPES or not tensor.is_contiguous():
+        raise CompileError(f"Weight {name} is a tensor of {tensor.dtype} that cannot be stored. This is a bug.")
+
+    def values() -> npt.NDArray[Any]:
+        here = tensor.detach().cpu()
+        if tensor.dtype not in _BITS:
+            return here.numpy()
+        bits, dtype = _BITS[tensor.dtype]
+        return here.view(bits).numpy().view(dtype)
+
+    return StoredTensor(name, _STORED_TYPES[tensor.dtype], tuple(tensor.shape), values)

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from bei.artifact.manifest import CUDA_PACKAGE, Artifact
+from bei.artifact.manifest import CUDA_WEIGHTS, Artifact, cuda_package
 from bei.core import Encoding, PackedBatch, rows_of_sequences
 from bei.engine.cuda.device import TwinDevice
 from bei.engine.load import load_engine
@@ -137,7 +137,7 @@ def test_inputs_of_layers_are_shown_by_another_compiler(tmp_path: Path) -> None:
 
 
 def test_what_pytorch_cannot_compile_is_one_line(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write_package(model: Any, path: Path) -> None:
+    def write_package(program: Any, path: Path) -> None:
         raise AssertionError("an inner\nmatter " + "x" * 5000)
 
     monkeypatch.setattr(package, "write_package", write_package)
@@ -207,13 +207,18 @@ class Uncompiled:
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     models: list[Any] = []
 
-    def write_package(model: Any, path: Path) -> None:
-        path.write_text(str(len(models)))
+    def export_model(model: Any) -> Any:
         models.append(model)
+        return model
 
-    def loaded(self: TwinDevice, path: Path) -> Uncompiled:
-        return Uncompiled(models[int(path.read_text())])
+    def write_package(model: Any, path: Path) -> None:
+        path.write_text(str(models.index(model)))
 
+    def loaded(self: TwinDevice, package: Path, weights: Path) -> Uncompiled:
+        return Uncompiled(models[int(package.read_text())])
+
+    monkeypatch.setattr(package, "export_model", export_model)
+    monkeypatch.setattr(package, "weights_of", lambda model: model.state_dict())
     monkeypatch.setattr(package, "write_package", write_package)
     monkeypatch.setattr(TwinDevice, "load", loaded)
 
@@ -323,7 +328,8 @@ def test_a_package_of_a_model_with_experts_equals_the_original_code(tmp_path: Pa
 def test_a_package_of_each_family_equals_the_hf_class(case: Case, tmp_path: Path) -> None:
     artifact = check_parity(case, tmp_path)
     names = {info.path for info in artifact.manifest.files if info.path.startswith("engine/")}
-    assert names == {f"engine/{CUDA_PACKAGE}"}
+    (capability,) = artifact.manifest.engine.capabilities
+    assert names == {f"engine/{cuda_package(capability)}", f"engine/{CUDA_WEIGHTS}"}
 
 
 @pytest.mark.gpu

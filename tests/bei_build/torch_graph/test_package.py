@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from bei.core import PackedBatch
+from bei.engine.cuda.device import TwinDevice
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.parts import RopeSpec
 from bei_build.torch_graph.experts import Experts
 from bei_build.torch_graph.fp8 import FP8Linear
 from bei_build.torch_graph.model import PackedModel, packed_model, run, tensors_of
-from bei_build.torch_graph.package import export_model, write_package
+from bei_build.torch_graph.package import export_model, weights_of, write_package, write_weights
 from bei_build.torch_graph.parameters import join_linear_layers
 from tests.bei_build.targets.test_fp8 import quantization_of
 from tests.bei_build.targets.tiny import MAX_SEQ_LEN, random_weights, read_case, tiny_spec, with_experts
@@ -128,11 +129,12 @@ def test_a_compiled_package_computes_the_same(dtype: torch.dtype, is_fp8: bool, 
     quantization = quantization_of(spec, "fp8") if is_fp8 else None
     model = packed_model(spec, random_weights(spec), MAX_SEQ_LEN, dtype=dtype, quantization=quantization)
     join_linear_layers(model)
-    path = tmp_path / "model.pt2"
-    write_package(model, path)
-    package = torch._inductor.aoti_load_package(str(path))
+    program = export_model(model)
+    write_package(program, tmp_path / "model.pt2")
+    write_weights(weights_of(program), tmp_path / "model.safetensors")
+    package = TwinDevice(torch).load(tmp_path / "model.pt2", tmp_path / "model.safetensors")
     batch = PackedBatch.from_encodings(encodings_of(spec))
     expected = run(model, batch)["embedding"]
-    actual = package(tensors_of(model, batch))["embedding"][: len(expected)].numpy()
+    actual = package.boxed_run(list(tensors_of(model, batch).values()))[0][: len(expected)].numpy()
     cosines = (actual * expected).sum(1) / np.linalg.norm(actual, axis=1) / np.linalg.norm(expected, axis=1)
     assert cosines.min() >= (0.999 if dtype is torch.bfloat16 else 0.999999)

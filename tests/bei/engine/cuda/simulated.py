@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors.numpy import save_file
 
-from bei.artifact.manifest import CUDA_PACKAGE, EngineRequirements, Manifest, OutputInfo, Package
+from bei.artifact.manifest import CUDA_WEIGHTS, EngineRequirements, Manifest, OutputInfo, Package, cuda_package
 from bei.core import Float32Array, PackedBatch
 from bei.engine.cuda.device import HostBuffer, RecordedGraph, TensorSlice, TransferBuffer
 from bei.engine.cuda.engine import CudaEngine, CudaOptions
@@ -32,6 +33,7 @@ OUTPUTS = [
 ]
 LIMITS = {"max_num_tokens": 2048, "max_batch_size": 16, "max_seq_len": 256}
 RUBBISH = 0xAB
+MATRIX = np.arange(6, dtype=np.float32).reshape(2, 3)  # the package's one weight
 GIGABYTE = 10**9
 
 
@@ -71,7 +73,7 @@ class Simulated:
     step."""
 
     is_gpu = True
-    name = "Simulated GPU (SM90)"
+    name, architecture = "Simulated GPU (SM90)", "SM90"
 
     def __init__(self, most_tokens: int = 1 << 30, graph_bytes: int = 1000) -> None:
         self.most_tokens = most_tokens
@@ -89,9 +91,9 @@ class Simulated:
         self.held: tuple[int, int | None] | None = None  # bytes of weights, and the process's limit
         self._memory: list[weakref.ref[npt.NDArray[np.uint8]]] = []
 
-    def load(self, path: Path) -> object:
-        """Accepts any file."""
-        if not path.is_file():
+    def load(self, package: Path, weights: Path) -> object:
+        """Accepts any files."""
+        if not package.is_file() or not weights.is_file():
             raise RuntimeError("no such package\nand a stack of C++ frames")
         self.free -= 1000
         return object()
@@ -237,13 +239,16 @@ def check(engine: CudaEngine, batch: PackedBatch, outputs: frozenset[str] | None
 
 def manifest_in(folder: Path, weight_bytes: int = 1000, **changes: Any) -> Manifest:
     """The manifest of a package in ``folder``, with a file in its place."""
-    about = Package(cuda="13.0", inputs=INPUTS, kernels=["flash"], fallbacks=[], weight_bytes=weight_bytes)
+    about = Package(
+        cuda="13.0", inputs=INPUTS, kernels=["flash"], fallbacks=[], weight_bytes=weight_bytes, weights="beside"
+    )
     needs = EngineRequirements(
         compiler="aotinductor", compiler_version="2.13.0", device="H200", capabilities=["SM90"], package=about
     )
     fields: dict[str, Any] = {"target": "cuda", "outputs": OUTPUTS, "engine": needs, **LIMITS, **changes}
     manifest = save_artifact(folder / "artifact", **fields).manifest
-    (folder / "artifact" / "engine" / CUDA_PACKAGE).write_bytes(b"compiled code")
+    (folder / "artifact" / "engine" / cuda_package("SM90")).write_bytes(b"compiled code")
+    save_file({"matrix": MATRIX, "unread": np.zeros(3, np.float32)}, folder / "artifact" / "engine" / CUDA_WEIGHTS)
     return manifest
 
 

@@ -7,13 +7,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
+from bei.artifact.manifest import CUDA_WEIGHTS
 from bei.engine.cuda.device import TorchDevice
 from bei.engine.cuda.engine import CudaEngine, CudaOptions
 from bei.errors import EngineDeadError, EngineError
-from tests.bei.engine.cuda.simulated import batch_of, check, manifest_in
+from tests.bei.engine.cuda.simulated import MATRIX, batch_of, check, manifest_in
 from tests.bei.engine.cuda.torch_standin import TOTAL_BYTES, StandIn
 
 
@@ -36,7 +39,28 @@ def engine(gpu: StandIn, tmp_path: Path) -> Iterator[CudaEngine]:
 
 def test_it_says_which_gpu_it_is_and_loads_for_one_thread(gpu: StandIn, engine: CudaEngine) -> None:
     assert engine.info.device == "NVIDIA H200 (SM90)"
-    assert gpu.log == [("load", "model", True, 1, 0)]
+    assert gpu.log == [("load", "model", True, 1, 0), ("weights", False, True, True)]
+
+
+def test_weights_are_copied_to_the_gpu_from_their_file_and_freed_with_the_engine(gpu: StandIn, tmp_path: Path) -> None:
+    with closing(opened(gpu, tmp_path)):
+        ((name, weight),) = gpu.weights.items()
+        assert name == "matrix"
+        np.testing.assert_array_equal(weight.numpy(), MATRIX)
+    assert weight.untyped_storage().nbytes() == 0  # though PyTorch still has the tensor
+
+
+def test_a_weight_that_the_file_lacks_is_named(gpu: StandIn, tmp_path: Path) -> None:
+    """PyTorch's loader warns, and the package would crash the process."""
+    manifest = manifest_in(tmp_path)
+    folder = tmp_path / "artifact" / "engine"
+    save_file({"another": MATRIX}, folder / CUDA_WEIGHTS)
+    device: Any = TorchDevice(gpu.torch, "A test")
+    with pytest.raises(EngineError, match=r"reads 1 weights that are not in .*model\.safetensors \(matrix\): build"):
+        CudaEngine(folder, manifest, CudaOptions(), device=device)
+    (folder / CUDA_WEIGHTS).write_bytes(b"no header")
+    with pytest.raises(EngineError, match=r"weights in .*model\.safetensors cannot be read .*Copy the artifact anew"):
+        CudaEngine(folder, manifest, CudaOptions(), device=device)
 
 
 def test_a_step_is_copied_from_pinned_memory_on_its_stream_and_waited_for_asleep(
@@ -119,11 +143,10 @@ def test_an_error_that_is_none_of_memory_is_not_answered_by_parts(gpu: StandIn, 
         engine.run(batch_of([250, 120, 90]))
 
 
-def test_the_allocator_is_held_to_the_memory_that_weights_leave(gpu: StandIn, tmp_path: Path) -> None:
+def test_the_allocator_which_has_the_weights_too_is_held_to_the_limit(gpu: StandIn, tmp_path: Path) -> None:
     with closing(opened(gpu, tmp_path, memory=500)) as engine:
-        assert gpu.fraction == (500_000_000 - 1000) / TOTAL_BYTES
+        assert gpu.fraction == 500_000_000 / TOTAL_BYTES
         check(engine, batch_of([30, 5]))
-    assert gpu.fraction == 500_000_000 / TOTAL_BYTES
     assert gpu.log[-1] == ("empty cache",)
     with pytest.raises(EngineError, match=r"need 1,000,001 bytes.*gpu_megabytes gives 1,000,000"):
         opened(gpu, tmp_path / "heavy", weight_bytes=1_000_001, memory=1)

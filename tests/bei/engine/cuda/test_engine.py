@@ -194,7 +194,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(tmp_path: Pa
 
 def test_a_package_that_cannot_be_loaded_is_an_engine_error(device: Simulated, tmp_path: Path) -> None:
     manifest = manifest_in(tmp_path)
-    with pytest.raises(EngineError, match=r"could not load .*model\.pt2: no such package\. Copy the artifact anew"):
+    with pytest.raises(EngineError, match=r"could not load .*model-sm90\.pt2: no such package\. Copy the artifact"):
         CudaEngine(tmp_path / "elsewhere", manifest, CudaOptions(), device=device)
     assert device.held is None
 

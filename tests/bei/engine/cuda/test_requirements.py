@@ -90,6 +90,14 @@ def test_a_manifest_that_describes_no_package_is_refused(tmp_path: Path) -> None
         check(msgspec.structs.replace(manifest, engine=needs), torch_of(), "Serving")
 
 
+def test_a_package_that_holds_its_weights_is_of_an_earlier_version(tmp_path: Path) -> None:
+    manifest = manifest_in(tmp_path)
+    about = msgspec.structs.replace(manifest.engine.package, weights=msgspec.UNSET)  # type: ignore[type-var]
+    needs = msgspec.structs.replace(manifest.engine, package=about)
+    with pytest.raises(ArtifactWrongVersionError, match=r"has its weights in its package, as earlier .*build it again"):
+        check(msgspec.structs.replace(manifest, engine=needs), torch_of(), "Serving")
+
+
 def test_without_pytorch_the_extra_to_install_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", [_NoTorch(), *sys.meta_path])
     monkeypatch.delitem(sys.modules, "torch", raising=False)

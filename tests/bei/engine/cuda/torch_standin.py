@@ -63,6 +63,7 @@ class StandIn:
         self._pinned: set[int] = set()
         self._on_the_device: set[int] = set()
         self._tensors: list[Tensor] = []  # kept, so that no memory is reused
+        self.weights: dict[str, Tensor] = {}  # as PyTorch does, it never drops them
         real = torch.cuda
         cuda = SimpleNamespace(
             init=checked(real.init, lambda: None),
@@ -84,6 +85,7 @@ class StandIn:
             version=SimpleNamespace(cuda="13.0"),
             **{name: getattr(torch, name) for name in ("int32", "float32", "uint8", "OutOfMemoryError")},
             empty=self._empty,
+            empty_like=self._empty_like,
             cuda=cuda,
             _C=SimpleNamespace(_aoti=SimpleNamespace(AOTIModelPackageLoader=self._loader)),
         )
@@ -123,7 +125,22 @@ class StandIn:
 
     def _loader(self, path: str, name: str, single_threaded: bool, num_runners: int, device_index: int) -> Any:
         self.log.append(("load", name, single_threaded, num_runners, device_index))
-        return SimpleNamespace(boxed_run=self.launch)
+
+        def load_constants(
+            constants: dict[str, Tensor], use_inactive: bool, check_full_update: bool, user_managed: bool
+        ) -> None:
+            assert all(self.place(tensor) == "device" for tensor in constants.values())
+            self.log.append(("weights", use_inactive, check_full_update, user_managed))
+            self.weights = constants
+
+        return SimpleNamespace(
+            boxed_run=self.launch, get_constant_fqns=lambda: ["matrix"], load_constants=load_constants
+        )
+
+    def _empty_like(self, tensor: Tensor, *, device: str) -> Tensor:
+        made = torch.empty_like(tensor)
+        self._on_the_device.add(made.untyped_storage().data_ptr())
+        return made
 
     def _empty(self, size: int, *, dtype: torch.dtype, device: str = "cpu", pin_memory: bool = False) -> Tensor:
         tensor = torch.full((size,), 0xAB, dtype=dtype)
