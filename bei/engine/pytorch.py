@@ -46,13 +46,18 @@ def load_torch(purpose: str) -> Any:
     return torch
 
 
-def found_gpu(torch: Any, purpose: str) -> TorchGpu:
-    """The GPU that ``torch`` uses. Raises LibraryVersionError if it was built without CUDA, DeviceNotFoundError."""
+def check_built_with_cuda(torch: Any, purpose: str) -> None:
+    """Raise LibraryVersionError if ``torch`` was built without CUDA."""
     if torch.version.cuda is None:
         raise LibraryVersionError(
             f"{purpose} needs PyTorch with CUDA; {torch.__version__}, which is installed, was built without: take a "
             "build of PyTorch's own index whose name has cu in it, with pip install --index-url."
         )
+
+
+def found_gpu(torch: Any, purpose: str) -> TorchGpu:
+    """The GPU that ``torch`` uses. Raises LibraryVersionError if it was built without CUDA, DeviceNotFoundError."""
+    check_built_with_cuda(torch, purpose)
     try:
         torch.cuda.init()
         name, (major, minor) = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)

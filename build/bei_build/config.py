@@ -115,7 +115,9 @@ class BuildConfig:
     max_num_tokens: int | None = _option(None, "token budget of one batch", within=_TOKENS)
     max_batch_size: int | None = _option(None, "most sequences of one batch", within=_SEQUENCES)
     compute_capability: tuple[str, ...] = _option(
-        (), "GPUs the artifact is for, as 89,120 for 8.9 and 12.0 (default: this machine's)", targets=("tensorrt-rtx",)
+        (),
+        "GPUs the artifact is for, as 89,120 for 8.9 and 12.0 (default: this machine's)",
+        targets=("tensorrt-rtx", "cuda"),
     )
     attention_lowering: str = _option(
         "auto",

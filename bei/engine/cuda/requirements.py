@@ -26,8 +26,8 @@ def check(manifest: Manifest, torch: Any, purpose: str) -> Package:
         )
     if about.weights is msgspec.UNSET:
         raise ArtifactWrongVersionError(
-            f"The artifact of {manifest.name} has its weights in its package, as earlier versions of bei built it; this "
-            "one reads them from a file beside it: build it again."
+            f"The artifact of {manifest.name} has its weights in its package, as earlier versions of bei built it, and "
+            "this one reads them from a file beside it: build it again."
         )
     _check_torch(manifest, about, torch)
     if manifest.target == "cuda-twin":

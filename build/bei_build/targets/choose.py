@@ -29,7 +29,7 @@ def compiler_for(config: BuildConfig) -> Compiler:
     if config.target in ("cuda", "cuda-twin"):
         from bei_build.targets.cuda import CudaCompiler
 
-        return CudaCompiler(config.target, config.precision)
+        return CudaCompiler(config.target, config.precision, config.compute_capability)
     if config.target == "trtllm":
         from bei_build.targets.trtllm import TRTLLMCompiler
 

@@ -1,13 +1,18 @@
-"""The CUDA toolkit and the C++ compiler, which AOTInductor needs to build a package; serving it needs neither."""
+"""The CUDA toolkit and the C++ compiler, which AOTInductor needs to build a package; serving it needs neither. And a
+stub of the driver, for machines that have none."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from bei.errors import CompileError
 
@@ -63,3 +68,24 @@ def check_cuda_toolkit(torch: Any, purpose: str) -> None:
         errors = [line for line in result.stderr.splitlines() if "error" in line or "cannot find" in line]
         reason = " ".join((errors or [result.stderr])[0].split())[:_MOST_OF_REASON]
         raise CompileError(f"{purpose} compiles C++ against CUDA, and that fails here ({reason}): {remedy}.")
+
+
+@contextmanager
+def driver_stub(torch: Any, purpose: str) -> Iterator[None]:
+    """Within, linkers find a ``libcuda.so`` with all functions of ``cuda.h``, none of which does anything: the real one
+    comes with the driver. Raises CompileError where there is no ``cuda.h``."""
+    from torch.utils import cpp_extension
+
+    header = Path(cpp_extension.CUDA_HOME or "", "include", "cuda.h")
+    if cpp_extension.CUDA_HOME is None or not header.is_file():
+        check_cuda_toolkit(torch, purpose)  # it says what to install
+        yield
+        return
+    names = sorted(set(re.findall(r"^CUresult CUDAAPI (cu\w+)\(", header.read_text(), re.MULTILINE)))
+    code = "".join(f'extern "C" int {name}() {{ return 1; }}\n' for name in names)
+    with tempfile.TemporaryDirectory() as folder:
+        command = [cpp_compiler(torch, purpose), "-shared", "-fPIC", "-x", "c++", "-", "-Wl,-soname,libcuda.so.1"]
+        subprocess.run([*command, "-o", str(Path(folder, "libcuda.so"))], input=code, text=True, check=True)
+        paths = os.pathsep.join(filter(None, [folder, os.environ.get("LIBRARY_PATH")]))
+        with mock.patch.dict(os.environ, {"LIBRARY_PATH": paths}):
+            yield

@@ -145,6 +145,11 @@ def product_of(
     return torch._scaled_mm(*arguments, bias=bias, out_dtype=dtype, use_fast_accum=True)
 
 
+def has_one_scale(scales: Tensor) -> bool:
+    """True if all ``scales`` [1, out] of a matrix are equal."""
+    return bool((scales == scales[0, 0]).all())
+
+
 class FP8Linear(nn.Module):
     """``value @ weight.T + bias`` in FP8, without values: ``fill`` sets them. Its matrix and scales are not parameters.
 
@@ -168,6 +173,7 @@ class FP8Linear(nn.Module):
         self._layer = layer
         self._row_scales = row_scales
         self._dtype = like.weight.dtype
+        self.has_one_scale = False
         self._product: Product = "plain"
         device = like.weight.device
         self.codes: Tensor
@@ -180,9 +186,13 @@ class FP8Linear(nn.Module):
     @property
     def choice(self) -> ProductChoice:
         """The method for the product, which depends on the values."""
-        has_one_scale = bool((self.scales == self.scales[0, 0]).all())
         sizes = self.in_features, self.out_features
-        return choose_product(*sizes, self.codes.device, self._dtype, has_one_scale=has_one_scale)
+        return choose_product(*sizes, self.codes.device, self._dtype, has_one_scale=self.has_one_scale)
+
+    def choose(self, *, has_one_scale: bool) -> None:
+        """Choose the method for a matrix whose rows have the same scale, or not."""
+        self.has_one_scale = has_one_scale
+        self._product = self.choice.product
 
     def fill(self, matrix: Tensor) -> None:
         """Round ``matrix`` float32 [out, in], with a scale per row."""
@@ -191,7 +201,7 @@ class FP8Linear(nn.Module):
         codes, scales = rounded_matrix(matrix, self._layer, self._row_scales)
         self.codes.copy_(codes)
         self.scales.copy_(scales)
-        self._product = self.choice.product
+        self.choose(has_one_scale=has_one_scale(self.scales))
 
     def forward(self, value: LinearInput) -> Tensor:
         """Product [T, out] with ``value`` [T, in], which is rounded here unless it is already."""
@@ -239,7 +249,7 @@ class JoinedFP8Linear(FP8Linear):
             missing = [first.scales.new_zeros(size, dtype=self._dtype) for size in self.sizes]
             biases = [zeros if part.bias is None else part.bias for part, zeros in zip(parts, missing, strict=True)]
             self.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
-        self._product = self.choice.product
+        self.choose(has_one_scale=has_one_scale(self.scales))
 
 
 def round_once(value: LinearInput, rounding: Rounding | None, step: PackedStep) -> LinearInput:

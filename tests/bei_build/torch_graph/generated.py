@@ -21,11 +21,12 @@ import torch
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.torch_graph.model import PackedModel
 from bei_build.torch_graph.parameters import TensorOptions, join_linear_layers
+from bei_build.torch_graph.pretended_gpu import Kernel
 from benchmarks.gpu.shapes import SHAPES
 from tests.bei_build.targets.test_fp8 import quantization_of
 from tests.bei_build.targets.tiny import MAX_SEQ_LEN, case_named, read_case
 from tests.bei_build.torch_graph.test_parity_graph import SPECS as BY_STRUCTURE
-from tests.support.fake_gpu import Generated, Kernel, generate
+from tests.support.fake_gpu import Generated, generate
 
 
 def with_attention(spec: ModelSpec, **changes: Any) -> ModelSpec:

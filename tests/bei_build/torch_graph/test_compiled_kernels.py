@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.fake_gpu import SHARED_MEMORY
+from bei_build.torch_graph.pretended_gpu import GPUS
 
 
 @pytest.fixture(autouse=True)
@@ -209,4 +209,4 @@ def test_a_kernel_compiles_for_sm_90(name: str, monkeypatch: pytest.MonkeyPatch,
 def test_attention_fits_into_the_shared_memory_of_all_gpus(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of compute capability 8.6, 8.9 and 12.0 have the least."""
     kernel = compiled(launched(*KERNELS[name](), monkeypatch), 89)
-    assert kernel.metadata.shared <= SHARED_MEMORY[89]
+    assert kernel.metadata.shared <= GPUS[89].shared_memory

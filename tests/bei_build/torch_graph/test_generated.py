@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_gpu import CAPABILITIES, reason_to_skip
+from bei_build.torch_graph.pretended_gpu import CAPABILITIES
+from tests.support.fake_gpu import reason_to_skip
 from tests.support.zoo import FIRST_OF_FAMILY
 
 ROOT = Path(__file__).parent.parent.parent.parent

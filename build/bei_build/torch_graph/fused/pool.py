@@ -79,7 +79,7 @@ def pool(hidden: Tensor, starts: Tensor, weights: Tensor | None, mode: str, leas
     """
     hidden = hidden if hidden.stride(1) == 1 else hidden.contiguous()
     width = hidden.shape[1]
-    num_sequences = starts.shape[0] - (mode != "row")
+    num_sequences = starts.shape[0] - int(mode != "row")  # PyTorch 2.11 subtracts no bool from a size
     output = torch.empty((num_sequences, width), device=hidden.device, dtype=torch.float32)
     columns = triton.next_power_of_2(width) if normalizes else _COLUMNS
     rows = max(1, _ELEMENTS // columns)
