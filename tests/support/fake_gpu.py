@@ -80,20 +80,20 @@ def generate(make: Callable[[], PackedModel], capability: int) -> Generated:
 
     kernels: dict[str, Kernel] = {}
     with tempfile.TemporaryDirectory() as folder, pretended(capability, kernels, Path(folder)):
-        _register_guard(Path(folder))
+        register_guard(Path(folder))
         try:
-            with mock.patch.object(codecache.AotCodeCompiler, "compile", _stop):
+            with mock.patch.object(codecache.AotCodeCompiler, "compile", stop):
                 package.write_package(export_without_values(model_without_values(make)), Path(folder) / "model.pt2")
-        except _BeforeTheLinkError as stopped:
+        except BeforeTheLinkError as stopped:
             return Generated(stopped.wrapper, kernels)
     raise AssertionError("AOTInductor has not come to the C++ compiler")
 
 
-def _stop(graph: Any, wrapper_code: str, *_: Any, **__: Any) -> Any:
-    raise _BeforeTheLinkError(wrapper_code)
+def stop(graph: Any, wrapper_code: str, *_: Any, **__: Any) -> Any:
+    raise BeforeTheLinkError(wrapper_code)
 
 
-class _BeforeTheLinkError(BaseException):
+class BeforeTheLinkError(BaseException):
     """Not an Exception, which Inductor would wrap."""
 
     def __init__(self, wrapper: str) -> None:
@@ -101,7 +101,7 @@ class _BeforeTheLinkError(BaseException):
         self.wrapper = wrapper
 
 
-def _register_guard(folder: Path) -> None:
+def register_guard(folder: Path) -> None:
     """PyTorch without CUDA has nothing that makes a GPU the current one, which some operators do before they are
     traced: here that does nothing."""
     if _GUARDS:

@@ -50,7 +50,7 @@ def compile_apart(wanted: Wanted) -> Compiled:
     """Compile in a process of its own. Raises CompileError."""
     with ProcessPoolExecutor(1, get_context("spawn")) as processes:
         try:
-            return processes.submit(_compiled, wanted).result()
+            return processes.submit(compiled, wanted).result()
         except BrokenProcessPool as error:  # LLVM ends the process over code that it does not know
             raise CompileError(
                 f"The process that compiled for compute capability {wanted.capability / 10} has died: memory was "
@@ -58,7 +58,8 @@ def compile_apart(wanted: Wanted) -> Compiled:
             ) from error
 
 
-def _compiled(wanted: Wanted) -> Compiled:
+def compiled(wanted: Wanted) -> Compiled:
+    """Compile in this process, which has compiled for no other GPU. Raises CompileError."""
     import torch
 
     from bei_build.torch_graph.model import PackedModel

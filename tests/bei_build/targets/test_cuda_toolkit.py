@@ -11,11 +11,11 @@ import pytest
 from torch.utils import cpp_extension
 
 from bei.errors import CompileError
-from bei_build.targets.cuda_toolkit import check_cuda_toolkit, cpp_compiler
+from bei_build.targets.cuda_toolkit import check_cuda_toolkit, cpp_compiler, driver_stub
 
 TORCH = SimpleNamespace(__version__="2.13.0", version=SimpleNamespace(cuda="13.0"))
 HEADERS = {
-    "cuda.h": 'extern "C" int cuInit(unsigned int);',
+    "cuda.h": '#define CUDAAPI\ntypedef int CUresult;\nextern "C" {\nCUresult CUDAAPI cuInit(unsigned int);\n}',
     "cuda_runtime.h": "",
     "cuda_fp8.h": "#include <nv/target>",
     "nv/target": "",
@@ -52,6 +52,19 @@ def test_what_a_toolkit_lacks_is_named_with_what_to_install(missing: str, toolki
     name = "lcuda" if missing == "libcuda.so" else missing
     with pytest.raises(CompileError, match=rf"^Building compiles C\+\+ against CUDA.*{name}.*install .* toolkit 13\.0"):
         check_cuda_toolkit(TORCH, "Building")
+
+
+@needs_gcc
+def test_a_stub_stands_for_the_driver_that_is_not_there(toolkit: Path) -> None:
+    (driver,) = toolkit.rglob("libcuda.so")
+    driver.unlink()
+    with driver_stub(TORCH, "Building"):
+        check_cuda_toolkit(TORCH, "Building")
+    with pytest.raises(CompileError, match="lcuda"):
+        check_cuda_toolkit(TORCH, "Building")
+    next(toolkit.rglob("cuda.h")).unlink()
+    with pytest.raises(CompileError, match=r"cuda\.h.*install"), driver_stub(TORCH, "Building"):
+        pass
 
 
 @needs_gcc
