@@ -47,7 +47,7 @@ def of_checkout(checkout: Path, layers: int) -> dict[str, Any]:
         loaded = []
         for _ in range(2):
             process = children.enter_context(child(checkout, temporary, "load", str(folder)))
-            loaded.append(last_line(process) | {"in the temporary folder, MB": mb_in(temporary)})
+            loaded.append(last_line(process))
     return {"build": built | most | {"written, MB": written}, "load": loaded}
 
 

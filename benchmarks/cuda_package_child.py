@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,6 +24,7 @@ from benchmarks.gpu.shapes import SHAPES, Sizes
 
 _LIMITS = Limits(max_num_tokens=1024, max_batch_size=32, max_seq_len=1024)
 _HIDDEN = 2048
+_KEPT: list[object] = []  # an engine that nobody has would unload its package
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bei.artifact.certificate.thresholds import PRECISIONS_OF_TARGETS
 from bei.artifact.manifest import CUDA_WEIGHTS, EngineRequirements, Package, cuda_package
@@ -26,12 +26,10 @@ from bei_build.spec.dtypes import DType
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.precision import PRECISIONS, check_precision
 from bei_build.targets.base import Numerics, Say
+from bei_build.targets.cuda_choices import Choices, choices_of
 from bei_build.targets.cuda_elsewhere import MOST_OF_REASON, Compiled, Wanted, compile_apart
 from bei_build.targets.cuda_toolkit import check_cuda_toolkit, cpp_compiler, driver_stub
 from bei_build.weights.model_weights import ModelWeights
-
-if TYPE_CHECKING:
-    from bei_build.torch_graph.package import Choices
 
 _LEAST_CAPABILITY = 80  # 8.0, Ampere: for FlashAttention and BF16
 _FP8_FROM = 89  # 8.9, Ada
@@ -175,7 +173,7 @@ class CudaCompiler:
         """Compile into ``folder``. The compiler's cache is removed afterwards."""
         from torch._inductor.utils import fresh_cache
 
-        from bei_build.torch_graph.package import choices_of, export_model, weights_of, write_package, write_weights
+        from bei_build.torch_graph.package import export_model, weights_of, write_package, write_weights
 
         failure: Exception | None = None
         with tempfile.TemporaryDirectory(dir=folder) as scratch, warnings.catch_warnings(), fresh_cache(dir=scratch):
@@ -266,9 +264,9 @@ def _compiled_apart(model: Any, wanted: Sequence[Wanted], folder: Path, say: Say
     from bei_build.torch_graph.package import write_weights
 
     compiled = []
-    for one in wanted:
-        say(f"compiling for {one.capability / 10}")
-        compiled.append(compile_apart(one))
+    for package in wanted:
+        say(f"compiling for {package.capability / 10}")
+        compiled.append(compile_apart(package))
     tensors = _tensors_of(model)
     names = dict.fromkeys(name for one in compiled for name in one.weights)
     for one in compiled:

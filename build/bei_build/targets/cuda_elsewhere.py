@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 from bei.errors import CompileError
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.quantization import Quantization
-
-if TYPE_CHECKING:
-    from bei_build.torch_graph.package import Choices
+from bei_build.targets.cuda_choices import Choices, choices_of
 
 MOST_OF_REASON = 600  # characters of messages from PyTorch's compilers
 
@@ -63,7 +61,7 @@ def compiled(wanted: Wanted) -> Compiled:
     import torch
 
     from bei_build.torch_graph.model import PackedModel
-    from bei_build.torch_graph.package import choices_of, weights_of, write_package
+    from bei_build.torch_graph.package import weights_of, write_package
     from bei_build.torch_graph.parameters import TensorOptions, join_linear_layers
     from bei_build.torch_graph.pretended_gpu import export_without_values, model_without_values, pretended
 

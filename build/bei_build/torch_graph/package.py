@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from bei.core import Encoding, PackedBatch
 from bei.errors import CompileError
-from bei_build.torch_graph.attention_kernels import Kernel
 from bei_build.torch_graph.model import PackedModel, tensors_of
 from bei_build.weights.safetensors_file import StoredTensor, write_safetensors
 
@@ -47,29 +45,6 @@ _BITS = {
     torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
     torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
 }
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What was chosen for a model on its device: the ``inputs`` that it reads, the kernel of each attention layer, and
-    the ``reasons`` against faster ones."""
-
-    inputs: tuple[str, ...]
-    kernels: tuple[Kernel, ...]
-    reasons: tuple[str, ...]
-
-
-def choices_of(model: PackedModel) -> Choices:
-    """The choices of ``model``, for its manifest."""
-    layers = model.spec.layers + (model.spec.decoder.layers if model.spec.decoder else ())
-    parts = [part for layer in layers for part in (layer.attention, layer.cross_attention) if part is not None]
-    choices = [model.choices[part] for part in parts]
-    products = model.products.values()
-    reasons = (
-        *(f"attention of kind {it.kernel}: {', '.join(it.reasons)}" for it in choices if it.reasons),
-        *(f"FP8 products of kind {it.product}: {', '.join(it.reasons)}" for it in products if it.reasons),
-    )
-    return Choices(model.input_names, tuple(it.kernel for it in choices), tuple(dict.fromkeys(reasons)))
 
 
 def export_model(model: PackedModel) -> torch.export.ExportedProgram:

@@ -84,7 +84,7 @@ def test_without_a_gpu_other_targets_are_named(monkeypatch: pytest.MonkeyPatch) 
         raise DeviceNotFoundError(f"{purpose} needs an NVIDIA GPU.")
 
     monkeypatch.setattr(cuda, "found_gpu", found_gpu)
-    message = r"compiled on the GPU that it is for; --target tensorrt-rtx builds for some .*--target cpu needs none"
+    message = r"Say which GPUs the packages are for, and none is needed: --compute-capability 90; --target cpu needs"
     with pytest.raises(DeviceNotFoundError, match=message):
         compiler().check_able()
 

@@ -17,8 +17,8 @@ from bei.errors import CompileError, ConfigError, DeviceNotFoundError, LibraryVe
 from bei_build.config import BuildConfig
 from bei_build.targets import cuda, cuda_elsewhere
 from bei_build.targets.choose import compiler_for
+from bei_build.targets.cuda_choices import Choices
 from bei_build.targets.cuda_elsewhere import Compiled, Wanted, compile_apart
-from bei_build.torch_graph.package import Choices
 from tests.bei_build.targets.tiny import MAX_SEQ_LEN, tiny_spec
 from tests.support.fake_gpu import reason_to_skip
 
