@@ -5,8 +5,10 @@
 Needs torch >= 2.11, and of bei's other dependencies numpy; what else is missing is skipped by name. Measurements come
 in the order of their worth and are kept one by one (results/gpu.json, ``--out``): finished ones are not measured again,
 those that failed or did not fit into ``--minutes`` are tried in the next run. ``--only``: those with this text in their
-name. ``--dry-run`` does all of it on tiny models on the CPU, but for what is compiled into packages, which
-``--compile`` adds: PyTorch takes a dozen seconds each; nothing is kept of it.
+name, or of this group (``plan.WAYS``; each fits into eight minutes): decide, eager, kernels, engines of BERT, engine of
+mistral-7b FP8, engine of mistral-7b, engine of bge-m3, peers, compiled, build. ``--dry-run`` does all of it on tiny
+models on the CPU, but for what is compiled into packages, which ``--compile`` adds: PyTorch takes a dozen seconds each;
+nothing is kept of it.
 
 Weights are random and BF16's; the module's outputs are compared with the same model in FP32 (the plain kernel), on the
 same device in the same run, and every other way to run it with the module's. Operations are counted from the spec
@@ -39,6 +41,7 @@ from benchmarks.gpu.built import Built, random_artifact
 from benchmarks.gpu.engines import CapturedEngine, Engine, Inputs, compiled
 from benchmarks.gpu.http import over_http
 from benchmarks.gpu.peers import padded_batches, transformers_model
+from benchmarks.gpu.plan import BUILD, DECIDE, EAGER, KERNELS, LONG, MIXED, PAGES, QUERY, WAYS
 from benchmarks.gpu.record import Found, Record, Skipped, agreement, latency, machine_of, rounded, throughput
 from benchmarks.gpu.shapes import SHAPES, Shape, batch_of, fixed, lognormal, random_model, uniform
 from tests.bei_build.torch_graph.gpu_cases import ATTENTION, FUSED
@@ -46,52 +49,8 @@ from tests.bei_build.torch_graph.gpu_cases import ATTENTION, FUSED
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "gpu.json"
 
+_PRODUCT_OF_7B = (16_384, 4096, 14_336)
 _PARITY_LENGTHS = (17, 64, 5, 128, 33)  # of the texts that are compared with FP32
-_QUERY, _LONG, _MIXED, _PAGES = "one query of 32 tokens", "512 tokens", "16 to 512 tokens", "mixed lengths"
-# Shape, batch, way to run it, estimated seconds; the most telling first. "engine ..." and "http ..." need packages.
-_WAYS: Sequence[tuple[str, str, str, float]] = (
-    ("bert-base", _LONG, "compiled", 40),
-    ("bert-large", _LONG, "compiled", 70),
-    ("bert-base", _LONG, "engine", 120),
-    ("bert-base", _QUERY, "engine", 5),
-    ("bert-base", _MIXED, "engine", 5),
-    ("bert-large", _QUERY, "graph", 8),
-    ("minilm", _QUERY, "graph", 5),
-    ("mistral-7b", _LONG, "eager", 30),
-    ("mistral-7b", _QUERY, "graph", 8),
-    ("mistral-7b FP8", _LONG, "eager", 40),
-    ("mistral-7b FP8", _QUERY, "graph", 8),
-    ("bert-base", _LONG, "transformers, sdpa", 20),
-    ("bert-large", _LONG, "transformers, sdpa", 10),
-    ("bert-large", _LONG, "transformers, flash_attention_2", 10),
-    ("bge-m3", _PAGES, "eager", 20),
-    ("bge-m3", _PAGES, "transformers, sdpa", 15),
-    ("bge-m3", _PAGES, "transformers, flash_attention_2", 15),
-    ("bert-base", _MIXED, "eager", 8),
-    ("bert-large", _MIXED, "eager", 12),
-    ("mistral-7b", _MIXED, "eager", 30),
-    ("bert-large", _LONG, "engine", 150),
-    ("bert-large", _QUERY, "engine", 5),
-    ("bert-large", _MIXED, "engine", 5),
-    ("minilm", _QUERY, "engine", 60),
-    ("minilm", _LONG, "engine", 5),
-    ("minilm", _MIXED, "engine", 5),
-    ("bge-m3", _PAGES, "engine", 150),
-    ("bge-m3", _LONG, "engine", 5),
-    ("mistral-7b", _LONG, "engine", 300),
-    ("mistral-7b", _QUERY, "engine", 5),
-    ("mistral-7b", _MIXED, "engine", 5),
-    ("mistral-7b FP8", _LONG, "engine", 300),
-    ("mistral-7b FP8", _QUERY, "engine", 5),
-    ("bert-base", _MIXED, "over HTTP", 300),
-    ("bge-m3", _PAGES, "transformers, sdpa, compiled", 120),
-    ("bge-m3", _PAGES, "transformers, flash_attention_2, compiled", 120),
-    ("bert-base", _LONG, "transformers, sdpa, compiled", 60),
-    ("mistral-7b", _LONG, "compiled", 120),
-    ("mistral-7b FP8", _LONG, "compiled", 120),
-    ("bert-large FP8", _LONG, "eager", 15),
-    ("bert-large FP8", _LONG, "compiled", 70),
-)
 
 
 @dataclass(frozen=True)
@@ -101,6 +60,7 @@ class Measurement:
     name: str
     estimate_s: float
     make: Callable[[], Found]
+    group: str = ""
 
 
 class Bench:
@@ -121,30 +81,35 @@ class Bench:
 
     def lengths(self, shape: str, batch: str, way: str) -> list[int]:
         """Of the texts of a batch; in a dry run few short ones."""
-        count = 32 if batch == _QUERY else 16_384 if shape.startswith("mistral") else 32_768
+        count = 32 if batch == QUERY else 16_384 if shape.startswith("mistral") else 32_768
         count = 1_000_000 if way == "over HTTP" else count
         kinds: dict[str, tuple[Callable[..., list[int]], list[int]]] = {
-            _QUERY: (fixed, [32]),
-            _LONG: (fixed, [512]),
-            _MIXED: (uniform, [16, 512]),
-            _PAGES: (lognormal, [250, 2048]),
+            QUERY: (fixed, [32]),
+            LONG: (fixed, [512]),
+            MIXED: (uniform, [16, 512]),
+            PAGES: (lognormal, [250, 2048]),
         }
         make, bounds = kinds[batch]
         return make(100, *(min(32, bound) for bound in bounds)) if self.is_dry else make(count, *bounds)
 
     def ceilings(self) -> list[Measurement]:
-        """The device's own limits."""
+        """The device's own limits; those that the first group is held to, of a product of 7B and of memory, first."""
         scale, num_bytes = (64, 2**20) if self.is_dry else (1, 2**32)
         on: dict[str, Any] = {"device": self.device, "budget_s": self._budget_s}
         works: dict[str, Callable[[], Found]] = {}
         for kind, fp8 in (("BF16", False), ("FP8", True)):
-            for sides in ((8192, 8192, 8192), (32_768, 1024, 4096), (16_384, 4096, 14_336)):
+            for sides in (_PRODUCT_OF_7B, (8192, 8192, 8192), (32_768, 1024, 4096)):
                 name = f"{kind} product {' x '.join(str(side // scale) for side in sides)}"
                 works[name] = partial(ceilings.product, *(side // scale for side in sides), fp8=fp8, **on)
         works["memory"] = partial(ceilings.memory, num_bytes, **on)
         for name, to_device in (("to the device", True), ("to the host", False)):
             works[f"copy {name}"] = partial(ceilings.copies, num_bytes // 16, to_device=to_device, **on)
-        return [Measurement(f"ceiling: {name}", 3, work) for name, work in works.items()]
+        decisive = f"product {' x '.join(str(side // scale) for side in _PRODUCT_OF_7B)}"
+        found = [
+            Measurement(f"ceiling: {name}", 3, work, DECIDE if name.endswith((decisive, "memory")) else EAGER)
+            for name, work in works.items()
+        ]
+        return sorted(found, key=lambda one: one.group != DECIDE)
 
     def kernels(self) -> list[Measurement]:
         """Attention, the steps between the products, and products in FP8, each by itself."""
@@ -154,14 +119,19 @@ class Bench:
             ("fused", 6, FUSED, kernels.fused),
         )
         return [
-            Measurement(f"{kind}: {name}", estimate_s, partial(make, case, self.device, budget_s=self._budget_s / 4))
+            Measurement(
+                f"{kind}: {name}",
+                estimate_s,
+                partial(make, case, self.device, budget_s=self._budget_s / 4),
+                KERNELS,
+            )
             for kind, estimate_s, cases, make in kinds
             for name, case in cases.items()
         ]
 
     def way(self, name: str, what: str, way: str) -> Found:
         """A batch of shape ``name``, run in this way: milliseconds, tokens and operations a second."""
-        lengths, shape, is_latency = self.lengths(name, what, way), self.shape(name), what == _QUERY
+        lengths, shape, is_latency = self.lengths(name, what, way), self.shape(name), what == QUERY
         if way == "engine":
             found = self._engine(name, lengths, is_latency=is_latency)
         elif way == "over HTTP":
@@ -282,26 +252,28 @@ def _real(model: PackedModel, outputs: Mapping[str, Tensor], batch: PackedBatch)
 
 
 def measurements(bench: Bench) -> list[Measurement]:
-    """All of them, the most telling first."""
+    """All of them, group by group."""
 
-    def way(shape: str, what: str, how: str, estimate_s: float) -> Measurement:
-        return Measurement(f"{shape}, {what}: {how}", estimate_s, partial(bench.way, shape, what, how))
+    def way(group: str, shape: str, what: str, how: str, estimate_s: float) -> Measurement:
+        return Measurement(f"{shape}, {what}: {how}", estimate_s, partial(bench.way, shape, what, how), group)
 
-    return [
+    build = Measurement("minilm: bei build --target cuda", 90, partial(bench.build, "minilm"), BUILD)
+    found = [
         *bench.ceilings(),
-        way("bert-large", _LONG, "eager", 15),
-        way("bert-base", _LONG, "eager", 8),
         *bench.kernels(),
-        *(way(*row) for row in _WAYS),
-        Measurement("minilm: bei build --target cuda", 90, partial(bench.build, "minilm")),
+        *(way(group, *row) for group, rows in WAYS.items() for row in rows),
+        build,
     ]
+    order = list(WAYS)
+    return sorted(found, key=lambda one: order.index(one.group))
 
 
 def run(bench: Bench, record: Record, minutes: float, only: str) -> None:
     """Make the measurements that are not finished and fit into ``minutes``. One that fails costs the others nothing."""
     end, sources = time.monotonic() + 60 * minutes, _digest_of_sources()
     for measurement in measurements(bench):
-        if only not in measurement.name or record.is_finished(measurement.name):
+        is_meant = only == measurement.group if only in WAYS else only in measurement.name
+        if not is_meant or record.is_finished(measurement.name):
             continue
         if time.monotonic() + measurement.estimate_s > end:
             print(f"left for the next run: {measurement.name}", flush=True)

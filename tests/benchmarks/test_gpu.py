@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu.__main__ import Bench, Measurement, measurements, run, table
+from benchmarks.gpu.plan import DECIDE, WAYS
 from benchmarks.gpu.record import Record, Skipped, agreement
 from benchmarks.gpu.shapes import SHAPES, fixed, lognormal, uniform
 
@@ -83,6 +85,24 @@ def test_a_dry_run_serves_a_package_over_http(tmp_path: Path) -> None:
     }
     assert found["texts_per_s"].keys() == found["share of the engine alone"].keys() == kinds
     assert min(found["texts_per_s"].values()) > 0
+
+
+def test_what_decides_comes_first_and_groups_fit_into_a_run() -> None:
+    seconds: Counter[str] = Counter()
+    for each in measurements(Bench(torch.device("cpu"), is_dry=False)):
+        seconds[each.group] += round(each.estimate_s)
+    assert next(iter(seconds)) == DECIDE
+    assert seconds[DECIDE] <= 120
+    assert max(seconds.values()) <= 8 * 60
+    assert set(seconds) == set(WAYS)
+
+
+def test_a_group_is_asked_for_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    works = {"peers": Counted(), "compiled": Counted()}
+    planned = [Measurement(f"one of {group}, compiled", 1, work, group) for group, work in works.items()]
+    monkeypatch.setattr(gpu, "measurements", lambda bench: planned)
+    run(Bench(torch.device("cpu"), is_dry=True), Record(tmp_path / "gpu.json", MACHINE), minutes=1, only="compiled")
+    assert {group: work.calls for group, work in works.items()} == {"peers": 0, "compiled": 1}
 
 
 class Counted:
