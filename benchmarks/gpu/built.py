@@ -22,6 +22,7 @@ from bei.core import Limits, PackedBatch
 from bei_build.torch_graph.model import PackedModel
 from benchmarks.gpu.peers import random_checkpoint, require
 from benchmarks.gpu.record import Found, latency
+from benchmarks.gpu.records import provide
 from benchmarks.gpu.shapes import Shape, quantization_of
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class Built:
     size of the package."""
 
     def __init__(self, shape: Shape, model: PackedModel, device: torch.device) -> None:
-        require("msgspec", "onnx", "ml_dtypes")  # the builder's and the artifact's own
+        require("onnx", "ml_dtypes", "safetensors")  # the builder's own
+        provide()
         from bei.artifact.manifest import OutputInfo
         from bei.engine.cuda.engine import CudaEngine, CudaOptions
         from bei_build.config import BuildConfig

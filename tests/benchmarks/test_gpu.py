@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import records
 from benchmarks.gpu.__main__ import Bench, Measurement, measurements, run, table
 from benchmarks.gpu.plan import DECIDE, WAYS
 from benchmarks.gpu.record import Record, Skipped, agreement
@@ -139,6 +144,47 @@ def test_a_run_goes_on_where_the_last_one_ended(tmp_path: Path, monkeypatch: pyt
     assert [works[name].calls for name in ("good", "bad", "missing")] == [1, 2, 2]
     assert late.calls == 1
     assert table(Record(path, MACHINE)).count("\n") == 1 + 3  # a line for each that is finished
+
+
+WITHOUT_MSGSPEC = """
+import sys
+from importlib import util
+real = util.find_spec
+util.find_spec = lambda name, package=None: None if name == "msgspec" else real(name, package)
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "msgspec":
+            raise ModuleNotFoundError("No module named 'msgspec'", name="msgspec")
+sys.meta_path.insert(0, Missing())
+from benchmarks.gpu import __main__ as gpu
+gpu.main(["--dry-run", "--compile", "--only", "minilm, one query of 32 tokens: engine", "--out", sys.argv[1]])
+"""
+
+
+@pytest.mark.slow
+def test_an_engine_is_measured_where_msgspec_is_missing(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    root = Path(__file__).parents[2]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "build")])}
+    subprocess.run([sys.executable, "-c", WITHOUT_MSGSPEC, str(out)], env=env, cwd=root, check=True)
+    (found,) = json.loads(out.read_bytes())["measurements"].values()
+    assert found["ms"] > 0, found
+
+
+def test_records_without_msgspec_are_those_of_the_manifest() -> None:
+    module: Any = records._module()
+
+    class Record(module.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[misc]
+        name: str
+        weights: object = module.UNSET
+
+    one = Record(name="a")
+    assert one.weights is module.UNSET
+    assert module.structs.replace(one, weights="beside") == Record(name="a", weights="beside")
+    with pytest.raises(TypeError, match="unknown"):
+        Record(name="a", unknown=1)
+    with pytest.raises(Skipped, match="msgspec is not installed"):
+        module.json.Decoder(Record).decode(b"{}")
 
 
 def test_figures_of_another_machine_are_not_added_to(tmp_path: Path) -> None:
