@@ -15,8 +15,6 @@ from bei.core import PackedBatch
 from bei.engine.packing import Sizes
 
 _LEAST_TOKENS = 16
-# Memory limit on each stream for all captured sizes: an execution context each, and its kernels' parameters.
-_MOST_GRAPHS = 48
 
 
 @dataclass(frozen=True)
@@ -30,19 +28,21 @@ class CapturedStep:
 
 
 def planned_sizes(profile: PlanProfile) -> list[Sizes]:
-    """Sizes to capture in ``profile``, the cheapest first: powers of two, with filler below half of each.
+    """Sizes to capture in ``profile``, the cheapest first: powers of two of tokens, with filler below half of each.
 
-    Only sizes that a batch can need: the longest of B sequences with T tokens has T / B to T tokens.
+    They are few, since TensorRT needs an execution context, and seconds of warm-up, for each on every stream: one
+    sequence (or the fewest), and the most; of their lengths twice the mean, and all that there can be.
     """
     tokens_least, _, tokens_most = profile.tokens
-    sizes = [
-        Sizes(tokens, sequences, longest)
-        for tokens in _powers_of_two(max(_LEAST_TOKENS, tokens_least), tokens_most)
-        for sequences in _powers_of_two(profile.sequences[0], profile.sequences[2])
-        for longest in _powers_of_two(max(_LEAST_TOKENS, profile.longest[0]), min(tokens, profile.longest[2]))
-        if sequences * longest >= tokens >= sequences
-    ]
-    return sorted(sizes, key=_work)[:_MOST_GRAPHS]
+    of_sequences = _powers_of_two(profile.sequences[0], profile.sequences[2])
+    found = set()
+    for tokens in _powers_of_two(max(_LEAST_TOKENS, tokens_least), tokens_most):
+        lengths = _powers_of_two(max(_LEAST_TOKENS, profile.longest[0]), min(tokens, profile.longest[2]))
+        for sequences in {of_sequences[0], of_sequences[-1]} if of_sequences else ():
+            holding = [longest for longest in lengths if sequences * longest >= tokens >= sequences]
+            usual = [longest for longest in holding if longest * sequences >= 2 * tokens][:1]
+            found |= {Sizes(tokens, sequences, longest) for longest in (*usual, *holding[-1:])}
+    return sorted(found, key=_work)
 
 
 def _powers_of_two(least: int, most: int) -> list[int]:
