@@ -38,7 +38,7 @@ class _Coder:
         raise Skipped("msgspec is not installed, which reads and writes records")
 
 
-def _module() -> ModuleType:
+def _module() -> Any:
     module: Any = ModuleType("msgspec")
     module.Struct, module.UnsetType, module.UNSET = _Struct, _UnsetType, _UnsetType()
     module.Raw, module.Meta, module.field = bytes, SimpleNamespace, dataclasses.field

@@ -174,7 +174,7 @@ def test_an_engine_is_measured_where_msgspec_is_missing(tmp_path: Path) -> None:
 def test_records_without_msgspec_are_those_of_the_manifest() -> None:
     module: Any = records._module()
 
-    class Record(module.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[misc]
+    class Record(module.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[misc,call-arg]
         name: str
         weights: object = module.UNSET
 

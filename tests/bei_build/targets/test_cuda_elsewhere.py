@@ -140,3 +140,14 @@ def test_a_build_comes_to_the_link_and_writes_the_weights_that_its_package_reads
     assert set(facts["read"]) == set(facts["stored"])  # the two numbers of the classifier's bias too
     assert "classifier.bias" in facts["read"]
     assert all(facts["stored"].values())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(reason_to_skip() is not None, reason=str(reason_to_skip()))
+def test_models_of_every_family_have_the_same_weights_on_a_cpu_as_their_packages_read() -> None:
+    command = [sys.executable, "-m", "tests.bei_build.targets.elsewhere_weights"]
+    path = os.pathsep.join([str(ROOT), str(ROOT / "build")])
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": path})
+    assert result.returncode == 0, result.stderr[-4000:]
+    faults = {case: fault for case, fault in json.loads(result.stdout).items() if fault}
+    assert faults == {}
