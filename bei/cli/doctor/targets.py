@@ -33,9 +33,10 @@ ENGINES = {
     "trtllm": "bei.engine.trtllm",
 }
 HEAD_SIZES = (32, 64, 80, 96, 128, 256)
-ELSEWHERE = ("89", "120")  # compute capabilities that tensorrt-rtx is asked about where this machine has none
+ELSEWHERE = ("89", "120")  # compute capabilities that these are asked about where this machine has none
+_BUILDS_FOR_OTHERS = ("tensorrt-rtx", "cuda")
 
-_BUILDS_ON_ITS_GPU = ("tensorrt", "cuda")
+_BUILDS_ON_ITS_GPU = ("tensorrt",)
 
 # Not the extra: pip is content with a PyTorch without CUDA.
 _TORCH_REMEDY = f"install a build of PyTorch with CUDA, {'.'.join(map(str, LEAST))} or newer"
@@ -120,7 +121,7 @@ class Builder:
 def target_facts(
     name: str, builder: Builder | BeiError, capabilities: tuple[str, ...], nvidia: Nvidia, unknowns: Unknowns
 ) -> TargetFacts:
-    """``builder``: a BeiError says why there is none. ``capabilities``: those that tensorrt-rtx builds for, or ()."""
+    """``builder``: a BeiError says why there is none. ``capabilities``: those that are built for, or ()."""
     serve_errors = list(_why_no_serving(name))
     cannot_run, precisions, auto, build_error = None, list[str](), None, None
     try:
@@ -154,12 +155,12 @@ def _compiler(
     if lacking:
         extra = {"trtllm": "build"}.get(name, name)  # the extra trtllm is for serving
         raise MissingDependencyError(lacking[0], extra, "Building an artifact")
-    if name == "tensorrt-rtx" and not capabilities:  # it builds for GPUs that are not here
+    if name in _BUILDS_FOR_OTHERS and not capabilities:
         if nvidia.state == "ready":
             with contextlib.suppress(Exception):
                 return _able(builder.compiler_for(name, ()))
         capabilities = ELSEWHERE
-    return _able(builder.compiler_for(name, capabilities if name == "tensorrt-rtx" else ()))
+    return _able(builder.compiler_for(name, capabilities if name in _BUILDS_FOR_OTHERS else ()))
 
 
 def _able(compiler: Compiler) -> Compiler:
