@@ -173,7 +173,7 @@ class CudaCompiler:
         """Compile into ``folder``. The compiler's cache is removed afterwards."""
         from torch._inductor.utils import fresh_cache
 
-        from bei_build.torch_graph.package import export_model, weights_of, write_package, write_weights
+        from bei_build.torch_graph.package import export_model, names_read, weights_of, write_package, write_weights
 
         failure: Exception | None = None
         with tempfile.TemporaryDirectory(dir=folder) as scratch, warnings.catch_warnings(), fresh_cache(dir=scratch):
@@ -181,8 +181,10 @@ class CudaCompiler:
             try:
                 program = export_model(model)
                 (capability,) = self._capabilities
-                write_package(program, folder / cuda_package(capability))
-                weight_bytes = write_weights(weights_of(program), folder / CUDA_WEIGHTS)
+                path = folder / cuda_package(capability)
+                write_package(program, path)
+                names, tensors = names_read(path, -1 if self._is_twin else 0), weights_of(program)
+                weight_bytes = write_weights({name: tensors[name] for name in names}, folder / CUDA_WEIGHTS)
             except Exception as error:  # the compiler's parts raise classes of their own; fresh_cache would log them
                 failure = error
         if isinstance(failure, CompileError):

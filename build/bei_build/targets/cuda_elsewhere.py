@@ -77,9 +77,11 @@ def compiled(wanted: Wanted) -> Compiled:
             model = model_without_values(made, wanted.one_scale)
             program = export_without_values(model)
             weights = {name: (tuple(it.shape), str(it.dtype)) for name, it in weights_of(program).items()}
-            with _reading_only(weights):
+            with _names_read() as names:
                 write_package(program, wanted.path)
-            return Compiled(choices_of(model), weights)
+            if unknown := sorted(names.difference(weights)):
+                raise CompileError(f"The package reads {unknown[0]}, which is no weight of the model. This is a bug.")
+            return Compiled(choices_of(model), {name: weights[name] for name in sorted(names)})
     except CompileError:
         raise
     except Exception as error:  # of the compiler's parts, which another process may not know
@@ -91,19 +93,17 @@ def compiled(wanted: Wanted) -> Compiled:
 
 
 @contextmanager
-def _reading_only(names: Mapping[str, object]) -> Iterator[None]:
-    """Raises CompileError within for a package that reads constants beside the weights ``names``: PyTorch would have
-    made them of values, which are not there."""
+def _names_read() -> Iterator[set[str]]:
+    """The names of the constants that a package asks for that is compiled within: it cannot be loaded here."""
     from torch._inductor.codecache import AotCodeCompiler
 
     compile_code = AotCodeCompiler.compile
+    names: set[str] = set()
 
-    def checked(graph: Any, *arguments: Any, **options: Any) -> Any:
+    def compile_noted(graph: Any, *arguments: Any, **options: Any) -> Any:
         known = graph.dynamo_flat_name_to_original_fqn
-        asked = {known.get(name) or graph.allocated_constant_name[name] for name in graph.constants}
-        if unknown := sorted(asked.difference(names)):
-            raise CompileError(f"The package reads {unknown[0]}, which is no weight of the model. This is a bug.")
+        names.update(known.get(name) or graph.allocated_constant_name[name] for name in graph.constants)
         return compile_code(graph, *arguments, **options)
 
-    with mock.patch.object(AotCodeCompiler, "compile", checked):
-        yield
+    with mock.patch.object(AotCodeCompiler, "compile", compile_noted):
+        yield names

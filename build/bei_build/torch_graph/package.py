@@ -88,8 +88,17 @@ def _write_inputs_of_kernels_once() -> None:
     written.add(torch.ops.higher_order.triton_kernel_wrapper_mutation)
 
 
+def names_read(path: Path, device_index: int) -> list[str]:
+    """The names of the weights that the package in ``path`` asks for; ``device_index`` -1: of a CPU.
+
+    Of a tensor that several layers share it asks for one.
+    """
+    package = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, device_index)
+    return list(package.get_constant_fqns())
+
+
 def weights_of(program: torch.export.ExportedProgram) -> dict[str, Tensor]:
-    """The tensors that a package of ``program`` reads, by the names that it asks for."""
+    """The tensors of ``program`` by the names that its package may ask for."""
     signature = program.graph_signature
     names = (
         *signature.inputs_to_parameters.values(),

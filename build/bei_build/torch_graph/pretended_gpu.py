@@ -161,11 +161,15 @@ def export_without_values(model: PackedModel) -> torch.export.ExportedProgram:
     with FakeTensorMode(allow_non_fake_inputs=True):
         program = package.export_model(model)
     placeholders = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
+    made: dict[object, torch.Tensor] = {}  # by the tensor's place: layers share tables, which are one constant
     with next(value.fake_mode for value in placeholders if isinstance(value, FakeTensor)):
         for tensors in (program._state_dict, program._constants):
             for name, tensor in tensors.items():
                 if isinstance(tensor, torch.Tensor):
-                    tensors[name] = _without_values(tensor)
+                    place = tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.dtype
+                    if place not in made:
+                        made[place] = _without_values(tensor)
+                    tensors[name] = made[place]
     return program
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import msgspec
+import numpy as np
 import torch
 from safetensors import safe_open
 from torch._inductor import codecache
@@ -22,7 +23,7 @@ from torch._inductor import codecache
 from bei.artifact.manifest import CUDA_WEIGHTS
 from bei.core import Limits
 from bei_build.spec.model_spec import HeadSpec
-from bei_build.spec.parts import DenseSpec
+from bei_build.spec.parts import DenseSpec, RopeSpec
 from bei_build.targets import cuda, cuda_elsewhere
 from bei_build.targets.base import Numerics
 from bei_build.torch_graph import package
@@ -43,9 +44,10 @@ def main() -> None:
         except BeforeTheLinkError as stopped:
             path.write_text(stopped.wrapper)
 
-    # Two labels: PyTorch would write a bias of two numbers into the code.
+    # Two labels: PyTorch would write a bias of two numbers into the code. Both layers have the same rotations.
     head = HeadSpec("logits", ("cls",), layers=(DenseSpec("classifier", HIDDEN, 2),))
-    spec = replace(tiny_spec(), heads=(head,))
+    rope = RopeSpec(tuple(np.geomspace(1.0, 1e-3, 8).tolist()))
+    spec = replace(tiny_spec(rope=rope), heads=(head,))
     numerics = Numerics(precision, quantization_of(spec, "fp8") if precision == "fp8" else None)
     weights: Any = mock.Mock(read=random_weights(spec))
     compiler = cuda.CudaCompiler("cuda", precision, ("90",))

@@ -219,6 +219,7 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(package, "export_model", export_model)
     monkeypatch.setattr(package, "weights_of", lambda model: model.state_dict())
+    monkeypatch.setattr(package, "names_read", lambda path, index: models[int(path.read_text())].state_dict())
     monkeypatch.setattr(package, "write_package", write_package)
     monkeypatch.setattr(TwinDevice, "load", loaded)
 

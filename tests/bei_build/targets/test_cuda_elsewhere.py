@@ -139,6 +139,7 @@ def test_a_build_comes_to_the_link_and_writes_the_weights_that_its_package_reads
     assert any("compiled without a GPU" in why for why in about["fallbacks"])
     assert set(facts["read"]) == set(facts["stored"])  # the two numbers of the classifier's bias too
     assert "classifier.bias" in facts["read"]
+    assert sum(name.endswith("rotation.cos") for name in facts["read"]) == 1
     assert all(facts["stored"].values())
 
 
