@@ -19,6 +19,7 @@ from bei.errors import CompileError
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.quantization import Quantization
 from bei_build.targets.cuda_choices import Choices, choices_of
+from bei_build.targets.cuda_toolkit import extensions
 
 MOST_OF_REASON = 600  # characters of messages from PyTorch's compilers
 
@@ -71,6 +72,7 @@ def compiled(wanted: Wanted) -> Compiled:
         join_linear_layers(model)
         return model
 
+    extensions()  # before the compiler imports it
     warnings.simplefilter("ignore")  # PyTorch's compiler uses deprecated parts of PyTorch
     try:
         with TemporaryDirectory(dir=wanted.path.parent) as folder, pretended(wanted.capability, {}, Path(folder)):

@@ -3,6 +3,7 @@ stub of the driver, for machines that have none."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -26,6 +27,14 @@ int initialized() { return cuInit(0); }
 """
 
 
+def extensions() -> Any:
+    """PyTorch's module that finds the toolkit, which would warn when it is imported where there is no GPU."""
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+    from torch.utils import cpp_extension
+
+    return cpp_extension
+
+
 def cpp_compiler(torch: Any, purpose: str) -> str:
     """The compiler that AOTInductor calls. Raises CompileError."""
     name = os.environ.get("CXX", "g++")
@@ -41,8 +50,7 @@ def cpp_compiler(torch: Any, purpose: str) -> str:
 def check_cuda_toolkit(torch: Any, purpose: str) -> None:
     """Compile and link a library of four lines against CUDA, as AOTInductor does with a package. Raises CompileError:
     the first error, and what to install."""
-    from torch.utils import cpp_extension
-
+    cpp_extension = extensions()
     compiler = cpp_compiler(torch, purpose)
     version = torch.version.cuda
     remedy = (
@@ -74,8 +82,7 @@ def check_cuda_toolkit(torch: Any, purpose: str) -> None:
 def driver_stub(torch: Any, purpose: str) -> Iterator[None]:
     """Within, linkers find a ``libcuda.so`` with all functions of ``cuda.h``, none of which does anything: the real one
     comes with the driver. Raises CompileError where there is no ``cuda.h``."""
-    from torch.utils import cpp_extension
-
+    cpp_extension = extensions()
     header = Path(cpp_extension.CUDA_HOME or "", "include", "cuda.h")
     if cpp_extension.CUDA_HOME is None or not header.is_file():
         check_cuda_toolkit(torch, purpose)  # it says what to install
