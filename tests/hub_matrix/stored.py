@@ -270,7 +270,7 @@ def jina_v5_adapters(folder: Path) -> None:
     matrices = [name for name in tensors if name.endswith("_proj.weight")]
     settings = {"peft_type": "LORA", "r": _RANK, "lora_alpha": _RANK, "bias": "none", "use_dora": False}
     for task in JINA_V5_TASKS:
-        factors = {}
+        factors: dict[str, torch.Tensor] = {}
         for name in matrices:
             rows, columns = tensors[name].shape
             a, b = (0.3 * torch.randn(shape, generator=generator) for shape in ((_RANK, columns), (rows, _RANK)))
