@@ -95,10 +95,10 @@ class Load:
 
 
 async def follow_the_load(artifact: Path, _: Path) -> dict[str, Any]:
-    """Sixteen clients until there are three replicas and for a while then, one client until there is one."""
-    _deploy(artifact, max_replicas=3)
+    """32 clients until there are three replicas and for a while then, one client until there is one."""
+    _deploy(artifact, max_replicas=3, wait_s=0.1)  # which one client never has waiting, and 32 have on any machine
     load, seen = Load(), [1]
-    async with load.of(16):
+    async with load.of(32):
         await _until(lambda: _running(seen) == 3)
         until = time.monotonic() + 10
         await _until(lambda: _running(seen) != 3 or time.monotonic() > until)  # they stay as long as the load
