@@ -21,10 +21,16 @@ Check: TypeAlias = Callable[[object, int], InputT]
 
 def text(value: object, index: int, param: str = "inputs") -> str:
     """Check that ``value`` is a text, and not empty."""
+    found = text_of_pair(value, index, param)
+    if not found:
+        raise EmptyInputError(f"{param} {index} is an empty text: leave it out.", param)
+    return found
+
+
+def text_of_pair(value: object, index: int, param: str = "inputs") -> str:
+    """Check that ``value`` is a text. It may be empty, as it is read together with another one."""
     if not isinstance(value, str):
         raise _malformed(value, index, param, "a text")
-    if not value:
-        raise EmptyInputError(f"{param} {index} is an empty text: leave it out.", param)
     check_characters(value, f"{param} {index}", param)
     return value
 
@@ -50,7 +56,7 @@ def text_or_pair(value: object, index: int) -> Input:
         return text(value, index)
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise _malformed(value, index, "inputs", "a text, or a pair of texts")
-    return text(value[0], index), text(value[1], index)
+    return text_of_pair(value[0], index), text_of_pair(value[1], index)
 
 
 def _malformed(value: object, index: int, param: str, expected: str) -> MalformedRequestError:

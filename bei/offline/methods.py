@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from bei.core import Encoding, Float32Array
 from bei.errors import BeiError, EmptyInputError, InvalidRequestError
-from bei.offline.input_checks import TextOrIds, text, text_or_ids, text_or_pair
+from bei.offline.input_checks import TextOrIds, text, text_of_pair, text_or_ids, text_or_pair
 from bei.offline.method import (
     ListCollector,
     Method,
@@ -192,7 +192,7 @@ def reranking(service: ModelService, query: str, given: Given) -> Method[str, Fl
     """Ranks of documents, best first."""
     options = checked(RerankOptions, given)
     require(service, "rerank")
-    asked = text(query, 0, "query")
+    asked = text_of_pair(query, 0, "query")
     raw, read, instruction = options.get("raw_scores", False), _reading(options), options.get("instruction")
 
     async def run(documents: Seq[str], ticket: Ticket, _: Wrong) -> WindowResult[Float32Array]:
@@ -206,7 +206,7 @@ def reranking(service: ModelService, query: str, given: Given) -> Method[str, Fl
     return Method(
         name="rerank",
         options=options,
-        check=partial(text, param="documents"),
+        check=partial(text_of_pair, param="documents"),
         run=run,
         collector=partial(RankCollector, options.get("top_n")),
         model_inputs=pairs,

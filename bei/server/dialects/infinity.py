@@ -29,7 +29,7 @@ from bei.server.endpoint.examples import (
     sorted_documents,
     token_usage,
 )
-from bei.server.endpoint.field_schema import Text, Texts
+from bei.server.endpoint.field_schema import Text, Texts, TextsOfPairs
 from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.inference import embedded, ranked
 from bei.server.endpoint.models import Models
@@ -88,8 +88,8 @@ class EmbeddingsResponse(EmbeddingResponse):
 class RerankRequest(Tiered, kw_only=True):
     """``top_n`` null: all."""
 
-    query: Text
-    documents: Texts
+    query: str
+    documents: TextsOfPairs
     model: Model | None = None
     return_documents: bool = False
     raw_scores: bool = False

@@ -16,7 +16,7 @@ from bei import errors
 from bei.server.dialects.base import Dialect
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import DOCUMENTS, QUERY, RERANK_TOKENS, RERANKER, TEXTS, Example, sorted_documents
-from bei.server.endpoint.field_schema import Text, limits, limits_of_inputs
+from bei.server.endpoint.field_schema import limits, limits_of_inputs
 from bei.server.endpoint.inference import order_of
 from bei.server.endpoint.parse import parser
 from bei.server.endpoint.render import Items, Reply
@@ -75,11 +75,17 @@ class EmbeddingsRequest(Tiered, kw_only=True):
     return_tokenized_input: NotAsked | None = False
 
 
+class Document(zero_shot.Text):
+    """A document as an object, read together with the query."""
+
+    text: str
+
+
 class RerankRequest(Tiered, kw_only=True):
     """``top_n`` null: all. ``truncation`` null: as the server is configured. ``max_doc_length`` null: the model's."""
 
-    query: Text
-    documents: Annotated[list[Text | zero_shot.Text], limits_of_inputs]
+    query: str
+    documents: Annotated[list[str | Document], limits_of_inputs]
     model: Model | None = None
     top_n: Annotated[int, Meta(ge=1)] | None = None
     return_documents: bool | None = True

@@ -64,7 +64,7 @@ class EmbeddingsRequest(Tiered, kw_only=True):
 class Text(msgspec.Struct):
     """A query or a passage. Pictures are not read here."""
 
-    text: NonEmptyText
+    text: str
     image: Annotated[Any, limits(type="null")] = None
 
 

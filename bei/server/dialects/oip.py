@@ -30,7 +30,7 @@ from bei.server.dialects.oip_tensors import (
     header_length,
     texts_of,
 )
-from bei.server.endpoint.context import RequestContext, empty_text
+from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import EMBEDDER, TEXTS, VECTORS, Example
 from bei.server.endpoint.field_schema import limits
 from bei.server.endpoint.get_responses import answers
@@ -211,7 +211,7 @@ async def infer(request: ParsedInfer, context: RequestContext) -> Reply:
         if getattr(request.parameters, name) is not None:
             message = f"{name} means nothing to {service.name}, which is asked to {PHRASES[form.task]}: leave it out."
             raise errors.InvalidRequestError(message, name)
-    _check_texts(request.inputs, context)
+    context.check_inputs(request.inputs, "inputs")
     num_texts = 2 if isinstance(request.inputs[0], tuple) else 1
     if num_texts not in form.num_texts:
         wants = " or ".join(f"[n, {count}]" if count > 1 else "[n]" for count in form.num_texts)
@@ -245,13 +245,6 @@ def _wanted(request: ParsedInfer, available: Mapping[str, TensorMetadata]) -> di
         is_binary = output.parameters.binary_data if output.parameters else None
         wanted[output.name] = by_default if is_binary is None else is_binary
     return wanted
-
-
-def _check_texts(inputs: Texts, context: RequestContext) -> None:
-    context.check_inputs(inputs, "inputs")
-    for index, one in enumerate(inputs):
-        if isinstance(one, tuple) and "" in one:
-            raise empty_text(index, "inputs")
 
 
 async def _embed(service: InferenceService, request: ParsedInfer, context: RequestContext) -> Inferred:

@@ -20,7 +20,7 @@ from bei.core import Float32Array
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, MalformedRequestError, ModelNotFoundError
 from bei.server.dialects import vllm_pooling
 from bei.server.dialects.base import Dialect, StatusErrorBody, StatusErrorDetail, add_metrics, adjusted
-from bei.server.dialects.vllm_pooling import Texts, answer_of, listed
+from bei.server.dialects.vllm_pooling import answer_of, listed
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import (
     CREATED,
@@ -35,7 +35,7 @@ from bei.server.endpoint.examples import (
     Example,
     token_usage,
 )
-from bei.server.endpoint.field_schema import Limits, exactly_one, limits
+from bei.server.endpoint.field_schema import Limits, TextsOfPairs, exactly_one, limits
 from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.models import Models
 from bei.server.endpoint.parse import TokenId, parser
@@ -58,15 +58,16 @@ _SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), 
 
 
 class ScoreRequest(Controls, kw_only=True):
-    """One text with one or many, or as many with as many: ``text_1`` and ``text_2``, or one of the newer pairs."""
+    """One text with one or many, or as many with as many: ``text_1`` and ``text_2``, or one of the newer pairs. Of
+    rerankers one side may be empty."""
 
-    text_1: Texts | None = None
-    text_2: Texts | None = None
-    queries: Texts | None = None
-    documents: Texts | None = None
-    items: Texts | None = None
-    data_1: Texts | None = None
-    data_2: Texts | None = None
+    text_1: str | TextsOfPairs | None = None
+    text_2: str | TextsOfPairs | None = None
+    queries: str | TextsOfPairs | None = None
+    documents: str | TextsOfPairs | None = None
+    items: str | TextsOfPairs | None = None
+    data_1: str | TextsOfPairs | None = None
+    data_2: str | TextsOfPairs | None = None
     use_activation: bool | None = None
 
     _limits: ClassVar[Limits] = (exactly_one(*_SIDES),)
@@ -136,32 +137,40 @@ class DetokenizeResponse(TypedDict):
     prompt: str
 
 
-def pairs_of(body: ScoreRequest, context: RequestContext) -> list[tuple[str, str]]:
-    """The pairs to score. Raises InvalidRequestError where the sides cannot be matched."""
+def sides_of(body: ScoreRequest, context: RequestContext) -> dict[str, list[str]]:
+    """The texts of both sides, by their fields. Raises InvalidRequestError."""
     fields = {side for sides in _SIDES for side in sides if getattr(body, side) is not None}
     given = [sides for sides in _SIDES if fields == {*sides}]
     if not given:
         raise InvalidRequestError("The request must have text_1 and text_2, or one of queries and documents.", "text_1")
-    first, second = (listed(getattr(body, side)) for side in given[0])
-    for side, texts in zip(given[0], (first, second), strict=True):
-        context.check_inputs(texts, side)
+    sides = {side: listed(getattr(body, side)) for side in given[0]}
+    for side, texts in sides.items():
+        context.check_count(texts, side)
+    return sides
+
+
+def pairs_of(sides: dict[str, list[str]]) -> list[tuple[str, str]]:
+    """The pairs to score. Raises InvalidRequestError where the sides cannot be matched."""
+    (one, first), (other, second) = sides.items()
     if len(first) == 1:
         return [(first[0], text) for text in second]
     if len(first) != len(second):
         raise InvalidRequestError(
-            f"{given[0][0]} has {len(first)} texts and {given[0][1]} {len(second)}: send one with many, or as many.",
-            given[0][0],
+            f"{one} has {len(first)} texts and {other} {len(second)}: send one with many, or as many.", one
         )
     return list(zip(first, second, strict=True))
 
 
 async def score(body: ScoreRequest, context: RequestContext) -> Reply:
     """How alike two texts are: the score of a reranker, or the cosine of an embedder's vectors."""
-    pairs = pairs_of(body, context)
+    sides = sides_of(body, context)
+    pairs = pairs_of(sides)
     service = context.named(body.model)
     context.check_answer(len(pairs) * _SCORE_BYTES)
     if "rerank" not in service.manifest.tasks:
         service = context.able("embed", body.model)
+        for side, texts in sides.items():  # which are read by themselves
+            context.check_inputs(texts, side)
         values, num_tokens, truncated = await _cosines(service, pairs, body, context)
     else:
         asked = RerankTask(pairs, body.encoding_options(), raw=body.use_activation is False)

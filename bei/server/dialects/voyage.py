@@ -23,7 +23,7 @@ from bei.server.endpoint.examples import (
     Example,
     sorted_documents,
 )
-from bei.server.endpoint.field_schema import Text, Texts
+from bei.server.endpoint.field_schema import Text, Texts, TextsOfPairs
 from bei.server.endpoint.inference import embedded, ranked
 from bei.server.endpoint.parse import parser
 from bei.server.endpoint.render import Items, Reply
@@ -82,8 +82,8 @@ class EmbeddingsResponse(TypedDict):
 class RerankRequest(Tiered, kw_only=True):
     """``top_k`` null: all."""
 
-    query: Text
-    documents: Texts
+    query: str
+    documents: TextsOfPairs
     model: Model | None = None
     top_k: Annotated[int, Meta(ge=1)] | None = None
     return_documents: bool = False

@@ -67,6 +67,8 @@ limits_of_inputs = limits(minItems=1, maxItems=MAX_INPUTS)
 
 Text: TypeAlias = Annotated[str, limits(minLength=1)]
 Texts: TypeAlias = Annotated[list[Text], limits_of_inputs]
+# Each is read together with another text, so it may be empty.
+TextsOfPairs: TypeAlias = Annotated[list[str], limits_of_inputs]
 
 
 def limits_of(request: type[msgspec.Struct]) -> list[Any]:

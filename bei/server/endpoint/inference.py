@@ -120,8 +120,7 @@ async def ranked(
     options: EncodingOptions = AS_CONFIGURED,
 ) -> tuple[Scores, list[int]]:
     """The scores of ``documents``, which the field ``param`` holds, against ``query``, and their order, best first."""
-    context.check_inputs([query], "query")
-    context.check_inputs(documents, param)
+    context.check_count(documents, param)
     context.check_answer(len(documents) * bytes_per_result)
     task = RerankTask.of(query, documents, options, raw=raw)
     scores = await rerank(service, task, ticket=context.admit(service, task.inputs))

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import numpy as np
 
 from bei.core import Float32Array
-from bei.errors import EmptyInputError, InvalidRequestError
+from bei.errors import InvalidRequestError
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import (
     CLASSIFIER,
@@ -40,7 +40,9 @@ _PREDICT_FORMS = 'a text; a pair as ["a", "b"]; or a batch of texts and pairs as
 
 
 _TEXT = {"type": "string", "minLength": 1}
-_ONE_OR_TWO = {"type": "array", "minItems": 1, "maxItems": 2, "items": _TEXT}
+_ONE = {"type": "array", "minItems": 1, "maxItems": 1, "items": _TEXT}
+_PAIR = {"type": "array", "minItems": 2, "maxItems": 2, "items": {"type": "string"}}
+_ONE_OR_TWO = {"oneOf": [_ONE, _PAIR]}
 _BATCH = {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS, "items": _ONE_OR_TWO}
 
 
@@ -98,8 +100,6 @@ def inputs_of(given: str | list[str | list[str]]) -> tuple[list[Input], bool]:
 def _one_or_pair(texts: list[str]) -> Input:
     if not 1 <= len(texts) <= 2:
         raise InvalidRequestError(f"inputs has a list of {len(texts)} texts: send {_PREDICT_FORMS}.", "inputs")
-    if "" in texts:
-        raise EmptyInputError("inputs has an empty text: leave it out.", "inputs")
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 

@@ -33,8 +33,7 @@ from bei.server.endpoint.examples import (
     sorted_documents,
     token_usage,
 )
-from bei.server.endpoint.field_schema import Limits, Texts, limits_of_inputs, without
-from bei.server.endpoint.field_schema import Text as NonEmptyText
+from bei.server.endpoint.field_schema import Limits, TextsOfPairs, limits_of_inputs, without
 from bei.server.endpoint.inference import order_of
 from bei.server.endpoint.parse import parser_by_field, too_many_inputs
 from bei.server.endpoint.render import Items, Reply
@@ -55,9 +54,8 @@ _RESULT_BYTES = 50  # of JSON, about: {"index":123,"relevance_score":0.12345678}
 Document: TypeAlias = str | dict[str, Any]
 TopN: TypeAlias = Annotated[int, Meta(ge=0, description="Null or 0: all.")]
 
-_NOT_EMPTY = {"type": "string", "minLength": 1}
-_DOCUMENT = {"anyOf": [_NOT_EMPTY, {"type": "object"}]}
-_HAS_TEXT = {"type": ["string", "object"], "properties": {"text": _NOT_EMPTY}, "required": ["text"]}
+_DOCUMENT = {"type": ["string", "object"]}
+_HAS_TEXT = {**_DOCUMENT, "properties": {"text": {"type": "string"}}, "required": ["text"]}
 # Objects have a text, unless fields are named: which those must have, a schema cannot say.
 _TEXT_UNLESS_NAMED = {
     "description": "Objects among documents have a text, unless rank_fields names other fields.",
@@ -71,7 +69,7 @@ _TEXT_UNLESS_NAMED = {
 class RerankControls(PairControls, kw_only=True):
     """The fields of both dialects."""
 
-    query: NonEmptyText
+    query: str
     instruction: Annotated[str | None, Meta(description="vLLM's; for models with a template that has a slot.")] = None
     instruct: Annotated[str | None, Meta(description="SGLang's word for instruction.")] = None
 
@@ -79,7 +77,7 @@ class RerankControls(PairControls, kw_only=True):
 class TextsRequest(RerankControls, kw_only=True):
     """TEI's and BEI's."""
 
-    texts: Texts
+    texts: TextsOfPairs
     return_text: bool = False
     # TEI knows none; LiteLLM's provider for it sends it.
     top_n: TopN | None = None
@@ -215,7 +213,7 @@ async def rank(request: ParsedRequest, context: RequestContext, path: str) -> Re
 async def scored(body: DocumentsRequest, texts: Seq[str], context: RequestContext) -> tuple[InferenceService, Scores]:
     """The model that scores the documents ``texts`` as ``body`` says, and their scores in their order."""
     service = _checked(body, context)
-    context.check_inputs(texts, "documents")
+    context.check_count(texts, "documents")
     ticket = _admitted(context, service, body.query, texts)
     shorter, cut = await shortened(service, texts, body.max_tokens_per_doc, ticket)
     answer = await _scored(service, body, shorter, ticket)
@@ -225,7 +223,7 @@ async def scored(body: DocumentsRequest, texts: Seq[str], context: RequestContex
 async def rank_texts(body: TextsRequest, context: RequestContext) -> Reply:
     """Score texts against a query, best first: a bare list."""
     service = _checked(body, context)
-    context.check_inputs(body.texts, "texts")
+    context.check_count(body.texts, "texts")
     answer = await _scored(service, body, body.texts, _admitted(context, service, body.query, body.texts))
     return Reply(render_ranks(answer, body.texts if body.return_text else None, body.top_n), answer.truncated)
 
@@ -233,7 +231,6 @@ async def rank_texts(body: TextsRequest, context: RequestContext) -> Reply:
 def _checked(body: RerankControls, context: RequestContext) -> InferenceService:
     service = context.able("rerank", body.model)
     body.settled()
-    context.check_inputs([body.query], "query")
     return service
 
 

@@ -6,6 +6,7 @@ example is LABEL.", as transformers' pipeline does; other models are refused. Re
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypedDict
 
 import msgspec
@@ -124,9 +125,9 @@ async def classify(body: LabelsRequest | ClassifyRequest, context: RequestContex
     return Reply({"usage": {"total_tokens": scores.num_tokens}, "data": data}, scores.truncated)
 
 
-def texts_of(given: str | Text | list[str | Text], context: RequestContext, param: str) -> list[str]:
+def texts_of(given: str | Text | Seq[str | Text], context: RequestContext, param: str) -> list[str]:
     """One or many, as texts or objects, counted before they are looked at. Raises InvalidRequestError."""
-    inputs = given if isinstance(given, list) else [given]
+    inputs = [given] if isinstance(given, (str, Text)) else given
     context.check_count(inputs, param)
     return [one if isinstance(one, str) else one.text for one in inputs]
 

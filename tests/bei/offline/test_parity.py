@@ -166,6 +166,18 @@ def test_rerank(both: Both, options: dict[str, Any]) -> None:
     np.testing.assert_array_equal(floats([r.score for r in found]), floats([r["relevance_score"] for r in expected]))
 
 
+@pytest.mark.parametrize(("query", "texts"), [("cat", ["hello", ""]), ("", ["", "hello"])])
+def test_pairs_with_an_empty_side(both: Both, query: str, texts: list[str]) -> None:
+    found = both["reranker"].rerank(query, texts)
+    expected = answer(both.app, "/rerank", query=query, texts=texts, model="reranker")
+    assert [one.index for one in found] == [row["index"] for row in expected]
+    np.testing.assert_array_equal(floats([one.score for one in found]), floats([row["score"] for row in expected]))
+    pairs = [(query, text) for text in texts]
+    predictions = both["classifier"].classify(pairs)
+    expected = answer(both.app, "/predict", inputs=pairs, model="classifier")
+    assert [predictions[index][0].label for index in range(2)] == [rows[0]["label"] for rows in expected]
+
+
 @pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
 def test_predict_tokens(both: Both, strategy: Any) -> None:
     found = both["ner"].predict_tokens(TEXTS, aggregation_strategy=strategy)

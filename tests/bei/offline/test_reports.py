@@ -68,7 +68,8 @@ def test_pairs_are_tuples_or_lists_of_two() -> None:
         with pytest.raises(MalformedRequestError, match="inputs 3 has the type"):
             text_or_pair(wrong, 3)
     with pytest.raises(EmptyInputError, match="inputs 3"):
-        text_or_pair(("a", ""), 3)
+        text_or_pair("", 3)
+    assert text_or_pair(("a", ""), 3) == ("a", "")
 
 
 def test_what_the_engine_fails_on_is_an_error_or_stands_in_the_report(open_model: OpenModel) -> None:

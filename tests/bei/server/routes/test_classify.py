@@ -57,8 +57,8 @@ def test_inputs_that_are_neither_texts_nor_pairs_are_refused_with_the_forms_ther
     check_error(post(kinds, "/predict", inputs=inputs), 400, 'a pair as ["a", "b"]', param="inputs")
 
 
-@pytest.mark.parametrize("inputs", ["", [""], ["a", ""], [["a"], [""]], [["a", ""]]])
-def test_empty_texts_are_refused_wherever_they_stand(kinds: App, inputs: object) -> None:
+@pytest.mark.parametrize("inputs", ["", [""], [["a"], [""]], [["a", ""], [""]]])
+def test_empty_texts_by_themselves_are_refused(kinds: App, inputs: object) -> None:
     check_error(post(kinds, "/predict", inputs=inputs), 400, "empty text: leave it out", param="inputs")
 
 
