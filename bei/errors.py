@@ -44,7 +44,8 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     │   │   │   └── InvalidTextError    a string is not all characters
     │   │   ├── EmptyInputError         no inputs, or an empty one
     │   │   └── InputTooLongError       longer than it may be, and not to be cut
-    │   ├── UnauthorizedError       no API key, or one that is not known here
+    │   ├── UnauthorizedError       no API key
+    │   │   └── UnknownApiKeyError      one that is not known here
     │   ├── ForbiddenError          the API key is not for this
     │   ├── TaskNotSupportedError   the model has no head for it
     │   ├── ModelNotFoundError
@@ -344,6 +345,12 @@ class UnauthorizedError(RequestError):
     """The request has no API key, or one that the server does not know."""
 
     code = "unauthorized"
+
+
+class UnknownApiKeyError(UnauthorizedError):
+    """The server does not know the request's API key. ``code`` is OpenAI's word."""
+
+    code = "invalid_api_key"
 
 
 class ForbiddenError(RequestError):

@@ -67,7 +67,7 @@ def inference_routes(config: ServeConfig) -> tuple[Route[Any], ...]:
     openai = openai_embeddings.route(max_inputs, accepts_ids=accepts_ids, echoes_tier=True)
     return (
         openai,
-        replace(openai, path="/embeddings"),
+        openai_embeddings.infinity_route(max_inputs, accepts_ids=accepts_ids),
         *cohere.EMBED_ROUTES,
         nim.RANKING,
         vllm.SCORE,

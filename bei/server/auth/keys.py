@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from starlette.types import Scope
 
 from bei.config.settings import ServeConfig
-from bei.errors import ConfigError, ForbiddenError, RateLimitedError, UnauthorizedError
+from bei.errors import ConfigError, ForbiddenError, RateLimitedError, UnauthorizedError, UnknownApiKeyError
 from bei.server.auth.priority import Urgency
 from bei.server.auth.rate_limit import Bucket
 from bei.server.scope import SCOPE_API_KEY
@@ -145,7 +145,7 @@ class Keyring:
                 is_given = True
                 found = self._by_digest.get(self._digest(_sent(name, value)), found)
         if found is None:
-            raise UnauthorizedError(_UNKNOWN if is_given else _MISSING)
+            raise UnknownApiKeyError(_UNKNOWN) if is_given else UnauthorizedError(_MISSING)
         return found
 
     def _digest(self, secret: bytes) -> bytes:

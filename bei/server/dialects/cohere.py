@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 import msgspec
@@ -18,7 +17,7 @@ from bei.errors import BeiError, InvalidRequestError
 from bei.server.dialects.base import Dialect, adjusted
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import IDS, NUM_TOKENS, TEXTS, UUID, VECTORS, Example
-from bei.server.endpoint.field_schema import Texts, exactly_one, limits, limits_of_inputs, without
+from bei.server.endpoint.field_schema import Texts, exactly_one, limits, limits_of_inputs
 from bei.server.endpoint.inference import embedded
 from bei.server.endpoint.parse import TokenId, parser
 from bei.server.endpoint.render import Items, Reply, items_of
@@ -297,7 +296,7 @@ def _as_cohere(body: rerank.RerankControls) -> None:
 
 _TOP_N = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}
 _COHERE = limits(properties={"texts": {"type": "null"}, "top_n": _TOP_N})
-_RERANK_REQUESTS = (Annotated[rerank.TextsRequest, without("documents")], Annotated[rerank.DocumentsRequest, _COHERE])
+_RERANK_REQUEST = Annotated[rerank.DocumentsRequest, _COHERE]
 
 _META_V1 = {"api_version": {"version": "1"}}
 _TOKEN_ROUTES: tuple[Route[Any], ...] = (
@@ -327,8 +326,8 @@ _TOKEN_ROUTES: tuple[Route[Any], ...] = (
 def dialect(config: ServeConfig) -> Dialect:
     """The dialect of a server with these settings."""
     rerank_routes = (
-        replace(adjusted(route, _as_cohere), request=_RERANK_REQUESTS)
-        for route in rerank.routes(config.max_client_batch_size)
+        adjusted(route, _as_cohere)
+        for route in rerank.documents_routes(config.max_client_batch_size, _RERANK_REQUEST)
         if route.path != "/rerank"
     )
     return Dialect("cohere", "Cohere", (*EMBED_ROUTES, *rerank_routes, *_TOKEN_ROUTES), error_form, Message)

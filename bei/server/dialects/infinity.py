@@ -250,7 +250,6 @@ def _reads(models: Models, server: WholeServer) -> ApiRouter:
         """Every served model, with what waits for it."""
         return {"object": "list", "data": [_described(service, models.started_s) for service in models]}
 
-    @router.head("/health", summary="Liveness (Infinity)")
     @router.get("/health", summary="Liveness (Infinity)")
     @answers(EngineDeadError, example={"unix": CREATED + 60.25})
     async def health() -> Health:

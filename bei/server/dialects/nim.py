@@ -40,12 +40,12 @@ _RANK_BYTES = 40
 
 
 class Problem(TypedDict):
-    """An error."""
+    """An error. ``detail`` is the message again: clients in Go read a text there."""
 
     object: Literal["error"]
     message: str
     type: str
-    detail: dict[str, str]
+    detail: str
 
 
 class EmbeddingsRequest(Tiered, kw_only=True):
@@ -172,13 +172,12 @@ def error_form(error: BeiError, status: int, _: str) -> tuple[int, object]:
     """A full queue is a 503 there, a rate that is used up is not. The body is not documented."""
     if isinstance(error, OverloadedError) and not isinstance(error, RateLimitedError):
         status = 503
-    return status, Problem(object="error", message=str(error), type=error.code, detail={})
+    return status, Problem(object="error", message=str(error), type=error.code, detail=str(error))
 
 
 def _reads(models: Models, server: WholeServer) -> ApiRouter:
     router = ApiRouter()
 
-    @router.head("/v1/health/live", summary="Liveness (NIM)")
     @router.get("/v1/health/live", summary="Liveness (NIM)")
     @answers(EngineDeadError, example={"object": "health.response", "message": "live", "live": True})
     async def live() -> Live:
@@ -187,7 +186,6 @@ def _reads(models: Models, server: WholeServer) -> ApiRouter:
             raise EngineDeadError("A thread of a model has died: restart the server.")
         return {"object": "health.response", "message": "live", "live": True}
 
-    @router.head("/v1/health/ready", summary="Readiness (NIM)")
     @router.get("/v1/health/ready", summary="Readiness (NIM)")
     @answers(NotReadyError, example={"object": "health.response", "message": "ready", "ready": True})
     async def ready() -> ReadyHealth:

@@ -394,7 +394,6 @@ def _reads(models: Models, server: WholeServer) -> ApiRouter:
         """Its version, and what it has beside the protocol."""
         return {"name": "bei", "version": __version__, "extensions": ["binary_tensor_data"]}
 
-    @router.head("/v2/health/live", summary="Liveness (Open Inference Protocol)")
     @router.get("/v2/health/live", summary="Liveness (Open Inference Protocol)")
     @answers(errors.EngineDeadError, example={"live": True})
     async def live() -> Live:
@@ -403,7 +402,6 @@ def _reads(models: Models, server: WholeServer) -> ApiRouter:
             raise errors.EngineDeadError("A thread of a model has died: restart the server.")
         return {"live": True}
 
-    @router.head("/v2/health/ready", summary="Readiness (Open Inference Protocol)")
     @router.get("/v2/health/ready", summary="Readiness (Open Inference Protocol)")
     @answers(errors.NotReadyError, example={"ready": True})
     async def ready() -> Ready:
@@ -411,7 +409,6 @@ def _reads(models: Models, server: WholeServer) -> ApiRouter:
         await server.check_ready()
         return {"ready": True}
 
-    @router.head("/v2/models/{model:path}/ready", summary="Readiness of a model (Open Inference Protocol)")
     @router.get("/v2/models/{model:path}/ready", summary="Readiness of a model (Open Inference Protocol)")
     @answers(
         errors.InvalidRequestError,

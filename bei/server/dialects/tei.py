@@ -43,6 +43,7 @@ from bei.server.endpoint.vector_encoding import OCTET_HEADERS
 from bei.server.http.routing import ApiRouter
 from bei.server.routes import classify, embed, openai_embeddings, rerank, tokenize
 from bei.server.routes.info import info_router
+from bei.server.routes.pages import docs_router
 from bei.server.routes.root import REQUESTS, RESPONSES, Asked, by_kind, read_by_kind
 from bei.server.routes.tokenize import MOST_IDS, decoded
 from bei.server.status.whole_server import WholeServer
@@ -110,11 +111,19 @@ def parse_ids(content: bytes, max_inputs: int) -> DecodeRequest:
     return request
 
 
-async def decode(body: DecodeRequest, context: RequestContext) -> Reply:
+async def decode(body: DecodeRequest, context: RequestContext, *, skip_unknown: bool = False) -> Reply:
     """The texts of token ids."""
     lists = cast(list[list[int]], [body.ids] if is_one_input(body.ids) else body.ids)
-    skip = body.skip_special_tokens
-    return Reply(await decoded(context, context.named(body.model), lists, "ids", skip_special_tokens=skip))
+    service = context.named(body.model)
+    texts = await decoded(
+        context, service, lists, "ids", skip_special_tokens=body.skip_special_tokens, skip_unknown=skip_unknown
+    )
+    return Reply(texts)
+
+
+async def decode_as_tei(body: DecodeRequest, context: RequestContext) -> Reply:
+    """The texts of token ids. An id that is no token is left out, as TEI's tokenizer does, and a header says so."""
+    return await decode(body, context, skip_unknown=True)
 
 
 class VertexRequest(Tiered, kw_only=True):
@@ -162,7 +171,7 @@ def _inputs_of(part: Asked) -> Seq[ModelInput]:
     if isinstance(body, classify.PredictRequest):
         return classify.inputs_of(body.inputs)[0]
     if isinstance(body, embed.SparseRequest):
-        return body.texts()
+        return body.model_inputs()
     raise InvalidRequestError("instances must ask for embeddings, sparse embeddings, labels or ranks.", "instances")
 
 
@@ -321,13 +330,14 @@ def dialect(models: Models, config: ServeConfig, server: WholeServer) -> Dialect
         *root_routes(),
         *with_timing(route for route in shared if route.path in _TIMED),
         tokenize.ROUTE,
-        decode_route(max_inputs),
+        replace(decode_route(max_inputs), handle=decode_as_tei),
         openai,
         replace(openai, path="/embeddings"),
     )
     reads = ApiRouter()
     reads.include(info_router(models, config))
     reads.include(openapi_router())
+    reads.include(docs_router(config))
     add_metrics(reads, "/metrics", server)
 
     @answers(errors.NotReadyError, bodies={200: None})
@@ -338,7 +348,6 @@ def dialect(models: Models, config: ServeConfig, server: WholeServer) -> Dialect
 
     for path in _PROBES:
         reads.get(path, summary="Health (TEI)")(health)
-        reads.head(path, summary="Health (TEI)")(health)
 
     return Dialect(
         "tei",

@@ -271,7 +271,6 @@ def _reads(models: Models, server: WholeServer) -> ApiRouter:
 
     for path in ("/health", "/ping"):
         router.get(path, summary="Liveness (vLLM)")(health)
-        router.head(path, summary="Liveness (vLLM)")(health)
     router.post("/ping", summary="Liveness (vLLM, SageMaker)")(health)
 
     @router.get("/version", summary="Version (vLLM)")
@@ -323,10 +322,7 @@ def dialect(models: Models, config: ServeConfig, server: WholeServer) -> Dialect
         SCORE,
         replace(SCORE, path="/v1/score"),
         vllm_pooling.ROUTE,
-        *(
-            replace(route, example=rerank.documents_example(route.path))
-            for route in rerank.routes(config.max_client_batch_size)
-        ),
+        *rerank.documents_routes(config.max_client_batch_size),
         classifying,
         replace(classifying, path="/v1/classify"),
     )

@@ -70,9 +70,9 @@ def parser_by_field(**requests: type[Any]) -> Callable[[bytes], Any]:
         given = _decoded(_fields_decoder, body)
         found = [field for field in parsers if field in given and bytes(given[field]) != b"null"]
         if len(found) != 1:
-            raise InvalidRequestError(
-                f"The request must have exactly one of the fields {names}; it has {', '.join(found) or 'none of them'}."
-            )
+            has = ", ".join(found) or "none of them"
+            message = f"The request must have exactly one of the fields {names}; it has {has}."
+            raise InvalidRequestError(message, next(iter(parsers)))
         return parsers[found[0]](body)
 
     return parse
@@ -178,12 +178,22 @@ _id_lists_decoder = msgspec.json.Decoder(list[list[TokenId]])
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
+_MISSING = re.compile("missing required field `(.+)`$")
+
+
+def _param_in(message: str) -> str | None:
+    """The field that the decoder's ``message`` is about, or that it misses."""
+    if "$." in message:
+        return message.rpartition("$.")[2].rstrip("`").partition("[")[0]
+    missing = _MISSING.search(message)
+    return None if missing is None else missing[1]
+
+
 def _decoded(decoder: msgspec.json.Decoder[RequestT], body: bytes) -> RequestT:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        param = str(error).rpartition("$.")[2].rstrip("`").partition("[")[0] if "$." in str(error) else None
-        raise MalformedRequestError(f"The request is not valid: {error}.", param) from error
+        raise MalformedRequestError(f"The request is not valid: {error}.", _param_in(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedRequestError(f"The body is not valid JSON in UTF-8: {error}.") from error
     except RecursionError as error:

@@ -203,14 +203,11 @@ FormName: TypeAlias = Annotated[str, limits(enum=_FORMS)]
 # Several times the same is one form.
 FormNames: TypeAlias = Annotated[list[str], limits(anyOf=[{"items": {"const": form}} for form in _FORMS])]
 
-# Infinity's client always sends a number, 0 where its user asks for none.
-_DIMENSIONS = Meta(ge=0, description="Vectors are cut to their first components; 0: they are not.")
-
 
 class EmbeddingControls(PromptControls, kw_only=True):
     """PromptControls, and fields of Jina, Voyage, Cohere, Mistral, NIM, Infinity and vLLM."""
 
-    dimensions: Annotated[int, _DIMENSIONS] | None = None
+    dimensions: Dimensions | None = None
     normalize: Annotated[bool | None, Meta(description="Unit length; null: as the checkpoint says.")] = None
     output_dtype: Annotated[FormName | None, Meta(description="Voyage's and Mistral's.")] = None
     embedding_type: Annotated[FormName | FormNames | None, Meta(description="Jina's and NIM's.")] = None
@@ -233,7 +230,7 @@ class EmbeddingControls(PromptControls, kw_only=True):
 
         Raises InvalidRequestError that names a field which is asked for and not honoured, or two that contradict.
         """
-        self.dimensions = self.dimensions or None
+        self.dimensions = self.dimensions or None  # 0: of Infinity's clients
         if _others_of_embeddings(self) == _NOTHING_ELSE:
             return self  # as of nearly all clients
         check_rules(self, self._rules)

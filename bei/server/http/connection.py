@@ -34,8 +34,9 @@ from bei.errors import (
 from bei.server.http.connections import Connections
 from bei.server.http.errors import error_response
 from bei.server.http.fast_response import AnswerTransport, Exchange, head
+from bei.server.http.http2_refusal import HTTP_1_1_REQUIRED, HTTP_2_PREFACE, NOT_SUPPORTED
 from bei.server.http.memory_budgets import Body
-from bei.server.http.message_head import checked_headers, without_upgrade
+from bei.server.http.message_head import checked_headers, reason_of, without_upgrade
 from bei.server.http.request_id import HEADER as REQUEST_ID
 from bei.server.http.request_id import request_id_of
 from bei.server.scope import SCOPE_BODY, SCOPE_CONNECTION
@@ -54,8 +55,6 @@ _MOST_DROPPED = 64_000_000
 _MOST_PIPELINED = 100
 
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
-
-_MALFORMED = "The request is not HTTP/1.1: send what RFC 9112 describes, with TLS only where the server has it."
 
 
 class _Phase(enum.Enum):
@@ -128,13 +127,16 @@ class Connection(HttpToolsProtocol):
         """Parse what the client has sent."""
         if self._phase is _CLOSING or self._is_deaf:
             return
+        if not self._has_asked and data.startswith(HTTP_2_PREFACE):
+            self._refuse_http_2()
+            return
         if self._phase is _IDLE or self._phase is _WAIT:
             self._begin_head()
         self._has_moved = False
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            self._give_up(_reason(error))  # not kept in a variable: its traceback leads here, and would keep ``data``
+            self._give_up(reason_of(error))  # not kept in a variable: its traceback leads here, and would keep ``data``
             return
         if self._phase is _HEAD:
             self._head_bytes = self._parsed_head_bytes() if self._head_begins else self._head_bytes + len(data)
@@ -394,6 +396,11 @@ class Connection(HttpToolsProtocol):
                 )
             )
 
+    def _refuse_http_2(self) -> None:
+        self._connections.count_refusal(NOT_SUPPORTED, request_id_of(()))
+        self.transport.write(HTTP_1_1_REQUIRED)
+        self._linger()
+
     def refuse(self, error: BeiError) -> None:
         """Answer with ``error`` in place of the application, and close. Call it only if no answer is due."""
         response, request_id = error_response(error), request_id_of(self.headers or ())
@@ -491,9 +498,3 @@ class Connection(HttpToolsProtocol):
         headers = [*self.server_state.default_headers, *response.raw_headers]
         headers = [header for header in headers if header[0] != b"connection"]
         return head(response.status_code, headers, closes=True) + bytes(response.body)
-
-
-def _reason(error: httptools.HttpParserError) -> BeiError:
-    """What a callback has raised; else the parser itself."""
-    reason = error.__context__
-    return reason if isinstance(reason, BeiError) else InvalidRequestError(_MALFORMED)

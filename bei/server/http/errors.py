@@ -25,6 +25,9 @@ JSON = "application/json"
 # Those that routes have.
 _METHODS = ("DELETE", "GET", "HEAD", "POST")
 
+# Of a path, to be looked at.
+_MOST_PARTS = 12
+
 # Nearest class along the error's ancestry wins. The types are those that OpenAI clients know.
 _STATUS: dict[type[errors.BeiError], tuple[int, str]] = {
     errors.InvalidRequestError: (400, "invalid_request_error"),
@@ -152,13 +155,31 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path, scope = request.url.path, request.scope
     if error.status_code == 404:
-        return error_response(errors.RouteNotFoundError(f"There is no route {path}: see /openapi.json."), scope)
+        return error_response(errors.RouteNotFoundError(f"There is no route {path}: {_advice(request)}."), scope)
     if error.status_code == 405:
         message = f"{path} does not take {request.method}: see /openapi.json."
         response = error_response(errors.MethodNotAllowedError(message), scope)
         response.headers["allow"] = ", ".join(_methods_of(request))
         return response
     return error_response(errors.InvalidRequestError(str(error.detail)), scope)
+
+
+def _advice(request: Request) -> str:
+    """What to do about a path without a route. Clients that append a prefix which their base URL has already are
+    told so."""
+    parts = request.scope["path"].split("/")[1:_MOST_PARTS]
+    for size in range(1, len(parts) // 2 + 1):
+        for first in range(len(parts) - 2 * size + 1):
+            middle = first + size
+            once = "/" + "/".join(parts[:first] + parts[middle:])
+            if parts[first:middle] == parts[middle : middle + size] and _has_route(request, once):
+                return f"/{'/'.join(parts[first:middle])} stands there twice. Give the client a base URL without it"
+    return "see /openapi.json"
+
+
+def _has_route(request: Request, path: str) -> bool:
+    placed = {**request.scope, "path": path, "raw_path": path.encode()}
+    return any(route.matches(placed)[0] is not Match.NONE for route in request.app.router.routes)
 
 
 def _methods_of(request: Request) -> list[str]:

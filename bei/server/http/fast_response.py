@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from bei.server.http.memory_budgets import Body
@@ -44,6 +45,13 @@ class Exchange(RequestResponseCycle):
                 self.transport.close()
 
         await super().run_asgi(run)  # type: ignore[arg-type]
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """uvicorn's. A final answer to a client that still waits for "100 Continue" is the last one of its connection:
+        whether the body will follow, nobody can know (RFC 9110, section 10.1.1)."""
+        if self.waiting_for_100_continue and self.more_body and message["type"] == "http.response.start":
+            self.keep_alive = False
+        await super().send(message)
 
     def received(self, limit: int) -> bytes | None:
         """Take the body, if all of it has arrived, it is at most ``limit`` bytes and nothing failed. A second call

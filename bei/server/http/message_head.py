@@ -11,10 +11,12 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from functools import lru_cache
 
-from bei.errors import InvalidRequestError
+from bei.errors import BeiError, InvalidRequestError
 
 # uri-host [":" port], RFC 3986, section 3.2.2; empty where the target has no authority.
 _HOST = re.compile(rb"(\[[\w\-.~!$&'()*+,;=:]+\]|[\w\-.~!$&'()*+,;=%]*)(:\d*)?", re.ASCII)
+
+_MALFORMED = "The request is not HTTP/1.1: send what RFC 9112 describes, with TLS only where the server has it."
 
 
 def checked_headers(version: str, headers: Seq[tuple[bytes, bytes]]) -> Mapping[bytes, bytes]:
@@ -50,6 +52,12 @@ def _is_host(value: bytes) -> bool:
 
 def _count(headers: Seq[tuple[bytes, bytes]], name: bytes) -> int:
     return sum(found == name for found, _ in headers)
+
+
+def reason_of(error: Exception) -> BeiError:
+    """Why the parser stopped with ``error``: what a callback has raised, else that it is no request."""
+    reason = error.__context__
+    return reason if isinstance(reason, BeiError) else InvalidRequestError(_MALFORMED)
 
 
 def without_upgrade(method: bytes, url: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]) -> bytes:

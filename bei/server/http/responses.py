@@ -38,8 +38,9 @@ _DROPPED = 64_000_000  # bytes of an oversized body that are read to be polite
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body, decoded. Of a longer one than ``limit`` some more is read and dropped, so that the client, which
-    is still sending, gets to see the answer. ``limit`` holds for what arrives and for what it decodes to.
+    """The whole body, decoded. A longer one than ``limit`` is refused at once where its head says so; of others some
+    more is read and dropped, so that the client, which is still sending, gets to see the answer. ``limit`` holds for
+    what arrives and for what it decodes to.
 
     Raises EncodingNotSupportedError, PayloadTooLargeError, InvalidRequestError, ClientDisconnect, and what its body was
     given up with: RequestTimeoutError, OverloadedError.
@@ -75,6 +76,9 @@ def _content_encoding(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
 
 
 async def _received(request: Request, body: Body | None, limit: int) -> bytes:
+    if _announced(request) > limit:
+        # Before the first part is asked for: a client that waits for "100 Continue" is not told to send it.
+        raise _too_large(limit)
     chunks: list[bytes] = []
     size, is_last = 0, False
     while not is_last and size <= limit + _DROPPED:
@@ -93,8 +97,18 @@ async def _received(request: Request, body: Body | None, limit: int) -> bytes:
             if body is not None:
                 body.release()
     if size > limit:
-        raise PayloadTooLargeError(f"The body is larger than {limit} bytes: send fewer or shorter inputs.")
+        raise _too_large(limit)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _too_large(limit: int) -> PayloadTooLargeError:
+    return PayloadTooLargeError(f"The body is larger than {limit} bytes: send fewer or shorter inputs.")
+
+
+def _announced(request: Request) -> int:
+    """The length of the body that the head announces; 0: none."""
+    length = next((value for name, value in request.scope["headers"] if name == b"content-length"), b"")
+    return int(length) if length.isdigit() else 0
 
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:

@@ -45,12 +45,8 @@ class ApiRouter:
         self.routes: list[ApiRoute] = []
 
     def get(self, path: str, summary: str = "", *, in_schema: bool = True) -> Callable[[FunctionT], FunctionT]:
-        """A route that answers GET, and not HEAD."""
-        return self.on(("GET",), path, summary, in_schema=in_schema)
-
-    def head(self, path: str, summary: str) -> Callable[[FunctionT], FunctionT]:
-        """A route that answers HEAD."""
-        return self.on(("HEAD",), path, summary)
+        """A route that answers GET and HEAD (RFC 9110, section 9.1)."""
+        return self.on(("GET", "HEAD"), path, summary, in_schema=in_schema)
 
     def post(self, path: str, summary: str) -> Callable[[FunctionT], FunctionT]:
         """A route that answers POST."""

@@ -42,7 +42,6 @@ _INFO = {
     "version": __version__,
 }
 
-_ALSO_HEAD = " HEAD answers the same without the body."
 
 _RANGES = {"type": "string", "pattern": r"^\d+(-\d+)?(,\d+(-\d+)?)*(,\.\.\.)?$"}
 _WHOLE = {"type": "integer", "minimum": 0}
@@ -94,6 +93,7 @@ _ELSEWHERE = {
     errors.RouteNotFoundError,
     errors.MethodNotAllowedError,
     errors.UnauthorizedError,
+    errors.UnknownApiKeyError,
     errors.ForbiddenError,
     errors.ObjectNotFoundError,
     errors.ConflictError,
@@ -149,9 +149,9 @@ def page(
         for route in framework_routes
         if route.include_in_schema
         for method in route.methods or ()
+        if method != "HEAD"  # as GET, on every path that has that
     ]
-    heads = {path for path, method, _ in found if method == "HEAD"}
-    operations = sorted((one for one in found if one[1] != "HEAD"), key=lambda one: groups.place_of(one[1], one[0]))
+    operations = sorted(found, key=lambda one: groups.place_of(one[1], one[0]))
     bodies = {_template(route.path): route for route in routes}
     reads = {
         (path, method): answers_of(route.function)
@@ -173,7 +173,7 @@ def page(
         paths.setdefault(path, {})[name] = {
             "tags": [groups.name_of(method, path)],
             "summary": route.summary,
-            "description": f"{route.description}{_ALSO_HEAD if name == 'get' and path in heads else ''}",
+            "description": route.description,
             "operationId": re.sub(r"\W", "_", f"{route.name}{path}") + f"_{name}",
             **written,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, ClassVar, TypeAlias, TypedDict, cast
 
@@ -46,29 +47,33 @@ _WEIGHT_BYTES = 37  # {"index":12345,"value":0.12345678},
 _WRITTEN = np.zeros((0, 0), np.float32)  # in the place of vectors that are rendered, and need not be kept
 
 
-class TextsRequest(PromptControls, kw_only=True):
-    """A text or a list of texts."""
+class InputsRequest(PromptControls, kw_only=True):
+    """A text, the token ids of one input, or a list in which texts and lists of token ids may mix."""
 
-    inputs: Text | Texts
+    inputs: Text | Annotated[list[Text | TokenId | Ids], limits(minItems=1, anyOf=_ONE_OR_MANY)]
+
+
+class WideRequest(InputsRequest, kw_only=True):
+    """Of vectors that keep their width."""
+
     dimensions: Annotated[Any, OF_WIDE_VECTORS["dimensions"].meta] = None
     output_dtype: Annotated[Any, OF_WIDE_VECTORS["output_dtype"].meta] = None
 
-    def texts(self) -> list[str]:
-        """One text is a list of one. Raises InvalidRequestError for a field that is not honoured."""
+    def model_inputs(self) -> list[ModelInput]:
+        """As ``inputs_of``. Raises InvalidRequestError for a field that is not honoured."""
         check_rules(self, OF_WIDE_VECTORS)
-        return [self.inputs] if isinstance(self.inputs, str) else self.inputs
+        return inputs_of(self.inputs)
 
 
-class SparseRequest(TextsRequest, kw_only=True):
-    """Texts, and how much of their vectors is wanted."""
+class SparseRequest(WideRequest, kw_only=True):
+    """Inputs, and how much of their vectors is wanted."""
 
     top_k: Annotated[int, Meta(ge=1, description="Only so many of the largest weights; null: all.")] | None = None
 
 
-class EmbedRequest(PromptControls, kw_only=True):
-    """A text, the token ids of one input, or a list in which texts and lists of token ids may mix."""
+class EmbedRequest(InputsRequest, kw_only=True):
+    """Inputs, and the form of their vectors."""
 
-    inputs: Text | Annotated[list[Text | TokenId | Ids], limits(minItems=1, anyOf=_ONE_OR_MANY)]
     normalize: Annotated[bool | None, Meta(description="Null: true.")] = None
     dimensions: Dimensions | None = None
     output_dtype: Annotated[FormName | None, Meta(description="As of /v1/embeddings.")] = None
@@ -121,17 +126,22 @@ class SimilarityRequest(PromptControls, kw_only=True):
 _decode_request = parser(EmbedRequest)
 
 
-def parse_request(content: bytes, max_inputs: int) -> EmbedRequest:
+def inputs_parser(request: type[InputsRequest], max_inputs: int) -> Callable[[bytes], Any]:
+    """A parser of bodies as ``request``, with at most ``max_inputs`` inputs. It raises InvalidRequestError."""
+    return partial(parse_request, max_inputs=max_inputs, decode=parser(request))
+
+
+def parse_request(content: bytes, max_inputs: int, decode: Callable[[bytes], Any] = _decode_request) -> Any:
     """Long lists of token ids in pieces. Raises InvalidRequestError, also for more than ``max_inputs`` inputs."""
     found = long_id_lists(content, "inputs", max_inputs)
     if found is not None:
-        body = _decode_request(found.rest)
+        body = decode(found.rest)
         if body.inputs == PLACEHOLDER_TEXT:
             if len(found.lists) > max_inputs:
                 raise too_many_inputs(len(found.lists), max_inputs, "inputs")
             body.inputs = [*found.lists]
             return body
-    body = _decode_request(content)
+    body = decode(content)
     if not isinstance(body.inputs, str):
         check_inputs(body.inputs, max_inputs, "inputs", _MIXED)
     return body
@@ -153,11 +163,11 @@ async def embed(body: EmbedRequest, context: RequestContext) -> Reply:
     return found.reply(form.items(found.answer))
 
 
-async def embed_all(body: TextsRequest, context: RequestContext) -> Reply:
-    """A vector for each token of each text, special tokens included: of unit length in models for late interaction,
+async def embed_all(body: WideRequest, context: RequestContext) -> Reply:
+    """A vector for each token of each input, special tokens included: of unit length in models for late interaction,
     whose queries are filled up, and whose documents lose punctuation, where `input_type` (or `prompt_name`) says so."""
     service = context.able("embed_tokens", body.model)
-    checked = checked_task(context, service, body.embed_task(body.texts()), "embed_tokens")
+    checked = checked_task(context, service, body.embed_task(body.model_inputs()), "embed_tokens")
     bytes_per_token = FLOAT_BYTES * (service.manifest.dimension("token_embedding") or 0)
     ticket = context.admit(service, checked.task.inputs, bytes_per_token=bytes_per_token)
     answer = await embed_tokens(service, checked, ticket=ticket)
@@ -178,8 +188,8 @@ async def embed_vocabulary(body: SparseRequest, context: RequestContext) -> Repl
     its like.
     """
     service = context.able("embed_sparse", body.model)
-    texts = body.texts()
-    found = await embedded(context, service, body.embed_task(texts, top_k=body.top_k), forms=(SPARSE,))
+    inputs = body.model_inputs()
+    found = await embedded(context, service, body.embed_task(inputs, top_k=body.top_k), forms=(SPARSE,))
     answer = found.answer
     assert isinstance(answer, SparseEmbeddings)  # they were asked for
 
@@ -188,7 +198,7 @@ async def embed_vocabulary(body: SparseRequest, context: RequestContext) -> Repl
 
     num_bytes = sum(len(indices) for indices, _ in answer.vectors) * _WEIGHT_BYTES
     context.check_answer(num_bytes)
-    return found.reply(Items(len(texts), num_bytes, items))
+    return found.reply(Items(len(inputs), num_bytes, items))
 
 
 def weights_of(vector: Weights) -> Items:
@@ -224,14 +234,13 @@ _WEIGHTS_EXAMPLE = [{"index": 2088, "value": 1.6094}, {"index": 7592, "value": 1
 
 def routes(max_inputs: int) -> tuple[Route[Any], ...]:
     """The routes of a server whose requests have at most ``max_inputs`` inputs."""
-    parse = partial(parse_request, max_inputs=max_inputs)
     return (
         Route(
             "/embed",
             "Embed (TEI)",
             EmbedRequest,
             (list[Vector], list[str], list[SparseVector]),
-            parse,
+            inputs_parser(EmbedRequest, max_inputs),
             embed,
             VECTORS_EXAMPLE,
             has_report=True,
@@ -240,9 +249,9 @@ def routes(max_inputs: int) -> tuple[Route[Any], ...]:
         Route(
             "/embed_all",
             "Embed tokens (TEI)",
-            TextsRequest,
+            WideRequest,
             list[list[Vector]],
-            parser(TextsRequest),
+            inputs_parser(WideRequest, max_inputs),
             embed_all,
             Example({"inputs": TEXTS}, [VECTORS, VECTORS]),
             has_report=True,
@@ -252,7 +261,7 @@ def routes(max_inputs: int) -> tuple[Route[Any], ...]:
             "Embed sparsely (TEI)",
             SparseRequest,
             list[list[Weight]],
-            parser(SparseRequest),
+            inputs_parser(SparseRequest, max_inputs),
             embed_vocabulary,
             Example({"inputs": "hello world", "top_k": 2}, [_WEIGHTS_EXAMPLE]),
             has_report=True,

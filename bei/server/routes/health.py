@@ -105,9 +105,7 @@ def health_router(server: WholeServer, page: str | None = None) -> ApiRouter:
 
     for path, summary in (("/health", "Liveness"), ("/ping", "Liveness (SageMaker)")):
         router.get(path, summary)(health)
-        router.head(path, summary)(health)
 
-    @router.head("/", summary="Liveness")
     @router.get("/", summary="Liveness")
     @answers(bodies={200: Alive, 503: Dead}, example={"status": "alive"})
     async def root(request: Request) -> Response:
@@ -116,7 +114,6 @@ def health_router(server: WholeServer, page: str | None = None) -> ApiRouter:
             return RedirectResponse(page)
         return await health()
 
-    @router.head("/ready", summary="Readiness")
     @router.get("/ready", summary="Readiness")
     @answers(bodies={200: Ready, 503: NotReady}, example={"status": "ready"})
     async def ready() -> Response:

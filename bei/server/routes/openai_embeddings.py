@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
@@ -55,6 +57,16 @@ class EmbeddingRequest(EmbeddingControls, kw_only=True):
             embed_dtype=self.embed_dtype,
             encoding_type=self.encoding_type,
         )
+
+
+# Infinity's client always sends a number, 0 where its user asks for none.
+_DIMENSIONS = Meta(ge=0, description="Vectors are cut to their first components; 0: they are not.")
+
+
+class InfinityRequest(EmbeddingRequest, kw_only=True):
+    """Of a path that Infinity has too."""
+
+    dimensions: Annotated[int, _DIMENSIONS] | None = None
 
 
 class Usage(TypedDict):
@@ -111,6 +123,7 @@ class TieredSparseResponse(SparseEmbeddingResponse, total=False):
 
 
 parse_request = parser(EmbeddingRequest)
+_parse_infinity_request = parser(InfinityRequest)
 
 _text_decoder = msgspec.json.Decoder(str)
 _texts_decoder = msgspec.json.Decoder(list[str])
@@ -143,11 +156,8 @@ def _texts_or_mixed(decoder: msgspec.json.Decoder[Any], raw: bytes) -> list[Mode
     """A list of what its first element is or, where that is not all there is, of both kinds."""
     try:
         return decoder.decode(raw)  # type: ignore[no-any-return]
-    except msgspec.ValidationError as error:
-        try:
-            return _mixed_decoder.decode(raw)
-        except msgspec.ValidationError:
-            raise error from None
+    except msgspec.ValidationError:
+        return _mixed_decoder.decode(raw)
 
 
 class ParsedRequest(NamedTuple):
@@ -157,7 +167,9 @@ class ParsedRequest(NamedTuple):
     inputs: Seq[ModelInput]
 
 
-def parse(content: bytes, max_inputs: int) -> ParsedRequest:
+def parse(
+    content: bytes, max_inputs: int, parse_request: Callable[[bytes], EmbeddingRequest] = parse_request
+) -> ParsedRequest:
     """A body and its inputs. Raises InvalidRequestError, also for more than ``max_inputs`` inputs."""
     found = long_id_lists(content, "input", max_inputs)
     if found is not None:
@@ -175,9 +187,9 @@ def parse(content: bytes, max_inputs: int) -> ParsedRequest:
 
 
 _IDS_REFUSED = (
-    "input holds token ids, which are another tokenizer's unless the client has this model's: LangChain's "
-    "OpenAIEmbeddings sends ids of OpenAI's by default. Send texts (there: check_embedding_ctx_length=False), or start "
-    "the server with --openai-token-ids accept."
+    "input holds token ids, which are another tokenizer's unless the client has this model's. Send the texts "
+    "themselves (where a client makes ids of them, turn that off; in LangChain for Python: "
+    "check_embedding_ctx_length=False), or start the server with --openai-token-ids accept."
 )
 
 
@@ -267,14 +279,12 @@ def route(max_inputs: int, *, accepts_ids: bool, echoes_tier: bool = False) -> R
 
     handle.__doc__ = create_embeddings.__doc__
     read = partial(parse, max_inputs=max_inputs)
-    without_ids = Annotated[EmbeddingRequest, limits(properties={"input": _INPUT_WITHOUT_IDS})]
-    request, summary = EmbeddingRequest if accepts_ids else without_ids, "Create embeddings (OpenAI)"
     own, others = (TieredResponse, TieredSparseResponse), (EmbeddingResponse, SparseEmbeddingResponse)
     responses = own if echoes_tier else others
     return Route(
         "/v1/embeddings",
-        summary,
-        request,
+        "Create embeddings (OpenAI)",
+        _described(EmbeddingRequest, accepts_ids=accepts_ids),
         responses,
         read,
         handle,
@@ -282,3 +292,18 @@ def route(max_inputs: int, *, accepts_ids: bool, echoes_tier: bool = False) -> R
         has_report=True,
         octet_headers=OCTET_HEADERS,
     )
+
+
+def infinity_route(max_inputs: int, *, accepts_ids: bool) -> Route[ParsedRequest]:
+    """``route`` on the path that Infinity has too, whose clients say ``dimensions: 0`` for all."""
+    return replace(
+        route(max_inputs, accepts_ids=accepts_ids, echoes_tier=True),
+        path="/embeddings",
+        request=_described(InfinityRequest, accepts_ids=accepts_ids),
+        parse=partial(parse, max_inputs=max_inputs, parse_request=_parse_infinity_request),
+    )
+
+
+def _described(request: type[EmbeddingRequest], *, accepts_ids: bool) -> Any:
+    """``request`` as /openapi.json has it."""
+    return request if accepts_ids else Annotated[request, limits(properties={"input": _INPUT_WITHOUT_IDS})]

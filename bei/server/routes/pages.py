@@ -47,8 +47,6 @@ _HEADERS: Final = {
     "cache-control": "no-cache",  # asked for again with its ETag: a new version is seen at once
 }
 
-_READ: Final = ("GET", "HEAD")
-
 _SWAGGER_PACKAGE: Final = "fastapi_swagger"
 _SWAGGER_FILES: Final = ("swagger-ui-bundle.js", "swagger-ui.css")
 
@@ -95,10 +93,9 @@ def swagger_folder() -> Path | None:
 
 def pages_router(config: ServeConfig) -> ApiRouter:
     """The routes of a server with ``config``. They are for browsers, and not in /openapi.json."""
-    router = ApiRouter()
+    router = docs_router(config)
     if config.ui:
         _add_ui(router, config)
-    _add_docs(router, config)
     return router
 
 
@@ -108,40 +105,45 @@ def _add_ui(router: ApiRouter, config: ServeConfig) -> None:
     page = (_FOLDER / _PAGE).read_text("utf-8").replace('data-dialect="bei" data-keys="no"', attributes)
     file = _made(page.encode(), ".html")
 
-    @router.on(_READ, "/ui", in_schema=False)
+    @router.get("/ui", in_schema=False)
     async def ui(request: Request) -> Response:
         """The page."""
         return _answer(file, request, _POLICY)
 
-    @router.on(_READ, "/ui/", in_schema=False)
+    @router.get("/ui/", in_schema=False)
     async def ui_without_slash() -> Response:
         """Links of the page are relative to its path without the slash."""
         return RedirectResponse("../ui")
 
-    @router.on(_READ, "/ui/{name}", in_schema=False)
+    @router.get("/ui/{name}", in_schema=False)
     async def ui_file(request: Request, name: str) -> Response:
         """A file of it."""
         return _answer(_known(_files().get(name)), request, _POLICY)
 
 
-def _add_docs(router: ApiRouter, config: ServeConfig) -> None:
-    @router.on(_READ, "/docs", in_schema=False)
+def docs_router(config: ServeConfig) -> ApiRouter:
+    """``/docs`` and its files."""
+    router = ApiRouter()
+
+    @router.get("/docs", in_schema=False)
     async def docs(request: Request) -> Response:
         """Swagger UI or, without its files, what to install."""
         name, status = (_DOCS, 200) if swagger_folder() is not None else (_DOCS_MISSING, 501)
         page = (_FOLDER / name).read_text("utf-8").replace('"/openapi.json"', f'"{config.root_path}/openapi.json"')
         return _answer(_made(page.encode(), ".html"), request, _SWAGGER_POLICY, status)
 
-    @router.on(_READ, "/docs/", in_schema=False)
+    @router.get("/docs/", in_schema=False)
     async def docs_without_slash() -> Response:
         """As for ``/ui``."""
         return RedirectResponse("../docs")
 
-    @router.on(_READ, "/docs/{name}", in_schema=False)
+    @router.get("/docs/{name}", in_schema=False)
     async def docs_file(request: Request, name: str) -> Response:
         """A file of it: Swagger UI's, or one of ours beside them."""
         folder = _FOLDER if name in _DOCS_FILES else swagger_folder() if name in _SWAGGER_FILES else None
         return _answer(_known(None if folder is None else _read(folder / name)), request, _SWAGGER_POLICY)
+
+    return router
 
 
 def _known(file: _File | None) -> _File:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 import uuid
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
@@ -35,7 +36,7 @@ from bei.server.endpoint.examples import (
 )
 from bei.server.endpoint.field_schema import Limits, TextsOfPairs, limits_of_inputs, without
 from bei.server.endpoint.inference import order_of
-from bei.server.endpoint.parse import parser_by_field, too_many_inputs
+from bei.server.endpoint.parse import parser, parser_by_field, too_many_inputs
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import OF_DOCUMENTS, OF_TEXTS, PairControls, agreed
@@ -173,12 +174,17 @@ class ParsedDocuments(NamedTuple):
 ParsedRequest: TypeAlias = TextsRequest | ParsedDocuments
 
 _parse_fields = parser_by_field(texts=TextsRequest, documents=DocumentsRequest)
+_parse_newer_fields = parser_by_field(documents=DocumentsRequest, texts=TextsRequest)
+_parse_documents = parser(DocumentsRequest)
 _document_decoder: msgspec.json.Decoder[Document] = msgspec.json.Decoder(Document)
 
 
-def parse(content: bytes, max_inputs: int) -> ParsedRequest:
-    """A body in either dialect. Raises InvalidRequestError, also for more than ``max_inputs`` documents."""
-    body: TextsRequest | DocumentsRequest = _parse_fields(content)
+def parse(
+    content: bytes, max_inputs: int, read: Callable[[bytes], TextsRequest | DocumentsRequest] = _parse_fields
+) -> ParsedRequest:
+    """A body in either dialect, or in those that ``read`` reads. Raises InvalidRequestError, also for more than
+    ``max_inputs`` documents."""
+    body = read(content)
     if isinstance(body, TextsRequest):
         return body
     if len(body.documents) > max_inputs:
@@ -343,7 +349,8 @@ def _route(path: str, summary: str, max_inputs: int) -> Route[ParsedRequest]:
         return await rank(request, context, path)
 
     handle.__doc__ = rank.__doc__
-    read, example = partial(parse, max_inputs=max_inputs), documents_example(path)
+    fields = _parse_fields if path == "/rerank" else _parse_newer_fields
+    read, example = partial(parse, max_inputs=max_inputs, read=fields), documents_example(path)
     return Route(path, summary, _REQUESTS, (list[Rank], RerankResponse), read, handle, example)
 
 
@@ -366,6 +373,15 @@ TEXTS_EXAMPLE = Example({"query": QUERY, "texts": DOCUMENTS, "return_text": True
 
 
 _REQUESTS = (Annotated[TextsRequest, without("documents")], Annotated[DocumentsRequest, without("texts")])
+_DOCUMENTS = Annotated[DocumentsRequest, without("texts")]
+
+
+def documents_routes(max_inputs: int, request: Any = _DOCUMENTS) -> Iterator[Route[ParsedRequest]]:
+    """``routes`` of servers that know ``documents`` alone. ``request``: as /openapi.json describes it."""
+    read = partial(parse, max_inputs=max_inputs, read=_parse_documents)
+    for route in routes(max_inputs):
+        example = documents_example(route.path)
+        yield replace(route, request=request, response=RerankResponse, parse=read, example=example)
 
 
 def routes(max_inputs: int) -> tuple[Route[ParsedRequest], ...]:

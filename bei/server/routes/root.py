@@ -8,10 +8,9 @@ Reference: huggingface.co, "Inference Providers", tasks.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 import msgspec
 import numpy as np
@@ -98,7 +97,7 @@ class PipelineEntity(_Entity, total=False):
 # The bodies of all kinds, for /openapi.json.
 REQUESTS = (
     embed.EmbedRequest,
-    embed.TextsRequest,
+    embed.WideRequest,
     embed.SparseRequest,
     embed.SimilarityRequest,
     rerank.TextsRequest,
@@ -138,12 +137,15 @@ class _Fields(msgspec.Struct):
 _parse_fields = parser(_Fields)
 
 
+Handler: TypeAlias = Callable[[Any, RequestContext], Awaitable[Reply]]
+
+
 @dataclass(frozen=True)
 class _Kind:
     """The parser and the handler of a kind of request."""
 
     parse: Callable[[bytes], Any]
-    handle: Callable[[Any, RequestContext], Awaitable[Reply]]
+    handle: Handler
 
 
 class Asked(NamedTuple):
@@ -151,7 +153,7 @@ class Asked(NamedTuple):
 
     service: InferenceService
     body: Any
-    handle: Callable[[Any, RequestContext], Awaitable[Reply]]
+    handle: Handler
 
 
 async def read_by_kind(content: bytes, context: RequestContext, model: str | None = None) -> Asked:
@@ -193,8 +195,9 @@ def _kind_of(task: str, inputs: bytes, parameters: bytes, max_inputs: int) -> _K
             raise InvalidRequestError(
                 "This model's requests have no parameters: write them beside inputs.", "parameters"
             )
-    if task == "embed":
-        return _Kind(partial(embed.parse_request, max_inputs=max_inputs), embed.embed)
+    if task in _OF_INPUTS:
+        request, handle = _OF_INPUTS[task]
+        return _Kind(embed.inputs_parser(request, max_inputs), handle)
     return _KINDS[task]
 
 
@@ -264,9 +267,12 @@ _SIMILARITY = _Kind(parser(embed.SimilarityRequest), embed.similarity)
 _CLASSIFICATION = _Kind(parser(ClassificationRequest), classify_texts)
 _TOKENS = _Kind(parser(TokenRequest), label_tokens)
 _ZERO_SHOT = _Kind(parser(ZeroShotRequest), name_labels)
+_OF_INPUTS: Mapping[str, tuple[type[embed.InputsRequest], Handler]] = {
+    "embed": (embed.EmbedRequest, embed.embed),
+    "embed_tokens": (embed.WideRequest, embed.embed_all),
+    "embed_sparse": (embed.SparseRequest, embed.embed_vocabulary),
+}
 _KINDS = {
-    "embed_tokens": _Kind(parser(embed.TextsRequest), embed.embed_all),
-    "embed_sparse": _Kind(parser(embed.SparseRequest), embed.embed_vocabulary),
     "rerank": _Kind(parser(rerank.TextsRequest), rerank.rank_texts),
     "classify": _Kind(parser(classify.PredictRequest), classify.predict),
     "classify_tokens": _Kind(parser(predict_tokens.PredictTokensRequest), predict_tokens.predict_tokens),

@@ -26,7 +26,7 @@ from bei.tokenizer.prompts import apply_prompt, prompt_of, role_of, with_role
 from bei.utils.threads import off_loop
 
 # What JSON takes, about: of one of TEI's tokens, of an id, of a token's name.
-_TOKEN_BYTES = 70
+_TOKEN_BYTES = 80
 _ID_BYTES = 6
 _NAME_BYTES = 10
 
@@ -59,17 +59,14 @@ class PromptRequest(msgspec.Struct, kw_only=True):
     return_token_strs: bool | None = None
 
 
-class _Token(TypedDict):
+class Token(TypedDict):
+    """``start`` and ``stop`` count characters of the text, its prompt included; of special tokens they are null."""
+
     id: int
     text: str
     special: bool
-
-
-class Token(_Token, total=False):
-    """``start`` and ``stop`` count characters of the text, its prompt included; special tokens have none."""
-
-    start: int
-    stop: int
+    start: int | None
+    stop: int | None
 
 
 class TokenCount(TypedDict):
@@ -122,7 +119,8 @@ def render_tokens(text: str, encoding: Encoding, encoder: TextEncoder) -> Items:
         arrays = (encoding.input_ids, spans.special, spans.offsets)
         for token_id, special, (start, stop) in zip(*(array[first:last].tolist() for array in arrays), strict=True):
             if special:
-                tokens.append({"id": token_id, "text": encoder.token(token_id), "special": True})
+                name = encoder.token(token_id)
+                tokens.append({"id": token_id, "text": name, "special": True, "start": None, "stop": None})
             else:
                 part = text[start:stop]
                 tokens.append({"id": token_id, "text": part, "special": False, "start": start, "stop": stop})
@@ -147,18 +145,29 @@ def render_count(encoding: Encoding, encoder: TextEncoder, max_seq_len: int, *, 
 
 
 async def decoded(
-    context: RequestContext, service: InferenceService, lists: Seq[Seq[int]], param: str, *, skip_special_tokens: bool
+    context: RequestContext,
+    service: InferenceService,
+    lists: Seq[Seq[int]],
+    param: str,
+    *,
+    skip_special_tokens: bool,
+    skip_unknown: bool = False,
 ) -> Items:
-    """The text of each of ``lists``, token ids which the field ``param`` holds. Raises InvalidRequestError."""
+    """The text of each of ``lists``, token ids which the field ``param`` holds. Raises InvalidRequestError, also for an
+    id that is no token, unless these are to be left out (``skip_unknown``): then the client is warned."""
     context.check_inputs(lists, param)
     num_bytes = sum(len(ids) * _DECODED_BYTES + _AROUND_BYTES for ids in lists)
     context.check_answer(num_bytes)
     context.admit(service, [[0]] * len(lists))  # no work for the engine
     known = service.encoder.known_ids
-    if sum(map(len, lists)) > _MANY_IDS:
-        await off_loop(_check_ids, lists, known, param)
-    else:
-        _check_ids(lists, known, param)
+    is_large = sum(map(len, lists)) > _MANY_IDS
+    unknown = await off_loop(_unknown_id, lists, known, param) if is_large else _unknown_id(lists, known, param)
+    if unknown is not None:
+        index, token_id = unknown
+        if not skip_unknown:
+            raise InvalidRequestError(f"This model's tokenizer has no token {token_id}.", param)
+        context.warn(f"{param} {index}: this model's tokenizer has no token {token_id}, which was left out")
+        lists = [[token_id for token_id in ids if token_id in known] for ids in lists]
 
     def texts(start: int, stop: int) -> list[str]:
         return [service.encoder.decode(ids, skip_special_tokens=skip_special_tokens) for ids in lists[start:stop]]
@@ -166,8 +175,10 @@ async def decoded(
     return Items(len(lists), num_bytes, texts)
 
 
-def _check_ids(lists: Seq[Seq[int]], known: Set[int], param: str) -> None:
-    """Raise InvalidRequestError unless each of ``lists`` can be decoded."""
+def _unknown_id(lists: Seq[Seq[int]], known: Set[int], param: str) -> tuple[int, int] | None:
+    """The first list with an id that is no token, and the least such id. Raises InvalidRequestError for a list that is
+    empty or too long."""
+    found = None
     for index, ids in enumerate(lists):
         if not ids:
             raise EmptyInputError(f"{param} {index} is empty: leave it out.", param)
@@ -175,18 +186,19 @@ def _check_ids(lists: Seq[Seq[int]], known: Set[int], param: str) -> None:
             raise InvalidRequestError(
                 f"{param} {index} has {len(ids)} token ids, the limit is {MOST_IDS}: send it in parts.", param
             )
-        if unknown := set(ids) - known:
-            raise InvalidRequestError(f"This model's tokenizer has no token {min(unknown)}.", param)
+        if found is None and (unknown := set(ids) - known):
+            found = index, min(unknown)
+    return found
 
 
 _INPUTS_EXAMPLE = Example(
     {"inputs": "hello world"},
     [
         [
-            {"id": 101, "text": "[CLS]", "special": True},
+            {"id": 101, "text": "[CLS]", "special": True, "start": None, "stop": None},
             {"id": 7592, "text": "hello", "special": False, "start": 0, "stop": 5},
             {"id": 2088, "text": "world", "special": False, "start": 6, "stop": 11},
-            {"id": 102, "text": "[SEP]", "special": True},
+            {"id": 102, "text": "[SEP]", "special": True, "start": None, "stop": None},
         ]
     ],
 )

@@ -1,13 +1,15 @@
 """A line of the log for every request, where the server is asked for it (--access-log).
 
 It has the route, not the path, and no text of a client's: what a path or an input holds is the client's own. The first
-inputs are in it where that is asked for (--log-inputs). The key is its name.
+inputs are in it where that is asked for (--log-inputs), and a path that no route has, which shows what is wrong with a
+client's base URL. The key is its name.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from urllib.parse import quote
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -20,6 +22,7 @@ log = logging.getLogger(__name__)
 
 _MOST_INPUTS = 10
 _MOST_CHARS = 500
+_MOST_CHARS_OF_PATH = 200
 
 
 class LoggedRequest(RequestRecord):
@@ -70,6 +73,12 @@ def _shown(given: str | tuple[str, str] | list[int]) -> object:
     return given[:_MOST_CHARS]
 
 
+def _escaped(path: str) -> str:
+    """The begin of ``path``, in printable characters without spaces."""
+    shown = quote(path[:_MOST_CHARS_OF_PATH], safe="/:@!$&'()*+,;=", errors="replace")
+    return shown if len(path) <= _MOST_CHARS_OF_PATH else f"{shown}..."
+
+
 class RequestLog:
     """Writes the lines. ``has_texts``: with the first inputs."""
 
@@ -87,7 +96,10 @@ class RequestLog:
         key = scope.get(SCOPE_API_KEY)
         name = None if key is None else key.name
         request_id = scope[SCOPE_REQUEST_ID]
-        self._write(scope["method"], record.route, record.status, seconds, request_id, name, record.fields())
+        fields = record.fields()
+        if record.route == UNMATCHED:
+            fields["path"] = _escaped(scope["path"])
+        self._write(scope["method"], record.route, record.status, seconds, request_id, name, fields)
 
     def refused(self, status: int, request_id: str) -> None:
         """A request was answered before it had a scope."""

@@ -13,6 +13,7 @@ from bei.config.settings import ServeConfig
 from bei.metrics.registry import Metrics
 from bei.server.http.connection import Connection
 from bei.server.http.connections import Connections
+from tests.support.engines import DEADLINE_S
 
 GET = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n"
 
@@ -83,4 +84,4 @@ def answered(app: ASGIApp, *requests: bytes) -> Transport:
         connection.connection_lost(None)
         return transport
 
-    return asyncio.run(scenario())
+    return asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))

@@ -64,7 +64,7 @@ def test_an_unknown_route_is_404_in_openai_form(app: App, path: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
-    [("GET", "/v1/embeddings", "POST"), ("DELETE", "/v1/models", "GET"), ("POST", "/health", "GET, HEAD")],
+    [("GET", "/v1/embeddings", "POST"), ("DELETE", "/v1/models", "GET, HEAD"), ("POST", "/health", "GET, HEAD")],
 )
 def test_a_wrong_method_is_405_and_names_the_right_one(app: App, method: str, path: str, allowed: str) -> None:
     response = app.request(method, path)

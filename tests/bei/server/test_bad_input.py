@@ -254,3 +254,42 @@ def test_after_all_of_the_above_the_server_is_alive(app: App) -> None:
     check_still_answers(app)
     assert app.get("/health").status_code == 200
     assert app.get("/ready").status_code == 200
+
+
+def test_an_id_that_is_none_is_named_where_texts_stand_before_it(app: App) -> None:
+    message = check_error(app.embed(input=["a", [1, -1]]), 400, FORMS, param="input")
+    assert "`$[1][1]`" in message
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/embeddings", {}, "input"),
+        ("/embed", {"input": "a"}, "inputs"),
+        ("/rerank", {"texts": ["a"]}, "query"),
+        ("/v1/rerank", {"query": "a"}, "documents"),
+        ("/rerank", {"query": "a"}, "texts"),
+        ("/tokenize", {}, "inputs"),
+        ("/similarity", {"inputs": {"source_sentence": "a"}}, "inputs"),
+        ("/vllm/pooling", {}, "input"),
+        ("/vllm/v1/rerank", {"query": "a"}, "documents"),
+    ],
+)
+def test_a_field_that_is_not_there_is_blamed(app: App, path: str, body: dict[str, object], param: str) -> None:
+    response = app.request("POST", path, json.dumps(body).encode())
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("path", ["/cohere/v1/rerank", "/cohere/v2/rerank", "/vllm/rerank", "/vllm/v2/rerank"])
+def test_who_knows_documents_alone_hears_of_no_texts(kinds: App, path: str) -> None:
+    for body in ({"query": "a"}, {"query": "a", "texts": ["b"]}):
+        response = kinds.request("POST", path, json.dumps(body).encode())
+        assert response.status_code == 400
+        assert "missing required field `documents`" in response.text
+
+
+def test_advice_on_token_ids_is_for_clients_of_every_language(make_app: MakeApp) -> None:
+    app = make_app(FakeEngine(LIMITS), openai_token_ids="refuse")
+    message = check_error(app.embed(input=[1, 2]), 400, param="input")
+    assert "Send the texts themselves (" in message
+    assert "LangChain for Python: check_embedding_ctx_length=False" in message

@@ -98,3 +98,17 @@ def test_late_chunking_has_the_same_check(make_app: MakeApp) -> None:
     app = make_app(FakeEngine(LIMITS), untrained_dimensions="refuse")
     response = app.embed(input=["a", "b"], late_chunking=True, dimensions=3)
     check_error(response, 400, "untrained_dimensions is refuse", param="dimensions")
+
+
+ZERO_IS_ALL = {"/embeddings", "/infinity/embeddings"}  # Infinity's client sends it where nobody asks for a width
+
+
+@pytest.mark.parametrize("path", sorted(ROUTES))
+def test_zero_is_what_the_peer_says(path: str, app: App) -> None:
+    response = cut(app, path, 0)
+    if path in ZERO_IS_ALL:
+        whole = post(app, path, ROUTES[path][0])
+        assert response.json()["data"] == whole.json()["data"]
+    else:
+        assert response.status_code in (400, 422)
+        assert ROUTES[path][1] in response.text

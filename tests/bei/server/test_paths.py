@@ -90,3 +90,38 @@ def test_a_browser_is_led_from_the_root_to_the_page_and_all_others_hear_that_it_
 def test_a_page_is_found_with_a_slash_and_its_links_stay_where_they_are(app: App, page: str) -> None:
     led = ask(app, "GET", f"/{page}/")
     assert (led.status_code, led.headers["location"]) == (307, f"../{page}")
+
+
+def test_whatever_answers_get_answers_head(kinds: App) -> None:
+    document = kinds.get("/openapi.json").json()
+    paths = [path for path, methods in document["paths"].items() if "get" in methods and "{" not in path]
+    assert {"/info", "/metrics", "/tei/info", "/tei/metrics", "/v1/models", "/nim/v1/metrics"} < {*paths}
+    paths += ["/openapi.json", "/tei/api-doc/openapi.json", "/v1/models/embedder", "/oip/v2/models/embedder"]
+    for path in paths:
+        asked = {method: ask(kinds, method, path).status_code for method in ("GET", "HEAD")}
+        assert asked["HEAD"] == asked["GET"], path
+
+
+@pytest.mark.parametrize(
+    ("path", "doubled"),
+    [
+        ("/v1/v1/embeddings", "/v1"),
+        ("/voyage/v1/v1/rerank", "/v1"),
+        ("/tei/tei/embed", "/tei"),
+        ("/v1/embeddings/embeddings", "/embeddings"),
+        ("/v1/embeddings/v1/embeddings", "/v1/embeddings"),
+        ("/voyage/v1/voyage/v1/embeddings", "/voyage/v1"),
+    ],
+)
+def test_a_path_with_a_part_twice_is_told_so(app: App, path: str, doubled: str) -> None:
+    response = ask(app, "POST", path, TEXTS)
+    assert response.status_code == 404
+    assert (
+        f"There is no route {path}: {doubled} stands there twice. Give the client a base URL without it."
+        in response.text
+    )
+
+
+@pytest.mark.parametrize("path", ["/v1/v1", "/v1/v1/nothing", "/a/a", "/v1/embeddings/x"])
+def test_other_paths_without_a_route_are_not(app: App, path: str) -> None:
+    assert "twice" not in ask(app, "POST", path, TEXTS).text

@@ -85,7 +85,7 @@ def test_a_key_is_taken_however_clients_send_it(keyed: App, headers: dict[str, s
 def test_what_is_no_key_is_a_401_that_says_how_to_send_one(keyed: App, headers: dict[str, str]) -> None:
     raw = {name: value.encode("latin-1") for name, value in headers.items()}
     response = ask(keyed, raw)  # type: ignore[arg-type]
-    message = check_error(response, 401, "none of this server's", code="unauthorized")
+    message = check_error(response, 401, "none of this server's", code="invalid_api_key")  # OpenAI's word
     assert response.headers["www-authenticate"] == "Bearer"
     assert SECRET[:8] not in message
 

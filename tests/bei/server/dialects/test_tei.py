@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bei.engine.fake import FakeEngine
 from bei.errors import EngineError
 from bei.metrics.request_timing import Timing
 from bei.server.dialects.tei import timing_headers
@@ -224,3 +225,47 @@ def test_an_instance_that_fails_fails_the_request_and_gives_everything_back(apps
     check_error(post(app, "/vertex", instances=[{"inputs": "a"}, {"inputs": "b"}]), 500, code="engine_failed")
     assert len(calls) == 2
     assert service.num_open == 0
+
+
+def test_special_tokens_have_no_place_which_is_null(kinds: App) -> None:
+    for path in ("/tokenize", "/tei/tokenize"):
+        ((first, *_),) = answer(kinds, path, inputs="cat", model="embedder")
+        assert first == {"id": first["id"], "text": first["text"], "special": True, "start": None, "stop": None}
+
+
+def test_ids_that_are_no_tokens_are_left_out_of_a_text_as_there(kinds: App) -> None:
+    (cat,) = token_ids("cat")[1:-1]
+    known = post(kinds, "/tei/decode", ids=[[cat, 10**6], [2**32 - 1]], model="embedder")
+    assert (known.status_code, known.json()) == (
+        200,
+        [answer(kinds, "/tei/decode", ids=[cat], model="embedder")[0], ""],
+    )
+    assert known.headers["x-bei-warning"] == "ids 0: this model's tokenizer has no token 1000000, which was left out"
+    check_error(post(kinds, "/decode", ids=[10**6], model="embedder"), 400, "has no token 1000000", param="ids")
+
+
+@pytest.mark.parametrize(("path", "model"), [("/embed_all", "colbert"), ("/embed_sparse", "splade")])
+@pytest.mark.parametrize("mount", ["", "/tei"])
+def test_token_ids_are_read_as_they_are(kinds: App, mount: str, path: str, model: str) -> None:
+    ids = token_ids("the cat")
+    (by_text,) = answer(kinds, mount + path, inputs="the cat", model=model)
+    assert answer(kinds, mount + path, inputs=ids, model=model) == [by_text]
+    assert answer(kinds, mount + path, inputs=["the cat", ids], model=model) == [by_text] * 2
+    assert answer(kinds, "/", inputs=[ids], model=model) == [by_text]
+    mixed = post(kinds, mount + path, inputs=["cat", 5], model=model)
+    assert (mixed.status_code, "mixes token ids" in mixed.text) == (422 if mount else 400, True)
+
+
+def test_vertex_reads_token_ids_of_sparse_vectors(kinds: App) -> None:
+    ids = token_ids("the cat")
+    body = {"instances": [{"inputs": ids}, {"inputs": "the cat"}], "model": "splade"}
+    first, second = answer(kinds, "/vertex", **body)["predictions"]
+    assert first == second
+
+
+def test_its_page_of_the_api_is_ours(app: App, make_app: MakeApp) -> None:
+    for served in (app, make_app(FakeEngine(LIMITS), dialect="tei")):
+        page = served.get("/tei/docs")
+        assert (page.status_code, page.content) == (200, app.get("/docs").content)
+        assert served.get("/tei/docs/docs.js").content == app.get("/docs/docs.js").content
+        assert served.get("/docs").status_code == 200

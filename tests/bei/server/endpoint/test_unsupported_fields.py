@@ -43,7 +43,6 @@ HARMLESS_OF_EMBEDDINGS: list[dict[str, Any]] = [
     {"output_dimension": DIMENSION, "embedding_types": ["float"], "truncate": "END"},  # Cohere
     {"use_activation": True, "embed_dtype": "float32", "endianness": "native", "priority": 0, "padding": True},  # vLLM
     {"dimensions": 3, "output_dimension": 3},
-    {"dimensions": 0},  # Infinity's client
     {"normalize": False, "normalized": False},
 ]
 HARMLESS_OF_RERANK: list[dict[str, Any]] = [

@@ -302,3 +302,65 @@ def test_the_bytes_that_end_a_connection_are_freed_before_it_is_closed(ends: str
     finally:
         gc.enable()
     assert "connection: close" in sent
+
+
+@pytest.mark.parametrize("expect", [b"", b"expect: 100-continue\r\n"], ids=["", "100-continue"])
+def test_a_length_above_the_limit_is_refused_before_the_body(expect: bytes) -> None:
+    head = POST + b"content-length: 101\r\n" + expect + b"\r\n"
+    (sent,) = answered(reads, head).sent
+    assert sent.startswith("HTTP/1.1 413 ")
+    assert ("connection: close" in sent) is bool(expect)
+
+
+def test_without_an_expectation_the_next_request_is_read_behind_a_body_that_was_refused() -> None:
+    async def scenario() -> list[str]:
+        connection, transport = connect(reads)
+        for part in (POST + b"content-length: 101\r\n\r\n", b"x" * 101 + POST + b"content-length: 2\r\n\r\n{}"):
+            connection.data_received(part)
+            await all_answered(connection)
+        return transport.sent
+
+    sent = asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+    assert [text[:12] for text in sent] == ["HTTP/1.1 413", "HTTP/1.1 200"]
+
+
+def test_a_final_answer_to_an_unmet_expectation_closes_the_connection() -> None:
+    """Whether the body comes nobody can know: what follows would be read as the next request, or as the body."""
+    head = POST + b"content-length: 2\r\nexpect: 100-continue\r\n\r\n"
+    transport = answered(Response("early", 401), head)
+    (sent,) = transport.sent
+    assert "connection: close" in sent
+    assert transport.is_closed
+    assert "connection: close" not in answered(reads, head + b"{}").sent[-1]
+    whole = POST + b"content-length: 0\r\nexpect: 100-continue\r\n\r\n"
+    assert "connection: close" not in "".join(answered(Response("early", 401), whole).sent)
+
+
+@pytest.mark.parametrize("rest", [b"", b"SM\r\n\r\n", b"SM\r\n\r\n\0\0\0\4\0\0\0\0\0"])
+def test_http_2_is_told_which_version_there_is(rest: bytes) -> None:
+    """RFC 9113, sections 3.4, 6.8 and 7: SETTINGS, as the first frame must be, and GOAWAY with HTTP_1_1_REQUIRED."""
+
+    async def scenario() -> Transport:
+        connection, transport = connect(reads)
+        connection.data_received(b"PRI * HTTP/2.0\r\n\r\n" + rest)
+        connection.data_received(b"\0\0\0\4\1\0\0\0\0")
+        return transport
+
+    transport = asyncio.run(scenario())
+    (sent,) = [text.encode() for text in transport.sent]
+    settings, goaway = sent[:9], sent[9:]
+    assert settings == b"\0\0\0\4\0\0\0\0\0"
+    assert goaway[3:17] == b"\7\0" + b"\0" * 4 + b"\0" * 4 + b"\0\0\0\x0d"
+    assert int.from_bytes(goaway[:3], "big") == len(goaway) - 9
+    assert b"HTTP/1.1" in goaway
+
+
+def test_a_request_with_the_method_of_http_2_s_preface_is_no_preface() -> None:
+    async def scenario() -> list[str]:
+        connection, transport = connect(reads)
+        connection.data_received(b"PRI * HTTP/1.1\r\nhost: here\r\n\r\n")
+        await all_answered(connection)
+        return transport.sent
+
+    (sent,) = asyncio.run(scenario())
+    assert sent.startswith("HTTP/1.1 400 ")

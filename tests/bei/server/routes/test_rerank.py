@@ -249,8 +249,10 @@ def test_the_longer_side_is_cut_and_the_pair_named(kinds: App) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_body_has_texts_or_documents(kinds: App, path: str) -> None:
-    check_error(post(kinds, path, query="a"), 400, "exactly one of the fields texts, documents; it has none of them")
-    check_error(post(kinds, path, query="a", texts=["a"], documents=["a"]), 400, "it has texts, documents")
+    first, second = ("texts", "documents") if path == "/rerank" else ("documents", "texts")
+    message = f"exactly one of the fields {first}, {second}; it has "
+    check_error(post(kinds, path, query="a"), 400, f"{message}none of them", param=first)
+    check_error(post(kinds, path, query="a", texts=["a"], documents=["a"]), 400, f"{message}{first}, {second}")
     check_error(post(kinds, path, query="a", texts=None, documents=None), 400, "none of them")
     assert answer(kinds, path, query="a", texts=None, documents=["a"])["results"]
 

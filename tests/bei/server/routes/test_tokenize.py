@@ -18,11 +18,11 @@ from tests.support.artifacts import LIMITS, tiny_tokenizer
 def test_tei_s_tokens_say_where_they_stand(app: App) -> None:
     assert answer(app, "/tokenize", inputs="the Cats") == [
         [
-            {"id": 2, "text": "[CLS]", "special": True},
+            {"id": 2, "text": "[CLS]", "special": True, "start": None, "stop": None},
             {"id": 11, "text": "the", "special": False, "start": 0, "stop": 3},
             {"id": 12, "text": "Cat", "special": False, "start": 4, "stop": 7},
             {"id": 58, "text": "s", "special": False, "start": 7, "stop": 8},
-            {"id": 3, "text": "[SEP]", "special": True},
+            {"id": 3, "text": "[SEP]", "special": True, "start": None, "stop": None},
         ]
     ]
 

@@ -146,3 +146,14 @@ def test_what_is_refused_before_there_is_a_route_has_a_line(lines: list[dict[str
 
 def test_without_access_log_nothing_is_measured() -> None:
     assert request_log_of(ServeConfig()) is None
+
+
+def test_a_path_that_no_route_has_is_escaped_and_cut(make_app: MakeApp, lines: list[dict[str, Any]]) -> None:
+    app = make_app(FakeEngine(LIMITS), access_log=True)
+    for path in ("/v1/v1/embeddings", "/a%20b%0Ac%C3%A9%22", "/" + "x" * 5_000):
+        assert ask(app, path=path).status_code == 404
+    paths = [line["path"] for line in lines]
+    assert paths == ["/v1/v1/embeddings", "/a%20b%0Ac%C3%A9%22", "/" + "x" * 199 + "..."]
+    assert ask(app, path="/health", method="PATCH").status_code == 405
+    assert ask(app, path="/health", method="GET").status_code == 200
+    assert all("path" not in line for line in lines[3:])
