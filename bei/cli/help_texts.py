@@ -13,7 +13,16 @@ SERVE_GROUPS: Mapping[str, Sequence[str]] = {
         *("cors_origins", "cors_credentials", "require_signature"),
     ),
     "models and engines": (
-        *("precision", "devices", "engine_threads", "engine_streams", "graph_megabytes", "gpu_megabytes"),
+        *(
+            "alias",
+            "any_model_name",
+            "precision",
+            "devices",
+            "engine_threads",
+            "engine_streams",
+            "graph_megabytes",
+            "gpu_megabytes",
+        ),
         *("tokenizer_threads", "tune", "cache_dir", "cache_max_size", "hang_timeout", "swap_vectors"),
     ),
     "answers": (
@@ -65,6 +74,7 @@ BUILD_GROUPS: Mapping[str, Sequence[str]] = {
 
 # What a flag takes, where that is no plain text: files by their usual endings, units, and lists.
 METAVARS: Mapping[str, str] = {
+    "alias": "NAME|NAME=MODEL",
     "api_keys_file": "FILE.yaml",
     "batch_dir": "FOLDER",
     "cache_dir": "FOLDER",

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from bei.cli.help_texts import METAVARS
 from bei.cli.other_servers_flags import instead_of
 from bei.config.settings import ENV_PREFIX, ServeConfig
-from bei.config.sources import BUILD_SETTINGS
+from bei.config.sources import BUILD_SETTINGS, listed
 from bei.errors import ConfigError
 from bei.utils.ranges import Range, shown
 
@@ -151,13 +151,17 @@ def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], hin
         group.add_argument(flag, action=argparse.BooleanOptionalAction, **_shown(field))
         return
     kind = next(kind for kind in kinds if kind is not type(None))
-    kind = str if typing.get_origin(kind) is tuple else kind  # bei.config splits it
+    is_list = typing.get_origin(kind) is tuple
+    kind = str if is_list else kind
     choices = field.metadata.get("choices") or None
     metavar = None if choices else METAVARS.get(field.name) or _METAVARS_OF_TYPES.get(kind, "TEXT")
     shown = _shown(field)
     if choices and len(flag) + len(",".join(choices)) > _WIDEST:
         metavar, shown["help"] = "NAME", f"{shown['help']}; one of {', '.join(choices)}"
-    group.add_argument(flag, type=kind, choices=choices, metavar=metavar, **shown)
+    if is_list:  # a flag that is given twice has both values
+        group.add_argument(flag, type=listed, action="extend", metavar=metavar, **shown)
+    else:
+        group.add_argument(flag, type=kind, choices=choices, metavar=metavar, **shown)
 
 
 def _shown(field: dataclasses.Field[Any]) -> dict[str, Any]:

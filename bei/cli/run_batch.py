@@ -19,7 +19,17 @@ if TYPE_CHECKING:
 # Settings of bei serve that mean something without clients.
 SETTINGS = frozenset(
     (
-        *("models", "engine_threads", "engine_streams", "graph_megabytes", "gpu_megabytes", "devices", "tune"),
+        *(
+            "models",
+            "alias",
+            "any_model_name",
+            "engine_threads",
+            "engine_streams",
+            "graph_megabytes",
+            "gpu_megabytes",
+            "devices",
+            "tune",
+        ),
         *("tokenizer_threads", "hang_timeout", "cache_dir", "cache_max_size", "precision", "require_signature"),
         *("dialect", "auto_truncate", "untrained_dimensions", "openai_token_ids", "max_queue_tokens"),
         *("max_client_batch_size", "payload_limit", "answer_limit", "answer_memory"),

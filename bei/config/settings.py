@@ -192,6 +192,10 @@ class ServeConfig:
         default="bei",
         metadata={"help": "dialect of the routes and errors for requests that do not name one", "choices": DIALECTS},
     )
+    alias: tuple[str, ...] = _option((), "another name of the model, or ALIAS=MODEL of one of several; may be repeated")
+    any_model_name: bool = _option(
+        False, "answer requests for a model that is not served with the only one that has the task; a header says so"
+    )
     ui: bool = _option(True, "serve the page /ui, to try the models in a browser and to watch the server")
     access_log: bool = _option(False, "log every request")
     log_inputs: bool = _option(False, "log the first inputs of a request in its line")

@@ -155,6 +155,11 @@ def nearest(key: str, names: Seq[str], kind: str = "settings") -> str:
     return f" Did you mean {near[0]!r}?" if near else f" Known {kind}: {', '.join(names)}."
 
 
+def listed(text: str) -> list[str]:
+    """The items of ``text``, which are separated by commas."""
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
 def converted(value: object, hint: Any, key: str, source: str, *, is_secret: bool = False) -> object:
     """``value`` of the setting ``key`` converted to the type ``hint``: text from the environment is parsed, other
     values must have the type. Raises ConfigError."""
@@ -163,7 +168,7 @@ def converted(value: object, hint: Any, key: str, source: str, *, is_secret: boo
         return None
     hint = next(option for option in options if option is not type(None))
     if typing.get_origin(hint) is tuple:
-        items = [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
+        items = listed(value) if isinstance(value, str) else value
         if isinstance(items, (list, tuple)) and all(isinstance(item, str) for item in items):
             return tuple(items)
     elif typing.get_origin(hint) is dict:

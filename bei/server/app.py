@@ -111,11 +111,13 @@ def create_app(
     server = WholeServer(models, metrics, peers)
     dialects = Dialects(all_dialects(models, config, server), config.dialect)
     routes = [*inference_routes(config)]
-    endpoints = [Endpoint(route, context, config.payload_limit) for route in routes]
+    any_name = config.any_model_name
+    endpoints = [Endpoint(route, context, config.payload_limit, any_model=any_name) for route in routes]
     for dialect in dialects:
         under = [*mounted(dialect)]
         routes += under
-        endpoints += [Endpoint(route, context, config.payload_limit, any_model=dialect.any_model) for route in under]
+        answers_any = dialect.any_model or any_name
+        endpoints += [Endpoint(route, context, config.payload_limit, any_model=answers_any) for route in under]
         if dialect.reads is not None:
             for root in dialect.roots:
                 router.include(dialect.reads, f"/{dialect.name}{root}")

@@ -134,5 +134,5 @@ def _load(artifacts: Seq[Path | Artifact], config: ServeConfig, metrics: Metrics
         loaded = load_model(source, config)
         services.append(start(loaded))
         standings[services[-1].name] = Standing.of(source, loaded)
-    models = Models(services)
+    models = Models(services, aliases=config.alias)
     return models, LocalSwaps(models, standings, partial(load_next, config=config), start, metrics)

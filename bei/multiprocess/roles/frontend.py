@@ -181,7 +181,7 @@ class FrontEnd:
 
     async def _serve(self, sockets: list[socket.socket]) -> None:
         config = self._config
-        self._models = Models([*self._opened.values()], started_s=self._started_s)
+        self._models = Models([*self._opened.values()], started_s=self._started_s, aliases=config.alias)
         for service in self._models:
             self._metrics.artifact(service.name, service.manifest.digest)
         answers = AnswerMemory(config.answer_memory, self._limits.answers)

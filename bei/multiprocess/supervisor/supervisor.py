@@ -34,6 +34,7 @@ from bei.metrics.registry import SwapResult
 from bei.multiprocess.control.messages import Abandon, Close, Drain, OpenModel, Reload, Served, Switch
 from bei.multiprocess.supervisor.child import Child, Tasks
 from bei.multiprocess.supervisor.fleet import Fleet
+from bei.server.endpoint.aliases import alias_names
 from bei.server.http.listen import Sockets, log_served
 from bei.server.lifecycle.signals import exit_soon
 from bei.server.lifecycle.swap import ArtifactSwaps, in_thread, log_closed, log_swapped
@@ -104,6 +105,7 @@ class Supervisor:
         config, sockets = self._config, self._sockets
         manifests = [manifest_of(source) for source in self._sources]
         check_names(manifest.name for manifest in manifests)
+        alias_names(config.alias, manifests)  # a wrong one ends the start here, and not in every front end
         targets = {manifest.name: manifest.target for manifest in manifests}
         devices = devices_of(config.devices, targets, os.environ, usable_cores())
         self._fleet = Fleet(config, len(manifests), devices, COMMAND, int(time.time()))

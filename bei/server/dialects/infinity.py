@@ -248,7 +248,10 @@ def _reads(models: Models, server: WholeServer) -> ApiRouter:
     @answers(example=_MODELS_EXAMPLE)
     async def list_models() -> ModelList:
         """Every served model, with what waits for it."""
-        return {"object": "list", "data": [_described(service, models.started_s) for service in models]}
+        return {
+            "object": "list",
+            "data": [_described(name, service, models.started_s) for name, service in models.listed],
+        }
 
     @router.get("/health", summary="Liveness (Infinity)")
     @answers(EngineDeadError, example={"unix": CREATED + 60.25})
@@ -261,10 +264,10 @@ def _reads(models: Models, server: WholeServer) -> ApiRouter:
     return router
 
 
-def _described(service: InferenceService, created: int) -> ServedModel:
+def _described(name: str, service: InferenceService, created: int) -> ServedModel:
     manifest, waiting = service.manifest, service.num_waiting
     return {
-        "id": manifest.name,
+        "id": name,
         "stats": {
             "queue_fraction": waiting / max(1, manifest.max_batch_size),
             "queue_absolute": waiting,

@@ -289,14 +289,17 @@ def _reads(models: Models, server: WholeServer) -> ApiRouter:
     @answers(example=_MODELS_EXAMPLE)
     async def list_models() -> ModelList:
         """Every served model."""
-        return {"object": "list", "data": [_described(service, models.started_s) for service in models]}
+        return {
+            "object": "list",
+            "data": [_described(name, service, models.started_s) for name, service in models.listed],
+        }
 
     return router
 
 
-def _described(service: InferenceService, created: int) -> ServedModel:
+def _described(name: str, service: InferenceService, created: int) -> ServedModel:
     return {
-        "id": service.name,
+        "id": name,
         "object": "model",
         "created": created,
         "owned_by": "vllm",

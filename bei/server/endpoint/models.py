@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal, TypedDict
 
 from bei.artifact.model_names import matching
@@ -15,6 +15,7 @@ from bei.errors import (
     OverloadedError,
     TaskNotSupportedError,
 )
+from bei.server.endpoint.aliases import alias_names
 from bei.server.endpoint.examples import CREATED, EMBEDDER
 from bei.server.endpoint.get_responses import answers
 from bei.server.http.routing import ApiRouter
@@ -32,12 +33,16 @@ _OF_TEI = frozenset(("tei", "text-embeddings-inference"))
 class Models:
     """Services by the name that clients use. Names are unique.
 
-    ``started_s``: when the server was started, in seconds since the epoch; None: now.
+    ``started_s``: when the server was started, in seconds since the epoch; None: now. ``aliases``: see
+    ``alias_names``, which raises ConfigError.
     """
 
-    def __init__(self, services: list[InferenceService], started_s: int | None = None) -> None:
+    def __init__(
+        self, services: list[InferenceService], started_s: int | None = None, aliases: Iterable[str] = ()
+    ) -> None:
         check_names(service.name for service in services)
         self._services = {service.name: service for service in services}
+        self._aliases = alias_names(aliases, [service.manifest for service in services])
         self._replaced: list[InferenceService] = []
         self._able: dict[tuple[str, str | None], InferenceService] = {}  # by task and name, what was found
         self.started_s = int(time.time()) if started_s is None else started_s
@@ -49,9 +54,20 @@ class Models:
         """True if ``named`` finds one or several models by it."""
         return name in self._services or (isinstance(name, str) and bool(self._meant(name)))
 
+    @property
+    def listed(self) -> Iterator[tuple[str, InferenceService]]:
+        """Every model by its name and by its aliases."""
+        yield from self._services.items()
+        for alias, name in self._aliases.items():
+            yield alias, self._services[name]
+
     def __getitem__(self, name: str) -> InferenceService:
         """The service of exactly this name. Raises KeyError."""
         return self._services[name]
+
+    def is_alias(self, name: str) -> bool:
+        """True if the operator has given this name to a model beside its own."""
+        return name in self._aliases
 
     def named(self, name: str | None) -> InferenceService:
         """The service that ``name`` means (``bei.artifact.model_names``); None is the only one.
@@ -111,6 +127,8 @@ class Models:
         self._replaced.remove(former)
 
     def _meant(self, name: str) -> list[InferenceService]:
+        if name in self._aliases:
+            return [self._services[self._aliases[name]]]
         return matching(name, {service: service.manifest for service in self})
 
     def _is_unnamed(self, name: str | None) -> bool:
@@ -156,7 +174,7 @@ class Models:
         return [*self, *self._replaced]
 
     def _names(self) -> str:
-        return ", ".join(self._services)
+        return ", ".join((*self._services, *self._aliases))
 
 
 def _the_only(services: list[InferenceService], otherwise: str) -> InferenceService:
@@ -167,12 +185,14 @@ def _the_only(services: list[InferenceService], otherwise: str) -> InferenceServ
 
 
 class ModelEntry(TypedDict):
-    """OpenAI's first, then what a client may want to know. ``created`` is when the server was started."""
+    """OpenAI's first, then what a client may want to know. ``created`` is when the server was started. ``alias_of``:
+    the model that the id is another name of; null: it is the model's own."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: Literal["bei"]
+    alias_of: str | None
     max_model_len: int
     embedding_dimension: int | None
     tasks: list[str]
@@ -194,6 +214,7 @@ _EXAMPLE = {
     "object": "model",
     "created": CREATED,
     "owned_by": "bei",
+    "alias_of": None,
     "max_model_len": 256,
     "embedding_dimension": 384,
     "tasks": ["embed"],
@@ -213,25 +234,30 @@ def models_router(models: Models) -> ApiRouter:
     @answers(example={"object": "list", "data": [_EXAMPLE]})
     async def list_models() -> ModelList:
         """Every served model."""
-        return {"object": "list", "data": [_describe(service, models.started_s) for service in models]}
+        return {
+            "object": "list",
+            "data": [_describe(name, service, models.started_s) for name, service in models.listed],
+        }
 
     @router.get("/models/{name:path}", summary="Describe a model")
     @router.get("/v1/models/{name:path}", summary="Describe a model")
     @answers(InvalidRequestError, ModelNotFoundError, example=_EXAMPLE)
     async def get_model(name: str) -> ModelEntry:
         """One served model."""
-        return _describe(models.named(name), models.started_s)
+        service = models.named(name)
+        return _describe(name if models.is_alias(name) else service.name, service, models.started_s)
 
     return router
 
 
-def _describe(service: InferenceService, created: int) -> ModelEntry:
+def _describe(name: str, service: InferenceService, created: int) -> ModelEntry:
     manifest = service.manifest
     return {
-        "id": manifest.name,
+        "id": name,
         "object": "model",
         "created": created,
         "owned_by": "bei",
+        "alias_of": None if name == manifest.name else manifest.name,
         "max_model_len": manifest.max_seq_len,
         "embedding_dimension": manifest.dimension("embedding"),
         "tasks": manifest.tasks,

@@ -15,8 +15,9 @@ import pytest
 
 from bei.cli import main
 from bei.cli.help_texts import BUILD_GROUPS, EXAMPLES, METAVARS, SERVE_GROUPS
-from bei.cli.parser import Parser
+from bei.cli.parser import Parser, add_fields
 from bei.config.settings import ServeConfig
+from bei.config.sources import load
 from bei.errors import ConfigError
 from bei_build.config import BuildConfig
 
@@ -163,3 +164,12 @@ def test_completion_names_its_extra(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     with pytest.raises(SystemExit):
         main.main(["completion", "bash"])
     assert "pip install 'bei[completion]'" in capsys.readouterr().err
+
+
+def test_a_flag_of_a_list_that_is_given_twice_has_both_values() -> None:
+    parser = Parser()
+    add_fields(parser, ServeConfig, {})
+    found = parser.parse_args(["--alias", "a", "--alias", "b=c,d=c", "--cors-origins", "https://a.example"])
+    config = load(ServeConfig, {name: value for name, value in vars(found).items() if name != "config"}, env={})
+    assert (config.alias, config.cors_origins) == (("a", "b=c", "d=c"), ("https://a.example",))
+    assert load(ServeConfig, {}, env={"BEI_ALIAS": "a, b=c"}).alias == ("a", "b=c")

@@ -56,7 +56,8 @@ class App:
         return worker_of(store, self.asgi, self.keys, config)
 
     async def _load(self, served: Sequence[tuple[Artifact, Engine]], settings: dict[str, Any]) -> Models:
-        return Models([make_service(artifact, engine, self.metrics, **settings) for artifact, engine in served])
+        services = [make_service(artifact, engine, self.metrics, **settings) for artifact, engine in served]
+        return Models(services, aliases=settings.get("alias", ()))
 
     def run(self, work: Any) -> Any:
         """Run a coroutine on the loop to its end."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from bei.artifact.manifest import Artifact, CheckpointSource
+from bei.artifact.manifest import Artifact, CheckpointSource, Manifest
 from bei.artifact.model_names import DEFAULT_MODEL
 from bei.engine.fake import FakeEngine
 from bei.errors import ConfigError
+from bei.server.endpoint.aliases import alias_names
 from bei.server.endpoint.models import Models
 from tests.bei.artifact.test_model_names import SPELLINGS
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
+from tests.bei.server.kinds import post
 from tests.support.artifacts import LIMITS, save_artifact
 
 
@@ -28,6 +32,7 @@ def test_models_are_listed_in_openai_form(make_app: MakeApp, second_artifact: Ar
         "id": "tiny",
         "object": "model",
         "owned_by": "bei",
+        "alias_of": None,
         "max_model_len": 16,
         "embedding_dimension": 8,
         "tasks": ["embed"],
@@ -90,3 +95,68 @@ def test_two_models_of_one_name_are_a_configuration_error_that_names_the_way_out
     (service,) = make_app(FakeEngine(LIMITS)).models
     with pytest.raises(ConfigError, match="Two models are called 'tiny': build one of them with another --name"):
         Models([service, service])
+
+
+EMBED = {"input": "cat"}
+
+
+def test_an_alias_is_another_name_of_the_model(make_app: MakeApp) -> None:
+    app = make_app(FakeEngine(LIMITS), alias=("text-embedding-ada-002",))
+    found = app.embed(**EMBED, model="text-embedding-ada-002")
+    assert found.json() == app.embed(**EMBED, model="tiny").json()
+    assert "x-bei-warning" not in found.headers
+    first, second = app.get("/v1/models").json()["data"]
+    assert second == {**first, "id": "text-embedding-ada-002", "alias_of": "tiny"}
+    assert app.get("/v1/models/text-embedding-ada-002").json() == second
+    assert app.get("/v1/models/tiny").json() == first
+    for path, field in (("/vllm/v1/models", "data"), ("/infinity/models", "data")):
+        assert [model["id"] for model in app.get(path).json()[field]] == ["tiny", "text-embedding-ada-002"]
+    check_error(app.embed(**EMBED, model="other"), 404, "Served: tiny, text-embedding-ada-002", param="model")
+
+
+def test_of_several_models_an_alias_names_one(make_app: MakeApp, second_artifact: Artifact) -> None:
+    both = (second_artifact, FakeEngine(LIMITS))
+    app = make_app(FakeEngine(LIMITS), both, alias=("a=second", "b/c=org/second", "d=tiny"))
+    for alias, name in (("a", "org/second"), ("b/c", "org/second"), ("d", "tiny")):
+        assert app.embed(**EMBED, model=alias).json()["model"] == name
+        assert app.get(f"/v1/models/{alias}").json()["alias_of"] == name
+    check_error(app.embed(**EMBED), 400, "set model to one of tiny, org/second.", param="model")
+
+
+@pytest.mark.parametrize(
+    ("alias", "message"),
+    [
+        ("a", "does not say of which model: write a=MODEL, with one of org/second, tiny"),
+        ("a=other", "means no served model: name one of org/second, tiny"),
+        ("tiny=org/second", "is the name of a served model"),
+        ("=tiny", "must be a name, or ALIAS=MODEL"),
+        ("a=", "must be a name, or ALIAS=MODEL"),
+        ("a\nb=tiny", "must be a name, or ALIAS=MODEL"),
+    ],
+)
+def test_a_wrong_alias_ends_the_start(second_artifact: Artifact, alias: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        alias_names((alias,), [second_artifact.manifest, called("tiny", second_artifact)])
+
+
+def called(name: str, artifact: Artifact) -> Manifest:
+    return msgspec.structs.replace(artifact.manifest, name=name)
+
+
+def test_an_alias_of_two_models_is_refused(second_artifact: Artifact) -> None:
+    served = [second_artifact.manifest, called("tiny", second_artifact)]
+    with pytest.raises(ConfigError, match="given to tiny and to org/second: keep one"):
+        alias_names(("a=tiny", "a=org/second"), served)
+    assert alias_names(("a=tiny", "a=tiny"), served) == {"a": "tiny"}
+
+
+def test_any_name_is_answered_only_where_the_operator_wants_it(make_app: MakeApp, second_artifact: Artifact) -> None:
+    app = make_app(FakeEngine(LIMITS), any_model_name=True)
+    for path in ("/v1/embeddings", "/jina/v1/embeddings"):
+        found = post(app, path, **EMBED, model="text-embedding-3-small")
+        assert (found.status_code, found.json()["model"]) == (200, "tiny")
+        assert found.headers["x-bei-warning"] == "no model is called text-embedding-3-small: tiny has answered"
+    assert app.get("/v1/models/text-embedding-3-small").status_code == 404
+    two = make_app(FakeEngine(LIMITS), (second_artifact, FakeEngine(LIMITS)), any_model_name=True)
+    check_error(two.embed(**EMBED, model="other"), 400, "set model to one of tiny, org/second.", param="model")
+    check_error(make_app(FakeEngine(LIMITS)).embed(**EMBED, model="other"), 404, param="model")
