@@ -25,7 +25,7 @@ UNTRAINED_DIMENSIONS = ("warn", "refuse")
 
 # APIs whose routes and errors are mounted under ``/<name>`` (bei.server.dialects); "bei": the routes without a mount
 # point.
-DIALECTS = ("bei", "tei", "cohere", "jina", "voyage", "nim", "infinity", "vllm", "oip")
+DIALECTS = ("bei", "tei", "cohere", "jina", "voyage", "nim", "infinity", "vllm", "oip", "ollama")
 
 
 LOG_FORMATS = ("text", "json")
@@ -322,7 +322,8 @@ FIRST_SEGMENTS = frozenset(
             "tokenize",
         ),
         *("tokenize", "ui", "v1", "v2", "vertex"),
-        *("cohere", "infinity", "jina", "nim", "oip", "tei", "vllm", "voyage"),
+        *("cohere", "infinity", "jina", "nim", "oip", "ollama", "tei", "vllm", "voyage"),
+        *("api", "openai", "pipeline"),
     )
 )
 

@@ -42,8 +42,10 @@ from bei.server.http.routing import ApiRouter
 from bei.server.open_paths import open_paths, untraced_paths
 from bei.server.openapi.document import page
 from bei.server.routes import classify, embed, openai_embeddings, predict_tokens, rerank, tokenize, zero_shot
+from bei.server.routes.azure import azure_models_router, azure_routes
 from bei.server.routes.certificate import certificate_router
 from bei.server.routes.health import health_router
+from bei.server.routes.hub_paths import hub_routes
 from bei.server.routes.info import info_router
 from bei.server.routes.pages import pages_router
 from bei.server.scope import SCOPE_ENDPOINT, SCOPE_RECORD, SCOPE_REQUEST_ID
@@ -74,7 +76,9 @@ def inference_routes(config: ServeConfig) -> tuple[Route[Any], ...]:
         replace(vllm.SCORE, path="/v1/score"),
         vllm_pooling.ROUTE,
         vllm.DETOKENIZE,
+        *azure_routes(max_inputs, accepts_ids=accepts_ids),
         *tei.root_routes(),
+        *hub_routes(next(iter(tei.root_routes()))),
         tei.decode_route(max_inputs),
         *tei.with_timing((*embed.routes(max_inputs), *rerank.routes(max_inputs), *classify.ROUTES)),
         zero_shot.ROUTE,
@@ -125,6 +129,8 @@ def create_app(
     inference = [endpoint.framework_route() for endpoint in endpoints]
     router.routes += inference
     router.include(models_router(models))
+    router.include(azure_models_router(models))
+    router.include(cohere.key_router())
     router.include(info_router(models, config))
     router.include(tei.openapi_router())
     router.include(health_router(server, page=_page_of(config)))
@@ -220,7 +226,7 @@ class Routing:
         if scope["path"] in self._other_paths:
             _move(scope, self._other_paths[scope["path"]])
         dialect, path = self._dialects.of(scope)
-        if dialect is not None and (path == scope["path"] or self._has(scope, path)):
+        if dialect is not None and (dialect.owns(scope["path"]) or self._has(scope, path)):
             scope[FORM_KEY] = dialect.error_form
             _move(scope, path)
         endpoint = self._hot.get(scope["path"])

@@ -55,7 +55,8 @@ class Dialect:
 
     ``reads``: routes without a body, with the paths of the peer. ``roots``: what may stand between the mount point and
     these paths; of some peers a base URL ends in ``/v1``. ``any_model``: a request may name a model that is not served;
-    the only one that has the task then answers. ``probes`` and ``metrics_path``: what of ``reads`` monitors ask for.
+    the only one that has the task then answers. ``at_root``: first segments of paths that clients ask for without the
+    mount point. ``probes`` and ``metrics_path``: what of ``reads`` monitors ask for.
     """
 
     name: str
@@ -68,6 +69,11 @@ class Dialect:
     any_model: bool = False
     probes: Seq[str] = ()
     metrics_path: str | None = None
+    at_root: Seq[str] = ()
+
+    def owns(self, path: str) -> bool:
+        """True if the answer to ``path`` is this dialect's, whether it has the path or not."""
+        return path[1:].partition("/")[0] in (self.name, *self.at_root)
 
 
 def adjusted(route: Route[Any], adjust: Callable[[Any], None]) -> Route[Any]:
@@ -106,6 +112,7 @@ class Dialects:
 
     def __init__(self, dialects: Seq[Dialect], default: str = OWN) -> None:
         self._by_name: Mapping[str, Dialect] = {dialect.name: dialect for dialect in dialects}
+        self._at_root = {segment: dialect for dialect in dialects for segment in dialect.at_root}
         self._default = default
 
     def __iter__(self) -> Iterator[Dialect]:
@@ -117,9 +124,13 @@ class Dialects:
         Raises InvalidRequestError where the header names a dialect that there is not.
         """
         path: str = scope["path"]
-        mounted = self._by_name.get(path[1:].partition("/")[0])
+        first = path[1:].partition("/")[0]
+        mounted = self._by_name.get(first)
         if mounted is not None:
             return mounted, path
+        at_root = self._at_root.get(first)
+        if at_root is not None:
+            return at_root, f"/{at_root.name}{path}"
         name = self._default
         if HEADER in names_of(scope["headers"]):
             name = next(value for key, value in scope["headers"] if key == HEADER).decode("latin-1").strip()

@@ -7,25 +7,30 @@ answers.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 import msgspec
 
 from bei.config.settings import ServeConfig
-from bei.errors import BeiError, InvalidRequestError
+from bei.errors import BeiError, InvalidRequestError, ModelNotFoundError
 from bei.server.dialects.base import Dialect, adjusted
 from bei.server.endpoint.context import RequestContext
-from bei.server.endpoint.examples import IDS, NUM_TOKENS, TEXTS, UUID, VECTORS, Example
+from bei.server.endpoint.examples import EMBEDDER, IDS, NUM_TOKENS, TEXTS, UUID, VECTORS, Example
 from bei.server.endpoint.field_schema import Texts, exactly_one, limits, limits_of_inputs
+from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.inference import embedded
+from bei.server.endpoint.models import Models
 from bei.server.endpoint.parse import TokenId, parser
 from bei.server.endpoint.render import Items, Reply, items_of
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import OF_COHERE_V2, Dimensions, Model, Tiered, check_rules
 from bei.server.endpoint.vector_encoding import FLOATS, OCTET_HEADERS, VectorForm, dtype_of
+from bei.server.http.routing import ApiRouter
 from bei.server.routes import rerank, tokenize
 from bei.service.call import ModelRequest
+from bei.service.service import InferenceService
 from bei.tasks.embed import EmbedTask
 from bei.tokenizer.encoder import EncodingOptions
 from bei.tokenizer.truncation import encoding_options
@@ -35,6 +40,7 @@ _ID_BYTES = 6
 _TOKEN_BYTES = 15  # of a token's id and text
 _MOST_CHARS = 65_536  # of a text that is tokenized
 
+Endpoint: TypeAlias = Literal["embed", "rerank", "classify"]
 EmbeddingType: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
 
@@ -154,6 +160,33 @@ class DetokenizeResponse(TypedDict):
 
     text: str
     meta: TokenizeMeta
+
+
+class ListedModel(TypedDict):
+    """A model, and what it is for. ``default_endpoints``: none, as a request need not name a model where one has the
+    task."""
+
+    name: str
+    endpoints: list[Endpoint]
+    finetuned: Literal[False]
+    context_length: int
+    tokenizer_url: None
+    default_endpoints: list[Endpoint]
+
+
+class ModelList(TypedDict):
+    """All on one page."""
+
+    models: list[ListedModel]
+    next_page_token: None
+
+
+class KeyCheck(TypedDict):
+    """The request has got through; bei knows neither organizations nor owners."""
+
+    valid: Literal[True]
+    organization_id: None
+    owner_id: None
 
 
 async def embed_v1(body: EmbedV1Request, context: RequestContext) -> Reply:
@@ -323,11 +356,72 @@ _TOKEN_ROUTES: tuple[Route[Any], ...] = (
 )
 
 
-def dialect(config: ServeConfig) -> Dialect:
-    """The dialect of a server with these settings."""
+_LISTED_EXAMPLE: ListedModel = {
+    "name": EMBEDDER,
+    "endpoints": ["embed"],
+    "finetuned": False,
+    "context_length": 256,
+    "tokenizer_url": None,
+    "default_endpoints": [],
+}
+_ENDPOINTS: Mapping[str, Endpoint] = {"embed": "embed", "rerank": "rerank", "classify": "classify"}
+
+
+def key_router() -> ApiRouter:
+    """``POST /v1/check-api-key``: whoever gets an answer has a valid key, or the server asks for none."""
+    router = ApiRouter()
+    example: KeyCheck = {"valid": True, "organization_id": None, "owner_id": None}
+
+    @router.post("/v1/check-api-key", summary="Check the API key (Cohere)")
+    @answers(example=example)
+    async def check_api_key() -> KeyCheck:
+        """200 with a key of this server, or where it asks for none; otherwise 401."""
+        return {"valid": True, "organization_id": None, "owner_id": None}
+
+    return router
+
+
+def _reads(models: Models) -> ApiRouter:
+    router = ApiRouter()
+    router.include(key_router())
+
+    @router.get("/v1/models", summary="List the served models (Cohere)")
+    @answers(example={"models": [_LISTED_EXAMPLE], "next_page_token": None})
+    async def list_models(endpoint: str | None = None) -> ModelList:
+        """Every served model, or those for an `endpoint`, on one page."""
+        found = [_listed(name, service) for name, service in models.listed]
+        return {
+            "models": [one for one in found if endpoint is None or endpoint in one["endpoints"]],
+            "next_page_token": None,
+        }
+
+    @router.get("/v1/models/{name:path}", summary="Describe a model (Cohere)")
+    @answers(InvalidRequestError, ModelNotFoundError, example=_LISTED_EXAMPLE)
+    async def get_model(name: str) -> ListedModel:
+        """One served model."""
+        service = models.named(name)
+        return _listed(name if models.is_alias(name) else service.name, service)
+
+    return router
+
+
+def _listed(name: str, service: InferenceService) -> ListedModel:
+    return {
+        "name": name,
+        "endpoints": [_ENDPOINTS[task] for task in service.manifest.tasks if task in _ENDPOINTS],
+        "finetuned": False,
+        "context_length": service.manifest.max_seq_len,
+        "tokenizer_url": None,
+        "default_endpoints": [],
+    }
+
+
+def dialect(models: Models, config: ServeConfig) -> Dialect:
+    """The dialect of a server with these settings, with routes that read the served models."""
     rerank_routes = (
         adjusted(route, _as_cohere)
         for route in rerank.documents_routes(config.max_client_batch_size, _RERANK_REQUEST)
         if route.path != "/rerank"
     )
-    return Dialect("cohere", "Cohere", (*EMBED_ROUTES, *rerank_routes, *_TOKEN_ROUTES), error_form, Message)
+    routes = (*EMBED_ROUTES, *rerank_routes, *_TOKEN_ROUTES)
+    return Dialect("cohere", "Cohere", routes, error_form, Message, _reads(models))

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, TypedDict
 from msgspec import Meta
 
 from bei.errors import BeiError, MalformedRequestError, RouteNotFoundError
+from bei.server.dialects import voyage_context
 from bei.server.dialects.base import Dialect
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import (
@@ -195,6 +196,7 @@ DIALECT = Dialect(
         Route(
             "/rerank", "Rerank (Voyage)", RerankRequest, RerankResponse, parser(RerankRequest), rank, _RERANK_EXAMPLE
         ),
+        voyage_context.ROUTE,
     ),
     error_form,
     Detail,

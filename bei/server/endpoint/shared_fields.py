@@ -156,7 +156,7 @@ _OF_EMBEDDINGS: Mapping[str, _Rule] = {
 
 _OF_PAIRS: Mapping[str, _Rule] = {
     "top_k": _Rule((), "send top_n, or point Voyage's client at /voyage"),
-    "max_chunks_per_doc": _Rule((), "leave it out; documents are not read in chunks"),
+    "max_chunks_per_doc": _Rule((1,), "leave it out; documents are not read in chunks"),
     "max_doc_length": _Rule((), "send max_tokens_per_doc"),
     "max_query_length": _Rule((), "leave it out; of a pair the longer side is cut"),
     "max_tokens_per_query": _Rule((-1, 0), "leave it out; of a pair the longer side is cut"),

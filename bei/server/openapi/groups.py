@@ -78,9 +78,28 @@ _OWN: Final = (
     ),
     Group("Tokenize", "Token ids of texts, and back.", ("POST /tokenize", "POST /detokenize", "POST /decode")),
     Group(
+        "Azure OpenAI",
+        "OpenAI's routes as clients of Azure ask for them: `http://SERVER` is the endpoint.",
+        (
+            "POST /openai/deployments/{deployment}/embeddings",
+            "POST /openai/v1/embeddings",
+            "GET /openai/v1/models",
+            "GET /openai/v1/models/{name}",
+            "GET /openai/models",
+            "GET /openai/models/{name}",
+        ),
+    ),
+    Group(
         "By kind of model",
         "What the served model is for, for clients that know nothing but an address.",
-        ("POST /", "POST /invocations", "POST /vertex"),
+        (
+            "POST /",
+            "POST /invocations",
+            "POST /vertex",
+            "POST /models/{model}",
+            "POST /models/{model}/pipeline/{task}",
+            "POST /pipeline/{task}/{model}",
+        ),
     ),
 )
 _STATE: Final = Group("Server", "Its state, its models, and what it measures.")

@@ -156,10 +156,13 @@ class Asked(NamedTuple):
     handle: Handler
 
 
-async def read_by_kind(content: bytes, context: RequestContext, model: str | None = None) -> Asked:
-    """``model``: of a request that names none. Raises InvalidRequestError, ModelNotFoundError."""
+async def read_by_kind(
+    content: bytes, context: RequestContext, model: str | None = None, *, is_named: bool = False
+) -> Asked:
+    """``model``: of a request that names none or, ``is_named``, whatever it names. Raises InvalidRequestError,
+    ModelNotFoundError."""
     given, _ = await read(_parse_fields, content, in_part=context.has_report)
-    name = model if given.model is None else given.model
+    name = model if is_named or given.model is None else given.model
     service = context.named(name)
     kind = _kind_of(
         service.manifest.tasks[0], bytes(given.inputs).lstrip(), bytes(given.parameters), context.max_inputs

@@ -90,7 +90,8 @@ def routes_of(app: App) -> dict[str, Any]:
 def requests_of(app: App) -> list[dict[str, Any]]:
     """A good request of every route that asks an engine, of goldens all that are answered."""
     paths = routes_of(app)
-    own = [{"path": path, "body": {**body, "model": model}} for path, (body, _, model) in GOOD.items()]
+    good = {**GOOD, "/openai/v1/embeddings": GOOD[ROUTE]}
+    own = [{"path": path, "body": {**body, "model": model}} for path, (body, _, model) in good.items()]
     of_dialects = [
         one["request"] for name in DIALECTS[1:] for one in exchanges(name) if one["response"]["status"] == 200
     ]
@@ -101,8 +102,9 @@ def test_every_route_that_asks_an_engine_is_tried_here(app_of_kinds: App) -> Non
     missing = routes_of(app_of_kinds).keys() - {one["path"] for one in requests_of(app_of_kinds)}
     same_requests = {"/tei", "/tei/invocations", "/tei/embeddings", "/tei/embed_all", "/vllm/v2/rerank"}
     same_requests |= {"/voyage/v1/embeddings", "/voyage/v1/rerank"}
-    named = {path for path in missing if "{model:path}" in path}
-    assert missing - named <= {*same_requests, "/jina/v1/classify"}  # which no model here can do
+    named = {path for path in missing if "{" in path}
+    beyond = {"/jina/v1/classify", "/voyage/contextualizedembeddings", "/voyage/v1/contextualizedembeddings"}
+    assert missing - named <= same_requests | beyond  # which no model here can do
 
 
 def test_every_request_for_an_engine_has_the_field(app_of_kinds: App) -> None:
@@ -124,7 +126,7 @@ def test_the_tier_is_the_lane_on_every_route_and_other_servers_answers_keep_thei
             asked(app_of_kinds, {**request, "body": {**request["body"], **more}})
             for more in ({}, {"service_tier": tier})
         )
-        if request["path"] in ("/v1/embeddings", "/embeddings"):
+        if request["path"] in ("/v1/embeddings", "/embeddings", "/openai/v1/embeddings"):
             assert tiered["body"].pop("service_tier") == tier
         assert plain["status"] == tiered["status"] == 200, request
         assert is_same(tiered["body"], plain["body"]), request
@@ -145,7 +147,11 @@ def test_paths_that_name_the_model_take_the_tier_too(app_of_kinds: App, lanes: l
     tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["cat"]}
     answer = send(app_of_kinds, "/oip/v2/models/embedder/infer", inputs=[tensor], service_tier="flex")
     assert answer.status_code == 200, answer.text
-    assert lanes == ["bulk"]
+    for path in ("/models/embedder", "/models/embedder/pipeline/feature-extraction"):
+        assert send(app_of_kinds, path, inputs="cat", service_tier="flex").status_code == 200
+    azure = "/openai/deployments/embedder/embeddings"
+    assert send(app_of_kinds, azure, **ONE, service_tier="flex").json()["service_tier"] == "flex"
+    assert lanes == ["bulk"] * 4
 
 
 @pytest.mark.parametrize("path", [ROUTE, "/embeddings"])

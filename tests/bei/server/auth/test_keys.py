@@ -118,7 +118,7 @@ def test_a_401_has_the_form_of_the_dialect(keyed: App, name: str) -> None:
 PROBES = (
     *("/", "/health", "/ping", "/ready", "/tei/health", "/tei/ping", "/tei/"),
     *("/nim/v1/health/live", "/nim/v1/health/ready", "/infinity/health", "/vllm/health", "/vllm/ping"),
-    *("/oip/v2/health/live", "/oip/v2/health/ready"),
+    *("/oip/v2/health/live", "/oip/v2/health/ready", "/ollama/"),
 )
 METRICS = ("/metrics", "/tei/metrics", "/nim/v1/metrics", "/infinity/metrics", "/vllm/metrics")
 

@@ -25,7 +25,13 @@ from tests.bei.server.kinds import KINDS, save_kind
 FOLDER = Path(__file__).parent
 
 # What is new in every answer, by name and type, and what stands for it in the files.
-_NEW = {("id", str): "<id>", ("created", int): 0, ("unix", float): 0.0}
+_NEW = {
+    ("id", str): "<id>",
+    ("created", int): 0,
+    ("unix", float): 0.0,
+    ("modified_at", str): "<time>",
+    ("total_duration", int): 0,
+}
 
 # An error of every class that a request can end with.
 ERRORS: tuple[errors.BeiError, ...] = (
@@ -67,7 +73,8 @@ def exchanges(name: str) -> list[dict[str, Any]]:
 
 def has_path(template: str, path: str) -> bool:
     """True if ``path`` is one of the route's paths; parameters of ``template`` are paths too."""
-    return re.fullmatch(re.sub(r"\\{\w+:path\\}", ".+", re.escape(template)), path) is not None
+    pattern = re.sub(r"\\{\w+:path\\}", ".+", re.escape(template))
+    return re.fullmatch(re.sub(r"\\{\w+\\}", "[^/]+", pattern), path) is not None
 
 
 def asked(app: App, request: dict[str, Any]) -> dict[str, Any]:

@@ -191,7 +191,17 @@ def test_routes_stand_in_groups_openai_s_first_and_the_server_s_state_last(page:
 
 def test_what_asks_a_model_is_not_among_the_routes_of_the_server_s_state(page: dict[str, Any]) -> None:
     state = {path for path, item in page["paths"].items() for one in item.values() if one["tags"] == ["Server"]}
-    assert state == {"/", "/info", "/health", "/ping", "/ready", "/metrics", "/stats", "/certificate"}
+    assert state == {
+        "/",
+        "/info",
+        "/health",
+        "/ping",
+        "/ready",
+        "/metrics",
+        "/stats",
+        "/certificate",
+        "/v1/check-api-key",
+    }
 
 
 def num_alternatives(limit: dict[str, Any]) -> int:

@@ -22,6 +22,7 @@ from bei.server.http.errors import JSON
 from tests.api_docs import page
 from tests.bei.server.app import App
 from tests.bei.server.batches.served import Clients
+from tests.bei.server.dialects.test_voyage_context import MEAN, OUTPUTS, StatesEngine
 from tests.bei.server.kinds import KINDS, KindEngine, save_kind
 from tests.support.artifacts import VOCAB_SIZE
 
@@ -30,9 +31,10 @@ PAGE = page()
 OPERATIONS = [(method, path) for path, item in PAGE["paths"].items() for method in item]
 # The model of natural language inference, and what a model without prompts, MiniLM, has.
 NLI = Classification(labels=["contradiction", "neutral", "entailment"], function="softmax")
-FIELDS: Mapping[str, Mapping[str, Any]] = {"embedder": {"prompts": {}}, "nli": {"classification": NLI}}
-# Objects whose names are data: labels of entities, statuses.
-BY_NAME = {"results", "answered"}
+LATE = {"prompts": {}, "outputs": OUTPUTS, "embedding": MEAN}
+FIELDS: Mapping[str, Mapping[str, Any]] = {"embedder": {"prompts": {}}, "nli": {"classification": NLI}, "late": LATE}
+# Objects whose names are data: labels of entities, statuses, facts of a family.
+BY_NAME = {"results", "answered", "model_info"}
 # Routes that make what an id, of a path or of a body, stands for.
 MAKERS = {"file_id": "/v1/files", "input_file_id": "/v1/files", "batch_id": "/v1/batches"}
 
@@ -43,17 +45,18 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, A
     folder = tmp_path_factory.mktemp("examples")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "_POLL_S", 0.01)
-        apps = {kind: _app(folder / kind, kind) for kind in (*KINDS, "nli")}
+        apps = {kind: _app(folder / kind, kind) for kind in (*KINDS, "nli", "late")}
         yield apps
         for app in apps.values():
             app.close()
 
 
 def _app(folder: Path, kind: str) -> App:
-    base = "classifier" if kind == "nli" else kind
+    base = {"nli": "classifier", "late": "embedder"}.get(kind, kind)
     limits = {"max_num_tokens": LIMITS.max_num_tokens, "max_seq_len": LIMITS.max_seq_len}
     artifact, _ = save_kind(folder, base, **limits, **FIELDS.get(kind, {}))
     engine = FakeEngine(LIMITS) if base == "embedder" else KindEngine(KINDS[base][1], LIMITS)
+    engine = StatesEngine(LIMITS) if kind == "late" else engine
     return App((artifact, engine), openai_token_ids="refuse", batch_dir=str(folder / "batches"))
 
 
@@ -103,6 +106,8 @@ def made(app: App, path: str) -> str:
 
 def meant(app: App, name: str, path: str) -> str:
     """What a parameter of a path stands for."""
+    if name == "task":
+        return "feature-extraction"
     if path.endswith("/content"):
         return str(Clients(app).ended(made(app, MAKERS["batch_id"]))["output_file_id"])
     (service,) = app.models
