@@ -45,7 +45,14 @@ ROOMS = (
         "bei.server.endpoint",
     ),
     *("bei.server.status", "bei.server.lifecycle", "bei.server.routes", "bei.server.dialects", "bei.server.open_paths"),
-    *("bei.server.batches", "bei.server.openapi", "bei.server.app", "bei.server.make_app", "bei.server.run_batch"),
+    *(
+        "bei.server.batches",
+        "bei.server.openapi",
+        "bei.server.grpc",
+        "bei.server.app",
+        "bei.server.make_app",
+        "bei.server.run_batch",
+    ),
     *("bei.server.run", "bei.server"),
     *("bei.multiprocess.shared_memory", "bei.multiprocess.transport", "bei.multiprocess.remote"),
     *("bei.multiprocess.control", "bei.multiprocess.supervisor", "bei.multiprocess.roles", "bei.multiprocess"),
@@ -78,6 +85,7 @@ EXECUTING = {"pickle", "marshal", "shelve", "multiprocessing", "concurrent.futur
 # Where a function makes a decoder, or converts: before threads do the same, or of types that are no classes.
 DECODING = {
     "bei.multiprocess.transport.channel": "of prepared types",
+    "bei.server.grpc.calls": "of types that the routes' parsers have prepared, on the event loop alone",
     "bei.utils.msgspec_types": "prepares them",
     "bei.server.endpoint.parse": "called while routes are made, by one thread",
     "bei.cli.bench.dialects": "called while the module is imported",

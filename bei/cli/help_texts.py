@@ -6,7 +6,18 @@ from collections.abc import Mapping, Sequence
 
 SERVE_GROUPS: Mapping[str, Sequence[str]] = {
     "where it listens": (
-        *("host", "port", "tcp", "uds", "uds_mode", "health_path", "predict_path", "root_path", "http_workers"),
+        *(
+            "host",
+            "port",
+            "grpc_port",
+            "tcp",
+            "uds",
+            "uds_mode",
+            "health_path",
+            "predict_path",
+            "root_path",
+            "http_workers",
+        ),
     ),
     "who may ask (TLS, keys, browsers)": (
         *("tls_cert", "tls_key", "tls_client_ca", "api_keys_file", "metrics_need_key"),

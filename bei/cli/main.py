@@ -297,6 +297,10 @@ def _serve(options: dict[str, Any]) -> None:
     from bei.server.start_checks import check_named_files
 
     check_named_files(config)
+    if config.grpc_port is not None:
+        from bei.server.grpc.server import check_grpc
+
+        check_grpc(config)
     # Bound before builds, which take minutes, and before gigabytes are loaded: a port may be taken.
     with closing(Sockets(config)) as sockets, _artifacts(config) as artifacts:
         run(artifacts, config, sockets)

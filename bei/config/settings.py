@@ -61,6 +61,9 @@ class ServeConfig:
     )
     host: str = _option("127.0.0.1", "address to listen on; 0.0.0.0 for all")
     port: int = _option(8000, "TCP port; 0 lets the system choose", within=Range(0, 65535))
+    grpc_port: int | None = _option(
+        None, "TCP port for gRPC; 0 lets the system choose (default: none)", within=Range(0, 65535)
+    )
     tcp: bool | None = _option(None, "listen on host and port (default: unless uds is set)")
     uds: str | None = _option(None, "path of a unix socket to listen on")
     uds_mode: str = _option("660", "permissions of the unix socket, in the octal digits of chmod")
@@ -359,6 +362,10 @@ def _check_sockets(config: ServeConfig) -> None:
             raise ConfigError("tcp false leaves nothing to listen on: set uds, or leave tcp out.")
         if config.uds_mode != _DEFAULT_MODE:
             raise ConfigError("uds_mode needs uds: set uds too, or leave uds_mode out.")
+    if config.grpc_port == 0 and config.http_workers > 1:
+        raise ConfigError("grpc_port 0 would give each front end another port: name one, or leave http_workers out.")
+    if config.grpc_port and config.grpc_port == config.port and config.listens_on_tcp:
+        raise ConfigError(f"grpc_port and port are both {config.port}: give each its own.")
     if not _MODE.fullmatch(config.uds_mode):
         raise ConfigError(f"uds_mode must be three octal digits as chmod has them, not {config.uds_mode!r}.")
     if (config.tls_cert is None) != (config.tls_key is None):

@@ -22,6 +22,7 @@ from bei.server.auth.keys import Keyring, keyring_of
 from bei.server.batches.store import store_of
 from bei.server.batches.worker import BatchWorker, worker_of
 from bei.server.endpoint.models import Models
+from bei.server.http.memory_budgets import AnswerMemory
 from bei.server.lifecycle.drain import Drains
 from bei.server.lifecycle.swap import LocalSwaps
 from bei.server.telemetry.access_log import RequestLog, request_log_of
@@ -49,6 +50,7 @@ class WholeApp:
         request_log: RequestLog | None,
         tracing: Tracing | None,
         batches: BatchWorker | None,
+        answers: AnswerMemory,
     ) -> None:
         self.app = app
         self.models = models
@@ -56,7 +58,8 @@ class WholeApp:
         self.metrics = metrics
         self.keys = keys
         self.request_log = request_log
-        self._tracing = tracing
+        self.tracing = tracing
+        self.answers = answers
         self._batches = batches
 
     @property
@@ -80,8 +83,8 @@ class WholeApp:
             self._batches.close()
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, self.models.close)
-        if self._tracing is not None:
-            await loop.run_in_executor(None, self._tracing.close)
+        if self.tracing is not None:
+            await loop.run_in_executor(None, self.tracing.close)
         if not self.swaps.is_loading:
             await self.swaps.wait_closed()
 
@@ -108,9 +111,10 @@ async def make_app(artifacts: Seq[Path | Artifact], config: ServeConfig) -> Whol
     except BaseException:  # raised again: engines are not left behind
         await asyncio.get_running_loop().run_in_executor(None, models.close)
         raise
-    app = create_app(models, config, metrics, keys, request_log, tracing, batches=store)
+    answers = AnswerMemory(config.answer_memory)
+    app = create_app(models, config, metrics, keys, request_log, tracing, answers=answers, batches=store)
     batches = worker_of(store, app, keys, config)
-    return WholeApp(app, models, swaps, metrics, keys, request_log, tracing, batches)
+    return WholeApp(app, models, swaps, metrics, keys, request_log, tracing, batches, answers)
 
 
 def _take_device(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:

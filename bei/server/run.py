@@ -10,6 +10,7 @@ from pathlib import Path
 from bei.artifact.manifest import Artifact
 from bei.config.settings import ServeConfig
 from bei.server.endpoint.models import Models
+from bei.server.grpc.server import grpc_of
 from bei.server.http.connections import Connections, fitting_connections
 from bei.server.http.listen import Sockets, log_served
 from bei.server.http.listener import MOST_HANDSHAKES
@@ -41,10 +42,13 @@ async def _serve(artifacts: Seq[Path | Artifact], config: ServeConfig, sockets: 
     async with await make_app(artifacts, config) as whole:
         reloading = SighupReloads([part.reload for part in (whole.keys, tls, whole.swaps) if part is not None], memory)
         max_connections = fitting_connections(config.max_connections, MOST_HANDSHAKES if tls is not None else 0)
+        grpc = grpc_of(
+            config, whole.models, whole.answers, whole.metrics, whole.keys, whole.request_log, whole.tracing, tls
+        )
         connections = Connections(config, whole.metrics, max_connections, whole.request_log)
         server = DrainingServer(
             uvicorn_config(whole.app),
-            whole.workers,
+            whole.workers if grpc is None else (*whole.workers, grpc),
             connections,
             tls,
             reloading.start,
@@ -55,10 +59,15 @@ async def _serve(artifacts: Seq[Path | Artifact], config: ServeConfig, sockets: 
             listening = sockets.listen()
             for service in whole.models:
                 log_served(service.manifest, service.certificate)
+            if grpc is not None:
+                await grpc.start()
+                grpc.log_address()
             sockets.log_addresses()
             await server.serve(sockets=listening)
         finally:
             sockets.close()
+            if grpc is not None:
+                await grpc.stop()
     log.info("stopped")
     if whole.swaps.is_loading:  # it would take seconds or minutes more, for an engine that is not used
         exit_now()

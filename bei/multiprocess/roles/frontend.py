@@ -35,6 +35,7 @@ from bei.server.auth.keys import keyring_of
 from bei.server.batches.store import store_of
 from bei.server.batches.worker import worker_of
 from bei.server.endpoint.models import Models
+from bei.server.grpc.server import GrpcServer, grpc_of
 from bei.server.http.connections import Connections, fitting_connections
 from bei.server.http.listener import MOST_HANDSHAKES
 from bei.server.http.memory_budgets import AnswerMemory
@@ -76,6 +77,7 @@ class FrontEnd:
         self._opened: dict[str, InferenceService] = {}  # by key; replaced ones too
         self._models: Models | None = None  # once it serves
         self._server: DrainingServer | None = None
+        self._grpc: GrpcServer | None = None
         self._serving: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._under_way: set[asyncio.Task[None]] = set()
@@ -208,6 +210,20 @@ class FrontEnd:
             bodies=self._limits.bodies,
             answers=answers,
         )
+        self._grpc = grpc_of(
+            config,
+            self._models,
+            answers,
+            self._metrics,
+            self._keys,
+            self._request_log,
+            self._tracing,
+            self._tls,
+            self._channel,
+        )
+        if self._grpc is not None:
+            await self._grpc.start()
+            workers = (*workers, self._grpc)
         started = asyncio.Event()
         self._server = DrainingServer(uvicorn_config(app), workers, connections, self._tls, started.set)
         collect_rarely()
@@ -235,5 +251,7 @@ class FrontEnd:
         if self._server is not None and self._serving is not None:
             self._server.stop()
             await self._serving
+        if self._grpc is not None:
+            await self._grpc.stop()
         if self._tracing is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._tracing.close)

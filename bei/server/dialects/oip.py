@@ -203,6 +203,13 @@ async def infer(request: ParsedInfer, context: RequestContext) -> Reply:
     The header `Inference-Header-Content-Length` says how many bytes of a body are JSON; behind them stands the input
     whose `parameters` have `binary_data_size`. Outputs are sent in the same way where they are asked for so.
     """
+    service, tensors, truncated = await inferred(request, context)
+    fields = {"model_name": service.name, **({} if request.body.id is None else {"id": request.body.id})}
+    return Reply(content_of(fields, tensors), truncated)
+
+
+async def inferred(request: ParsedInfer, context: RequestContext) -> tuple[InferenceService, list[Tensor], Seq[int]]:
+    """The model that answers, the tensors that are wanted, and the inputs that were cut."""
     service = context.named(request.model)
     form = _form_of(service)
     available = form.outputs(service)
@@ -217,9 +224,8 @@ async def infer(request: ParsedInfer, context: RequestContext) -> Reply:
         wants = " or ".join(f"[n, {count}]" if count > 1 else "[n]" for count in form.num_texts)
         raise errors.InvalidRequestError(f"{service.name} takes inputs of the shape {wants}.", "inputs")
     answer = await form.answer(service, request, context)
-    fields = {"model_name": service.name, **({} if request.body.id is None else {"id": request.body.id})}
     tensors = [Tensor(name, answer.outputs[name], is_binary) for name, is_binary in wanted.items()]
-    return Reply(content_of(fields, tensors), answer.truncated)
+    return service, tensors, answer.truncated
 
 
 def _form_of(service: InferenceService) -> _Form:
@@ -433,17 +439,21 @@ def _reads(models: Models, server: WholeServer) -> ApiRouter:
     )
     async def model_metadata(model: str) -> ModelMetadata:
         """Its input and its outputs."""
-        service = models.named(model)
-        form = _form_of(service)
-        shape = [-1, 2] if form.num_texts == (2,) else [-1]
-        return {
-            "name": service.name,
-            "platform": f"bei_{service.manifest.target}",
-            "inputs": [{"name": INPUT, "datatype": "BYTES", "shape": shape}],
-            "outputs": [*form.outputs(service).values()],
-        }
+        return metadata_of(models.named(model))
 
     return router
+
+
+def metadata_of(service: InferenceService) -> ModelMetadata:
+    """The input and the outputs of a model. Raises TaskNotSupportedError."""
+    form = _form_of(service)
+    shape = [-1, 2] if form.num_texts == (2,) else [-1]
+    return {
+        "name": service.name,
+        "platform": f"bei_{service.manifest.target}",
+        "inputs": [{"name": INPUT, "datatype": "BYTES", "shape": shape}],
+        "outputs": [*form.outputs(service).values()],
+    }
 
 
 def dialect(models: Models, max_inputs: int, server: WholeServer) -> Dialect:

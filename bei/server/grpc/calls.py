@@ -1,0 +1,292 @@
+"""A call on its way: what a request over HTTP passes through, around a function from one message to another.
+
+The middlewares are those of HTTP (telemetry, request ids, keys), over a scope that has the call's metadata as headers.
+Errors are statuses with the same messages; what HTTP says in headers of an answer is in trailing metadata.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import msgspec
+import orjson
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bei import errors
+from bei.errors import BeiError, InvalidRequestError, MalformedRequestError
+from bei.metrics.request_timing import Timing
+from bei.server.auth.keys import Key, Keyring
+from bei.server.auth.middleware import ApiKeys
+from bei.server.auth.priority import Urgency, urgency_of
+from bei.server.endpoint.context import Context, RequestContext
+from bei.server.endpoint.render import Reply, whole
+from bei.server.http.accept import answer_form
+from bei.server.http.errors import UNEXPECTED, status_of
+from bei.server.http.request_id import RequestIds
+from bei.server.http.responses import TRUNCATED_HEADER, index_ranges
+from bei.server.scope import SCOPE_API_KEY, SCOPE_RECORD, SCOPE_REQUEST_ID
+from bei.server.telemetry.middleware import Telemetry
+from bei.server.telemetry.request_record import RequestRecord
+
+if TYPE_CHECKING:
+    import grpc
+
+log = logging.getLogger(__name__)
+
+_CALL = "bei.call"
+_WARNING = "x-bei-warning"
+_REPORT = "x-bei-report"
+_MODEL = b"x-bei-model"
+
+Header: TypeAlias = tuple[bytes, bytes]
+
+
+class Answer(NamedTuple):
+    """What a handler answers: a message, the places of inputs that were cut, and the report on its inputs, as JSON."""
+
+    message: Any
+    truncated: Seq[int] = ()
+    report: object = None
+
+
+# Of a message, its context, and the model that metadata name.
+Handle: TypeAlias = Callable[[Any, RequestContext, str | None], Awaitable[Answer]]
+
+
+@dataclass(frozen=True)
+class RpcMethod:
+    """A method of a service: its path, the class of its requests, and what answers one. ``any_model``: as a dialect's.
+    ``is_open``: without a key. ``has_report``: the handler can report on its inputs."""
+
+    path: str
+    request: Any
+    handle: Handle
+    any_model: bool = False
+    is_open: bool = False
+    has_report: bool = False
+
+
+class RpcCall:
+    """One message of a call, and its answer: ``content``, or ``error``, and ``trailing`` metadata."""
+
+    def __init__(self, method: RpcMethod, given: Any, deadline_s: float | None, *, is_stream: bool) -> None:
+        self.method = method
+        self.given = given
+        self.deadline_s = deadline_s
+        self.is_stream = is_stream
+        self.content = b""
+        self.error: BeiError | None = None
+        self.trailing: list[tuple[str, str]] = []
+        self.key: Key | None = None
+        self.is_cancelled = False
+
+    async def receive(self) -> Message:
+        """The message as a body; for what counts its bytes."""
+        content = self.given if isinstance(self.given, bytes) else b""
+        return {"type": "http.request", "body": content, "more_body": False}
+
+    async def send(self, message: Message) -> None:
+        """The answer as a body; for the same."""
+
+
+class Calls:
+    """Answers calls on ``shared``'s models, for whoever has one of ``keys``."""
+
+    def __init__(self, shared: Context, keys: Keyring | None, telemetry: Callable[[ASGIApp], Telemetry]) -> None:
+        self._shared = shared
+        keyed: ASGIApp = self._answer if keys is None else ApiKeys(self._answer, keys, frozenset())
+
+        async def by_method(scope: Scope, receive: Receive, send: Send) -> None:
+            await (self._answer if scope[_CALL].method.is_open else keyed)(scope, receive, send)
+
+        self._app = telemetry(RequestIds(_Guard(by_method)))
+
+    async def answered(
+        self,
+        method: RpcMethod,
+        given: Any,
+        headers: Seq[Header],
+        deadline_s: float | None,
+        key: Key | None = None,
+        *,
+        is_stream: bool = False,
+    ) -> RpcCall:
+        """``given``, a message or several, and the answer. ``key``: of a message before it in the same stream."""
+        call = RpcCall(method, given, deadline_s, is_stream=is_stream)
+        scope: Scope = {
+            "type": "http",
+            "method": "POST",
+            "path": method.path,
+            "raw_path": method.path.encode(),
+            "root_path": "",
+            "query_string": b"",
+            "http_version": "2",
+            "scheme": "grpc",
+            "client": None,
+            "server": None,
+            "headers": headers,
+            _CALL: call,
+        }
+        if key is not None:
+            scope[SCOPE_API_KEY] = key
+        await self._app(scope, call.receive, call.send)
+        if call.is_cancelled:
+            raise asyncio.CancelledError
+        return call
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call: RpcCall = scope[_CALL]
+        method = call.method
+        work: RequestRecord = scope[SCOPE_RECORD]
+        work.route = method.path
+        if work.timing is None:
+            work.timing = Timing()
+        timing = work.timing
+        timing.reads_body = True
+        await receive()
+        key: Key | None = scope.get(SCOPE_API_KEY)
+        call.key = key
+        asked = self._urgency(call, scope["headers"])
+        if key is not None:
+            key.urgency(asked)
+        has_report = answer_form(scope["headers"]).has_report
+        if has_report and (call.is_stream or not method.has_report):
+            raise InvalidRequestError(
+                f"The metadata {_REPORT} is for calls of one text, to embed it: leave it out.", _REPORT
+            )
+        timing.received()
+        given = call.given
+        is_one = isinstance(given, bytes)
+        request = _parsed(method.request, given) if is_one else [_parsed(method.request, one) for one in given]
+        timing.parsed()
+        flow = 0 if key is None else key.flow
+        any_model = method.any_model
+        context = RequestContext(self._shared, asked, work, None, key, flow, any_model=any_model, has_report=has_report)
+        try:
+            answer = await method.handle(request, context, _model_in(scope["headers"]))
+            call.content = answer.message.SerializeToString()
+        finally:
+            context.let_go()
+            context.close()
+        if answer.truncated:
+            call.trailing.append((TRUNCATED_HEADER, index_ranges(answer.truncated)))
+        if context.warnings:
+            call.trailing.append((_WARNING, ascii("; ".join(context.warnings))[1:-1]))
+        if has_report:
+            call.trailing.append((_REPORT, ascii(orjson.dumps(answer.report).decode())[1:-1]))
+        await send({"type": "http.response.body", "body": call.content})
+
+    @staticmethod
+    def _urgency(call: RpcCall, headers: Seq[Header]) -> Urgency:
+        """A stream is bulk unless it says otherwise. Of the metadata's deadline and the call's the earlier counts."""
+        asked = urgency_of(headers)
+        if call.is_stream and asked.lane is None:
+            asked = asked._replace(lane="bulk")
+        if call.deadline_s is not None and (asked.deadline_s is None or call.deadline_s < asked.deadline_s):
+            asked = asked._replace(deadline_s=call.deadline_s)
+        return asked
+
+
+def _model_in(headers: Seq[Header]) -> str | None:
+    return next((value.decode("latin-1") for name, value in headers if name == _MODEL), None)
+
+
+def _parsed(request: Any, content: bytes) -> Any:
+    from google.protobuf.message import DecodeError
+
+    try:
+        return request.FromString(content)
+    except DecodeError as error:
+        name = request.DESCRIPTOR.full_name
+        raise MalformedRequestError(f"The message is not a {name}: {error}.") from error
+
+
+class _Guard:
+    """Middleware: what the layers below raise becomes the call's error, and its status that of HTTP, for metrics."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call: RpcCall = scope[_CALL]
+        work: RequestRecord = scope[SCOPE_RECORD]
+        try:
+            await self._app(scope, receive, send)
+        except BeiError as error:
+            call.error = error
+        except asyncio.CancelledError:
+            call.is_cancelled = True
+            raise ClientDisconnect from None  # which counts as 499
+        except Exception:  # a border: a bug costs its own call the answer, and the client sees no traceback
+            log.exception("unexpected error, request %s on %s", scope[SCOPE_REQUEST_ID], scope["path"])
+            call.error = UNEXPECTED
+        status = 200 if call.error is None else status_of(call.error)
+        call.trailing += [(name.decode(), value.decode("latin-1")) for name, value in work.begin_answer(status)]
+
+
+def struct_of(cls: type[Any], **fields: object) -> Any:
+    """A request Struct with these fields, validated as one that is read from JSON. Raises MalformedRequestError."""
+    try:
+        return msgspec.convert(fields, cls)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        param = message.rpartition("$.")[2].rstrip("`").partition("[")[0] if "$." in message else None
+        raise MalformedRequestError(f"The request is not valid: {message}.", param) from error
+
+
+def report_of(reply: Reply) -> object:
+    """The report of a reply on one input, for metadata."""
+    return None if reply.report is None else orjson.loads(whole(reply.report))
+
+
+# The first that fits. What TEI's server has of them it has with these statuses.
+_CODES: Mapping[type[BeiError], str] = {
+    errors.UnauthorizedError: "UNAUTHENTICATED",
+    errors.ForbiddenError: "PERMISSION_DENIED",
+    errors.ModelNotFoundError: "NOT_FOUND",
+    errors.TaskNotSupportedError: "UNIMPLEMENTED",
+    errors.PayloadTooLargeError: "RESOURCE_EXHAUSTED",
+    errors.AnswerTooLargeError: "RESOURCE_EXHAUSTED",
+    errors.RequestError: "INVALID_ARGUMENT",
+    errors.OverloadedError: "RESOURCE_EXHAUSTED",
+    errors.DeadlineExceededError: "DEADLINE_EXCEEDED",
+    errors.EngineDeadError: "UNAVAILABLE",
+    errors.NotReadyError: "UNAVAILABLE",
+    errors.ShuttingDownError: "UNAVAILABLE",
+    errors.TooManyConnectionsError: "UNAVAILABLE",
+    errors.EngineError: "INTERNAL",
+    errors.BeiError: "INTERNAL",
+}
+
+
+def code_of(error: BeiError) -> grpc.StatusCode:
+    """The status of a call that ends with ``error``."""
+    import grpc
+
+    name = next(name for cls, name in _CODES.items() if isinstance(error, cls))
+    return getattr(grpc.StatusCode, name)
+
+
+def error_metadata(error: BeiError) -> list[tuple[str, str]]:
+    """What is to be known of ``error`` beside its message: its code, the field to blame, when to come back."""
+    found = [("bei-code", error.code)]
+    param = getattr(error, "param", None)
+    if param is not None:
+        found.append(("bei-param", ascii(param)[1:-1]))
+    if isinstance(error, (errors.OverloadedError, errors.TooManyConnectionsError)):
+        found.append(("retry-after", str(math.ceil(error.retry_after_s))))
+        found.append(("retry-after-ms", str(math.ceil(error.retry_after_s * 1000))))
+    return found
+
+
+def deadline_of(remaining_s: float | None) -> float | None:
+    """On the monotonic clock."""
+    return None if remaining_s is None or math.isinf(remaining_s) else time.monotonic() + remaining_s

@@ -1,0 +1,125 @@
+"""The Open Inference Protocol over gRPC, on the functions of its HTTP routes. Outputs come as raw bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from bei.errors import InvalidRequestError
+from bei.server.dialects import oip
+from bei.server.dialects.oip_tensors import InputTensor, texts_of
+from bei.server.endpoint.context import RequestContext
+from bei.server.endpoint.models import Models
+from bei.server.grpc.calls import Answer, RpcMethod, struct_of
+from bei.server.grpc.messages import INFERENCE, message
+from bei.server.status.whole_server import WholeServer
+from bei.service.service import InferenceService
+from bei.version import __version__
+
+_TIER = "service_tier"
+
+
+def _type(name: str) -> Any:
+    return message(f"{INFERENCE}.{name}")
+
+
+def _parameters(given: Any) -> dict[str, Any]:
+    """The values by name. Raises InvalidRequestError for one that has none."""
+    found = {}
+    for name, parameter in given.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        if kind is None:
+            raise InvalidRequestError(
+                f"The parameter {name[:40]!r} has no value: set one, or leave it out.", "parameters"
+            )
+        found[name] = getattr(parameter, kind)
+    return found
+
+
+def _inputs(request: Any, max_inputs: int) -> oip.Texts:
+    if len(request.inputs) != 1:
+        raise InvalidRequestError(f"inputs must have one tensor, text, not {len(request.inputs)}.", "inputs")
+    given, raw = request.inputs[0], request.raw_input_contents
+    is_raw = len(raw) == 1
+    if len(raw) > 1 or (is_raw and given.HasField("contents")):
+        raise InvalidRequestError("The tensor must be in contents, or alone in raw_input_contents.", "inputs")
+    if given.parameters:
+        raise InvalidRequestError("The tensor takes no parameters: leave them out.", "inputs")
+    tensor = struct_of(
+        InputTensor,
+        name=given.name,
+        shape=[*given.shape],
+        datatype=given.datatype,
+        data=None if is_raw else [_text(content) for content in given.contents.bytes_contents],
+        parameters={"binary_data_size": len(raw[0])} if is_raw else None,
+    )
+    return texts_of(tensor, memoryview(raw[0]) if is_raw else None, max_inputs)
+
+
+def _text(content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"A text is not valid UTF-8: {error.reason}.", "inputs") from error
+
+
+async def _infer(request: Any, context: RequestContext, _: str | None) -> Answer:
+    """The outputs, in the order in which they are asked for."""
+    _check_version(request.model_version)
+    parameters = _parameters(request.parameters)
+    context.ask_tier(parameters.pop(_TIER, None))
+    for output in request.outputs:
+        if _parameters(output.parameters).keys() - {"binary_data"}:
+            raise InvalidRequestError("An output takes no parameters: leave them out.", "outputs")
+    body = oip.InferRequest(
+        inputs=[],
+        outputs=[oip.RequestedOutput(name=output.name) for output in request.outputs] or None,
+        parameters=struct_of(oip.InferParameters, **parameters),
+    )
+    parsed = oip.ParsedInfer(body, _inputs(request, context.max_inputs), request.model_name or None)
+    service, tensors, truncated = await oip.inferred(parsed, context)
+    found = _type("ModelInferResponse")(model_name=service.name, id=request.id)
+    for tensor in tensors:
+        found.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        found.raw_output_contents.append(bytes(tensor.octets()))
+    return Answer(found, truncated)
+
+
+def _check_version(version: str) -> None:
+    if version:
+        raise InvalidRequestError("Models have no versions here: leave the version out.", "model_version")
+
+
+def _named(models: Models, request: Any) -> InferenceService:
+    _check_version(request.version)
+    return models.named(request.name or None)
+
+
+def inference_methods(models: Models, server: WholeServer) -> Iterator[RpcMethod]:
+    """All methods of the service."""
+
+    async def live(_: Any, __: RequestContext, ___: str | None) -> Answer:
+        return Answer(_type("ServerLiveResponse")(live=not await server.dead()))
+
+    async def ready(_: Any, __: RequestContext, ___: str | None) -> Answer:
+        return Answer(_type("ServerReadyResponse")(ready=not await server.problems()))
+
+    async def model_ready(request: Any, _: RequestContext, __: str | None) -> Answer:
+        name = _named(models, request).name
+        return Answer(_type("ModelReadyResponse")(ready=name not in await server.problems()))
+
+    async def metadata(_: Any, __: RequestContext, ___: str | None) -> Answer:
+        return Answer(_type("ServerMetadataResponse")(name="bei", version=__version__))
+
+    async def model_metadata(request: Any, _: RequestContext, __: str | None) -> Answer:
+        return Answer(_type("ModelMetadataResponse")(**oip.metadata_of(_named(models, request))))
+
+    def method(name: str, handle: Any, *, is_open: bool = False) -> RpcMethod:
+        return RpcMethod(f"/{INFERENCE}.GRPCInferenceService/{name}", _type(f"{name}Request"), handle, is_open=is_open)
+
+    yield method("ServerLive", live, is_open=True)
+    yield method("ServerReady", ready, is_open=True)
+    yield method("ModelReady", model_ready)
+    yield method("ServerMetadata", metadata)
+    yield method("ModelMetadata", model_metadata)
+    yield method("ModelInfer", _infer)

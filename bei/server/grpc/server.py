@@ -1,0 +1,323 @@
+"""The port of gRPC beside HTTP's, on the same event loop.
+
+With several front ends each listens on it (SO_REUSEPORT): the kernel gives a connection to one of them, and who
+connects while one is started again reaches another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from collections.abc import Sequence as Seq
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from bei.config.settings import ServeConfig
+from bei.errors import ConfigError, MissingDependencyError
+from bei.metrics.registry import Metrics
+from bei.server.auth.keys import Key, Keyring
+from bei.server.endpoint.context import Context
+from bei.server.endpoint.models import Models
+from bei.server.grpc.calls import Calls, Header, RpcCall, RpcMethod, code_of, deadline_of, error_metadata
+from bei.server.grpc.inference_service import inference_methods
+from bei.server.grpc.messages import pool, services
+from bei.server.grpc.tei_services import tei_methods
+from bei.server.http.memory_budgets import AnswerMemory
+from bei.server.http.tls import TLS
+from bei.server.lifecycle.drain import LINGER_S
+from bei.server.status.peers import Peers
+from bei.server.status.whole_server import WholeServer
+from bei.server.telemetry.access_log import RequestLog
+from bei.server.telemetry.middleware import Telemetry
+
+if TYPE_CHECKING:
+    import grpc
+
+    from bei.server.telemetry.spans import Tracing
+
+log = logging.getLogger(__name__)
+
+# Messages of a stream that are read before the answer to the first of them is taken.
+_MOST_UNDER_WAY = 64
+
+_HEALTH_EVERY_S = 2.0
+_NEVER_A_REQUEST = frozenset[str]()
+
+
+def check_grpc(config: ServeConfig) -> None:
+    """Raise MissingDependencyError, or ConfigError where the port is taken, before anything is loaded."""
+    if config.grpc_port is None:
+        return
+    try:
+        import grpc_health.v1  # noqa: F401
+        import grpc_reflection.v1alpha  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError("grpcio", "grpc", "--grpc-port") from error
+    # Bound for a moment by this process alone: with SO_REUSEPORT another server's port would be shared silently.
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((config.host, config.grpc_port))
+        except OSError as error:
+            raise _taken(config, str(error)) from error
+
+
+def _taken(config: ServeConfig, reason: str) -> ConfigError:
+    return ConfigError(
+        f"Cannot listen on {config.host} port {config.grpc_port} ({reason}): choose another --grpc-port."
+    )
+
+
+def grpc_of(
+    config: ServeConfig,
+    models: Models,
+    answers: AnswerMemory,
+    metrics: Metrics,
+    keys: Keyring | None,
+    request_log: RequestLog | None,
+    tracing: Tracing | None,
+    tls: TLS | None,
+    peers: Peers | None = None,
+) -> GrpcServer | None:
+    """The server that ``config`` asks for; None: it asks for none."""
+    if config.grpc_port is None:
+        return None
+    shared = Context(models, config.max_client_batch_size, config.answer_limit, answers)
+    return GrpcServer(shared, config, WholeServer(models, metrics, peers), metrics, keys, request_log, tracing, tls)
+
+
+class GrpcServer:
+    """The server of a process. Of the event loop on which it is made; ``start`` it once the models answer."""
+
+    def __init__(
+        self,
+        shared: Context,
+        config: ServeConfig,
+        server: WholeServer,
+        metrics: Metrics,
+        keys: Keyring | None,
+        request_log: RequestLog | None,
+        tracing: Tracing | None,
+        tls: TLS | None,
+    ) -> None:
+        import grpc
+        from grpc_health.v1 import health, health_pb2_grpc
+        from grpc_reflection.v1alpha import reflection
+
+        def telemetry(app: ASGIApp) -> Telemetry:
+            return Telemetry(
+                app,
+                _nothing,
+                metrics,
+                request_log,
+                tracing,
+                untraced=_NEVER_A_REQUEST,
+                server_timing=config.server_timing,
+            )
+
+        self._config = config
+        self._tls = tls
+        self._status = server
+        self._calls = Calls(shared, keys, telemetry)
+        self._server = grpc.aio.server(options=_options(config), maximum_concurrent_rpcs=config.max_connections)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        methods = [*tei_methods(config), *inference_methods(shared.models, server)]
+        by_path = {method.path: method for method in methods}
+        self._server.add_generic_rpc_handlers([self._handlers(service, by_path) for service in services()])
+        self._names = [service.full_name for service in services()]
+        reflection.enable_server_reflection(
+            (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server, pool()
+        )
+        self._watch: asyncio.Task[None] | None = None
+        self._is_draining = False
+        self.port = 0
+
+    async def start(self) -> None:
+        """Listen. Raises ConfigError."""
+        config = self._config
+        assert config.grpc_port is not None  # or there would be no server
+        address = f"[{config.host}]" if ":" in config.host else config.host
+        address = f"{address}:{config.grpc_port}"
+        try:
+            if self._tls is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, _credentials(config, self._tls))
+        except RuntimeError as error:
+            raise _taken(config, str(error)) from error
+        await self._server.start()
+        self._watch = asyncio.ensure_future(self._tell_health())
+
+    def log_address(self) -> None:
+        """Log the address."""
+        scheme = "grpc" if self._tls is None else "grpcs"
+        log.info("listening on %s://%s:%d", scheme, self._config.host, self.port)
+
+    def begin_drain(self) -> None:
+        """Say that the server is going away; the models refuse new work."""
+        self._is_draining = True
+
+    async def wait_drained(self) -> None:
+        """Return at once: calls wait for the models, which are drained by themselves."""
+
+    async def stop(self) -> None:
+        """End: calls under way have a while for their answers."""
+        if self._watch is not None:
+            self._watch.cancel()
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(LINGER_S)
+
+    async def _tell_health(self) -> None:
+        """Keep the health service's answers those of the probes over HTTP."""
+        from grpc_health.v1 import health_pb2
+
+        statuses = health_pb2.HealthCheckResponse
+        while not self._is_draining:
+            problems = await self._status.problems()
+            status = statuses.NOT_SERVING if problems else statuses.SERVING
+            for name in ("", *self._names):
+                await self._health.set(name, status)
+            await asyncio.sleep(_HEALTH_EVERY_S)
+        await self._health.enter_graceful_shutdown()
+
+    # Calls.
+
+    def _handlers(self, service: Any, methods: Mapping[str, RpcMethod]) -> grpc.GenericRpcHandler:
+        import grpc
+
+        found = {}
+        for one in service.methods:
+            method = methods[f"/{service.full_name}/{one.name}"]
+            if one.client_streaming and one.server_streaming:
+                found[one.name] = grpc.stream_stream_rpc_method_handler(partial(self._stream, method))
+            elif one.client_streaming:
+                found[one.name] = grpc.stream_unary_rpc_method_handler(partial(self._gathered, method))
+            else:
+                found[one.name] = grpc.unary_unary_rpc_method_handler(partial(self._unary, method))
+        return grpc.method_handlers_generic_handler(service.full_name, found)
+
+    async def _unary(self, method: RpcMethod, content: bytes, context: Any) -> bytes:
+        call = await self._calls.answered(method, content, _headers(context), deadline_of(context.time_remaining()))
+        return await _ended(call, context)
+
+    async def _gathered(self, method: RpcMethod, contents: AsyncIterator[bytes], context: Any) -> bytes:
+        """All messages of the stream as one request, of at most so many as a request may have."""
+        most = self._config.max_client_batch_size
+        given: list[Any] = []
+        async for content in contents:
+            given.append(content)
+            if len(given) > most:  # which the handler refuses
+                break
+        headers, deadline_s = _headers(context), deadline_of(context.time_remaining())
+        call = await self._calls.answered(method, given, headers, deadline_s, is_stream=True)
+        return await _ended(call, context)
+
+    async def _stream(self, method: RpcMethod, contents: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        """An answer for each message, in order. Messages are read as answers are taken: a client that takes none sends
+        none. The first that fails ends the stream."""
+        headers = _headers(context)
+        key: Key | None = None
+        is_first = True
+        under_way: deque[asyncio.Task[RpcCall]] = deque()
+        iterator = contents.__aiter__()
+        reading: asyncio.Task[bytes | None] | None = asyncio.ensure_future(_next(iterator))
+
+        async def answered(content: bytes, key: Key | None) -> RpcCall:
+            deadline_s = deadline_of(context.time_remaining())
+            return await self._calls.answered(method, content, headers, deadline_s, key, is_stream=True)
+
+        try:
+            while reading is not None or under_way:
+                waits: list[asyncio.Task[Any]] = [*under_way][:1]
+                if reading is not None and len(under_way) < _MOST_UNDER_WAY:
+                    waits.append(reading)
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                if reading in waits and reading.done():
+                    content = reading.result()
+                    reading = None if content is None else asyncio.ensure_future(_next(iterator))
+                    if content is not None:
+                        under_way.append(asyncio.ensure_future(answered(content, key)))
+                        if is_first:  # its key is that of the whole stream
+                            key, is_first = (await under_way[0]).key, False
+                while under_way and under_way[0].done():
+                    yield await _ended(under_way.popleft().result(), context, is_last=False)
+        finally:
+            for task in (*under_way, *([] if reading is None else [reading])):
+                task.cancel()
+
+
+async def _next(iterator: AsyncIterator[bytes]) -> bytes | None:
+    """The next message; None: there is none any more."""
+    try:
+        return await iterator.__anext__()
+    except StopAsyncIteration:
+        return None
+
+
+async def _ended(call: RpcCall, context: Any, *, is_last: bool = True) -> bytes:
+    """The answer, with its metadata, or the end of the call with its error."""
+    if call.error is not None:
+        metadata = (*call.trailing, *error_metadata(call.error))
+        await context.abort(code_of(call.error), str(call.error), metadata)
+    if is_last:
+        context.set_trailing_metadata(tuple(call.trailing))
+    return call.content
+
+
+def _headers(context: Any) -> list[Header]:
+    """The metadata as headers; binary values mean nothing here."""
+    return [
+        (name.encode(), value.encode("latin-1", "replace"))
+        for name, value in context.invocation_metadata() or ()
+        if isinstance(value, str)
+    ]
+
+
+def _options(config: ServeConfig) -> Seq[tuple[str, int]]:
+    return (
+        ("grpc.max_receive_message_length", config.payload_limit),
+        ("grpc.max_send_message_length", config.answer_limit),
+        ("grpc.max_metadata_size", config.max_header_bytes),
+        ("grpc.max_connection_idle_ms", int(config.keep_alive_timeout * 1000)),
+        ("grpc.so_reuseport", int(config.http_workers > 1)),
+    )
+
+
+def _credentials(config: ServeConfig, tls: TLS) -> grpc.ServerCredentials:
+    """Certificates that are read anew where ``tls`` has read them anew."""
+    import grpc
+
+    seen = tls.context
+
+    def read() -> Any:
+        ca = config.tls_client_ca
+        return grpc.ssl_server_certificate_configuration(
+            [(_content(config.tls_key), _content(config.tls_cert))], None if ca is None else _content(ca)
+        )
+
+    def renewed() -> Any:
+        nonlocal seen
+        if tls.context is seen:
+            return None
+        seen = tls.context
+        return read()
+
+    needs = config.tls_client_ca is not None
+    return grpc.dynamic_ssl_server_credentials(read(), renewed, require_client_authentication=needs)
+
+
+def _content(path: str | None) -> bytes:
+    assert path is not None  # TLS has both
+    return Path(path).expanduser().read_bytes()
+
+
+async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
+    """Calls are all of one type."""
