@@ -10,7 +10,7 @@ import pytest
 from bei.cli import main
 from bei.cli.other_servers_flags import INSTEAD, SAME, table
 from bei.errors import ConfigError
-from tests.clients.table import FOLDERS, HEADING, PAGE, ROOT, Row, all_rows, rows_by_test, section
+from tests.clients.table import FOLDERS, HEADING, PAGE, ROOT, Row, all_rows, rows_by_test, section, with_bases
 
 LINES = PAGE.read_text("utf-8").splitlines()
 
@@ -49,6 +49,12 @@ def test_the_section_is_written_as_it_stands() -> None:
     text = PAGE.read_text("utf-8")
     versions = dict(re.findall(r"^\| ([^|]+) \| (\d[\d., ]*) \|$", text, re.M))
     assert HEADING + text.partition(HEADING)[2] == section(all_rows(), versions)
+
+
+def test_the_base_urls_are_those_of_the_tests() -> None:
+    text = PAGE.read_text("utf-8")
+    assert text == with_bases(text, all_rows()), "run python -m tests.clients.table"
+    assert "| ollama | Python | Ollama | `/`, `/ollama` |" in text
 
 
 def flags_of(command: str) -> set[str]:

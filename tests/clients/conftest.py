@@ -51,7 +51,11 @@ def server(tmp_path_factory: pytest.TempPathFactory, env: Mapping[str, str], hom
     for name in SERVED:
         checkpoint = save_case(folder / name, MODELS[name])
         paths.append(build_artifact(checkpoint, folder / f"{name}-built", name=name, reference="engine").path)
-    settings = {"BEI_OPENAI_TOKEN_IDS": "refuse", "BEI_BATCH_DIR": str(folder / "batches")}  # the first as by default
+    settings = {
+        "BEI_OPENAI_TOKEN_IDS": "refuse",
+        "BEI_BATCH_DIR": str(folder / "batches"),
+        "BEI_GRPC_PORT": "0",
+    }  # the first as by default
     with serve(paths, {**env, **settings}, home) as server:
         yield server
 

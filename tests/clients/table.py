@@ -1,8 +1,8 @@
-"""The last section of docs/clients.md: every call of every client that a test makes, and whether it works.
+"""Two sections of docs/clients.md, the base URLs and the calls: every call of every client that a test makes, and whether it works.
 
     python -m tests.clients.table
 
-runs the tests that have a ``client_call`` mark, here and in tests/e2e, and writes it if all of them pass. A mark
+runs the tests that have a ``client_call`` mark, here and in tests/e2e, and writes them if all of them pass. A mark
 is a row: the client's package, the dialect, the path that the client is pointed at, the call and, where the test shows
 that something does not work, what (``fails``). The marks are literals, so the rows can be read without the clients:
 tests/test_clients_table.py compares them with the page.
@@ -127,6 +127,44 @@ def section(rows: Sequence[Row], versions: Mapping[str, str]) -> str:
     )
 
 
+BASES = "## Base URLs"
+_BASES_INTRODUCTION = f"""\
+{BASES}
+
+What a client is given in the place of its own server's address: `http://127.0.0.1:8000` and the path. `none` is a key where the server asks for
+none. Written from the tests below; what does not work stands there.
+
+| client | language | dialect | path of the base URL |
+|---|---|---|---|
+"""
+
+
+def language_of(package: str) -> str:
+    """In which ``package`` is written."""
+    if package.endswith(NPM):
+        return "JavaScript"
+    return package.rpartition("(")[2].rstrip(")") if package in LANGUAGES else "Python"
+
+
+def bases_section(rows: Sequence[Row]) -> str:
+    """From ``BASES`` to the next heading."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in sorted(rows, key=lambda row: (row.package.lower(), row.dialect)):
+        bases = found.setdefault((row.package, row.dialect), [])
+        bases += [row.base] if row.base not in bases else []
+    lines = [
+        f"| {package} | {language_of(package)} | {dialect} | {', '.join(f'`{base}`' for base in sorted(bases))} |"
+        for (package, dialect), bases in found.items()
+    ]
+    return _BASES_INTRODUCTION + "\n".join(lines) + "\n"
+
+
+def with_bases(text: str, rows: Sequence[Row]) -> str:
+    """The page ``text`` with this section anew."""
+    before, _, rest = text.partition(BASES)
+    return before + bases_section(rows) + "\n## " + rest.partition("\n## ")[2]
+
+
 class Recorder:
     """A pytest plugin: the rows whose tests have all passed."""
 
@@ -162,7 +200,7 @@ def main() -> int:
     if status or missing:
         sys.stderr.write("".join(f"not passed: {row.line()}\n" for row in missing))
         return 1
-    before, _, _ = PAGE.read_text("utf-8").partition(HEADING)
+    before, _, _ = with_bases(PAGE.read_text("utf-8"), rows).partition(HEADING)
     versions = {row.package: version_of(row.package) for row in rows}
     PAGE.write_text(before + section(rows, versions), "utf-8")
     return 0

@@ -10,6 +10,7 @@ import langchain_openai
 import numpy as np
 import openai
 import pytest
+from cohere.base_client import BaseCohere
 
 from tests.clients.conftest import Expected, run
 from tests.e2e.kinds import LABELS, TEXTS, TOLERANCE
@@ -62,7 +63,7 @@ def test_langchain_azure(server: Server, expected: Expected) -> None:
     expected.check_vectors(client.embed_documents(TEXTS))
 
 
-@row("cohere", "Cohere", "/cohere", "Client.models.list, .models.get, .check_api_key")
+@row("cohere", "Cohere", "/cohere", "Client.models.list, .models.get; BaseCohere.check_api_key")
 def test_cohere_s_models_and_the_check_of_a_key(server: Server) -> None:
     client = cohere.Client(api_key="none", base_url=f"{server.url}/cohere")
     listed = client.models.list().models
@@ -73,14 +74,15 @@ def test_cohere_s_models_and_the_check_of_a_key(server: Server) -> None:
     ]
     assert [model.name for model in client.models.list(endpoint="rerank").models] == ["reranker"]
     assert client.models.get("embedder").context_length == 48
-    assert client.check_api_key().valid
+    check = BaseCohere(token="none", base_url=f"{server.url}/cohere")  # Client's own call is deprecated
+    assert check.check_api_key().valid
     with pytest.raises(cohere.NotFoundError):
         client.models.get("command-r")
 
 
-@row("cohere", "Cohere", "/", "Client.check_api_key")
+@row("cohere", "Cohere", "/", "BaseCohere.check_api_key")
 def test_cohere_s_check_of_a_key_at_the_root(server: Server) -> None:
-    assert cohere.Client(api_key="none", base_url=server.url).check_api_key().valid
+    assert BaseCohere(token="none", base_url=server.url).check_api_key().valid
 
 
 @row("huggingface_hub", "Hugging Face", "/models/NAME", "InferenceClient: feature_extraction")

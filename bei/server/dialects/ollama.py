@@ -100,6 +100,12 @@ class ShowRequest(msgspec.Struct, kw_only=True):
     name: str | None = None
 
 
+class PullRequest(ShowRequest, kw_only=True):
+    """``stream`` null: true, a line for each step; false: the last one alone."""
+
+    stream: bool | None = None
+
+
 class Details(TypedDict):
     """A model in a few words."""
 
@@ -303,14 +309,14 @@ def _rfc_3339(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat().replace("+00:00", "Z")
 
 
-_parse_show = parser(ShowRequest)
+_parse = parser(PullRequest)
 
 
-async def _asked(request: Request, models: Models) -> InferenceService:
-    """The model that the body of ``request`` names. Raises InvalidRequestError, ModelNotFoundError."""
+async def _asked(request: Request, models: Models) -> tuple[PullRequest, InferenceService]:
+    """The body of ``request``, and the model that it names. Raises InvalidRequestError, ModelNotFoundError."""
     content = await read_body(request, _MOST_BYTES)
-    body: ShowRequest = read_now(_parse_show, content, False).request
-    return _named(models, body.model or body.name)
+    body: PullRequest = read_now(_parse, content, False).request
+    return body, _named(models, body.model or body.name)
 
 
 _DETAILS_EXAMPLE: Details = {
@@ -393,7 +399,8 @@ def _reads(models: Models) -> ApiRouter:
     )
     async def show(request: Request) -> Response:
         """One served model."""
-        return JSONResponse(_shown(await _asked(request, models), models.started_s))
+        _, service = await _asked(request, models)
+        return JSONResponse(_shown(service, models.started_s))
 
     @router.post("/api/pull", summary="Pull a model that is served (Ollama)")
     @answers(
@@ -403,11 +410,13 @@ def _reads(models: Models) -> ApiRouter:
         bodies={200: str},
         example=_PULLED,
         media_type=_NDJSON,
-        request=RequestBody(ShowRequest, example={}),
+        request=RequestBody(PullRequest, example={}),
     )
     async def pull(request: Request) -> Response:
         """Nothing is loaded: a served model is there already, and another one is a 404. A line for each step."""
-        await _asked(request, models)
+        body, _ = await _asked(request, models)
+        if body.stream is False:
+            return JSONResponse({"status": "success"})
         return Response(_PULLED, media_type=_NDJSON)
 
     return router

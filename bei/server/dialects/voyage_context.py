@@ -34,7 +34,7 @@ class Request(Tiered, kw_only=True):
     encoding_format: Literal["base64"] | None = None
 
 
-class Chunk(TypedDict):
+class EmbeddedChunk(TypedDict):
     """Numbers, or their bytes in base64."""
 
     object: Literal["embedding"]
@@ -46,7 +46,7 @@ class Document(TypedDict):
     """The chunks of a document."""
 
     object: Literal["list"]
-    data: list[Chunk]
+    data: list[EmbeddedChunk]
     index: int
 
 

@@ -49,7 +49,7 @@ _MODEL = b"x-bei-model"
 Header: TypeAlias = tuple[bytes, bytes]
 
 
-class Answer(NamedTuple):
+class RpcAnswer(NamedTuple):
     """What a handler answers: a message, the places of inputs that were cut, and the report on its inputs, as JSON."""
 
     message: Any
@@ -58,7 +58,7 @@ class Answer(NamedTuple):
 
 
 # Of a message, its context, and the model that metadata name.
-Handle: TypeAlias = Callable[[Any, RequestContext, str | None], Awaitable[Answer]]
+Handle: TypeAlias = Callable[[Any, RequestContext, str | None], Awaitable[RpcAnswer]]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from bei.server.dialects import oip
 from bei.server.dialects.oip_tensors import InputTensor, texts_of
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.models import Models
-from bei.server.grpc.calls import Answer, RpcMethod, struct_of
+from bei.server.grpc.calls import RpcAnswer, RpcMethod, struct_of
 from bei.server.grpc.messages import INFERENCE, message
 from bei.server.status.whole_server import WholeServer
 from bei.service.service import InferenceService
@@ -63,7 +63,7 @@ def _text(content: bytes) -> str:
         raise InvalidRequestError(f"A text is not valid UTF-8: {error.reason}.", "inputs") from error
 
 
-async def _infer(request: Any, context: RequestContext, _: str | None) -> Answer:
+async def _infer(request: Any, context: RequestContext, _: str | None) -> RpcAnswer:
     """The outputs, in the order in which they are asked for."""
     _check_version(request.model_version)
     parameters = _parameters(request.parameters)
@@ -82,7 +82,7 @@ async def _infer(request: Any, context: RequestContext, _: str | None) -> Answer
     for tensor in tensors:
         found.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         found.raw_output_contents.append(bytes(tensor.octets()))
-    return Answer(found, truncated)
+    return RpcAnswer(found, truncated)
 
 
 def _check_version(version: str) -> None:
@@ -98,21 +98,21 @@ def _named(models: Models, request: Any) -> InferenceService:
 def inference_methods(models: Models, server: WholeServer) -> Iterator[RpcMethod]:
     """All methods of the service."""
 
-    async def live(_: Any, __: RequestContext, ___: str | None) -> Answer:
-        return Answer(_type("ServerLiveResponse")(live=not await server.dead()))
+    async def live(_: Any, __: RequestContext, ___: str | None) -> RpcAnswer:
+        return RpcAnswer(_type("ServerLiveResponse")(live=not await server.dead()))
 
-    async def ready(_: Any, __: RequestContext, ___: str | None) -> Answer:
-        return Answer(_type("ServerReadyResponse")(ready=not await server.problems()))
+    async def ready(_: Any, __: RequestContext, ___: str | None) -> RpcAnswer:
+        return RpcAnswer(_type("ServerReadyResponse")(ready=not await server.problems()))
 
-    async def model_ready(request: Any, _: RequestContext, __: str | None) -> Answer:
+    async def model_ready(request: Any, _: RequestContext, __: str | None) -> RpcAnswer:
         name = _named(models, request).name
-        return Answer(_type("ModelReadyResponse")(ready=name not in await server.problems()))
+        return RpcAnswer(_type("ModelReadyResponse")(ready=name not in await server.problems()))
 
-    async def metadata(_: Any, __: RequestContext, ___: str | None) -> Answer:
-        return Answer(_type("ServerMetadataResponse")(name="bei", version=__version__))
+    async def metadata(_: Any, __: RequestContext, ___: str | None) -> RpcAnswer:
+        return RpcAnswer(_type("ServerMetadataResponse")(name="bei", version=__version__))
 
-    async def model_metadata(request: Any, _: RequestContext, __: str | None) -> Answer:
-        return Answer(_type("ModelMetadataResponse")(**oip.metadata_of(_named(models, request))))
+    async def model_metadata(request: Any, _: RequestContext, __: str | None) -> RpcAnswer:
+        return RpcAnswer(_type("ModelMetadataResponse")(**oip.metadata_of(_named(models, request))))
 
     def method(name: str, handle: Any, *, is_open: bool = False) -> RpcMethod:
         return RpcMethod(f"/{INFERENCE}.GRPCInferenceService/{name}", _type(f"{name}Request"), handle, is_open=is_open)

@@ -17,7 +17,7 @@ from bei.server.dialects import tei
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.inference import order_of
 from bei.server.endpoint.render import Items, Reply
-from bei.server.grpc.calls import Answer, Handle, RpcMethod, report_of, struct_of
+from bei.server.grpc.calls import Handle, RpcAnswer, RpcMethod, report_of, struct_of
 from bei.server.grpc.messages import TEI, message
 from bei.server.routes import classify, embed, rerank, tokenize
 from bei.server.routes.info import describe
@@ -74,7 +74,7 @@ def _items(reply: Reply) -> Any:
     return content.make(0, content.count) if isinstance(content, Items) else content
 
 
-async def _embed(request: Any, context: RequestContext, model: str | None) -> Answer:
+async def _embed(request: Any, context: RequestContext, model: str | None) -> RpcAnswer:
     body = struct_of(
         embed.EmbedRequest,
         inputs=request.inputs,
@@ -90,10 +90,10 @@ async def _embed(request: Any, context: RequestContext, model: str | None) -> An
     if vector is not None:  # else the report says why
         found.embeddings.extend(vector.tolist())
     _metadata(found, context.timing)
-    return Answer(found, reply.truncated, report_of(reply))
+    return RpcAnswer(found, reply.truncated, report_of(reply))
 
 
-async def _embed_sparse(request: Any, context: RequestContext, model: str | None) -> Answer:
+async def _embed_sparse(request: Any, context: RequestContext, model: str | None) -> RpcAnswer:
     body = struct_of(
         embed.SparseRequest,
         inputs=request.inputs,
@@ -107,10 +107,10 @@ async def _embed_sparse(request: Any, context: RequestContext, model: str | None
     for weight in weights.make(0, weights.count) if weights is not None else ():
         found.sparse_embeddings.add(index=weight["index"], value=float(weight["value"]))
     _metadata(found, context.timing)
-    return Answer(found, reply.truncated, report_of(reply))
+    return RpcAnswer(found, reply.truncated, report_of(reply))
 
 
-async def _embed_all(request: Any, context: RequestContext, model: str | None) -> Answer:
+async def _embed_all(request: Any, context: RequestContext, model: str | None) -> RpcAnswer:
     body = struct_of(
         embed.WideRequest,
         inputs=request.inputs,
@@ -124,21 +124,21 @@ async def _embed_all(request: Any, context: RequestContext, model: str | None) -
     for row in rows.make(0, rows.count) if rows is not None else ():
         found.token_embeddings.add().embeddings.extend(row.tolist())
     _metadata(found, context.timing)
-    return Answer(found, reply.truncated, report_of(reply))
+    return RpcAnswer(found, reply.truncated, report_of(reply))
 
 
-async def _predict(request: Any, context: RequestContext, model: str | None) -> Answer:
+async def _predict(request: Any, context: RequestContext, model: str | None) -> RpcAnswer:
     return await _classified(request, request.inputs, context, model)
 
 
-async def _predict_pair(request: Any, context: RequestContext, model: str | None) -> Answer:
+async def _predict_pair(request: Any, context: RequestContext, model: str | None) -> RpcAnswer:
     pair = [*request.inputs]
     if len(pair) != 2:
         raise InvalidRequestError(f"inputs has {len(pair)} texts: send the two of a pair.", "inputs")
     return await _classified(request, pair, context, model)
 
 
-async def _classified(request: Any, inputs: str | list[str], context: RequestContext, model: str | None) -> Answer:
+async def _classified(request: Any, inputs: str | list[str], context: RequestContext, model: str | None) -> RpcAnswer:
     body = struct_of(
         classify.PredictRequest, inputs=inputs, model=model, raw_scores=request.raw_scores, **_cut(request)
     )
@@ -147,10 +147,10 @@ async def _classified(request: Any, inputs: str | list[str], context: RequestCon
     for entry in _items(reply):
         found.predictions.add(score=float(entry["score"]), label=entry["label"])
     _metadata(found, context.timing)
-    return Answer(found, reply.truncated)
+    return RpcAnswer(found, reply.truncated)
 
 
-async def _rerank(request: Any, context: RequestContext, model: str | None) -> Answer:
+async def _rerank(request: Any, context: RequestContext, model: str | None) -> RpcAnswer:
     body = struct_of(
         rerank.TextsRequest,
         query=request.query,
@@ -165,10 +165,10 @@ async def _rerank(request: Any, context: RequestContext, model: str | None) -> A
     for rank in _items(reply):
         found.ranks.add(index=rank["index"], text=rank.get("text"), score=float(rank["score"]))
     _metadata(found, context.timing)
-    return Answer(found, reply.truncated)
+    return RpcAnswer(found, reply.truncated)
 
 
-async def _rerank_stream(requests: Seq[Any], context: RequestContext, model: str | None) -> Answer:
+async def _rerank_stream(requests: Seq[Any], context: RequestContext, model: str | None) -> RpcAnswer:
     """All pairs together. What the first message says of truncation, scores and texts holds for all."""
     context.check_count(requests, "text")
     first = requests[0]
@@ -188,10 +188,10 @@ async def _rerank_stream(requests: Seq[Any], context: RequestContext, model: str
         text = pairs[index][1] if first.return_text else None
         found.ranks.add(index=index, text=text, score=float(scores.values[index, 0]))
     _metadata(found, context.timing)
-    return Answer(found, scores.truncated)
+    return RpcAnswer(found, scores.truncated)
 
 
-async def _tokenize(request: Any, context: RequestContext, model: str | None) -> Answer:
+async def _tokenize(request: Any, context: RequestContext, model: str | None) -> RpcAnswer:
     body = struct_of(
         tokenize.InputsRequest,
         inputs=request.inputs,
@@ -204,28 +204,28 @@ async def _tokenize(request: Any, context: RequestContext, model: str | None) ->
     (tokens,) = _items(reply)
     for token in tokens.make(0, tokens.count):
         found.tokens.add(**token)
-    return Answer(found)
+    return RpcAnswer(found)
 
 
-async def _decode(request: Any, context: RequestContext, model: str | None) -> Answer:
+async def _decode(request: Any, context: RequestContext, model: str | None) -> RpcAnswer:
     if not request.ids:
         raise InvalidRequestError("ids is empty: send those of a text.", "ids")
     body = struct_of(
         tei.DecodeRequest, ids=[*request.ids], model=model, skip_special_tokens=request.skip_special_tokens
     )
     reply = await tei.decode_as_tei(body, context)
-    return Answer(_type("DecodeResponse")(text=_items(reply)[0]))
+    return RpcAnswer(_type("DecodeResponse")(text=_items(reply)[0]))
 
 
 def _info(config: ServeConfig) -> Handle:
-    async def info(_: Any, context: RequestContext, model: str | None) -> Answer:
+    async def info(_: Any, context: RequestContext, model: str | None) -> RpcAnswer:
         told: Any = describe(context.named(model), config)
         (kind,) = told["model_type"]
         found = _type("InfoResponse")(model_type=_KINDS.index(kind))
         for field in found.DESCRIPTOR.fields:
             if field.name != "model_type" and told.get(field.name) is not None:
                 setattr(found, field.name, told[field.name])
-        return Answer(found)
+        return RpcAnswer(found)
 
     return info
 
