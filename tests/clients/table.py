@@ -1,4 +1,4 @@
-"""Two sections of docs/clients.md, the base URLs and the calls: every call of every client that a test makes, and whether it works.
+"""Two sections of docs/clients.md: base URLs, and every call of every client that a test makes and whether it works.
 
     python -m tests.clients.table
 
@@ -131,8 +131,9 @@ BASES = "## Base URLs"
 _BASES_INTRODUCTION = f"""\
 {BASES}
 
-What a client is given in the place of its own server's address: `http://127.0.0.1:8000` and the path. `none` is a key where the server asks for
-none. Written from the tests below; what does not work stands there.
+What a client is given in the place of its own server's address: `http://127.0.0.1:8000` and the path; for gRPC the
+host and `--grpc-port`. Any text is a key where the server asks for none. Written from the tests below, as
+`python -m tests.clients.table` found them; what does not work stands there.
 
 | client | language | dialect | path of the base URL |
 |---|---|---|---|
@@ -153,7 +154,7 @@ def bases_section(rows: Sequence[Row]) -> str:
         bases = found.setdefault((row.package, row.dialect), [])
         bases += [row.base] if row.base not in bases else []
     lines = [
-        f"| {package} | {language_of(package)} | {dialect} | {', '.join(f'`{base}`' for base in sorted(bases))} |"
+        f"| {package} | {language_of(package)} | {dialect} | {', '.join(f'`{base}`' if base else 'none' for base in sorted(bases))} |"
         for (package, dialect), bases in found.items()
     ]
     return _BASES_INTRODUCTION + "\n".join(lines) + "\n"
