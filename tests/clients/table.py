@@ -153,10 +153,10 @@ def bases_section(rows: Sequence[Row]) -> str:
     for row in sorted(rows, key=lambda row: (row.package.lower(), row.dialect)):
         bases = found.setdefault((row.package, row.dialect), [])
         bases += [row.base] if row.base not in bases else []
-    lines = [
-        f"| {package} | {language_of(package)} | {dialect} | {', '.join(f'`{base}`' if base else 'none' for base in sorted(bases))} |"
-        for (package, dialect), bases in found.items()
-    ]
+    lines = []
+    for (package, dialect), bases in found.items():
+        paths = ", ".join(f"`{base}`" if base else "none" for base in sorted(bases))
+        lines.append(f"| {package} | {language_of(package)} | {dialect} | {paths} |")
     return _BASES_INTRODUCTION + "\n".join(lines) + "\n"
 
 
