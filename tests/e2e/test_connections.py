@@ -119,7 +119,6 @@ def test_trailers_are_held_to_the_same_limits(shared: Server, tail: bytes) -> No
         b"hello\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"GET /\xff HTTP/1.1\r\nhost: bei\r\n\r\n",
         b"GET /health HTTP/1.1\r\n\r\n",
         b"GET /health HTTP/1.1\r\nhost: bei\r\nhost: bei\r\n\r\n",
@@ -158,8 +157,23 @@ def test_a_body_that_does_not_arrive_in_time_is_408(start: StartServer) -> None:
 def test_a_body_that_is_too_large_and_stalls_is_408(start: StartServer) -> None:
     server = start("--body-timeout", 1, "--payload-limit", 100)
     with connect(server) as wire:
-        wire.sendall(head(1000) + b" " * 500)
+        wire.sendall(b"POST /v1/embeddings HTTP/1.1\r\nhost: bei\r\ntransfer-encoding: chunked\r\n\r\n")
+        wire.sendall(b"c8\r\n" + b" " * 200 + b"\r\n")
         assert read_answer(wire).status == 408
+        assert is_closed(wire)
+
+
+def test_a_length_that_is_too_large_is_413_before_the_body(start: StartServer) -> None:
+    server = start("--payload-limit", 100)
+    with connect(server) as wire:
+        wire.sendall(head(1000))
+        assert read_answer(wire).status == 413
+
+
+def test_http_2_in_clear_text_gets_a_goaway(server: Server) -> None:
+    with connect(server) as wire:
+        wire.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        assert wire.recv(100).startswith(b"\0\0\0\4\0\0\0\0\0")
         assert is_closed(wire)
 
 
