@@ -60,7 +60,8 @@ class EmbedRequest(Tiered, kw_only=True):
 
     model: Model | None = None
     input: Annotated[
-        Any, limits(anyOf=[{"type": ["string", "null"]}, {"type": "array", "items": {"type": "string"}}])
+        Any,
+        limits(anyOf=[{"type": ["string", "null"]}, {"type": "array", "items": {"type": "string", "minLength": 1}}]),
     ] = None
     truncate: bool | None = None
     dimensions: Dimensions | None = None
