@@ -77,7 +77,9 @@ def filled(path: str, texts: list[Any]) -> dict[str, Any]:
 
 
 def test_every_route_is_tested_here() -> None:
-    assert {route.path for route in inference_routes(ServeConfig())} == set(GOOD)
+    of_clouds = ("/openai/", "/models/", "/pipeline/")  # tests/bei/server/routes/test_azure.py, test_hub_paths.py
+    paths = {route.path for route in inference_routes(ServeConfig())}
+    assert {path for path in paths if not path.startswith(of_clouds)} == set(GOOD)
 
 
 @pytest.mark.parametrize("path", [*sorted(GOOD), "/info"])
