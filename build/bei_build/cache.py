@@ -12,7 +12,7 @@ from bei.artifact.manifest import SCHEMA_VERSION, Artifact
 from bei.artifact.store import load
 from bei.errors import ArtifactError
 from bei.version import __version__
-from bei_build.checkpoint.locate import locate
+from bei_build.checkpoint.locate import Location, locate
 from bei_build.config import BuildConfig
 from bei_build.job import OpenEngine
 from bei_build.pipeline import build
@@ -36,7 +36,7 @@ def build_cached(
     config = replace(config, precision=precision)
     name = config.name or location.name
     named = replace(config, model=location.model, name=name)  # the same, whatever the user called it
-    facts = (__version__, SCHEMA_VERSION, named, compiler.machine(), _fingerprint(location.folder))
+    facts = (__version__, SCHEMA_VERSION, named, compiler.machine(), _fingerprint(location))
     key = hashlib.sha256(repr(facts).encode())
     use = cache.use(f"{name.replace('/', '--')}-{config.target}-{precision}-{key.hexdigest()[:12]}")
     try:
@@ -63,6 +63,8 @@ def _built(config: BuildConfig, path: Path, open_engine: OpenEngine, progress: P
     return build(replace(config, out=str(path)), open_engine, progress)
 
 
-def _fingerprint(folder: Path) -> list[tuple[str, int, int]]:
-    files = [(path, path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
+def _fingerprint(location: Location) -> list[tuple[str, int, int]]:
+    read = location.gguf  # of several GGUF files in a folder one is read
+    paths = (path for path in sorted(location.folder.rglob("*")) if path.is_file())
+    files = [(path, path.stat()) for path in paths if read is None or path == read or path.suffix != ".gguf"]
     return [(str(path), stat.st_size, stat.st_mtime_ns) for path, stat in files]

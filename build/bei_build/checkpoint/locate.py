@@ -5,20 +5,27 @@ The repository and the name of a model that an installed package carries mean th
 
 from __future__ import annotations
 
+import glob
 import importlib.util
 import os
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bei.artifact.model_names import near_names, packaged_model
 from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError, HubUnreachableError
 from bei.utils.libraries import importing
 from bei.utils.untrusted_files import UnfitError, check_regular, home_expanded
+from bei_build.files.scratch import ScratchFolder
 
 _HUB_PATTERNS = ["*.json", "*.txt", "*.model", "*.safetensors", "*.safetensors.index.json", "*_linear.pt"]
 _HUB_PATTERNS += ["artifact.metadata", "*.jinja"]
+# Configs, tokenizers and chat templates; weights are found by ``weight_files``.
+READ_SUFFIXES = (".json", ".txt", ".model", ".metadata", ".jinja")
 # Endings of the names of all files that may be read.
-_READ = (".json", ".txt", ".model", ".metadata", ".jinja", ".safetensors", ".bin", ".pt")
+_READ = (*READ_SUFFIXES, ".safetensors", ".bin", ".pt", ".gguf")
+# Weights that are read rather than a GGUF file beside them.
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 # Variables that set huggingface_hub's cache folder; the default is below the home directory.
 _HUB_FOLDERS = {"HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"}
 _HUB_FALLBACK = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*/pytorch_model.bin"]
@@ -27,12 +34,15 @@ _HUB_FALLBACK = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*/pytorc
 @dataclass(frozen=True)
 class Location:
     """Location of a checkpoint. ``kind`` is path, package or hub; ``model`` the folder's, package's or repository's
-    name."""
+    name. ``gguf``: the file that holds its weights, where it is one of GGUF; ``scratch``: the temporary folder that
+    such a one is laid out in."""
 
     folder: Path
     model: str
     kind: str
     revision: str | None = None
+    gguf: Path | None = None
+    scratch: ScratchFolder | None = field(default=None, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -50,17 +60,42 @@ def locate(model: str, revision: str | None = None) -> Location:
     path = home_expanded(model)
     if path.is_dir():
         _check_no_revision(revision, f"{model} is a folder")
-        return Location(path.resolve(), path.resolve().name, "path")
+        return Location(path.resolve(), path.resolve().name, "path", gguf=_only_gguf(path.resolve()))
+    if path.is_file() and path.suffix == ".gguf":
+        _check_no_revision(revision, f"{model} is a file")
+        return Location(path.parent.resolve(), path.stem, "path", gguf=path.parent.resolve() / path.name)
     if path.exists() or model.startswith((".", "/", "~")):
         raise CheckpointNotFoundError(
-            f"{model} is not a folder. Pass a checkpoint's folder, the name of an installed package, or a hub id."
+            f"{model} is not a folder. Pass a checkpoint's folder, a GGUF file, the name of an installed package, or a "
+            "hub id."
         )
     same = packaged_model(model)
     package = same.package if same and (revision is None or model != same.repository) else model
     if (folder := _package_folder(package)) is not None:
         _check_no_revision(revision, f"{model} is an installed package")
-        return Location(folder, package, "package")
-    return _from_hub(same.repository if same else model, revision)
+        return Location(folder, package, "package", gguf=_only_gguf(folder))
+    repository, _, file = (same.repository if same else model).partition(":")
+    return _from_hub(repository, revision, file)
+
+
+def _only_gguf(folder: Path) -> Path | None:
+    """The GGUF file of ``folder``, None where it has other weights, or none. Raises CheckpointNotFoundError for
+    several."""
+    files = sorted(folder.glob("*.gguf"))
+    if not files or any((folder / name).exists() for name in _WEIGHTS):
+        return None
+    if len(files) > 1:
+        raise CheckpointNotFoundError(
+            f"{folder} has {len(files)} GGUF files, and no other weights ({_listed(file.name for file in files)}): "
+            "pass the path of the one to build."
+        )
+    return files[0]
+
+
+def _listed(names: Iterable[str]) -> str:
+    """At most ten of ``names``."""
+    known = [*names]
+    return ", ".join(known[:10]) + (f" and {len(known) - 10} more" if len(known) > 10 else "")
 
 
 def _check_no_revision(revision: str | None, what: str) -> None:
@@ -93,11 +128,11 @@ def _package_folder(model: str) -> Path | None:
         return None
     roots = [Path(location) for location in found.submodule_search_locations]
     for root in roots:
-        marks = sorted(root.rglob("modules.json")) or sorted(root.rglob("config.json"))
-        if marks:
-            return marks[0].parent
+        for mark in ("modules.json", "config.json", "*.gguf"):
+            if found_marks := sorted(root.rglob(mark)):
+                return found_marks[0].parent
     raise CheckpointNotFoundError(
-        f"The installed package {model!r} carries no checkpoint (no config.json in it). "
+        f"The installed package {model!r} carries no checkpoint (no config.json or GGUF file in it). "
         "Pass a checkpoint's folder or a hub id (owner/name)."
     )
 
@@ -107,22 +142,51 @@ def _folders_with_weights(folder: Path) -> list[Path]:
     return [folder, *(path.parent for kind in ("Dense", "LayerNorm") for path in folder.glob(f"*_{kind}/config.json"))]
 
 
-def _from_hub(model: str, revision: str | None) -> Location:
+def _from_hub(model: str, revision: str | None, gguf: str = "") -> Location:
+    """The repository ``model``. ``gguf``: the name of one of its GGUF files, or a part of the name ("Q8_0")."""
     if os.path.expanduser("~") == "~" and not _HUB_FOLDERS & os.environ.keys():
         raise CheckpointNotFoundError(
             f"{model!r} is no folder here, and there is no home directory to keep what the hub gives: set HOME or "
             "HF_HOME, or pass the path of a downloaded checkpoint."
         )
     with importing("huggingface_hub", "cpu", "Asking the hub for a checkpoint"):
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import HfApi, snapshot_download
+
+    def download(*patterns: str) -> Path:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=[*patterns]))
 
     try:
-        folder = Path(snapshot_download(model, revision=revision, allow_patterns=_HUB_PATTERNS))
-        if any(not list(part.glob("*.safetensors")) for part in _folders_with_weights(folder)):
-            folder = Path(snapshot_download(model, revision=revision, allow_patterns=[*_HUB_PATTERNS, *_HUB_FALLBACK]))
+        folder = download(*_HUB_PATTERNS)
+        if not gguf and any(not list(part.glob("*.safetensors")) for part in _folders_with_weights(folder)):
+            folder = download(*_HUB_PATTERNS, *_HUB_FALLBACK)
+        file = None
+        if gguf or not any((folder / name).exists() for name in _WEIGHTS):
+            file = _chosen_gguf(model, HfApi().list_repo_files(model, revision=revision), gguf)
+        if file:
+            folder = download(*_HUB_PATTERNS, glob.escape(file))
+    except CheckpointNotFoundError:
+        raise
     except Exception as error:  # of the HTTP library too, which is another one in each version of huggingface_hub
         raise _refusal(model, revision, error) from error
-    return Location(folder, model, "hub", folder.name)  # a snapshot's folder has the name of its commit
+    # A snapshot's folder has the name of its commit.
+    return Location(folder, model, "hub", folder.name, gguf=folder / file if file else None)
+
+
+def _chosen_gguf(model: str, files: Sequence[str], asked: str) -> str | None:
+    """The one of ``files`` that ``asked`` is, or is a part of; without it the only GGUF file, None where there is none.
+    Raises CheckpointNotFoundError."""
+    found = sorted(name for name in files if name.endswith(".gguf") and "/" not in name)
+    if not found and not asked:
+        return None
+    chosen = [name for name in found if name == asked] or [name for name in found if asked.lower() in name.lower()]
+    if len(chosen) != 1:
+        some = f"{len(chosen)} GGUF files" if chosen else "no GGUF file"
+        named = f" with {asked!r} in its name" if asked else ", and no other weights"
+        raise CheckpointNotFoundError(
+            f"{model} has {some}{named}: name one as {model}:FILE, or by a part of its name. It has "
+            f"{_listed(chosen or found) or 'none'}."
+        )
+    return chosen[0]
 
 
 def _refusal(model: str, revision: str | None, error: Exception) -> CheckpointNotFoundError:

@@ -18,9 +18,10 @@ from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 from bei.utils.libraries import importing
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.colbert import Sides, roles_of
+from bei_build.checkpoint.gguf_folder import laid_out
 from bei_build.checkpoint.heads import HeadChoice, choose_heads, labels_of, side_modules
 from bei_build.checkpoint.layer_pooling import with_layer_shares
-from bei_build.checkpoint.locate import Location, check_entries
+from bei_build.checkpoint.locate import READ_SUFFIXES, Location, check_entries
 from bei_build.checkpoint.remote_code import (
     Attention,
     check_attention,
@@ -73,6 +74,7 @@ def read_checkpoint(
 
     Raises CheckpointError and its subclasses, ConfigError.
     """
+    location = laid_out(location)
     check_entries(location.folder)
     files = read_sentence_transformers(location.folder, route)
     for module in files.folders:
@@ -152,7 +154,7 @@ def read_checkpoint(
 def source_of(checkpoint: Checkpoint) -> CheckpointSource:
     """The manifest's record of the checkpoint; hashes every file that was read."""
     folders = {checkpoint.location.folder, *checkpoint.files.folders}
-    found = (path for folder in folders for suffix in _READ_SUFFIXES for path in folder.glob(f"*{suffix}"))
+    found = (path for folder in folders for suffix in READ_SUFFIXES for path in folder.glob(f"*{suffix}"))
     files = {path for path in found if path.is_file()}
     files.update(weight_files(checkpoint.folder))
     beside = [module.location for module in checkpoint.modules.values()]
@@ -373,10 +375,6 @@ def _position_limit(family: Family, config: Any) -> int:
             "long a text may be: set it to the number of tokens the model was trained with."
         )
     return limit
-
-
-# Configs, tokenizers and chat templates; weights are found by weight_files.
-_READ_SUFFIXES = (".json", ".txt", ".model", ".metadata", ".jinja")
 
 
 # Files in which quantizers store their settings if config.json does not have them.

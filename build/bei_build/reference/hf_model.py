@@ -67,6 +67,8 @@ class HFReference:
         self.name = "transformers, FP32, one text at a time"
         if checkpoint.fp8:
             self.name += ", its FP8 weights times their scales"
+        if weights.dequantized:
+            self.name += f", its {', '.join(weights.dequantized)} weights dequantized"
         self.is_own = False
         self._spec = checkpoint.spec
         self._torch = torch

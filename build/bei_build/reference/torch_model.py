@@ -47,6 +47,8 @@ class ModuleReference:
         from bei_build.torch_graph.model import packed_model
 
         self.name = "bei's PyTorch module, FP32, one text at a time"
+        if weights.dequantized:
+            self.name += f", its {', '.join(weights.dequantized)} weights dequantized"
         self.is_own = True
         memory.require(4 * checkpoint.spec.num_parameters, "The reference, a copy of the model in FP32,")
         self._per_token = {str(head.output): not head.pooling for head in checkpoint.spec.heads}

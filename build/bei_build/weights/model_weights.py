@@ -17,11 +17,13 @@ from bei_build.spec.model_spec import HeadSpec, ModelSpec
 from bei_build.spec.parts import DenseSpec, HeadLayer
 from bei_build.spec.weight_shapes import Shape
 from bei_build.weights.dequantize import open_dequantized
+from bei_build.weights.gguf_names import GgufNames
+from bei_build.weights.gguf_store import SUFFIX, GgufStore, dequantized_types
 from bei_build.weights.lora import Adapter
 from bei_build.weights.quantized_format import StoredFP8
 from bei_build.weights.shared_rows import SharedRowsStore
 from bei_build.weights.stored_names import StoredNames, layer_of
-from bei_build.weights.tensor_store import RenamedStore, TensorStore, open_file, open_weights
+from bei_build.weights.tensor_store import RenamedStore, TensorStore, open_file, open_weights, weight_files
 
 # Tensors that a quantized checkpoint stores in place of a matrix, or beside it.
 _QUANTIZED = (
@@ -48,6 +50,7 @@ _KINDS = ("weight", "bias", "residual.weight")
 # Relative tolerance between stored sines and frequencies and computed ones: a few roundings of float32, or the one of a
 # 16-bit type.
 _EXACT, _ROUNDED = 1e-6, 2**-8
+_ROTATION = 1e-4  # between frequencies and the same ones out of factors
 _NARROW = ("BF16", "F16", "torch.bfloat16", "torch.float16")
 _SMALLEST = 1e-7  # the rounding error of small numbers in float16
 
@@ -82,7 +85,8 @@ class ModelWeights:
 
     ``tied``: a language model's last matrix may be that of its embeddings. ``adapter`` is merged. ``fp8``: the
     checkpoint's FP8 settings; such matrices are read times their scales. ``stored_types``: the element types of the
-    tensors in ``folder``. ``is_renamed``: the model's library would not find the tensors under their stored names.
+    tensors in ``folder``; ``dequantized``: those of a GGUF file whose numbers are computed. ``is_renamed``: the model's
+    library would not find the tensors under their stored names.
     Raises WeightsError naming the tensors that are missing, misshapen, left over, or differ from the computed values.
     """
 
@@ -110,7 +114,10 @@ class ModelWeights:
         try:
             store = self._opened(_open(folder, family, fp8))
             self.stored_types = store.types
-            self.is_renamed = isinstance(store, RenamedStore)
+            self.is_renamed = isinstance(store, (RenamedStore, GgufNames))
+            self.dequantized = dequantized_types(store.types) if isinstance(store, GgufNames) else ()
+            if isinstance(store, GgufNames):
+                _check_rotation(store, spec)
             self._store = self._opened(adapter.merged_with(store)) if adapter else store
             self._map_checkpoint(self._store, modules)
             self._map_modules(modules)
@@ -251,6 +258,9 @@ class ModelWeights:
 
 def _open(folder: Path, family: Family, fp8: StoredFP8 | None = None) -> TensorStore:
     """The tensors of ``folder`` under the names that the family's library uses. Raises WeightsError."""
+    (file, *_) = weight_files(folder)
+    if file.suffix == SUFFIX:
+        return GgufNames(GgufStore(file), family)
     store: TensorStore = open_dequantized(folder, fp8) if fp8 else open_weights(folder)
     try:
         names = StoredNames(family)
@@ -261,6 +271,16 @@ def _open(folder: Path, family: Family, fp8: StoredFP8 | None = None) -> TensorS
     except BaseException:  # an interrupt too must unmap the files
         store.close()
         raise
+
+
+def _check_rotation(store: GgufNames, spec: ModelSpec) -> None:
+    """Raise WeightsError where ``store`` rotates by other frequencies than ``spec``."""
+    stored, rope = store.rope_frequencies(), spec.layers[0].attention.rope
+    if stored is not None and (rope is None or not np.allclose(stored, rope.inv_freq, rtol=_ROTATION)):
+        raise WeightsError(
+            "The GGUF file scales its rotations (rope_freqs.weight) by other factors than config.json's rope_scaling: "
+            "the two are not from the same checkpoint."
+        )
 
 
 def _check_copy(store: TensorStore, tensor: str, copy: str) -> None:

@@ -23,6 +23,8 @@ from bei_build.files.json_settings import read_object
 
 _SAFETENSORS = "model.safetensors"
 _PYTORCH = "pytorch_model.bin"
+# The file of a folder that ``checkpoint.gguf_folder`` has laid out.
+GGUF = "model.gguf"
 _SAFETENSORS_TYPES = ("F64", "F32", "F16", "BF16")
 # Pages of a mapped file stay in memory after reading until the file is unmapped.
 _MOST_MAPPED = 256 << 20
@@ -313,13 +315,15 @@ class RenamedStore(WrappedStore):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The weight files: safetensors (one or sharded) if there are any, else PyTorch's."""
+    """The weight files: safetensors (one or sharded) if there are any, else PyTorch's, else a GGUF file."""
     for name in (_SAFETENSORS, _PYTORCH):
         if (folder / name).is_file():
             return [folder / name]
         index = folder / f"{name}.index.json"
         if index.is_file():
             return list(_shards(folder, index))
+    if (folder / GGUF).is_file():
+        return [folder / GGUF]
     kind = foreign_kind(folder)
     raise WeightsError(
         f"{folder} has neither {_SAFETENSORS} nor {_PYTORCH} (nor an index of shards)"
