@@ -69,7 +69,8 @@ class _Oracle:
         self._structure = structure
         self._model = model
         self._folder = folder
-        self._tokenizer = Tokenizer.from_file(str(next(folder.rglob("tokenizer.json"))))
+        stored = next(folder.rglob("tokenizer.json"), None)
+        self._tokenizer = Tokenizer.from_file(str(stored)) if stored else structure.tokenizer()
         self._tokenizer.no_padding()
         self._states_of = structure.states(folder) if structure.states else None
 

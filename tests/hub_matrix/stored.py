@@ -11,6 +11,7 @@ import string
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 
 from tests.bei_build.families.nv_embed import around as around
 from tests.bei_build.families.nv_embed import latent_attention as latent_attention
@@ -27,6 +28,7 @@ from tests.support.checkpoints import (
     write_json,
     write_tensors,
 )
+from tests.support.gguf_files import save_gguf, vocabulary_metadata
 
 
 def pickled(folder: Path) -> None:
@@ -94,6 +96,20 @@ def instead_of_weights(folder: Path, *names: str) -> None:
     """Another form of the weights in place of safetensors."""
     (folder / "model.safetensors").unlink()
     only(folder, *names)
+
+
+def gguf(folder: Path, arch: str, model: str, pre: str, pooling: int) -> None:
+    """llama.cpp's form of the checkpoint in place of all its files."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    metadata: dict[str, object] = {**vocabulary_metadata(tokenizer, model, pre), f"{arch}.pooling_type": pooling}
+    if pre == "qwen2":
+        metadata["tokenizer.ggml.add_eos_token"] = True
+    save_gguf(folder, folder / "model-f32.gguf", arch, metadata)
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.suffix != ".gguf":
+            path.unlink()
 
 
 def adapter(folder: Path) -> None:

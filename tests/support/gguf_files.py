@@ -80,7 +80,7 @@ def shape_metadata(arch: str, config: Mapping[str, Any]) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": _real(config.get("rms_norm_eps")),
         "attention.key_length": config.get("head_dim"),
         "attention.value_length": config.get("head_dim"),
-        "rope.freq_base": _real(first("global_rope_theta") or rope.get("rope_theta")),
+        "rope.freq_base": _real(first("global_rope_theta", "rope_theta") or rope.get("rope_theta")),
     }
     if arch in ("bert", "jina-bert-v2"):
         values["rope.freq_base"] = None
@@ -114,7 +114,7 @@ def vocabulary_metadata(tokenizer: Tokenizer, model: str, pre: str = "default") 
     found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"] = tokens, types
     names = {
         "bos": ("<s>", "[CLS]"),
-        "eos": ("</s>", "[SEP]", "<|endoftext|>"),
+        "eos": ("<|endoftext|>", "</s>", "[SEP]"),
         "unknown": ("<unk>", "[UNK]"),
         "padding": ("<pad>", "[PAD]"),
         "mask": ("<mask>", "[MASK]"),
