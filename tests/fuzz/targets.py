@@ -47,6 +47,7 @@ TARGETS = {
     "shards": Target("checkpoints", "shards", 20),
     "GGUF": Target("gguf_files", "gguf_file", 20),
     "GGUF checkpoint": Target("gguf_files", "checkpoint", 3),
+    "packed matrices": Target("packed", "packed", 10),
     "pytorch_model.bin": Target("checkpoints", "pickles", 10),
     "tokenizer.json": Target("checkpoints", "tokenizer_json", 40),
     "tokenizer settings": Target("checkpoints", "tokenizer_settings", 10),

@@ -23,6 +23,7 @@ from bei_build.tokenizer.library_tokenizer import (
 )
 from bei_build.weights.lora import Adapter
 from bei_build.weights.model_weights import ModelWeights, SideModule
+from bei_build.weights.packed_format import StoredPacked
 from bei_build.weights.quantized_format import StoredFP8
 
 
@@ -31,8 +32,8 @@ class Checkpoint:
     """A checkpoint without its weights.
 
     ``rowless``: tokens that the tokenizer's class adds and for which the model has no row; they are left out. ``fp8``:
-    its FP8 settings, where its matrices are stored in FP8. ``token_weights``: float32 [vocabulary], the table of the
-    side whose sparse vectors are looked up, if there is one.
+    its FP8 settings, where its matrices are stored in FP8; ``packed``: their form, where it is another one of few bits.
+    ``token_weights``: float32 [vocabulary], the table of the side whose sparse vectors are looked up, if there is one.
     """
 
     location: Location
@@ -50,6 +51,7 @@ class Checkpoint:
     roles: Mapping[Side, Role]
     adapter: Adapter | None
     fp8: StoredFP8 | None = None
+    packed: StoredPacked | None = None
     token_weights: Float32Array | None = None
 
     @property
@@ -61,5 +63,12 @@ class Checkpoint:
         """Open the weights. Raises WeightsError naming the tensors that are missing, misshapen or left over."""
         tied = bool(getattr(self.config, "tie_word_embeddings", True))
         return ModelWeights(
-            self.spec, self.family, self.folder, self.modules, tied=tied, adapter=self.adapter, fp8=self.fp8
+            self.spec,
+            self.family,
+            self.folder,
+            self.modules,
+            tied=tied,
+            adapter=self.adapter,
+            fp8=self.fp8,
+            packed=self.packed,
         )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tokenizers import Tokenizer
 
@@ -56,8 +56,12 @@ from bei_build.tokenizer.library_tokenizer import (
 from bei_build.tokenizer.token_table import read_table, table_roles
 from bei_build.weights.lora import Adapter, choose_adapter
 from bei_build.weights.model_weights import stored_shape, with_stored_widths
-from bei_build.weights.quantized_format import StoredFP8, is_modelopt, parse_fp8_settings
+from bei_build.weights.packed_format import MODELOPT, StoredPacked, modelopt_packed, parse_packed
+from bei_build.weights.quantized_format import StoredFP8, algorithms_of, is_modelopt, parse_fp8_settings
 from bei_build.weights.tensor_store import check_weights, weight_files
+
+# How matrices are stored that are not 16- or 32-bit numbers.
+_Quantized: TypeAlias = StoredFP8 | StoredPacked | None
 
 
 def read_checkpoint(
@@ -83,7 +87,7 @@ def read_checkpoint(
     # Before libraries are imported, which takes seconds.
     check_weights(folder)
     stored = stored_tokenizer(folder)
-    config, architecture, family, fp8 = _config(folder, attention, is_static=files.is_static)
+    config, architecture, family, quantized = _config(folder, attention, is_static=files.is_static)
     chosen = choose_adapter(config, folder, adapter)
     if chosen:
         files = with_adapters_prompt(files, chosen, getattr(config, "task_instructions", None))
@@ -146,7 +150,8 @@ def read_checkpoint(
         config,
         roles,
         chosen,
-        fp8,
+        quantized if isinstance(quantized, StoredFP8) else None,
+        quantized if isinstance(quantized, StoredPacked) else None,
         token_weights,
     )
 
@@ -177,11 +182,11 @@ def source_of(checkpoint: Checkpoint) -> CheckpointSource:
     )
 
 
-def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tuple[Any, str, Family, StoredFP8 | None]:
+def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tuple[Any, str, Family, _Quantized]:
     """The HF config (its class holds the defaults that config.json leaves out), the architecture's name, its family,
-    and the FP8 settings."""
+    and how matrices are stored."""
     raw = _raw_config(folder, is_static=is_static)
-    fp8 = _stored_fp8(folder, raw)
+    quantized = _stored_format(folder, raw)
     path = folder / "config.json"
     architectures = raw.get("architectures")
     architecture = architectures[0] if isinstance(architectures, list) and architectures else None
@@ -226,7 +231,7 @@ def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tu
     config.__dict__.pop("quantization_config", None)  # transformers cannot load this format
     # transformers would try to load this format, and fail
     config.return_dict, config.chunk_size_feed_forward = True, 0
-    return config, architecture, family, fp8
+    return config, architecture, family, quantized
 
 
 def _raw_config(folder: Path, *, is_static: bool) -> dict[str, Any]:
@@ -252,16 +257,22 @@ def _raw_config(folder: Path, *, is_static: bool) -> dict[str, Any]:
     return raw
 
 
-def _stored_fp8(folder: Path, raw: dict[str, Any]) -> StoredFP8 | None:
-    """FP8 settings of the configs, None where no matrices are quantized. Raises CheckpointError for other formats."""
+def _stored_format(folder: Path, raw: dict[str, Any]) -> _Quantized:
+    """How matrices are quantized by the configs, None where none are. Raises CheckpointError for other formats."""
     settings = raw.get("quantization_config") or raw.get("compression_config")
     method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else settings
     own = read_object(path) if (path := folder / _MODELOPT_CONFIG).is_file() else None
     if is_modelopt(settings) or (own is not None and not method):
-        return parse_fp8_settings([each for each in (settings, own) if each])
+        sources = [each for each in (settings, own) if each]
+        algorithms = algorithms_of(sources)
+        if len(algorithms) == 1 and (algorithm := next(iter(algorithms))) in MODELOPT:
+            return modelopt_packed(algorithm)
+        return parse_fp8_settings(sources)
     for name, writer in _QUANTIZATION_CONFIGS.items():
         if not method and (folder / name).is_file():
-            method = writer
+            method, settings = writer, {**read_object(folder / name), "quant_method": writer}
+    if isinstance(settings, dict) and (packed := parse_packed(settings)):
+        return packed
     if method:
         raise CheckpointError(
             f"The checkpoint is quantized ({method}): build from the original 16- or 32-bit one; bei quantizes itself "

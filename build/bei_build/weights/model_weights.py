@@ -20,6 +20,8 @@ from bei_build.weights.dequantize import open_dequantized
 from bei_build.weights.gguf_names import GgufNames
 from bei_build.weights.gguf_store import SUFFIX, GgufStore, dequantized_types
 from bei_build.weights.lora import Adapter
+from bei_build.weights.packed import PackedStore
+from bei_build.weights.packed_format import StoredPacked
 from bei_build.weights.quantized_format import StoredFP8
 from bei_build.weights.shared_rows import SharedRowsStore
 from bei_build.weights.stored_names import StoredNames, layer_of
@@ -84,9 +86,9 @@ class ModelWeights:
     """The weights of ``spec``, read from ``folder`` and from the ``modules`` of its heads (by layer name).
 
     ``tied``: a language model's last matrix may be that of its embeddings. ``adapter`` is merged. ``fp8``: the
-    checkpoint's FP8 settings; such matrices are read times their scales. ``stored_types``: the element types of the
-    tensors in ``folder``; ``dequantized``: those of a GGUF file whose numbers are computed. ``is_renamed``: the model's
-    library would not find the tensors under their stored names.
+    checkpoint's FP8 settings; such matrices are read times their scales. ``packed``: how its matrices are packed.
+    ``stored_types``: the element types of the tensors in ``folder``; ``dequantized``: the forms among them whose
+    numbers are computed. ``is_renamed``: the model's library would not find the tensors under their stored names.
     Raises WeightsError naming the tensors that are missing, misshapen, left over, or differ from the computed values.
     """
 
@@ -100,6 +102,7 @@ class ModelWeights:
         tied: bool = True,
         adapter: Adapter | None = None,
         fp8: StoredFP8 | None = None,
+        packed: StoredPacked | None = None,
     ) -> None:
         self._spec = spec
         self._names = StoredNames(family, tied)
@@ -112,11 +115,12 @@ class ModelWeights:
         self._sources: dict[str, _Source] = {}
         self._stack = ExitStack()
         try:
-            store = self._opened(_open(folder, family, fp8))
+            store = self._opened(_open(folder, family, fp8, packed))
             self.stored_types = store.types
-            self.is_renamed = isinstance(store, (RenamedStore, GgufNames))
-            self.dequantized = dequantized_types(store.types) if isinstance(store, GgufNames) else ()
+            self.is_renamed = isinstance(store, (RenamedStore, GgufNames)) or packed is not None
+            self.dequantized: tuple[str, ...] = (packed.name,) if packed else ()
             if isinstance(store, GgufNames):
+                self.dequantized = dequantized_types(store.types)
                 _check_rotation(store, spec)
             self._store = self._opened(adapter.merged_with(store)) if adapter else store
             self._map_checkpoint(self._store, modules)
@@ -256,13 +260,17 @@ class ModelWeights:
             self._sources.update({f"{name}.{kind}": _Source(store, names[kind]) for kind in kinds})
 
 
-def _open(folder: Path, family: Family, fp8: StoredFP8 | None = None) -> TensorStore:
+def _open(
+    folder: Path, family: Family, fp8: StoredFP8 | None = None, packed: StoredPacked | None = None
+) -> TensorStore:
     """The tensors of ``folder`` under the names that the family's library uses. Raises WeightsError."""
     (file, *_) = weight_files(folder)
     if file.suffix == SUFFIX:
         return GgufNames(GgufStore(file), family)
     store: TensorStore = open_dequantized(folder, fp8) if fp8 else open_weights(folder)
     try:
+        if packed:
+            store = PackedStore(store, packed)
         names = StoredNames(family)
         library = names.unwrapped(store.shapes)
         if any(stored != name for stored, name in library.items()):

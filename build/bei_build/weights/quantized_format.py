@@ -41,8 +41,7 @@ def is_modelopt(settings: object) -> bool:
 
 def parse_fp8_settings(sources: Sequence[Mapping[str, Any]]) -> StoredFP8:
     """Parse ModelOpt's settings, from one place or two. Raises CheckpointError for another format."""
-    settings = [_flat(each) for each in sources]
-    algorithms = {each["quant_algo"] for each in settings if isinstance(each.get("quant_algo"), str)}
+    settings, algorithms = [_flat(each) for each in sources], algorithms_of(sources)
     caches = [each for each in settings if each.get("kv_cache_quant_algo") or each.get("kv_cache_scheme")]
     if len(algorithms) > 1:
         raise CheckpointError(
@@ -61,6 +60,12 @@ def parse_fp8_settings(sources: Sequence[Mapping[str, Any]]) -> StoredFP8:
             "matrix, or one a row. Build from the original 16- or 32-bit checkpoint; bei quantizes itself."
         )
     return StoredFP8(tuple(dict.fromkeys(pattern for each in settings for pattern in _patterns(each))))
+
+
+def algorithms_of(sources: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The names of formats (quant_algo) in ModelOpt's settings."""
+    named = (_flat(each).get("quant_algo") for each in sources)
+    return {name for name in named if isinstance(name, str)}
 
 
 def _flat(settings: Mapping[str, Any]) -> Mapping[str, Any]:

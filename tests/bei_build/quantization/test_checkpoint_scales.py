@@ -327,13 +327,11 @@ def test_an_engine_is_built_and_certified(reference: str, tmp_path: Path) -> Non
 
 OTHERS = (
     *(
-        "NVFP4",
         "NVFP4_AWQ",
         "NVFP4_SVD",
         "W4A16_AWQ",
         "W4A8_AWQ",
         "W4A8_NVFP4_FP8",
-        "MXFP8",
         "FP8_PB_WO",
         "FP8_PB_REAL",
     ),
