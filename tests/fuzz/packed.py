@@ -36,6 +36,24 @@ _PARTS: tuple[str, ...] = (
     "weight_scale_2",
 )
 _PARTS += ("weight_shape", "weight_zero_point", "weight_global_scale", "weight_g_idx", "input_scale")
+_ZEROS = torch.full((2, 1), 0x77777777, dtype=torch.int32)
+# Matrices of 8 rows and 16 columns in two groups.
+_GOOD: dict[str, dict[str, torch.Tensor]] = {
+    "gptq": {
+        "qweight": torch.ones(2, 8, dtype=torch.int32),
+        "qzeros": _ZEROS,
+        "scales": torch.ones(2, 8),
+        "g_idx": torch.arange(16, dtype=torch.int32) // 8,
+    },
+    "awq": {"qweight": torch.ones(16, 1, dtype=torch.int32), "qzeros": _ZEROS, "scales": torch.ones(2, 8)},
+    "pack-quantized": {
+        "weight_packed": torch.ones(8, 2, dtype=torch.int32),
+        "weight_scale": torch.ones(8, 2),
+        "weight_shape": torch.tensor([8, 16]),
+    },
+    "int-quantized": {"weight": torch.ones(8, 16, dtype=torch.int8), "weight_scale": torch.ones(8, 2)},
+    "float-quantized": {"weight": torch.ones(8, 16).to(torch.float8_e4m3fn), "weight_scale": torch.ones(8, 2)},
+}
 
 
 def packed(folder: Path) -> Trial:
@@ -44,13 +62,13 @@ def packed(folder: Path) -> Trial:
 
     def trial(random: Random) -> None:
         generator = torch.Generator().manual_seed(random.randrange(1 << 30))
-        tensors = {}
-        for part in random.sample(_PARTS, random.randrange(2, 8)):
-            shape = [random.choice((1, 2, 8, 16)) for _ in range(random.choice((0, 1, 2, 2, 2, 2, 3)))]
-            numbers = torch.randint(-128, 127, shape, generator=generator)
-            tensors[f"layers.0.{part}"] = numbers.to(random.choice(_TYPES))
-        save_file(tensors, file)
         content = random.choice(_SETTINGS)
+        parts = dict(_GOOD.get(content.get("format", content["quant_method"]), {}))
+        for part in random.sample(_PARTS, random.randrange(0 if parts else 2, 4)):
+            shape = [random.choice((1, 2, 8, 16)) for _ in range(random.choice((0, 1, 2, 2, 2, 2, 3)))]
+            parts[part] = torch.randint(-128, 127, shape, generator=generator).to(random.choice(_TYPES))
+        tensors = {f"layers.0.{part}": tensor for part, tensor in parts.items()}
+        save_file(tensors, file)
         settings = changed(random, content) if random.random() < 0.5 else content
         stored = parse_packed(settings if isinstance(settings, dict) else content)
         form = random.choice(("NVFP4", "MXFP8"))
