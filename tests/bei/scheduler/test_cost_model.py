@@ -32,7 +32,8 @@ def curves(draw: st.DrawFn) -> Curve:
 @st.composite
 def models(draw: st.DrawFn) -> CostModel:
     longest = draw(st.integers(1, 600))
-    limits = Limits(draw(st.integers(longest, 5000)), draw(st.integers(1, 200)), longest)
+    most = draw(st.integers(longest, 5000))
+    limits = Limits(most, draw(st.integers(1, min(200, most))), longest)
     tile = 8 * draw(st.integers(1, 40))
     coefficients = Coefficients(
         draw(st.floats(1e-6, 1)), draw(slopes), draw(curves()), draw(curves()), draw(curves()), tile
