@@ -76,7 +76,7 @@ _DEPENDENT = {
 # model's name where several are served.
 _DEPENDENT_ROUTES = (
     *("decode", "detokenize", "score", "invocations", "vertex", "v1/classify", "tokenize", "pooling"),
-    *("infer", "v1/batches"),
+    *("infer", "v1/batches", "api/show", "api/pull"),
 )
 
 
