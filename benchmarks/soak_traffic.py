@@ -181,6 +181,11 @@ _ROUTES = (
     ("/detokenize", 2, EMBED, 1, "detokenize"),
     ("/tei/embed", 1, EMBED, 4, "inputs"),
     ("/voyage/v1/embeddings", 1, EMBED, 4, "voyage"),
+    ("/openai/v1/embeddings", 1, EMBED, 4, "openai"),
+    ("/openai/deployments/{model}/embeddings", 1, EMBED, 4, "openai"),
+    ("/models/{model}", 1, EMBED, 4, "inputs"),
+    ("/models/{model}/pipeline/feature-extraction", 1, EMBED, 4, "inputs"),
+    ("/pipeline/feature-extraction/{model}", 1, EMBED, 4, "inputs"),
 )
 _READS = ("/info", "/v1/models", "/health", "/ready", "/metrics", "/openapi.json", "/docs")
 
@@ -188,10 +193,14 @@ _READS = ("/info", "/v1/models", "/health", "/ready", "/metrics", "/openapi.json
 def requests(models: Mapping[str, str]) -> list[Action]:
     """Requests that are right, of every route that ``models`` (names by task) can answer."""
     right = frozenset((200,))
-    asked = [
-        Action(f"{path}, {count} by {kind}", weight, _ask(path, models[task], count, kind), right, path=path)
+    named = [
+        (path.format(model=models[task]), weight, models[task], count, kind)
         for path, weight, task, count, kind in _ROUTES
         if task in models
+    ]
+    asked = [
+        Action(f"{path}, {count} by {kind}", weight, _ask(path, model, count, kind), right, path=path)
+        for path, weight, model, count, kind in named
     ]
     return asked + [Action(f"GET {path}", 1, _get(path, models), right, path=path) for path in _READS]
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bei.config.settings import ServeConfig
-from bei.errors import ConfigError, MissingDependencyError
+from bei.errors import ConfigError
 from bei.metrics.registry import Metrics
 from bei.server.auth.keys import Key, Keyring
 from bei.server.endpoint.context import Context
@@ -35,6 +35,7 @@ from bei.server.status.peers import Peers
 from bei.server.status.whole_server import WholeServer
 from bei.server.telemetry.access_log import RequestLog
 from bei.server.telemetry.middleware import Telemetry
+from bei.utils.libraries import importing
 
 if TYPE_CHECKING:
     import grpc
@@ -54,11 +55,8 @@ def check_grpc(config: ServeConfig) -> None:
     """Raise MissingDependencyError, or ConfigError where the port is taken, before anything is loaded."""
     if config.grpc_port is None:
         return
-    try:
-        import grpc_health.v1  # noqa: F401
+    with importing("grpcio", "grpc", "--grpc-port", modules=("grpc", "grpc_health", "grpc_reflection", "google")):
         import grpc_reflection.v1alpha  # noqa: F401
-    except ImportError as error:
-        raise MissingDependencyError("grpcio", "grpc", "--grpc-port") from error
     # Bound for a moment by this process alone: with SO_REUSEPORT another server's port would be shared silently.
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -153,6 +151,7 @@ class GrpcServer:
                 self.port = self._server.add_secure_port(address, _credentials(config, self._tls))
         except RuntimeError as error:
             raise _taken(config, str(error)) from error
+        await self._set_health(is_serving=True)  # or its service would know no name yet
         await self._server.start()
         self._watch = asyncio.ensure_future(self._tell_health())
 
@@ -177,16 +176,17 @@ class GrpcServer:
 
     async def _tell_health(self) -> None:
         """Keep the health service's answers those of the probes over HTTP."""
+        while not self._is_draining:
+            await self._set_health(is_serving=not await self._status.problems())
+            await asyncio.sleep(_HEALTH_EVERY_S)
+        await self._health.enter_graceful_shutdown()
+
+    async def _set_health(self, *, is_serving: bool) -> None:
         from grpc_health.v1 import health_pb2
 
         statuses = health_pb2.HealthCheckResponse
-        while not self._is_draining:
-            problems = await self._status.problems()
-            status = statuses.NOT_SERVING if problems else statuses.SERVING
-            for name in ("", *self._names):
-                await self._health.set(name, status)
-            await asyncio.sleep(_HEALTH_EVERY_S)
-        await self._health.enter_graceful_shutdown()
+        for name in ("", *self._names):
+            await self._health.set(name, statuses.SERVING if is_serving else statuses.NOT_SERVING)
 
     # Calls.
 

@@ -179,9 +179,12 @@ def _jina(metadata: Metadata) -> dict[str, Any]:
     metadata.check_keys("attention.max_alibi_bias")
     metadata.require("attention.max_alibi_bias", 8.0)
     config = {**_encoder(metadata), "model_type": "bert", "architectures": ["JinaBertModel"]}
-    code = "jina-bert-v2-qk-post-norm" if "blk.0.attn_q_norm.weight" in metadata.shapes else "jina-bert-implementation"
-    places = {"AutoConfig": f"jinaai/{code}--configuration_bert.JinaBertConfig"}
-    places["AutoModel"] = f"jinaai/{code}--modeling_bert.JinaBertModel"
+    has_norms = "blk.0.attn_q_norm.weight" in metadata.shapes
+    code = "jinaai/jina-bert-v2-qk-post-norm--" if has_norms else "jinaai/jina-bert-implementation--"
+    places = {
+        "AutoConfig": f"{code}configuration_bert.JinaBertConfig",
+        "AutoModel": f"{code}modeling_bert.JinaBertModel",
+    }
     return {**config, "position_embedding_type": "alibi", "feed_forward_type": "geglu", "auto_map": places}
 
 

@@ -34,8 +34,15 @@ COMMANDS = (
     "simulate",
     "bench",
 )
-# Of pip, and of docker.
-OF_OTHERS = {"--no-deps", "--index-url", "--upgrade", "--gpus", *(flag for flags in INSTEAD for flag in flags)}
+# Of pip, of docker, and of llama.cpp.
+OF_OTHERS = {
+    "--no-deps",
+    "--index-url",
+    "--upgrade",
+    "--gpus",
+    "--merge",
+    *(flag for flags in INSTEAD for flag in flags),
+}
 # Their two hyphens are no flag's: custom properties of style sheets, names of modules of repositories.
 NO_FLAGS = (
     "bei/utils/html/",

@@ -16,7 +16,9 @@ from tests.bei.server.conftest import MakeApp
 from tests.support.artifacts import LIMITS
 
 ROUTES = {
-    *(("post", route.path) for route in inference_routes(ServeConfig())),
+    *(("post", route.path.replace(":path}", "}")) for route in inference_routes(ServeConfig())),
+    *(("get", f"/openai{root}/models{name}") for root in ("", "/v1") for name in ("", "/{name}")),
+    ("post", "/v1/check-api-key"),
     ("get", "/info"),
     *(("get", f"{root}/models{name}") for root in ("", "/v1") for name in ("", "/{name}")),
     *(("get", path) for path in ("/", "/health", "/ping", "/ready")),

@@ -85,6 +85,7 @@ def _routes() -> Iterator[tuple[Route[Any], ErrorForm]]:
 
 ROUTES = list(_routes())
 SEEDS: dict[str, list[Any]] = {path: [body] for path, (body, _, _) in GOOD.items()}
+SEEDS["/voyage/v1/contextualizedembeddings"] = [{"inputs": [["a", "the cat"]], "model": "tiny"}]
 for _name in DIALECTS:
     for _one in exchanges(_name) if _name != "bei" else ():
         if "body" in _one["request"]:

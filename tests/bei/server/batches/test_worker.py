@@ -66,6 +66,8 @@ def test_a_batch_that_is_cancelled_ends_what_is_under_way(serve: MakeClients) ->
     clients = serve(engine)
     batch = clients.create(lines(2_000)).json()
     clients.ended(batch["id"], until=("in_progress",))
+    while not engine.batches:
+        clients.ask("GET", f"/v1/batches/{batch['id']}")  # the server is at work while it is asked
     assert clients.ask("POST", f"/v1/batches/{batch['id']}/cancel").json()["status"] == "cancelling"
     assert clients.ask("POST", f"/v1/batches/{batch['id']}/cancel").json()["status"] == "cancelling"
     engine.open()
