@@ -1,4 +1,4 @@
-"""INT8 arithmetic of this machine's CPU."""
+"""Instruction sets of this machine's CPU that OpenVINO does not tell of."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ EXACT_INT8 = "EXACT_INT8"
 
 _ARM = ("aarch64", "arm64")
 _VNNI = {"avx512_vnni", "avx_vnni"}  # the kernel's names
+_AMX = "amx_bf16"
 
 
 @functools.cache
@@ -22,9 +23,19 @@ def sums_int8_exactly(machine: str = platform.machine(), cpuinfo: Path = Path("/
     """
     if machine in _ARM:
         return True
+    return not _VNNI.isdisjoint(_flags(cpuinfo))
+
+
+@functools.cache
+def has_amx(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """True if the CPU multiplies tiles of BF16. False if the kernel does not list its features."""
+    return _AMX in _flags(cpuinfo)
+
+
+def _flags(cpuinfo: Path) -> list[str]:
+    """Features of an x86 CPU, by the kernel's names."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return False
-    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
-    return not _VNNI.isdisjoint(flags)
+        return []
+    return next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])

@@ -7,16 +7,18 @@ import queue
 import sys
 from collections.abc import Set
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bei.artifact.held_files import Folder, shown_path
-from bei.artifact.manifest import OPENVINO_MODEL, OPENVINO_WEIGHTS, Manifest
+from bei.artifact.manifest import OPENVINO_ATTENTION, OPENVINO_MODEL, OPENVINO_WEIGHTS, Manifest
 from bei.core import EngineInfo, Outputs, PackedBatch
 from bei.engine.cpu_features import EXACT_INT8, sums_int8_exactly
+from bei.engine.packed_attention import installed_kernels, use_kernels
 from bei.engine.packing import graph_inputs
-from bei.errors import ArtifactWrongDeviceError, EngineError
+from bei.errors import ArtifactFileMissingError, ArtifactWrongDeviceError, EngineError
 from bei.utils.cpu_count import usable_cores
 from bei.utils.libraries import importing
 from bei.utils.mapped_files import release_pages, releasing_pages
@@ -35,10 +37,12 @@ _NARROW_TYPES = ("bf16", "f16")
 
 @dataclass(frozen=True)
 class OpenVINOOptions:
-    """``num_threads``: over all streams; 0: all cores. ``num_streams``: batches that run concurrently."""
+    """``num_threads``: over all streams; 0: all cores. ``num_streams``: batches that run concurrently. ``use_kernels``:
+    0: attention is OpenVINO's even where ``bei-kernels-cpu`` is installed."""
 
     num_threads: int = 0
     num_streams: int = 1
+    use_kernels: int = 1
 
 
 class OpenVINOEngine:
@@ -64,6 +68,12 @@ class OpenVINOEngine:
         self._weights = weights.resolve()  # as Linux lists what is mapped
         try:
             model = core.read_model(graph, weights)
+            kernels = installed_kernels(openvino, computes_bf16=computes_bf16) if options.use_kernels else None
+            listed, longest = _listed_attentions(folder), manifest.limits.max_seq_len
+            if kernels and listed:
+                use_kernels(openvino, model, listed, kernels, longest, computes_bf16=computes_bf16)
+            else:
+                kernels = None
             _keep_matrices_narrow(model)
             self._model = core.compile_model(model, "CPU", properties)
         except RuntimeError as error:
@@ -77,7 +87,7 @@ class OpenVINOEngine:
         self._info = EngineInfo(
             target="cpu",
             precision=manifest.precision,
-            device=core.get_property("CPU", "FULL_DEVICE_NAME"),
+            device=core.get_property("CPU", "FULL_DEVICE_NAME") + (f" with {kernels.name}" if kernels else ""),
             limits=manifest.limits,
             outputs={output.name: output.dimension for output in manifest.outputs},
             per_token=frozenset(output.name for output in manifest.outputs if output.per_token),
@@ -174,6 +184,15 @@ def _openvino(purpose: str) -> Any:
     with importing("openvino", "cpu", purpose):
         import openvino
     return openvino
+
+
+def _listed_attentions(folder: Folder) -> Path | None:
+    """The file that lists the graph's attentions; None in artifacts of earlier versions, or without such attentions."""
+    try:
+        listed = folder / OPENVINO_ATTENTION
+    except ArtifactFileMissingError:
+        return None
+    return listed if listed.exists() else None
 
 
 def _keep_matrices_narrow(model: Any) -> None:

@@ -16,12 +16,14 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from bei.engine.packed_attention import AttentionSite
 from bei_build.onnx_graph.attention_functions import DOMAIN, OP, Form, body_of
-from bei_build.onnx_graph.positions import ScoreBiases
+from bei_build.onnx_graph.positions import RELATIVE_BIAS, ScoreBiases
 from bei_build.onnx_graph.writer import GraphWriter
 from bei_build.spec.dtypes import DType
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.parts import AttentionSpec
+from bei_build.spec.position_tables import alibi_slopes
 
 Lowering: TypeAlias = Literal["packed", "padded", "masked", "primitive"]
 
@@ -68,7 +70,8 @@ def _lowering(spec: AttentionSpec, core: AttentionCore, *, partial_keys: bool) -
 class AttentionEmitter:
     """Emits the attention of all layers. One instance per graph: indices and masks are shared.
 
-    ``partial_keys``: tokens at the end of a sequence may be queries only, not keys.
+    ``partial_keys``: tokens at the end of a sequence may be queries only, not keys. ``sites``: what was emitted for
+    OpenVINO, whose engine may compute it otherwise; DeBERTa's is not among them.
     """
 
     def __init__(self, graph: GraphWriter, core: AttentionCore, max_seq_len: int, *, partial_keys: bool) -> None:
@@ -76,6 +79,7 @@ class AttentionEmitter:
         self._core = core
         self._partial_keys = partial_keys
         self._biases = ScoreBiases(graph, max_seq_len, partial_keys=partial_keys)
+        self.sites: list[AttentionSite] = []
 
     def emit(self, query: str, key: str, value: str, spec: AttentionSpec, tables: PositionTables, name: str) -> str:
         """Attention over packed ``query`` [T, width], which is scaled already, ``key`` and ``value`` [T, kv_width]."""
@@ -85,22 +89,44 @@ class AttentionEmitter:
         graph = self._graph
         fused = lowering != "primitive"
         repeat = 1 if fused else spec.num_heads // spec.num_kv_heads
-        query = self._pad(query, spec.num_heads, spec.head_dim, f"{name}.q")
-        key, value = (
+        queries = self._pad(query, spec.num_heads, spec.head_dim, f"{name}.q")
+        keys, values = (
             self._pad(tensor, spec.num_kv_heads, spec.head_dim, f"{name}.{role}", repeat)
             for tensor, role in ((key, "k"), (value, "v"))
         )
-        context = (self._fused if fused else self._written_out)(query, key, value, spec, tables, name)
+        context = (self._fused if fused else self._written_out)(queries, keys, values, spec, tables, name)
         by_slot = graph.op("Transpose", [context], f"{name}.by_slot", perm=[0, 2, 1, 3])
         flat = graph.op("Reshape", [by_slot, graph.constant([-1, spec.width])], f"{name}.flat")
         unpad_index = graph.input("unpad_index", DType.INT32, ["T"])
         packed = graph.op("Gather", [flat, unpad_index], f"{name}.unpadded", axis=0)
-        if not self._partial_keys or spec.window is None:
-            return packed
-        # Rows without a key in their window: the core's result comes from padding, or is NaN. Torch's attention gives
-        # zeros.
-        nothing = graph.constant(0.0, graph.types.compute.numpy)
-        return graph.op("Where", [self._biases.near_a_key(spec.window), packed, nothing], f"{name}.seen")
+        if self._partial_keys and spec.window is not None:
+            # Rows without a key in their window: the core's result comes from padding, or is NaN. Torch's attention
+            # gives zeros.
+            nothing = graph.constant(0.0, graph.types.compute.numpy)
+            packed = graph.op("Where", [self._biases.near_a_key(spec.window), packed, nothing], f"{name}.seen")
+        if self._core is AttentionCore.MATMUL_SOFTMAX and not spec.disentangled:
+            self.sites.append(self._site(query, key, value, packed, spec, tables))
+        return packed
+
+    def _site(
+        self, query: str, key: str, value: str, context: str, spec: AttentionSpec, tables: PositionTables
+    ) -> AttentionSite:
+        has_table = tables.relative_bias is not None
+        return AttentionSite(
+            query=query,
+            key=key,
+            value=value,
+            context=context,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            causal=spec.causal,
+            window=spec.window,
+            softcap=spec.softcap,
+            biases=RELATIVE_BIAS if has_table else None,
+            alibi_slopes=alibi_slopes(spec.num_heads).tolist() if spec.alibi else None,
+            partial_keys=self._partial_keys,
+        )
 
     def _packed(self, query: str, key: str, value: str, spec: AttentionSpec, name: str) -> str:
         graph = self._graph

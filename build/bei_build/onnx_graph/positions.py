@@ -15,6 +15,8 @@ from bei_build.spec.dtypes import DType
 from bei_build.spec.parts import AttentionSpec, DisentangledSpec, RopeSpec
 from bei_build.spec.position_tables import alibi_slopes, disentangled_rows, rotation_angles, turns_long_texts
 
+RELATIVE_BIAS = "relative_bias.table"  # [2 * max_seq_len - 1, heads]
+
 
 class Rotations:
     """Rotary positions of packed queries and keys. Tables end at ``max_seq_len``, the longest sequence."""
@@ -162,7 +164,7 @@ class ScoreBiases:
     def _relative(self, table: npt.NDArray[np.float32]) -> str:
         """[1, heads, S, S] from ``table`` [rows, heads], one row per distance."""
         graph = self._graph
-        stored = graph.vector("relative_bias.table", table)
+        stored = graph.vector(RELATIVE_BIAS, table)
         rows = self._by_distance(stored, len(table), self.distances(), "relative_bias.rows")
         by_head = graph.op("Transpose", [rows], "relative_bias.by_head", perm=[2, 0, 1])
         return graph.op("Unsqueeze", [by_head, graph.constant([0])], "relative_bias")

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bei.artifact.manifest import OPENVINO_ATTENTION
+from bei.engine.packed_attention import encoded
 from bei.engine.packing import position_ids_but
 from bei_build.onnx_graph.activation import emit_activation
 from bei_build.onnx_graph.attention import AttentionCore, AttentionEmitter, PositionTables
@@ -71,6 +73,7 @@ def write_graph(
         graph.output(head.output, heads.emit(head), DType.FP32, [rows, spec.dimensions[head.output]])
     for output, of in (observed or {}).items():
         graph.observe(output, of)
+    emitter.write_attention_sites(folder)
     return graph.finish()
 
 
@@ -95,6 +98,11 @@ class _TransformerEmitter:
         self._experts = ExpertsEmitter(graph, self._read, on_all_tokens=on_all_tokens)
         self._rotations: Rotations | None = None
         self._relative_bias: npt.NDArray[np.float32] | None = None
+
+    def write_attention_sites(self, folder: Path) -> None:
+        """Write where engines may compute attention by kernels of our own, if anywhere."""
+        if self._attention.sites:
+            (folder / OPENVINO_ATTENTION).write_bytes(encoded(self._attention.sites))
 
     def encoder(self) -> str:
         """The last states of the layers, which every model has."""

@@ -1,0 +1,174 @@
+// Random attentions through every kernel of this CPU, against plain loops in double precision.
+//
+//     fuzz [SEED] [COUNT]
+//
+// Buffers have exactly the size that is read or written, so that AddressSanitizer sees a step beyond them. What is wrong
+// is printed with its seed, and the exit code is 1.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "../src/attention.hpp"
+
+namespace {
+
+using bei::Element;
+using bei::PackedAttention;
+
+struct Case {
+    PackedAttention attention{};
+    std::vector<int32_t> starts, key_lens;
+    std::vector<float> biases;
+    std::vector<float> queries, keys, values;  // as they are after rounding
+    int64_t num_tokens = 0;
+};
+
+float rounded(float value, Element element) {
+    if (element == Element::f32) return value;
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+Case made(std::mt19937 &random, Element element) {
+    auto among = [&](int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random); };
+    std::normal_distribution<float> normal;
+    Case it;
+    auto &a = it.attention;
+    a.element = element;
+    a.num_kv_heads = among(1, 3);
+    a.num_heads = a.num_kv_heads * among(1, 3);
+    const int64_t widths[] = {1, 7, 16, 26, 32, 48, 64, 80, 128};
+    a.head_dim = widths[among(0, 8)];
+    a.num_sequences = among(1, 5);
+    const int64_t longest[] = {3, 40, 150, 700};
+    const int64_t most = longest[among(0, 3)];
+    it.starts.push_back(0);
+    for (size_t i = 0; i < a.num_sequences; ++i) {
+        const int64_t length = among(1, most);
+        it.num_tokens += length;
+        it.starts.push_back(int32_t(it.num_tokens));
+        it.key_lens.push_back(int32_t(among(0, length)));
+    }
+    a.causal = among(0, 2) == 0;
+    a.window = among(0, 2) ? -1 : among(0, 50);
+    a.softcap = among(0, 3) ? 0.0f : 5.0f;
+    if (among(0, 1)) it.key_lens.clear();
+    a.reach = most - 1;
+    if (among(0, 2) == 0)
+        for (size_t i = 0; i < a.num_heads * (2 * a.reach + 1); ++i) it.biases.push_back(normal(random));
+    a.query_stride = a.num_heads * a.head_dim + among(0, 5);
+    a.key_stride = a.num_kv_heads * a.head_dim + among(0, 5);
+    a.value_stride = a.num_kv_heads * a.head_dim + among(0, 5);
+    const float scale = 3.0f / std::sqrt(float(a.head_dim));
+    auto fill = [&](std::vector<float> &to, size_t stride, float factor) {
+        to.resize(it.num_tokens * stride);
+        for (float &value : to) value = rounded(normal(random) * factor, element);
+    };
+    fill(it.queries, a.query_stride, scale);
+    fill(it.keys, a.key_stride, 1.0f);
+    fill(it.values, a.value_stride, 1.0f);
+    a.starts = it.starts.data();
+    a.key_lens = it.key_lens.empty() ? nullptr : it.key_lens.data();
+    a.biases = it.biases.empty() ? nullptr : it.biases.data();
+    return it;
+}
+
+std::vector<double> expected(const Case &it) {
+    const auto &a = it.attention;
+    std::vector<double> context(it.num_tokens * a.num_heads * a.head_dim);
+    for (size_t s = 0; s < a.num_sequences; ++s) {
+        const int64_t begin = it.starts[s], length = it.starts[s + 1] - begin;
+        const int64_t num_keys = a.key_lens ? a.key_lens[s] : length;
+        for (size_t head = 0; head < a.num_heads; ++head) {
+            const size_t kv_head = head / (a.num_heads / a.num_kv_heads);
+            for (int64_t i = 0; i < length; ++i) {
+                double *out = &context[((begin + i) * a.num_heads + head) * a.head_dim], sum = 0;
+                std::vector<double> scores(num_keys, -std::numeric_limits<double>::infinity());
+                double most = -std::numeric_limits<double>::infinity();
+                for (int64_t j = 0; j < num_keys; ++j) {
+                    if ((a.causal && j > i) || (a.window >= 0 && std::abs(i - j) > a.window)) continue;
+                    double score = 0;
+                    for (size_t d = 0; d < a.head_dim; ++d)
+                        score += double(it.queries[(begin + i) * a.query_stride + head * a.head_dim + d]) *
+                                 it.keys[(begin + j) * a.key_stride + kv_head * a.head_dim + d];
+                    if (a.softcap != 0.0f) score = a.softcap * std::tanh(score / a.softcap);
+                    if (a.biases) score += a.biases[head * (2 * a.reach + 1) + a.reach + j - i];
+                    scores[j] = score;
+                    most = std::max(most, score);
+                }
+                for (double &score : scores) sum += score = std::isinf(score) ? 0.0 : std::exp(score - most);
+                for (int64_t j = 0; j < num_keys; ++j)
+                    for (size_t d = 0; sum > 0 && d < a.head_dim; ++d)
+                        out[d] += scores[j] / sum * it.values[(begin + j) * a.value_stride + kv_head * a.head_dim + d];
+            }
+        }
+    }
+    return context;
+}
+
+std::vector<uint16_t> narrow(const std::vector<float> &values) {
+    std::vector<uint16_t> found;
+    for (const float &value : values) {
+        uint32_t bits;
+        std::memcpy(&bits, &value, sizeof bits);
+        found.push_back(uint16_t(bits >> 16));
+    }
+    return found;
+}
+
+double largest_error(const Case &it, bei::Kernel kernel, const std::vector<double> &context) {
+    PackedAttention a = it.attention;
+    const auto queries = narrow(it.queries), keys = narrow(it.keys), values = narrow(it.values);
+    const bool is_wide = a.element == Element::f32;
+    a.queries = is_wide ? static_cast<const void *>(it.queries.data()) : queries.data();
+    a.keys = is_wide ? static_cast<const void *>(it.keys.data()) : keys.data();
+    a.values = is_wide ? static_cast<const void *>(it.values.data()) : values.data();
+    std::vector<float> wide(is_wide ? context.size() : 0);
+    std::vector<uint16_t> half(is_wide ? 0 : context.size());
+    a.context = is_wide ? static_cast<void *>(wide.data()) : half.data();
+    for (size_t s = 0; s < a.num_sequences; ++s)
+        for (size_t head = 0; head < a.num_heads; ++head)
+            for (int64_t first = 0; first < it.starts[s + 1] - it.starts[s]; first += bei::QUERIES_OF_A_PART)
+                kernel(a, {s, head, first});
+    double most = 0;
+    for (size_t i = 0; i < context.size(); ++i) {
+        float value;
+        const uint32_t bits = is_wide ? 0 : uint32_t(half[i]) << 16;
+        std::memcpy(&value, is_wide ? static_cast<const void *>(&wide[i]) : &bits, sizeof value);
+        const double error = std::abs(value - context[i]);
+        most = error <= most ? most : error;  // NaN counts
+    }
+    return most;
+}
+
+}  // namespace
+
+int main(int argc, char **argv) {
+    const int first = argc > 1 ? std::atoi(argv[1]) : 0, count = argc > 2 ? std::atoi(argv[2]) : 200;
+    int num_wrong = 0;
+    for (int seed = first; seed < first + count; ++seed) {
+        std::mt19937 random(seed);
+        const Element element = seed % 2 ? Element::bf16 : Element::f32;
+        const Case it = made(random, element);
+        const auto context = expected(it);
+        size_t num_kernels;
+        const bei::NamedKernel *kernels = bei::kernels_of(element, num_kernels);
+        for (size_t i = 0; i < num_kernels; ++i) {
+            const double error = largest_error(it, kernels[i].kernel, context);
+            if (error <= (element == Element::f32 ? 2e-5 : 4e-2)) continue;
+            std::printf("seed %d, %s: an error of %g\n", seed, kernels[i].name, error);
+            ++num_wrong;
+        }
+    }
+    size_t num_kernels;
+    const bei::NamedKernel *kernels = bei::kernels_of(Element::bf16, num_kernels);
+    for (size_t i = 0; i < num_kernels; ++i) std::printf("%s\n", kernels[i].name);
+    return num_wrong != 0;
+}

@@ -1,0 +1,189 @@
+"""Attention by kernels of our own: when they are used, and that they compute what the graph computes."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from bei.artifact.manifest import ENGINE_DIR, OPENVINO_ATTENTION, OPENVINO_MODEL, OPENVINO_WEIGHTS, Artifact
+from bei.core import Encoding, Engine, Float32Array
+from bei.engine import packed_attention
+from bei.engine.load import load_engine
+from bei.engine.packed_attention import AttentionSite, Kernels, encoded, installed_kernels, use_kernels
+from bei.errors import EngineError, LibraryVersionError
+from tests.support.builds import build_artifact, embed, random_encodings
+from tests.support.cpus import BF16
+from tests.support.zoo import CASES, MAX_TOKENS, Case, encodings_of, save_case
+
+OPENVINO = SimpleNamespace(__version__="2026.4.1-22982-e213a147257")
+IS_INSTALLED = find_spec("bei_kernels_cpu") is not None
+needs_kernels = pytest.mark.skipif(not IS_INSTALLED, reason="bei-kernels-cpu is not installed")
+
+# A kind of attention each: plain, biases by distance (T5's table ends before its texts), windows, causal with shared
+# keys, soft caps, and DeBERTa's scores, which stay in the graph.
+KINDS = {
+    "plain": "BertModel",
+    "relative": "MPNetModel",
+    "relative to a distance": "T5EncoderModel",
+    "windows": "ModernBertModel",
+    "causal": "LlamaModel",
+    "softcap": "Gemma2Model",
+    "disentangled": "DebertaV2Model",
+}
+BY_NAME = {case.name: case for case in CASES}
+
+MakeArtifact = Callable[[str, str], Artifact]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> MakeArtifact:
+    """The artifact of a kind of attention in a precision, built once."""
+    known: dict[tuple[str, str], Artifact] = {}
+
+    def make(kind: str, precision: str) -> Artifact:
+        if (kind, precision) not in known:
+            folder = tmp_path_factory.mktemp(f"{kind}-{precision}")
+            checkpoint = save_case(folder / "checkpoint", case_of(kind))
+            known[kind, precision] = build_artifact(checkpoint, folder / "artifact", precision=precision, verify=False)
+        return known[kind, precision]
+
+    return make
+
+
+def case_of(kind: str) -> Case:
+    return BY_NAME[KINDS[kind]]
+
+
+def engine_of(artifact: Artifact, *, kernels: bool) -> Engine:
+    return load_engine(artifact.engine_dir, artifact.manifest, {"num_threads": 1, "use_kernels": int(kernels)})
+
+
+def sites_of(artifact: Artifact) -> list[AttentionSite]:
+    listed = artifact.path / ENGINE_DIR / OPENVINO_ATTENTION
+    return msgspec.json.decode(listed.read_bytes(), type=list[AttentionSite]) if listed.exists() else []
+
+
+def install(monkeypatch: pytest.MonkeyPatch, openvino: str) -> None:
+    package = SimpleNamespace(__version__="0.1.0", OPENVINO=openvino, LIBRARY=Path("libbei_kernels.so"))
+    monkeypatch.setitem(sys.modules, "bei_kernels_cpu", package)
+
+
+def test_nothing_changes_where_the_package_is_missing(monkeypatch: pytest.MonkeyPatch, made: MakeArtifact) -> None:
+    monkeypatch.setitem(sys.modules, "bei_kernels_cpu", None)
+    assert installed_kernels(OPENVINO, computes_bf16=False) is None
+    with closing(engine_of(made("plain", "fp32"), kernels=True)) as engine:
+        assert "bei-kernels-cpu" not in engine.info.device
+
+
+def test_a_package_for_another_openvino_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "2026.3.0")
+    with pytest.raises(LibraryVersionError, match=r"2026\.3\.0, and 2026\.4\.1 .*pip install openvino==2026\.3\.0"):
+        installed_kernels(OPENVINO, computes_bf16=False)
+
+
+def test_openvino_computes_bf16_where_it_has_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "2026.4.1")
+    monkeypatch.setattr(packed_attention, "has_amx", lambda: True)
+    assert installed_kernels(OPENVINO, computes_bf16=True) is None
+
+
+@needs_kernels
+def test_an_artifact_of_an_earlier_version_runs_without_kernels(made: MakeArtifact, tmp_path: Path) -> None:
+    artifact = made("plain", "fp32")
+    for name in (OPENVINO_MODEL, OPENVINO_WEIGHTS):
+        shutil.copyfile(artifact.path / ENGINE_DIR / name, tmp_path / name)
+    with closing(load_engine(tmp_path, artifact.manifest)) as engine:
+        assert "bei-kernels-cpu" not in engine.info.device
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_graph_lists_the_attentions_that_a_kernel_can_compute(kind: str, made: MakeArtifact) -> None:
+    sites = sites_of(made(kind, "fp32"))
+    assert bool(sites) == (kind != "disentangled")
+    for site in sites:
+        assert site.causal == (kind in ("causal", "softcap"))
+        assert (site.biases is not None) == kind.startswith("relative")
+        assert (site.softcap is not None) == (kind == "softcap")
+    assert any(site.window is not None for site in sites) == (kind in ("windows", "softcap"))
+
+
+@needs_kernels
+def test_a_list_that_does_not_fit_its_model_is_an_error(made: MakeArtifact, tmp_path: Path) -> None:
+    import bei_kernels_cpu
+    import openvino
+
+    artifact, listed = made("plain", "fp32"), tmp_path / OPENVINO_ATTENTION
+    listed.write_bytes(encoded([msgspec.structs.replace(sites_of(artifact)[0], context="another")]))
+    model = openvino.Core().read_model(artifact.path / ENGINE_DIR / OPENVINO_MODEL)
+    with pytest.raises(EngineError, match=r"attention\.json.*build it again"):
+        use_kernels(openvino, model, listed, Kernels(bei_kernels_cpu.LIBRARY, "kernels"), 8, computes_bf16=False)
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", ["fp32", BF16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kernel_gives_what_the_graph_gives(kind: str, precision: str, made: MakeArtifact) -> None:
+    artifact = made(kind, precision)
+    encodings = encodings_of(case_of(kind), [1, MAX_TOKENS, 2, 17, 16, 5, 33], artifact.manifest.spec.vocab_size)
+    rows = []
+    for kernels in (False, True):
+        with closing(engine_of(artifact, kernels=kernels)) as engine:
+            assert ("bei-kernels-cpu" in engine.info.device) == (kernels and kind != "disentangled")
+            rows.append(embed(engine, encodings))
+    if precision == "fp32":
+        np.testing.assert_allclose(rows[1], rows[0], atol=2e-4)
+    else:
+        assert cosines(*rows).min() > 0.999
+
+
+def cosines(rows: Float32Array, others: Float32Array) -> Float32Array:
+    lengths = np.linalg.norm(rows, axis=1) * np.linalg.norm(others, axis=1)
+    return np.asarray((rows * others).sum(axis=1) / lengths)
+
+
+@pytest.fixture(scope="module")
+def long_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Engine]]:
+    """A model of a plain attention with and one without kernels, for texts of more than a block of keys."""
+    if not IS_INSTALLED:
+        pytest.skip("bei-kernels-cpu is not installed")
+    folder = tmp_path_factory.mktemp("long")
+    case = BY_NAME["BertModel"]
+    case = replace(case, settings={**case.settings, "max_position_embeddings": 600})
+    artifact = build_artifact(save_case(folder / "checkpoint", case), folder / "artifact", verify=False)
+    engines = [engine_of(artifact, kernels=kernels) for kernels in (False, True)]
+    yield engines
+    for engine in engines:
+        engine.close()
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(lengths=st.lists(st.integers(1, 600), min_size=1, max_size=4), seed=st.integers(0, 2**32 - 1))
+@example(lengths=[255, 256, 257, 512], seed=0)
+@example(lengths=[600, 1, 513], seed=1)
+def test_any_lengths_give_what_the_graph_gives_and_what_each_gives_alone(
+    long_engines: list[Engine], lengths: list[int], seed: int
+) -> None:
+    graph, kernel = long_engines
+    lengths = fitting(lengths, kernel.info.limits.max_num_tokens)
+    encodings: list[Encoding] = random_encodings(lengths, vocab_size=60, seed=seed)
+    together = embed(kernel, encodings)
+    np.testing.assert_allclose(together, embed(graph, encodings), atol=2e-4)
+    alone = np.concatenate([embed(kernel, [encoding]) for encoding in encodings])
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+
+
+def fitting(lengths: list[int], most: int) -> list[int]:
+    """As many of ``lengths``, from the first, as a batch of ``most`` tokens holds."""
+    return [length for length, total in zip(lengths, np.cumsum(lengths), strict=True) if total <= most]
