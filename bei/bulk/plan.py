@@ -19,6 +19,8 @@ from bei.version import __version__
 _INSTRUCTIONS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")
 _INSTRUCTIONS_OF_ARM = ("asimd", "asimddp", "asimdhp", "bf16", "i8mm", "sve", "sve2")
 _OF_TARGETS: Mapping[str, str] = {"cpu": "openvino", "cuda": "torch", "cuda-twin": "torch", "tensorrt": "tensorrt"}
+# CPU engines use it where it is installed.
+_KERNELS = "bei-kernels-cpu"
 
 
 class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +65,9 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
 def versions_for(target: str, package: str | None = None) -> dict[str, str]:
     """The versions that the bytes of an output depend on. ``package``: the one of its format."""
     names = ["numpy", "pyarrow", "tokenizers", *filter(None, (_OF_TARGETS.get(target), package))]
-    return {"bei": __version__, **{name: _version(name) for name in names}}
+    found = {"bei": __version__, **{name: _version(name) or "unknown" for name in names}}
+    kernels = _version(_KERNELS) if target == "cpu" else None
+    return {**found, _KERNELS: kernels} if kernels else found
 
 
 def machine_for(target: str, device: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -94,8 +98,8 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any], kind: str = ""
             yield f"{kind}{name} ({before.get(name)}, now {now.get(name)})"
 
 
-def _version(distribution: str) -> str:
+def _version(distribution: str) -> str | None:
     try:
         return version(distribution)
     except PackageNotFoundError:
-        return "unknown"
+        return None

@@ -9,7 +9,7 @@ import pytest
 
 from bei.bulk.folder import folder_at
 from bei.bulk.parts import PLAN
-from bei.bulk.plan import JobPlan, machine_for
+from bei.bulk.plan import JobPlan, machine_for, versions_for
 from bei.errors import JobDiffersError
 from tests.bei.bulk.conftest import RunJob
 
@@ -29,3 +29,11 @@ def test_instructions_that_engines_choose_by_are_told(tmp_path: Path, monkeypatc
     (tmp_path / "cpuinfo").write_text("processor : 0\nflags : fpu avx2 avx512f sse2\n")
     assert machine_for("cpu", "a CPU", tmp_path / "cpuinfo").endswith(" avx2 avx512f")
     assert machine_for("cuda", "NVIDIA H100", tmp_path / "cpuinfo") == "NVIDIA H100"
+
+
+def test_kernels_that_cpu_engines_use_belong_to_the_plan_where_they_are_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bei.bulk.plan.version", lambda name: f"1.0 of {name}")
+    assert versions_for("cpu")["bei-kernels-cpu"] == "1.0 of bei-kernels-cpu"
+    assert "bei-kernels-cpu" not in versions_for("cuda")
