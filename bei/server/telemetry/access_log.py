@@ -1,8 +1,8 @@
 """A line of the log for every request, where the server is asked for it (--access-log).
 
-It has the route, not the path, and no text of a client's: what a path or an input holds is the client's own. The first
-inputs are in it where that is asked for (--log-inputs), and a path that no route has, which shows what is wrong with a
-client's base URL. The key is its name.
+It has the route, not the path, and no text of a client's: what a path or an input holds is the client's own. Where no
+route has the path, the line has the begin of it, which shows what is wrong with a client's base URL. With --log-inputs
+the first inputs are in it. The key is its name.
 """
 
 from __future__ import annotations
