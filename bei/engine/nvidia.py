@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from bei.artifact.manifest import Manifest
 from bei.errors import DeviceNotFoundError, LibraryVersionError, MissingDependencyError
 from bei.utils import libraries
 
@@ -88,6 +89,14 @@ class Gpu:
 def load_cuda(purpose: str, extra: str) -> Any:
     """cuda-python's runtime module. Raises MissingDependencyError and BrokenDependencyError, which name ``purpose``."""
     return libraries.load("cuda.bindings.runtime", "cuda-bindings", extra, purpose)
+
+
+def where_it_runs(manifest: Manifest) -> str:
+    """What to do with an artifact on a machine without a GPU."""
+    return (
+        f"It was compiled for {manifest.engine.device}: verify and serve it on a machine with one, or build it again "
+        "with --target cpu."
+    )
 
 
 def current_gpu(cuda: Any) -> Gpu:

@@ -63,7 +63,7 @@ def found_gpu(torch: Any, purpose: str) -> TorchGpu:
         name, (major, minor) = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
     except (RuntimeError, AssertionError) as error:  # no driver, an old driver, no device
         raise DeviceNotFoundError(
-            f"{purpose} needs an NVIDIA GPU and its driver. PyTorch says: {' '.join(str(error).split())}"
+            f"{purpose} needs an NVIDIA GPU and its driver. PyTorch says: {' '.join(str(error).split()).rstrip('.')}."
         ) from error
     return TorchGpu(name, 10 * major + minor)
 

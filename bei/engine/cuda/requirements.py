@@ -10,8 +10,14 @@ from typing import Any
 import msgspec
 
 from bei.artifact.manifest import Manifest, Package
+from bei.engine.nvidia import where_it_runs
 from bei.engine.pytorch import TorchGpu, cpu_name, found_gpu
-from bei.errors import ArtifactManifestError, ArtifactWrongDeviceError, ArtifactWrongVersionError
+from bei.errors import (
+    ArtifactManifestError,
+    ArtifactWrongDeviceError,
+    ArtifactWrongVersionError,
+    DeviceNotFoundError,
+)
 
 
 def check(manifest: Manifest, torch: Any, purpose: str) -> Package:
@@ -33,7 +39,11 @@ def check(manifest: Manifest, torch: Any, purpose: str) -> Package:
     if manifest.target == "cuda-twin":
         _check_cpu(manifest, torch)
     else:
-        _check_gpu(manifest, found_gpu(torch, purpose))
+        try:
+            gpu = found_gpu(torch, purpose)
+        except DeviceNotFoundError as error:
+            raise DeviceNotFoundError(f"{error} {where_it_runs(manifest)}") from error
+        _check_gpu(manifest, gpu)
     return about
 
 

@@ -9,7 +9,7 @@ import logging
 from typing import Any
 
 from bei.artifact.manifest import Manifest
-from bei.engine.nvidia import LIBRARIES, RTX_CAPABILITIES, Gpu, current_gpu
+from bei.engine.nvidia import LIBRARIES, RTX_CAPABILITIES, Gpu, current_gpu, where_it_runs
 from bei.errors import ArtifactWrongDeviceError, ArtifactWrongVersionError, DeviceNotFoundError
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ def found_gpu(manifest: Manifest, cuda: Any) -> Gpu:
     try:
         gpu = current_gpu(cuda)
     except DeviceNotFoundError as error:
-        raise DeviceNotFoundError(f"{purpose} needs an NVIDIA GPU. {error}") from error
+        raise DeviceNotFoundError(f"{purpose} needs an NVIDIA GPU. {error} {where_it_runs(manifest)}") from error
     _check_capability(manifest, gpu)
     return gpu
 

@@ -83,7 +83,11 @@ def _facts_of_kernel(kernel: Kernel) -> dict[str, Any]:
 def main() -> None:
     warnings.simplefilter("ignore")
     capability, *cases = sys.argv[1:]
-    json.dump({case: facts_of(code_of(case, int(capability))) for case in cases}, sys.stdout)
+    found = {}
+    for case in cases:
+        print(case, file=sys.stderr)  # noqa: T201 - which case it was, if a compiler ends the process
+        found[case] = facts_of(code_of(case, int(capability)))
+    json.dump(found, sys.stdout)
 
 
 if __name__ == "__main__":

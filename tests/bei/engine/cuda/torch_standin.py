@@ -2,17 +2,18 @@
 
 Calls of ``torch.cuda`` are checked against the signatures of the installed PyTorch, which has them without CUDA too.
 Kernels run when they are launched; recorded ones run when the graph is replayed. ``log`` holds the calls with their
-streams. The package is that of ``tests.bei.engine.cuda.simulated``.
+streams. Without another one the package is that of ``tests.bei.engine.cuda.simulated``.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +23,31 @@ from tests.bei.engine.cuda.simulated import INPUTS, rows_of_the_package
 
 TOTAL_BYTES = 10**9
 BYTES_OF_A_TOKEN = 100_000
+
+
+class Program(Protocol):
+    """A package's code and weights: it reads ``inputs``, and its weights by ``names``."""
+
+    inputs: Sequence[str]
+    names: Sequence[str]
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Take the weights."""
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs."""
+
+
+class _Simulated:
+    inputs = INPUTS
+    names = ("matrix",)
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        pass
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        arrays = dict(zip(INPUTS, (tensor.numpy() for tensor in inputs), strict=True))
+        return [torch.from_numpy(rows) for rows in rows_of_the_package(arrays)]
 
 
 def checked(real: Callable[..., Any], behaviour: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,9 +70,12 @@ def _bound(real: Callable[..., Any], behaviour: Callable[..., Any]) -> Callable[
 class StandIn:
     """``torch``: the module for the engine. ``most_tokens``: the largest step that fits into memory; beyond it,
     ``error_of`` gives the error, and ``num_ooms`` counts like PyTorch's allocator. That keeps the memory of the largest
-    step until its cache is emptied, and ``graph_bytes`` in its stream's pool for each recorded step."""
+    step until its cache is emptied, and ``graph_bytes`` in its stream's pool for each recorded step.
 
-    def __init__(self) -> None:
+    ``opened`` gives the program of the package in a path."""
+
+    def __init__(self, opened: Callable[[str], Program] = lambda path: _Simulated(), version: str = "2.13.0") -> None:
+        self._opened = opened
         self.log: list[tuple[Any, ...]] = []
         self.most_tokens = 1 << 30
         self.error_of: Callable[[], RuntimeError] = lambda: torch.OutOfMemoryError("CUDA out of memory.")
@@ -81,7 +110,7 @@ class StandIn:
             empty_cache=checked(real.empty_cache, self._empty_cache),
         )
         self.torch: Any = SimpleNamespace(
-            __version__="2.13.0",
+            __version__=version,
             version=SimpleNamespace(cuda="13.0"),
             **{name: getattr(torch, name) for name in ("int32", "float32", "uint8", "OutOfMemoryError")},
             empty=self._empty,
@@ -99,25 +128,25 @@ class StandIn:
         address = tensor.untyped_storage().data_ptr()
         return "pinned" if address in self._pinned else "device" if address in self._on_the_device else "host"
 
-    def launch(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Run the package, now or at replay."""
+    def launch(self, program: Program, inputs: list[Tensor]) -> list[Tensor]:
+        """Run the package's ``program``, now or at replay."""
         assert self._current is not None, "work without a stream waits for all others"
         assert all(self.place(tensor) == "device" for tensor in inputs)
         kept = list(inputs)
         inputs.clear()
-        num_tokens = kept[INPUTS.index("input_ids")].shape[0]
+        num_tokens = kept[program.inputs.index("input_ids")].shape[0]
         if self._recording is not None and self.fails_while_recording:
             raise RuntimeError("operation not permitted when stream is capturing")
         if num_tokens > self.most_tokens:
             self._num_ooms += self.counts_ooms
             raise self.error_of()
-        outputs = _computed(kept)
+        outputs = program(kept)
         self._tensors += outputs
         self._on_the_device.update(rows.untyped_storage().data_ptr() for rows in outputs)
         if self._recording is None:
             self._cached_bytes = max(self._cached_bytes, num_tokens * BYTES_OF_A_TOKEN)
         else:
-            self._recording.inputs, self._recording.outputs = kept, outputs
+            self._recording.program, self._recording.inputs, self._recording.outputs = program, kept, outputs
             for rows in outputs:
                 rows.fill_(float("nan"))
         self.log.append(("launch", self._current, self._recording is not None))
@@ -125,6 +154,7 @@ class StandIn:
 
     def _loader(self, path: str, name: str, single_threaded: bool, num_runners: int, device_index: int) -> Any:
         self.log.append(("load", name, single_threaded, num_runners, device_index))
+        program = self._opened(path)
 
         def load_constants(
             constants: dict[str, Tensor], use_inactive: bool, check_full_update: bool, user_managed: bool
@@ -132,9 +162,12 @@ class StandIn:
             assert all(self.place(tensor) == "device" for tensor in constants.values())
             self.log.append(("weights", use_inactive, check_full_update, user_managed))
             self.weights = constants
+            program.load(constants)
 
         return SimpleNamespace(
-            boxed_run=self.launch, get_constant_fqns=lambda: ["matrix"], load_constants=load_constants
+            boxed_run=partial(self.launch, program),
+            get_constant_fqns=lambda: [*program.names],
+            load_constants=load_constants,
         )
 
     def _empty_like(self, tensor: Tensor, *, device: str) -> Tensor:
@@ -211,6 +244,7 @@ class Graph:
 
     def __init__(self, gpu: StandIn) -> None:
         self._gpu = gpu
+        self.program: Program = _Simulated()
         self.inputs: Sequence[Tensor] = ()
         self.outputs: Sequence[Tensor] = ()
         real = torch.cuda.CUDAGraph
@@ -220,7 +254,7 @@ class Graph:
     def replay(self) -> None:
         assert self._gpu._current is not None
         self._gpu.log.append(("replay", self._gpu._current))
-        for rows, found in zip(self.outputs, _computed(self.inputs), strict=True):
+        for rows, found in zip(self.outputs, self.program(self.inputs), strict=True):
             rows.copy_(found)
 
 
@@ -238,8 +272,3 @@ class _Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if places != ("host", "device"):  # a replayed graph's own
                 self._gpu.log.append(("copy", self._gpu._current, *places, "waits" if waits != [True] else "goes on"))
         return func(*args, **(kwargs or {}))
-
-
-def _computed(inputs: Sequence[Tensor]) -> list[Tensor]:
-    arrays = dict(zip(INPUTS, (tensor.numpy() for tensor in inputs), strict=True))
-    return [torch.from_numpy(rows) for rows in rows_of_the_package(arrays)]
