@@ -140,7 +140,9 @@ class BuildConfig:
     plan_of: str | None = _option(
         None, "artifact built with --strip-weights whose plan this build takes", targets=("tensorrt",)
     )
-    timing_cache: str | None = _option(None, "file that keeps measured kernels between builds", targets=("tensorrt",))
+    timing_cache: str | None = _option(
+        None, "file that keeps measured kernels between builds (default: one in ~/.cache/bei)", targets=("tensorrt",)
+    )
     calibration_data: str | None = _quantization_option(
         None, "file of texts to calibrate quantization with: .txt, .jsonl, .csv, .tsv (default: bei's own list)"
     )

@@ -81,7 +81,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Artifact, Wanted]:
         patch.setattr(cuda.CudaCompiler, "check_able", lambda self: None)
         patch.setattr(cuda, "driver_stub", lambda torch, purpose: nullcontext())
         patch.setattr(cuda, "compile_apart", compile_apart)
-        settings = {"precision": "bf16", "max_num_tokens": 256, "max_batch_size": 8, "compute_capability": ("90",)}
+        settings: Any = {"precision": "bf16", "max_num_tokens": 256, "max_batch_size": 8, "compute_capability": ("90",)}
         artifact = build_artifact(checkpoint, folder / "artifact", target="cuda", **settings)
     (wanted,) = packages
     return artifact, wanted

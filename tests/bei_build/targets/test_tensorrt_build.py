@@ -216,6 +216,7 @@ class Compile:
         monkeypatch.setattr(module, "load_library", lambda target, purpose: stand_in)
         monkeypatch.setattr(module, "load_cuda", lambda purpose, extra: None)
         monkeypatch.setattr(module, "current_gpu", lambda cuda: Gpu("NVIDIA L4", 89, 24 << 30, 13000))
+        monkeypatch.setattr(timing_cache, "default_file", lambda version, gpu: None)  # RTX does not take one
         self._folder = folder
 
     def __call__(
@@ -368,21 +369,35 @@ def test_a_timing_cache_is_used_and_kept(tmp_path: Path, stored: bytes | None, n
     said = timing_cache.load(config, path, log)
     assert note == said or (note is not None and said is not None and note in said)
     assert log == [("INFO", "before")], "a cache that is refused is no failure of the build"
-    timing_cache.store(config, path)
+    assert timing_cache.stored(config, path) is None
     assert path.read_bytes() == kept
     assert [file.name for file in tmp_path.iterdir()] == ["cache"]
 
 
-def test_a_timing_cache_that_cannot_be_replaced_leaves_no_scratch(
+def test_a_timing_cache_that_cannot_be_replaced_leaves_no_scratch_and_the_build_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(source: str, target: Path) -> None:
-        raise OSError("read-only")
+        raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match="read-only"):
-        timing_cache.store(CacheConfig([]), tmp_path / "cache")
+    said = timing_cache.stored(CacheConfig([]), tmp_path / "cache")
+    assert said is not None
+    assert "cache could not be written (No space left on device): the next build measures anew" in said
     assert not list(tmp_path.iterdir())
+
+
+def test_a_version_and_a_model_of_gpu_have_a_timing_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = timing_cache.default_file("11.4.0.106", "NVIDIA L40S/x")
+    assert path == tmp_path / ".cache/bei/timing/tensorrt-11.4.0.106-NVIDIA-L40S-x"
+    timing_cache.check_writable(path)
+    assert timing_cache.default_file("11.4.0.106", "NVIDIA L4") != path
+    path.mkdir()
+    assert timing_cache.default_file("11.4.0.106", "NVIDIA L40S/x") is None
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    (tmp_path / "file").write_text("no folder")
+    assert timing_cache.default_file("11.4.0.106", "NVIDIA L4") is None
 
 
 @needs_rtx
@@ -399,8 +414,8 @@ def test_a_build_uses_and_keeps_the_timing_cache(
         return call
 
     monkeypatch.setattr(timing_cache, "load", record("load", "measured anew"))
-    monkeypatch.setattr(timing_cache, "store", record("store", None))
+    monkeypatch.setattr(timing_cache, "stored", record("stored", "not written"))
     settings = PlanSettings(profiles=profiles(), timing_cache=tmp_path / "cache")
     path = graph_of(tiny_spec(), tmp_path)
     notes = write_plan(trt, path, ["padded", "padded"], settings, tmp_path / "model.plan", lambda _: None)
-    assert (notes, asked) == (["measured anew"], ["load", "store"])
+    assert (notes, asked) == (["measured anew", "not written"], ["load", "stored"])

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -15,11 +16,13 @@ from bei.engine.nvidia import Gpu
 from bei.engine.packing import bucket
 from bei.errors import ConfigError, DeviceNotFoundError, LibraryVersionError, MissingDependencyError
 from bei_build.config import BuildConfig
-from bei_build.targets.base import Compiler
+from bei_build.targets.base import Compiler, Numerics
 from bei_build.targets.choose import compiler_for
 from bei_build.targets.tensorrt import compiler as module
+from bei_build.targets.tensorrt.plan import PlanSettings
 from bei_build.targets.tensorrt.profiles import _with_filler, profiles_of
 from tests.bei_build.targets.rtx import limits_of, needs_rtx
+from tests.bei_build.targets.tiny import tiny_spec
 
 L4 = Gpu("NVIDIA L4", 89, 24 << 30, 13000)
 T4 = Gpu("Tesla T4", 75, 16 << 30, 13000)
@@ -220,6 +223,30 @@ def test_a_timing_cache_that_cannot_be_written_is_refused_at_once(
         with pytest.raises(ConfigError, match=rf"timing_cache .* {reason}"):
             of("tensorrt", timing_cache=str(path)).check_able()
     of("tensorrt", timing_cache=str(tmp_path / "cache")).check_able()
+
+
+@pytest.mark.usefixtures("library")
+def test_measured_kernels_are_kept_between_builds_unless_none_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_gpu(monkeypatch, L4)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    asked: list[Path | None] = []
+
+    def write_plan(trt: object, graph: object, lowerings: object, settings: PlanSettings, *_: object) -> list[str]:
+        asked.append(settings.timing_cache)
+        return []
+
+    monkeypatch.setattr(module, "write_plan", write_plan)
+    monkeypatch.setattr(module, "write_graph", lambda *_: None)
+    given = tmp_path / "given"
+    for compiler in (
+        of("tensorrt"),
+        of("tensorrt", timing_cache=str(given)),
+        of("tensorrt-rtx", compute_capability=("89",)),
+    ):
+        compiler.compile(tiny_spec(), mock.Mock(), Numerics("bf16"), limits_of(64), tmp_path, lambda _: None)
+    assert asked == [tmp_path / "home/.cache/bei/timing/tensorrt-1.7.1-NVIDIA-L4", given, None]
 
 
 # Limits and profiles.

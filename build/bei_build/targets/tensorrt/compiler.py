@@ -183,7 +183,7 @@ class TensorRTCompiler:
             capabilities=self._capabilities if self._target == "tensorrt-rtx" else (),
             hardware_compatible=config.hardware_compatible,
             stripped=config.strip_weights,
-            timing_cache=Path(config.timing_cache) if config.timing_cache is not None else None,
+            timing_cache=self._timing_cache,
         )
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             say("writing the graph")
@@ -193,6 +193,15 @@ class TensorRTCompiler:
             graph = write_graph(spec, weights.read, place, types, core, limits.max_seq_len, numerics.observed)
             plan.fallbacks.extend(write_plan(self._trt, graph, plan.lowerings, settings, folder / TENSORRT_PLAN, say))
         return plan
+
+    @property
+    def _timing_cache(self) -> Path | None:
+        """The file that was asked for, or this user's; TensorRT-RTX measures nothing."""
+        if self._target == "tensorrt-rtx":
+            return None
+        if self._config.timing_cache is not None:
+            return Path(self._config.timing_cache)
+        return timing_cache.default_file(self._trt.__version__, self._gpu.name)
 
     @property
     def _is_packed_tried(self) -> bool:

@@ -89,8 +89,8 @@ def _write_plan(
         raise compile_error("did not compile the graph", serious_messages(logger.lines), NoPlanError)
     if serious_messages(logger.lines):
         raise compile_error("compiled the graph, and reported", serious_messages(logger.lines))
-    if settings.timing_cache is not None:
-        timing_cache.store(config, settings.timing_cache)
+    if settings.timing_cache is not None and (note := timing_cache.stored(config, settings.timing_cache)):
+        notes.append(note)
     return notes
 
 

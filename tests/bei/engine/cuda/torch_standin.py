@@ -39,8 +39,8 @@ class Program(Protocol):
 
 
 class _Simulated:
-    inputs = INPUTS
-    names = ("matrix",)
+    inputs: Sequence[str] = INPUTS
+    names: Sequence[str] = ("matrix",)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         pass
