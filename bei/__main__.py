@@ -9,8 +9,9 @@ def main() -> None:
     """Run a command. A server remembers SIGHUP before anything else is imported."""
     if next((word for word in sys.argv[1:] if not word.startswith("-")), None) == "serve":
         remember()
-    from bei.utils.scarce_resources import scarce_resource
+    from bei.utils.scarce_resources import load_unwinder, scarce_resource
 
+    load_unwinder()
     try:
         from bei.cli.main import main as run
     except Exception as error:  # a lack shows as any error of any library; others are raised again

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import re
 
@@ -9,6 +10,14 @@ _MEMORY = re.compile("cannot allocate memory|can't alloc|bad_alloc|failed to map
 _THREADS = re.compile(
     "can't start new thread|resource temporarily unavailable|pthread_create|ThreadPoolBuildError", re.IGNORECASE
 )
+
+
+def load_unwinder() -> None:
+    """Have the C library load what an exception of C++ needs to pass through it, while there is memory for that: glibc
+    ends the process where it cannot, though the exception would have become an error."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "backtrace"):  # musl has none, and loads nothing late
+        libc.backtrace(ctypes.byref(ctypes.c_void_p()), 1)
 
 
 def scarce_resource(error: BaseException) -> str | None:

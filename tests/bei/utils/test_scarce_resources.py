@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import platform
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -34,3 +37,17 @@ def test_what_the_process_lacks_is_told_with_what_to_do(error: Exception, messag
 def test_other_errors_are_left_alone() -> None:
     assert scarce_resource(ValueError("CUDA out of memory")) is None
     assert scarce_resource(KeyError("x")) is None
+
+
+_LOADED = """
+from pathlib import Path
+from bei.utils.scarce_resources import load_unwinder
+def is_loaded(): return "libgcc_s" in Path("/proc/self/maps").read_text()
+first = is_loaded(); load_unwinder(); print(first, is_loaded())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries load nothing late")
+def test_the_unwinder_is_loaded_before_memory_is_scarce() -> None:
+    ended = subprocess.run([sys.executable, "-c", _LOADED], check=True, capture_output=True, text=True)
+    assert ended.stdout.split() == ["False", "True"]
