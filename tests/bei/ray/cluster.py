@@ -53,6 +53,15 @@ def job_with_a_node_killed(artifact: Path, rows: Path, folder: Path) -> dict[str
 
 def job_with_its_driver_killed(artifact: Path, rows: Path, folder: Path) -> dict[str, Any]:
     """A job whose driver is killed when two shards are done, and started again on the same cluster."""
+    return _job_with_two_drivers(signal.SIGKILL, artifact, rows, folder)
+
+
+def job_with_its_driver_terminated(artifact: Path, rows: Path, folder: Path) -> dict[str, Any]:
+    """The same with SIGTERM, which schedulers send first."""
+    return _job_with_two_drivers(signal.SIGTERM, artifact, rows, folder)
+
+
+def _job_with_two_drivers(end: signal.Signals, artifact: Path, rows: Path, folder: Path) -> dict[str, Any]:
     cluster = LocalCluster(initialize_head=True, head_node_args={**_NODE, "num_cpus": 2, "include_dashboard": False})
     command = [sys.executable, "-m", "bei", "embed", artifact, "--input", rows, "--output", folder / "out"]
     command += ["--id-column", "id", "--shard-rows", "10", "--ray", cluster.address, "--json"]
@@ -60,9 +69,10 @@ def job_with_its_driver_killed(artifact: Path, rows: Path, folder: Path) -> dict
         with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) as driver:
             assert driver.stdout is not None
             for line in driver.stdout:
-                if json.loads(line)["shards_done"] >= 2:
-                    driver.kill()
-        assert driver.returncode == -signal.SIGKILL
+                if json.loads(line)["shards_done"] == 2:
+                    driver.send_signal(end)
+        # Ray ends a driver that gets SIGTERM with the signal's number as its exit code.
+        assert driver.returncode in (-end, end)
         done = subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE, text=True)
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
@@ -90,7 +100,10 @@ def _options(rows: Path, output: Path) -> JobOptions:
 
 
 if __name__ == "__main__":
-    scenarios = (job_with_a_node_killed, job_with_its_driver_killed, job_with_a_worker_that_hangs)
+    scenarios = (
+        *(job_with_a_node_killed, job_with_a_worker_that_hangs),
+        *(job_with_its_driver_killed, job_with_its_driver_terminated),
+    )
     scenario = {one.__name__: one for one in scenarios}[sys.argv[1]]
     found = scenario(*map(Path, sys.argv[2:5]))
     print(json.dumps(found))  # noqa: T201

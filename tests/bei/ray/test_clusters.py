@@ -41,7 +41,9 @@ def _alone(artifact: Artifact, rows: Path, output: Path) -> dict[str, str]:
     return digests(output)
 
 
-@pytest.mark.parametrize("fault", ["job_with_a_node_killed", "job_with_its_driver_killed"])
+@pytest.mark.parametrize(
+    "fault", ["job_with_a_node_killed", "job_with_its_driver_killed", "job_with_its_driver_terminated"]
+)
 def test_a_job_on_a_cluster_of_which_a_part_is_killed_writes_what_one_process_writes(
     fault: str, scenario: Scenario, artifact: Artifact, rows: Path, tmp_path: Path
 ) -> None:
