@@ -6,9 +6,9 @@ Needs torch >= 2.11, and of bei's other dependencies numpy; what else is missing
 in the order of their worth and are kept one by one (results/gpu.json, ``--out``): finished ones are not measured again,
 those that failed or did not fit into ``--minutes`` are tried in the next run. ``--only``: those with this text in their
 name, or of this group (``plan.WAYS``; each fits into eight minutes): decide, eager, kernels, engines of BERT, engine of
-mistral-7b FP8, engine of mistral-7b, engine of bge-m3, peers, compiled, build. ``--dry-run`` does all of it on tiny
-models on the CPU, but for what is compiled into packages, which ``--compile`` adds: PyTorch takes a dozen seconds each;
-nothing is kept of it.
+mistral-7b FP8, engine of mistral-7b, engine of bge-m3, peers, compiled, tuned, build. ``--dry-run`` does all of it on
+tiny models on the CPU, but for what is compiled into packages, which ``--compile`` adds: PyTorch takes a dozen seconds
+each; nothing is kept of it.
 
 Weights are random and BF16's; the module's outputs are compared with the same model in FP32 (the plain kernel), on the
 same device in the same run, and every other way to run it with the module's. Operations are counted from the spec
@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from bei.core import PackedBatch
 from bei_build.spec.flops import flops
 from bei_build.torch_graph.model import PackedModel, tensors_of
 from benchmarks.gpu import ceilings, kernels
+from benchmarks.gpu.attention import OTHERS, other_attention
 from benchmarks.gpu.built import Built, random_artifact
 from benchmarks.gpu.engines import CapturedEngine, Engine, Inputs, compiled
 from benchmarks.gpu.http import over_http
@@ -116,6 +117,7 @@ class Bench:
         kinds: Sequence[tuple[str, float, Mapping[str, Any], Callable[..., Found]]] = (
             ("product in FP8", 3, kernels.PRODUCTS, kernels.product),
             ("attention", 4, ATTENTION, kernels.attention),
+            ("attention", 4, OTHERS, other_attention),
             ("fused", 6, FUSED, kernels.fused),
         )
         return [
@@ -132,8 +134,8 @@ class Bench:
     def way(self, name: str, what: str, way: str) -> Found:
         """A batch of shape ``name``, run in this way: milliseconds, tokens and operations a second."""
         lengths, shape, is_latency = self.lengths(name, what, way), self.shape(name), what == QUERY
-        if way == "engine":
-            found = self._engine(name, lengths, is_latency=is_latency)
+        if way.startswith("engine"):
+            found = self._engine(name, lengths, is_latency=is_latency, spins=way.endswith("spinning"))
         elif way == "over HTTP":
             self._need_packages()
             self.close()
@@ -174,7 +176,7 @@ class Bench:
             **({"products": dict(products)} if shape.is_fp8 else {}),
         }
 
-    def _engine(self, name: str, lengths: list[int], *, is_latency: bool) -> Found:
+    def _engine(self, name: str, lengths: list[int], *, is_latency: bool, spins: bool) -> Found:
         """The engine of target cuda with the same weights: indices, copies and both streams included."""
         self._need_packages()
         shape = self.shape(name)
@@ -183,7 +185,8 @@ class Bench:
             model = random_model(shape, self.device, torch.bfloat16, joined=False)
             self._built = name, Built(shape, model, self.device)
         built, batch = self._built[1], batch_of(lengths, shape.sizes.vocab)
-        timed = built.one_by_one(batch, self.device, self._budget_s) if is_latency else built.all_streams(batch)
+        with built.spinning(self.device) if spins else nullcontext():
+            timed = built.one_by_one(batch, self.device, self._budget_s) if is_latency else built.all_streams(batch)
         cosines = agreement(built.answers(_parity_batch(shape)), self._reference(shape))
         return {**timed, **built.facts, "cosine to FP32": cosines}
 
@@ -222,8 +225,8 @@ class Bench:
     def _runner(self, way: str, model: PackedModel, inputs: Inputs) -> Engine:
         if way == "eager":
             return model
-        if way == "compiled":
-            return compiled(model, self.device)
+        if way.startswith("compiled"):
+            return compiled(model, self.device, is_tuned=way.endswith("tuned"))
         assert way == "graph"
         with torch.inference_mode():
             return CapturedEngine(model, inputs, self.device)

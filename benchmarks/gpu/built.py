@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,14 +22,13 @@ from torch import Tensor
 from bei.core import Limits, PackedBatch
 from bei_build.torch_graph.model import PackedModel
 from benchmarks.gpu.peers import random_checkpoint, require
-from benchmarks.gpu.record import Found, latency
+from benchmarks.gpu.record import Found, Skipped, latency
 from benchmarks.gpu.records import provide
 from benchmarks.gpu.shapes import Shape, quantization_of
 
 if TYPE_CHECKING:
-    from bei.artifact.manifest import (
-        Artifact,
-    )
+    from bei.artifact.manifest import Artifact
+    from bei.engine.cuda.engine import CudaEngine
 
 _MAX_NUM_TOKENS, _MAX_BATCH_SIZE = 36_864, 1024
 _CALLS_A_STREAM = 20
@@ -88,7 +88,17 @@ class Built:
         return {name: torch.from_numpy(rows) for name, rows in self._engine.run(batch).items()}
 
     def one_by_one(self, batch: PackedBatch, device: torch.device, budget_s: float) -> Found:
-        return latency(lambda: self._engine.run(batch), device, budget_s=budget_s)
+        """Milliseconds of a call on an idle device, and how many of the host's cores are busy meanwhile."""
+        busy, started = time.process_time(), time.perf_counter()
+        found = latency(lambda: self._engine.run(batch), device, budget_s=budget_s)
+        busy_cores = (time.process_time() - busy) / (time.perf_counter() - started)
+        return {**found, "busy_cores": round(busy_cores, 2)}
+
+    def spinning(self, device: torch.device) -> AbstractContextManager[None]:
+        """Within, callers wait for the GPU awake: is what they gain worth a core?"""
+        if device.type != "cuda":
+            raise Skipped("steps on a CPU are not waited for")
+        return waiting_awake(self._engine, torch)
 
     def all_streams(self, batch: PackedBatch) -> Found:
         """Milliseconds a call, with as many callers as the engine has streams."""
@@ -110,6 +120,20 @@ class Built:
 def _all(threads: ThreadPoolExecutor, work: Callable[[], None], count: int) -> None:
     for future in [threads.submit(work) for _ in range(count)]:
         future.result()
+
+
+@contextmanager
+def waiting_awake(engine: CudaEngine, torch_module: Any) -> Iterator[None]:
+    """Within, threads wait for the events of ``engine`` awake; its own sleep."""
+    streams = engine._all_streams
+    asleep = [stream._stream for stream in streams]
+    for stream in streams:
+        stream._stream = replace(stream._stream, done=torch_module.cuda.Event(blocking=False))
+    try:
+        yield
+    finally:
+        for stream, before in zip(streams, asleep, strict=True):
+            stream._stream = before
 
 
 class Made(NamedTuple):

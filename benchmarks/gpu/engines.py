@@ -17,13 +17,15 @@ Engine: TypeAlias = Callable[[Inputs], dict[str, Tensor]]
 _WARM_UP = 3  # calls before a capture
 
 
-def compiled(model: PackedModel, device: torch.device) -> Engine:
-    """``torch.compile``, for one shape.
+def compiled(model: PackedModel, device: torch.device, *, is_tuned: bool = False) -> Engine:
+    """``torch.compile``, for one shape. ``is_tuned``: products are also tried as kernels of Triton, which compute the
+    activation with them, and the fastest are taken.
 
     On a CPU the graph is captured and not compiled, which takes minutes: a dry run shows that it can be captured whole.
     """
-    backend = "inductor" if device.type == "cuda" else "eager"
-    return torch.compile(model, dynamic=False, fullgraph=True, backend=backend)
+    if device.type != "cuda":
+        return torch.compile(model, dynamic=False, fullgraph=True, backend="eager")
+    return torch.compile(model, dynamic=False, fullgraph=True, options={"max_autotune_gemm": is_tuned})
 
 
 class CapturedEngine:

@@ -36,8 +36,10 @@ WAYS: Mapping[str, Sequence[tuple[str, str, str, float]]] = {
         ("bert-large", LONG, "engine", 150),
         ("bert-large", QUERY, "engine", 5),
         ("bert-large", MIXED, "engine", 5),
+        ("bert-large", QUERY, "engine, spinning", 5),
         ("minilm", LONG, "engine", 60),
         ("minilm", MIXED, "engine", 5),
+        ("minilm", QUERY, "engine, spinning", 5),
     ),
     "engine of mistral-7b FP8": (
         ("mistral-7b FP8", LONG, "engine", 300),
@@ -69,5 +71,6 @@ WAYS: Mapping[str, Sequence[tuple[str, str, str, float]]] = {
         ("mistral-7b FP8", LONG, "compiled", 120),
         ("bert-large FP8", LONG, "compiled", 70),
     ),
+    "tuned": (("bert-large", LONG, "compiled, tuned", 300),),
     BUILD: (("bert-base", MIXED, "over HTTP", 300),),
 }

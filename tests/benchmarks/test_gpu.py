@@ -8,22 +8,32 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import list_flash_attention_impls
+from torchgen.aoti.fallback_ops import inductor_fallback_ops  # type: ignore[import-untyped]
 
+from bei.engine.cuda.device import TorchDevice
+from bei.engine.cuda.engine import CudaEngine, CudaOptions
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import records
 from benchmarks.gpu.__main__ import Bench, Measurement, measurements, run, table
+from benchmarks.gpu.attention import by_cudnn, flash_attention_3
+from benchmarks.gpu.built import waiting_awake
 from benchmarks.gpu.plan import DECIDE, WAYS
 from benchmarks.gpu.record import Record, Skipped, agreement
 from benchmarks.gpu.shapes import SHAPES, fixed, lognormal, uniform
+from tests.bei.engine.cuda import simulated
+from tests.bei.engine.cuda.torch_standin import StandIn
+from tests.bei_build.torch_graph.gpu_cases import ATTENTION, attention_inputs
 
 MACHINE = {"device": "a test"}
 # What a CPU cannot show; nothing else may be left out.
-NOT_ON_CPUS = (*("FP8 product", "ceiling: copy", "attention: ", "graph", "compiled", "flash_attention_2"),)
+NOT_ON_CPUS = (*("FP8 product", "ceiling: copy", "attention: ", "graph", "compiled", "flash_attention_2", "spinning"),)
 PACKAGES = (": engine", ": bei build", "over HTTP")  # of the second tier
 
 
@@ -146,6 +156,38 @@ def test_a_run_goes_on_where_the_last_one_ended(tmp_path: Path, monkeypatch: pyt
     assert table(Record(path, MACHINE)).count("\n") == 1 + 3  # a line for each that is finished
 
 
+# Kernels that packages cannot call.
+
+
+def test_attention_by_cudnn_is_called_as_pytorch_declares_it_and_packages_cannot_call_it() -> None:
+    """On a CPU it fails for the device alone. With a C function it would be a choice of the target."""
+    case = ATTENTION["BERT-large"]
+    step, parts, terms = attention_inputs(case, [5, 3], torch.device("cpu"))
+    with pytest.raises(NotImplementedError, match=r"_cudnn_attention_forward' with arguments from the 'CPU' backend"):
+        by_cudnn(case, parts, terms, step)()
+    names = [name.removeprefix("aten.") for name in inductor_fallback_ops]
+    assert "_flash_attention_forward.default" in names
+    assert "_cudnn_attention_forward.default" not in names
+
+
+def test_flash_attention_3_is_known_to_pytorch_and_skipped_where_it_is_not_installed() -> None:
+    assert "FA3" in list_flash_attention_impls()
+    with pytest.raises(Skipped, match="flash_attn_interface is not installed"), flash_attention_3():
+        pass
+
+
+def test_an_engine_that_waits_awake_does_so_for_the_measurement_alone(tmp_path: Path) -> None:
+    gpu = StandIn()
+    device: Any = TorchDevice(gpu.torch, "A test")
+    folder = tmp_path / "artifact" / "engine"
+    batch = simulated.batch_of([3, 4])
+    with closing(CudaEngine(folder, simulated.manifest_in(tmp_path), CudaOptions(), device=device)) as engine:
+        with waiting_awake(engine, gpu.torch):
+            simulated.check(engine, batch)
+        simulated.check(engine, batch)
+    assert [call[-1] for call in gpu.log if call[0] == "wait"] == ["spinning", "asleep"]
+
+
 WITHOUT_MSGSPEC = """
 import sys
 from importlib import util
@@ -156,6 +198,11 @@ class Missing:
         if name.split(".")[0] == "msgspec":
             raise ModuleNotFoundError("No module named 'msgspec'", name="msgspec")
 sys.meta_path.insert(0, Missing())
+from torch.nn.attention import list_flash_attention_impls
+from torchgen.aoti.fallback_ops import inductor_fallback_ops  # type: ignore[import-untyped]
+
+from bei.engine.cuda.device import TorchDevice
+from bei.engine.cuda.engine import CudaEngine, CudaOptions
 from benchmarks.gpu import __main__ as gpu
 gpu.main(["--dry-run", "--compile", "--only", "minilm, one query of 32 tokens: engine", "--out", sys.argv[1]])
 """
