@@ -40,7 +40,8 @@ log = logging.getLogger(__name__)
 
 # The oldest version whose documents describe all of it; bei_build.targets.trtllm has the same.
 _LEAST = "1.3.0rc27"
-_INSTALL = "pip install 'bei[trtllm]', on a machine with an NVIDIA driver"  # without one its libraries do not load
+# Without a driver its libraries do not load. Wheels are not on every index, and need the CUDA toolkit and Open MPI.
+_INSTALL = "pip install 'bei[trtllm]', on a machine with an NVIDIA driver, or take NVIDIA's image (docs/reference.md)"
 
 _ENCODE_ARGUMENTS = ("add_special_tokens", "copy_logits_to_host", "return_raw_logits")
 _LLM_ARGUMENTS = ("encode_only", "max_batch_size", "max_num_tokens", "max_seq_len", "attn_backend", "cuda_graph_config")
@@ -83,7 +84,8 @@ class TRTLLMEngine:
         self._llm: Any = None
         has_types = _has_token_types(folder, manifest)
         limits = manifest.limits
-        graphs = None if has_types else _graphs(api, limits, options.graph_tokens)
+        graphs = _graphs(api, limits, options.graph_tokens, has_types=has_types)
+        self._needs_types = has_types and graphs is not None  # an input of graphs belongs to every call
         try:
             with on_disk(folder) as path:
                 self._llm = api.LLM(
@@ -97,8 +99,7 @@ class TRTLLMEngine:
                     attn_backend="TRTLLM",
                     cuda_graph_config=graphs,
                 )
-            # A device tensor from which token types are created, since bei does not import torch.
-            self._like = self._llm.encode([[0]], **_RAW, copy_logits_to_host=False) if has_types else None
+            self._like = self._on_the_device() if has_types else None
         except Exception as error:  # any error of pydantic, torch or the library
             self._shut_down()
             raise EngineError(
@@ -175,11 +176,21 @@ class TRTLLMEngine:
         if llm is not None:
             llm.shutdown()
 
+    def _on_the_device(self) -> Any:
+        """A tensor on the device, from which token types are made there; these ones are given from the host."""
+        types = {}
+        if self._needs_types:
+            torch: Any = importlib.import_module("torch")  # TensorRT-LLM has imported it
+            types = {"token_type_ids": torch.zeros(1, dtype=torch.int32)}
+        return self._llm.encode([[0]], **_RAW, copy_logits_to_host=False, **types)
+
     def _token_types(self, batch: PackedBatch) -> dict[str, Any]:
         """The keyword argument for BERT's token types, int32 [T] on the device; without it all types are 0."""
-        if batch.token_type_ids is None or self._like is None:
+        types = batch.token_type_ids
+        if self._like is None or (types is None and not self._needs_types):
             return {}
-        return {"token_type_ids": self._like.new_tensor(batch.token_type_ids.tolist()).int()}
+        values = [0] * batch.num_tokens if types is None else types.tolist()
+        return {"token_type_ids": self._like.new_tensor(values).int()}
 
 
 # The signature: batches of token ids in, one tensor [B, width] out.
@@ -233,7 +244,7 @@ def _only_output(manifest: Manifest) -> Any:
 
 
 def _has_token_types(folder: Folder, manifest: Manifest) -> bool:
-    """True if the model adds rows for token types. Then it has no CUDA graphs, which take no model arguments."""
+    """True if the model adds rows for token types."""
     try:
         config: Mapping[str, Any] = json.loads(read_bounded(folder / "config.json"))
         return int(config.get("type_vocab_size", 0)) > 1
@@ -243,8 +254,15 @@ def _has_token_types(folder: Folder, manifest: Manifest) -> bool:
         ) from error
 
 
-def _graphs(api: Any, limits: Limits, graph_tokens: int) -> Any:
-    """The configuration of CUDA graphs for batches of up to ``graph_tokens`` tokens; None: none."""
+def _graphs(api: Any, limits: Limits, graph_tokens: int, *, has_types: bool) -> Any:
+    """The configuration of CUDA graphs for batches of up to ``graph_tokens`` tokens; None: none.
+
+    Those of models with token types have these as an input, which versions before 1.4.0rc1 do not offer.
+    """
+    declare: Any = getattr(api.llmapi, "EncodeExtraInputSpec", None)
+    if has_types and declare is None:
+        return None
+    inputs = [declare(name="token_type_ids", shape=("num_tokens",), dtype="int32")] if has_types else []
     tokens, size = [], _LEAST_GRAPH_TOKENS
     while size <= min(graph_tokens, limits.max_num_tokens):
         tokens.append(size)
@@ -257,6 +275,7 @@ def _graphs(api: Any, limits: Limits, graph_tokens: int) -> Any:
         num_tokens=tokens,
         seq_lens=lengths,
         enable_padding=True,
+        **({"extra_model_inputs": inputs} if inputs else {}),
     )
 
 

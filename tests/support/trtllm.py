@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -42,6 +42,22 @@ class TorchLlmArgs:
 
 
 @dataclass(kw_only=True)
+class EncodeExtraInputSpec:
+    """A tensor that the model's forward has as an argument, for graphs; from 1.4.0rc1 on."""
+
+    name: str
+    shape: tuple[str | int, ...]
+    dtype: str
+
+    def check(self, value: object, num_tokens: int, num_prompts: int) -> None:
+        """Raise ValueError unless ``value`` is given as it was declared."""
+        sizes = {"num_tokens": num_tokens, "batch_size": num_prompts}
+        shape = tuple(sizes[size] if isinstance(size, str) else size for size in self.shape)
+        if not isinstance(value, torch.Tensor) or (value.shape, value.dtype) != (shape, getattr(torch, self.dtype)):
+            raise ValueError(f"{self.name} must be passed as {self.dtype} {shape}")
+
+
+@dataclass(kw_only=True)
 class EncodeCudaGraphConfig:
     """Keyword arguments only; sizes in order and positive."""
 
@@ -53,6 +69,7 @@ class EncodeCudaGraphConfig:
     max_num_token: int = 0
     seq_lens: list[int] | None = None
     max_seq_len: int = 0
+    extra_model_inputs: list[EncodeExtraInputSpec] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for sizes in (self.batch_sizes, self.num_tokens, self.seq_lens):
@@ -154,10 +171,12 @@ class LLM:
             raise ValueError(f"Total tokens ({sum(lengths)}) across the batch exceeds max_num_tokens ({most_tokens}).")
         if max(lengths) > longest:
             raise ValueError(f"Max sequence length ({max(lengths)}) exceeds max_seq_len ({longest}).")
-        if model_kwargs and self.graphs:
-            raise NotImplementedError(
-                "LLM.encode(..., **model_kwargs) is not supported when encoder CUDA graphs are enabled."
-            )
+        if self.graphs:
+            declared = {spec.name: spec for spec in self.graphs.extra_model_inputs}
+            if model_kwargs.keys() - declared:
+                raise ValueError(f"undeclared tensors: {sorted(model_kwargs.keys() - declared)}")
+            for name, spec in declared.items():
+                spec.check(model_kwargs.get(name), sum(lengths), len(lengths))
         if model_kwargs.keys() - set(self._inputs):
             raise TypeError(f"no forward takes {sorted(model_kwargs)}")
         self.batches.append(lengths)
@@ -281,6 +300,7 @@ def installed(capability: int = 90) -> Iterator[Any]:
     module.LLM = type("LLM", (LLM,), {"made": []})
     module.llmapi = ModuleType("tensorrt_llm.llmapi")
     module.llmapi.EncodeCudaGraphConfig = EncodeCudaGraphConfig
+    module.llmapi.EncodeExtraInputSpec = EncodeExtraInputSpec
     module.llmapi.TorchLlmArgs = TorchLlmArgs
     modules = {
         "tensorrt_llm": module,

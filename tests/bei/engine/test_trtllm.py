@@ -346,9 +346,22 @@ def test_cuda_graphs_can_be_left_out(api: Any, artifacts: dict[str, Artifact]) -
     assert api.LLM.made[-1].graphs is None
 
 
-def test_models_with_token_types_have_no_cuda_graphs(api: Any, artifacts: dict[str, Artifact]) -> None:
+def test_token_types_are_an_input_of_cuda_graphs(api: Any, artifacts: dict[str, Artifact]) -> None:
     opened(artifacts["classifier"]).close()
-    assert api.LLM.made[-1].graphs is None
+    (declared,) = api.LLM.made[-1].graphs.extra_model_inputs
+    assert (declared.name, declared.shape, declared.dtype) == ("token_type_ids", ("num_tokens",), "int32")
+    opened(artifacts["embedder"]).close()
+    assert api.LLM.made[-1].graphs.extra_model_inputs == []
+
+
+def test_models_with_token_types_have_no_cuda_graphs_where_these_take_none(
+    api: Any, checkpoints: dict[str, Path], artifacts: dict[str, Artifact]
+) -> None:
+    del api.llmapi.EncodeExtraInputSpec  # before 1.4.0rc1
+    pairs = texts_for(artifacts["classifier"], pairs=True)
+    with closing(opened(artifacts["classifier"])) as engine:
+        assert api.LLM.made[-1].graphs is None
+        np.testing.assert_allclose(answer(engine, pairs), hf_rows(checkpoints["classifier"], pairs), atol=1e-4)
 
 
 def test_an_option_of_another_target_is_refused(api: Any, artifacts: dict[str, Artifact]) -> None:
