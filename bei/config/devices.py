@@ -16,6 +16,7 @@ _MOST = 128
 _ON_CPUS = frozenset(("cpu", "cuda-twin", "fake"))
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_ORDER = "CUDA_DEVICE_ORDER"  # CUDA's own is the fastest first
 _INDEX = re.compile(r"[0-9]{1,4}")
 _CORES = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(\+[0-9]{1,5}(-[0-9]{1,5})?)*")
 
@@ -87,12 +88,12 @@ def is_for_gpus(target: str) -> bool:
 
 
 def _gpu(name: str, env: Mapping[str, str]) -> Device:
-    """The GPU with this index among those visible to this process."""
+    """The GPU with this index among those visible to this process; if all are, as nvidia-smi counts them."""
     if not _INDEX.fullmatch(name):
         raise ConfigError(f"devices has {name!r}, and the models are for GPUs: give their indexes, as 0,1.")
     visible = env.get(_VISIBLE)
     if visible is None:
-        return Device(name, (), {_VISIBLE: str(int(name))})
+        return Device(name, (), {_VISIBLE: str(int(name)), _ORDER: env.get(_ORDER, "PCI_BUS_ID")})
     seen = [part.strip() for part in visible.split(",") if part.strip()]
     if int(name) >= len(seen):
         raise ConfigError(f"devices has {name}, and {_VISIBLE} shows {len(seen)} GPUs ({visible}): count from 0.")

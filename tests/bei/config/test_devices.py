@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,6 +72,19 @@ def test_a_gpu_is_counted_among_those_that_are_visible() -> None:
     assert visible("1", {"CUDA_VISIBLE_DEVICES": "4, GPU-5a"}) == "GPU-5a"
     with pytest.raises(ConfigError, match="shows 2 GPUs"):
         visible("2", {"CUDA_VISIBLE_DEVICES": "4,6"})
+
+
+def test_gpus_are_counted_as_nvidia_smi_does_unless_the_environment_says_otherwise() -> None:
+    """Among visible ones it means another GPU in another order."""
+
+    def variables(env: dict[str, str]) -> Mapping[str, str]:
+        (device,) = devices_of(["1"], GPU, env, CORES)
+        return device.variables
+
+    assert variables({}) == {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    fastest = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    assert variables(fastest) == {"CUDA_VISIBLE_DEVICES": "1", **fastest}
+    assert variables({"CUDA_VISIBLE_DEVICES": "4,6"}) == {"CUDA_VISIBLE_DEVICES": "6"}
 
 
 def test_one_device_that_nobody_names_is_left_as_it_is() -> None:

@@ -158,9 +158,15 @@ def test_rows_are_those_of_transformers(
     np.testing.assert_allclose(rows, expected, rtol=2**-8, atol=1e-3)
 
 
-def test_pairs_get_their_token_types(api: Any, checkpoints: dict[str, Path], artifacts: dict[str, Artifact]) -> None:
+@pytest.mark.parametrize("has_graphs", [True, False])
+def test_pairs_get_their_token_types(
+    has_graphs: bool, api: Any, checkpoints: dict[str, Path], artifacts: dict[str, Artifact]
+) -> None:
+    if not has_graphs:
+        del api.llmapi.EncodeExtraInputSpec  # before 1.4.0rc1
     pairs = texts_for(artifacts["classifier"], pairs=True)
     with closing(opened(artifacts["classifier"])) as engine:
+        assert (api.LLM.made[-1].graphs is not None) == has_graphs
         rows = answer(engine, pairs)
         without = answer(engine, [Encoding(pair.input_ids) for pair in pairs])
     np.testing.assert_allclose(rows, hf_rows(checkpoints["classifier"], pairs), atol=1e-4)
@@ -352,16 +358,6 @@ def test_token_types_are_an_input_of_cuda_graphs(api: Any, artifacts: dict[str, 
     assert (declared.name, declared.shape, declared.dtype) == ("token_type_ids", ("num_tokens",), "int32")
     opened(artifacts["embedder"]).close()
     assert api.LLM.made[-1].graphs.extra_model_inputs == []
-
-
-def test_models_with_token_types_have_no_cuda_graphs_where_these_take_none(
-    api: Any, checkpoints: dict[str, Path], artifacts: dict[str, Artifact]
-) -> None:
-    del api.llmapi.EncodeExtraInputSpec  # before 1.4.0rc1
-    pairs = texts_for(artifacts["classifier"], pairs=True)
-    with closing(opened(artifacts["classifier"])) as engine:
-        assert api.LLM.made[-1].graphs is None
-        np.testing.assert_allclose(answer(engine, pairs), hf_rows(checkpoints["classifier"], pairs), atol=1e-4)
 
 
 def test_an_option_of_another_target_is_refused(api: Any, artifacts: dict[str, Artifact]) -> None:
