@@ -76,7 +76,8 @@ class Encoding(NamedTuple):
     """One tokenized input. ``truncated``: tokens were cut off to fit ``max_seq_len``. ``spans`` where asked for.
 
     Only the first ``num_keys`` tokens serve as attention keys; None: all of them. The first ``num_unpooled`` tokens (of
-    a prompt) are left out of the mean, by engines that support it.
+    a prompt) are left out of the mean, by engines that support it. ``adapter``: the one that reads it, from 1 on in the
+    order of the manifest's; 0: the base model's weights alone.
     """
 
     input_ids: Int32Array
@@ -85,6 +86,7 @@ class Encoding(NamedTuple):
     spans: TokenSpans | None = None
     num_keys: int | None = None
     num_unpooled: int = 0
+    adapter: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -116,7 +118,8 @@ class PackedBatch:
     ``input_ids`` is int32 [T]; ``cu_seqlens`` int32 [B+1], starts at 0, strictly increasing, ends at T.
     ``token_type_ids`` is int32 [T], or None where every token is of type 0. ``key_lens`` is int32 [B]: only the
     first so many tokens of each sequence serve as attention keys; None: all of them. ``unpooled_lens`` is int32 [B]:
-    the first so many tokens of each are left out of means; None: no token is.
+    the first so many tokens of each are left out of means; None: no token is. ``adapters`` is int32 [B]: the adapter
+    that reads each sequence, 0: none; None: none reads any.
     """
 
     input_ids: Int32Array
@@ -124,6 +127,7 @@ class PackedBatch:
     token_type_ids: Int32Array | None = None
     key_lens: Int32Array | None = None
     unpooled_lens: Int32Array | None = None
+    adapters: Int32Array | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -147,13 +151,16 @@ class PackedBatch:
         unpooled_lens = None
         if any([encoding.num_unpooled for encoding in encodings]):
             unpooled_lens = np.array([encoding.num_unpooled for encoding in encodings], np.int32)
+        adapters = None
+        if any([encoding.adapter for encoding in encodings]):
+            adapters = np.array([encoding.adapter for encoding in encodings], np.int32)
         if not any([encoding.token_type_ids is not None for encoding in encodings]):
-            return cls(input_ids, cu_seqlens, None, key_lens, unpooled_lens)
+            return cls(input_ids, cu_seqlens, None, key_lens, unpooled_lens, adapters)
         token_type_ids = np.zeros(len(input_ids), np.int32)
         for encoding, start, end in zip(encodings, cu_seqlens[:-1], cu_seqlens[1:], strict=True):
             if encoding.token_type_ids is not None:
                 token_type_ids[start:end] = encoding.token_type_ids
-        return cls(input_ids, cu_seqlens, token_type_ids, key_lens, unpooled_lens)
+        return cls(input_ids, cu_seqlens, token_type_ids, key_lens, unpooled_lens, adapters)
 
 
 def rows_of_sequences(rows: Float32Array, batch: PackedBatch, *, per_token: bool) -> list[Float32Array]:

@@ -62,7 +62,7 @@ def _vector_changes(served: Manifest, new: Manifest) -> Iterator[str]:
         return
     if new.source.sha256 != served.source.sha256:
         yield "another checkpoint"
-    if (new.spec.attention, new.spec.adapter) != (served.spec.attention, served.spec.adapter):
+    if _adapted(new) != _adapted(served):
         yield "another attention or adapter"
     if _vector_settings(new) != _vector_settings(served):
         yield "other outputs or another pooling"
@@ -70,6 +70,11 @@ def _vector_changes(served: Manifest, new: Manifest) -> Iterator[str]:
         yield "other prompts, roles or routes"
     if not _same_steps(served, new):
         yield "another size of the steps of int8 vectors"
+
+
+def _adapted(manifest: Manifest) -> tuple[object, ...]:
+    """Settings of the weights that requests without an adapter's name get, and of those with one."""
+    return manifest.spec.attention, manifest.spec.adapter, manifest.adapters
 
 
 def _text_settings(manifest: Manifest) -> tuple[object, ...]:

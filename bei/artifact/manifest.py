@@ -31,6 +31,9 @@ from bei.core import Limits, ScoreFunction
 
 SCHEMA_VERSION = 10
 
+# What stands for the weights without any adapter, where names of adapters do.
+NO_ADAPTER = "none"
+
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 TOKEN_WEIGHTS = "token_weights.npy"
@@ -88,6 +91,19 @@ class SpecSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     attention: Literal["causal", "bidirectional"] | None
     attention_asked: bool
     adapter: str | None = None
+
+
+class Adapters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Low-rank adapters (LoRA) that the engine computes beside the base model's weights.
+
+    ``names``: in the order of their ids, from 1 on (``bei.core.Encoding``). ``tasks``: those that the checkpoint has
+    for its tasks, which requests may name by task; the others are asked for by the model's name. ``is_required``: the
+    checkpoint's own code does not run without one.
+    """
+
+    names: list[str]
+    tasks: list[str]
+    is_required: bool
 
 
 class PlanProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -235,12 +251,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     verification: Verification
     files: list[FileInfo]
     routes: Routes | None = None
+    adapters: Adapters | msgspec.UnsetType = msgspec.UNSET
     digest: str = ""
 
     @property
     def limits(self) -> Limits:
         """The limits of a batch."""
         return Limits(self.max_num_tokens, self.max_batch_size, self.max_seq_len)
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """Names of the adapters, in the order of their ids, from 1 on."""
+        return () if self.adapters is msgspec.UNSET else tuple(self.adapters.names)
 
     def dimension(self, output: str) -> int | None:
         """Width of ``output``; None: the model has no such output."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from bei.artifact.certificate.record import Certificate
 from bei.artifact.certificate.thresholds import PRECISIONS, PRECISIONS_OF_TARGETS
 from bei.artifact.held_files import MOST_FILES
-from bei.artifact.manifest import Manifest, Package, Plan
+from bei.artifact.manifest import NO_ADAPTER, Adapters, Manifest, Package, Plan
 from bei.errors import ArtifactFileUnlistedError, ArtifactManifestError
 from bei.printable import printable
 from bei.utils.untrusted_files import (
@@ -92,9 +92,18 @@ def name_fault(name: str) -> str | None:
     return None
 
 
+def adapter_fault(name: str) -> str | None:
+    """The fault of the ``name`` of an adapter, or None: clients write it behind the model's name and a colon."""
+    if name == NO_ADAPTER:
+        return f"{name!r} stands for the weights without an adapter"
+    if not _WORD.fullmatch(name):
+        return f"{name[:80]!a} must be of up to 100 letters, digits, dots, dashes, underscores and plus signs"
+    return None
+
+
 def manifest_fault(manifest: Manifest) -> str | None:
     """The first fault of ``manifest``, or None."""
-    parts = (_names, _tasks, _outputs, _heads, _prompts, _roles, _routes, _engine, _files)
+    parts = (_names, _tasks, _outputs, _heads, _prompts, _roles, _routes, _adapters, _engine, _files)
     limits = limits_fault(manifest.max_num_tokens, manifest.max_batch_size, manifest.max_seq_len)
     return limits or next(chain.from_iterable(part(manifest) for part in parts), None)
 
@@ -264,6 +273,20 @@ def _routes(manifest: Manifest) -> Iterator[str]:
             yield f"routes: {fault}"
     if routes.default in routes.absent:
         yield f"the default route {_shown(routes.default)} is absent"
+
+
+def _adapters(manifest: Manifest) -> Iterator[str]:
+    names = manifest.adapter_names
+    yield from _repeated("adapters", list(names))
+    for name in names:
+        if fault := adapter_fault(name):
+            yield f"adapters: {fault}"
+    if not isinstance(adapters := manifest.adapters, Adapters):
+        return
+    if not names:
+        yield "adapters has no names"
+    if missing := [task for task in adapters.tasks if task not in names]:
+        yield f"adapters has the task {_shown(missing[0])}, which is none of its names"
 
 
 def _engine(manifest: Manifest) -> Iterator[str]:

@@ -56,6 +56,11 @@ class ShardService:
         """Components of its dense vectors; 0 if it has none."""
         return self.manifest.dimension("embedding") or 0
 
+    @property
+    def adapter(self) -> int:
+        """0: rows are read by the adapter that the job's options name."""
+        return 0
+
     @cached_property
     def default_prompt(self) -> ChosenPrompt:
         """The prompt of requests that name none. Raises InvalidRequestError where they have to."""
@@ -112,7 +117,7 @@ class ShardService:
 
         def on_encoded(start: int, encodings: list[Encoding]) -> None:  # in a tokenizer's thread
             for place, encoding in zip(places[start:], encodings, strict=False):
-                call.encodings[place] = encoding
+                call.encodings[place] = encoding._replace(adapter=request.adapter)
             if any([call.record(place, {}) for place in places[start : start + len(encodings)]]):
                 loop.call_soon_threadsafe(wake)
 
@@ -128,7 +133,7 @@ class ShardService:
                 texts.append(value)
                 continue
             try:
-                call.encodings[place] = encoding_of_ids(value, self.manifest)
+                call.encodings[place] = encoding_of_ids(value, self.manifest)._replace(adapter=request.adapter)
                 is_done |= call.record(place, {})
             except InvalidRequestError as error:
                 is_done |= call.fail_at(place, error)

@@ -44,6 +44,7 @@ BUILD_SETTINGS = frozenset(
         "token_embeddings",
         "tokenizer",
         "adapter",
+        "lora",
         "rerank_prefix",
         "rerank_body",
         "rerank_suffix",

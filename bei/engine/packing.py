@@ -92,6 +92,7 @@ def graph_inputs(
       0 where the token is excluded from means.
     - ``token_pool_mask`` float32 [T']: per token, 0 where it is excluded from means, else 1. ``token_ones`` float32
       [T']: 1 for every token.
+    - ``token_adapters`` [T']: per token, the adapter that reads its sequence; 0: none.
     - ``unpad_index`` [T']: for each packed token, its slot in the padded view flattened to [B' * S'].
     - ``first_index``, ``last_index`` [B']: the packed position of each sequence's first and last token.
     - ``cu_query_lens``, ``cu_key_lens`` [B' + 1]: the packed position of each sequence's first token, then the
@@ -167,6 +168,10 @@ def graph_inputs(
         if batch.unpooled_lens is not None:
             left_out = position_ids[:num_tokens] < np.repeat(batch.unpooled_lens, seq_lens)
             tensors["token_pool_mask"][:num_tokens][left_out] = 0.0
+    if "token_adapters" in names:
+        none = np.zeros(batch_size, np.int32)
+        adapters = none if batch.adapters is None else batch.adapters
+        tensors["token_adapters"] = _per_token(adapters, seq_lens, len(input_ids))
     if "token_seq_lens" in names:
         tensors["token_seq_lens"] = _per_token(seq_lens, seq_lens, len(input_ids))
     if not _KEYS.isdisjoint(names):

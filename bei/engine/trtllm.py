@@ -123,8 +123,8 @@ class TRTLLMEngine:
     def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
         """Compute ``outputs`` (None: all), float32, one row for each sequence; rows may hold NaN or Inf. Raises
         EngineError, EngineDeadError."""
-        if batch.key_lens is not None or batch.unpooled_lens is not None:
-            raise EngineError("TensorRT-LLM has no keys or means of some tokens. This is a bug.")
+        if not (batch.key_lens is batch.unpooled_lens is batch.adapters is None):
+            raise EngineError("TensorRT-LLM has no keys or means of some tokens, and no adapters. This is a bug.")
         if outputs is not None and self._output not in outputs:
             return {}
         prompts = [part.tolist() for part in np.split(batch.input_ids, batch.cu_seqlens[1:-1])]

@@ -17,7 +17,7 @@ from bei.scheduler.fair_queue import FairQueue
 from bei.scheduler.next_batch import LaneView, QueueKey
 
 # Token ids, token types, and how many tokens serve as attention keys.
-Identity: TypeAlias = "tuple[bytes, bytes | None, int | None, int]"
+Identity: TypeAlias = "tuple[bytes, bytes | None, int | None, int, int]"
 
 # Work without a deadline is due this many seconds after its arrival, by lane, so that a stream of work with deadlines
 # cannot starve it.
@@ -71,6 +71,7 @@ class Entry:
             None if types is None else types.tobytes(),
             encoding.num_keys,
             encoding.num_unpooled,
+            encoding.adapter,
         )
         self.waiters = [waiter]
         self.deadline_s = waiter.deadline_s

@@ -15,8 +15,8 @@ _OVERHEAD_BYTES = 600
 class RowCache:
     """The least recently used rows leave first. Not safe in threads: managers lock.
 
-    The key is what the engine sees: token ids, token types, key count, and how many tokens are left out of means. So it
-    covers text, prompt, truncation and side alike, and a cache belongs to one engine.
+    The key is what the engine sees: token ids, token types, key count, how many tokens are left out of means, and the
+    adapter. So it covers text, prompt, truncation and side alike, and a cache belongs to one engine.
     """
 
     def __init__(self, max_bytes: int) -> None:

@@ -16,6 +16,7 @@ from bei.artifact.manifest import Manifest
 from bei.core import Encoding, Float32Array, Row
 from bei.errors import BeiError, EngineDeadError, EngineError, InputTooLongError, InvalidRequestError
 from bei.metrics.request_timing import CallTimes
+from bei.port import Item
 from bei.service.admission import Ticket
 from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions, Input
 
@@ -42,12 +43,14 @@ class ModelRequest(msgspec.Struct, frozen=True):
 
     ``options`` apply to texts and pairs; token ids are run exactly as given. ``failed`` asks for a partial answer: an
     invalid input, or one that the engine fails on, fails alone. It has the errors of inputs that are known before, by
-    their places; these are not run. None: the first error fails the request.
+    their places; these are not run. None: the first error fails the request. ``adapter``: of the weights that read all
+    inputs, token ids too (``bei.core.Encoding``).
     """
 
     inputs: Seq[ModelInput]
     options: EncodingOptions = AS_CONFIGURED
     failed: Mapping[int, BeiError] | None = None
+    adapter: int = 0
 
 
 class InferenceResult(msgspec.Struct, frozen=True):
@@ -121,6 +124,13 @@ class PendingCall:
         self.done = asyncio.get_running_loop().create_future()
         self._remaining = num_inputs - len(self.errors)
         self._lock = threading.Lock()
+
+    def adapted(self, items: list[Item]) -> list[Item]:
+        """``items`` for the request's adapter to read."""
+        adapter = self.request.adapter
+        if not adapter:
+            return items
+        return [Item(place, encoding._replace(adapter=adapter)) for place, encoding in items]
 
     def record(self, index: int, row: Row) -> bool:
         """Store the answer to input ``index``; True if it was the last one."""

@@ -36,6 +36,10 @@ class ModelService(Protocol):
         """Components of its dense vectors; 0 if it has none."""
 
     @property
+    def adapter(self) -> int:
+        """The adapter of all requests; 0: as each says."""
+
+    @property
     def default_prompt(self) -> ChosenPrompt:
         """The prompt of requests that name none. Raises InvalidRequestError where they have to."""
 

@@ -96,6 +96,11 @@ class InferenceService:
         """Components of its dense vectors; 0 if it has none."""
         return self.manifest.dimension("embedding") or 0
 
+    @property
+    def adapter(self) -> int:
+        """0: requests that name no adapter are read by the base model's weights, or have to name one."""
+        return 0
+
     @cached_property
     def default_prompt(self) -> ChosenPrompt:
         """The prompt of requests that name none. Raises InvalidRequestError where they have to."""
@@ -421,6 +426,7 @@ class InferenceService:
         """
         if call.is_done:  # cancelled meanwhile
             return
+        items = call.adapted(items)
         num_tokens = 0
         for index, encoding in items:
             call.encodings[index] = encoding

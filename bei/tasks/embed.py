@@ -25,6 +25,7 @@ from bei.service.call import InferenceResult, ModelInput, ModelRequest
 from bei.service.model_service import ModelService
 from bei.tasks.dimensions import check_dimensions
 from bei.tasks.support import PartialResult, computed, off_loop_if_large, require
+from bei.tokenizer.adapters import adapter_of
 from bei.tokenizer.encoder import EncodingOptions
 from bei.tokenizer.prompts import apply_prompt_to_inputs, choose_prompt, keep_prompt, role_of, split_prompt, with_role
 from bei.utils.threads import off_loop
@@ -80,7 +81,7 @@ class CheckedTask(NamedTuple):
         if not self.prompt and options is self.task.options:
             return self.task
         inputs = apply_prompt_to_inputs(self.prompt, self.task.inputs)
-        return ModelRequest(inputs, keep_prompt(self.prompt, options), self.task.failed)
+        return ModelRequest(inputs, keep_prompt(self.prompt, options), self.task.failed, self.task.adapter)
 
 
 class Embeddings(PartialResult, frozen=True, kw_only=True):
@@ -132,6 +133,9 @@ def check_task(service: ModelService, task: EmbedTask, name: TaskName) -> Checke
             )
     if task.late_chunking:
         _check_late_chunking(manifest)
+    adapter = adapter_of(manifest, task.prompt_name, task.input_type, asked=service.adapter or task.adapter)
+    if adapter != task.adapter:
+        task = msgspec.structs.replace(task, adapter=adapter)
     if task.is_bare:
         return CheckedTask(task, "", None, width, warnings)
     if task.prompt_name is None and task.input_type is None and task.prompt is None:
@@ -233,7 +237,9 @@ async def embed_chunks(service: ModelService, checked: CheckedTask, *, ticket: T
         document += chunk
         ends.append(len(document))
         document += " "
-    asked = ModelRequest([document[:-1] + after], EncodingOptions(truncate=False, with_spans=True))
+    asked = ModelRequest(
+        [document[:-1] + after], EncodingOptions(truncate=False, with_spans=True), adapter=task.adapter
+    )
     answer = await service.infer(asked, ticket=ticket, outputs={"token_embedding"})
     spans = answer.encodings[0].spans
     assert spans is not None  # they were asked for

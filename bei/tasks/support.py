@@ -12,6 +12,7 @@ import numpy as np
 from bei.core import Float32Array, Row
 from bei.errors import BeiError, TaskNotSupportedError
 from bei.service.model_service import ModelService
+from bei.tokenizer.adapters import check_named
 from bei.utils.threads import off_loop
 
 T = TypeVar("T")
@@ -52,6 +53,8 @@ def require(service: ModelService, task: str) -> None:
     tasks = service.manifest.tasks
     if task not in tasks:
         raise TaskNotSupportedError(f"{service.name} cannot {PHRASES[task]}; it can do: {', '.join(tasks)}.", "model")
+    if not task.startswith("embed") and not service.adapter:  # vectors may name theirs: ``embed.check_task``
+        check_named(service.manifest)
 
 
 async def computed(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from bei.artifact.manifest import Manifest
 from bei.artifact.sides import SIDES, Role, names_of
 from bei.errors import InvalidRequestError
+from bei.tokenizer.adapters import is_task
 from bei.tokenizer.encoder import EncodingOptions, Input
 
 
@@ -26,15 +27,19 @@ def prompt_of(manifest: Manifest, prompt_name: str | None = None, input_type: st
     if prompt_name is not None:
         if prompt_name not in prompts:
             raise InvalidRequestError(_no_prompt(manifest, prompt_name), "prompt_name")
-        if input_type is not None:
+        if input_type is not None and not is_task(manifest, input_type):
             _check_same(manifest, prompt_name, input_type)
         return prompts[prompt_name]
     if input_type is None:
         return prompts.get(manifest.default_prompt_name or "", "")
-    names = next((names for names in SIDES.values() if input_type in names), ())
+    task, _, of_task = input_type.rpartition(".")
+    side = of_task if is_task(manifest, task) else input_type
+    names = next((names for names in SIDES.values() if side in names), ())
     for name in (input_type, *names):
         if name in prompts:
             return prompts[name]
+    if is_task(manifest, input_type):
+        return prompts.get(manifest.default_prompt_name or "", "")
     # An adapter is trained for one kind of text: a query's vector cannot serve as a document's.
     if prompts and (input_type not in SIDES["document"] or manifest.spec.adapter):
         raise InvalidRequestError(_no_prompt(manifest, input_type), "input_type")

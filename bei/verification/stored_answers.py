@@ -28,7 +28,7 @@ from bei.utils.untrusted_files import UnfitError, check_unpacked, read_bounded
 from bei.verification.comparison import OutputMeaning, ReferenceAnswers, compare, kept_canary
 from bei.verification.engine_answers import HeldOut, ask_engine
 from bei.verification.retrieval import RetrievalQuestions, RetrievalRanking, agreement, ask_retrieval
-from bei.verification.stored_form import check_encodings, check_ranking, check_rows
+from bei.verification.stored_form import ADAPTERS, check_encodings, check_ranking, check_rows
 
 _RECORD = "reference.json"
 _ANSWERS = "answers.npz"
@@ -239,6 +239,8 @@ def _flattened(encodings: Sequence[Encoding]) -> dict[str, Any]:
         "num_keys": np.array([_ALL_KEYS if e.num_keys is None else e.num_keys for e in encodings], np.int32),
         "num_unpooled": np.array([encoding.num_unpooled for encoding in encodings], np.int32),
     }
+    if any(encoding.adapter for encoding in encodings):
+        arrays[ADAPTERS] = np.array([encoding.adapter for encoding in encodings], np.int32)
     if encodings[0].token_type_ids is not None:
         arrays["token_type_ids"] = np.concatenate([encoding.token_type_ids for encoding in encodings]).astype(np.int32)
     return arrays
@@ -247,15 +249,16 @@ def _flattened(encodings: Sequence[Encoding]) -> dict[str, Any]:
 def _encodings(arrays: dict[str, Any], manifest: Manifest) -> list[Encoding]:
     check_encodings(arrays, manifest, _ALL_KEYS)
     ends = np.cumsum(arrays["num_tokens"])[:-1]
-    types = arrays.get("token_type_ids")
+    types, count = arrays.get("token_type_ids"), len(arrays["num_tokens"])
     parts = zip(
         np.split(arrays["input_ids"], ends),
-        [None] * len(arrays["num_tokens"]) if types is None else np.split(types, ends),
+        [None] * count if types is None else np.split(types, ends),
         arrays["num_keys"].tolist(),
         arrays["num_unpooled"].tolist(),
+        arrays.get(ADAPTERS, np.zeros(count, np.int32)).tolist(),
         strict=True,
     )
     return [
-        Encoding(ids, kinds, num_keys=None if num_keys == _ALL_KEYS else num_keys, num_unpooled=num_unpooled)
-        for ids, kinds, num_keys, num_unpooled in parts
+        Encoding(ids, kinds, False, None, None if num_keys == _ALL_KEYS else num_keys, num_unpooled, adapter)
+        for ids, kinds, num_keys, num_unpooled, adapter in parts
     ]

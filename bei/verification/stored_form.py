@@ -15,13 +15,14 @@ from bei.verification.retrieval import RetrievalRanking
 
 _LISTS = ("input_ids", "num_tokens", "num_keys", "num_unpooled")
 _TYPES = "token_type_ids"
+ADAPTERS = "adapters"
 _MOST_GRADE = 1 << 20
 
 
 def check_encodings(arrays: Mapping[str, Any], manifest: Manifest, all_keys: int) -> None:
-    """Raise UnfitError unless ``arrays`` are token ids, their types, and three figures of each text, that the model can
+    """Raise UnfitError unless ``arrays`` are token ids, their types, and the figures of each text, that the model can
     read. ``all_keys``: the number of keys of a text whose tokens are all looked up."""
-    for name in (*_LISTS, *([_TYPES] if _TYPES in arrays else [])):
+    for name in (*_LISTS, *(each for each in (_TYPES, ADAPTERS) if each in arrays)):
         array = arrays.get(name)
         if array is None or array.ndim != 1 or array.dtype != np.int32:
             raise UnfitError(f"{name} is no list of int32")
@@ -36,6 +37,10 @@ def check_encodings(arrays: Mapping[str, Any], manifest: Manifest, all_keys: int
         raise UnfitError("num_keys must be from 1 to num_tokens")
     if unpooled.min() < 0 or (unpooled > lengths).any():
         raise UnfitError("num_unpooled must be from 0 to num_tokens")
+    adapters = arrays.get(ADAPTERS, lengths[:0])
+    most = len(manifest.adapter_names)
+    if len(adapters) and (len(adapters) != len(lengths) or adapters.min() < 0 or adapters.max() > most):
+        raise UnfitError(f"{ADAPTERS} must be from 0 to {most} for each text")
     if _TYPES in arrays and (len(arrays[_TYPES]) != len(ids) or arrays[_TYPES].min() < 0):
         raise UnfitError(f"{_TYPES} must have a type for each token")
 

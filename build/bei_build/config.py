@@ -88,7 +88,12 @@ class BuildConfig:
         None, "which tokens see each other, where the checkpoint brings code of its own", ATTENTIONS
     )
     adapter: str | None = _option(
-        None, "adapter to merge, where the checkpoint has one for each of its tasks; none: the weights without any"
+        None,
+        "adapter to merge, where the checkpoint has one for each of its tasks; none: the weights without any (default: "
+        "all of them, chosen by each request)",
+    )
+    lora: tuple[str, ...] = _option(
+        (), "NAME=PATH of a LoRA adapter that PEFT saved, which requests choose as MODEL:NAME; may be repeated"
     )
     tokenizer: str = _option(
         "auto",
@@ -229,9 +234,23 @@ class BuildConfig:
         if len(self.score_tokens) > 2:
             raise ConfigError(f"score_tokens must be one or two tokens, such as no,yes; not {len(self.score_tokens)}.")
         self._check_rerank_template()
+        _ = self.lora_paths
         if self.relevant_label is not None and self.task != "rerank":
             raise ConfigError("relevant_label needs a classifier that is built as a reranker: add --task rerank.")
         self._check_verification()
+
+    @property
+    def lora_paths(self) -> dict[str, str]:
+        """The adapters of ``lora`` by name: folders, packages or hub ids. Raises ConfigError."""
+        found: dict[str, str] = {}
+        for entry in self.lora:
+            name, _, path = entry.partition("=")
+            if not name or not path:
+                raise ConfigError(f"lora {entry!r} must be NAME=PATH: the name by which requests choose the adapter.")
+            if name in found:
+                raise ConfigError(f"lora gives the name {name!r} twice: give each adapter its own.")
+            found[name] = path
+        return found
 
     def _check_quantization(self) -> None:
         for option in fields(self):

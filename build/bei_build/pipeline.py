@@ -16,6 +16,7 @@ from bei.artifact.manifest import (
     SCHEMA_VERSION,
     TOKEN_WEIGHTS,
     TOKENIZER,
+    Adapters,
     Artifact,
     CheckpointSource,
     Classification,
@@ -97,6 +98,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             config.adapter,
             config.tokenizer,  # type: ignore[arg-type]
             config.route,
+            {name: locate(path).folder for name, path in config.lora_paths.items()},
         )
         check_applicable(config, checkpoint)
         checkpoint.weights().close()  # invalid weights are reported before anything else is done
@@ -346,7 +348,15 @@ def _manifest(
         verification="none",  # and the files: sealing the artifact sets them
         files=[],
         routes=_routes(checkpoint),
+        adapters=_adapters(checkpoint),
     )
+
+
+def _adapters(checkpoint: Checkpoint) -> Adapters | msgspec.UnsetType:
+    found = checkpoint.adapters
+    if found is None:
+        return msgspec.UNSET
+    return Adapters(names=[*found.names], tasks=[*found.tasks], is_required=found.is_required)
 
 
 def _routes(checkpoint: Checkpoint) -> Routes | None:

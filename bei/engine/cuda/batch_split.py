@@ -26,4 +26,5 @@ def _part(batch: PackedBatch, first: int, end: int) -> PackedBatch:
         None if types is None else types[tokens],
         None if key_lens is None else key_lens[first:end],
         None if unpooled_lens is None else unpooled_lens[first:end],
+        None if batch.adapters is None else batch.adapters[first:end],
     )

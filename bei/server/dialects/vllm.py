@@ -112,7 +112,7 @@ class ServedModel(TypedDict):
     created: int
     owned_by: Literal["vllm"]
     root: str
-    parent: None
+    parent: str | None
     max_model_len: int
     permission: list[str]
 
@@ -304,7 +304,7 @@ def _described(name: str, service: InferenceService, created: int) -> ServedMode
         "created": created,
         "owned_by": "vllm",
         "root": service.manifest.source.model,
-        "parent": None,
+        "parent": service.manifest.name if service.adapter else None,
         "max_model_len": service.manifest.max_seq_len,
         "permission": [],
     }

@@ -19,6 +19,7 @@ from bei.server.endpoint.aliases import alias_names
 from bei.server.endpoint.examples import CREATED, EMBEDDER
 from bei.server.endpoint.get_responses import answers
 from bei.server.http.routing import ApiRouter
+from bei.service.adapted import adapted
 from bei.service.loader import check_names
 from bei.service.service import InferenceService
 from bei.tasks.support import PHRASES, require
@@ -52,14 +53,18 @@ class Models:
 
     def __contains__(self, name: object) -> bool:
         """True if ``named`` finds one or several models by it."""
-        return name in self._services or (isinstance(name, str) and bool(self._meant(name)))
+        return name in self._services or (isinstance(name, str) and bool(self._meant(name) or self._adapted(name)))
 
     @property
     def listed(self) -> Iterator[tuple[str, InferenceService]]:
-        """Every model by its name and by its aliases."""
+        """Every model by its name, by its aliases, and by its name with each of its adapters."""
         yield from self._services.items()
         for alias, name in self._aliases.items():
             yield alias, self._services[name]
+        for service in self:
+            for number in range(len(service.manifest.adapter_names)):
+                one = adapted(service, number + 1)
+                yield one.name, one
 
     def __getitem__(self, name: str) -> InferenceService:
         """The service of exactly this name. Raises KeyError."""
@@ -79,9 +84,11 @@ class Models:
         service = self._services.get(name)
         if service is not None:
             return service
-        found = self._meant(name)
+        found = self._meant(name) or self._adapted(name)
         if not found:
-            raise ModelNotFoundError(f"Model {name!r} is not served here. Served: {self._names()}.", "model")
+            raise ModelNotFoundError(
+                f"Model {name!r} is not served here. Served: {self._names()}.{self._adapters_of(name)}", "model"
+            )
         return _the_only(found, f"{name!r} means several served models")
 
     def able(self, task: str, name: str | None) -> InferenceService:
@@ -130,6 +137,18 @@ class Models:
         if name in self._aliases:
             return [self._services[self._aliases[name]]]
         return matching(name, {service: service.manifest for service in self})
+
+    def _adapted(self, name: str) -> list[InferenceService]:
+        """Models as an adapter makes them, by "MODEL:ADAPTER"; MODEL may be any of a model's names."""
+        model, _, adapter = name.rpartition(":")
+        names = {service: service.manifest.adapter_names for service in self._meant(model)}
+        return [adapted(one, known.index(adapter) + 1) for one, known in names.items() if adapter in known]
+
+    def _adapters_of(self, name: str) -> str:
+        """The end of a message about "MODEL:ADAPTER" where the model has others."""
+        model, _, adapter = name.rpartition(":")
+        known = [each for service in self._meant(model) for each in service.manifest.adapter_names]
+        return f" {model} has no adapter {adapter!r}, but {', '.join(known)}." if known else ""
 
     def _is_unnamed(self, name: str | None) -> bool:
         return name in UNNAMED or (name in _OF_TEI and name not in self._services)
@@ -186,13 +205,16 @@ def _the_only(services: list[InferenceService], otherwise: str) -> InferenceServ
 
 class ModelEntry(TypedDict):
     """OpenAI's first, then what a client may want to know. ``created`` is when the server was started. ``alias_of``:
-    the model that the id is another name of; null: it is the model's own."""
+    the model that the id is another name of; null: it is the model's own. ``adapter_of``: the model with
+    the adapter that the id names (MODEL:ADAPTER). ``adapters``: those of the model."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: Literal["bei"]
     alias_of: str | None
+    adapter_of: str | None
+    adapters: list[str]
     max_model_len: int
     embedding_dimension: int | None
     tasks: list[str]
@@ -215,6 +237,8 @@ _EXAMPLE = {
     "created": CREATED,
     "owned_by": "bei",
     "alias_of": None,
+    "adapter_of": None,
+    "adapters": [],
     "max_model_len": 256,
     "embedding_dimension": 384,
     "tasks": ["embed"],
@@ -257,7 +281,9 @@ def _describe(name: str, service: InferenceService, created: int) -> ModelEntry:
         "object": "model",
         "created": created,
         "owned_by": "bei",
-        "alias_of": None if name == manifest.name else manifest.name,
+        "alias_of": None if service.adapter or name == manifest.name else manifest.name,
+        "adapter_of": manifest.name if service.adapter else None,
+        "adapters": [] if service.adapter else [*manifest.adapter_names],
         "max_model_len": manifest.max_seq_len,
         "embedding_dimension": manifest.dimension("embedding"),
         "tasks": manifest.tasks,

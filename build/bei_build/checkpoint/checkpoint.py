@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from bei_build.spec.model_spec import ModelSpec
 from bei_build.tokenizer.library_tokenizer import (
     TokenizerSettings,
 )
-from bei_build.weights.lora import Adapter
+from bei_build.weights.lora import Adapter, AdapterSet
 from bei_build.weights.model_weights import ModelWeights, SideModule
 from bei_build.weights.packed_format import StoredPacked
 from bei_build.weights.quantized_format import StoredFP8
@@ -50,9 +50,16 @@ class Checkpoint:
     config: Any
     roles: Mapping[Side, Role]
     adapter: Adapter | None
+    adapters: AdapterSet | None = None
     fp8: StoredFP8 | None = None
     packed: StoredPacked | None = None
     token_weights: Float32Array | None = None
+
+    def merged(self, number: int) -> Checkpoint:
+        """The same model with adapter ``number`` of ``adapters`` in its weights, and none beside them."""
+        assert self.adapters is not None
+        spec, adapter = replace(self.spec, adapters=None), self.adapters.merged(number)
+        return replace(self, spec=spec, adapter=adapter, adapters=None)
 
     @property
     def folder(self) -> Path:
@@ -69,6 +76,7 @@ class Checkpoint:
             self.modules,
             tied=tied,
             adapter=self.adapter,
+            adapters=self.adapters,
             fp8=self.fp8,
             packed=self.packed,
         )

@@ -54,9 +54,11 @@ from bei_build.tokenizer.library_tokenizer import (
     tokenization_of,
 )
 from bei_build.tokenizer.token_table import read_table, table_roles
-from bei_build.weights.lora import Adapter, choose_adapter
-from bei_build.weights.model_weights import stored_shape, with_stored_widths
+from bei_build.weights.lora import Adapter, choose_adapters
+from bei_build.weights.model_weights import stored_shape, with_adapters, with_stored_widths
 from bei_build.weights.packed_format import MODELOPT, StoredPacked, modelopt_packed, parse_packed
+from bei_build.weights.peft_adapter import CONFIG as ADAPTER_CONFIG
+from bei_build.weights.peft_adapter import PeftAdapter
 from bei_build.weights.quantized_format import StoredFP8, algorithms_of, is_modelopt, parse_fp8_settings
 from bei_build.weights.tensor_store import check_weights, weight_files
 
@@ -73,8 +75,10 @@ def read_checkpoint(
     adapter: str | None = None,
     tokenizer_choice: TokenizerChoice = "auto",
     route: str | None = None,
+    loras: Mapping[str, Path] | None = None,
 ) -> Checkpoint:
-    """Read config, sentence-transformers files and tokenizer. Arguments override the files' settings.
+    """Read config, sentence-transformers files and tokenizer. Arguments override the files' settings. ``loras``:
+    folders of PEFT adapters by name.
 
     Raises CheckpointError and its subclasses, ConfigError.
     """
@@ -88,7 +92,9 @@ def read_checkpoint(
     check_weights(folder)
     stored = stored_tokenizer(folder)
     config, architecture, family, quantized = _config(folder, attention, is_static=files.is_static)
-    chosen = choose_adapter(config, folder, adapter)
+    chosen, adapters = choose_adapters(config, folder, adapter, loras or {})
+    if adapters and adapters.tasks:
+        files = with_task_prompts(files, getattr(config, "task_instructions", None))
     if chosen:
         files = with_adapters_prompt(files, chosen, getattr(config, "task_instructions", None))
     spec = _spec(family, config, architecture)
@@ -135,6 +141,11 @@ def read_checkpoint(
         roles, token_weights = table_roles(side, table), read_table(table, tokenizer, spec.embeddings.vocab_size)
     spec = replace(spec, partial_keys=any(role.expansion and not role.expansion.attended for role in roles.values()))
     modules, labels = side_modules(spec, files), labels_of(spec, config, files)
+    fp8 = quantized if isinstance(quantized, StoredFP8) else None
+    packed = quantized if isinstance(quantized, StoredPacked) else None
+    if adapters:
+        tied = bool(getattr(config, "tie_word_embeddings", True))
+        spec = with_adapters(spec, family, folder, adapters, tied=tied, fp8=fp8, packed=packed)
     return Checkpoint(
         location,
         files,
@@ -150,8 +161,9 @@ def read_checkpoint(
         config,
         roles,
         chosen,
-        quantized if isinstance(quantized, StoredFP8) else None,
-        quantized if isinstance(quantized, StoredPacked) else None,
+        adapters,
+        fp8,
+        packed,
         token_weights,
     )
 
@@ -170,8 +182,10 @@ def source_of(checkpoint: Checkpoint) -> CheckpointSource:
     for place in beside:
         files.update(weight_files(place) if place.is_dir() else [place])
     sha = hashlib.sha256()
-    for path in sorted(files):
-        sha.update(f"{path.relative_to(checkpoint.location.folder).as_posix()} {sha256_of_file(path)}\n".encode())
+    folder, adapters = checkpoint.location.folder, _adapter_files(checkpoint)
+    named = {path.relative_to(folder).as_posix(): path for path in files if path not in adapters.values()}
+    for name, path in sorted({**named, **adapters}.items()):
+        sha.update(f"{name} {sha256_of_file(path)}\n".encode())
     location = checkpoint.location
     return CheckpointSource(
         model=location.model,
@@ -180,6 +194,18 @@ def source_of(checkpoint: Checkpoint) -> CheckpointSource:
         sha256=sha.hexdigest(),
         transformers=version("transformers"),
     )
+
+
+def _adapter_files(checkpoint: Checkpoint) -> dict[str, Path]:
+    """The files of adapters that PEFT saved, by the adapter's name and theirs: they may lie in any folder."""
+    adapters = checkpoint.adapters.adapters.values() if checkpoint.adapters else (checkpoint.adapter,)
+    found = {}
+    for adapter in adapters:
+        if adapter is not None and isinstance(adapter.factors, PeftAdapter):
+            weights = adapter.factors.file
+            for path in (weights.parent / ADAPTER_CONFIG, weights):
+                found[f"adapters/{adapter.name}/{path.name}"] = path
+    return found
 
 
 def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tuple[Any, str, Family, _Quantized]:
@@ -406,10 +432,18 @@ def with_adapters_prompt(
 
     ``instructions``: config.json's prompts by adapter. Raises CheckpointError.
     """
-    prompts = {**(instructions or {}), **files.prompts}
+    prompts = with_task_prompts(files, instructions).prompts
     prompts = {name: text for name, text in prompts.items() if name == adapter.name or name not in adapter.names}
-    if not all(isinstance(text, str) for text in prompts.values()):
-        raise CheckpointError("config.json has task_instructions that are not texts: download the checkpoint again.")
     default = files.default_prompt_name if files.default_prompt_name in prompts else None
     default = default or (adapter.name if adapter.name in prompts else None)
     return replace(files, prompts=prompts, default_prompt_name=default)
+
+
+def with_task_prompts(
+    files: SentenceTransformersFiles, instructions: Mapping[str, str] | None
+) -> SentenceTransformersFiles:
+    """``files`` with ``instructions``, config.json's prompts by task, beside their own. Raises CheckpointError."""
+    prompts = {**(instructions or {}), **files.prompts}
+    if not all(isinstance(text, str) for text in prompts.values()):
+        raise CheckpointError("config.json has task_instructions that are not texts: download the checkpoint again.")
+    return replace(files, prompts=prompts)

@@ -16,6 +16,7 @@ from bei.artifact.manifest import OPENVINO_ATTENTION
 from bei.engine.packed_attention import encoded
 from bei.engine.packing import position_ids_but
 from bei_build.onnx_graph.activation import emit_activation
+from bei_build.onnx_graph.adapters import AdapterEmitter
 from bei_build.onnx_graph.attention import AttentionCore, AttentionEmitter, PositionTables
 from bei_build.onnx_graph.experts import ExpertsEmitter
 from bei_build.onnx_graph.heads import HeadEmitter
@@ -96,6 +97,7 @@ class _TransformerEmitter:
         self._words: str | None = None
         self._attention = AttentionEmitter(graph, core, max_seq_len, partial_keys=spec.partial_keys)
         self._experts = ExpertsEmitter(graph, self._read, on_all_tokens=on_all_tokens)
+        self._adapters = AdapterEmitter(graph, self._read, spec.adapters, spec.weight_read_as)
         self._rotations: Rotations | None = None
         self._relative_bias: npt.NDArray[np.float32] | None = None
 
@@ -190,6 +192,7 @@ class _TransformerEmitter:
         if self._words is None:
             self._words = self._table("embeddings.word")  # also the decoder's
         total = graph.lookup(self._words, input_ids, f"{name}.words")
+        total = self._adapters.looked_up(total, input_ids, "embeddings.word")
         if spec.scale != 1.0:
             total = self._scaled(total, spec.scale, f"{name}.scaled")
         if spec.mask_dropout:
@@ -281,10 +284,13 @@ class _TransformerEmitter:
             rows = graph.input(position_rows(spec), DType.INT32, ["T"])
             parts.append(graph.lookup(self._table(f"{name}.position"), rows, f"{name}.positions"))
         if spec.type_vocab_size == 1:
-            parts.append(graph.vector(f"{name}.type.weight", self._read(f"{name}.type.weight")))
+            row = graph.vector(f"{name}.type.weight", self._read(f"{name}.type.weight"))
+            ids = graph.input("token_type_ids", DType.INT32, ["T"]) if self._adapters.adapts(f"{name}.type") else ""
+            parts.append(self._adapters.looked_up(row, ids, f"{name}.type"))
         elif spec.type_vocab_size > 1:
             token_type_ids = graph.input("token_type_ids", DType.INT32, ["T"])
-            parts.append(graph.lookup(self._table(f"{name}.type"), token_type_ids, f"{name}.types"))
+            rows = graph.lookup(self._table(f"{name}.type"), token_type_ids, f"{name}.types")
+            parts.append(self._adapters.looked_up(rows, token_type_ids, f"{name}.type"))
         if spec.task_vocab_size:
             parts.append(graph.vector(f"{name}.task.weight", self._read(f"{name}.task.weight")[:1]))
         return parts
@@ -331,6 +337,12 @@ class _TransformerEmitter:
             stacked(scales) if len(scales) == len(roles) else None,
         )
         parts = graph.split(product, sizes, f"{joined}.split", axis=1) if len(roles) > 1 else [product]
+        parts = self._adapters.added(
+            parts,
+            hidden,
+            [f"{name}.{role}" for role in roles],
+            lambda rows, layer: in_order(rows, layer.rpartition(".")[2]),
+        )
         if spec.clip is None:
             return parts
         bounds = [spec.clip * factors.get(role, 1.0) for role in roles]
@@ -402,7 +414,8 @@ class _TransformerEmitter:
     def _linear(self, value: str, name: str, bias: bool = True) -> str:
         matrix = self._matrix(name, f"{name}.weight")
         offset = self._read(f"{name}.bias") if bias else None
-        return self._graph.linear(name, value, matrix.values, offset, matrix.row_scales)
+        product = self._graph.linear(name, value, matrix.values, offset, matrix.row_scales)
+        return self._adapters.added([product], value, [name])[0]
 
     def _matrix(self, layer: str, name: str) -> _Matrix:
         """The matrix called ``name`` of linear layer ``layer``."""

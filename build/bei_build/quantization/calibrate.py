@@ -259,7 +259,11 @@ def _encodings(job: Job, texts: CalibrationTexts) -> list[Encoding]:
     pairs = "rerank" in tasks_of(checkpoint.spec.heads[0], checkpoint.spec.hidden_size)
     length = min(job.config.calibration_length, checkpoint.max_seq_len)
     encodings = encode(checkpoint.tokenizer, texts.texts, checkpoint.spec, length, pairs=pairs and length > 8)
-    return [encoding for encoding in encodings if encoding.num_tokens]
+    found = [encoding for encoding in encodings if encoding.num_tokens]
+    if checkpoint.adapters is None:
+        return found
+    count = len(checkpoint.adapters.names) + 1  # each adapter's inputs are seen, and those of the base model
+    return [encoding._replace(adapter=index % count) for index, encoding in enumerate(found)]
 
 
 def _chosen(job: Job, task: _Task, encodings: Sequence[Encoding], tell: Tell) -> tuple[ChosenScales, str]:
@@ -295,4 +299,6 @@ def _by_modelopt(job: Job, encodings: Sequence[Encoding], method: Method) -> Map
         raise ConfigError("calibrate_with modelopt measures max or percentile: choose one with --calibration-method.")
     from bei_build.quantization.modelopt import calibrate_with_modelopt
 
+    if job.checkpoint.adapters is not None:
+        raise ConfigError("calibrate_with: nvidia-modelopt would measure without the adapters. Leave it out.")
     return calibrate_with_modelopt(job.checkpoint, job.weights, encodings, method, job.config.calibration_percentile)

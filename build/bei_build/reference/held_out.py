@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import resources
 from typing import Protocol, TypeAlias
 
@@ -122,6 +123,20 @@ def held_out(encode: Encode, spec: ModelSpec, max_seq_len: int, expansion: Expan
         ]
     ((_, canary),) = _encoded(encode, [(CANARY_TEXT,)])
     return HeldOut(texts, encodings, CANARY_TEXT, canary)
+
+
+def by_adapter(questions: HeldOut, num_adapters: int) -> HeldOut:
+    """``questions`` dealt out to the base model and to each of its adapters, in their order: a reference holds one of
+    these models at a time. Raises VerificationError where some would have no text."""
+    count = num_adapters + 1
+    if len(questions.texts) < count:
+        raise VerificationError(
+            f"The artifact has {num_adapters} adapters, and {len(questions.texts)} texts to verify them with: build "
+            "with fewer."
+        )
+    order = sorted(range(len(questions.texts)), key=lambda index: index % count)
+    encodings = [questions.encodings[index]._replace(adapter=index % count) for index in order]
+    return replace(questions, texts=[questions.texts[index] for index in order], encodings=encodings)
 
 
 def _encoded(encode: Encode, texts: Sequence[Texts]) -> list[tuple[Texts, Encoding]]:

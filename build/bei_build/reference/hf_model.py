@@ -83,7 +83,8 @@ class HFReference:
         is_decoder = checkpoint.family.is_decoder
         self._unmask = is_decoder and not own_mask and not checkpoint.spec.layers[0].attention.causal
         self._weights = {name: torch.from_numpy(weights.read(name)) for name, _ in checkpoint.spec.head_weights()}
-        reads_files = not checkpoint.fp8 and not weights.is_renamed
+        is_merged = checkpoint.adapter is not None and checkpoint.adapter.changes_weights
+        reads_files = not (checkpoint.fp8 or weights.is_renamed or is_merged)
         self._model: Any = self._widened(checkpoint, implementation, weights.stored_types) if reads_files else None
         if self._model is None:
             # Otherwise the model's weights are the mapped pages of the file.

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from bei_build.spec.adapters import AdaptersSpec, factor_weights
 from bei_build.spec.parts import (
     AttentionSpec,
     ConvolutionSpec,
@@ -89,7 +90,7 @@ class ModelSpec:
     and the first token ``marked_id`` of a sequence, "largest_id" the first of those with the largest id. ``longest``:
     most tokens of a text that the spec describes; longer texts are computed differently. ``layer_shares``: heads read a
     weighted sum of the states of the embeddings and of each layer, the last ones after the final norm; these are the
-    weights.
+    weights. ``adapters``: low-rank terms of its matrices, of which each sequence reads one.
     """
 
     family: str
@@ -108,6 +109,7 @@ class ModelSpec:
     longest: int | None = None
     convolution: ConvolutionSpec | None = None
     layer_shares: tuple[float, ...] | None = None
+    adapters: AdaptersSpec | None = None
 
     def head(self, output: Output) -> HeadSpec | None:
         """The head called ``output``, None where the model has none."""
@@ -154,6 +156,8 @@ class ModelSpec:
         """Name and shape of every weight, shared ones once."""
         yield from self.backbone_weights()
         yield from self.head_weights()
+        if self.adapters:
+            yield from factor_weights(self.adapters, dict(self.backbone_weights()))
 
     def weight_read_as(self, name: str) -> str:
         """The name in ``weights()`` of the weight that a layer reads as ``name``."""

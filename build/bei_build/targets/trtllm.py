@@ -114,6 +114,11 @@ class TRTLLMCompiler:
 
         Raises UnsupportedArchitectureError for a model that no class of TensorRT-LLM computes, CompileError.
         """
+        if spec.adapters:
+            raise CompileError(
+                "TensorRT-LLM's classes compute no adapters beside the weights: merge one with --adapter, or build for "
+                "another target."
+            )
         model_class, precision = class_of(spec), numerics.precision
         if precision not in model_class.precisions:
             others = " or ".join(model_class.precisions)

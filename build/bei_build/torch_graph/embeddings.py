@@ -10,6 +10,7 @@ from bei.engine.packing import position_ids_but
 from bei_build.spec.parts import ConvolutionSpec, DecoderSpec, EmbeddingsSpec, MaskDropoutSpec
 from bei_build.spec.position_tables import position_rows
 from bei_build.torch_graph.activation import activated
+from bei_build.torch_graph.adapters import AdaptedTable
 from bei_build.torch_graph.norms import Norm
 from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.parameters import Linear, Table, TensorOptions
@@ -59,7 +60,8 @@ class Embeddings(nn.Module):
         if spec.max_positions:
             total = total + self.position(step[position_rows(spec)])
         if spec.type_vocab_size == 1:
-            total = total + self.types.weight
+            adapted = isinstance(self.types, AdaptedTable)
+            total = total + (self.types(torch.zeros_like(input_ids)) if adapted else self.types.weight)
         elif spec.type_vocab_size:
             total = total + self.types(step["token_type_ids"])
         if spec.task_vocab_size:

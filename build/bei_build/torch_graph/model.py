@@ -16,6 +16,7 @@ from bei.errors import CompileError, WeightsError
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.parts import AttentionSpec, DecoderSpec, LayerSpec
 from bei_build.spec.quantization import Quantization
+from bei_build.torch_graph.adapters import StepInUse, add_adapters
 from bei_build.torch_graph.attention import PositionModules
 from bei_build.torch_graph.attention_kernels import Kernel, KernelChoice, choose_kernel
 from bei_build.torch_graph.embeddings import Convolution, Embeddings, ShiftedIds
@@ -80,13 +81,14 @@ class PackedModel(nn.Module):
         self._heads = [Head(head, spec, self, options) for head in spec.heads]
         if quantization is not None:
             quantize(self, spec, quantization, options)
+        self._used = add_adapters(self, spec.adapters, options) if spec.adapters else StepInUse()
         self.input_names = self._input_names()
         self.eval()
 
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Every head's output, float32 [B', width] or, without pooling, [T', width], from the tensors ``input_names``
         of ``bei.engine.packing.graph_inputs``. An embedding is not normalized at the end."""
-        step = PackedStep(inputs)
+        self._used.step = step = PackedStep(inputs)
         ids = step["input_ids"]
         embedded = self.embeddings(ids, self.embeddings.word, step)
         states = States(embedded)

@@ -42,8 +42,8 @@ class Linear(nn.Linear):
 
     @staticmethod
     def can_join(parts: Sequence[nn.Module]) -> bool:
-        """True if all ``parts`` are layers of this kind."""
-        return all(isinstance(part, Linear) for part in parts)
+        """True if all ``parts`` are layers of exactly this kind: adapted ones compute more."""
+        return all(type(part) is Linear for part in parts)
 
     @classmethod
     def joined(cls, parts: Sequence[Linear]) -> JoinedLinear:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -23,11 +23,13 @@ from bei_build.job import Job, fp32_compiler, open_fp32
 from bei_build.progress import Progress
 from bei_build.reference import hf_model as hf
 from bei_build.reference import torch_model as module
+from bei_build.reference.adapted import AdaptedReference
 from bei_build.reference.held_out import (
     Budget,
     EngineReference,
     Reference,
     ask_reference,
+    by_adapter,
     held_out,
     held_out_texts,
     rank_by_reference,
@@ -109,6 +111,11 @@ def check_verifiable(config: BuildConfig, compiler: Compiler, checkpoint: Checkp
     """Raise ConfigError or MissingDependencyError, before anything is compiled, for a build that could not be
     verified."""
     absent = compiler.cannot_run()
+    if checkpoint.adapters and config.verify_budget is not None:
+        raise ConfigError(
+            "verify_budget: each adapter is verified with texts of its own, and a budget would leave the last ones "
+            "out. Leave it out."
+        )
     if config.verify_retrieval:
         if checkpoint.token_weights is not None:
             raise ConfigError(
@@ -151,7 +158,27 @@ def _kind(config: BuildConfig, checkpoint: Checkpoint) -> Literal["hf", "module"
 
 @contextmanager
 def _reference(job: Job) -> Iterator[Reference]:
-    """The HF model, bei's module for PyTorch, or its own FP32 engine, compiled for this purpose."""
+    """The HF model, bei's module for PyTorch, or its own FP32 engine, compiled for this purpose; for an engine with
+    adapters one of each, with the adapter merged."""
+    adapters = job.checkpoint.adapters
+    if adapters is None:
+        with _reference_of(job) as reference:
+            yield reference
+        return
+    with ExitStack() as stack:
+        yield AdaptedReference(lambda number: _merged_reference(job, number), adapters.names, stack)
+
+
+@contextmanager
+def _merged_reference(job: Job, number: int) -> Iterator[Reference]:
+    """The reference of the model with adapter ``number`` merged."""
+    checkpoint = job.checkpoint.merged(number)
+    with checkpoint.weights() as weights, _reference_of(replace(job, checkpoint=checkpoint, weights=weights)) as found:
+        yield found
+
+
+@contextmanager
+def _reference_of(job: Job) -> Iterator[Reference]:
     kind = _kind(job.config, job.checkpoint)
     if kind != "engine":
         made = hf.HFReference if kind == "hf" else module.ModuleReference
@@ -213,6 +240,7 @@ def _tokenized(job: Job, progress: Progress) -> tuple[TokenAgreement, HeldOut, H
         def encode(texts: Sequence[Texts]) -> list[Encoding | None]:
             return sources.encodings(texts, limit, of_library=library)
 
-        return held_out(encode, checkpoint.spec, limit, expansion)
+        found = held_out(encode, checkpoint.spec, limit, expansion)
+        return by_adapter(found, len(checkpoint.adapters.names)) if checkpoint.adapters else found
 
     return tokens, of(library=False), of(library=True)

@@ -1,4 +1,4 @@
-"""Adapters (LoRA, arXiv:2106.09685) that a checkpoint stores beside its weights, one per task; one is merged.
+"""Adapters (LoRA, arXiv:2106.09685) of a checkpoint: those that it stores for its tasks, and those of its users.
 
 They are in files of their own, as PEFT saves them (``peft_adapter``: jina-embeddings-v5), or among the weights, in the
 names of torch's parametrizations (jinaai/xlm-roberta-flash-implementation). There a matrix W has factors A and B for
@@ -10,17 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from bei.artifact.manifest import NO_ADAPTER
+from bei.artifact.validation import adapter_fault
 from bei.errors import CheckpointError, ConfigError, WeightsError
-from bei_build.weights.peft_adapter import CONFIG, PeftFactors, PeftStore, read_factors
+from bei_build.weights.peft_adapter import CONFIG, Factors, PeftAdapter, PeftFactors, PeftStore, read_adapter
 from bei_build.weights.tensor_store import TensorStore, WrappedStore
 
 # The name that selects the weights without any adapter.
-NONE = "none"
+NONE = NO_ADAPTER
 
 _STORED = ".parametrizations.weight."
 # The folder of adapters in files of their own.
@@ -38,40 +40,118 @@ class StoredFactors:
 @dataclass(frozen=True)
 class Adapter:
     """The adapter ``name``, chosen from ``names``; NONE for the weights without any. ``factors`` are None where there
-    is nothing to merge."""
+    is nothing to merge. ``base``: what is merged before."""
 
     name: str
     names: tuple[str, ...]
-    factors: StoredFactors | PeftFactors | None
+    factors: StoredFactors | PeftAdapter | None
+    base: Adapter | None = None
+
+    @property
+    def changes_weights(self) -> bool:
+        """False if the tensors are those of the files, under their names."""
+        return self.factors is not None or (self.base is not None and self.base.changes_weights)
 
     def merged_with(self, store: TensorStore) -> TensorStore:
         """The adapted tensors. Raises WeightsError."""
-        if isinstance(self.factors, PeftFactors):
+        if self.base is not None:
+            store = self.base.merged_with(store)
+        if isinstance(self.factors, PeftAdapter):
             return PeftStore(store, self.factors)
         return store if self.factors is None else AdaptedStore(store, self.name, self.names, self.factors)
 
 
-def choose_adapter(config: Any, folder: Path, asked: str | None) -> Adapter | None:
-    """The adapter ``asked``, of those that ``config`` lists; None where it lists none. Raises CheckpointError,
-    ConfigError."""
+@dataclass(frozen=True)
+class AdapterSet:
+    """Adapters that one engine computes beside the weights of ``base``, by name. ``tasks``: those that the checkpoint
+    has for its tasks. ``is_required``: its own code does not run without one."""
+
+    base: Adapter
+    adapters: Mapping[str, Adapter]
+    tasks: tuple[str, ...] = ()
+    is_required: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names in the order of the ids, from 1 on."""
+        return tuple(self.adapters)
+
+    def merged(self, number: int) -> Adapter:
+        """What is merged for adapter ``number``; 0: the base's weights."""
+        return self.adapters[self.names[number - 1]] if number else self.base
+
+    def factors(self, store: TensorStore) -> list[FactorSource]:
+        """The factors of each adapter, of tensors that ``base.merged_with`` has given. Raises WeightsError."""
+        found: list[FactorSource] = []
+        try:
+            for adapter in self.adapters.values():
+                if isinstance(adapter.factors, PeftAdapter):
+                    found.append(PeftFactors(adapter.factors, store.shapes))
+                else:
+                    assert isinstance(store, AdaptedStore), "adapters among the weights are of the base's store"
+                    found.append(TaskFactors(store, adapter.name))
+        except BaseException:
+            for source in found:
+                source.close()
+            raise
+        return found
+
+
+class FactorSource(Protocol):
+    """The factors of one adapter."""
+
+    @property
+    def tensors(self) -> Mapping[str, int]:
+        """The tensors that the adapter changes, and the rank of each one's factors."""
+
+    def is_table(self, tensor: str) -> bool:
+        """True if ``tensor`` has the factors of a table."""
+
+    def read(self, tensor: str) -> Factors:
+        """The factors of ``tensor``."""
+
+    def close(self) -> None:
+        """Unmap the file."""
+
+
+def choose_adapters(
+    config: Any, folder: Path, asked: str | None, loras: Mapping[str, Path]
+) -> tuple[Adapter | None, AdapterSet | None]:
+    """The adapter to merge, ``asked`` of those that ``config`` lists, and the adapters to compute beside the weights:
+    all that it lists where none is asked for, and ``loras``, folders by name. Raises CheckpointError, ConfigError."""
     is_stored = bool(getattr(config, "lora_adaptations", None))
     names = config.lora_adaptations if is_stored else _names_of_folders(config, folder)
     if not names:
         if asked is not None:
             raise ConfigError(f"The checkpoint has no adapters: leave adapter {asked!r} out.")
-        return None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(f"config.json has lora_adaptations {names!r}: they must be a list of names.")
-    if asked not in (*names, NONE):
-        chosen = "None is chosen" if asked is None else f"{asked!r} is none of them"
-        raise ConfigError(
-            f"The checkpoint has an adapter for each of its tasks: {', '.join(names)}. {chosen}: name one with "
-            f"--adapter, or say --adapter {NONE} for its weights without any."
-        )
-    if is_stored:
-        return Adapter(str(asked), tuple(names), _stored_factors(config))
-    factors = None if asked == NONE else read_factors(folder / _FOLDER / str(asked))
-    return Adapter(str(asked), tuple(names), factors)
+        own: dict[str, Adapter] = {}
+        merged = None
+    else:
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise CheckpointError(f"config.json has lora_adaptations {names!r}: they must be a list of names.")
+        if asked not in (*names, NONE, None):
+            raise ConfigError(
+                f"The checkpoint has an adapter for each of its tasks: {', '.join(names)}. {asked!r} is none of them: "
+                f"name one with --adapter, say --adapter {NONE} for its weights without any, or leave it out for all."
+            )
+        stored = _stored_factors(config) if is_stored else None
+        wanted = names if asked is None else [asked] if asked != NONE else []
+        own = {name: Adapter(name, tuple(names), stored or read_adapter(folder / _FOLDER / name)) for name in wanted}
+        merged = own[str(asked)] if asked in own else Adapter(NONE, tuple(names), stored)
+    if asked is not None and not loras:
+        return merged, None
+    if not own and not loras:
+        return None, None
+    tasks = own if asked is None else {}
+    base = merged or Adapter(NONE, (), None)
+    if both := tasks.keys() & loras.keys():
+        raise ConfigError(f"The checkpoint has an adapter {sorted(both)[0]!r} itself: give yours another name.")
+    added = {name: Adapter(name, tuple(loras), read_adapter(path), base) for name, path in loras.items()}
+    for name in (*tasks, *added):
+        if fault := adapter_fault(name):
+            raise ConfigError(f"An adapter's name cannot be used: {fault}.")
+    required = bool(tasks) and not is_stored
+    return (None if asked is None else merged), AdapterSet(base, {**tasks, **added}, tuple(tasks), required)
 
 
 def _names_of_folders(config: Any, folder: Path) -> Any:
@@ -129,11 +209,25 @@ class AdaptedStore(WrappedStore):
         weight = self._store.read(self._modules[name])
         if self._name == NONE:
             return weight
-        index = self._names.index(self._name)
-        a, b = (self._store.read(self._factor(name, kind))[index] for kind in "AB")
-        product = b @ a if a.shape[1] == weight.shape[1] else a @ b
-        merged: npt.NDArray[np.float32] = weight + product * np.float32(self._factors.scale)
+        a, b = self.factors(name, self._name)
+        merged: npt.NDArray[np.float32] = weight + (a @ b.T if self.is_table(name) else b @ a)
         return merged
+
+    @property
+    def adapted(self) -> Mapping[str, int]:
+        """The tensors that adapters change, and the rank of their factors."""
+        return dict.fromkeys(self._modules, self._factors.rank)
+
+    def is_table(self, name: str) -> bool:
+        """True if ``name`` has the factors of a table: A [rows, rank], where a matrix has [rank, columns]."""
+        rows, _ = self._store.shapes[self._modules[name]]
+        return self._store.shapes[self._factor(name, "A")][1:] == (rows, self._factors.rank)
+
+    def factors(self, name: str, adapter: str) -> Factors:
+        """The factors of the tensor ``name`` for the task ``adapter``."""
+        index = self._names.index(adapter)
+        a, b = (self._store.read(self._factor(name, kind))[index] for kind in "AB")
+        return Factors(a, (b.T if self.is_table(name) else b) * np.float32(self._factors.scale))
 
     def type_of(self, name: str) -> str:
         """The element type of the tensor called ``name``."""
@@ -154,3 +248,27 @@ class AdaptedStore(WrappedStore):
     @staticmethod
     def _factor(name: str, kind: str) -> str:
         return f"{name.removesuffix('.weight')}{_STORED}0.lora_{kind}"
+
+
+class TaskFactors:
+    """The factors of the task ``name``, among the weights in ``store``."""
+
+    def __init__(self, store: AdaptedStore, name: str) -> None:
+        self._store = store
+        self._name = name
+
+    @property
+    def tensors(self) -> Mapping[str, int]:
+        """The tensors that the adapter changes, and the rank of each one's factors."""
+        return self._store.adapted
+
+    def is_table(self, tensor: str) -> bool:
+        """True if ``tensor`` has the factors of a table."""
+        return self._store.is_table(tensor)
+
+    def read(self, tensor: str) -> Factors:
+        """The factors of ``tensor``."""
+        return self._store.factors(tensor, self._name)
+
+    def close(self) -> None:
+        """The store is the weights' own."""

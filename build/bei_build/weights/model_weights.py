@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -12,14 +13,16 @@ import numpy as np
 
 from bei.errors import WeightsError
 from bei_build.families.base import AS_STORED, Family
+from bei_build.spec.adapters import A, B
 from bei_build.spec.dtypes import FloatArray
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
 from bei_build.spec.parts import DenseSpec, HeadLayer
 from bei_build.spec.weight_shapes import Shape
+from bei_build.weights.adapted import adapters_spec, stacked_factor
 from bei_build.weights.dequantize import open_dequantized
 from bei_build.weights.gguf_names import GgufNames
 from bei_build.weights.gguf_store import SUFFIX, GgufStore, dequantized_types
-from bei_build.weights.lora import Adapter
+from bei_build.weights.lora import Adapter, AdapterSet, FactorSource
 from bei_build.weights.packed import PackedStore
 from bei_build.weights.packed_format import StoredPacked
 from bei_build.weights.quantized_format import StoredFP8
@@ -85,8 +88,9 @@ class _Source:
 class ModelWeights:
     """The weights of ``spec``, read from ``folder`` and from the ``modules`` of its heads (by layer name).
 
-    ``tied``: a language model's last matrix may be that of its embeddings. ``adapter`` is merged. ``fp8``: the
-    checkpoint's FP8 settings; such matrices are read times their scales. ``packed``: how its matrices are packed.
+    ``tied``: a language model's last matrix may be that of its embeddings. ``adapter`` is merged; ``adapters``
+    are those of the spec. ``fp8``: the checkpoint's FP8 settings; such matrices are read times their scales.
+    ``packed``: how its matrices are packed.
     ``stored_types``: the element types of the tensors in ``folder``; ``dequantized``: the forms among them whose
     numbers are computed. ``is_renamed``: the model's library would not find the tensors under their stored names.
     Raises WeightsError naming the tensors that are missing, misshapen, left over, or differ from the computed values.
@@ -101,6 +105,7 @@ class ModelWeights:
         *,
         tied: bool = True,
         adapter: Adapter | None = None,
+        adapters: AdapterSet | None = None,
         fp8: StoredFP8 | None = None,
         packed: StoredPacked | None = None,
     ) -> None:
@@ -122,7 +127,11 @@ class ModelWeights:
             if isinstance(store, GgufNames):
                 self.dequantized = dequantized_types(store.types)
                 _check_rotation(store, spec)
-            self._store = self._opened(adapter.merged_with(store)) if adapter else store
+            merged = adapters.base if adapters else adapter
+            self._store = self._opened(merged.merged_with(store)) if merged else store
+            self._adapters: list[FactorSource] = adapters.factors(self._store) if adapters else []
+            for source in self._adapters:
+                self._stack.callback(source.close)
             self._map_checkpoint(self._store, modules)
             self._map_modules(modules)
         except BaseException:  # an interrupt too must unmap the files
@@ -133,6 +142,11 @@ class ModelWeights:
         """The weight called ``name`` in ``spec.weights()``, float32; KeyError if there is none."""
         if name in self._factors:
             return np.array([self._factors[name]], np.float32)
+        layer, _, kind = name.rpartition(".")
+        if kind in (A, B):
+            of = self._sources[f"{layer}.weight"]
+            rows_of = partial(self._rows_of, of, f"{layer}.weight")
+            return stacked_factor(kind, of.name, self._adapters, layer, rows_of)
         source = self._sources[name]
         array = source.store.read(source.name)
         if name in self._rows:
@@ -196,7 +210,11 @@ class ModelWeights:
     def _map_checkpoint(self, store: TensorStore, modules: Mapping[str, SideModule]) -> None:
         stored = store.shapes
         elsewhere = {f"{module}.{kind}" for module in modules for kind in _KINDS} | self._factors.keys()
-        shapes = {name: shape for name, shape in self._spec.weights() if name not in elsewhere}
+        shapes = {
+            name: shape
+            for name, shape in self._spec.weights()
+            if name not in elsewhere and not name.endswith((f".{A}", f".{B}"))
+        }
         chosen = {name: self._names.find(name, stored) for name in shapes}
         copies = {name: self._names.copies(name, stored) for name in shapes}
         computed = {tensor: values for tensor in stored if (values := self._names.computed(tensor))}
@@ -323,6 +341,30 @@ def _combination(matrix: FloatArray, row: tuple[tuple[int, float], ...]) -> Floa
     for index, factor in row:
         total += np.float32(factor) * matrix[index]
     return total
+
+
+def with_adapters(
+    spec: ModelSpec,
+    family: Family,
+    folder: Path,
+    adapters: AdapterSet,
+    *,
+    tied: bool = True,
+    fp8: StoredFP8 | None = None,
+    packed: StoredPacked | None = None,
+) -> ModelSpec:
+    """``spec`` with the ``adapters`` of the weights in ``folder``. Raises WeightsError."""
+    with ExitStack() as stack:
+        opened = _open(folder, family, fp8, packed)
+        stack.callback(opened.close)
+        store = adapters.base.merged_with(opened)
+        stack.callback(store.close)
+        sources = adapters.factors(store)
+        for source in sources:
+            stack.callback(source.close)
+        names, stored = StoredNames(family, tied), store.shapes
+        found = adapters_spec(spec, adapters, sources, lambda name: names.find(name, stored), names.is_read)
+    return replace(spec, adapters=found)
 
 
 def stored_width(location: Path) -> int:

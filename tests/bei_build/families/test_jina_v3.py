@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from bei.artifact.manifest import Adapters
 from bei.core import Float32Array, PackedBatch
 from bei.errors import CheckpointError, ConfigError, InvalidRequestError, WeightsError
 from bei.tokenizer.prompts import prompt_of
@@ -152,10 +153,24 @@ def test_the_codes_own_pooling_is_read(native: Path, tmp_path: Path) -> None:
     assert manifest.embedding.pooling == "cls"
 
 
-@pytest.mark.parametrize("asked", [None, "separation"])
-def test_an_adapter_must_be_chosen(asked: str | None, adapted: Path) -> None:
+def test_an_adapter_that_there_is_not_is_refused(adapted: Path) -> None:
     with pytest.raises(ConfigError, match=r"retrieval\.query, retrieval\.passage, text-matching\. .*--adapter none"):
-        read_checkpoint(locate(str(adapted)), adapter=asked)
+        read_checkpoint(locate(str(adapted)), adapter="separation")
+
+
+def test_all_adapters_of_one_artifact_are_those_that_are_merged(adapted: Path, tmp_path: Path) -> None:
+    artifact = build_artifact(adapted, tmp_path / "artifact")
+    manifest = artifact.manifest
+    assert manifest.adapters == Adapters(names=TASKS, tasks=TASKS, is_required=False)
+    assert manifest.prompts == INSTRUCTIONS
+    texts = random_encodings((5, 17, 2, 9), manifest.spec.vocab_size)
+    with running(artifact) as engine:
+        together = engine.run(PackedBatch.from_encodings([t._replace(adapter=i) for i, t in enumerate(texts)]))
+    for index, task in enumerate(["none", *TASKS]):
+        merged = build_artifact(adapted, tmp_path / f"merged{index}", adapter=task)
+        with running(merged) as engine:
+            alone = engine.run(PackedBatch.from_encodings([texts[index]]))
+        np.testing.assert_allclose(together["embedding"][index], alone["embedding"][0], atol=2e-5, rtol=0)
 
 
 def test_a_checkpoint_without_adapters_takes_no_choice(native: Path) -> None:

@@ -125,25 +125,27 @@ def test_a_rank_stabilized_adapter_has_its_scale(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.from_numpy(row.copy()), wanted, atol=2e-5, rtol=0)
 
 
-def test_an_adapter_must_be_chosen(tmp_path: Path) -> None:
+def test_an_adapter_that_there_is_not_is_refused(tmp_path: Path) -> None:
     folder = with_adapters(tmp_path / "v5", "Qwen3Model")
-    for asked in (None, "clustering"):
-        with pytest.raises(ConfigError, match=r"each of its tasks: retrieval, text-matching\. .*--adapter"):
-            read_checkpoint(locate(str(folder)), adapter=asked)
+    with pytest.raises(ConfigError, match=r"each of its tasks: retrieval, text-matching\. 'clustering' .*--adapter"):
+        read_checkpoint(locate(str(folder)), adapter="clustering")
 
 
 @pytest.mark.parametrize(
     ("settings", "change", "error", "said"),
     [
-        ({"use_dora": True}, {}, CheckpointError, "use_dora = true, which bei does not merge"),
-        ({"rank_pattern": {"q_proj": 8}}, {}, CheckpointError, "rank_pattern = .* does not merge"),
-        ({"modules_to_save": ["norm"]}, {}, CheckpointError, "modules_to_save = .* does not merge"),
-        ({"peft_type": "IA3"}, {}, CheckpointError, "peft_type 'IA3'; bei merges LORA"),
+        ({"use_dora": True}, {}, CheckpointError, "use_dora = true, which bei does not compute"),
+        ({"rank_pattern": {"q_proj": 0}}, {}, CheckpointError, "no number above 0"),
+        ({"modules_to_save": ["norm"]}, {}, CheckpointError, "modules_to_save = .* does not compute"),
+        ({"peft_type": "IA3"}, {}, CheckpointError, "peft_type 'IA3'; bei computes LORA"),
         ({"r": 0}, {}, CheckpointError, "r = 0 and lora_alpha = 6"),
         ({"r": 8}, {}, WeightsError, r"factors of .* rank 8: the two are not from the same"),
         ({}, {"layers.0.self_attn.q_proj.lora_A.weight": None}, WeightsError, r"factors of \(\) and"),
         ({}, {"layers.9.self_attn.q_proj.lora_A.weight": (4, 32)}, WeightsError, "which the base model does not have"),
-        ({}, {"embed_tokens.lora_embedding_A": (4, 9)}, WeightsError, "no factor of a linear layer"),
+        ({}, {"embed_tokens.lora_embedding_A": (4, 9)}, WeightsError, r"factors of \(4, 9\) and \(\) for embed_tokens"),
+        ({}, {"norm.lora_magnitude_vector.weight": (4, 9)}, WeightsError, "no factor of a linear layer"),
+        ({"init_lora_weights": "pissa"}, {}, CheckpointError, "init_lora_weights = .* does not compute"),
+        ({"alpha_pattern": {"((a+)+)+q": 8}}, {}, CheckpointError, "alpha_pattern for .* does not read"),
     ],
 )
 def test_other_adapters_are_refused_by_name(

@@ -33,6 +33,8 @@ def test_models_are_listed_in_openai_form(make_app: MakeApp, second_artifact: Ar
         "object": "model",
         "owned_by": "bei",
         "alias_of": None,
+        "adapter_of": None,
+        "adapters": [],
         "max_model_len": 16,
         "embedding_dimension": 8,
         "tasks": ["embed"],
