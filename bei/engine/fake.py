@@ -12,7 +12,7 @@ DIMENSION = 8
 
 
 class FakeEngine:
-    """Row i is [number of tokens, first id, last id, sum of ids, sum of token types, 0, 0, 1] of sequence i."""
+    """Row i is [number of tokens, first id, last id, sum of ids, sum of token types, adapter, 0, 1] of sequence i."""
 
     def __init__(self, limits: Limits, num_streams: int = 1) -> None:
         self.info = EngineInfo("fake", "fp32", "none", limits, {"embedding": DIMENSION}, num_streams=num_streams)
@@ -23,9 +23,10 @@ class FakeEngine:
         self.batches.append(batch)
         starts, ends = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
         types = batch.token_type_ids
+        adapters = [0] * batch.batch_size if batch.adapters is None else batch.adapters.tolist()
         rows = [
-            fake_row(batch.input_ids[start:end], None if types is None else types[start:end])
-            for start, end in zip(starts, ends, strict=True)
+            fake_row(batch.input_ids[start:end], None if types is None else types[start:end], adapter)
+            for start, end, adapter in zip(starts, ends, adapters, strict=True)
         ]
         return {"embedding": np.stack(rows)}
 
@@ -36,8 +37,8 @@ class FakeEngine:
         """A no-op."""
 
 
-def fake_row(input_ids: Int32Array, token_type_ids: Int32Array | None = None) -> Float32Array:
+def fake_row(input_ids: Int32Array, token_type_ids: Int32Array | None = None, adapter: int = 0) -> Float32Array:
     """The fake engine's row for a sequence, float32 [8]."""
     types = 0 if token_type_ids is None else int(token_type_ids.sum())
-    values = [len(input_ids), int(input_ids[0]), int(input_ids[-1]), int(input_ids.sum()), types, 0, 0, 1]
+    values = [len(input_ids), int(input_ids[0]), int(input_ids[-1]), int(input_ids.sum()), types, adapter, 0, 1]
     return np.array(values, np.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
 
 from bei.artifact.manifest import NO_ADAPTER, Adapters, Manifest
 from bei.artifact.sides import SIDES
@@ -22,13 +22,21 @@ def adapter_of(
     """
     if not isinstance(adapters := manifest.adapters, Adapters):
         return 0
-    given = {name: named_adapter(adapters, name) for name in (prompt_name, input_type) if name is not None}
-    found = {number for number in given.values() if number is not None} | ({asked} if asked else set())
+    names = [name for name in (prompt_name, input_type) if name is not None]
+    found = {number for name in names if (number := _task_named(adapters, name)) is not None}
+    if asked:
+        found.add(asked)
+    if not found:
+        found = {number for name in names if (number := _task_of_side(adapters, name)) is not None}
     if len(found) > 1:
-        names = ", ".join(adapter_name(manifest, number) for number in sorted(found))
-        raise InvalidRequestError(f"The request names several adapters ({names}): name one.", _param(prompt_name))
+        several = ", ".join(adapter_name(manifest, number) for number in sorted(found))
+        raise InvalidRequestError(f"The request names several adapters ({several}): name one.", _param(prompt_name))
     if found:
         return found.pop()
+    if input_type is not None and adapters.tasks:
+        raise InvalidRequestError(
+            f"{manifest.name} has no task {input_type!r}. Its tasks: {', '.join(adapters.tasks)}.", "input_type"
+        )
     check_named(manifest)
     return 0
 
@@ -43,18 +51,21 @@ def check_named(manifest: Manifest) -> None:
         )
 
 
-def named_adapter(adapters: Adapters, name: str) -> int | None:
-    """The id of the task's adapter that ``name`` means; None: it names none.
-
-    The name of a task, or of one and a side ("retrieval.query"); a side alone means the task of that side, or that of
-    retrieval.
-    """
-    if not adapters.tasks:
-        return None
-    if name == NO_ADAPTER:
+def _task_named(adapters: Adapters, name: str) -> int | None:
+    """The id of the task ``name``, which may have a side behind it ("retrieval.query"); None: there is no such task."""
+    if name == NO_ADAPTER and adapters.tasks:
         return 0
-    names = (name, name.rpartition(".")[0], *_names_of_side(name))
-    found = next((each for each in names if each in adapters.tasks), None)
+    return _first(adapters, (name, name.rpartition(".")[0]))
+
+
+def _task_of_side(adapters: Adapters, side: str) -> int | None:
+    """The id of the task for texts of ``side``: the one called so, or that of retrieval."""
+    names = next((names for names in SIDES.values() if side in names), None)
+    return None if names is None else _first(adapters, (*names, _RETRIEVAL))
+
+
+def _first(adapters: Adapters, names: Iterable[str]) -> int | None:
+    found = next((name for name in names if name in adapters.tasks), None)
     return None if found is None else adapters.names.index(found) + 1
 
 
@@ -67,11 +78,6 @@ def is_task(manifest: Manifest, name: str) -> bool:
 def adapter_name(manifest: Manifest, number: int) -> str:
     """The name of adapter ``number``."""
     return manifest.adapter_names[number - 1] if number else NO_ADAPTER
-
-
-def _names_of_side(name: str) -> Collection[str]:
-    names = next((names for names in SIDES.values() if name in names), None)
-    return () if names is None else (*names, _RETRIEVAL)
 
 
 def _param(prompt_name: str | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import NamedTuple
 
-from bei.artifact.manifest import Manifest
+from bei.artifact.manifest import Adapters, Manifest
 from bei.artifact.sides import SIDES, Role, names_of
 from bei.errors import InvalidRequestError
 from bei.tokenizer.adapters import is_task
@@ -186,4 +186,6 @@ def _check_route(manifest: Manifest, prompt_name: str | None, input_type: str | 
 
 def _no_prompt(manifest: Manifest, name: str) -> str:
     known = ", ".join(manifest.prompts) or "none"
-    return f"{manifest.name} has no prompt for {name!r}. Its prompts: {known}."
+    adapters = manifest.adapters
+    tasks = f" Its tasks: {', '.join(adapters.tasks)}." if isinstance(adapters, Adapters) and adapters.tasks else ""
+    return f"{manifest.name} has no prompt for {name!r}. Its prompts: {known}.{tasks}"

@@ -321,7 +321,7 @@ def _manifest(
             num_parameters=spec.num_parameters,
             attention=attention_of(spec) if spec.layers and not spec.decoder else None,
             attention_asked=config.attention is not None,
-            adapter=checkpoint.adapter.name if checkpoint.adapter else None,
+            adapter=checkpoint.adapter.name if checkpoint.adapter and checkpoint.adapter.names else None,
         ),
         outputs=[
             OutputInfo(

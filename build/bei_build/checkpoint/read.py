@@ -16,6 +16,7 @@ from bei.artifact.manifest import CheckpointSource
 from bei.artifact.store import sha256_of_file
 from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 from bei.utils.libraries import importing
+from bei_build.checkpoint.adapter_folder import with_base
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.colbert import Sides, roles_of
 from bei_build.checkpoint.gguf_folder import laid_out
@@ -82,7 +83,7 @@ def read_checkpoint(
 
     Raises CheckpointError and its subclasses, ConfigError.
     """
-    location = laid_out(location)
+    location, merged = with_base(laid_out(location))
     check_entries(location.folder)
     files = read_sentence_transformers(location.folder, route)
     for module in files.folders:
@@ -92,10 +93,10 @@ def read_checkpoint(
     check_weights(folder)
     stored = stored_tokenizer(folder)
     config, architecture, family, quantized = _config(folder, attention, is_static=files.is_static)
-    chosen, adapters = choose_adapters(config, folder, adapter, loras or {})
+    chosen, adapters = choose_adapters(config, folder, adapter, loras or {}, merged)
     if adapters and adapters.tasks:
         files = with_task_prompts(files, getattr(config, "task_instructions", None))
-    if chosen:
+    if chosen and chosen.names:
         files = with_adapters_prompt(files, chosen, getattr(config, "task_instructions", None))
     spec = _spec(family, config, architecture)
     tokenizer_settings = TokenizerSettings(
@@ -263,11 +264,8 @@ def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tu
 def _raw_config(folder: Path, *, is_static: bool) -> dict[str, Any]:
     """config.json, or its stand-in beside a StaticEmbedding."""
     path = folder / "config.json"
-    if (folder / "adapter_config.json").is_file():
-        raise CheckpointError(
-            f"{folder} holds an adapter. Merge it into its base model (peft: merge_and_unload, then save_pretrained) "
-            "and build the result."
-        )
+    if (folder / ADAPTER_CONFIG).is_file():
+        raise CheckpointError(f"{folder} holds an adapter, and is no checkpoint's own folder. Build the adapter's own.")
     if is_static and not path.is_file():
         return {**_STATIC_EMBEDDING, "usual_length": stored_truncation(folder)}
     if not path.is_file():

@@ -115,17 +115,18 @@ class FactorSource(Protocol):
 
 
 def choose_adapters(
-    config: Any, folder: Path, asked: str | None, loras: Mapping[str, Path]
+    config: Any, folder: Path, asked: str | None, loras: Mapping[str, Path], repository: Adapter | None = None
 ) -> tuple[Adapter | None, AdapterSet | None]:
     """The adapter to merge, ``asked`` of those that ``config`` lists, and the adapters to compute beside the weights:
-    all that it lists where none is asked for, and ``loras``, folders by name. Raises CheckpointError, ConfigError."""
+    all that it lists where none is asked for, and ``loras``, folders by name. ``repository``: the adapter of a
+    repository without a model, which is merged. Raises CheckpointError, ConfigError."""
     is_stored = bool(getattr(config, "lora_adaptations", None))
     names = config.lora_adaptations if is_stored else _names_of_folders(config, folder)
     if not names:
         if asked is not None:
             raise ConfigError(f"The checkpoint has no adapters: leave adapter {asked!r} out.")
         own: dict[str, Adapter] = {}
-        merged = None
+        merged = repository
     else:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise CheckpointError(f"config.json has lora_adaptations {names!r}: they must be a list of names.")
@@ -141,7 +142,7 @@ def choose_adapters(
     if asked is not None and not loras:
         return merged, None
     if not own and not loras:
-        return None, None
+        return merged, None
     tasks = own if asked is None else {}
     base = merged or Adapter(NONE, (), None)
     if both := tasks.keys() & loras.keys():

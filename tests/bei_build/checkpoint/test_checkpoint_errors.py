@@ -107,11 +107,11 @@ def test_tensors_of_an_adapter_are_refused(part: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_a_folder_with_an_adapter_is_refused(alone: bool, folder: Path) -> None:
+def test_a_folder_with_an_adapter_beside_weights_is_refused(alone: bool, folder: Path) -> None:
     write_json(folder / "adapter_config.json", {"peft_type": "LORA", "base_model_name_or_path": "owner/base"})
     if alone:
         (folder / "config.json").unlink()
-    refused(folder, CheckpointError, r"holds an adapter\. Merge it into its base model .* build the result")
+    refused(folder, CheckpointError, r"holds an adapter beside the weights of a model.* --lora NAME=PATH")
 
 
 # Tensors.

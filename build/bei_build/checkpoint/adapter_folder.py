@@ -1,0 +1,96 @@
+"""A repository that holds a LoRA adapter and no model: laid out with its base model in a temporary folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from bei.errors import CheckpointError, CheckpointNotFoundError, HubUnreachableError
+from bei_build.checkpoint.locate import READ_SUFFIXES, Location, check_entries, locate
+from bei_build.files.json_settings import read_object
+from bei_build.files.scratch import ScratchFolder
+from bei_build.weights.lora import Adapter
+from bei_build.weights.peft_adapter import CONFIG, read_adapter
+from bei_build.weights.tensor_store import check_weights
+
+_MODULES = "modules.json"
+# Files of a tokenizer, which are taken from one of the two folders.
+_TOKENIZER = ("tokenizer", "vocab", "merges", "special_tokens_map", "added_tokens", "spiece", "sentencepiece")
+
+
+def with_base(location: Location) -> tuple[Location, Adapter | None]:
+    """``location`` with the files of its base model, and its adapter, which is to be merged; ``location`` itself where
+    it holds no adapter.
+
+    As PEFT and transformers load it: the base's config and weights; the adapter's own tokenizer and modules where it
+    has them, else the base's. Raises CheckpointError and its subclasses.
+    """
+    folder = location.folder
+    if not (folder / CONFIG).is_file():
+        return location, None
+    check_entries(folder)
+    if any(folder.glob("model*.safetensors")) or any(folder.glob("pytorch_model*.bin")):
+        raise CheckpointError(
+            f"{folder} holds an adapter beside the weights of a model, and does not say whether they have it already. "
+            "Build the base model with --lora NAME=PATH of the adapter, or take one of the two out."
+        )
+    adapter = read_adapter(folder)
+    base = _base_of(folder)
+    scratch = ScratchFolder("bei-adapter-")
+    _link(base, scratch.path, lambda path: not _is_replaced(path, folder))
+    has_tokenizer = _has_tokenizer(folder)
+    _link(folder, scratch.path, lambda path: (has_tokenizer and _is_tokenizer(path)) or _is_of_modules(path, folder))
+    return replace(location, folder=scratch.path, scratch=scratch), Adapter(location.name, (), adapter)
+
+
+def _base_of(folder: Path) -> Path:
+    """The folder of the base model that the adapter in ``folder`` names."""
+    settings = read_object(folder / CONFIG)
+    name, revision = settings.get("base_model_name_or_path"), settings.get("revision")
+    build = f"build that model with --lora NAME={folder}"
+    if not isinstance(name, str) or not name:
+        raise CheckpointError(f"{folder} holds an adapter, and {CONFIG} does not say of which model: {build}.")
+    try:
+        base = locate(name, revision if isinstance(revision, str) and revision else None)
+        check_weights(base.folder)
+    except (CheckpointNotFoundError, HubUnreachableError) as error:
+        raise type(error)(f"{folder} holds an adapter of {name}. {error} If it is elsewhere, {build}.") from error
+    if base.gguf is not None or not (base.folder / "config.json").is_file() or (base.folder / CONFIG).is_file():
+        raise CheckpointError(
+            f"{folder} holds an adapter of {name}, which is no folder with config.json and weights: {build}."
+        )
+    return base.folder
+
+
+def _is_replaced(path: Path, adapter: Path) -> bool:
+    """True if the base's ``path`` is one of those that ``adapter`` has itself."""
+    if (adapter / _MODULES).is_file() and (path.is_dir() or _is_of_modules(path, path.parent)):
+        return True
+    return _has_tokenizer(adapter) and _is_tokenizer(path)
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
+
+
+def _is_tokenizer(path: Path) -> bool:
+    return path.is_file() and path.name.startswith(_TOKENIZER) and path.suffix in READ_SUFFIXES
+
+
+def _is_of_modules(path: Path, folder: Path) -> bool:
+    """True for sentence-transformers' files, and for the folders of its modules."""
+    if path.is_dir():
+        return (folder / _MODULES).is_file()
+    return path.name == _MODULES or "sentence" in path.name
+
+
+def _link(source: Path, folder: Path, is_wanted: Callable[[Path], bool]) -> None:
+    """Link the entries of ``source`` that are wanted: files, and folders of modules with their files."""
+    for path in filter(is_wanted, sorted(source.iterdir())):
+        if path.is_file():
+            (folder / path.name).symlink_to(path.resolve())
+            continue
+        (folder / path.name).mkdir()
+        for file in (one for one in path.iterdir() if one.is_file()):
+            (folder / path.name / file.name).symlink_to(file.resolve())

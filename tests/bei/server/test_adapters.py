@@ -1,0 +1,146 @@
+"""Adapters over HTTP: by the model's name, by task, in one step, in the row cache, and through a swap."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from bei.artifact.manifest import Adapters, Artifact
+from bei.core import Float32Array
+from bei.engine.fake import FakeEngine, fake_row
+from bei.engine.postprocess import unit_length
+from tests.bei.server.app import App, check_error
+from tests.bei.server.kinds import post
+from tests.support.artifacts import LIMITS, save_artifact, token_ids
+
+NAMES = ["retrieval.query", "text-matching", "separation", "mine"]
+TASKS = NAMES[:3]
+PROMPTS = {"retrieval.query": "query : "}
+ROUTE = "/v1/embeddings"
+
+
+def save(folder: Path, **fields: Any) -> Artifact:
+    adapters = Adapters(names=NAMES, tasks=TASKS, is_required=False)
+    return save_artifact(folder, **{"adapters": adapters, "prompts": PROMPTS, **fields})
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine(LIMITS)
+
+
+@pytest.fixture
+def app(engine: FakeEngine, tmp_path: Path) -> Iterator[App]:
+    app = App((save(tmp_path / "artifact"), engine), cache_megabytes=8)
+    yield app
+    app.close()
+
+
+def vector(text: str, adapter: int) -> Float32Array:
+    """What the fake engine gives for ``text`` read by ``adapter``."""
+    ids = np.array(token_ids(text, LIMITS.max_seq_len), np.int32)
+    row: Float32Array = unit_length(fake_row(ids, None, adapter)[None])[0]
+    return row
+
+
+def answered(app: App, text: Any, **fields: Any) -> Float32Array:
+    answer = post(app, ROUTE, input=text, encoding_format="base64", **fields)
+    assert answer.status_code == 200, answer.text
+    return np.frombuffer(base64.b64decode(answer.json()["data"][0]["embedding"]), np.float32)
+
+
+@pytest.mark.parametrize(("number", "name"), [*enumerate(NAMES, 1)])
+def test_the_models_name_chooses_an_adapter(number: int, name: str, app: App) -> None:
+    np.testing.assert_allclose(answered(app, "hello", model=f"tiny:{name}"), vector("hello", number), rtol=1e-6)
+    ids = token_ids("hello")
+    np.testing.assert_allclose(answered(app, ids, model=f"tiny:{name}"), vector("hello", number), rtol=1e-6)
+
+
+def test_the_answer_has_the_name_that_was_asked_for(app: App) -> None:
+    assert post(app, ROUTE, input="hello", model="tiny:mine").json()["model"] == "tiny:mine"
+
+
+@pytest.mark.parametrize(("field", "route"), [("task", ROUTE), ("input_type", ROUTE), ("task", "/jina/v1/embeddings")])
+@pytest.mark.parametrize(("number", "task"), [*enumerate(TASKS, 1), (0, "none")])
+def test_the_task_chooses_an_adapter_and_its_prompt(field: str, route: str, number: int, task: str, app: App) -> None:
+    if route != ROUTE:
+        return check_jina(app, task, number)
+    wanted = vector(PROMPTS.get(task, "") + "hello", number)
+    np.testing.assert_allclose(answered(app, "hello", **{field: task}), wanted, rtol=1e-6)
+    return None
+
+
+def check_jina(app: App, task: str, number: int) -> None:
+    answer = post(app, "/jina/v1/embeddings", input=["hello"], task=task)
+    if answer.status_code == 404:
+        pytest.skip("the dialect is not served here")
+    wanted = vector(PROMPTS.get(task, "") + "hello", number)
+    np.testing.assert_allclose(answer.json()["data"][0]["embedding"], wanted, rtol=1e-5)
+
+
+def test_without_a_name_the_base_model_answers(app: App) -> None:
+    np.testing.assert_allclose(answered(app, "hello"), vector("hello", 0), rtol=1e-6)
+
+
+def test_equal_texts_of_different_adapters_are_neither_one_entry_nor_one_row_of_the_cache(app: App) -> None:
+    for _ in range(2):  # computed, then from the cache
+        for number, name in enumerate(NAMES, 1):
+            np.testing.assert_allclose(answered(app, "hello", model=f"tiny:{name}"), vector("hello", number), rtol=1e-6)
+        np.testing.assert_allclose(answered(app, "hello"), vector("hello", 0), rtol=1e-6)
+
+
+def test_64_requests_of_4_adapters_at_once_get_their_own_vectors(app: App, engine: FakeEngine) -> None:
+    texts = [f"{'hello ' * (index % 5 + 1)}{index % 10}" for index in range(64)]
+
+    async def ask_all() -> list[httpx.Response]:
+        bodies = ({"input": text, "model": f"tiny:{NAMES[index % 4]}"} for index, text in enumerate(texts))
+        return await asyncio.gather(*(app.client.post(ROUTE, json=body) for body in bodies))
+
+    for index, answer in enumerate(app.run(ask_all())):
+        found = answer.json()["data"][0]["embedding"]
+        np.testing.assert_allclose(found, vector(texts[index], index % 4 + 1), rtol=1e-5)
+    mixed = [batch for batch in engine.batches if batch.adapters is not None and len(set(batch.adapters.tolist())) > 1]
+    assert mixed, "no step had two adapters"
+
+
+def test_models_lists_every_adapter(app: App) -> None:
+    listed = {model["id"]: model for model in app.get("/v1/models").json()["data"]}
+    assert [*listed] == ["tiny", *(f"tiny:{name}" for name in NAMES)]
+    assert listed["tiny"]["adapters"] == NAMES
+    assert listed["tiny:mine"]["adapter_of"] == "tiny"
+    assert app.get("/v1/models/tiny:mine").json() == listed["tiny:mine"]
+
+
+def test_an_adapter_that_there_is_not_is_404_with_the_names_of_those_there_are(app: App) -> None:
+    answer = post(app, ROUTE, input="hello", model="tiny:other")
+    check_error(
+        answer, 404, f"tiny has no adapter 'other', but {', '.join(NAMES)}", param="model", code="model_not_found"
+    )
+
+
+def test_a_task_that_there_is_not_is_400_with_the_names_of_those_there_are(app: App) -> None:
+    check_error(post(app, ROUTE, input="hello", task="other"), 400, ", ".join(TASKS), param="input_type")
+
+
+def test_a_name_and_a_task_may_not_contradict_each_other(app: App) -> None:
+    asked = {"input": "hello", "model": "tiny:separation", "task": "text-matching"}
+    check_error(post(app, ROUTE, **asked), 400, "several adapters (text-matching, separation)", param="input_type")
+    assert answered(app, "hello", model="tiny:separation", task="separation").any()
+
+
+def test_a_model_that_needs_an_adapter_says_which_there_are(tmp_path: Path) -> None:
+    adapters = Adapters(names=TASKS, tasks=TASKS, is_required=True)
+    app = App((save(tmp_path / "needs", adapters=adapters), FakeEngine(LIMITS)))
+    try:
+        check_error(post(app, ROUTE, input="hello"), 400, f"Tasks: {', '.join(TASKS)}", param="input_type")
+        assert app.get("/health").status_code == 200  # the canary is the base model's
+        np.testing.assert_allclose(answered(app, "hello", task="none"), vector("hello", 0), rtol=1e-6)
+    finally:
+        app.close()
