@@ -71,7 +71,7 @@ def measured(
         for number in workers:
             for prefix, checkout in checkouts.items():
                 server = serving(
-                    _artifact(checkout, scratch / f"{prefix}models"),
+                    artifact_of_standin(checkout, scratch / f"{prefix}models"),
                     f"--http-workers={number}",
                     checkout=checkout,
                     home=scratch / f"{prefix}home",
@@ -96,7 +96,7 @@ def measured(
     }
 
 
-def _artifact(checkout: Path, folder: Path) -> Path:
+def artifact_of_standin(checkout: Path, folder: Path) -> Path:
     if not folder.is_dir():
         subprocess.run([sys.executable, "-c", _SAVE, str(folder)], cwd=checkout, env=environment(checkout), check=True)
     (found,) = (path.parent for path in folder.rglob("manifest.json") if path.parent.name == _MODEL)

@@ -28,6 +28,8 @@ import numpy.typing as npt
 from bei.cli.bench.driver import BROKEN, UNANSWERED, LoadDriver, LoadRequest, RequestStream
 from bei.cli.bench.http1 import HttpResponse, head_of, request_of
 from bei.cli.bench.sockets import ServerAddress, SocketNetwork, allow_files
+from benchmarks.harness.grpc_channel import Channel, call_of
+from benchmarks.harness.grpc_channel import head_of as call_head_of
 from benchmarks.harness.texts import groups
 
 FloatArray = npt.NDArray[np.float64]
@@ -43,13 +45,14 @@ _CLIENT = "from benchmarks.harness.load import client; client()"
 @dataclass(frozen=True)
 class Stream:
     """One kind of traffic. ``concurrency`` makes it a closed loop, ``arrivals_s`` (seconds from the start) an open one.
+    ``grpc_port``: it goes over one channel to this port, ``bodies`` are messages and ``path`` is a method's.
 
     A closed loop sends each of ``bodies`` once; arrival i sends body i, and begins again where there are fewer bodies.
     ``retry``: what a client does about 429 and 503: nothing, wait as Retry-After says, or ask every ``poll_s``.
     """
 
     name: str
-    bodies: Sequence[str]
+    bodies: Sequence[str | bytes]
     path: str = EMBEDDINGS
     method: str = "POST"
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -58,6 +61,7 @@ class Stream:
     max_connections: int = 256
     retry: Literal["never", "obey", "poll"] = "never"
     poll_s: float = 0.05
+    grpc_port: int | None = None
 
     def __post_init__(self) -> None:
         if (self.concurrency is None) == (self.arrivals_s is None):
@@ -152,9 +156,12 @@ def drive(
     return load
 
 
-def closed_loop(port: int, concurrency: int, bodies: Sequence[str], path: str = EMBEDDINGS) -> Outcome:
+def closed_loop(
+    port: int, concurrency: int, bodies: Sequence[str | bytes], path: str = EMBEDDINGS, *, grpc_port: int | None = None
+) -> Outcome:
     """Send every body once. All must be answered with 200."""
-    return drive(port, [Stream("all", bodies, path, concurrency=concurrency)])["all"].must_be_ok()
+    stream = Stream("all", bodies, path, concurrency=concurrency, grpc_port=grpc_port)
+    return drive(port, [stream])["all"].must_be_ok()
 
 
 def texts_per_s(port: int, concurrency: int, texts: Sequence[str], size: int = 1) -> float:
@@ -187,9 +194,10 @@ def client() -> None:
     allow_files()
     task: _Task = pickle.load(sys.stdin.buffer)
     sinks = {stream.name: _Rows() for stream in task.streams}
+    network = SocketNetwork(ServerAddress("127.0.0.1", task.port))
     driver = LoadDriver(
-        SocketNetwork(ServerAddress("127.0.0.1", task.port)),
-        [_driven(stream, sinks[stream.name]) for stream in task.streams],
+        network,
+        [_driven(stream, sinks[stream.name], network) for stream in task.streams],
         seconds=task.seconds,
         lead=task.lead,
         patience_s=task.patience_s,
@@ -230,8 +238,11 @@ class _Rows:
         return Outcome(body, attempt, due_s, sent_s, done_s, status, wait_s, num_started, self._errors)
 
 
-def _driven(stream: Stream, sink: _Rows) -> RequestStream:
+def _driven(stream: Stream, sink: _Rows, network: SocketNetwork) -> RequestStream:
     driven = RequestStream(stream.name, _contents(stream), sink)
+    if stream.grpc_port is not None:
+        address = ServerAddress("127.0.0.1", stream.grpc_port)
+        driven.connect = Channel(lambda handler: network.connect(handler, address)).connect
     if stream.arrivals_s is None:
         driven.concurrency = stream.concurrency
     else:
@@ -243,8 +254,13 @@ def _driven(stream: Stream, sink: _Rows) -> RequestStream:
 
 def _contents(stream: Stream) -> Callable[[], tuple[bytes, int] | None]:
     """Whole requests, one after the other; of an open loop again and again."""
-    head = head_of(stream.method, stream.path, "localhost", stream.headers)
-    requests = [request_of(head, body.encode()) for body in stream.bodies]
+    contents = [body.encode() if isinstance(body, str) else body for body in stream.bodies]
+    if stream.grpc_port is None:
+        head = head_of(stream.method, stream.path, "localhost", stream.headers)
+        requests = [request_of(head, content) for content in contents]
+    else:
+        head = call_head_of(stream.path, stream.headers)
+        requests = [call_of(head, content) for content in contents]
     is_endless, number = stream.arrivals_s is not None, -1
 
     def content() -> tuple[bytes, int] | None:

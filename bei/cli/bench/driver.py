@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 
 from bei.cli.bench.bounded_http import most_answer_bytes
 from bei.cli.bench.http1 import HttpResponse, NotHttpError
-from bei.cli.bench.sockets import ClientConnection, Network
+from bei.cli.bench.sockets import ClientConnection, ConnectionHandler, Network
 
 # Results of requests without an HTTP status.
 BROKEN, UNANSWERED, TIMED_OUT, UNREACHABLE, NOT_HTTP, TOO_LONG = 0, -1, -2, -3, -4, -5
@@ -72,6 +72,7 @@ class RequestStream:
 
     ``content()``: the next request and its number of inputs; None: no more (closed loops only). ``retry`` on 429 and
     503: never; obey (wait as Retry-After says); poll (every ``poll_s``). ``timeout_s`` counts from the due time.
+    ``connect``: None: the network's.
     """
 
     name: str
@@ -84,6 +85,7 @@ class RequestStream:
     poll_s: float = 0.05
     timeout_s: float = math.inf
     keeps_body: bool = False
+    connect: Callable[[ConnectionHandler], ClientConnection] | None = None
 
 
 class _Traffic:
@@ -300,7 +302,7 @@ class LoadDriver:
         elif traffic.num_links < traffic.most_links:
             link = _Link(self, traffic)
             try:
-                link.connection = self._network.connect(link)
+                link.connection = (traffic.stream.connect or self._network.connect)(link)
             except OSError:
                 request.sent_s = self.now()
                 self._finish(request, UNREACHABLE, None)

@@ -90,9 +90,9 @@ class SocketNetwork:
         """CLOCK_MONOTONIC, which all processes share."""
         return time.monotonic()
 
-    def connect(self, handler: ConnectionHandler) -> SocketConnection:
-        """Begin to connect. Raises OSError."""
-        connection = SocketConnection(self, self._address, handler)
+    def connect(self, handler: ConnectionHandler, address: ServerAddress | None = None) -> SocketConnection:
+        """Begin to connect, to another ``address`` if given. Raises OSError."""
+        connection = SocketConnection(self, address or self._address, handler)
         self._connections.add(connection)
         return connection
 

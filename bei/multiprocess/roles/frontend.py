@@ -219,6 +219,7 @@ class FrontEnd:
             self._request_log,
             self._tracing,
             self._tls,
+            connections,
             self._channel,
         )
         if self._grpc is not None:

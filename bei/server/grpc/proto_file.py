@@ -55,6 +55,8 @@ class _Reader:
             kind = self._take()
             if kind == "message":
                 self._message(message.nested_type.add())
+            elif kind == "enum":
+                self._enum(message.enum_type.add())
             elif kind == "map":
                 self._map(message)
             elif kind == "oneof":
