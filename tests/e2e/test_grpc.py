@@ -1,0 +1,231 @@
+"""gRPC on a real server: signals, kills, clients that are slow, certificates and traces."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import ssl
+import struct
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+
+from bei.artifact.manifest import Artifact
+from bei.server.grpc.http2 import frames
+from bei.server.grpc.http2.header_blocks import literal
+from bei.server.grpc.http2.messages import with_prefix
+from bei.server.grpc.messages import message
+from tests.e2e.collector import Collector
+from tests.e2e.conftest import StartServer
+from tests.e2e.process import BEI, DEADLINE_S, Server, serve, wait_until
+from tests.support.tls_certificates import make_authority, make_certificate
+
+EMBED = "/tei.v1.Embed/Embed"
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+ALONE = [("grpc.use_local_subchannel_pool", 1)]
+
+
+def address_of(server: Server) -> str:
+    (found,) = {match[1] for line in server.log if (match := re.search(r"listening on grpcs?://([^\s\"]+)", line))}
+    return found
+
+
+def asked(text: str) -> bytes:
+    return bytes(message("tei.v1.EmbedRequest")(inputs=text, truncate=True).SerializeToString())
+
+
+def embed(channel: grpc.Channel, text: str = "hello", **options: Any) -> int:
+    """The width of the text's vector."""
+    content = channel.unary_unary(EMBED)(asked(text), timeout=DEADLINE_S, **options)
+    return len(message("tei.v1.EmbedResponse").FromString(content).embeddings)
+
+
+def test_sigterm_answers_what_is_accepted_and_refuses_the_rest(gated: StartServer) -> None:
+    server = gated("--grpc-port", "0")
+    with ThreadPoolExecutor(4) as pool, grpc.insecure_channel(address_of(server), ALONE) as channel:
+        before = server.metric("bei_inputs_total")  # the canary of the start
+        accepted = [pool.submit(embed, channel, f"text {number}") for number in range(4)]
+        wait_until(lambda: server.metric("bei_inputs_total") - before == 4, "four are accepted")
+        server.send_signal(signal.SIGTERM)
+        server.wait_for_log("draining")
+        with grpc.insecure_channel(address_of(server), ALONE) as late, pytest.raises(grpc.RpcError) as caught:
+            embed(late)
+        assert caught.value.code() is UNAVAILABLE
+        server.say("open")
+        assert min(width.result(DEADLINE_S) for width in accepted) > 0
+        assert server.wait_exit() == 0
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_is_an_error_at_once_and_found_again(
+    tiny: Artifact, env: Mapping[str, str], home: Path
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    channel = grpc.insecure_channel(f"127.0.0.1:{port}", [*ALONE, ("grpc.max_reconnect_backoff_ms", 200)])
+    with serve([tiny.path, "--grpc-port", port], env, home) as server:
+        width = embed(channel)
+        process = psutil.Process(server.pid)
+        process.kill()
+        process.wait(DEADLINE_S)
+        with pytest.raises(grpc.RpcError) as caught:
+            embed(channel)
+        assert caught.value.code() is UNAVAILABLE
+    with serve([tiny.path, "--grpc-port", port], env, home):
+        assert embed(channel, wait_for_ready=True) == width
+    channel.close()
+
+
+@pytest.mark.slow
+def test_a_front_end_that_is_killed_under_load_loses_its_own_calls_only(
+    tiny: Artifact, env: Mapping[str, str], home: Path
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    def one(number: int) -> str:
+        with grpc.insecure_channel(f"127.0.0.1:{port}", ALONE) as channel:
+            try:
+                return str(embed(channel, f"text {number}"))
+            except grpc.RpcError as error:
+                return str(error.code())
+
+    with serve([tiny.path, "--http-workers", "2", "--grpc-port", port], env, home) as server:
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(one, number) for number in range(400)]
+            wait_until(lambda: sum(each.done() for each in asked) > 50, "some are answered")
+            children = {process.cmdline()[-1]: process for process in psutil.Process(server.pid).children()}
+            children["front-0"].kill()
+            found = [each.result(DEADLINE_S) for each in asked]
+        good = found[0]
+        assert set(found) <= {good, str(UNAVAILABLE)}
+        assert found.count(good) > 300
+        assert found[-1] == good
+
+
+class RawClient:
+    """A connection of which only what a test sends and takes is sent and taken."""
+
+    def __init__(self, address: str) -> None:
+        host, port = address.rsplit(":", 1)
+        self.socket = socket.create_connection((host, int(port)), timeout=DEADLINE_S)
+        self._next = 1
+
+    def __enter__(self) -> RawClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def hello(self, window: int) -> None:
+        self.socket.sendall(frames.PREFACE + frames.settings(initial_window_size=window))
+
+    def ask(self, count: int) -> None:
+        fields = {b":method": b"POST", b":scheme": b"http", b":path": EMBED.encode()}
+        fields[b"content-type"] = b"application/grpc"
+        head = b"".join(literal(name, value) for name, value in fields.items())
+        for _ in range(count):
+            number, self._next = self._next, self._next + 2
+            body = with_prefix(asked(f"text {number}"))
+            self.socket.sendall(
+                frames.frame(frames.HEADERS, frames.END_HEADERS, number, head)
+                + frames.frame(frames.DATA, frames.END_STREAM, number, body)
+            )
+
+
+def test_who_takes_no_answers_costs_others_nothing_and_is_given_up(
+    tiny: Artifact, env: Mapping[str, str], home: Path
+) -> None:
+    flags = ["--grpc-port", "0", "--keep-alive-timeout", "2", "--body-timeout", "2"]
+    with (
+        serve([tiny.path, *flags], env, home) as server,
+        RawClient(address_of(server)) as slow,
+        RawClient(address_of(server)) as deaf,  # its windows are open, and it reads nothing
+    ):
+        process = psutil.Process(server.pid)
+        slow.hello(window=0)
+        slow.ask(300)
+        wait_until(lambda: server.metric("bei_requests_total", route=EMBED, status="200") >= 300, "all are computed")
+        before = process.memory_info().rss
+        deaf.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.hello(window=frames.LARGEST_WINDOW)
+        deaf.ask(300)
+        with grpc.insecure_channel(address_of(server), ALONE) as channel:
+            assert {embed(channel, f"other {number}") for number in range(20)}
+        assert process.memory_info().rss - before < 50_000_000
+        seen = b""
+        while seen.count(struct.pack("!I", frames.CANCEL)) < 300:
+            data = slow.socket.recv(65_536)
+            if not data:
+                break
+            seen += data
+        assert seen.count(frames.frame_head(4, frames.RST_STREAM, 0, 1)[:5]) == 300
+
+
+def test_a_new_certificate_is_for_new_connections_and_ends_no_old_one(
+    tiny: Artifact, env: Mapping[str, str], home: Path, tmp_path: Path
+) -> None:
+    authority = make_authority(tmp_path)
+    first, second = (make_certificate(tmp_path, name, authority) for name in ("first", "second"))
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    cert.write_bytes(first.cert.read_bytes())
+    key.write_bytes(first.key.read_bytes())
+    flags = ["--grpc-port", "0", "--tls-cert", cert, "--tls-key", key]
+    credentials = grpc.ssl_channel_credentials(authority.cert.read_bytes())
+
+    def served() -> bytes:
+        """The certificate that a new connection gets."""
+        host, port = address_of(server).rsplit(":", 1)
+        context = ssl.create_default_context(cafile=str(authority.cert))
+        context.set_alpn_protocols(["h2"])
+        with (
+            socket.create_connection((host, int(port))) as raw,
+            context.wrap_socket(raw, server_hostname="localhost") as wrapped,
+        ):
+            assert wrapped.selected_alpn_protocol() == "h2"
+            return wrapped.getpeercert(binary_form=True) or b""
+
+    server = Server([*BEI, "serve", tiny.path, "--port", "0", *flags], {**env}, home)
+    try:
+        server.wait_for_log("listening on https://")
+        with grpc.secure_channel(address_of(server), credentials, ALONE) as old:
+            assert embed(old)
+            before = served()
+            cert.write_bytes(second.cert.read_bytes())
+            key.write_bytes(second.key.read_bytes())
+            server.send_signal(signal.SIGHUP)
+            server.wait_for_log("the certificate was read anew")
+            assert served() != before
+            assert embed(old)
+            with grpc.secure_channel(address_of(server), credentials, ALONE) as new:
+                assert embed(new)
+    finally:
+        server.send_signal(signal.SIGTERM)
+        assert server.wait_exit() == 0
+        server._close()
+
+
+def test_a_call_is_traced_with_its_stages(tiny: Artifact, env: Mapping[str, str], home: Path) -> None:
+    with (
+        Collector() as collector,
+        serve(
+            [tiny.path, "--grpc-port", "0", "--otlp-endpoint", collector.url],
+            {**env, "OTEL_BSP_SCHEDULE_DELAY": "50"},
+            home,
+        ) as server,
+        grpc.insecure_channel(address_of(server), ALONE) as channel,
+    ):
+        trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+        embed(channel, metadata=[("traceparent", f"00-{trace}-{parent}-01"), ("x-request-id", "mine")])
+        root, stages = collector.trace("mine")
+        assert (root.trace_id.hex(), root.parent_span_id.hex()) == (trace, parent)
+        assert EMBED in root.name
+        assert {"tokenization", "inference"} <= {span.name for span in stages}
