@@ -78,7 +78,8 @@ def _classes(shape: Shape) -> tuple[Any, Any]:
     import transformers
 
     sizes = shape.sizes
-    kv = {"num_key_value_heads": sizes.kv_heads} if sizes.kv_heads else {}
+    given = {"num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
+    optional = {name: size for name, size in given.items() if size}
     config_name, model_name = shape.hf
     config = getattr(transformers, config_name)(
         vocab_size=sizes.vocab,
@@ -87,6 +88,6 @@ def _classes(shape: Shape) -> tuple[Any, Any]:
         num_attention_heads=sizes.heads,
         intermediate_size=sizes.inner,
         max_position_embeddings=shape.max_seq_len + 2,  # RoBERTa never uses the first two
-        **kv,
+        **optional,
     )
     return config, getattr(transformers, model_name)

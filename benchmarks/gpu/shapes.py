@@ -35,7 +35,8 @@ _WIDEST_INPUT = 32.0  # of linear layers of these models
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a transformer; ``kv_heads`` None: as many as ``heads``."""
+    """Of a transformer; ``kv_heads`` None: as many as ``heads``; ``head_dim`` None: so that heads are as wide as states
+    together."""
 
     layers: int
     hidden: int
@@ -43,6 +44,7 @@ class Sizes:
     inner: int
     vocab: int
     kv_heads: int | None = None
+    head_dim: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,14 +64,14 @@ class Shape:
 
     def shrunk(self) -> Shape:
         """The same structure, small enough for a CPU in a test."""
-        sizes = Sizes(2, hidden=64, heads=4, inner=96, vocab=300, kv_heads=2 if self.sizes.kv_heads else None)
+        kv_heads, head_dim = 2 if self.sizes.kv_heads else None, 32 if self.sizes.head_dim else None
+        sizes = Sizes(2, hidden=64, heads=4, inner=96, vocab=300, kv_heads=kv_heads, head_dim=head_dim)
         return replace(self, sizes=sizes, max_seq_len=64)
 
 
-def _attention(sizes: Sizes, *, bias: bool, causal: bool = False, rope: RopeSpec | None = None) -> AttentionSpec:
-    head_dim, kv_heads = sizes.hidden // sizes.heads, sizes.kv_heads or sizes.heads
-    more: dict[str, Any] = {"bias": bias, "output_bias": bias, "causal": causal, "rope": rope}
-    return AttentionSpec(sizes.heads, head_dim, kv_heads, head_dim**-0.5, **more)
+def _attention(sizes: Sizes, *, bias: bool, **more: Any) -> AttentionSpec:
+    head_dim, kv_heads = sizes.head_dim or sizes.hidden // sizes.heads, sizes.kv_heads or sizes.heads
+    return AttentionSpec(sizes.heads, head_dim, kv_heads, head_dim**-0.5, bias=bias, output_bias=bias, **more)
 
 
 def _encoder(sizes: Sizes, positions: int, types: int, heads: tuple[HeadSpec, ...]) -> ModelSpec:
@@ -92,23 +94,36 @@ def _bge_m3(sizes: Sizes) -> ModelSpec:
     return _encoder(sizes, 8192, 1, (HeadSpec("embedding", ("cls",)), weights, tokens))
 
 
+def _decoder(family: str, architecture: str, sizes: Sizes, norm: NormSpec, base: float, **more: Any) -> ModelSpec:
+    """Llama's structure; ``base`` of the rotations, ``more`` of the attention."""
+    head_dim = sizes.head_dim or sizes.hidden // sizes.heads
+    rope = RopeSpec(tuple((base ** -(np.arange(0, head_dim, 2) / head_dim)).tolist()))
+    attention = _attention(sizes, bias=False, causal=True, rope=rope, **more)
+    mlp = MLPSpec(sizes.inner, "silu", gated=True, bias=False, down_bias=False)
+    layers = (LayerSpec(attention, mlp, norm, "pre"),) * sizes.layers
+    heads = (HeadSpec("embedding", ("last",)),)
+    return ModelSpec(family, architecture, sizes.hidden, EmbeddingsSpec(sizes.vocab), layers, norm, heads)
+
+
 def _mistral(sizes: Sizes) -> ModelSpec:
     """e5-mistral's structure; its window of 4,096 tokens is longer than the texts here."""
-    head_dim = sizes.hidden // sizes.heads
-    rope = RopeSpec(tuple((10_000.0 ** -(np.arange(0, head_dim, 2) / head_dim)).tolist()))
-    norm = NormSpec(1e-5, kind="rms", bias=False)
-    mlp = MLPSpec(sizes.inner, "silu", gated=True, bias=False, down_bias=False)
-    layers = (LayerSpec(_attention(sizes, bias=False, causal=True, rope=rope), mlp, norm, "pre"),) * sizes.layers
-    heads = (HeadSpec("embedding", ("last",)),)
-    return ModelSpec("mistral", "MistralModel", sizes.hidden, EmbeddingsSpec(sizes.vocab), layers, norm, heads)
+    return _decoder("mistral", "MistralModel", sizes, NormSpec(1e-5, kind="rms", bias=False), 10_000.0)
 
 
-_BERT, _XLMR, _MISTRAL = ((f"{name}Config", f"{name}Model") for name in ("Bert", "XLMRoberta", "Mistral"))
+def _qwen3(sizes: Sizes) -> ModelSpec:
+    norm = NormSpec(1e-6, kind="rms", bias=False)
+    return _decoder("qwen3", "Qwen3Model", sizes, norm, 1_000_000.0, qk_norm=norm)
+
+
+_BERT, _XLMR, _MISTRAL, _QWEN3 = (
+    (f"{name}Config", f"{name}Model") for name in ("Bert", "XLMRoberta", "Mistral", "Qwen3")
+)
 _ALL = (
     Shape("minilm", Sizes(6, 384, 12, 1536, 30_522), _bert("mean"), 512, _BERT),
     Shape("bert-base", Sizes(12, 768, 12, 3072, 30_522), _bert("cls"), 512, _BERT),
     Shape("bert-large", Sizes(24, 1024, 16, 4096, 30_522), _bert("cls"), 512, _BERT),
     Shape("bge-m3", Sizes(24, 1024, 16, 4096, 250_002), _bge_m3, 8192, _XLMR),
+    Shape("qwen3-0.6b", Sizes(28, 1024, 16, 3072, 151_669, kv_heads=8, head_dim=128), _qwen3, 4096, _QWEN3),
     Shape("mistral-7b", Sizes(32, 4096, 32, 14_336, 32_000, kv_heads=8), _mistral, 4096, _MISTRAL),
 )
 SHAPES = {shape.name: shape for shape in _ALL}

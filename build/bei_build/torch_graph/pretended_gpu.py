@@ -50,9 +50,10 @@ CAPABILITIES = tuple(GPUS)
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compiled Triton kernel. ``signature``: Triton's type of each argument."""
+    """A compiled Triton kernel. ``signature``: Triton's type of each argument; ``source``: its function in Python."""
 
     signature: Mapping[str, str]
+    source: str
     ptx: str
     cubin: bytes
 
@@ -211,7 +212,8 @@ def _pretend_launches(stack: ExitStack, capability: int, kernels: dict[str, Kern
         launcher = tuner.launchers[0]
         assembly = launcher.bin.asm
         name = tuner.inductor_meta["kernel_name"]
-        kernels[name] = Kernel(dict(tuner.triton_meta["signature"]), assembly["ptx"], assembly["cubin"])
+        signature = dict(tuner.triton_meta["signature"])
+        kernels[name] = Kernel(signature, tuner.fn.src, assembly["ptx"], assembly["cubin"])
         tuner.save_gpu_kernel(stream, launcher)
 
     tune = PythonWrapperCodegen.generate_and_run_autotune_block

@@ -8,6 +8,7 @@ A case is a structure and a precision: "BERT, FP8". Structures are those of ``SP
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 import warnings
@@ -27,6 +28,9 @@ from tests.bei_build.targets.test_fp8 import quantization_of
 from tests.bei_build.targets.tiny import MAX_SEQ_LEN, case_named, read_case
 from tests.bei_build.torch_graph.test_parity_graph import SPECS as BY_STRUCTURE
 from tests.support.fake_gpu import Generated, generate
+
+# Where a kernel of Inductor's writes, and the name of the value.
+_STORE = re.compile(r"tl\.store\((\w+) \+ .*?, (tmp\d+),")
 
 
 def with_attention(spec: ModelSpec, **changes: Any) -> ModelSpec:
@@ -77,6 +81,7 @@ def _facts_of_kernel(kernel: Kernel) -> dict[str, Any]:
         "target": next(line for line in lines if line.startswith(".target")),
         "fp64": sum(".f64" in line for line in lines),
         "cubin": len(kernel.cubin),
+        "stored": dict(_STORE.findall(kernel.source)),
     }
 
 
