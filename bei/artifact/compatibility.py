@@ -52,6 +52,8 @@ def _model_changes(served: Manifest, new: Manifest) -> Iterator[str]:
         yield f"fewer tasks (not {', '.join(missing)})"
     elif new.tasks[0] != served.tasks[0]:
         yield f"another first task ({new.tasks[0]})"
+    if fewer := [name for name in served.adapter_names if name not in new.adapter_names]:
+        yield f"fewer adapters (not {', '.join(fewer)})"
     if _tokenizer(new) != _tokenizer(served):
         yield "another tokenizer"
 

@@ -30,7 +30,9 @@ from bei.bulk.sources.rows import Columns
 from bei.bulk.sources.source import Contents, ShardSize, Source
 from bei.config.settings import ServeConfig
 from bei.errors import ConfigError, JobDiffersError
+from bei.service.adapted import adapted
 from bei.service.loader import Loaded, load_model, verified_at
+from bei.tokenizer.adapters import adapter_called
 from bei.utils.full_disk import naming_full_disk
 
 log = logging.getLogger(__name__)
@@ -47,7 +49,8 @@ _OF_CHUNKS = ("chunk", "start", "stop")
 
 class JobOptions(NamedTuple):
     """``task_options``: of the task, as ``bei.Model`` has them. ``part``: which of how many equal parts of the shards
-    this process works on. ``max_rows``: only the first rows of the input."""
+    this process works on. ``max_rows``: only the first rows of the input. ``adapter``: the one of the model's that
+    reads all rows."""
 
     inputs: tuple[str, ...]
     output: str
@@ -61,6 +64,7 @@ class JobOptions(NamedTuple):
     part: tuple[int, int] = (0, 1)
     shard_rows: int | None = None
     max_rows: int | None = None
+    adapter: str | None = None
 
     def check(self) -> None:
         """Raise ConfigError for options that do not go together."""
@@ -92,6 +96,7 @@ class JobOptions(NamedTuple):
             "chunk_tokens": self.chunk_size.tokens if self.chunk_size else None,
             "chunk_overlap": self.chunk_size.overlap if self.chunk_size else None,
             "max_rows": self.max_rows,
+            **({} if self.adapter is None else {"adapter": self.adapter}),
         }
 
 
@@ -217,6 +222,8 @@ def _task(service: ShardService, options: JobOptions) -> RowTask:
     if options.chunk_size is not None:
         options.chunk_size.check(service.manifest.max_seq_len)
     given = {name: value for name, value in options.task_options.items() if value is not None}
+    if options.adapter is not None:
+        service = adapted(service, adapter_called(service.manifest, options.adapter))
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         task = TASKS[options.task](service, given)

@@ -86,12 +86,19 @@ class Model:
     the process that made it (``bei.errors``).
     """
 
-    def __init__(self, model: str | os.PathLike[str] | None = None, **settings: Unpack[ModelSettings]) -> None:
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        adapter: str | None = None,
+        **settings: Unpack[ModelSettings],
+    ) -> None:
         """Load ``model``, verify it, and wait until it answers as it did at build time.
 
         ``model``: as for ``bei serve``: the path of an artifact, or a checkpoint (a folder, an installed package, a
-        repository of the hub), built first and kept; None: all-MiniLM-L6-v2. ``settings``: those of ``bei serve``
-        without the network's, over its ``BEI_*`` variables. The first time on a machine the engine's steps are
+        repository of the hub), built first and kept; None: all-MiniLM-L6-v2. ``adapter``: the one of the artifact's
+        that reads all inputs; None: the base model, or as ``input_type`` names a task. ``settings``: those of ``bei
+        serve`` without the network's, over its ``BEI_*`` variables. The first time on a machine the engine's steps are
         measured, for up to 25 s (``tune="off"``: not at all).
 
         Raises ConfigError, ArtifactError, CheckpointError, and all else that a start of ``bei serve`` may raise.
@@ -102,7 +109,7 @@ class Model:
             if not isinstance(found, Path):
                 cache_of(config).enforce_limit(config.cache_max_bytes)  # now, as this one is in use
             thread = ServiceThread(found, config, stack.pop_all())
-        self._runner = Runner(thread, config.interactive_inputs)
+        self._runner = Runner(thread, config.interactive_inputs, adapter)
 
     @property
     def name(self) -> str:

@@ -17,8 +17,10 @@ from bei.offline.results import Chunk
 from bei.offline.service_thread import ServiceThread
 from bei.offline.windows import Cutter, InFlightWindows, InputWindow, bounds
 from bei.port import Lane
+from bei.service.adapted import adapted
 from bei.service.call import ModelInput
 from bei.service.service import InferenceService
+from bei.tokenizer.adapters import adapter_called
 from bei.utils.threads import off_loop
 
 InputT = TypeVar("InputT", bound=ModelInput)
@@ -32,19 +34,22 @@ _MANY_INPUTS = 1_000
 class Runner:
     """Runs a Model's methods. The service thread stops when the runner is garbage-collected.
 
-    ``interactive_inputs``: the longest list that may be interactive by default.
+    ``interactive_inputs``: the longest list that may be interactive by default. ``adapter``: the name of the one that
+    reads all inputs; ConfigError where the model has none of this name.
     """
 
-    def __init__(self, thread: ServiceThread, interactive_inputs: int) -> None:
+    def __init__(self, thread: ServiceThread, interactive_inputs: int, adapter: str | None = None) -> None:
         self.thread = thread
         self._interactive_inputs = interactive_inputs
         # stop does not wait: garbage is collected in any thread. At exit ``service_thread`` closes all of them.
         weakref.finalize(self, thread.stop).atexit = False
+        self._adapter = 0 if adapter is None else adapter_called(thread.service.manifest, adapter)
 
     @property
     def service(self) -> InferenceService:
         """To read facts from. Raises ForkedProcessError."""
-        return self.thread.service
+        service = self.thread.service
+        return adapted(service, self._adapter) if self._adapter else service
 
     def gather(self, method: Method[InputT, PartT, ResultT], inputs: Iterable[object]) -> ResultT:
         """The result of all ``inputs``; one text is a list of one. Blocks."""

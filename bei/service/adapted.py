@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from bei.service.admission import Ticket
 from bei.service.call import InferenceResult, ModelRequest, Reduce
+from bei.service.model_service import ModelService
 from bei.tokenizer.adapters import adapter_name
 
-if TYPE_CHECKING:
-    from bei.service.service import InferenceService
+ServiceT = TypeVar("ServiceT", bound=ModelService)
 
 
 class AdaptedService:
     """``service``, all of whose requests are read by ``adapter``. Everything else is the service's own: its queue, its
     limits, and its life."""
 
-    def __init__(self, service: InferenceService, adapter: int) -> None:
+    def __init__(self, service: ModelService, adapter: int) -> None:
         self._service = service
         self.adapter = adapter
         self.name = f"{service.name}:{adapter_name(service.manifest, adapter)}"
@@ -30,11 +30,11 @@ class AdaptedService:
     async def infer(
         self, request: ModelRequest, *, ticket: Ticket, outputs: AbstractSet[str], reduce: Reduce | None = None
     ) -> InferenceResult:
-        """As ``InferenceService`` has it."""
+        """As ``ModelService`` has it."""
         request = msgspec.structs.replace(request, adapter=self.adapter)
         return await self._service.infer(request, ticket=ticket, outputs=outputs, reduce=reduce)
 
 
-def adapted(service: InferenceService, adapter: int) -> InferenceService:
+def adapted(service: ServiceT, adapter: int) -> ServiceT:
     """``service`` as ``adapter`` makes it, under a name of its own."""
-    return cast("InferenceService", AdaptedService(service, adapter))
+    return cast("ServiceT", AdaptedService(service, adapter))

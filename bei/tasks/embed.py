@@ -25,7 +25,7 @@ from bei.service.call import InferenceResult, ModelInput, ModelRequest
 from bei.service.model_service import ModelService
 from bei.tasks.dimensions import check_dimensions
 from bei.tasks.support import PartialResult, computed, off_loop_if_large, require
-from bei.tokenizer.adapters import adapter_of
+from bei.tokenizer.adapters import adapter_name, adapter_of, is_task
 from bei.tokenizer.encoder import EncodingOptions
 from bei.tokenizer.prompts import apply_prompt_to_inputs, choose_prompt, keep_prompt, role_of, split_prompt, with_role
 from bei.utils.threads import off_loop
@@ -139,7 +139,9 @@ def check_task(service: ModelService, task: EmbedTask, name: TaskName) -> Checke
     if task.is_bare:
         return CheckedTask(task, "", None, width, warnings)
     if task.prompt_name is None and task.input_type is None and task.prompt is None:
-        asked = service.default_prompt
+        named = adapter_name(manifest, service.adapter)  # a task by the model's name has its prompt too
+        is_named = service.adapter and is_task(manifest, named)
+        asked = choose_prompt(manifest, None, named) if is_named else service.default_prompt
     else:
         asked = choose_prompt(manifest, task.prompt_name, task.input_type, task.prompt)
     if asked.warning is not None and not (task.inputs and all(isinstance(ids, list) for ids in task.inputs)):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from bei.artifact.manifest import NO_ADAPTER, Adapters, Manifest
 from bei.artifact.sides import SIDES
-from bei.errors import InvalidRequestError
+from bei.errors import ConfigError, InvalidRequestError
 
 # The adapter of jina-embeddings-v5 for both sides of retrieval, which have prompts instead of adapters of their own.
 _RETRIEVAL = "retrieval"
@@ -67,6 +67,14 @@ def _task_of_side(adapters: Adapters, side: str) -> int | None:
 def _first(adapters: Adapters, names: Iterable[str]) -> int | None:
     found = next((name for name in names if name in adapters.tasks), None)
     return None if found is None else adapters.names.index(found) + 1
+
+
+def adapter_called(manifest: Manifest, name: str) -> int:
+    """The id of the adapter ``name``. Raises ConfigError, which lists them, where there is none."""
+    names = manifest.adapter_names
+    if name not in names:
+        raise ConfigError(f"{manifest.name} has no adapter {name!r}. Its adapters: {', '.join(names) or 'none'}.")
+    return names.index(name) + 1
 
 
 def is_task(manifest: Manifest, name: str) -> bool:

@@ -98,6 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--task", choices=tuple(TASKS), default="embed", help="default: embed (dense vectors)")
+    group.add_argument("--adapter", metavar="NAME", help="one of the artifact's adapters, which reads all rows")
     group.add_argument("--prompt-name", metavar="NAME", help="one of the model's prompts")
     group.add_argument("--input-type", metavar="NAME", help="query, document, or the name of a prompt")
     group.add_argument("--prompt", metavar="TEXT", help="the prompt itself, in front of texts or around {text}")
@@ -149,6 +150,7 @@ def job_options(given: Mapping[str, Any], environment: Mapping[str, str] = os.en
         part=_part(given["shard"], environment),
         shard_rows=given["shard_rows"],
         max_rows=given["max_rows"],
+        adapter=given["adapter"],
     )
     options.check()
     return options

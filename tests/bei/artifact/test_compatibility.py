@@ -10,7 +10,7 @@ import pytest
 
 from bei.artifact import compatibility
 from bei.artifact.compatibility import check_room, check_swap
-from bei.artifact.manifest import Artifact, Manifest, OutputInfo
+from bei.artifact.manifest import Adapters, Artifact, Manifest, OutputInfo
 from bei.artifact.sides import Routes
 from bei.artifact.store import save
 from bei.errors import SwapRefusedError
@@ -63,6 +63,7 @@ def test_another_build_of_the_same_model_is_taken(manifest: Manifest, fields: di
         ({"source": {"sha256": "1" * 64}}, "another checkpoint"),
         ({"spec": {"adapter": "none"}}, "another attention or adapter"),
         ({"spec": {"attention": "causal"}}, "another attention or adapter"),
+        ({"adapters": Adapters(names=["one"], tasks=[], is_required=False)}, "another attention or adapter"),
         ({"embedding": {"pooling": "cls"}}, "another pooling"),
         ({"embedding": {"normalize": False}}, "another pooling"),
         ({"outputs": [OutputInfo(name="embedding", dimension=4)]}, "other outputs"),
@@ -125,3 +126,11 @@ def test_an_engine_that_does_not_fit_beside_the_other_one_is_refused_before_it_i
     monkeypatch.setattr(compatibility, "available_bytes", lambda: size - 1)
     with pytest.raises(SwapRefusedError, match="Two engines are in memory during a swap"):
         check_room(embedder)
+
+
+def test_an_adapter_that_is_no_longer_there_is_refused_of_any_model(manifest: Manifest) -> None:
+    served, new = (
+        changed(manifest, adapters=Adapters(names=names, tasks=[], is_required=False)) for names in (["a", "b"], ["b"])
+    )
+    with pytest.raises(SwapRefusedError, match=r"fewer adapters \(not a\)"):
+        check_swap(served, new, vectors_may_change=True)

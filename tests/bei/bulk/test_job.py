@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bei.artifact.manifest import Adapters
 from bei.bulk.chunks import ChunkSize
 from bei.bulk.parts import PLAN, SUCCESS
 from bei.bulk.sources.rows import Columns
@@ -346,3 +347,21 @@ def test_an_engine_that_lacks_memory_ends_the_job_and_costs_no_row(
     monkeypatch.setattr("bei.service.loader.load_engine", lambda *_: FakeEngine(LIMITS))
     done = run()
     assert (done.rows, done.dead) == (NUM_ROWS, 0)
+
+
+def test_a_job_is_read_by_its_adapter_and_another_one_is_another_job(run: RunJob, tmp_path: Path) -> None:
+    adapters = Adapters(names=["one", "two"], tasks=["one"], is_required=False)
+    path = save_artifact(tmp_path / "adapted", adapters=adapters).path
+
+    def adapters_of(name: str, **options: Any) -> set[float]:
+        asked = {"output_dtype": "float32", "normalize": False, **options.pop("task_options", {})}
+        run(path, output=str(tmp_path / name), task_options=asked, **options)
+        return set(_vectors(tmp_path / name)[:, 5].tolist())
+
+    assert adapters_of("none") == {0.0}
+    assert adapters_of("two", adapter="two") == {2.0}
+    assert adapters_of("one", task_options={"input_type": "one"}) == {1.0}
+    with pytest.raises(JobDiffersError, match="adapter"):
+        adapters_of("two", adapter="one")
+    with pytest.raises(ConfigError, match=r"no adapter 'three'\. Its adapters: one, two"):
+        adapters_of("three", adapter="three")

@@ -12,12 +12,15 @@ import httpx
 import numpy as np
 import pytest
 
+from bei import Model
 from bei.artifact.manifest import Adapters, Artifact
 from bei.core import Float32Array
 from bei.engine.fake import FakeEngine, fake_row
 from bei.engine.postprocess import unit_length
+from bei.errors import ConfigError, InvalidRequestError
 from tests.bei.server.app import App, check_error
 from tests.bei.server.kinds import post
+from tests.bei.server.lifecycle.test_swap import Bench, loaded
 from tests.support.artifacts import LIMITS, save_artifact, token_ids
 
 NAMES = ["retrieval.query", "text-matching", "separation", "mine"]
@@ -58,7 +61,8 @@ def answered(app: App, text: Any, **fields: Any) -> Float32Array:
 
 @pytest.mark.parametrize(("number", "name"), [*enumerate(NAMES, 1)])
 def test_the_models_name_chooses_an_adapter(number: int, name: str, app: App) -> None:
-    np.testing.assert_allclose(answered(app, "hello", model=f"tiny:{name}"), vector("hello", number), rtol=1e-6)
+    wanted = vector(PROMPTS.get(name, "") + "hello", number)
+    np.testing.assert_allclose(answered(app, "hello", model=f"tiny:{name}"), wanted, rtol=1e-6)
     ids = token_ids("hello")
     np.testing.assert_allclose(answered(app, ids, model=f"tiny:{name}"), vector("hello", number), rtol=1e-6)
 
@@ -92,7 +96,8 @@ def test_without_a_name_the_base_model_answers(app: App) -> None:
 def test_equal_texts_of_different_adapters_are_neither_one_entry_nor_one_row_of_the_cache(app: App) -> None:
     for _ in range(2):  # computed, then from the cache
         for number, name in enumerate(NAMES, 1):
-            np.testing.assert_allclose(answered(app, "hello", model=f"tiny:{name}"), vector("hello", number), rtol=1e-6)
+            found = answered(app, token_ids("hello"), model=f"tiny:{name}")
+            np.testing.assert_allclose(found, vector("hello", number), rtol=1e-6)
         np.testing.assert_allclose(answered(app, "hello"), vector("hello", 0), rtol=1e-6)
 
 
@@ -100,7 +105,7 @@ def test_64_requests_of_4_adapters_at_once_get_their_own_vectors(app: App, engin
     texts = [f"{'hello ' * (index % 5 + 1)}{index % 10}" for index in range(64)]
 
     async def ask_all() -> list[httpx.Response]:
-        bodies = ({"input": text, "model": f"tiny:{NAMES[index % 4]}"} for index, text in enumerate(texts))
+        bodies = ({"input": token_ids(text), "model": f"tiny:{NAMES[index % 4]}"} for index, text in enumerate(texts))
         return await asyncio.gather(*(app.client.post(ROUTE, json=body) for body in bodies))
 
     for index, answer in enumerate(app.run(ask_all())):
@@ -144,3 +149,50 @@ def test_a_model_that_needs_an_adapter_says_which_there_are(tmp_path: Path) -> N
         np.testing.assert_allclose(answered(app, "hello", task="none"), vector("hello", 0), rtol=1e-6)
     finally:
         app.close()
+
+
+def test_a_swap_under_load_gives_no_request_another_adapter(tmp_path: Path) -> None:
+    first, second = (
+        save(tmp_path / name, bei_version=version) for name, version in (("first", "0.0.1"), ("second", "0.0.2"))
+    )
+    former, new = FakeEngine(LIMITS), FakeEngine(LIMITS)
+    bench = Bench((first, former))
+    bench.next["tiny"] = lambda: loaded(second, new)
+    texts = [f"hello {'abcdefgh'[index % 8]}" for index in range(160)]
+
+    async def ask(index: int) -> None:
+        body = {"input": token_ids(texts[index]), "model": f"tiny:{NAMES[index % 4]}"}
+        answer = await bench.app.client.post(ROUTE, json=body)
+        assert answer.status_code == 200, answer.text
+        found = answer.json()["data"][0]["embedding"]
+        np.testing.assert_allclose(found, vector(texts[index], index % 4 + 1), rtol=1e-5)
+
+    async def test() -> None:
+        asked = [asyncio.ensure_future(ask(index)) for index in range(80)]
+        await asyncio.sleep(0)
+        await bench.swapping.reload()
+        asked += [asyncio.ensure_future(ask(index)) for index in range(80, 160)]
+        await asyncio.gather(*asked)
+        await bench.swapping.wait_closed()
+        await ask(0)
+
+    try:
+        bench.run(test)
+        assert bench.swaps("swapped") == 1
+        assert any(batch.adapters is not None for batch in former.batches)
+        assert any(batch.adapters is not None for batch in new.batches)
+    finally:
+        bench.app.close()
+
+
+def test_bei_model_reads_all_inputs_with_its_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(tmp_path / "artifact").path
+    monkeypatch.setattr("bei.service.loader.load_engine", lambda *_: FakeEngine(LIMITS))
+    with Model(path, adapter="mine", tune="off", tokenizer_threads=1) as model:
+        np.testing.assert_allclose(model.embed("hello", prompt="")[0], vector("hello", 4), rtol=1e-6)
+        with pytest.raises(InvalidRequestError, match="several adapters"):
+            model.embed("hello", input_type="separation")
+    with Model(path, tune="off", tokenizer_threads=1) as model:
+        np.testing.assert_allclose(model.embed("hello", input_type="separation")[0], vector("hello", 3), rtol=1e-6)
+    with pytest.raises(ConfigError, match=f"no adapter 'other'\\. Its adapters: {', '.join(NAMES)}"):
+        Model(path, adapter="other", tune="off", tokenizer_threads=1)

@@ -16,11 +16,18 @@ from transformers import AutoModel
 
 from bei.artifact.manifest import Adapters, Artifact
 from bei.core import Encoding, Float32Array, PackedBatch
-from bei.errors import CheckpointError, ConfigError, WeightsError
+from bei.engine.packing import graph_inputs
+from bei.errors import CheckpointError, CompileError, ConfigError, WeightsError
+from bei_build.checkpoint.heads import HeadChoice
 from bei_build.checkpoint.locate import locate
 from bei_build.checkpoint.read import read_checkpoint
 from bei_build.config import BuildConfig
+from bei_build.onnx_graph.attention import AttentionCore
+from bei_build.onnx_graph.transformer import write_graph
+from bei_build.onnx_graph.writer import GraphTypes
+from bei_build.spec.dtypes import DType
 from bei_build.weights.peft_adapter import CONFIG, WEIGHTS, read_adapter
+from tests.bei_build.targets.rtx import needs_rtx
 from tests.support.builds import build_artifact, random_encodings, running
 from tests.support.checkpoints import read_tensors, write_json, write_tensors
 from tests.support.reading import saved
@@ -208,3 +215,61 @@ def test_a_changed_adapter_is_another_checkpoint(tmp_path: Path) -> None:
 
 def test_lora_paths_are_read_from_the_setting() -> None:
     assert BuildConfig(model="x", lora=("a=b", "c=d=e")).lora_paths == {"a": "b", "c": "d=e"}
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Path]]:
+    """A base model and four adapters of it."""
+    folder = tmp_path_factory.mktemp("four")
+    base = saved(folder / "base", "BertModel")
+    names = [f"task{seed}" for seed in range(4)]
+    return base, {name: save_lora(folder / name, base, "BertModel", seed) for seed, name in enumerate(names)}
+
+
+def test_64_texts_of_4_adapters_in_one_step_are_what_each_is_alone(
+    four: tuple[Path, dict[str, Path]], tmp_path: Path
+) -> None:
+    base, loras = four
+    asked = tuple(f"{name}={path}" for name, path in loras.items())
+    artifact = build_artifact(base, tmp_path / "artifact", lora=asked, normalize=False)
+    lengths = [1 + 7 * index % 40 for index in range(64)]
+    texts = random_encodings(lengths, artifact.manifest.spec.vocab_size, seed=4)
+    texts = [text._replace(adapter=index % 4 + 1) for index, text in enumerate(texts)]
+    with running(artifact) as engine:
+        together = engine.run(PackedBatch.from_encodings(texts))["embedding"]
+        alone = [engine.run(PackedBatch.from_encodings([text]))["embedding"][0] for text in texts]
+        plain = engine.run(PackedBatch.from_encodings([text._replace(adapter=0) for text in texts]))["embedding"]
+    np.testing.assert_allclose(together, alone, atol=1e-5, rtol=0)
+    assert np.abs(together - plain).max(axis=1).min() > 0.05  # of every text
+
+
+def test_onnx_runtime_gives_the_same(four: tuple[Path, dict[str, Path]], tmp_path: Path) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    base, loras = four
+    checkpoint = read_checkpoint(locate(str(base)), HeadChoice(pooling="mean"), loras=loras)
+    with checkpoint.weights() as weights:
+        types = GraphTypes(DType.FP32, DType.FP32)
+        path = write_graph(checkpoint.spec, weights.read, tmp_path, types, AttentionCore.MATMUL_SOFTMAX, 64)
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    texts = random_encodings(LENGTHS, checkpoint.spec.embeddings.vocab_size)
+    texts = [text._replace(adapter=index % 5) for index, text in enumerate(texts)]
+    inputs = graph_inputs(PackedBatch.from_encodings(texts), [one.name for one in session.get_inputs()])
+    (rows,) = session.run(["embedding"], inputs)
+    for row, text in zip(rows, texts, strict=False):
+        adapter = loras[f"task{text.adapter - 1}"] if text.adapter else None
+        np.testing.assert_allclose(row, by_hand(base, adapter, text), atol=2e-5, rtol=0)
+
+
+@needs_rtx
+def test_tensorrt_compiles_the_network(four: tuple[Path, dict[str, Path]], tmp_path: Path) -> None:
+    base, loras = four
+    asked = tuple(f"{name}={path}" for name, path in loras.items())
+    settings: dict[str, Any] = {"target": "tensorrt-rtx", "compute_capability": ("89",), "precision": "auto"}
+    artifact = build_artifact(base, tmp_path / "artifact", lora=asked, **settings)
+    assert artifact.certificate.kind == "pending"
+
+
+def test_trtllm_refuses_adapters_by_name(four: tuple[Path, dict[str, Path]], tmp_path: Path) -> None:
+    base, loras = four
+    with pytest.raises(CompileError, match="no adapters beside the weights: merge one with --adapter"):
+        build_artifact(base, tmp_path / "artifact", lora=(f"one={loras['task0']}",), target="trtllm", precision="auto")
