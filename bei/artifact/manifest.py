@@ -44,6 +44,7 @@ REFERENCE_DIR = "reference"
 OPENVINO_MODEL = "model.xml"  # in engine/, target cpu
 OPENVINO_WEIGHTS = "model.bin"
 OPENVINO_ATTENTION = "attention.json"  # the graph's attentions, where kernels may compute them
+OPENVINO_ROUNDINGS = "roundings.json"  # the graph's roundings with a range for each token, the same
 TENSORRT_PLAN = "model.plan"  # in engine/, targets tensorrt and tensorrt-rtx
 TENSORRT_GRAPH = "model.onnx"  # beside a plan without weights, which come from this file
 CUDA_WEIGHTS = "model.safetensors"  # in engine/, targets cuda and cuda-twin: the weights of all packages

@@ -13,11 +13,18 @@ from typing import Any
 import numpy as np
 
 from bei.artifact.held_files import Folder, shown_path
-from bei.artifact.manifest import OPENVINO_ATTENTION, OPENVINO_MODEL, OPENVINO_WEIGHTS, Manifest
+from bei.artifact.manifest import (
+    OPENVINO_ATTENTION,
+    OPENVINO_MODEL,
+    OPENVINO_ROUNDINGS,
+    OPENVINO_WEIGHTS,
+    Manifest,
+)
 from bei.core import EngineInfo, Outputs, PackedBatch
 from bei.engine.cpu_features import EXACT_INT8, sums_int8_exactly
-from bei.engine.packed_attention import installed_kernels, use_kernels
+from bei.engine.packed_attention import Kernels, installed_kernels, use_kernels
 from bei.engine.packing import graph_inputs
+from bei.engine.rounded_rows import use_rounding_kernel
 from bei.errors import ArtifactFileMissingError, ArtifactWrongDeviceError, EngineError
 from bei.utils.cpu_count import usable_cores
 from bei.utils.libraries import importing
@@ -38,7 +45,7 @@ _NARROW_TYPES = ("bf16", "f16")
 @dataclass(frozen=True)
 class OpenVINOOptions:
     """``num_threads``: over all streams; 0: all cores. ``num_streams``: batches that run concurrently. ``use_kernels``:
-    0: attention is OpenVINO's even where ``bei-kernels-cpu`` is installed."""
+    0: attention and rounding are OpenVINO's even where ``bei-kernels-cpu`` is installed."""
 
     num_threads: int = 0
     num_streams: int = 1
@@ -69,10 +76,8 @@ class OpenVINOEngine:
         try:
             model = core.read_model(graph, weights)
             kernels = installed_kernels(openvino, computes_bf16=computes_bf16) if options.use_kernels else None
-            listed, longest = _listed_attentions(folder), manifest.limits.max_seq_len
-            if kernels and listed:
-                use_kernels(openvino, model, listed, kernels, longest, computes_bf16=computes_bf16)
-            else:
+            longest = manifest.limits.max_seq_len
+            if kernels and not _replaced(openvino, model, folder, kernels, longest, computes_bf16=computes_bf16):
                 kernels = None
             _keep_matrices_narrow(model)
             self._model = core.compile_model(model, "CPU", properties)
@@ -186,10 +191,23 @@ def _openvino(purpose: str) -> Any:
     return openvino
 
 
-def _listed_attentions(folder: Folder) -> Path | None:
-    """The file that lists the graph's attentions; None in artifacts of earlier versions, or without such attentions."""
+def _replaced(
+    openvino: Any, model: Any, folder: Folder, kernels: Kernels, longest: int, *, computes_bf16: bool
+) -> bool:
+    """Put ``kernels`` where the artifact lists places for them; False if there are none. Raises EngineError."""
+    attentions = _listed(folder, OPENVINO_ATTENTION) if kernels.attends else None
+    roundings = _listed(folder, OPENVINO_ROUNDINGS)
+    if attentions:
+        use_kernels(openvino, model, attentions, kernels, longest, computes_bf16=computes_bf16)
+    if roundings:  # of contexts too, which may be the kernel's by now
+        use_rounding_kernel(openvino, model, roundings, kernels.library)
+    return bool(attentions or roundings)
+
+
+def _listed(folder: Folder, name: str) -> Path | None:
+    """The file that lists places for a kernel; None in artifacts of earlier versions, or without such places."""
     try:
-        listed = folder / OPENVINO_ATTENTION
+        listed = folder / name
     except ArtifactFileMissingError:
         return None
     return listed if listed.exists() else None

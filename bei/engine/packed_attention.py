@@ -58,16 +58,18 @@ def encoded(sites: Sequence[AttentionSite]) -> bytes:
 
 @dataclass(frozen=True)
 class Kernels:
-    """The installed package. ``name``: it and the kernel that this CPU runs, for people."""
+    """The installed package. ``name``: it and the kernel that this CPU runs, for people. ``attends``: its attention is
+    the better one here."""
 
     library: Path
     name: str
+    attends: bool = True
 
 
 def installed_kernels(openvino: Any, *, computes_bf16: bool) -> Kernels | None:
-    """The kernels for this CPU; None if the package is missing, or its kernels are not the better ones here.
+    """The kernels for this CPU; None if the package is missing.
 
-    On CPUs with AMX OpenVINO's attention runs on tiles in BF16, and the package has no kernel for them. Raises
+    On CPUs with AMX OpenVINO's attention runs on tiles in BF16, and the package has no such kernel for them. Raises
     LibraryVersionError if the package was compiled for another OpenVINO.
     """
     try:
@@ -80,12 +82,13 @@ def installed_kernels(openvino: Any, *, computes_bf16: bool) -> Kernels | None:
             f"bei-kernels-cpu {package.__version__} runs with OpenVINO {package.OPENVINO}, and {version} is installed: "
             f"pip install openvino=={package.OPENVINO}, or pip uninstall bei-kernels-cpu to serve without it."
         )
+    named = f"bei-kernels-cpu {package.__version__}"
     if computes_bf16 and has_amx():
-        return None
+        return Kernels(package.LIBRARY, f"{named} (rounding)", attends=False)
     kernel_of = ctypes.CDLL(str(package.LIBRARY)).bei_kernel
     kernel_of.restype = ctypes.c_char_p
     kernel = kernel_of(int(computes_bf16)).decode()
-    return Kernels(package.LIBRARY, f"bei-kernels-cpu {package.__version__} ({kernel})")
+    return Kernels(package.LIBRARY, f"{named} ({kernel})")
 
 
 def use_kernels(
@@ -119,6 +122,7 @@ class _Replacement:
             replacement = self._emitted(site)
             for reader in readers:
                 reader.replace_source_output(replacement)
+            replacement.set_names({site.context})  # the same tensor for whoever replaces what reads it
         for parameter in self._model.get_parameters():
             if not parameter.output(0).get_target_inputs():
                 self._model.remove_parameter(parameter)

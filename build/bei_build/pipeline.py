@@ -60,6 +60,7 @@ from bei_build.tokenizer.token_table import check_table
 from bei_build.verification.certify import VerificationJob, certify
 from bei_build.verification.emulate import meet_thresholds
 from bei_build.verification.questions import Questions, check_verifiable
+from bei_build.verification.speed import compare_speed
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -155,6 +156,8 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             # 6. Does the engine match its reference?
             work = VerificationJob(job, describe(requirements), questions, scales)
             manifest, certificate = certify(work, out.name, progress)
+            if scales is not None and config.target == "cpu":
+                compare_speed(job, manifest, progress)
         # 7. Seal it and put it in place.
         with progress.step("Write artifact") as step:
             artifact = save(scratch, manifest, certificate)

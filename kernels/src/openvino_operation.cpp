@@ -1,4 +1,4 @@
-// The kernel as an operation of OpenVINO, which its CPU plugin runs by `evaluate`, within the plugin's own threads.
+// The kernels as operations of OpenVINO, which its CPU plugin runs by `evaluate`, within the plugin's own threads.
 #include <tbb/blocked_range.h>
 #include <tbb/parallel_for.h>
 
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "attention.hpp"
+#include "rounding_operation.hpp"
 
 namespace {
 
@@ -129,7 +130,8 @@ private:
 }  // namespace
 
 OPENVINO_CREATE_EXTENSIONS(
-    std::vector<ov::Extension::Ptr>({std::make_shared<ov::OpExtension<PackedAttention>>()}));
+    std::vector<ov::Extension::Ptr>({std::make_shared<ov::OpExtension<PackedAttention>>(),
+                                     std::make_shared<ov::OpExtension<bei::RoundedRows>>()}));
 
 // The name of the kernel that this CPU runs, for FP32 or BF16.
 extern "C" __attribute__((visibility("default"))) const char *bei_kernel(int is_bf16) {

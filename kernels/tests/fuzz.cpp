@@ -1,4 +1,4 @@
-// Random attentions through every kernel of this CPU, against plain loops in double precision.
+// Random attentions through every kernel of this CPU, and random roundings, against plain loops in double precision.
 //
 //     fuzz [SEED] [COUNT]
 //
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "../src/attention.hpp"
+#include "../src/rounding.hpp"
 
 namespace {
 
@@ -148,6 +149,42 @@ double largest_error(const Case &it, bei::Kernel kernel, const std::vector<doubl
     return most;
 }
 
+// The largest distance of a code, and of a size relative to it, from what they are in double precision. Half a code is
+// the rounding itself.
+double largest_distance(std::mt19937 &random, Element element) {
+    auto among = [&](int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random); };
+    std::normal_distribution<float> normal;
+    const size_t num_rows = among(1, 40), width = among(1, 300);
+    bei::RowRounding it{};
+    it.element = element, it.width = width, it.is_unsigned = among(0, 1);
+    it.least = it.is_unsigned ? -0.17f : 0.0f;
+    std::vector<float> rows(num_rows * width), factors(width), sizes(num_rows);
+    const bool is_zero = among(0, 9) == 0;
+    for (float &value : rows) value = is_zero ? 0.0f : rounded(normal(random), element);
+    for (float &factor : factors) factor = std::exp(normal(random));
+    const auto half = narrow(rows);
+    std::vector<uint8_t> codes(rows.size());
+    it.rows = element == Element::f32 ? static_cast<const void *>(rows.data()) : half.data();
+    it.factors = factors.data(), it.codes = codes.data(), it.sizes = sizes.data();
+    bei::round_rows(it, 0, num_rows);
+    double most = 0;
+    for (size_t r = 0; r < num_rows; ++r) {
+        auto scaled = [&](size_t i) {
+            const double above = double(rows[r * width + i]) - it.least;
+            return (it.is_unsigned ? std::max(above, 0.0) : above) * factors[i];
+        };
+        double size = bei::LEAST_SIZE;
+        for (size_t i = 0; i < width; ++i) size = std::max(size, std::abs(scaled(i)));
+        most = std::max(most, std::abs(sizes[r] / size - 1));
+        for (size_t i = 0; i < width; ++i) {
+            const uint8_t code = codes[r * width + i];
+            const double found = it.is_unsigned ? double(code) : double(int8_t(code));
+            most = std::max(most, std::abs(found - scaled(i) / size * (it.is_unsigned ? 255 : 127)));
+        }
+    }
+    return most;
+}
+
 }  // namespace
 
 int main(int argc, char **argv) {
@@ -164,6 +201,11 @@ int main(int argc, char **argv) {
             const double error = largest_error(it, kernels[i].kernel, context);
             if (error <= (element == Element::f32 ? 2e-5 : 4e-2)) continue;
             std::printf("seed %d, %s: an error of %g\n", seed, kernels[i].name, error);
+            ++num_wrong;
+        }
+        const double distance = largest_distance(random, element);
+        if (!(distance <= 0.5001)) {
+            std::printf("seed %d, rounding: a distance of %g\n", seed, distance);
             ++num_wrong;
         }
     }

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bei.artifact.manifest import OPENVINO_ATTENTION
+from bei.artifact.manifest import OPENVINO_ATTENTION, OPENVINO_ROUNDINGS
 from bei.engine.packed_attention import encoded
 from bei.engine.packing import position_ids_but
+from bei.engine.rounded_rows import encoded_roundings
 from bei_build.onnx_graph.activation import emit_activation
 from bei_build.onnx_graph.adapters import AdapterEmitter
 from bei_build.onnx_graph.attention import AttentionCore, AttentionEmitter, PositionTables
@@ -74,7 +75,7 @@ def write_graph(
         graph.output(head.output, heads.emit(head), DType.FP32, [rows, spec.dimensions[head.output]])
     for output, of in (observed or {}).items():
         graph.observe(output, of)
-    emitter.write_attention_sites(folder)
+    emitter.write_sites(folder)
     return graph.finish()
 
 
@@ -101,10 +102,12 @@ class _TransformerEmitter:
         self._rotations: Rotations | None = None
         self._relative_bias: npt.NDArray[np.float32] | None = None
 
-    def write_attention_sites(self, folder: Path) -> None:
-        """Write where engines may compute attention by kernels of our own, if anywhere."""
+    def write_sites(self, folder: Path) -> None:
+        """Write where engines may compute attention, and round inputs, by kernels of our own, if anywhere."""
         if self._attention.sites:
             (folder / OPENVINO_ATTENTION).write_bytes(encoded(self._attention.sites))
+        if self._graph.roundings:
+            (folder / OPENVINO_ROUNDINGS).write_bytes(encoded_roundings(self._graph.roundings))
 
     def encoder(self) -> str:
         """The last states of the layers, which every model has."""

@@ -15,8 +15,16 @@ import numpy as np
 import numpy.typing as npt
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from bei.engine.rounded_rows import RoundingSite
 from bei_build.spec.dtypes import DType, FloatArray
-from bei_build.spec.quantization import LARGEST, Format, LayerQuantization, Quantization, scales_of_rows
+from bei_build.spec.quantization import (
+    LARGEST,
+    LARGEST_UNSIGNED,
+    Format,
+    LayerQuantization,
+    Quantization,
+    scales_of_rows,
+)
 
 OPSET = 23  # the newest that TensorRT 11.1 and OpenVINO 2026 both read
 _IR_VERSION = 11
@@ -33,6 +41,7 @@ _ONNX_TYPES: Mapping[DType, int] = {
     DType.BF16: TensorProto.BFLOAT16,
     DType.FP8: TensorProto.FLOAT8E4M3FN,
     DType.INT8: TensorProto.INT8,
+    DType.UINT8: TensorProto.UINT8,
     DType.INT32: TensorProto.INT32,
 }
 
@@ -80,6 +89,7 @@ class GraphWriter:
         self._functions: list[FunctionProto] = []
         self._linear_inputs: dict[str, str] = {}
         self._rounded: dict[tuple[str, LayerQuantization], _Rounded] = {}
+        self.roundings: list[RoundingSite] = []  # with a range for each token
 
     def input(self, name: str, dtype: DType, shape: Sequence[Dim]) -> str:
         """Declare a graph input, once. Equal dimension names mean equal sizes (TensorRT enforces it)."""
@@ -171,6 +181,9 @@ class GraphWriter:
         quantization, layer = self.types.quantization, self.quantized(name)
         if quantization is None or layer is None:
             return self._gemm(name, value, self._matrix(f"{name}.weight", weight), bias)
+        if layer.least is not None:
+            of_least = np.float32(layer.least) * weight.sum(axis=1)
+            bias = of_least if bias is None else bias + of_least
         if layer.smoothing is not None:
             weight = weight * np.array(layer.smoothing, np.float32)
         if scales is None:
@@ -185,7 +198,7 @@ class GraphWriter:
             )
         if layer.output_amax is None:
             return product
-        return self._round(product, layer.output_amax, quantization.format, f"{name}.rounded")
+        return self._round(product, layer.output_amax, DType(quantization.format), f"{name}.rounded")
 
     def linear_fp32(self, name: str, value: str, weight: FloatArray, bias: FloatArray | None = None) -> str:
         """``linear`` in FP32, whatever the graph's types: for the part after the pooling, and for routers."""
@@ -244,20 +257,28 @@ class GraphWriter:
         """``value`` as the input of ``layer``. Layers that share an input and its scale share the rounded one."""
         key = value, replace(layer, output_amax=None)
         if key not in self._rounded:
-            name, sizes = f"{value}.rounded.{len(self._rounded)}", None
+            name, sizes, exact, by = f"{value}.rounded.{len(self._rounded)}", None, value, None
+            if layer.least is not None:
+                offset = self.constant(-layer.least, self.types.compute.numpy)
+                value = self.op("Add", [value, offset], f"{name}.from_least")
             if layer.smoothing is not None:
                 factors = (1.0 / np.array(layer.smoothing)).astype(np.float32)
-                value = self.op("Mul", [value, self.vector(f"{name}.factors", factors)], f"{name}.smooth")
+                by = self.vector(f"{name}.factors", factors)
+                value = self.op("Mul", [value, by], f"{name}.smooth")
             if layer.per_token:
-                sizes = self._sizes(value, name)
+                sizes = self._sizes(value, name, is_signed=layer.least is None)
                 value = self.op("Div", [value, sizes], f"{name}.shares")
-            self._rounded[key] = _Rounded(self._round(value, layer.input_amax, number_format, name), sizes)
+                if number_format == "int8":
+                    site = RoundingSite(value=exact, codes=f"{name}.codes", sizes=sizes, factors=by, least=layer.least)
+                    self.roundings.append(site)
+            stored = DType(number_format) if layer.least is None else DType.UINT8
+            self._rounded[key] = _Rounded(self._round(value, layer.input_amax, stored, name), sizes)
         return self._rounded[key]
 
-    def _sizes(self, value: str, name: str) -> str:
-        """The largest absolute value of each row of ``value``, [rows, 1], above 0."""
-        absolute = self.op("Abs", [value], f"{name}.absolute")
-        largest = self.op("ReduceMax", [absolute, self.constant([1])], f"{name}.largest", keepdims=1)
+    def _sizes(self, value: str, name: str, *, is_signed: bool) -> str:
+        """The largest value of each row of ``value``, of signed ones the largest absolute one, [rows, 1], above 0."""
+        sized = self.op("Abs", [value], f"{name}.absolute") if is_signed else value
+        largest = self.op("ReduceMax", [sized, self.constant([1])], f"{name}.largest", keepdims=1)
         least = self.constant(_LEAST_SIZE, self.types.compute.numpy)
         return self.op("Max", [largest, least], f"{name}.sizes")
 
@@ -268,10 +289,11 @@ class GraphWriter:
         scaled = self.op("Mul", [product, sizes], f"{name}.scaled")
         return self.op("Add", [scaled, self.vector(f"{name}.bias", bias)], name)
 
-    def _round(self, value: str, amax: float, number_format: Format, name: str) -> str:
-        """``value`` rounded to the format, with one scale."""
-        scale = self.constant(amax / LARGEST[number_format], self.types.compute.numpy)
-        zero = self._zero(DType(number_format))
+    def _round(self, value: str, amax: float, stored: DType, name: str) -> str:
+        """``value`` rounded to numbers of the type ``stored``, with one scale."""
+        largest = LARGEST_UNSIGNED if stored is DType.UINT8 else LARGEST[stored.value]
+        scale = self.constant(amax / largest, self.types.compute.numpy)
+        zero = self._zero(stored)
         codes = self.op("QuantizeLinear", [value, scale, zero], f"{name}.codes")
         return self.op("DequantizeLinear", [codes, scale, zero], name)
 

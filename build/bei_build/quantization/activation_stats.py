@@ -25,21 +25,26 @@ _MOST_SAMPLE_BYTES = 1 << 30  # for all layers together
 
 @dataclass
 class ActivationStats:
-    """``channel_amax`` [in]: the largest absolute value of each channel over all tokens. ``sample`` [n, in]: the inputs
-    of some tokens, the first and the last of each text among them."""
+    """``channel_amax`` [in]: the largest absolute value of each channel over all tokens; ``channel_max``: the largest
+    value; ``least``: that of all channels. ``sample`` [n, in]: the inputs of some tokens, the first and the last of
+    each text among them."""
 
     channel_amax: FloatArray
+    channel_max: FloatArray
+    least: float
     sample: FloatArray
 
 
 @dataclass
 class _Collected:
-    channel_amax: FloatArray | None = None
+    bounds: tuple[FloatArray, FloatArray] | None = None  # the least and the largest of each channel
     rows: list[FloatArray] = field(default_factory=list)
 
     def add(self, rows: FloatArray, chosen: npt.NDArray[np.int64]) -> None:
-        largest = np.abs(rows).max(axis=0)
-        self.channel_amax = largest if self.channel_amax is None else np.maximum(self.channel_amax, largest)
+        least, largest = rows.min(axis=0), rows.max(axis=0)
+        if self.bounds is not None:
+            least, largest = np.minimum(least, self.bounds[0]), np.maximum(largest, self.bounds[1])
+        self.bounds = least, largest
         self.rows.append(rows[chosen])
 
 
@@ -91,5 +96,7 @@ def largest_products(engine: Engine, encodings: Sequence[Encoding], layers: Coll
 
 
 def _stats(collected: _Collected, most: int) -> ActivationStats:
-    assert collected.channel_amax is not None, "there is a text"
-    return ActivationStats(collected.channel_amax, np.concatenate(collected.rows)[:most])
+    assert collected.bounds is not None, "there is a text"
+    least, largest = collected.bounds
+    amax = np.maximum(np.abs(least), np.abs(largest))
+    return ActivationStats(amax, largest, float(least.min()), np.concatenate(collected.rows)[:most])

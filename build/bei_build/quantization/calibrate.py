@@ -43,6 +43,7 @@ class _LayerRecord(msgspec.Struct, frozen=True, kw_only=True):
     output_amax: float | None
     per_token: bool
     matrix_bits: int = 8
+    least: float | None = None
     error: float
     is_high: bool
     effect: float | None = None
@@ -138,6 +139,7 @@ class Calibration:
                 output_amax=layer.output_amax,
                 per_token=layer.per_token,
                 matrix_bits=layer.matrix_bits,
+                least=layer.least,
                 error=self.chosen.errors[name],
                 is_high=name in self.high,
                 effect=self.effects[name] if self.effects else None,
@@ -171,6 +173,14 @@ def with_more_high(job: Job, calibration: Calibration, share: float, progress: P
     return more
 
 
+def reaching(job: Job, calibration: Calibration, share: float, progress: Progress) -> Calibration | None:
+    """As ``with_more_high``, but None where those that may be kept high would not suffice, or effects were not
+    measured. Raises EngineError."""
+    measured = _with_effects(job, calibration, progress)
+    is_enough = bool(measured.effects) and measured.needed(share) <= measured.most_high
+    return measured.with_more_high(share) if is_enough else None
+
+
 def _with_effects(job: Job, calibration: Calibration, progress: Progress) -> Calibration:
     """``calibration`` with the change of the outputs from rounding each layer, if layers may be kept in high precision.
     Measured once.
@@ -200,7 +210,12 @@ def read_quantization(root: Path) -> Quantization:
     record = _record_decoder.decode((root / QUANTIZATION).read_bytes())
     layers = {
         name: LayerQuantization(
-            layer.input_amax, layer.smoothing, layer.output_amax, layer.per_token, layer.matrix_bits
+            layer.input_amax,
+            layer.smoothing,
+            layer.output_amax,
+            layer.per_token,
+            layer.matrix_bits,
+            least=layer.least,
         )
         for name, layer in record.layers.items()
         if not layer.is_high

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from bei_build.spec.quantization import LARGEST, Format, LayerQuantization, scales_of_rows
+from bei_build.spec.quantization import LARGEST, LARGEST_UNSIGNED, Format, LayerQuantization, scales_of_rows
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -35,6 +35,9 @@ def rounded_product(
     rows: FloatArray, matrix: FloatArray, layer: LayerQuantization, number_format: Format
 ) -> FloatArray:
     """``rows @ matrix.T`` as a quantized layer computes it; ``rows`` [n, in], ``matrix`` [out, in]."""
+    of_least = 0.0 if layer.least is None else np.float32(layer.least) * matrix.sum(axis=1)
+    if layer.least is not None:
+        rows = np.maximum(rows - np.float32(layer.least), 0.0)
     if layer.smoothing is not None:
         factors = np.array(layer.smoothing, np.float32)
         rows, matrix = rows / factors, matrix * factors
@@ -43,6 +46,11 @@ def rounded_product(
     else:
         matrix = round_rows(matrix, number_format, layer.matrix_bits)
     sizes = np.maximum(np.abs(rows).max(axis=1, keepdims=True), LEAST_SIZE) if layer.per_token else 1.0
-    scales = layer.input_amax / LARGEST[number_format] * np.asarray(sizes)
-    product: FloatArray = round_to(rows, scales, number_format) @ matrix.T
+    amax = layer.input_amax * np.asarray(sizes, np.float32)
+    if layer.least is None:
+        rows = round_to(rows, amax / LARGEST[number_format], number_format)
+    else:
+        scales = amax / LARGEST_UNSIGNED
+        rows = np.rint(np.minimum(rows, amax) / scales) * scales
+    product: FloatArray = rows @ matrix.T + of_least
     return product

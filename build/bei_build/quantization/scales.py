@@ -23,10 +23,13 @@ from bei_build.spec.quantization import Format, LayerQuantization, Method, Quant
 FloatArray = npt.NDArray[np.float32]
 
 _STRENGTHS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # strengths of smoothing; 0 is no smoothing
+_STRENGTHS_BY_TOKEN = (0.2, 0.3, 0.4, 0.5, 0.6)  # a token's range follows its outliers, so less has to be moved
 _SHARES = (0.8, 0.6, 0.5)  # ranges, as shares of the largest value
 # Errors are averaged by their fourth power: a few tokens that lose all they had, as those whose outliers are clipped,
 # count for more than many that lose little (docs/decisions.md).
 _POWER = 4
+# Inputs are tried in unsigned numbers if their least value is at most this share of the largest, below zero.
+_MOST_BELOW_ZERO = 0.25
 _BETTER = 0.98  # required share of the error without smoothing, which costs a multiplication per value
 # Required share of the error with one range for all tokens: a range per token takes passes over input and product.
 _WORTH_A_RANGE_A_TOKEN = 0.8
@@ -115,17 +118,29 @@ class _Trial:
         return self.with_range(_range(largest))
 
     def best(self) -> LayerQuantization:
+        """The best smoothing and range of all tokens, or the best smoothing with a range for each token."""
+        found = self._best(_STRENGTHS, least=None)
+        if self._format != "int8":
+            return found
+        least = None
+        if self._seen.least > -_MOST_BELOW_ZERO * self._seen.channel_max.max():
+            least = rounded(self._seen.least)
+            found = min(found, self._best(_STRENGTHS, least), key=self.error)
+        by_token = [
+            replace(self._smoothed(strength, least), input_amax=1.0, per_token=True)
+            for strength in (0.0, *_STRENGTHS_BY_TOKEN)
+        ]
+        best = min(by_token, key=self.error)
+        return best if self.error(best) < _WORTH_A_RANGE_A_TOKEN * self.error(found) else found
+
+    def _best(self, strengths: Sequence[float], least: float | None) -> LayerQuantization:
         """The best smoothing with the range of all tokens, then the best range."""
-        plain = self.plain(100.0)
-        found = min(map(self._smoothed, _STRENGTHS), key=self.error)
+        plain = self._smoothed(0.0, least)
+        found = min((self._smoothed(strength, least) for strength in strengths), key=self.error)
         if self.error(found) > _BETTER * self.error(plain):
             found = plain
         narrower = (replace(found, input_amax=_range(share * found.input_amax)) for share in _SHARES)
-        found = min((found, *narrower), key=self.error)
-        if self._format != "int8":
-            return found
-        by_token = LayerQuantization(1.0, per_token=True, matrix_bits=self._bits)
-        return by_token if self.error(by_token) < _WORTH_A_RANGE_A_TOKEN * self.error(found) else found
+        return min((found, *narrower), key=self.error)
 
     def error(self, layer: LayerQuantization) -> float:
         """The error of the products with ``layer``'s rounding."""
@@ -137,12 +152,19 @@ class _Trial:
             return 0.0
         return float(np.mean((errors[known] / self._lengths[known]) ** (_POWER / 2)) ** (1 / _POWER))
 
-    def _smoothed(self, strength: float) -> LayerQuantization:
-        seen, stored = self._seen.channel_amax, np.abs(self._matrix).max(axis=0)
+    def _smoothed(self, strength: float, least: float | None) -> LayerQuantization:
+        """Smoothing by ``strength``, 0: none, with the range of all tokens. ``least`` as in ``LayerQuantization``."""
+        seen = self._seen.channel_amax if least is None else self._seen.channel_max - np.float32(least)
+        kept = self._factors(seen, strength) if strength else None
+        width = seen if kept is None else seen / np.array(kept, np.float32)
+        return LayerQuantization(_range(width.max()), kept, matrix_bits=self._bits, least=least)
+
+    def _factors(self, seen: FloatArray, strength: float) -> tuple[float, ...]:
+        """Smoothing factors for an input whose channels reach ``seen``."""
+        stored = np.abs(self._matrix).max(axis=0)
         factors = np.maximum(seen, LEAST_SIZE) ** strength / np.maximum(stored, LEAST_SIZE) ** (1 - strength)
         factors /= np.exp(np.log(factors).mean())  # geometric mean 1, for 16-bit types
-        kept = tuple(map(rounded, np.maximum(factors, LEAST_SIZE).tolist()))
-        return LayerQuantization(_range((seen / np.array(kept, np.float32)).max()), kept, matrix_bits=self._bits)
+        return tuple(map(rounded, np.maximum(factors, LEAST_SIZE).tolist()))
 
 
 def _range(largest: float | np.floating[npt.NBitBase]) -> float:

@@ -19,6 +19,7 @@ class DType(Enum):
     BF16 = "bf16"
     FP8 = "fp8"
     INT8 = "int8"
+    UINT8 = "uint8"
     INT32 = "int32"
 
     @property

@@ -2,6 +2,7 @@
 
 Values are symmetric: a number x is stored as round(x / scale), without a zero point. Matrices have one scale per output
 channel (a row of [out, in]); inputs of linear layers have one scale for all tokens and channels, or one per token.
+Inputs with a lower bound near zero, as GELU gives, may be stored as unsigned numbers from that bound on.
 Rounding is to the nearest number of the format: int8, or float8_e4m3fn (arXiv:2209.05433).
 """
 
@@ -20,6 +21,7 @@ Format: TypeAlias = Literal["fp8", "int8"]
 Method: TypeAlias = Literal["max", "percentile", "mse"]
 
 LARGEST: Mapping[Format, float] = {"fp8": 448.0, "int8": 127.0}
+LARGEST_UNSIGNED = 255.0  # of 8-bit integers from zero on
 
 # Lower bound of a row's largest value, which may be all zeros.
 LEAST_OF_A_ROW = float(np.finfo(np.float32).tiny) * 1024
@@ -36,10 +38,11 @@ class LayerQuantization:
     ``smoothing`` [in_features]: the input is divided by it, and the matrix's columns are multiplied (SmoothQuant,
     arXiv:2211.10438); None: no smoothing. Then the input is clipped to ± ``input_amax``, which is the format's largest
     number times the scale. ``per_token``: each token's smoothed input is divided by its largest absolute value, and the
-    product multiplied by it; ``input_amax`` is 1. ``output_amax``: the product is quantized too, for the layer that
-    reads it; None: it is not. ``matrix_bits``: 8, or in int8 fewer: numbers of the matrix are at most 2^(bits - 1) - 1.
-    ``row_scales``: scales [out] of matrices that the checkpoint stores in the format already, by their names in the
-    layer; other matrices have scales by their largest values.
+    product multiplied by it; ``input_amax`` is 1. ``least``: the input's lower bound, in int8 only: it is subtracted
+    before the smoothing, and the rest is stored in unsigned numbers up to ``input_amax``. ``output_amax``: the product
+    is quantized too, for the layer that reads it; None: it is not. ``matrix_bits``: 8, or in int8 fewer: numbers of the
+    matrix are at most 2^(bits - 1) - 1. ``row_scales``: scales [out] of matrices that the checkpoint stores in the
+    format already, by their names in the layer; other matrices have scales by their largest values.
     """
 
     input_amax: float
@@ -48,6 +51,7 @@ class LayerQuantization:
     per_token: bool = False
     matrix_bits: int = 8
     row_scales: Mapping[str, FloatArray] = field(default_factory=dict, compare=False)
+    least: float | None = None
 
 
 @dataclass(frozen=True)

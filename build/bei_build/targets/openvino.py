@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bei.artifact.certificate.thresholds import PRECISIONS_OF_TARGETS
-from bei.artifact.manifest import OPENVINO_ATTENTION, OPENVINO_MODEL, EngineRequirements
+from bei.artifact.manifest import OPENVINO_ATTENTION, OPENVINO_MODEL, OPENVINO_ROUNDINGS, EngineRequirements
 from bei.core import Limits
 from bei.engine.cpu_features import EXACT_INT8, sums_int8_exactly
 from bei.errors import CompileError, ConfigError
@@ -73,7 +73,8 @@ class OpenVINOCompiler:
     def compile(
         self, spec: ModelSpec, weights: ModelWeights, numerics: Numerics, limits: Limits, folder: Path, say: Say
     ) -> EngineRequirements:
-        """Write ``model.xml``, ``model.bin`` and ``attention.json`` into ``folder``. Raises CompileError."""
+        """Write ``model.xml``, ``model.bin`` and the lists of places for kernels into ``folder``. Raises
+        CompileError."""
         ov = _openvino()
         storage = PRECISIONS[numerics.precision].storage
         types = GraphTypes(compute=DType.FP32, storage=storage, quantization=numerics.quantization)
@@ -87,8 +88,9 @@ class OpenVINOCompiler:
                     if node.get_type_name() not in ("Parameter", "Result"):
                         node.set_friendly_name(f"{node.get_type_name()}_{index}")
                 ov.save_model(model, folder / OPENVINO_MODEL, compress_to_fp16=False)
-                if (place / OPENVINO_ATTENTION).exists():
-                    shutil.copyfile(place / OPENVINO_ATTENTION, folder / OPENVINO_ATTENTION)
+                for name in (OPENVINO_ATTENTION, OPENVINO_ROUNDINGS):
+                    if (place / name).exists():
+                        shutil.copyfile(place / name, folder / name)
             except RuntimeError as error:
                 refused = CompileError(f"OpenVINO refused the graph: {error}")
                 # The engine is about as large as the graph. OpenVINO removes what it could not complete.

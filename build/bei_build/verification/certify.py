@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from bei.artifact.certificate.record import Certificate
-from bei.artifact.certificate.thresholds import remedies
+from bei.artifact.certificate.thresholds import AIMS_OF_ENCODERS, remedies
 from bei.artifact.int8 import largest_of
 from bei.artifact.manifest import ENGINE_DIR, Manifest
 from bei.core import Engine
@@ -25,7 +25,7 @@ from bei.verification.stored_answers import RetrievalReference, output_meaning, 
 from bei_build.config import BuildConfig
 from bei_build.job import Job
 from bei_build.progress import Progress
-from bei_build.quantization.calibrate import Calibration, with_more_high
+from bei_build.quantization.calibrate import Calibration, reaching, with_more_high
 from bei_build.reference.held_out import ENGINE_SHARE, uncompared_certificate
 from bei_build.targets.base import Numerics
 from bei_build.verification.questions import ExpectedAnswers, Questions
@@ -94,7 +94,11 @@ def _verify(work: VerificationJob, progress: Progress) -> Certified:
             retrieval=ranked,
         )
         step.details += summary(certificate)
-    higher = None if certificate.passed else _with_more_high(work, allowed_share(certificate), progress)
+    higher = None
+    if not certificate.passed:
+        higher = _with_more_high(work, allowed_share(certificate), progress)
+    elif (share := _share_of_aim(work.job, certificate)) < 1:
+        higher = _with_more_high(work, share, progress, is_aim=True)
     if higher is not None:
         return _verify(higher, progress)
     check_certificate(work.job.config, certificate, progress)
@@ -122,19 +126,35 @@ def _open(work: VerificationJob) -> Iterator[Engine]:
         yield engine
 
 
-def _with_more_high(work: VerificationJob, share: float, progress: Progress) -> VerificationJob | None:
+def _share_of_aim(job: Job, certificate: Certificate) -> float:
+    """The share of a quantized engine's changes that the precision's aim allows; 1 where the user named a threshold, or
+    there is no aim."""
+    aim = AIMS_OF_ENCODERS.get(job.precision)
+    if aim is None or job.config.min_cosine is not None or job.checkpoint.family.is_decoder:
+        return 1.0
+    shares = [(1 - aim) / (1 - row.cosine_mean) for row in certificate.outputs if row.cosine_mean < aim]
+    return min(shares, default=1.0)
+
+
+def _with_more_high(
+    work: VerificationJob, share: float, progress: Progress, *, is_aim: bool = False
+) -> VerificationJob | None:
     """The engine compiled again with more layers kept in high precision; None where it is not quantized, or no more are
-    allowed."""
+    allowed. ``is_aim``: None too where those that are allowed would not suffice, as they only make it slower."""
     job = work.job
     if work.calibration is None:
         return None
-    calibration = with_more_high(job, work.calibration, share, progress)
+    if is_aim:
+        calibration = reaching(job, work.calibration, share, progress)
+    else:
+        calibration = with_more_high(job, work.calibration, share, progress)
     if calibration is None:
         return None
     shutil.rmtree(job.root / ENGINE_DIR)
     with progress.step("Compile again") as step:
         needs = job.compile(Numerics(job.precision, calibration.quantization), step.say)
-        step.details.append(f"below the thresholds; not quantized any more: {', '.join(sorted(calibration.high))}")
+        why = "below the aim" if is_aim else "below the thresholds"
+        step.details.append(f"{why}; not quantized any more: {', '.join(sorted(calibration.high))}")
     return replace(work, manifest=job.describe(needs), calibration=calibration)
 
 

@@ -96,7 +96,10 @@ def test_a_package_for_another_openvino_is_refused_with_what_to_do(monkeypatch: 
 def test_openvino_computes_bf16_where_it_has_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, "2026.4.1")
     monkeypatch.setattr(packed_attention, "has_amx", lambda: True)
-    assert installed_kernels(OPENVINO, computes_bf16=True) is None
+    kernels = installed_kernels(OPENVINO, computes_bf16=True)
+    assert kernels is not None
+    assert not kernels.attends
+    assert "attention" not in kernels.name
 
 
 @needs_kernels

@@ -26,7 +26,7 @@ from bei_build.config import BuildConfig
 from bei_build.job import Job
 from bei_build.onnx_graph.writer import GraphWriter
 from bei_build.progress import Progress
-from bei_build.quantization.calibrate import QUANTIZATION, Calibration, read_quantization, with_more_high
+from bei_build.quantization.calibrate import QUANTIZATION, Calibration, reaching, read_quantization, with_more_high
 from bei_build.quantization.calibration_texts import CalibrationTexts
 from bei_build.quantization.scales import ChosenScales
 from bei_build.spec.dtypes import DType
@@ -173,6 +173,16 @@ def test_where_no_more_may_be_left_high_a_note_says_how_many_it_would_take() -> 
     full = replace(calibrated_of({"a": 8.0, "b": 4.0, "c": 2.0, "d": 1.0, "e": 1.0}), high=frozenset("abc"))
     assert with_more_high(mock.Mock(spec=Job), full, 0.5, Progress(Console(file=said, width=200))) is None
     assert "about 4 of 5 linear layers would have to stay unquantized; 3 may (--max-highprec-layers)" in said.getvalue()
+
+
+def test_layers_stay_high_for_the_aim_only_where_they_reach_it() -> None:
+    found, silent = calibrated_of({"a": 8.0, "b": 4.0, "c": 2.0, "d": 1.0, "e": 1.0}), Progress(Console(quiet=True))
+    job = mock.Mock(spec=Job)
+    more = reaching(job, found, 0.25, silent)
+    assert more is not None
+    assert more.high == set("ab")
+    assert reaching(job, found, 0.01, silent) is None
+    assert reaching(job, calibrated_of({}), 0.25, silent) is None
 
 
 def test_where_effects_are_not_known_there_are_twice_as_many_by_their_own_errors() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -9,8 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from bei_build.quantization.rounding import round_rows, round_to
-from bei_build.spec.quantization import LARGEST, Format, rounded, scales_of_rows
+from bei_build.onnx_graph.writer import GraphTypes, GraphWriter
+from bei_build.quantization.emulation import session_of
+from bei_build.quantization.rounding import round_rows, round_to, rounded_product
+from bei_build.spec.dtypes import DType
+from bei_build.spec.quantization import LARGEST, Format, LayerQuantization, Quantization, rounded, scales_of_rows
 
 FORMATS: tuple[Format, ...] = ("fp8", "int8")
 VALUES = arrays(np.float32, (3, 5), elements=st.floats(-1000, 1000, width=32))
@@ -71,3 +76,29 @@ def test_a_matrix_of_7_bits_has_numbers_of_which_two_products_fit_in_16() -> Non
 def test_scales_keep_four_digits() -> None:
     assert rounded(1.23456789) == 1.235
     assert rounded(0.000123449) == 0.0001234
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_unsigned_numbers_begin_at_the_least_value(per_token: bool, tmp_path: Path) -> None:
+    """The graph, and the product in numpy that chooses scales, against loops of this test's own."""
+    random = np.random.default_rng(0)
+    rows, matrix = random.uniform(-0.25, 4, (6, 12)).astype(np.float32), random.normal(size=(5, 12)).astype(np.float32)
+    bias, factors, least, amax = random.normal(size=5).astype(np.float32), np.linspace(0.5, 2, 12), -0.17, 6.0
+    layer = LayerQuantization(1.0 if per_token else amax, tuple(factors.tolist()), per_token=per_token, least=least)
+    expected = np.zeros((6, 5))
+    for row, found in zip(rows.astype(np.float64), expected, strict=True):
+        above = np.maximum(row - least, 0) / factors
+        step = (above.max() if per_token else amax) / 255
+        codes = np.minimum(np.rint(above / step), 255)
+        for index, weights in enumerate(matrix.astype(np.float64)):
+            wide = weights * factors
+            step_of_row = np.abs(wide).max() / 127
+            found[index] = (codes * step) @ (np.rint(wide / step_of_row) * step_of_row) + least * weights.sum()
+    np.testing.assert_allclose(rounded_product(rows, matrix, layer, "int8"), expected, atol=1e-3)
+    graph = GraphWriter(tmp_path, GraphTypes(DType.FP32, DType.FP32, Quantization("int8", {"layer": layer})))
+    product = graph.linear("layer", graph.input("rows", DType.FP32, ["T", 12]), matrix, bias)
+    graph.output("product", product, DType.FP32, ["T", 5])
+    (found,) = session_of(graph.finish()).run(["product"], {"rows": rows})
+    np.testing.assert_allclose(found, expected + bias, atol=1e-3)
+    sites = [(site.value, site.least) for site in graph.roundings]
+    assert sites == ([("rows", least)] if per_token else [])

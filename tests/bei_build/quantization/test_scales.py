@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bei_build.quantization.activation_stats import ActivationStats
+from bei_build.quantization.activation_stats import ActivationStats, FloatArray
 from bei_build.quantization.rounding import round_rows, round_to
 from bei_build.quantization.scales import ChosenScales, KnownScales, choose_scales, worst
 from bei_build.spec.linear_layers import LinearLayer
@@ -27,6 +27,10 @@ def matrices(seed: int = 0) -> dict[str, np.ndarray]:
     }
 
 
+def stats_of(rows: FloatArray) -> ActivationStats:
+    return ActivationStats(np.abs(rows).max(axis=0), rows.max(axis=0), float(rows.min()), rows)
+
+
 def observations(outlier: float = 1.0) -> dict[str, ActivationStats]:
     """Normal inputs; channel 3 of the first group is ``outlier`` times as large."""
     random = np.random.default_rng(1)
@@ -35,7 +39,7 @@ def observations(outlier: float = 1.0) -> dict[str, ActivationStats]:
         rows = random.normal(size=(200, width)).astype(np.float32)
         if group == "mlp":
             rows[:, 3] *= outlier
-        found[group] = ActivationStats(np.abs(rows).max(axis=0), rows)
+        found[group] = stats_of(rows)
     return found
 
 
@@ -102,7 +106,7 @@ def of_tokens_unlike_in_size(spread: float) -> dict[str, ActivationStats]:
     for group, it in observations().items():
         rows = random.uniform(-1, 1, it.sample.shape).astype(np.float32)
         rows[::4] *= spread
-        found[group] = ActivationStats(np.abs(rows).max(axis=0), rows)
+        found[group] = stats_of(rows)
     return found
 
 
@@ -114,6 +118,34 @@ def test_tokens_unlike_in_size_have_a_range_each() -> None:
         assert max(found.errors.values()) < 0.03
     plain = choose_scales(LAYERS, seen, matrices().__getitem__, "int8", "max", 99.0)
     assert min(plain.errors.values()) > 0.1
+
+
+def of_gelu() -> dict[str, ActivationStats]:
+    """Inputs as GELU gives them."""
+    return {group: stats_of(it.sample / (1 + np.exp(-1.702 * it.sample))) for group, it in observations().items()}
+
+
+def test_an_input_with_a_bound_near_zero_is_stored_from_there_on_in_unsigned_numbers() -> None:
+    found = choose_scales(LAYERS, of_gelu(), matrices().__getitem__, "int8", "mse", 99.0)
+    plain = choose_scales(LAYERS, of_gelu(), matrices().__getitem__, "int8", "max", 99.0)
+    for name, layer in found.quantization.layers.items():
+        assert layer.least == pytest.approx(of_gelu()["down" if name == "down" else "mlp"].least, rel=1e-3)
+        assert found.errors[name] < 0.8 * plain.errors[name]
+    signed = choose_scales(LAYERS, observations(), matrices().__getitem__, "int8", "mse", 99.0)
+    assert all(layer.least is None for layer in signed.quantization.layers.values())
+
+
+def test_a_range_for_each_token_may_be_smoothed_too() -> None:
+    rows = of_tokens_unlike_in_size(100.0)["down"].sample.copy()
+    rows[:, 5] *= 50.0
+    weights = matrices()
+    weights["down"][:, 5] *= 0.01
+    seen = {**observations(), "down": stats_of(rows)}
+    layer = choose_scales(LAYERS, seen, weights.__getitem__, "int8", "mse", 99.0).quantization.layers["down"]
+    assert layer.per_token
+    assert layer.input_amax == 1.0
+    assert layer.smoothing is not None
+    assert int(np.argmax(layer.smoothing)) == 5
 
 
 def test_fp8_has_one_range_for_all_tokens() -> None:
@@ -141,7 +173,7 @@ def test_the_same_observations_give_the_same_scales() -> None:
 
 
 def test_an_input_of_zeros_has_a_scale_all_the_same() -> None:
-    zeros = {group: ActivationStats(0 * it.channel_amax, 0 * it.sample) for group, it in observations().items()}
+    zeros = {group: stats_of(0 * it.sample) for group, it in observations().items()}
     for method in ("max", "mse"):
         found = choose_scales(LAYERS, zeros, matrices().__getitem__, "int8", method, 99.0)
         assert all(layer.input_amax > 0 for layer in found.quantization.layers.values())
