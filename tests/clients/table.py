@@ -27,7 +27,11 @@ PAGE = ROOT / "docs" / "clients.md"
 FOLDERS = ("tests/clients", "tests/clients/npm", "tests/clients/languages", "tests/e2e")
 NPM = " (npm)"  # ends the names of packages for Node
 # The programs of the page: what says the version of the language.
-LANGUAGES = {"java.net.http (Java)": ("java", "--version"), "net/http (Go)": ("go", "version")}
+LANGUAGES = {
+    "java.net.http (Java)": ("java", "--version"),
+    "net/http (Go)": ("go", "version"),
+    "ureq (Rust)": ("cargo", "--version"),
+}
 MARK = "client_call"
 
 HEADING = "## Calls of clients"

@@ -206,29 +206,13 @@ def test_voyage_comes_back_to_a_full_queue(full: FullServer, is_async: bool) -> 
     "voyageai",
     "Voyage",
     "/voyage/v1",
-    "contextualized_embed, by a model that gives its tokens' states (`--token-embeddings`); the others say so",
-)
-def test_voyage_s_contextualized_chunks(server: Server, late_chunker: Server) -> None:
-    def client(server: Server) -> Any:
-        return voyageai.client.Client(api_key="none", base_url=f"{server.url}/voyage/v1", timeout=DEADLINE_S)
-
-    found = client(late_chunker).contextualized_embed(inputs=[TEXTS], model="embedder", input_type="document")
-    fields = {"input": TEXTS, "late_chunking": True, "model": "embedder"}
-    data = post(late_chunker, "/v1/embeddings", **fields)["data"]
-    np.testing.assert_allclose(found.results[0].embeddings, [one["embedding"] for one in data], atol=TOLERANCE)
-    with pytest.raises(voyageai.error.VoyageError, match="build it with --token-embeddings"):
-        client(server).contextualized_embed(inputs=[TEXTS], model="embedder", input_type="document")
-
-
-@row(
-    "voyageai",
-    "Voyage",
-    "/voyage/v1",
-    "multimodal_embed",
-    fails="bei has no such route under /voyage: 404",
+    "contextualized_embed, multimodal_embed",
+    fails="contextualized_embed needs a model built with --token-embeddings; multimodal_embed has no route: 404",
 )
 def test_voyage_s_other_calls(server: Server) -> None:
     client: Any = voyageai.client.Client(api_key="none", base_url=f"{server.url}/voyage/v1", timeout=DEADLINE_S)
+    with pytest.raises(voyageai.error.VoyageError, match="build it with --token-embeddings"):
+        client.contextualized_embed(inputs=[TEXTS], model="embedder", input_type="document")
     with pytest.raises(voyageai.error.VoyageError, match="no route"):
         client.multimodal_embed(inputs=[[TEXTS[0]]], model="embedder")
 

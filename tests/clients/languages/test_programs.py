@@ -1,6 +1,7 @@
-"""The programs in Java and Go of docs/clients.md, as they stand there: what they print is what plain HTTP gets.
+"""The programs in Java, Go and Rust of docs/clients.md, as they stand there: what they print is what plain HTTP gets.
 
-Java needs a JDK and Jackson's jars (Debian: libjackson2-databind-java), Go its compiler (golang-go).
+Java needs a JDK and Jackson's jars (Debian: libjackson2-databind-java), Go its compiler (golang-go), Rust cargo and the
+crates as Debian has them (librust-ureq-dev, librust-serde-json-dev).
 """
 
 from __future__ import annotations
@@ -22,6 +23,22 @@ from tests.e2e.kinds import TOLERANCE
 from tests.e2e.process import DEADLINE_S, Server
 
 JARS = Path("/usr/share/java")
+CRATES = Path("/usr/share/cargo/registry")
+CARGO = """
+[package]
+name = "bei-client"
+version = "0.0.0"
+edition = "2021"
+[dependencies]
+ureq = { version = "2", default-features = false, features = ["json"] }
+serde_json = "1"
+"""
+VENDORED = f"""
+[source.crates-io]
+replace-with = "debian"
+[source.debian]
+directory = "{CRATES}"
+"""
 TEXTS = ["one text", "another"]
 QUERY = "Which is another?"
 INPUTS = [["What a day!"], ["Oh no."]]
@@ -44,6 +61,22 @@ def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
 
 
+def rust_program(model: str, folder: Path) -> Path:
+    """The compiled program, of Debian's crates alone."""
+    if shutil.which("cargo") is None or not any(CRATES.glob("ureq-2.*")):
+        pytest.skip("Rust is not there: apt-get install cargo librust-ureq-dev librust-serde-json-dev")
+    for name, text in (
+        (".cargo/config.toml", VENDORED),
+        ("Cargo.toml", CARGO),
+        ("src/main.rs", program("rust", model)),
+    ):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    done = run(["cargo", "build", "--offline", "--quiet"], folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "target/debug/bei-client"
+
+
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
     """``start(language, model, url)`` runs the program."""
@@ -56,6 +89,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
             (folder / "Bei.java").write_text(program(language, model))
             jars = ":".join(str(JARS / f"jackson-{part}.jar") for part in ("core", "annotations", "databind"))
             return run(["java", "-cp", jars, "Bei.java", url], folder)
+        if language == "rust":
+            return run([str(rust_program(model, folder)), url], folder)
         if shutil.which("go") is None:
             pytest.skip("the Go compiler is not there: apt-get install golang-go")
         (folder / "main.go").write_text(program(language, model))
@@ -126,3 +161,21 @@ def test_java_comes_back_when_it_is_told(full: FullServer, start: Start) -> None
 @row("net/http (Go)", "OpenAI", "", "a 429 is asked again after Retry-After: the program above")
 def test_go_comes_back_when_it_is_told(full: FullServer, start: Start) -> None:
     retried(full, start, "go")
+
+
+@row("ureq (Rust)", "OpenAI", "", "/v1/embeddings; /v1/rerank, /predict: the program above")
+def test_the_program_in_rust(server: Server, start: Start) -> None:
+    check(server, start("rust", "embedder", server.url))
+
+
+@row("ureq (Rust)", "OpenAI", "", "an unknown model is an error with its reason: the program above")
+def test_rust_says_why_it_was_refused(server: Server, start: Start) -> None:
+    done = start("rust", "unknown", server.url)
+    assert done.returncode == 1
+    assert "404: " in done.stderr
+    assert "unknown" in done.stderr
+
+
+@row("ureq (Rust)", "OpenAI", "", "a 429 is asked again after Retry-After: the program above")
+def test_rust_comes_back_when_it_is_told(full: FullServer, start: Start) -> None:
+    retried(full, start, "rust")
