@@ -112,10 +112,35 @@ def gguf(folder: Path, arch: str, model: str, pre: str, pooling: int) -> None:
             path.unlink()
 
 
-def adapter(folder: Path) -> None:
-    """An adapter's files."""
-    write_json(folder / "adapter_config.json", {"peft_type": "LORA", "base_model_name_or_path": "x/y", "r": 16})
+def adapter_of_an_adapter(folder: Path) -> None:
+    """An adapter's files, whose base is a repository with code of its own and an adapter too."""
+    base = folder.with_name(f"{folder.name}-base")
+    base.mkdir()
+    settings = {"peft_type": "LORA", "r": _RANK, "lora_alpha": _RANK}
+    write_json(base / "adapter_config.json", {**settings, "base_model_name_or_path": "x/y"})
+    write_tensors(base, {"base_model.model.none.lora_A.weight": torch.zeros(1)})
+    write_json(folder / "adapter_config.json", {**settings, "base_model_name_or_path": str(base)})
     only(folder, "adapter_model.safetensors")
+
+
+def adapter(folder: Path) -> None:
+    """An adapter of all linear layers and, elsewhere, its base; with it merged the base is the saved model."""
+    base = folder.with_name(f"{folder.name}-base")
+    shutil.copytree(folder, base)
+    generator, tensors, factors = torch.Generator().manual_seed(9), read_tensors(folder), dict[str, torch.Tensor]()
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        rows, columns = tensors[name].shape
+        a, b = (0.3 * torch.randn(shape, generator=generator) for shape in ((_RANK, columns), (rows, _RANK)))
+        tensors[name] = tensors[name] - b @ a
+        module = f"base_model.model.{name.removesuffix('.weight')}"
+        factors |= {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
+    write_tensors(base, tensors)
+    for path in folder.glob("model*.safetensors"):
+        path.unlink()
+    (folder / "config.json").unlink()
+    write_tensors(folder, factors, "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": _RANK, "lora_alpha": _RANK, "base_model_name_or_path": str(base)}
+    write_json(folder / "adapter_config.json", settings)
 
 
 def mlx(folder: Path) -> None:

@@ -53,13 +53,17 @@ def _base_of(folder: Path) -> Path:
         raise CheckpointError(f"{folder} holds an adapter, and {CONFIG} does not say of which model: {build}.")
     try:
         base = locate(name, revision if isinstance(revision, str) and revision else None)
-        check_weights(base.folder)
     except (CheckpointNotFoundError, HubUnreachableError) as error:
         raise type(error)(f"{folder} holds an adapter of {name}. {error} If it is elsewhere, {build}.") from error
-    if base.gguf is not None or not (base.folder / "config.json").is_file() or (base.folder / CONFIG).is_file():
+    if (base.folder / CONFIG).is_file():
+        raise CheckpointError(
+            f"{folder} holds an adapter of {name}, which holds one itself: merge one with PEFT first."
+        )
+    if base.gguf is not None or not (base.folder / "config.json").is_file():
         raise CheckpointError(
             f"{folder} holds an adapter of {name}, which is no folder with config.json and weights: {build}."
         )
+    check_weights(base.folder)
     return base.folder
 
 

@@ -101,7 +101,7 @@ def test_an_adapter_of_an_adapter_is_refused(tmp_path: Path) -> None:
     write_json(
         second / CONFIG, {**json.loads((repository / CONFIG).read_text()), "base_model_name_or_path": str(repository)}
     )
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError, match="which holds one itself"):
         read_checkpoint(locate(str(second)))
 
 
