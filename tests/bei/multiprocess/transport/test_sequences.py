@@ -32,6 +32,7 @@ def encodings(draw: st.DrawFn) -> Encoding:
         spans=TokenSpans.of_special_tokens(len(ids)) if draw(st.booleans()) else None,
         num_keys=draw(st.none() | st.integers(1, len(ids))),
         num_unpooled=draw(st.integers(0, 3)),
+        adapter=draw(st.integers(0, 3)),
     )
 
 
@@ -63,7 +64,7 @@ def test_a_submission_arrives(given_encodings: list[Encoding], lane: str, deadli
         assert item.place == expected.place
         assert same(item.encoding.input_ids, expected.encoding.input_ids)
         assert same(item.encoding.token_type_ids, expected.encoding.token_type_ids)
-        for field in ("truncated", "num_keys", "num_unpooled"):
+        for field in ("truncated", "num_keys", "num_unpooled", "adapter"):
             assert getattr(item.encoding, field) == getattr(expected.encoding, field)
         assert item.encoding.spans is None
 
@@ -75,5 +76,5 @@ def test_a_step_arrives(given_encodings: list[Encoding], outputs: frozenset[str]
     message = sent(Run(batch, outputs))
     assert message.outputs == outputs
     found = message.batch
-    for field in ("input_ids", "cu_seqlens", "token_type_ids", "key_lens", "unpooled_lens"):
+    for field in ("input_ids", "cu_seqlens", "token_type_ids", "key_lens", "unpooled_lens", "adapters"):
         assert same(getattr(found, field), getattr(batch, field)), field
