@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 Float32Array: TypeAlias = npt.NDArray[np.float32]
+UInt8Array: TypeAlias = npt.NDArray[np.uint8]
 
 # What an engine answers: output name -> float32 array, row i for sequence i ("embedding" is [B, E]) or, for outputs
 # per token, row t for packed token t ("token_embedding" is [T, D]).
@@ -72,12 +73,22 @@ class Expansion:
     padding_id: int | None = None
 
 
+class ImagePatches(NamedTuple):
+    """An image as an engine reads it: ``levels`` uint8 [tokens, 3 * patch_size**2], one row a token, zeros for a class
+    token. In a row pixels follow each other from left to right and top to bottom, each with red, green, blue.
+    ``digest`` of them."""
+
+    levels: UInt8Array
+    digest: bytes
+
+
 class Encoding(NamedTuple):
     """One tokenized input. ``truncated``: tokens were cut off to fit ``max_seq_len``. ``spans`` where asked for.
 
     Only the first ``num_keys`` tokens serve as attention keys; None: all of them. The first ``num_unpooled`` tokens (of
     a prompt) are left out of the mean, by engines that support it. ``adapter``: the one that reads it, from 1 on in the
-    order of the manifest's; 0: the base model's weights alone.
+    order of the manifest's; 0: the base model's weights alone. ``image``: the input is an image, whose tokens all have
+    id 0.
     """
 
     input_ids: Int32Array
@@ -87,6 +98,7 @@ class Encoding(NamedTuple):
     num_keys: int | None = None
     num_unpooled: int = 0
     adapter: int = 0
+    image: ImagePatches | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -119,7 +131,8 @@ class PackedBatch:
     ``token_type_ids`` is int32 [T], or None where every token is of type 0. ``key_lens`` is int32 [B]: only the
     first so many tokens of each sequence serve as attention keys; None: all of them. ``unpooled_lens`` is int32 [B]:
     the first so many tokens of each are left out of means; None: no token is. ``adapters`` is int32 [B]: the adapter
-    that reads each sequence, 0: none; None: none reads any.
+    that reads each sequence, 0: none; None: none reads any. ``levels`` is uint8 [T, width], the pixels of images
+    (``ImagePatches``); None: sequences are texts.
     """
 
     input_ids: Int32Array
@@ -128,6 +141,7 @@ class PackedBatch:
     key_lens: Int32Array | None = None
     unpooled_lens: Int32Array | None = None
     adapters: Int32Array | None = None
+    levels: UInt8Array | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -145,6 +159,11 @@ class PackedBatch:
         arrays = [encoding.input_ids for encoding in encodings]
         cu_seqlens = np.array([0, *accumulate(map(len, arrays))], np.int32)
         input_ids = np.concatenate(arrays, dtype=np.int32)
+        images = [encoding.image.levels for encoding in encodings if encoding.image is not None]
+        if images:
+            if len(images) < len(encodings):
+                raise ValueError("a batch holds texts or images, not both: they have engines of their own")
+            return cls(input_ids, cu_seqlens, levels=np.concatenate(images))
         key_lens = None
         if any([encoding.num_keys is not None for encoding in encodings]):
             key_lens = np.array([e.num_tokens if e.num_keys is None else e.num_keys for e in encodings], np.int32)

@@ -333,6 +333,12 @@ class InvalidTextError(MalformedRequestError):
     code = "invalid_text"
 
 
+class InvalidImageError(InvalidRequestError):
+    """An image cannot be read, is too large, or is of a form that is not read."""
+
+    code = "invalid_image"
+
+
 class EmptyInputError(InvalidRequestError):
     """There is nothing to compute: no inputs, or an empty one."""
 

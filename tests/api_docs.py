@@ -230,7 +230,7 @@ def _type(schema: Mapping[str, Any]) -> str:
     kind = schema.get("type", "anything")
     if kind == "array":
         return f"list{_sizes(schema, 'minItems', 'maxItems')} of {_parenthesized(_type(schema.get('items', {})))}"
-    if kind == "object" and "additionalProperties" in schema:
+    if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
         return f"object of {_type(schema['additionalProperties'])}"
     if isinstance(kind, list):
         return " or ".join(kind)

@@ -52,7 +52,7 @@ class that a family reads is not named here. Classes without rows of their own:
 | `NewModel`, `NewForSequenceClassification`, `NewForTokenClassification`, `NewForMaskedLM` | remote code, now GTE |
 | `NomicBertForPreTraining` | remote code, read as NomicBERT's base model |
 | `ElectraForPreTraining` | read as its base model |
-| `CLIPModel` | read as its text tower |
+| `CLIPModel` | its text tower's rows; of the image tower: `tests/bei_build/test_image_towers.py` |
 | `Contriever` | facebook/contriever's own class: BERT |
 | `HF_ColBERT` | remote code: BERT and a linear layer on every token |
 | `JinaBertModel`, `JinaBertForMaskedLM`, `JinaBertForSequenceClassification` | remote code in two forms |

@@ -28,7 +28,7 @@ ROOMS = (
         "bei.artifact",
         "bei.config",
     ),
-    *("bei.engine", "bei.tokenizer", "bei.scheduler", "bei.verification"),
+    *("bei.engine", "bei.image", "bei.tokenizer", "bei.scheduler", "bei.verification"),
     *("bei_build.progress", "bei_build.memory", "bei_build.files", "bei_build.spec", "bei_build.families"),
     *("bei_build.weights", "bei_build.tokenizer", "bei_build.checkpoint", "bei_build.config"),
     *("bei_build.applicable_settings", "bei_build.onnx_graph", "bei_build.torch_graph", "bei_build.reference"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bei.artifact.held_files import FileInfo
-from bei.artifact.manifest import ENGINE_DIR, TOKENIZER, Artifact, Manifest
+from bei.artifact.manifest import ENGINE_DIR, IMAGE_ENGINE_DIR, TOKENIZER, Artifact, Manifest
 from bei.errors import SwapRefusedError
 from bei.utils.free_memory import available_bytes
 
@@ -54,6 +54,8 @@ def _model_changes(served: Manifest, new: Manifest) -> Iterator[str]:
         yield f"another first task ({new.tasks[0]})"
     if fewer := [name for name in served.adapter_names if name not in new.adapter_names]:
         yield f"fewer adapters (not {', '.join(fewer)})"
+    if served.image_tower is not None and new.image_tower is None:
+        yield "no image tower"
     if _tokenizer(new) != _tokenizer(served):
         yield "another tokenizer"
 
@@ -70,6 +72,8 @@ def _vector_changes(served: Manifest, new: Manifest) -> Iterator[str]:
         yield "other outputs or another pooling"
     if _text_settings(new) != _text_settings(served):
         yield "other prompts, roles or routes"
+    if served.image_tower is not None and new.image_tower is not None and _pixels(new) != _pixels(served):
+        yield "another image processor"
     if not _same_steps(served, new):
         yield "another size of the steps of int8 vectors"
 
@@ -82,6 +86,11 @@ def _adapted(manifest: Manifest) -> tuple[object, ...]:
 def _text_settings(manifest: Manifest) -> tuple[object, ...]:
     """Settings of how texts are read."""
     return manifest.prompts, manifest.default_prompt_name, manifest.roles, manifest.routes
+
+
+def _pixels(manifest: Manifest) -> object:
+    """How images are read."""
+    return None if manifest.image_tower is None else (manifest.image_tower.processor, manifest.image_tower.image_size)
 
 
 def _vector_settings(manifest: Manifest) -> tuple[object, ...]:
@@ -107,7 +116,7 @@ def _tokenizer(manifest: Manifest) -> tuple[object, ...]:
 
 
 def _engine_files(manifest: Manifest) -> list[FileInfo]:
-    return [info for info in manifest.files if info.path.startswith(f"{ENGINE_DIR}/")]
+    return [info for info in manifest.files if info.path.startswith((f"{ENGINE_DIR}/", f"{IMAGE_ENGINE_DIR}/"))]
 
 
 def _listed(changes: list[str]) -> str:

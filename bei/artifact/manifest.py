@@ -6,6 +6,7 @@
     certificate.json   the engine's agreement with the reference (bei.artifact.certificate)
     certificate.html   the same as a page
     engine/            the compiled engine, files named by the target
+    image_engine/      the engine of images, if the model reads them too
     reference/         reference answers, if the engine is not verified yet (bei.verification.stored_answers)
     signature.json     the signature of the manifest, if it is signed (bei.artifact.signature)
 
@@ -25,6 +26,7 @@ from bei.artifact.certificate.record import (
     Verification,
 )
 from bei.artifact.held_files import FileInfo, Folder, HeldFiles
+from bei.artifact.image_processor import ImageProcessor
 from bei.artifact.sides import Role, Routes, Side
 from bei.artifact.signature import ArtifactSignature
 from bei.core import Limits, ScoreFunction
@@ -40,6 +42,7 @@ TOKEN_WEIGHTS = "token_weights.npy"
 CERTIFICATE = "certificate.json"
 CERTIFICATE_PAGE = "certificate.html"
 ENGINE_DIR = "engine"
+IMAGE_ENGINE_DIR = "image_engine"
 REFERENCE_DIR = "reference"
 OPENVINO_MODEL = "model.xml"  # in engine/, target cpu
 OPENVINO_WEIGHTS = "model.bin"
@@ -226,8 +229,26 @@ class RerankTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     instruction: str
 
 
+class ImageTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The image side of a model with two towers, whose vectors are comparable with those of texts: an engine of its
+    own, for images of ``image_size`` (height and width) in patches of ``patch_size`` pixels, with a ``class_token``
+    before them or not. ``max_seq_len``: the tokens of an image."""
+
+    processor: ImageProcessor
+    image_size: tuple[int, int]
+    patch_size: int
+    class_token: bool
+    pooling: str
+    spec: SpecSummary
+    engine: EngineRequirements
+    max_num_tokens: int
+    max_batch_size: int
+    max_seq_len: int
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All facts of an artifact. ``verification``: the certificate's kind."""
+    """All facts of an artifact. ``verification``: the certificate's kind. ``images``: unset in artifacts of models that
+    read texts only, so that their manifests keep their digests."""
 
     schema_version: int
     bei_version: str
@@ -253,7 +274,28 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     files: list[FileInfo]
     routes: Routes | None = None
     adapters: Adapters | msgspec.UnsetType = msgspec.UNSET
+    images: ImageTower | msgspec.UnsetType = msgspec.UNSET
     digest: str = ""
+
+    @property
+    def image_tower(self) -> ImageTower | None:
+        """Its image side; None: it reads texts only."""
+        return self.images or None
+
+    @property
+    def of_images(self) -> Manifest:
+        """The manifest of the image tower's engine, by itself."""
+        assert self.images
+        tower = self.images
+        return msgspec.structs.replace(
+            self,
+            spec=tower.spec,
+            outputs=[info for info in self.outputs if info.name == "embedding"],
+            engine=tower.engine,
+            max_num_tokens=tower.max_num_tokens,
+            max_batch_size=tower.max_batch_size,
+            max_seq_len=tower.max_seq_len,
+        )
 
     @property
     def limits(self) -> Limits:
@@ -277,7 +319,7 @@ class Artifact(msgspec.Struct, frozen=True, eq=False):
     """A verified artifact on disk. ``signed``: its signature, if it has one. Equal ones need not hold the same files.
 
     ``files``: the files that were hashed, but for those of the certificate. None: it was just built, or another process
-    holds them; then ``file`` and ``engine_files`` refer to whatever lies at ``path``.
+    holds them; then ``file`` and ``engine_files`` refer to whatever lies at ``path``. ``folder``: of its engine.
     """
 
     path: Path
@@ -285,6 +327,7 @@ class Artifact(msgspec.Struct, frozen=True, eq=False):
     certificate: Certificate
     signed: ArtifactSignature | None = None
     files: HeldFiles | None = None
+    folder: str = ENGINE_DIR
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Artifact):
@@ -297,12 +340,17 @@ class Artifact(msgspec.Struct, frozen=True, eq=False):
     @property
     def engine_dir(self) -> Path:
         """The folder of the target's own files."""
-        return self.path / ENGINE_DIR
+        return self.path / self.folder
 
     @property
     def engine_files(self) -> Folder:
         """The target's own files, as they were verified."""
-        return self.engine_dir if self.files is None else self.files.below(ENGINE_DIR)
+        return self.engine_dir if self.files is None else self.files.below(self.folder)
+
+    @property
+    def of_images(self) -> Artifact:
+        """The image tower as an artifact of its own: its engine, and a manifest that describes it alone."""
+        return msgspec.structs.replace(self, manifest=self.manifest.of_images, folder=IMAGE_ENGINE_DIR)
 
     def file(self, name: str) -> Path:
         """A path that opens the file ``name`` as it was verified. Raises ArtifactFileMissingError."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from bei.artifact.certificate.record import Certificate
 from bei.artifact.certificate.thresholds import PRECISIONS, PRECISIONS_OF_TARGETS
 from bei.artifact.held_files import MOST_FILES
+from bei.artifact.image_processor import MOST_SIDE, processor_faults
 from bei.artifact.manifest import NO_ADAPTER, Adapters, Manifest, Package, Plan
 from bei.errors import ArtifactFileUnlistedError, ArtifactManifestError
 from bei.printable import printable
@@ -103,14 +104,15 @@ def adapter_fault(name: str) -> str | None:
 
 def manifest_fault(manifest: Manifest) -> str | None:
     """The first fault of ``manifest``, or None."""
-    parts = (_names, _tasks, _outputs, _heads, _prompts, _roles, _routes, _adapters, _engine, _files)
+    parts = (_names, _tasks, _outputs, _heads, _prompts, _roles, _routes, _adapters, _engine, _images, _files)
     limits = limits_fault(manifest.max_num_tokens, manifest.max_batch_size, manifest.max_seq_len)
     return limits or next(chain.from_iterable(part(manifest) for part in parts), None)
 
 
 def certificate_fault(manifest: Manifest, certificate: Certificate) -> str | None:
     """The first fault of the ``certificate`` of ``manifest``, or None."""
-    found = chain(_tokens(manifest, certificate), _verdict(manifest, certificate), _figures(manifest, certificate))
+    parts = (_tokens, _verdict, _figures, _image_figures)
+    found = chain.from_iterable(part(manifest, certificate) for part in parts)
     return next(found, None)
 
 
@@ -140,7 +142,10 @@ def check_files(path: Path, manifest: Manifest) -> None:
                 "from its source, or build it again."
             ) from error
     listed = [*_UNLISTED, *(info.path for info in manifest.files)]
-    found = chain(unlisted(path, listed), *(_in_linked(path, folder, listed) for folder in ("engine", "reference")))
+    found = chain(
+        unlisted(path, listed),
+        *(_in_linked(path, folder, listed) for folder in ("engine", "image_engine", "reference")),
+    )
     if extra := next((name for name in found if not _ALLOWED.fullmatch(name)), None):
         raise ArtifactFileUnlistedError(
             f"{path} has a file {printable(extra)!a} that its manifest does not list, so that no hash and no signature "
@@ -322,6 +327,36 @@ def _package(package: Package) -> Iterator[str]:
         yield f"the package has weight_bytes {_shown(package.weight_bytes)}, which is not a possible size"
 
 
+def _images(manifest: Manifest) -> Iterator[str]:
+    tower = manifest.image_tower
+    if tower is None:
+        return
+    if fault := limits_fault(tower.max_num_tokens, tower.max_batch_size, tower.max_seq_len):
+        yield f"images: {fault}"
+    yield from (f"images.processor: {fault}" for fault in processor_faults(tower.processor))
+    patch, (height, width) = tower.patch_size, tower.image_size
+    if patch < 1 or not all(1 <= side <= MOST_SIDE and side % patch == 0 for side in (height, width)):
+        yield f"images has patches of {_shown(patch)} pixels in {_shown(height)} x {_shown(width)}"
+    elif tower.max_seq_len != (height // patch) * (width // patch) + tower.class_token:
+        yield f"images.max_seq_len is {_shown(tower.max_seq_len)}, which is not the number of an image's patches"
+    if tower.processor.output_size not in (None, tower.image_size):
+        yield "images.processor makes images of another size than image_size"
+    if "embed" not in manifest.tasks:
+        yield "images is set, and the model does not embed"
+    for word in (tower.engine.compiler, tower.engine.compiler_version, tower.engine.device, *tower.engine.capabilities):
+        if fault := name_fault(word):
+            yield f"images.engine: {fault}"
+    if tower.engine.package is not None:
+        yield from _image_package(tower.engine.package)
+    if not any(info.path.startswith("image_engine/") for info in manifest.files):
+        yield "files has nothing in image_engine/"
+
+
+def _image_package(package: Package) -> Iterator[str]:
+    if not any(name.startswith("pixel_levels_") for name in package.inputs):
+        yield "the package of images has no input pixel_levels: it reads no image"
+
+
 def _files(manifest: Manifest) -> Iterator[str]:
     yield from _repeated("files", [info.path for info in manifest.files])
     if len(manifest.files) > MOST_FILES:
@@ -372,6 +407,29 @@ def _figures(manifest: Manifest, certificate: Certificate) -> Iterator[str]:
         yield f"its canary is for {_shown(certificate.canary_output)}, which the engine does not give"
     elif len(certificate.canary_row) != width:
         yield f"its canary has {len(certificate.canary_row)} components, and {certificate.canary_output} has {width}"
+
+
+def _image_figures(manifest: Manifest, certificate: Certificate) -> Iterator[str]:
+    found, tower = certificate.images or None, manifest.image_tower
+    if (found is None) != (tower is None):
+        yield "the certificate and the manifest disagree whether the model reads images"
+    if found is None:
+        return
+    if not 0 <= found.num_images <= _MOST_COUNT:
+        yield f"it compares {_shown(found.num_images)} images, which is not possible"
+    was_compared = found.kind in ("reference", "self-consistency")
+    if found.kind == "pending" or was_compared != (found.output is not None):
+        yield f"its kind of images is {found.kind}, which its figures contradict"
+    if found.passed != (found.output is not None and not found.output.failures):
+        yield f"images.passed is {str(found.passed).lower()}, which its figures contradict"
+    if found.output is not None:
+        for field in ("cosine_mean", "cosine_p1", "cosine_min"):
+            if not abs(value := getattr(found.output, field)) <= 1 + _ROUNDING:
+                yield f"{field} of images is {value}, which is no cosine"
+        if not found.output.worst_texts:
+            yield "the output of images has no worst_texts"
+    if len(found.canary_row) != manifest.dimension("embedding"):
+        yield f"the canary of images has {len(found.canary_row)} components"
 
 
 def _repeated(what: str, names: Sequence[str]) -> Iterator[str]:

@@ -10,20 +10,30 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 
-from bei.artifact.certificate.canary import check_canary
+from bei.artifact.certificate.canary import check_canary, check_image_canary
 from bei.bulk.steps import plan_steps
 from bei.bulk.watchdog import watched
 from bei.config.settings import ServeConfig
-from bei.core import Encoding, Row
+from bei.core import Encoding, Engine, Row
 from bei.errors import BeiError, EngineError, InvalidRequestError, JobError
+from bei.image.source import ImageInput
 from bei.port import PortStats
+from bei.scheduler.cost_model import CostModel
 from bei.scheduler.execution import run_isolating
 from bei.scheduler.queue import Entry, Waiter
 from bei.service.admission import Admission, Ticket, admission_limits
-from bei.service.call import NOT_YET, InferenceResult, ModelRequest, PendingCall, Reduce, encoding_of_ids
+from bei.service.call import (
+    NOT_YET,
+    InferenceResult,
+    ModelInput,
+    ModelRequest,
+    PendingCall,
+    Reduce,
+    encoding_of_ids,
+)
+from bei.service.image_side import no_images
 from bei.service.loader import Loaded
-from bei.tokenizer.encoder import Input
-from bei.tokenizer.pool import TokenizerPool
+from bei.tokenizer.pool import AnyInput, TokenizerPool
 from bei.tokenizer.prompts import ChosenPrompt, choose_prompt
 from bei.utils.scarce_resources import scarce_resource
 
@@ -47,6 +57,11 @@ class ShardService:
         self._engine = loaded.engine
         self._tokenizers = TokenizerPool(loaded.encoder, config.tokenizer_threads)
         self._streams = ThreadPoolExecutor(self._engine.info.num_streams, "bei-engine")
+        images = loaded.images
+        self._decoders = (
+            None if images is None else TokenizerPool(images.side.encoder, config.tokenizer_threads, "image")
+        )
+        self._images = images
         self._turn = asyncio.Lock()
         self._is_closing = threading.Event()
         self._admission = Admission(admission_limits(config), loaded.costs, _no_queue, lambda: None)
@@ -73,10 +88,14 @@ class ShardService:
     async def check_canary(self) -> None:
         """Raise EngineError unless the engine answers what it did at build time."""
         output = self._certificate.canary_output
-        with self.ticket(1) as ticket:
-            request = ModelRequest([self._certificate.canary_text])
-            answer = await self.infer(request, ticket=ticket, outputs={output})
+        asked: list[ModelInput] = [self._certificate.canary_text]
+        if self._images is not None:
+            asked.append(self._images.side.canary)
+        with self.ticket(len(asked)) as ticket:
+            answer = await self.infer(ModelRequest(asked), ticket=ticket, outputs={output})
         check_canary(self.name, self._certificate, answer.rows[0][output])
+        if self._certificate.images:
+            check_image_canary(self.name, self._certificate.images, answer.rows[1][output])
 
     async def infer(
         self, request: ModelRequest, *, ticket: Ticket, outputs: AbstractSet[str], reduce: Reduce | None = None
@@ -101,36 +120,45 @@ class ShardService:
         """End the running steps and the threads, free the engine. Blocks; not for the event loop."""
         self._is_closing.set()
         self._tokenizers.close()
+        if self._decoders is not None:
+            self._decoders.close()
         self._streams.shutdown(cancel_futures=True)
         self._engine.close()
+        if self._images is not None:
+            self._images.engine.close()
 
     async def _tokenized(self, request: ModelRequest, ticket: Ticket) -> PendingCall:
         """The call with the encodings of all inputs, or their errors. Raises InvalidRequestError."""
         call, loop = PendingCall(0, request, ticket), asyncio.get_running_loop()
-        places: list[int] = []
-        texts: list[Input] = []
+        texts: dict[int, AnyInput] = {}
+        images: dict[int, AnyInput] = {}
         is_done = call.is_partial and len(call.errors) == len(request.inputs)
 
         def wake() -> None:
             if not call.done.done():
                 call.done.set_result(None)
 
-        def on_encoded(start: int, encodings: list[Encoding]) -> None:  # in a tokenizer's thread
-            for place, encoding in zip(places[start:], encodings, strict=False):
-                call.encodings[place] = encoding._replace(adapter=request.adapter)
-            if any([call.record(place, {}) for place in places[start : start + len(encodings)]]):
-                loop.call_soon_threadsafe(wake)
+        def encode(pool: TokenizerPool, by_place: dict[int, AnyInput]) -> None:
+            places = list(by_place)
 
-        def on_failed(index: int, error: BeiError) -> None:
-            if call.fail_at(places[index], error):
-                loop.call_soon_threadsafe(wake)
+            def on_encoded(start: int, encodings: list[Encoding]) -> None:  # in a thread of the pool
+                for place, encoding in zip(places[start:], encodings, strict=False):
+                    call.encodings[place] = encoding._replace(adapter=request.adapter)
+                if any([call.record(place, {}) for place in places[start : start + len(encodings)]]):
+                    loop.call_soon_threadsafe(wake)
+
+            def on_failed(index: int, error: BeiError) -> None:
+                if call.fail_at(places[index], error):
+                    loop.call_soon_threadsafe(wake)
+
+            inputs, is_cancelled = list(by_place.values()), lambda: call.is_done
+            pool.submit(inputs, on_encoded, on_failed, is_cancelled, request.options, one_by_one=call.is_partial)
 
         for place, value in enumerate(request.inputs):
             if place in call.errors:
                 continue
             if not isinstance(value, list):
-                places.append(place)
-                texts.append(value)
+                (images if isinstance(value, ImageInput) else texts)[place] = value
                 continue
             try:
                 call.encodings[place] = encoding_of_ids(value, self.manifest)._replace(adapter=request.adapter)
@@ -138,9 +166,11 @@ class ShardService:
             except InvalidRequestError as error:
                 is_done |= call.fail_at(place, error)
         if texts and not is_done:
-            self._tokenizers.submit(
-                texts, on_encoded, on_failed, lambda: call.is_done, request.options, one_by_one=call.is_partial
-            )
+            encode(self._tokenizers, texts)
+        if images and not is_done:
+            if self._decoders is None:
+                raise no_images(self.name, "images")
+            encode(self._decoders, images)
         if is_done:
             wake()
         try:
@@ -160,17 +190,22 @@ class ShardService:
                 entry = Entry(encoding._replace(spans=None), Waiter(0, place, float("inf"), outputs), "bulk", 0.0, 0.0)
                 entry = entries.setdefault(entry.identity, entry)
                 places_of.setdefault(entry, []).append(place)
-        alone = [*places_of]
-        steps = plan_steps([entry.num_tokens for entry in alone], self._engine.info.limits)
+        towers = [(self._engine, self._costs, [entry for entry in places_of if entry.encoding.image is None])]
+        if self._images is not None:
+            images = [entry for entry in places_of if entry.encoding.image is not None]
+            towers.append((self._images.engine, self._images.side.costs, images))
         loop, started = asyncio.get_running_loop(), time.monotonic()
-        running = [
-            loop.run_in_executor(self._streams, self._step, [alone[place] for place in step], reduce) for step in steps
-        ]
+        steps: list[list[Entry]] = []
+        running = []
+        for engine, costs, alone in towers:
+            for planned in plan_steps([entry.num_tokens for entry in alone], engine.info.limits):
+                steps.append([alone[place] for place in planned])
+                running.append(loop.run_in_executor(self._streams, self._step, engine, costs, steps[-1], reduce))
         rows: dict[int, Row] = {}
         try:
             for step, work in zip(steps, running, strict=True):
-                for place, answer in zip(step, await work, strict=True):
-                    for own in places_of[alone[place]]:
+                for entry, answer in zip(step, await work, strict=True):
+                    for own in places_of[entry]:
                         if isinstance(answer, BeiError):
                             self._failed(call, own, answer)
                         else:
@@ -181,20 +216,22 @@ class ShardService:
             self.engine_s += time.monotonic() - started
         return rows
 
-    def _step(self, entries: list[Entry], reduce: Reduce | None) -> Seq[Row | BeiError]:
+    def _step(
+        self, engine: Engine, costs: CostModel, entries: list[Entry], reduce: Reduce | None
+    ) -> Seq[Row | BeiError]:
         """In a thread of the engine's."""
         lengths = [entry.num_tokens for entry in entries]
         shape = sum(lengths), len(lengths), max(lengths)
-        predicted_s = self._costs.seconds(*shape)
+        predicted_s = costs.seconds(*shape)
         failures: list[str] = []
         started = time.monotonic()
         what = (
             f"a step of {len(lengths):,} sequences with {sum(lengths):,} tokens, predicted to take {predicted_s:.1f} s"
         )
         with watched(f"The engine has been in {what},", predicted_s):
-            answers = run_isolating(self._engine, entries, failures.append, self._is_wanted)()
+            answers = run_isolating(engine, entries, failures.append, self._is_wanted)()
         if not failures:  # such a step was run several times
-            self._costs.observe(*shape, time.monotonic() - started)
+            costs.observe(*shape, time.monotonic() - started)
         for answer in answers:
             if isinstance(answer, EngineError) and (lack := scarce_resource(answer)):
                 raise JobError(f"{lack} The same command goes on with what is not done.")  # the row itself is good

@@ -77,6 +77,10 @@ def _model_rows(artifact: Artifact) -> list[tuple[str, str]]:
     if manifest.routes is not None:
         absent = f"; not in this artifact: {', '.join(manifest.routes.absent)}" if manifest.routes.absent else ""
         rows.append(("route", f"{manifest.routes.default or 'none'} unless a request says it{absent}"))
+    if (tower := manifest.image_tower) is not None:
+        height, width = tower.image_size
+        size = f"{width} x {height} pixels in {tower.max_seq_len} tokens"
+        rows.append(("images", f"{tower.spec.num_parameters / 1e6:.1f} M parameters, {size}, {tower.pooling} pooling"))
     return rows
 
 

@@ -125,6 +125,12 @@ class ServeConfig:
             "within": Range(1, 1024),
         },
     )
+    image_megabytes: int = _option(20, "megabytes of an image's file", within=Range(1, 1000, "megabytes"))
+    image_megapixels: int = _option(
+        50,
+        "millions of pixels of an image, of its first frame; decoding takes 3 to 12 bytes each",
+        within=Range(1, 1000),
+    )
     max_queue_tokens: int = _option(
         4_000_000, "tokens accepted and not yet answered, per model; beyond it 429", within=_TOKENS
     )

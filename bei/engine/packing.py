@@ -22,6 +22,7 @@ _CUMULATIVE = {"cu_query_lens", "cu_key_lens"}
 # The input of TensorRT's packed attention, which wants every token to be a sequence's.
 _ALL_OWNED = "cu_key_lens"
 _POSITIONS_BUT = "position_ids_but_"
+_PIXEL_LEVELS = "pixel_levels_"
 
 
 def bucket(size: int, min_step: int = _MIN_STEP) -> int:
@@ -69,6 +70,14 @@ def position_ids_but(token_id: int) -> str:
     return f"{_POSITIONS_BUT}{token_id}"
 
 
+def pixel_levels(width: int) -> str:
+    """The name in ``graph_inputs`` of the pixels of tokens that have ``width`` numbers each.
+
+    The width is a part of the name: warm-up and measurements have sequences without pixels.
+    """
+    return f"{_PIXEL_LEVELS}{width}"
+
+
 def graph_inputs(
     batch: PackedBatch, names: Seq[str], sizes: Sizes | None = None
 ) -> dict[str, Int32Array | Float32Array]:
@@ -79,6 +88,8 @@ def graph_inputs(
     - ``input_ids``, ``token_type_ids``, ``position_ids`` [T']: per token; positions count from 0 in each sequence.
     - ``position_ids_but_N`` [T']: per token, how many tokens of its sequence, up to itself, are not N; 0 for
       those that are N.
+    - ``pixel_levels_N`` float32 [T', N]: per token of an image, the levels (0 to 255) of its patch; zeros where the
+      batch has none.
     - ``token_seq_lens`` [T']: per token, how many tokens its sequence has.
     - ``sequence_ids`` [T']: per token, the number of its sequence.
     - ``key_lens`` [B']: how many leading tokens of each sequence are keys; all, unless the batch says otherwise.
@@ -188,7 +199,9 @@ def graph_inputs(
             unpooled_lens[:batch_size] = batch.unpooled_lens
             tensors["pool_mask"] = slot_mask * (slots >= unpooled_lens[:, None])
     for name in names:
-        if name not in tensors:
+        if name.startswith(_PIXEL_LEVELS):
+            tensors[name] = _levels(int(name.removeprefix(_PIXEL_LEVELS)), batch, sizes.tokens)
+        elif name not in tensors:
             tensors[name] = _positions_but(_token_id(name), batch, position_ids)
     return {name: tensors[name] for name in names}
 
@@ -217,6 +230,16 @@ def _positions_but(token_id: int, batch: PackedBatch, position_ids: Int32Array) 
         counted[:num_tokens] -= so_far - np.repeat(before, np.diff(batch.cu_seqlens))
         counted[:num_tokens][is_left_out] = 0
     return counted
+
+
+def _levels(width: int, batch: PackedBatch, size: int) -> Float32Array:
+    """The pixels of ``batch``, float32 [size, width]; zeros for filler, and of a batch without images."""
+    if batch.levels is None:
+        return np.zeros((size, width), np.float32)
+    levels = np.empty((size, width), np.float32)
+    levels[: batch.num_tokens] = batch.levels
+    levels[batch.num_tokens :] = 0.0
+    return levels
 
 
 def _per_token(values: Int32Array, seq_lens: Int32Array, size: int) -> Int32Array:

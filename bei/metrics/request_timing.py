@@ -122,13 +122,17 @@ class Timing:
         """The body was parsed."""
         self._parsed_s = time.monotonic()
 
-    def admitted(self, inputs: Seq[str | tuple[str, str] | list[int]], target: str, accepted_s: float) -> None:
-        """The request was accepted with ``inputs``; each token id counts as a character, as in TEI."""
+    def admitted(self, inputs: Seq[object], target: str, accepted_s: float) -> None:
+        """The request was accepted with ``inputs``: texts, pairs, token ids, each of which counts as a character, as in
+        TEI, and images, which have none."""
         self.target = target
         if self.accepted_s is None:
             self.accepted_s = accepted_s
         self.num_characters += sum(
-            [len(value[0]) + len(value[1]) if isinstance(value, tuple) else len(value) for value in inputs]
+            [
+                len(value) if isinstance(value, str | list) else sum(map(len, value)) if isinstance(value, tuple) else 0
+                for value in inputs
+            ]
         )
 
     def of_call(self, num_inputs: int, begun_s: float) -> CallTimes:

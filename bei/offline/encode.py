@@ -7,7 +7,7 @@ Reference: sentence-transformers 6.2, ``SentenceTransformer.encode``, ``encode_q
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
@@ -16,6 +16,7 @@ from msgspec import Meta
 from bei.artifact.manifest import Manifest
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
+from bei.offline.input_checks import EncodeInput, is_opened_image
 from bei.offline.method import Vectors
 from bei.offline.options import PromptOptions, checked
 from bei.service.model_service import ModelService
@@ -60,7 +61,7 @@ class EncodeOptions(TypedDict, total=False):
 def encode(
     service: ModelService,
     embed: Callable[..., Vectors],
-    inputs: str | Iterable[str],
+    inputs: EncodeInput,
     given: EncodeOptions,
     side: str | None = None,
 ) -> Any:
@@ -70,7 +71,8 @@ def encode(
     tensors are asked for and there is no PyTorch. Warns (UserWarning) as ``embed`` does.
     """
     options = checked(EncodeOptions, given)
-    texts = [inputs] if isinstance(inputs, str) else list(inputs)
+    is_one = isinstance(inputs, str) or is_opened_image(inputs)
+    texts = [inputs] if is_one else list(inputs)  # type: ignore[arg-type]  # several
     width, normalize = options.get("truncate_dim"), options.get("normalize_embeddings", False)
     if width is not None and width < service.embedding_width:
         _check_width(service, width)
@@ -85,7 +87,7 @@ def encode(
         vectors = _unit(vectors) if normalize else vectors
     dtype = options.get("precision", "float32")
     found = _in_form(numbers_of("float" if dtype == "float32" else dtype, vectors, None), options)
-    return found[0] if isinstance(inputs, str) else found
+    return found[0] if is_one else found
 
 
 def _check_width(service: ModelService, width: int) -> None:

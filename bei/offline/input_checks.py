@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
-from bei.errors import EmptyInputError, MalformedRequestError
+from bei.errors import EmptyInputError, InvalidImageError, MalformedRequestError
+from bei.image.source import ImageInput
 from bei.tokenizer.encoder import Input
 from bei.utils.surrogates import check_characters
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 InputT = TypeVar("InputT")
 
 TextOrIds: TypeAlias = "str | list[int]"
+TextOrImage: TypeAlias = "str | list[int] | ImageInput"
+# What a caller may give for one.
+GivenInput: TypeAlias = "str | list[int] | bytes | Path | Image"
+# Of methods with sentence-transformers' names: one, or several.
+EncodeInput: TypeAlias = "str | Image | Iterable[str | bytes | Path | Image]"
 
 # Takes an input and its place, returns the input; raises InvalidRequestError that names the place.
 Check: TypeAlias = Callable[[object, int], InputT]
@@ -48,6 +58,28 @@ def text_or_ids(value: object, index: int) -> TextOrIds:
             "inputs",
         )
     return value
+
+
+def text_or_image(value: object, index: int) -> TextOrImage:
+    """Check that ``value`` is a text, the token ids of one input, or an image: a Pillow image, the bytes of a file, or
+    its path. Raises InvalidImageError for a file that cannot be read."""
+    if isinstance(value, dict) and isinstance(value.get("bytes"), bytes):  # a row of the datasets library's
+        value = value["bytes"]
+    if isinstance(value, bytes | bytearray | memoryview):
+        return ImageInput(bytes(value), "inputs")
+    if isinstance(value, Path):
+        try:
+            return ImageInput(value.read_bytes(), "inputs")
+        except OSError as error:
+            raise InvalidImageError(f"inputs {index}: {error.strerror}: {value}.", "inputs") from error
+    if is_opened_image(value):
+        return ImageInput(value, "inputs")  # type: ignore[arg-type]
+    return text_or_ids(value, index)
+
+
+def is_opened_image(value: object) -> bool:
+    """True of an image of Pillow's, without importing it."""
+    return any(f"{base.__module__}.{base.__qualname__}" == "PIL.Image.Image" for base in type(value).__mro__)
 
 
 def text_or_pair(value: object, index: int) -> Input:

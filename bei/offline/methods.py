@@ -15,8 +15,17 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from bei.core import Encoding, Float32Array
-from bei.errors import BeiError, EmptyInputError, InvalidRequestError
-from bei.offline.input_checks import TextOrIds, text, text_of_pair, text_or_ids, text_or_pair
+from bei.errors import BeiError, EmptyInputError, InvalidImageError, InvalidRequestError
+from bei.image.source import ImageInput
+from bei.offline.input_checks import (
+    TextOrIds,
+    TextOrImage,
+    text,
+    text_of_pair,
+    text_or_ids,
+    text_or_image,
+    text_or_pair,
+)
 from bei.offline.method import (
     ListCollector,
     Method,
@@ -42,6 +51,7 @@ from bei.offline.results import Predictions, Rank, SparseVector, Token
 from bei.offline.windows import WINDOW
 from bei.service.admission import Ticket
 from bei.service.call import ModelInput, ModelRequest
+from bei.service.image_side import no_images
 from bei.service.model_service import ModelService
 from bei.tasks import classify, embed, rerank
 from bei.tasks.classify import ClassifyTask, ZeroShotTask
@@ -67,8 +77,8 @@ _NO_ERRORS: Mapping[int, BeiError] = {}
 _TO_THE_CALLER = 4
 
 
-def embedding(service: ModelService, given: Given) -> Method[TextOrIds, Vectors, Vectors]:
-    """Vectors [n, width] of texts or token ids, zeros where an input has an error."""
+def embedding(service: ModelService, given: Given) -> Method[TextOrImage, Vectors, Vectors]:
+    """Vectors [n, width] of texts, token ids or images, zeros where an input has an error."""
     options = checked(EmbedOptions, given)
     asked = options.get("output_dtype") or "float"
     dtype: DenseDType = "float" if asked == "float32" else asked
@@ -77,7 +87,13 @@ def embedding(service: ModelService, given: Given) -> Method[TextOrIds, Vectors,
     check_form(dtype, service.manifest, task.width, normalize, param="output_dtype", dimensions_param="dimensions")
     _warn(task)
 
-    async def run(inputs: Seq[TextOrIds], ticket: Ticket, wrong: Wrong) -> WindowResult[Vectors]:
+    def check(value: object, index: int) -> TextOrImage:
+        found = text_or_image(value, index)
+        if isinstance(found, ImageInput) and service.manifest.image_tower is None:
+            raise InvalidImageError(f"inputs {index} is an image. {no_images(service.name, 'inputs')}", "inputs")
+        return found
+
+    async def run(inputs: Seq[TextOrImage], ticket: Ticket, wrong: Wrong) -> WindowResult[Vectors]:
         answer = await embed.embed_inputs(service, task.on(inputs, wrong), ticket=ticket)
         numbers = _owned(numbers_of(dtype, answer.vectors, answer.int8_largest))
         return WindowResult(numbers, answer.num_tokens, answer.truncated, answer.errors)
@@ -85,7 +101,7 @@ def embedding(service: ModelService, given: Given) -> Method[TextOrIds, Vectors,
     return Method(
         name="embed",
         options=options,
-        check=text_or_ids,
+        check=check,
         run=run,
         collector=RowCollector,
         stand_in="",

@@ -17,7 +17,7 @@ from bei.core import Float32Array
 from bei.errors import BeiError
 from bei.offline import methods
 from bei.offline.encode import ArrayLike, EncodeOptions, encode, similarity
-from bei.offline.input_checks import TextOrIds
+from bei.offline.input_checks import EncodeInput, GivenInput, TextOrIds, TextOrImage
 from bei.offline.method import Vectors
 from bei.offline.options import (
     EmbedOptions,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # typing's, of Python 3.11
 
 Stream: TypeAlias = "Iterable[TextOrIds] | AsyncIterable[TextOrIds]"
+GivenStream: TypeAlias = "Iterable[GivenInput] | AsyncIterable[GivenInput]"
 TextStream: TypeAlias = "Iterable[str] | AsyncIterable[str]"
 InputStream: TypeAlias = "Iterable[Input] | AsyncIterable[Input]"
 
@@ -167,16 +168,16 @@ class Model:
 
     # Vectors, as sentence-transformers has them.
 
-    def encode(self, inputs: str | Iterable[str], /, **arguments: Unpack[EncodeOptions]) -> Any:
+    def encode(self, inputs: EncodeInput, /, **arguments: Unpack[EncodeOptions]) -> Any:
         """As ``SentenceTransformer.encode``: float32 [width] for one text, [n, width] for several; tensors or other
         forms as ``arguments`` say (``bei.offline.encode``)."""
         return encode(self._runner.service, self.embed, inputs, arguments)
 
-    def encode_query(self, inputs: str | Iterable[str], /, **arguments: Unpack[EncodeOptions]) -> Any:
+    def encode_query(self, inputs: EncodeInput, /, **arguments: Unpack[EncodeOptions]) -> Any:
         """As ``encode``, of queries: with the prompt and the route that the model has for them."""
         return encode(self._runner.service, self.embed, inputs, arguments, "query")
 
-    def encode_document(self, inputs: str | Iterable[str], /, **arguments: Unpack[EncodeOptions]) -> Any:
+    def encode_document(self, inputs: EncodeInput, /, **arguments: Unpack[EncodeOptions]) -> Any:
         """As ``encode``, of documents."""
         return encode(self._runner.service, self.embed, inputs, arguments, "document")
 
@@ -191,27 +192,29 @@ class Model:
 
     # Vectors.
 
-    def embed(self, inputs: Iterable[TextOrIds], **options: Unpack[EmbedOptions]) -> Vectors:
-        """Vectors of texts, or of lists of token ids, which are used exactly as given.
+    def embed(self, inputs: Iterable[GivenInput], **options: Unpack[EmbedOptions]) -> Vectors:
+        """Vectors of texts, of lists of token ids, which are used exactly as given, or of images.
+
+        Models with an image tower read Pillow images, bytes of image files, and their paths as ``pathlib.Path``.
 
         float32 [n, width] unless ``output_dtype`` says otherwise, row i for input i; [n, width / 8] for binary and
         ubinary. With a report the row of an input with an error is zero.
         """
         return self._runner.gather(methods.embedding(self._runner.service, options), inputs)
 
-    async def aembed(self, inputs: Iterable[TextOrIds], **options: Unpack[EmbedOptions]) -> Vectors:
+    async def aembed(self, inputs: Iterable[GivenInput], **options: Unpack[EmbedOptions]) -> Vectors:
         """As ``embed``."""
         return await self._runner.async_gather(methods.embedding(self._runner.service, options), inputs)
 
     def embed_iter(
-        self, inputs: Iterable[TextOrIds], *, chunk_size: int = WINDOW, **options: Unpack[EmbedOptions]
-    ) -> Iterator[Chunk[TextOrIds, Vectors]]:
+        self, inputs: Iterable[GivenInput], *, chunk_size: int = WINDOW, **options: Unpack[EmbedOptions]
+    ) -> Iterator[Chunk[TextOrImage, Vectors]]:
         """As ``embed``, in chunks."""
         return self._runner.chunks(methods.embedding(self._runner.service, options), inputs, chunk_size)
 
     def aembed_iter(
-        self, inputs: Stream, *, chunk_size: int = WINDOW, **options: Unpack[EmbedOptions]
-    ) -> AsyncIterator[Chunk[TextOrIds, Vectors]]:
+        self, inputs: GivenStream, *, chunk_size: int = WINDOW, **options: Unpack[EmbedOptions]
+    ) -> AsyncIterator[Chunk[TextOrImage, Vectors]]:
         """As ``embed_iter``; ``inputs`` may be asynchronous too."""
         return self._runner.async_chunks(methods.embedding(self._runner.service, options), inputs, chunk_size)
 

@@ -8,9 +8,11 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, aclosing, closing
 from functools import partial
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from bei.errors import EmptyInputError, InvalidRequestError, MalformedRequestError
+from bei.offline.input_checks import is_opened_image
 from bei.offline.method import Method, WindowResult
 from bei.offline.progress import reporting
 from bei.offline.results import Chunk
@@ -51,7 +53,7 @@ class Runner:
         service = self.thread.service
         return adapted(service, self._adapter) if self._adapter else service
 
-    def gather(self, method: Method[InputT, PartT, ResultT], inputs: Iterable[object]) -> ResultT:
+    def gather(self, method: Method[InputT, PartT, ResultT], inputs: object) -> ResultT:
         """The result of all ``inputs``; one text is a list of one. Blocks."""
         call = self._call(method, inputs)
         call.check_list()
@@ -62,7 +64,7 @@ class Runner:
         call.check_any()
         return collector.result()
 
-    async def async_gather(self, method: Method[InputT, PartT, ResultT], inputs: Iterable[object]) -> ResultT:
+    async def async_gather(self, method: Method[InputT, PartT, ResultT], inputs: object) -> ResultT:
         """As ``gather``, on the caller's event loop."""
         call = self._call(method, inputs)
         if (call.count or 0) > _MANY_INPUTS:
@@ -89,9 +91,7 @@ class Runner:
         given = inputs if isinstance(inputs, AsyncIterable) else _iterable(inputs)
         return self._stream(method, given, size).async_chunks()
 
-    def _call(
-        self, method: Method[InputT, PartT, ResultT], inputs: Iterable[object]
-    ) -> _RunningCall[InputT, PartT, ResultT]:
+    def _call(self, method: Method[InputT, PartT, ResultT], inputs: object) -> _RunningCall[InputT, PartT, ResultT]:
         given = _iterable(inputs)
         is_short = isinstance(given, Sized) and len(given) <= self._interactive_inputs
         return _RunningCall(self, method, given, None if is_short else "bulk", method.window_inputs)
@@ -218,7 +218,7 @@ async def _async(inputs: Iterable[object] | AsyncIterable[object]) -> AsyncItera
 
 
 def _iterable(inputs: object) -> Iterable[object]:
-    if isinstance(inputs, str):
+    if isinstance(inputs, str | bytes | Path) or is_opened_image(inputs):
         return [inputs]
     if not isinstance(inputs, Iterable):
         kind = type(inputs).__name__

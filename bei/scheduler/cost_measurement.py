@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from bei.artifact.cost_cache import CostCache
-from bei.artifact.manifest import Artifact
+from bei.artifact.manifest import ENGINE_DIR, Artifact
 from bei.config.settings import ServeConfig
 from bei.core import Engine, EngineInfo, Limits, PackedBatch
 from bei.errors import ConfigError
@@ -426,6 +426,7 @@ def _key(artifact: Artifact, info: EngineInfo, config: ServeConfig) -> dict[str,
         "streams": info.num_streams,
         "library": f"{library} {_version(library)}" if library else info.target,
         **({"options": chosen} if chosen else {}),
+        **({} if artifact.folder == ENGINE_DIR else {"engine": artifact.folder}),
     }
 
 

@@ -16,7 +16,7 @@ from bei.port import LANES, Lane, LaneStats
 from bei.scheduler.fair_queue import FairQueue
 from bei.scheduler.next_batch import LaneView, QueueKey
 
-# Token ids, token types, and how many tokens serve as attention keys.
+# Token ids (of an image the digest of its pixels), token types, and how many tokens serve as attention keys.
 Identity: TypeAlias = "tuple[bytes, bytes | None, int | None, int, int]"
 
 # Work without a deadline is due this many seconds after its arrival, by lane, so that a stream of work with deadlines
@@ -67,7 +67,7 @@ class Entry:
         self.encoding = encoding
         self.num_tokens = encoding.num_tokens
         self.identity: Identity = (
-            encoding.input_ids.tobytes(),
+            encoding.input_ids.tobytes() if encoding.image is None else encoding.image.digest,
             None if types is None else types.tobytes(),
             encoding.num_keys,
             encoding.num_unpooled,

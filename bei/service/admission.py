@@ -77,8 +77,12 @@ class Demand(NamedTuple):
     num_tokens: int
     seconds: float
 
+    def plus(self, other: Demand) -> Demand:
+        """Both together."""
+        return Demand(self.num_tokens + other.num_tokens, self.seconds + other.seconds)
 
-_NO_DEMAND = Demand(0, 0.0)
+
+NO_DEMAND = Demand(0, 0.0)
 
 
 class Accepted(NamedTuple):
@@ -270,7 +274,7 @@ class Admission:
     def admit_anyway(
         self,
         num_inputs: int = 1,
-        demand: Demand = _NO_DEMAND,
+        demand: Demand = NO_DEMAND,
         lane: Lane | None = "interactive",
         deadline_s: float | None = None,
     ) -> Ticket:
@@ -361,9 +365,7 @@ class Admission:
         untold_s = self._told.expected_s[lane] - self._expected_s[lane]
         return not 0 <= untold_tokens <= self._most_untold.num_tokens or untold_s > self._most_untold.seconds
 
-    def _tell(
-        self, num_coming: int = 0, coming: Demand = _NO_DEMAND, lane: Lane = "interactive", flow: int = 0
-    ) -> None:
+    def _tell(self, num_coming: int = 0, coming: Demand = NO_DEMAND, lane: Lane = "interactive", flow: int = 0) -> None:
         """Tell the other processes the work that this one has accepted. The caller holds the lock.
 
         ``num_coming`` requests of ``flow`` with the demand ``coming`` in ``lane``, which are not admitted yet, are

@@ -15,6 +15,7 @@ import numpy as np
 from bei.artifact.manifest import Manifest
 from bei.core import Encoding, Float32Array, Row
 from bei.errors import BeiError, EngineDeadError, EngineError, InputTooLongError, InvalidRequestError
+from bei.image.source import ImageInput
 from bei.metrics.request_timing import CallTimes
 from bei.port import Item
 from bei.service.admission import Ticket
@@ -26,8 +27,8 @@ T = TypeVar("T")
 _MANY_IDS = 16_384
 _MANY_INPUTS = 1_000
 
-# A text, a pair, or the token ids of one input exactly as they are to be run.
-ModelInput: TypeAlias = "Input | list[int]"
+# A text, a pair, the token ids of one input exactly as they are to be run, or an image.
+ModelInput: TypeAlias = "Input | list[int] | ImageInput"
 
 # What is kept of a row.
 Reduce: TypeAlias = Callable[[Row], Mapping[str, Any]]
@@ -41,10 +42,10 @@ _OF_AN_INPUT = (InvalidRequestError, EngineError)
 class ModelRequest(msgspec.Struct, frozen=True):
     """A request to a model: its inputs, and how they are read. Tasks add their fields.
 
-    ``options`` apply to texts and pairs; token ids are run exactly as given. ``failed`` asks for a partial answer: an
-    invalid input, or one that the engine fails on, fails alone. It has the errors of inputs that are known before, by
-    their places; these are not run. None: the first error fails the request. ``adapter``: of the weights that read all
-    inputs, token ids too (``bei.core.Encoding``).
+    ``options`` apply to texts and pairs; token ids are run exactly as given, images as their processor makes them.
+    ``failed`` asks for a partial answer: an invalid input, or one that the engine fails on, fails alone. It has the
+    errors of inputs that are known before, by their places; these are not run. None: the first error fails the request.
+    ``adapter``: of the weights that read all inputs, token ids too (``bei.core.Encoding``).
     """
 
     inputs: Seq[ModelInput]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from bei.config.settings import ServeConfig
 from bei.core import Engine, Float32Array
 from bei.engine.load import given_options, load_engine
 from bei.errors import ConfigError
+from bei.image.encoder import ImageEncoder
 from bei.metrics.registry import Metrics, ModelMetrics
 from bei.port import EnginePort, OnAnswers
 from bei.scheduler.batch_manager import BatchManager
@@ -24,7 +26,9 @@ from bei.scheduler.cost_measurement import costs_for, costs_while_serving, engin
 from bei.scheduler.cost_model import CostModel
 from bei.scheduler.device_gate import DeviceGate
 from bei.scheduler.scheduler import SchedulingRules
+from bei.scheduler.tower_port import TowerPort
 from bei.service.build_settings import build_settings, check_built
+from bei.service.image_side import ImageSide, image_encoder_of
 from bei.service.service import InferenceService, OpenPort
 from bei.service.trusted_artifact import opened
 from bei.tokenizer.encoder import TextEncoder
@@ -54,6 +58,20 @@ def local_port(
     return open_port
 
 
+def tower_port(open_texts: OpenPort, open_images: OpenPort) -> OpenPort:
+    """A port to the engines of both towers of a model."""
+
+    def open_port(on_answers: OnAnswers, metrics: ModelMetrics) -> EnginePort:
+        # The metrics' limits of a step are those of the port that is opened last: of texts.
+        return TowerPort(
+            lambda on_texts: open_texts(on_texts, metrics),
+            lambda on_images: open_images(on_images, metrics),
+            on_answers,
+        )
+
+    return open_port
+
+
 class WarmEngine(NamedTuple):
     """An engine that is ready to run, of a verified artifact, whose certificate it may have completed."""
 
@@ -62,9 +80,17 @@ class WarmEngine(NamedTuple):
     costs: CostModel
 
 
+class LoadedImages(NamedTuple):
+    """The image tower of a model: how it reads images, and its engine, warm. ``reload`` as in ``Loaded``."""
+
+    side: ImageSide
+    engine: Engine
+    reload: Callable[[], Engine] | None
+
+
 class Loaded(NamedTuple):
     """A verified artifact and its engine, warm: the parts of a service. ``reload`` makes another engine; None: an
-    engine that hangs is not replaced.
+    engine that hangs is not replaced. ``images``: None where the model reads texts only.
     """
 
     artifact: Artifact
@@ -72,19 +98,26 @@ class Loaded(NamedTuple):
     engine: Engine
     costs: CostModel
     reload: Callable[[], Engine] | None
+    images: LoadedImages | None = None
 
     @classmethod
-    def of(cls, warm: WarmEngine, encoder: TextEncoder, config: ServeConfig) -> Loaded:
+    def of(
+        cls, warm: WarmEngine, encoder: TextEncoder, config: ServeConfig, images: LoadedImages | None = None
+    ) -> Loaded:
         """With ``encoder`` of the same artifact, whose files are held for another engine alone."""
-        reload = None
-        if warm.engine.info.is_replaceable:
-            reload = partial(warm_again, warm.artifact, config, warm.engine.info.num_streams)
-        return cls(warm.artifact.without_files(), encoder, warm.engine, warm.costs, reload)
+        return cls(warm.artifact.without_files(), encoder, warm.engine, warm.costs, _reload(warm, config), images)
 
     def service(self, config: ServeConfig, metrics: Metrics, gate: DeviceGate) -> InferenceService:
         """Start it. ``gate`` is shared by all models of the device. Needs a running event loop."""
-        port = local_port(self.engine, self.costs, config, gate, self.reload)
-        return InferenceService(self.artifact, self.encoder, config, metrics, port, self.costs)
+        images, side = self.images, None
+        if images is None:
+            port = local_port(self.engine, self.costs, config, gate, self.reload)
+        else:
+            side = images.side
+            config = replace(config, cache_megabytes=config.cache_megabytes // 2)  # each has a cache of its own
+            texts = local_port(self.engine, self.costs, config, gate, self.reload)
+            port = tower_port(texts, local_port(images.engine, side.costs, config, gate, images.reload))
+        return InferenceService(self.artifact, self.encoder, config, metrics, port, self.costs, images=side)
 
 
 class Standing(NamedTuple):
@@ -94,13 +127,20 @@ class Standing(NamedTuple):
     path: Path
     target: str
     num_streams: int
-    costs: CostModel
+    costs: CostModel | None
+    image_costs: CostModel | None = None
 
     @classmethod
     def of(cls, source: Path | Artifact, loaded: Loaded) -> Standing:
         """After the artifact at ``source`` was loaded."""
         path = source if isinstance(source, Path) else source.path
-        return cls(path, loaded.engine.info.target, loaded.engine.info.num_streams, loaded.costs)
+        of_images = loaded.images.side.costs if loaded.images else None
+        return cls(path, loaded.engine.info.target, loaded.engine.info.num_streams, loaded.costs, of_images)
+
+    @property
+    def of_images(self) -> Standing:
+        """Of the image tower, by itself."""
+        return self._replace(costs=self.image_costs)
 
 
 def load_service(source: Path | Artifact, config: ServeConfig, metrics: Metrics, gate: DeviceGate) -> InferenceService:
@@ -114,8 +154,9 @@ def load_model(source: Path | Artifact, config: ServeConfig) -> Loaded:
     Raises ArtifactError and its subclasses, ConfigError, MissingDependencyError, EngineError, VerificationError.
     """
     artifact = verified_at(source, config)
-    encoder = encoder_of(artifact, config)
-    return Loaded.of(warm_first(artifact, config), encoder, config)
+    encoder, decoder = encoder_of(artifact, config), _image_encoder(artifact, config)
+    warm = warm_first(artifact, config)
+    return _loaded(warm, encoder, decoder, config, partial(warm_first, config=config))
 
 
 def load_next(standing: Standing, served: InferenceService, config: ServeConfig) -> Loaded | None:
@@ -127,8 +168,10 @@ def load_next(standing: Standing, served: InferenceService, config: ServeConfig)
     artifact = next_artifact(standing.path, served.manifest, config)
     if artifact is None:
         return None
+    decoder = _image_encoder(artifact, config)
     warm = warm_next(artifact, standing, config)
-    return Loaded.of(warm, next_encoder(artifact, served.encoder), config)
+    warm_images = partial(warm_next, standing=standing.of_images, config=config)
+    return _loaded(warm, next_encoder(artifact, served.encoder), decoder, config, warm_images)
 
 
 # The parts of it: of one process, or of several.
@@ -208,7 +251,41 @@ def warm_next(artifact: Artifact, standing: Standing, config: ServeConfig) -> Wa
     if streams == 0 and artifact.manifest.target == standing.target:
         streams = standing.num_streams  # chosen when the server started; measuring would disturb requests
     engine = _opener(artifact, config)(streams or None)
-    return _warmed(artifact, engine, lambda artifact: costs_while_serving(artifact, engine, config, standing.costs))
+    former = standing.costs or CostModel.assumed(engine.info.limits)  # the former one may have had no image tower
+    return _warmed(artifact, engine, lambda artifact: costs_while_serving(artifact, engine, config, former))
+
+
+def _image_encoder(artifact: Artifact, config: ServeConfig) -> ImageEncoder | None:
+    return None if artifact.manifest.image_tower is None else image_encoder_of(artifact, config)
+
+
+def _loaded(
+    warm: WarmEngine,
+    encoder: TextEncoder,
+    decoder: ImageEncoder | None,
+    config: ServeConfig,
+    warm_images: Callable[[Artifact], WarmEngine],
+) -> Loaded:
+    """The parts of a service, with the image tower that ``decoder`` is of. Where that one fails, both engines are
+    closed."""
+    if decoder is None:
+        return Loaded.of(warm, encoder, config)
+    try:
+        found = warm_images(warm.artifact.of_images)
+    except BaseException:
+        warm.engine.close()
+        raise
+    tower = warm.artifact.manifest.image_tower
+    assert tower is not None
+    side = ImageSide(decoder, found.costs, tower.image_size)
+    return Loaded.of(warm, encoder, config, LoadedImages(side, found.engine, _reload(found, config)))
+
+
+def _reload(warm: WarmEngine, config: ServeConfig) -> Callable[[], Engine] | None:
+    """Makes another engine in the place of one that hangs; None: it is not replaced."""
+    if not warm.engine.info.is_replaceable:
+        return None
+    return partial(warm_again, warm.artifact, config, warm.engine.info.num_streams)
 
 
 def warm_again(artifact: Artifact, config: ServeConfig, num_streams: int | None) -> Engine:

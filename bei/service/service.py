@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from functools import cached_property
 from typing import TypeAlias
 
-from bei.artifact.certificate.canary import check_canary
+from bei.artifact.certificate.canary import check_canary, check_image_canary
 from bei.artifact.manifest import Artifact
 from bei.config.settings import ServeConfig
 from bei.core import Encoding
@@ -32,10 +31,12 @@ from bei.metrics.last_minute import RecentSteps
 from bei.metrics.registry import Metrics, ModelMetrics
 from bei.port import Answer, EnginePort, Item, Lane, OnAnswers, PortStats, Submission
 from bei.scheduler.cost_model import CostModel
-from bei.service.admission import Admission, Demand, Elsewhere, Ticket, admission_limits, estimated_length
+from bei.service.admission import Admission, Demand, Elsewhere, Ticket, admission_limits
 from bei.service.call import InferenceResult, ModelInput, ModelRequest, PendingCall, Reduce, encoding_of_ids, is_large
+from bei.service.image_side import ImageSide
+from bei.service.readers import InputReaders
 from bei.tokenizer.encoder import Input, TextEncoder
-from bei.tokenizer.pool import TokenizerPool, is_long, is_short
+from bei.tokenizer.pool import AnyInput, TokenizerPool, is_long, is_short
 from bei.tokenizer.prompts import ChosenPrompt, choose_prompt
 from bei.utils.threads import off_loop
 
@@ -47,6 +48,9 @@ _CANARY_TIMEOUT_S = 10.0
 # Most items of one submission: the port's lock is held meanwhile, and others ask for its state (25 ms for 2,560).
 _MOST_ITEMS = 256
 
+# Gets inputs as they are read, and what they were admitted with.
+OnItems: TypeAlias = Callable[[list[Item], Demand], None]
+
 # Opens the engine port of a service, which gets the answers.
 OpenPort: TypeAlias = Callable[[OnAnswers, ModelMetrics], EnginePort]
 
@@ -54,7 +58,7 @@ OpenPort: TypeAlias = Callable[[OnAnswers, ModelMetrics], EnginePort]
 class InferenceService:
     """Answers requests for one artifact. Made and used on one event loop; ``close`` ends its threads.
 
-    ``elsewhere``: what other processes have accepted of the model, where there are any.
+    ``elsewhere``: what other processes have accepted of the model, if any. ``images``: None for a model of texts.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class InferenceService:
         open_port: OpenPort,
         costs: CostModel,
         elsewhere: Elsewhere | None = None,
+        images: ImageSide | None = None,
     ) -> None:
         self.manifest = artifact.manifest
         self.name = self.manifest.name  # as clients call it
@@ -86,7 +91,7 @@ class InferenceService:
         self._canary_matched = False
         is_embedder = any(task.startswith("embed") for task in self.manifest.tasks)
         self._metrics = ModelMetrics(metrics, self.manifest.name, is_embedder=is_embedder)
-        self._tokenizers = TokenizerPool(encoder, config.tokenizer_threads)
+        self._readers = InputReaders(self.name, encoder, images, self.manifest.max_seq_len, config.tokenizer_threads)
         self._port = open_port(self._on_answers, self._metrics)
         self._admission = Admission(admission_limits(config), costs, self._port.stats, self._idle.set, elsewhere)
         self._metrics.watch_waits(self._admission.wait_s)
@@ -114,8 +119,8 @@ class InferenceService:
 
     @property
     def can_tokenize(self) -> bool:
-        """True while every tokenizer's thread works."""
-        return self._tokenizers.is_alive
+        """True while every thread works that tokenizes, or decodes images."""
+        return self._readers.is_alive
 
     @property
     def port_stats(self) -> PortStats:
@@ -154,7 +159,7 @@ class InferenceService:
         than what may ever wait.
         """
         assert inputs, "a request of nothing would never be answered"
-        demand = self._admission.demand(self.estimated_lengths(inputs, whole=whole))
+        demand = self._demand(inputs, whole=whole)
         return self._accepted(self._admission.admit(len(inputs), demand, lane, deadline_s, flow))
 
     def accept(
@@ -172,20 +177,15 @@ class InferenceService:
         assert inputs, "a request of nothing would never be answered"
         if self._draining:
             raise ShuttingDownError(f"{self.name} is draining.")
-        demand = self._admission.demand(self.estimated_lengths(inputs, whole=whole))
+        demand = self._demand(inputs, whole=whole)
         return self._accepted(self._admission.admit_anyway(len(inputs), demand, lane, deadline_s))
 
     def estimated_lengths(self, inputs: Seq[ModelInput], *, whole: bool = False) -> list[int]:
         """Tokens of each input; of texts a guess. ``whole``: texts are not cut to what the model takes."""
-        most = sys.maxsize if whole else self.manifest.max_seq_len
-        return [
-            estimated_length(len(value), most)
-            if isinstance(value, str)
-            else len(value)
-            if isinstance(value, list)
-            else estimated_length(len(value[0]) + len(value[1]), most)
-            for value in inputs
-        ]
+        return self._readers.estimated_lengths(inputs, whole=whole)
+
+    def _demand(self, inputs: Seq[ModelInput], *, whole: bool) -> Demand:
+        return self._readers.demand(self._admission.demand, inputs, whole=whole)
 
     async def infer(
         self, request: ModelRequest, *, ticket: Ticket, outputs: AbstractSet[str], reduce: Reduce | None = None
@@ -242,7 +242,7 @@ class InferenceService:
                 self._wake([call])
 
         try:
-            self._tokenize(
+            self._encode(
                 call, {i: text for i, text in enumerate(call.request.inputs) if not isinstance(text, list)}, on_items
             )
             await self._done(call)
@@ -289,13 +289,18 @@ class InferenceService:
         with self._admission.admit_anyway() as ticket:
             ticket.is_own = True
             self._idle.clear()
-            work = self.infer(ModelRequest([self.certificate.canary_text]), ticket=ticket, outputs={output})
+            asked: list[ModelInput] = [self.certificate.canary_text]
+            if self._readers.images is not None:
+                asked.append(self._readers.images.canary)
+            work = self.infer(ModelRequest(asked), ticket=ticket, outputs={output})
             try:
                 answer = await asyncio.wait_for(work, _CANARY_TIMEOUT_S)
             except asyncio.TimeoutError as error:
                 raise EngineError(f"{self.name} did not answer its canary within {_CANARY_TIMEOUT_S:.0f} s.") from error
         self._canary_matched = False
         check_canary(self.name, self.certificate, answer.rows[0][output])
+        if self.certificate.images:
+            check_image_canary(self.name, self.certificate.images, answer.rows[1][output])
         self._canary_matched = True
 
     def begin_drain(self) -> None:
@@ -316,7 +321,7 @@ class InferenceService:
 
     def close(self) -> None:
         """Finish what is queued, end the threads, free the engine. Blocks; not for the event loop."""
-        self._tokenizers.close()
+        self._readers.close()
         self._port.close()
 
     # On the event loop.
@@ -359,7 +364,7 @@ class InferenceService:
     def _start(self, call: PendingCall) -> None:
         """Hand token ids to the engine, and texts to the tokenizers. In any thread."""
         given: list[Item] = []
-        texts: dict[int, Input] = {}
+        texts: dict[int, AnyInput] = {}
         refused = frozenset(call.errors)
         for index, value in enumerate(call.request.inputs):
             if index in refused:
@@ -379,30 +384,34 @@ class InferenceService:
                 part = given[first : first + _MOST_ITEMS]
                 self._submit(call, part, self._admission.demand([encoding.num_tokens for _, encoding in part]))
         if texts:
-            self._tokenize(call, texts, lambda items, demand: self._submit(call, items, demand))
+            self._encode(call, texts, lambda items, demand: self._submit(call, items, demand))
 
     def _start_inline(self, call: PendingCall, value: Input) -> None:
         """Tokenize the only input of ``call`` in this thread, and hand it to the engine."""
         try:
-            encoding = self._tokenizers.encode_inline(value, call.request.options)
+            encoding = self._readers.encode_inline(value, call.request.options)
             call.ticket.count_tokens(encoding.num_tokens)
             self._submit(call, [Item(0, encoding)], self._demand_of(call, [value]))
         except BeiError as error:
             self._fail_at(call, 0, error)
 
-    def _tokenize(
-        self, call: PendingCall, texts: dict[int, Input], on_items: Callable[[list[Item], Demand], None]
+    def _encode(self, call: PendingCall, inputs: dict[int, AnyInput], on_items: OnItems) -> None:
+        """Tokenize texts and decode images, by their places in the call. ``on_items`` gets them in chunks, with the
+        demand that they were admitted for, in a thread of the pool."""
+        for pool, by_place in self._readers.by_pool(inputs):
+            self._encode_in(pool, call, by_place, on_items)
+
+    def _encode_in(
+        self, pool: TokenizerPool, call: PendingCall, by_place: Mapping[int, AnyInput], on_items: OnItems
     ) -> None:
-        """Tokenize ``texts``, by their places in the call. ``on_items`` gets them in chunks, with the demand that they
-        were admitted for, in a tokenizer's thread."""
-        places, inputs = list(texts), list(texts.values())
+        places, inputs = list(by_place), list(by_place.values())
 
         def on_encoded(start: int, encodings: list[Encoding]) -> None:
             call.ticket.count_tokens(sum(encoding.num_tokens for encoding in encodings))
             items = [Item(places[start + i], encoding) for i, encoding in enumerate(encodings)]
             on_items(items, self._demand_of(call, inputs[start : start + len(items)]))
 
-        self._tokenizers.submit(
+        pool.submit(
             inputs,
             on_encoded,
             lambda index, error: self._fail_at(call, places[index], error),
@@ -412,12 +421,12 @@ class InferenceService:
             one_by_one=call.is_partial,
         )
 
-    def _demand_of(self, call: PendingCall, inputs: Seq[Input]) -> Demand:
+    def _demand_of(self, call: PendingCall, inputs: Seq[AnyInput]) -> Demand:
         """The share of the ticket's estimate that these inputs account for. It is taken off the estimate now that their
         real token count is known."""
         if len(inputs) == call.ticket.num_inputs:
             return call.ticket.admitted
-        return self._admission.demand(self.estimated_lengths(inputs, whole=call.request.options.whole))
+        return self._demand(inputs, whole=call.request.options.whole)
 
     def _submit(self, call: PendingCall, items: list[Item], admitted: Demand) -> None:
         """Hand tokenized inputs to the engine, or answer them here if the call wants no engine outputs.
@@ -429,7 +438,7 @@ class InferenceService:
         items = call.adapted(items)
         num_tokens = 0
         for index, encoding in items:
-            call.encodings[index] = encoding
+            call.encodings[index] = encoding if encoding.image is None else encoding._replace(image=None)
             num_tokens += encoding.num_tokens
         ticket = call.ticket
         ticket.moved(admitted, num_tokens if call.outputs else 0)

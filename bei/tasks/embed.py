@@ -18,10 +18,12 @@ from bei.artifact.sides import Role
 from bei.core import Float32Array
 from bei.engine.postprocess import cut, means_of_chunks, unit_length
 from bei.engine.sparse import SparseVector, nonzero, sparse_vectors
-from bei.errors import BeiError, InvalidRequestError
+from bei.errors import BeiError, InvalidImageError, InvalidRequestError
+from bei.image.source import ImageInput
 from bei.port import UNIT_EMBEDDING
 from bei.service.admission import Ticket
 from bei.service.call import InferenceResult, ModelInput, ModelRequest
+from bei.service.image_side import no_images
 from bei.service.model_service import ModelService
 from bei.tasks.dimensions import check_dimensions
 from bei.tasks.support import PartialResult, computed, off_loop_if_large, require
@@ -32,6 +34,9 @@ from bei.utils.threads import off_loop
 
 # Sparse vectors of more texts are made off the event loop.
 _MANY_TEXTS = 32
+
+# Inputs that no prompt is put in front of.
+_PROMPTLESS = (list, ImageInput)
 
 TaskName: TypeAlias = Literal["embed", "embed_sparse", "embed_tokens"]
 
@@ -136,6 +141,7 @@ def check_task(service: ModelService, task: EmbedTask, name: TaskName) -> Checke
     adapter = adapter_of(manifest, task.prompt_name, task.input_type, asked=service.adapter or task.adapter)
     if adapter != task.adapter:
         task = msgspec.structs.replace(task, adapter=adapter)
+    _check_images(service, task, name)
     if task.is_bare:
         return CheckedTask(task, "", None, width, warnings)
     if task.prompt_name is None and task.input_type is None and task.prompt is None:
@@ -144,7 +150,7 @@ def check_task(service: ModelService, task: EmbedTask, name: TaskName) -> Checke
         asked = choose_prompt(manifest, None, named) if is_named else service.default_prompt
     else:
         asked = choose_prompt(manifest, task.prompt_name, task.input_type, task.prompt)
-    if asked.warning is not None and not (task.inputs and all(isinstance(ids, list) for ids in task.inputs)):
+    if asked.warning is not None and not (task.inputs and all(isinstance(one, _PROMPTLESS) for one in task.inputs)):
         warnings.append(asked.warning)
     role = None if name == "embed" else role_of(manifest, task.prompt_name, task.input_type)
     if role is not None:
@@ -282,6 +288,19 @@ def _token_vectors(answer: InferenceResult, role: Role | None, unit: bool) -> li
         vectors.append(unit_length(rows) if unit else rows)
         answer.rows[index] = {}
     return vectors
+
+
+def _check_images(service: ModelService, task: EmbedTask, name: TaskName) -> None:
+    """Raise InvalidImageError for images that the model, or this kind of vectors, does not take."""
+    image = next((value for value in task.inputs if isinstance(value, ImageInput)), None)
+    if image is None:
+        return
+    if service.manifest.image_tower is None:
+        raise no_images(service.name, image.param)
+    if name != "embed" or task.late_chunking:
+        raise InvalidImageError("Images have dense vectors only, one each: send texts.", image.param)
+    if task.adapter:
+        raise InvalidImageError("Adapters read texts only: send images without one.", image.param)
 
 
 def _check_late_chunking(manifest: Manifest) -> None:

@@ -1,4 +1,4 @@
-"""Tokenizer threads. The tokenizers library releases the GIL, so threads suffice.
+"""Threads that tokenize texts, or decode images. The tokenizers library and Pillow release the GIL, so threads suffice.
 
 Independent of batching: results go to a callback, in a thread of the pool.
 """
@@ -10,11 +10,12 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from typing import NamedTuple, TypeGuard
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard
 
 from bei.core import Encoding
 from bei.errors import BeiError, EngineError
-from bei.tokenizer.encoder import AS_CONFIGURED, CommonText, EncodingOptions, Input, TextEncoder
+from bei.image.source import ImageInput
+from bei.tokenizer.encoder import AS_CONFIGURED, CommonText, EncodingOptions, Input
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,22 @@ OnEncoded = Callable[[int, list[Encoding]], None]
 OnFailed = Callable[[int, BeiError], None]
 
 
+AnyInput: TypeAlias = "Input | ImageInput"
+
+
+class InputEncoder(Protocol):
+    """Makes encodings of texts and pairs (``TextEncoder``), or of images (``ImageEncoder``)."""
+
+    def encode(
+        self,
+        inputs: Seq[Any],
+        options: EncodingOptions = ...,
+        common: CommonText | None = ...,
+        check: Callable[[], None] = ...,
+    ) -> list[Encoding]:
+        """The encodings of ``inputs``. ``check`` is called now and then, and may raise. Raises BeiError."""
+
+
 class _CancelledError(Exception):
     """The chunk's request was cancelled."""
 
@@ -45,7 +62,7 @@ class _Job(NamedTuple):
     """A chunk of a request: its inputs, and the place of the first. ``one_by_one``: inputs fail separately."""
 
     start: int
-    inputs: Seq[Input]
+    inputs: Seq[AnyInput]
     options: EncodingOptions
     on_encoded: OnEncoded
     on_failed: OnFailed
@@ -68,12 +85,13 @@ class TokenizerPool:
     is answered.
     """
 
-    def __init__(self, encoder: TextEncoder, num_threads: int) -> None:
+    def __init__(self, encoder: InputEncoder, num_threads: int, name: str = "tokenizer") -> None:
         self._encoder = encoder
+        self._name = name
         self._urgent: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._others: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._work, args=(jobs,), name=f"bei-tokenizer-{kind}-{index}", daemon=True)
+            threading.Thread(target=self._work, args=(jobs,), name=f"bei-{name}-{kind}-{index}", daemon=True)
             for kind, jobs in (("urgent", self._urgent), ("bulk", self._others))
             for index in range(num_threads)
         ]
@@ -82,7 +100,7 @@ class TokenizerPool:
 
     def submit(
         self,
-        inputs: Seq[Input],
+        inputs: Seq[AnyInput],
         on_encoded: OnEncoded,
         on_failed: OnFailed,
         is_cancelled: Callable[[], bool],
@@ -109,7 +127,7 @@ class TokenizerPool:
         except BeiError:
             raise
         except BaseException as error:  # a boundary, as in ``_run``: the library's Rust panics are not Exceptions
-            raise _broken() from error
+            raise _broken(self._name) from error
 
     @property
     def is_alive(self) -> bool:
@@ -137,7 +155,7 @@ class TokenizerPool:
         except BeiError as error:
             self._failed(job, error)
         except BaseException:  # a boundary: the library's Rust panics are not Exceptions, and must not end the thread
-            self._failed(job, _broken())
+            self._failed(job, _broken(self._name))
 
     def _failed(self, job: _Job, error: BeiError) -> None:
         if not job.one_by_one or len(job.inputs) == 1:
@@ -148,27 +166,29 @@ class TokenizerPool:
                 self._run(job._replace(start=place, inputs=[value]))
 
 
-def _broken() -> EngineError:
-    """The error of a broken tokenizer; the library's own message goes to the log."""
-    log.exception("tokenizer failed")
-    return EngineError("The tokenizer failed on an input.")
+def _broken(name: str) -> EngineError:
+    """The error of a broken tokenizer or decoder; the library's own message goes to the log."""
+    log.exception("%s failed", name)
+    return EngineError(f"The {name} failed on an input.")
 
 
-def is_short(value: Input | list[int]) -> TypeGuard[Input]:
+def is_short(value: AnyInput | list[int]) -> TypeGuard[Input]:
     """True if tokenizing ``value`` in the calling thread takes less time than waking a thread of the pool."""
-    return not isinstance(value, list) and _num_chars(value) <= _INLINE_CHARS
+    return not isinstance(value, list | ImageInput) and _num_chars(value) <= _INLINE_CHARS
 
 
-def is_long(inputs: Seq[Input], options: EncodingOptions) -> bool:
+def is_long(inputs: Seq[AnyInput], options: EncodingOptions) -> bool:
     """True if ``inputs`` that are read to their ends have so many characters that other requests would wait."""
     return sum(map(_num_chars, inputs)) > (_LONG_CHARS if options.whole else _MOST_URGENT_CHARS)
 
 
-def _num_chars(value: Input) -> int:
+def _num_chars(value: AnyInput) -> int:
+    if isinstance(value, ImageInput):
+        return _CHUNK_CHARS  # each is a chunk of its own: decoding takes milliseconds
     return len(value) if isinstance(value, str) else len(value[0]) + len(value[1])
 
 
-def chunks_of(inputs: Seq[Input]) -> Iterator[tuple[int, int]]:
+def chunks_of(inputs: Seq[AnyInput]) -> Iterator[tuple[int, int]]:
     """Begin and end of each chunk of ``inputs``: at most ``CHUNK`` inputs, and a limited number of characters."""
     if len(inputs) == 1:
         yield 0, 1

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from bei.artifact.manifest import Adapters, Manifest
 from bei.artifact.sides import SIDES, Role, names_of
 from bei.errors import InvalidRequestError
 from bei.tokenizer.adapters import is_task
 from bei.tokenizer.encoder import EncodingOptions, Input
+
+InputT = TypeVar("InputT")
 
 
 def prompt_of(manifest: Manifest, prompt_name: str | None = None, input_type: str | None = None) -> str:
@@ -127,8 +129,8 @@ def apply_prompt(prompt: str, texts: Seq[str]) -> Seq[str]:
     return [before + text + after for text in texts]
 
 
-def apply_prompt_to_inputs(prompt: str, inputs: Seq[Input | list[int]]) -> Seq[Input | list[int]]:
-    """``inputs`` with ``prompt`` applied to single texts; pairs and token ids are unchanged."""
+def apply_prompt_to_inputs(prompt: str, inputs: Seq[InputT]) -> Seq[InputT | str]:
+    """``inputs`` with ``prompt`` applied to single texts; pairs, token ids and images are unchanged."""
     if not prompt:
         return inputs
     before, after = split_prompt(prompt)

@@ -104,6 +104,7 @@ class BuildConfig:
     route: str | None = _option(
         None, "route of the checkpoint's Router to build, where its modules differ for queries and documents"
     )
+    images: bool = _option(True, "build the image tower too, where the checkpoint has one")
     token_embeddings: bool = _option(False, "give every token's state too: late chunking, /embed_all")
     rerank_prefix: str = _option("", "text in front of a pair, tokenized by itself")
     rerank_body: str = _option("", "text of a pair, with {query}, {document} and {instruction}")

@@ -40,10 +40,11 @@ class Job:
     root: Path
     describe: Describe
     open_engine: OpenEngine
+    engine_dir: str = ENGINE_DIR
 
     def compile(self, numerics: Numerics, say: Say) -> EngineRequirements:
         """Write the engine folder of the artifact; returns the engine's requirements. Raises CompileError."""
-        folder = self.root / ENGINE_DIR
+        folder = self.root / self.engine_dir
         folder.mkdir()
         return self.compiler.compile(self.checkpoint.spec, self.weights, numerics, self.limits, folder, say)
 

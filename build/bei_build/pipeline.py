@@ -42,6 +42,7 @@ from bei.version import __version__
 from bei_build.applicable_settings import check_applicable
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.heads import HeadChoice, tasks_of
+from bei_build.checkpoint.image_tower import ImageCheckpoint, has_image_tower, read_image_tower
 from bei_build.checkpoint.locate import Location, locate
 from bei_build.checkpoint.read import read_checkpoint, source_of
 from bei_build.checkpoint.remote_code import attention_of
@@ -59,6 +60,7 @@ from bei_build.tokenizer.chat_template import derive_template
 from bei_build.tokenizer.token_table import check_table
 from bei_build.verification.certify import VerificationJob, certify
 from bei_build.verification.emulate import meet_thresholds
+from bei_build.verification.images import add_image_tower, check_buildable
 from bei_build.verification.questions import Questions, check_verifiable
 from bei_build.verification.speed import compare_speed
 
@@ -103,6 +105,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
         )
         check_applicable(config, checkpoint)
         checkpoint.weights().close()  # invalid weights are reported before anything else is done
+        images = _image_tower(config, checkpoint, compiler, precision, progress)
         step.details.append(f"{checkpoint.spec.architecture}, {checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
     for difference in version_notes(checkpoint, config.attention):  # type: ignore[arg-type]
         progress.note(difference)
@@ -158,6 +161,10 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             manifest, certificate = certify(work, out.name, progress)
             if scales is not None and config.target == "cpu":
                 compare_speed(job, manifest, progress)
+            if images is not None:
+                manifest, agreement = add_image_tower(job, images, manifest, progress)
+                passed = certificate.passed and agreement.passed
+                certificate = msgspec.structs.replace(certificate, images=agreement, passed=passed)
         # 7. Seal it and put it in place.
         with progress.step("Write artifact") as step:
             artifact = save(scratch, manifest, certificate)
@@ -177,6 +184,25 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
         raise
     progress.finish(f"Built {out}")
     return msgspec.structs.replace(artifact, path=out)
+
+
+def _image_tower(
+    config: BuildConfig, checkpoint: Checkpoint, compiler: Compiler, precision: str, progress: Progress
+) -> ImageCheckpoint | None:
+    """The checkpoint's image tower, if it is to be built. Raises CheckpointError, ConfigError,
+    MissingDependencyError."""
+    if not config.images or not has_image_tower(checkpoint):
+        return None
+    images = read_image_tower(checkpoint)
+    if images is None:
+        progress.note(
+            "only the text tower is built: the checkpoint has no preprocessor_config.json, which says how images are "
+            "read"
+        )
+        return None
+    check_buildable(config.target, precision, compiler)
+    images.checkpoint.weights().close()
+    return images
 
 
 def _write_table(checkpoint: Checkpoint, scratch: Path, progress: Progress) -> None:

@@ -326,13 +326,13 @@ def test_engine_and_reference_are_never_open_together(
         opened.append(RotatedRows(open_engine(folder, manifest)))
         return opened[-1]
 
-    load_model = hf_model._load_model
+    load_model = hf_model.load_model
 
     def load_alone(*arguments: Any) -> Any:
         assert [engine.is_closed for engine in opened] == [True]
         return load_model(*arguments)
 
-    monkeypatch.setattr(hf_model, "_load_model", load_alone)
+    monkeypatch.setattr(hf_model, "load_model", load_alone)
     build_artifact(checkpoint, out, open_alone, min_cosine=-1.0)
     opened.clear()
     build_artifact(checkpoint, out, open_alone, min_cosine=-1.0, reference="engine")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from bei.artifact.certificate.record import Certificate
+from bei.artifact.certificate.record import Certificate, ImageAgreement
 from bei.core import Float32Array
 from bei.errors import EngineError
 
@@ -35,6 +35,23 @@ def deviation(actual: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]
         return None
     cosine = float(actual @ expected)
     return f"cosine {cosine:.4f} to the vector" if cosine < _MIN_COSINE else None
+
+
+def canary_levels(height: int, width: int) -> npt.NDArray[np.uint8]:
+    """The canary image, uint8 [height, width, 3]: ramps and squares, of the size that the model reads."""
+    rows, columns = np.mgrid[0:height, 0:width]
+    squares = (rows * 5 // height + columns * 5 // width) % 2 * 255
+    return np.stack([rows * 255 // height, columns * 255 // width, squares], axis=2).astype(np.uint8)
+
+
+def check_image_canary(name: str, agreement: ImageAgreement, answer: Float32Array) -> None:
+    """Raise EngineError unless the model ``name`` answers the canary image as it did at build time."""
+    expected = np.array(agreement.canary_row, np.float64)
+    if (found := deviation(canary_row(answer, "embedding"), expected, "embedding")) is not None:
+        raise EngineError(
+            f"{name} answers its canary image with {found} it had at build time: this machine gives other results than "
+            "the one of the build. Build the artifact again here."
+        )
 
 
 def check_canary(name: str, certificate: Certificate, answer: Float32Array) -> None:

@@ -35,6 +35,7 @@ def certificate_page(name: str, facts: Sequence[tuple[str, str]], certificate: C
         "<h2>What was compared</h2>",
         facts_table([*facts, *_comparison_facts(certificate)]),
         *_outputs(certificate),
+        *_images(certificate),
         *_retrieval(certificate),
         *(_quantization(certificate.quantization) if certificate.quantization else ()),
         *(_legend() if certificate.outputs else ()),
@@ -89,6 +90,23 @@ def _outputs(certificate: Certificate) -> Iterator[str]:
         yield scrolling(f"Chart of the cosines of {row.output}", chart, kind="scroll from-end")
         worst = [[(f"{one.cosine:.6f}", True), (_shortened(one.text), False)] for one in row.worst_texts]
         yield table(f"The texts with the lowest cosines of {row.output}", ["Cosine", "Text"], worst)
+
+
+def _images(certificate: Certificate) -> Iterator[str]:
+    if not (found := certificate.images):
+        return
+    yield "<h2>Images</h2>"
+    facts = [("Reference", found.reference), ("Engine answered on", found.device)]
+    facts += [("Images", f"{found.num_images}, drawn by a script"), ("SHA-256 of their files", found.images_sha256)]
+    yield facts_table(facts)
+    if (row := found.output) is None:
+        return
+    rows: list[list[Cell]] = [[(name, False), (value, True)] for name, value in _figures(row).items() if value]
+    rows.append([("Verdict", False), ("below threshold" if row.failures else "passed", True)])
+    yield table("The vectors of images against the reference", ["Figure", "embedding"], rows)
+    yield scrolling("Chart of the cosines of images", histogram_chart(row, found.thresholds, "cosines-images"))
+    worst = [[(f"{one.cosine:.6f}", True), (_shortened(one.text), False)] for one in row.worst_texts]
+    yield table("The images with the lowest cosines", ["Cosine", "Image"], worst)
 
 
 def _figures(row: Agreement) -> dict[str, str | None]:

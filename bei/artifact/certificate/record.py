@@ -160,6 +160,23 @@ class QuantizationRecord(Calibration, frozen=True, kw_only=True, forbid_unknown_
         return any(layer.effect is not None for layer in self.layers)
 
 
+class ImageAgreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The image tower's comparison with a reference on drawn images, which the reference read from their files by the
+    model's own image processor. ``images_sha256``: of all files, one after the other. ``canary_row``: the engine's
+    vector for the canary image, at unit length. ``worst_texts`` of the ``output`` are names of images."""
+
+    kind: Verification
+    reference: str
+    reference_is_independent: bool
+    device: str
+    num_images: int
+    images_sha256: str
+    thresholds: Thresholds | None
+    passed: bool
+    canary_row: list[float]
+    output: Agreement | None
+
+
 class ReferenceComparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The engine's comparison with a reference: kind, device, texts, verdict (docs/architecture.md, "A build").
 
@@ -193,19 +210,22 @@ class Certificate(ReferenceComparison, frozen=True, kw_only=True, forbid_unknown
 
     ``canary_row``: the engine's own ``canary_output`` for ``canary_text`` (vectors at unit length; of a token output
     the first token's row), or the reference's while the certificate is pending. Readiness recomputes it, which shows
-    that a server computes what was verified, not that this is right.
+    that a server computes what was verified, not that this is right. ``images``: of the image tower, where there is
+    one.
     """
 
     outputs: list[Agreement]
     quantization: QuantizationRecord | None = None
     canary_text: str
     canary_row: list[float]
+    images: ImageAgreement | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def failures(self) -> list[str]:
         """Missed thresholds of each output and of retrieval: ``embedding: mean cosine 0.98 below 0.99``."""
         rows = [(row.output, row.failures) for row in self.outputs]
         rows += [("retrieval", self.retrieval.failures)] if self.retrieval else []
+        rows += [("images", self.images.output.failures)] if self.images and self.images.output else []
         return [f"{name}: {', '.join(failures)}" for name, failures in rows if failures]
 
     @property
@@ -222,5 +242,7 @@ class Certificate(ReferenceComparison, frozen=True, kw_only=True, forbid_unknown
             return "PENDING: the engine could not run where it was built; 'bei verify' compares it on its own device"
         some = f"{self.num_texts} of {self.num_held_out_texts}"
         texts = f"{some if self.num_texts < self.num_held_out_texts else self.num_texts} texts"
+        if self.images:
+            texts += f" and {self.images.num_images} images"
         left_out = ", retrieval not measured" if self.retrieval_is_missing else ""
         return f"{'passed' if self.passed else 'BELOW THRESHOLD'} on {texts}{left_out}"

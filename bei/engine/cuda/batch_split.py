@@ -27,4 +27,5 @@ def _part(batch: PackedBatch, first: int, end: int) -> PackedBatch:
         None if key_lens is None else key_lens[first:end],
         None if unpooled_lens is None else unpooled_lens[first:end],
         None if batch.adapters is None else batch.adapters[first:end],
+        None if batch.levels is None else batch.levels[tokens],
     )

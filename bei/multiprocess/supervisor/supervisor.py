@@ -30,6 +30,7 @@ from typing import NamedTuple
 from bei.artifact.manifest import Artifact, Manifest
 from bei.config.devices import devices_of, usable_cores
 from bei.config.settings import ServeConfig
+from bei.errors import ConfigError
 from bei.metrics.registry import SwapResult
 from bei.multiprocess.control.messages import Abandon, Close, Drain, OpenModel, Reload, Served, Switch
 from bei.multiprocess.supervisor.child import Child, Tasks
@@ -105,6 +106,12 @@ class Supervisor:
         config, sockets = self._config, self._sockets
         manifests = [manifest_of(source) for source in self._sources]
         check_names(manifest.name for manifest in manifests)
+        for manifest in manifests:
+            if manifest.image_tower is not None:
+                raise ConfigError(
+                    f"{manifest.name} reads images, which one process serves: leave http_workers and devices out, or "
+                    "build it with --no-images."
+                )
         alias_names(config.alias, manifests)  # a wrong one ends the start here, and not in every front end
         targets = {manifest.name: manifest.target for manifest in manifests}
         devices = devices_of(config.devices, targets, os.environ, usable_cores())

@@ -15,12 +15,14 @@ import msgspec
 
 from bei.config.settings import ServeConfig
 from bei.errors import BeiError, InvalidRequestError, ModelNotFoundError
+from bei.image.source import ImageInput
 from bei.server.dialects.base import Dialect, adjusted
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import EMBEDDER, IDS, NUM_TOKENS, TEXTS, UUID, VECTORS, Example
 from bei.server.endpoint.field_schema import Texts, exactly_one, limits, limits_of_inputs
 from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.inference import embedded
+from bei.server.endpoint.input_parts import ImageText, Parts, joined_parts
 from bei.server.endpoint.models import Models
 from bei.server.endpoint.parse import TokenId, parser
 from bei.server.endpoint.render import Items, Reply, items_of
@@ -29,7 +31,7 @@ from bei.server.endpoint.shared_fields import OF_COHERE_V2, Dimensions, Model, T
 from bei.server.endpoint.vector_encoding import FLOATS, OCTET_HEADERS, VectorForm, dtype_of
 from bei.server.http.routing import ApiRouter
 from bei.server.routes import rerank, tokenize
-from bei.service.call import ModelRequest
+from bei.service.call import ModelInput, ModelRequest
 from bei.service.service import InferenceService
 from bei.tasks.embed import EmbedTask
 from bei.tokenizer.encoder import EncodingOptions
@@ -50,20 +52,10 @@ class Message(TypedDict):
     message: str
 
 
-class Text(msgspec.Struct, tag_field="type", tag="text"):
-    """A part of an input."""
-
-    text: str
-
-
-# Parts are joined by line breaks, so only a single one must not be empty.
-_NOT_EMPTY = {"properties": {"text": {"minLength": 1}}}
-
-
 class Content(msgspec.Struct):
-    """An input of v2: its parts. Only texts are read here."""
+    """An input of v2: an image alone, or texts, which are joined by line breaks."""
 
-    content: Annotated[list[Text], limits(minItems=1, anyOf=[{"minItems": 2}, {"items": _NOT_EMPTY}])]
+    content: Parts
 
 
 class EmbedRequest(Tiered, kw_only=True):
@@ -71,10 +63,10 @@ class EmbedRequest(Tiered, kw_only=True):
 
     texts: Texts | None = None
     model: Model | None = None
-    input_type: Annotated[str, limits(**{"not": {"const": "image"}})] | None = None
+    input_type: str | None = None
     embedding_types: Annotated[list[EmbeddingType], limits(minItems=1)] | None = None
     truncate: Literal["NONE", "START", "END"] | None = None
-    images: Annotated[Any, limits(type="null")] = None
+    images: Annotated[list[ImageText], limits_of_inputs] | None = None
 
 
 class EmbedV1Request(EmbedRequest, kw_only=True):
@@ -86,7 +78,7 @@ class EmbedV1Request(EmbedRequest, kw_only=True):
 
 
 class EmbedV2Request(EmbedRequest, kw_only=True):
-    """Of ``texts`` and ``inputs`` one."""
+    """Of ``texts``, ``images`` and ``inputs`` one."""
 
     inputs: Annotated[list[Content], limits_of_inputs] | None = None
     output_dimension: Dimensions | None = None
@@ -196,15 +188,15 @@ async def embed_v1(body: EmbedV1Request, context: RequestContext) -> Reply:
 
 
 async def embed_v2(body: EmbedV2Request, context: RequestContext) -> Reply:
-    """Embed texts: a list of vectors for each of `embedding_types`, floats where none is named."""
+    """Embed texts or images: a list of vectors for each of `embedding_types`, floats where none is named."""
+    given: list[ModelInput] | None = None
     if body.inputs is not None:
-        if body.texts is not None:
-            raise InvalidRequestError("The request has texts and inputs: send one of them.", "inputs")
+        if body.texts is not None or body.images is not None:
+            raise InvalidRequestError("The request has inputs beside texts or images: send one of them.", "inputs")
         context.check_count(body.inputs, "inputs")  # before they are looked at
-        body.texts = ["\n".join(part.text for part in one.content) for one in body.inputs]
-    param = "texts" if body.inputs is None else "inputs"
+        given = [joined_parts(one.content, "inputs") for one in body.inputs]
     types: Seq[EmbeddingType] = ["float"] if body.embedding_types is None else body.embedding_types
-    return await _embed(body, context, "2", types, body.output_dimension, body.max_tokens, param)
+    return await _embed(body, context, "2", types, body.output_dimension, body.max_tokens, given)
 
 
 async def _embed(
@@ -214,21 +206,22 @@ async def _embed(
     types: Seq[EmbeddingType] | None,
     dimensions: int | None = None,
     max_tokens: int | None = None,
-    param: str = "texts",
+    inputs: Seq[ModelInput] | None = None,
 ) -> Reply:
-    if body.images is not None or body.input_type == "image":
-        raise InvalidRequestError("images are not supported here: bei reads texts.", "images")
-    texts = body.texts
-    if texts is None:
-        raise InvalidRequestError("The request has no texts: send at least one.", "texts")
+    inputs, param = (
+        (_inputs(body), "images" if body.texts is None else "texts") if inputs is None else (inputs, "inputs")
+    )
+    texts = [value for value in inputs if isinstance(value, str)]
+    if body.input_type == "image" and texts:
+        raise InvalidRequestError("input_type is image, and the request has texts: send images.", "input_type")
     if types is not None and not types:
         raise InvalidRequestError("embedding_types is empty: name at least one, or leave it out.", "embedding_types")
     forms = {name: form_of(name) for name in types or ()}
     service = context.able("embed", body.model)
     asked = EmbedTask(
-        texts,
+        inputs,
         _options(body.truncate or "END", max_tokens),
-        input_type=body.input_type,
+        input_type=None if body.input_type == "image" else body.input_type,
         dimensions=dimensions,
         param=param,
         dimensions_param="output_dimension",
@@ -245,6 +238,17 @@ async def _embed(
         "response_type": "embeddings_by_type" if forms else "embeddings_floats",
     }
     return found.reply(content)
+
+
+def _inputs(body: EmbedRequest) -> Seq[ModelInput]:
+    """Texts or images. Raises InvalidRequestError."""
+    if body.texts is not None and body.images is not None:
+        raise InvalidRequestError("The request has texts and images: send one of them.", "images")
+    if body.images is not None:
+        return [ImageInput(one, "images") for one in body.images]
+    if body.texts is None:
+        raise InvalidRequestError("The request has no texts: send at least one.", "texts")
+    return body.texts
 
 
 def form_of(name: EmbeddingType) -> VectorForm:
@@ -310,8 +314,8 @@ def _route(path: str, summary: str, request: Any, parse: Any, handle: Any) -> Ro
     )
 
 
-_V1 = Annotated[EmbedV1Request, limits(**exactly_one(["texts"]))]
-_V2 = Annotated[EmbedV2Request, limits(**exactly_one(["texts"], ["inputs"]))]
+_V1 = Annotated[EmbedV1Request, limits(**exactly_one(["texts"], ["images"]))]
+_V2 = Annotated[EmbedV2Request, limits(**exactly_one(["texts"], ["images"], ["inputs"]))]
 EMBED_ROUTES: tuple[Route[Any], ...] = (
     _route("/v1/embed", "Embed (Cohere v1)", _V1, parser(EmbedV1Request), embed_v1),
     _route("/v2/embed", "Embed (Cohere v2)", _V2, parser(EmbedV2Request), embed_v2),

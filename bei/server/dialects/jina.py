@@ -16,15 +16,17 @@ from bei import errors
 from bei.server.dialects.base import Dialect
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import DOCUMENTS, QUERY, RERANK_TOKENS, RERANKER, TEXTS, Example, sorted_documents
+from bei.server.endpoint.field_schema import Text as NonEmptyText
 from bei.server.endpoint.field_schema import limits, limits_of_inputs
 from bei.server.endpoint.inference import order_of
+from bei.server.endpoint.input_parts import InputPart
 from bei.server.endpoint.parse import parser
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Dimensions, Model, Tiered
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS
 from bei.server.routes import openai_embeddings, rerank, zero_shot
-from bei.server.routes.zero_shot import LabelsRequest, LabelsResponse, TextInput, TokensUsage
+from bei.server.routes.zero_shot import LabelsRequest, LabelsResponse, TokensUsage
 
 _RESULT_BYTES = 50
 
@@ -33,6 +35,9 @@ FormName: TypeAlias = Literal["float", "base64", "binary", "ubinary"]
 # Several times the same is one form.
 FormNames: TypeAlias = Annotated[list[FormName], limits(anyOf=[{"items": {"const": form}} for form in _FORMS])]
 NotAsked: TypeAlias = Annotated[bool, limits(enum=[False])]
+
+
+TextOrImage: TypeAlias = NonEmptyText | InputPart | Annotated[list[NonEmptyText | InputPart], limits_of_inputs]
 
 
 class CodedError(TypedDict):
@@ -59,9 +64,9 @@ class FieldErrors(TypedDict):
 
 class EmbeddingsRequest(Tiered, kw_only=True):
     """``truncate`` null or false: a text that is too long is an error. ``encoding_type`` is LlamaIndex's word for
-    ``embedding_type``."""
+    ``embedding_type``. Images are data URLs, or base64."""
 
-    input: TextInput
+    input: TextOrImage
     model: Model | None = None
     task: Annotated[str | None, Meta(description="retrieval.query, retrieval.passage, or the name of a prompt.")] = None
     input_type: Literal["query", "document"] | None = None
@@ -132,8 +137,10 @@ async def create_embeddings(body: EmbeddingsRequest, context: RequestContext) ->
         late_chunking=body.late_chunking,
     )
     try:
-        texts = zero_shot.texts_of(body.input, context, "input")
-        return await openai_embeddings.create_embeddings(openai_embeddings.ParsedRequest(asked, texts), context)
+        given = body.input if isinstance(body.input, list) else [body.input]
+        context.check_count(given, "input")  # before they are looked at
+        inputs = [one if isinstance(one, str) else one.model_input("input") for one in given]
+        return await openai_embeddings.create_embeddings(openai_embeddings.ParsedRequest(asked, inputs), context)
     except errors.InvalidRequestError as error:
         if error.param == "input_type" and body.input_type is None:
             error.param = "task"

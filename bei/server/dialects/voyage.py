@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypedDict
 from msgspec import Meta
 
 from bei.errors import BeiError, MalformedRequestError, RouteNotFoundError
-from bei.server.dialects import voyage_context
+from bei.server.dialects import voyage_context, voyage_multimodal
 from bei.server.dialects.base import Dialect
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import (
@@ -197,6 +197,7 @@ DIALECT = Dialect(
             "/rerank", "Rerank (Voyage)", RerankRequest, RerankResponse, parser(RerankRequest), rank, _RERANK_EXAMPLE
         ),
         voyage_context.ROUTE,
+        voyage_multimodal.ROUTE,
     ),
     error_form,
     Detail,

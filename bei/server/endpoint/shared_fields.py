@@ -150,7 +150,7 @@ _OFF: tuple[object, ...] = (False, {}, [])
 
 _OF_EMBEDDINGS: Mapping[str, _Rule] = {
     "endianness": _Rule(("little", "native"), "vectors in base64 are little-endian; leave it out"),
-    "modality": _Rule(("text",), "bei reads texts; leave it out"),
+    "modality": _Rule(("text", "image"), "bei reads texts and images"),
     "late_chunking_params": _Rule(_OFF, "leave it out, and send late_chunking with the chunks as inputs"),
 }
 

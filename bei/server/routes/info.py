@@ -79,6 +79,14 @@ class SignatureInfo(TypedDict):
     trusted: bool
 
 
+class ImagesInfo(TypedDict):
+    """The size of images as the model reads them, whatever size they come in, and the tokens that one counts for."""
+
+    width: int
+    height: int
+    tokens: int
+
+
 class Info(TypedDict):
     """TEI's fields first. What bei has no value for is null. ``digest`` is that of the artifact's manifest.
 
@@ -108,6 +116,7 @@ class Info(TypedDict):
     target: str
     precision: str
     digest: str
+    images: ImagesInfo | None
     certificate: CertificateInfo
     signature: SignatureInfo | None
 
@@ -136,6 +145,7 @@ _EXAMPLE: dict[str, Any] = {
     "target": "cpu",
     "precision": "bf16",
     "digest": HEX * 2,
+    "images": None,
     "certificate": {
         "kind": "reference",
         "reference": "transformers, FP32, one text at a time",
@@ -218,6 +228,7 @@ def describe(service: InferenceService, config: ServeConfig) -> Info:
         "target": manifest.target,
         "precision": manifest.precision,
         "digest": manifest.digest,
+        "images": _images(manifest),
         "certificate": _certificate(certificate),
         "signature": _signature(service.signed, is_trusted=config.require_signature is not None),
     }
@@ -227,6 +238,13 @@ def _signature(signed: ArtifactSignature | None, *, is_trusted: bool) -> Signatu
     if signed is None:
         return None
     return {"algorithm": signed.algorithm, "key": signed.key, "checked": signed.is_checked, "trusted": is_trusted}
+
+
+def _images(manifest: Manifest) -> ImagesInfo | None:
+    if (tower := manifest.image_tower) is None:
+        return None
+    height, width = tower.image_size
+    return {"width": width, "height": height, "tokens": tower.max_seq_len}
 
 
 def _certificate(certificate: Certificate) -> CertificateInfo:

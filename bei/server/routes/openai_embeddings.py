@@ -12,11 +12,13 @@ import msgspec
 from msgspec import Meta
 
 from bei.errors import EmptyInputError, InvalidRequestError, MalformedRequestError
+from bei.image.source import ImageInput
 from bei.server.auth.priority import ServedTier
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import EMBEDDER, NUM_TOKENS, TEXTS, Example, embedding_items, token_usage
 from bei.server.endpoint.field_schema import MAX_INPUTS, limits
 from bei.server.endpoint.inference import embedded
+from bei.server.endpoint.input_parts import InputPart
 from bei.server.endpoint.parse import PLACEHOLDER, TokenId, long_id_lists, parser, too_many_inputs
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
@@ -29,13 +31,39 @@ AROUND_BYTES = 50  # of a vector: {"object":"embedding","index":0,"embedding":},
 
 _TEXT = {"type": "string", "minLength": 1}
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
-_INPUT_FORMS = "a text, a list of token ids, or a list in which each is a text or a list of token ids"
+_INPUT_FORMS = "a text, a list of token ids, an object with a text or an image, or a list in which each is one of these"
+_PART = {
+    "type": "object",
+    "description": 'A text or an image: {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}, '
+    '{"image": "data:..."} or {"text": "..."}. Images are for models with an image tower.',
+    "properties": {
+        "text": _TEXT,
+        "image": _TEXT,
+        "image_base64": _TEXT,
+        "image_url": {
+            "oneOf": [
+                {"type": "string", "minLength": 1},
+                {"type": "object", "properties": {"url": {"type": "string", "minLength": 1}}, "required": ["url"]},
+            ]
+        },
+        "type": {"enum": ["text", "input_text", "image_url", "input_image", "image_base64", "image"]},
+    },
+    "oneOf": [
+        {"required": [name], "properties": {"type": {"enum": kinds}}}
+        for name, kinds in (
+            ("text", ["text", "input_text"]),
+            *((name, ["image_url", "input_image", "image_base64", "image"]) for name in ("image", "image_base64")),
+            ("image_url", ["image_url", "input_image", "image_base64", "image"]),
+        )
+    ],
+    "additionalProperties": False,
+}
 _MANY = {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS}
 _INPUT = {
     "description": _INPUT_FORMS,
-    "oneOf": [_TEXT, _IDS, {**_MANY, "items": {"oneOf": [_TEXT, _IDS]}}],
+    "oneOf": [_TEXT, _IDS, _PART, {**_MANY, "items": {"oneOf": [_TEXT, _IDS, _PART]}}],
 }
-_INPUT_WITHOUT_IDS = {"oneOf": [_TEXT, {**_MANY, "items": _TEXT}]}
+_INPUT_WITHOUT_IDS = {"oneOf": [_TEXT, _PART, {**_MANY, "items": {"oneOf": [_TEXT, _PART]}}]}
 
 
 class EmbeddingRequest(EmbeddingControls, kw_only=True):
@@ -129,11 +157,12 @@ _text_decoder = msgspec.json.Decoder(str)
 _texts_decoder = msgspec.json.Decoder(list[str])
 _ids_decoder = msgspec.json.Decoder(list[TokenId])
 _id_lists_decoder = msgspec.json.Decoder(list[list[TokenId]])
-_mixed_decoder: msgspec.json.Decoder[list[ModelInput]] = msgspec.json.Decoder(list[str | list[TokenId]])
+_part_decoder = msgspec.json.Decoder(InputPart)
+_mixed_decoder = msgspec.json.Decoder(list[str | list[TokenId] | InputPart])
 
 
 def parse_input(raw: bytes) -> list[ModelInput]:
-    """``input`` as texts and lists of token ids. Raises InvalidRequestError."""
+    """``input`` as texts, lists of token ids, and images. Raises InvalidRequestError."""
     compact = raw.lstrip()
     inner = compact[1:].lstrip()[:1] if compact[:1] == b"[" else b""
     try:
@@ -143,6 +172,10 @@ def parse_input(raw: bytes) -> list[ModelInput]:
             return _texts_or_mixed(_texts_decoder, raw)
         if inner == b"[":
             return _texts_or_mixed(_id_lists_decoder, raw)
+        if compact[:1] == b"{":
+            return [_part_decoder.decode(raw).model_input("input")]
+        if inner == b"{":
+            return _mixed(raw)
         if inner and inner in b"-0123456789":
             return [_ids_decoder.decode(raw)]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -157,7 +190,12 @@ def _texts_or_mixed(decoder: msgspec.json.Decoder[Any], raw: bytes) -> list[Mode
     try:
         return decoder.decode(raw)  # type: ignore[no-any-return]
     except msgspec.ValidationError:
-        return _mixed_decoder.decode(raw)
+        return _mixed(raw)
+
+
+def _mixed(raw: bytes) -> list[ModelInput]:
+    found = _mixed_decoder.decode(raw)
+    return [value.model_input("input") if isinstance(value, InputPart) else value for value in found]
 
 
 class ParsedRequest(NamedTuple):
@@ -196,16 +234,19 @@ _IDS_REFUSED = (
 async def create_embeddings(
     request: ParsedRequest, context: RequestContext, *, accepts_ids: bool = False, echoes_tier: bool = False
 ) -> Reply:
-    """Embed one or many texts, in the order of the inputs. Lists of token ids, which are used exactly as given, are
-    refused unless the server is set to accept them (`openai_token_ids`)."""
+    """Embed one or many texts or images, in the order of the inputs. Lists of token ids, which are used exactly as
+    given, are refused unless the server is set to accept them (`openai_token_ids`)."""
     body, inputs = request.body.settled(), request.inputs
+    if body.modality == "image":  # Infinity's and NIM's word
+        inputs = [ImageInput(value, "input") if isinstance(value, str) else value for value in inputs]
     texts = [value for value in inputs if isinstance(value, str)]
+    has_ids = len(texts) < len(inputs) and any(isinstance(value, list) for value in inputs)
     form = body.form()
     service = context.able(form.task, body.model)
-    if len(texts) < len(inputs) and not accepts_ids:
+    if has_ids and not accepts_ids:
         raise InvalidRequestError(_IDS_REFUSED, "input")
     if body.late_chunking and (form.is_sparse or len(texts) < len(inputs)):
-        what = "dense vectors only" if form.is_sparse else "texts only, not with token ids"
+        what = "dense vectors only" if form.is_sparse else "texts only, not with token ids or images"
         raise InvalidRequestError(f"late_chunking works with {what}: leave it out.", "late_chunking")
     if body.late_chunking:
         _check_uncut(body)

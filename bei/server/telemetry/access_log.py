@@ -67,10 +67,10 @@ class LoggedRequest(RequestRecord):
         return {**found, "texts": self._texts} if self._has_texts else found
 
 
-def _shown(given: str | tuple[str, str] | list[int]) -> object:
+def _shown(given: object) -> object:
     if isinstance(given, tuple):
         return [text[:_MOST_CHARS] for text in given]
-    return given[:_MOST_CHARS]
+    return given[:_MOST_CHARS] if isinstance(given, str | list) else "(an image)"
 
 
 def _escaped(path: str) -> str:

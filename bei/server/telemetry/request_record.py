@@ -17,7 +17,7 @@ SERVER_TIMING_HEADER = b"server-timing"
 
 UNMATCHED = "unmatched"  # the route of requests that no route takes
 
-Inputs: TypeAlias = Seq[str | tuple[str, str] | list[int]]
+Inputs: TypeAlias = Seq[object]
 
 
 class RequestRecord:

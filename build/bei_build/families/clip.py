@@ -1,6 +1,7 @@
-"""CLIP's text tower (Radford et al. 2021, arXiv:2103.00020): a causal encoder, pooled at the end of the text.
+"""CLIP (Radford et al. 2021, arXiv:2103.00020): a causal encoder of texts, pooled at their ends, and a vision
+transformer, pooled at its class token.
 
-A checkpoint of the whole model is read for its text tower: the image's config and tensors are ignored.
+A family reads one of the two towers, and ignores the other's config and tensors.
 """
 
 from __future__ import annotations
@@ -10,8 +11,18 @@ from typing import Any
 
 from bei.errors import CheckpointError
 from bei_build.families.base import Family, activation_named, require
+from bei_build.families.vision import VisionFamily, encoder_layers, patches_of, vision_part
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
-from bei_build.spec.parts import AttentionSpec, DenseSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormSpec, Pooling
+from bei_build.spec.parts import (
+    AttentionSpec,
+    DenseSpec,
+    EmbeddingsSpec,
+    LayerSpec,
+    MLPSpec,
+    NormLayerSpec,
+    NormSpec,
+    Pooling,
+)
 
 _LAYER = "encoder.layers.{i}"
 # Configs before transformers 4.31 say 2, whatever the vocabulary: their models pool at the largest id, which was that
@@ -65,6 +76,17 @@ def _projected(config: Any) -> tuple[HeadSpec, ...]:
     return (HeadSpec("embedding", _pooling(config), layers=(layer,)),)
 
 
+_LAYERS = {
+    "layers.{i}.attention.query": f"{_LAYER}.self_attn.q_proj",
+    "layers.{i}.attention.key": f"{_LAYER}.self_attn.k_proj",
+    "layers.{i}.attention.value": f"{_LAYER}.self_attn.v_proj",
+    "layers.{i}.attention.output": f"{_LAYER}.self_attn.out_proj",
+    "layers.{i}.attention_norm": f"{_LAYER}.layer_norm1",
+    "layers.{i}.mlp.up": f"{_LAYER}.mlp.fc1",
+    "layers.{i}.mlp.down": f"{_LAYER}.mlp.fc2",
+    "layers.{i}.mlp_norm": f"{_LAYER}.layer_norm2",
+}
+
 FAMILY = Family(
     model_type="clip_text_model",
     aliases=("clip",),
@@ -77,14 +99,7 @@ FAMILY = Family(
     weights={
         "embeddings.word": "embeddings.token_embedding",
         "embeddings.position": "embeddings.position_embedding",
-        "layers.{i}.attention.query": f"{_LAYER}.self_attn.q_proj",
-        "layers.{i}.attention.key": f"{_LAYER}.self_attn.k_proj",
-        "layers.{i}.attention.value": f"{_LAYER}.self_attn.v_proj",
-        "layers.{i}.attention.output": f"{_LAYER}.self_attn.out_proj",
-        "layers.{i}.attention_norm": f"{_LAYER}.layer_norm1",
-        "layers.{i}.mlp.up": f"{_LAYER}.mlp.fc1",
-        "layers.{i}.mlp.down": f"{_LAYER}.mlp.fc2",
-        "layers.{i}.mlp_norm": f"{_LAYER}.layer_norm2",
+        **_LAYERS,
         "final_norm": "final_layer_norm",
         "projection": "text_projection",
     },
@@ -92,4 +107,51 @@ FAMILY = Family(
     spec_from_config=_spec_from_config,
     translate=_of_text,
     reference_class="CLIPTextModelWithProjection.text_model",
+)
+
+
+def _vision_spec(config: Any, architecture: str) -> ModelSpec:
+    norm = NormSpec(config.layer_norm_eps)
+    width, out = config.hidden_size, config.projection_dim
+    layers = (NormLayerSpec("post_norm", width, norm), DenseSpec("projection", width, out, bias=False))
+    return ModelSpec(
+        family="clip",
+        architecture=architecture,
+        hidden_size=width,
+        embeddings=EmbeddingsSpec(
+            0,
+            1 + (config.image_size // config.patch_size) ** 2,
+            norm=norm,
+            patches=patches_of(config, bias=False, class_token=True),
+        ),
+        layers=encoder_layers(config),
+        heads=(HeadSpec("embedding", ("cls",), layers=layers),),
+    )
+
+
+def _of_image(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The image part of a whole model's config, with the width of both towers' embeddings."""
+    return vision_part(raw, "projection_dim")
+
+
+VISION = VisionFamily(
+    Family(
+        model_type="clip_vision_model",
+        architectures={"CLIPModel": lambda config: ()},
+        prefix="vision_model.",
+        weights={
+            "embeddings.patch": "embeddings.patch_embedding",
+            "embeddings.patch.class_row": "embeddings.class_embedding",
+            "embeddings.position": "embeddings.position_embedding",
+            "embeddings.norm": "pre_layrnorm",
+            **_LAYERS,
+            "post_norm": "post_layernorm",
+            "projection": "visual_projection",
+        },
+        unused=("text_model.", "text_projection.", "logit_scale", "embeddings.position_ids"),
+        spec_from_config=_vision_spec,
+        translate=_of_image,
+        reference_class="CLIPVisionModelWithProjection",
+    ),
+    output="image_embeds",
 )

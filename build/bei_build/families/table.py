@@ -58,6 +58,7 @@ from bei_build.families import (
     t5,
 )
 from bei_build.families.base import Family
+from bei_build.families.vision import VisionFamily
 
 FAMILIES: tuple[Family, ...] = (
     bert.FAMILY,
@@ -127,6 +128,14 @@ FAMILIES: tuple[Family, ...] = (
     static.MODEL2VEC_FAMILY,
     static.SENTENCE_TRANSFORMERS_FAMILY,
 )
+
+# Image towers, by the classes that have two.
+VISION_FAMILIES: Mapping[str, VisionFamily] = {"CLIPModel": clip.VISION}
+
+
+def vision_family(architecture: str) -> VisionFamily | None:
+    """The image tower of the class ``architecture``; None: it has none."""
+    return VISION_FAMILIES.get(architecture)
 
 
 def family_of(model_type: str, architecture: str, config: Mapping[str, Any]) -> Family:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from bei.artifact.manifest import OPENVINO_ATTENTION, OPENVINO_ROUNDINGS
 from bei.engine.packed_attention import encoded
-from bei.engine.packing import position_ids_but
+from bei.engine.packing import pixel_levels, position_ids_but
 from bei.engine.rounded_rows import encoded_roundings
 from bei_build.onnx_graph.activation import emit_activation
 from bei_build.onnx_graph.adapters import AdapterEmitter
@@ -34,6 +34,7 @@ from bei_build.spec.parts import (
     MaskDropoutSpec,
     MLPSpec,
     NormSpec,
+    PatchesSpec,
 )
 from bei_build.spec.position_tables import position_rows, relative_bias_table
 
@@ -94,7 +95,7 @@ class _TransformerEmitter:
         self._read: Read = lambda name: read(spec.weight_read_as(name))
         self._spec = spec
         self._max_seq_len = max_seq_len
-        self._input_ids = graph.input("input_ids", DType.INT32, ["T"])
+        self._input_ids = "" if spec.embeddings.patches else graph.input("input_ids", DType.INT32, ["T"])
         self._words: str | None = None
         self._attention = AttentionEmitter(graph, core, max_seq_len, partial_keys=spec.partial_keys)
         self._experts = ExpertsEmitter(graph, self._read, on_all_tokens=on_all_tokens)
@@ -192,10 +193,13 @@ class _TransformerEmitter:
 
     def _embeddings(self, input_ids: str, spec: EmbeddingsSpec, name: str) -> str:
         graph = self._graph
-        if self._words is None:
-            self._words = self._table("embeddings.word")  # also the decoder's
-        total = graph.lookup(self._words, input_ids, f"{name}.words")
-        total = self._adapters.looked_up(total, input_ids, "embeddings.word")
+        if spec.patches:
+            total = self._patches(spec.patches, name)
+        else:
+            if self._words is None:
+                self._words = self._table("embeddings.word")  # also the decoder's
+            total = graph.lookup(self._words, input_ids, f"{name}.words")
+            total = self._adapters.looked_up(total, input_ids, "embeddings.word")
         if spec.scale != 1.0:
             total = self._scaled(total, spec.scale, f"{name}.scaled")
         if spec.mask_dropout:
@@ -205,6 +209,24 @@ class _TransformerEmitter:
         if spec.norm:
             total = self._norm(total, spec.norm, f"{name}.norm")
         return self._linear(total, f"{name}.projection") if spec.width else total
+
+    def _patches(self, spec: PatchesSpec, name: str) -> str:
+        """Rows of an image's tokens, [T, width]. Pixels are normalized in FP32, then cast to the graph's type."""
+        graph = self._graph
+        levels = graph.input(pixel_levels(spec.width), DType.FP32, ["T", spec.width])
+        scales, shifts = (np.tile(np.array(of, np.float32), spec.size**2) for of in (spec.scales, spec.shifts))
+        scaled = graph.op("Mul", [levels, graph.fp32(f"{name}.scales", scales)], f"{name}.scaled")
+        pixels = graph.op("Add", [scaled, graph.fp32(f"{name}.shifts", shifts)], f"{name}.normalized")
+        weight = self._read(f"{name}.patch.weight")  # [width, channel, row, column]
+        matrix = weight.transpose(0, 2, 3, 1).reshape(len(weight), -1)
+        bias = self._read(f"{name}.patch.bias") if spec.bias else None
+        product = graph.linear(f"{name}.patch", graph.cast(pixels, graph.types.compute, f"{name}.pixels"), matrix, bias)
+        if not spec.class_token:
+            return product
+        is_first = graph.op("Equal", [self._position_ids(), graph.constant(0, np.int32)], f"{name}.is_class")
+        column = graph.op("Unsqueeze", [is_first, graph.constant([1])], f"{name}.column")
+        class_row = graph.vector(f"{name}.patch.class_row", self._read(f"{name}.patch.class_row"))
+        return graph.op("Where", [column, class_row, product], f"{name}.rows")
 
     def _layer(self, hidden: str, spec: LayerSpec, name: str, encoded: str | None = None) -> str:
         """Attention, in a decoder also to ``encoded``, and MLP, each ``h + f(h)`` with the norms where the spec places

@@ -91,7 +91,7 @@ class HFReference:
             if not reads_files or weights.stored_types - {"F32", "torch.float32"}:
                 memory.require(4 * checkpoint.spec.num_parameters, "The reference, a copy of the model in FP32,")
             tensors = None if reads_files else {n: torch.from_numpy(array) for n, array in weights.stored_tensors()}
-            self._model = _load_model(checkpoint, implementation, torch.float32, tensors)
+            self._model = load_model(checkpoint, implementation, torch.float32, tensors)
 
     @property
     def model(self) -> Any:
@@ -103,7 +103,7 @@ class HFReference:
         torch, narrow = self._torch, [_NARROW_TYPES.get(name) for name in stored]
         if 4 * checkpoint.spec.num_parameters < WIDEN_FROM_BYTES or len(narrow) != 1 or narrow[0] is None:
             return None
-        self._model = model = _load_model(checkpoint, implementation, getattr(torch, narrow[0]))
+        self._model = model = load_model(checkpoint, implementation, getattr(torch, narrow[0]))
         if any(buffer.is_floating_point() and buffer.dtype != torch.float32 for buffer in model.buffers()):
             return None  # transformers has rounded constants to the stored type (Gemma's scale of embeddings)
         widen_modules(model)
@@ -293,7 +293,7 @@ class _Widening:
         module._parameters.update(stored)
 
 
-def _load_model(checkpoint: Checkpoint, implementation: str, dtype: Any, tensors: dict[str, Any] | None = None) -> Any:
+def load_model(checkpoint: Checkpoint, implementation: str, dtype: Any, tensors: dict[str, Any] | None = None) -> Any:
     """The family's reference class with the checkpoint's weights as ``dtype``; ``tensors``, by the checkpoint's names,
     replace the content of its files. Raises VerificationError."""
     import transformers

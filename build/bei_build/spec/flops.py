@@ -24,6 +24,8 @@ def flops(spec: ModelSpec, lengths: Iterable[int]) -> int:
         if attention.disentangled:
             terms = attention.disentangled.content_to_position + attention.disentangled.position_to_content
             total += num_tokens * terms * 2 * attention.width * 2 * attention.disentangled.span
+    if spec.embeddings.patches:
+        total += num_tokens * 2 * spec.embeddings.patches.width * spec.hidden_size
     if spec.embeddings.width:
         total += num_tokens * 2 * spec.embeddings.width * spec.hidden_size
     if spec.convolution:

@@ -62,6 +62,27 @@ class MaskDropoutSpec:
 
 
 @dataclass(frozen=True)
+class PatchesSpec:
+    """An image's tokens: patches of ``size`` by ``size`` pixels, each a product of a matrix (arXiv:2010.11929, section
+    3.1), in rows from the top; with ``class_token`` a learned row goes before them.
+
+    Levels 0 to 255 of the three channels are first multiplied by ``scales``, and ``shifts`` are added. ``bias``: of the
+    product.
+    """
+
+    size: int
+    bias: bool
+    class_token: bool
+    scales: tuple[float, float, float]
+    shifts: tuple[float, float, float]
+
+    @property
+    def width(self) -> int:
+        """Numbers of one patch."""
+        return 3 * self.size * self.size
+
+
+@dataclass(frozen=True)
 class EmbeddingsSpec:
     """Sum of word, learned position and token type rows, then a norm.
 
@@ -71,7 +92,7 @@ class EmbeddingsSpec:
     it that have another id; tokens of this id have position 0. ``type_vocab_size`` is 0 where token types have no
     table. ``task_vocab_size``: rows of a table of task types, whose first row is added to every token (ERNIE; 0: no
     table). ``scale`` multiplies the word rows. A ``width`` other than the model's is projected after the norm
-    (ELECTRA).
+    (ELECTRA). With ``patches`` tokens are an image's, and there is no word table.
     """
 
     vocab_size: int
@@ -84,6 +105,7 @@ class EmbeddingsSpec:
     scale: float = 1.0
     width: int | None = None
     mask_dropout: MaskDropoutSpec | None = None
+    patches: PatchesSpec | None = None
 
     @property
     def longest(self) -> int:

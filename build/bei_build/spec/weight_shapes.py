@@ -22,7 +22,14 @@ Shape: TypeAlias = tuple[int, ...]
 def embedding_weights(embeddings: EmbeddingsSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
     """Weights of the embedding tables."""
     width = embeddings.width or hidden
-    yield "embeddings.word.weight", (embeddings.vocab_size, width)
+    if patches := embeddings.patches:
+        yield "embeddings.patch.weight", (width, 3, patches.size, patches.size)
+        if patches.bias:
+            yield "embeddings.patch.bias", (width,)
+        if patches.class_token:
+            yield "embeddings.patch.class_row", (width,)
+    else:
+        yield "embeddings.word.weight", (embeddings.vocab_size, width)
     yield from _position_and_type_weights("embeddings", embeddings, width)
     if embeddings.width:
         yield from linear_weights("embeddings.projection", hidden, width, bias=True)

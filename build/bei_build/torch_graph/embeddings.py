@@ -6,14 +6,37 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bei.engine.packing import position_ids_but
-from bei_build.spec.parts import ConvolutionSpec, DecoderSpec, EmbeddingsSpec, MaskDropoutSpec
+from bei.engine.packing import pixel_levels, position_ids_but
+from bei_build.spec.parts import ConvolutionSpec, DecoderSpec, EmbeddingsSpec, MaskDropoutSpec, PatchesSpec
 from bei_build.spec.position_tables import position_rows
 from bei_build.torch_graph.activation import activated
 from bei_build.torch_graph.adapters import AdaptedTable
 from bei_build.torch_graph.norms import Norm
 from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.parameters import Linear, Table, TensorOptions
+
+
+class Patches(nn.Module):
+    """Rows of an image's tokens: products of their normalized pixels, and the class token's."""
+
+    def __init__(self, spec: PatchesSpec, width: int, options: TensorOptions) -> None:
+        super().__init__()
+        self._spec = spec
+        self.weight = options.empty(width, 3, spec.size, spec.size)
+        self.bias = options.empty(width) if spec.bias else None
+        self.class_row = options.empty(width) if spec.class_token else None
+        self.reads = (pixel_levels(spec.width), *(("position_ids",) if spec.class_token else ()))
+
+    def forward(self, step: PackedStep) -> Tensor:
+        """[T, width]."""
+        spec = self._spec
+        levels = step[pixel_levels(spec.width)].view(-1, spec.size**2, 3)
+        scales, shifts = (levels.new_tensor(of) for of in (spec.scales, spec.shifts))
+        pixels = (levels * scales + shifts).flatten(1).to(self.weight.dtype)
+        product = functional.linear(pixels, self.weight.permute(0, 2, 3, 1).flatten(1), self.bias)
+        if self.class_row is None:
+            return product
+        return torch.where((step["position_ids"] == 0).unsqueeze(1), self.class_row, product)
 
 
 class Embeddings(nn.Module):
@@ -28,8 +51,8 @@ class Embeddings(nn.Module):
         super().__init__()
         self._spec = spec
         width = spec.width or hidden_size
-        if with_words:
-            self.word = Table(spec.vocab_size, width, options)
+        self.patch = Patches(spec.patches, width, options) if spec.patches else None
+        self.word = Table(spec.vocab_size, width, options) if with_words and not spec.patches else None
         if spec.max_positions:
             self.position = Table(spec.max_positions, width, options)
         if spec.type_vocab_size:
@@ -49,10 +72,14 @@ class Embeddings(nn.Module):
             if is_read
         )
 
-    def forward(self, input_ids: Tensor, words: Table, step: PackedStep) -> Tensor:
-        """States of the tokens ``input_ids`` [T], [T, hidden]."""
+    def forward(self, input_ids: Tensor, words: Table | None, step: PackedStep) -> Tensor:
+        """States of the tokens ``input_ids`` [T], or of an image's, [T, hidden]."""
         spec = self._spec
-        total = words(input_ids)
+        if self.patch:
+            total = self.patch(step)
+        else:
+            assert words is not None
+            total = words(input_ids)
         if spec.scale != 1.0:
             total = total * spec.scale
         if spec.mask_dropout:

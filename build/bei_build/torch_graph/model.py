@@ -229,7 +229,7 @@ def packed_model(
 def tensors_of(model: PackedModel, batch: PackedBatch, sizes: Sizes | None = None) -> dict[str, Tensor]:
     """The inputs of ``model`` for ``batch``, on its device, filled up as in ``bei.engine.packing.graph_inputs``."""
     arrays = graph_inputs(batch, model.input_names, sizes)
-    device = model.embeddings.word.weight.device
+    device = next(model.parameters()).device
     return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
 
 

@@ -89,8 +89,9 @@ class StoredNames:
         return names
 
     def _outer_prefix(self, names: Collection[str]) -> str:
-        """The prefix of ``names`` before the family's own one, found by the word table."""
-        tables = [f"{p}{candidate}" for p in self._prefixes for candidate in self._candidates("embeddings.word.weight")]
+        """The prefix of ``names`` before the family's own one, found by the word table, or an image's first matrix."""
+        first = "embeddings.word.weight" if "embeddings.word" in self._family.weights else "embeddings.patch.weight"
+        tables = [f"{p}{candidate}" for p in self._prefixes for candidate in self._candidates(first)]
         if any(table in names for table in tables):
             return ""
         for table in tables:

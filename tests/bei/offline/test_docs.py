@@ -52,12 +52,13 @@ def test_the_types_that_it_names_are_imported_from_bei() -> None:
 
 def test_signatures_spell_the_options_out_that_are_no_fields_of_requests() -> None:
     assert str(inspect.signature(Model.embed)) == (
-        "(self, inputs: 'Iterable[TextOrIds]', *, report: 'Report | None' = None, progress: 'Progress' = False, "
+        "(self, inputs: 'Iterable[GivenInput]', *, report: 'Report | None' = None, progress: 'Progress' = False, "
         "**options: 'Unpack[EmbedOptions]') -> 'Vectors'"
     )
     assert str(inspect.signature(Model.aembed_iter)) == (
-        "(self, inputs: 'Stream', *, chunk_size: 'int' = 256, report: 'Report | None' = None, "
-        "progress: 'Progress' = False, **options: 'Unpack[EmbedOptions]') -> 'AsyncIterator[Chunk[TextOrIds, Vectors]]'"
+        "(self, inputs: 'GivenStream', *, chunk_size: 'int' = 256, report: 'Report | None' = None, "
+        "progress: 'Progress' = False, **options: 'Unpack[EmbedOptions]') -> "
+        "'AsyncIterator[Chunk[TextOrImage, Vectors]]'"
     )
 
 

@@ -432,7 +432,7 @@ def test_an_engine_that_can_be_is_replaced_where_it_hangs(
     monkeypatch.setattr(loader, "given_options", lambda threads, streams: asked.append(streams))
     monkeypatch.setattr(loader, "verified", lambda artifact, engine: artifact)
     monkeypatch.setattr(loader, "local_port", lambda *arguments: given.append(arguments[-1]))
-    monkeypatch.setattr(loader, "InferenceService", lambda *arguments: None)
+    monkeypatch.setattr(loader, "InferenceService", lambda *arguments, **named: None)
     monkeypatch.setattr(loader, "costs_for", lambda artifact, engine, config: None)
     artifact = save_artifact(tmp_path / "artifact")
     monkeypatch.setattr(store, "load", lambda path, *, sealed: artifact)

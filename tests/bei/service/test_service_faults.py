@@ -62,7 +62,7 @@ def test_what_is_tokenized_after_its_client_has_left_is_neither_run_nor_counted(
             with pytest.raises(asyncio.CancelledError):
                 await leaves
             tokenizer.may.set()
-            service._tokenizers.close()  # every chunk has been handed over now
+            service._readers.close()  # every chunk has been handed over now
             assert service._admission.num_tokens == 1
             assert service._port.stats().lanes["bulk"].num_sequences == 0
             engine.open()

@@ -31,13 +31,13 @@ def artifact(tmp_path: Path) -> Artifact:
 def note_urgency(service: InferenceService, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether what the tokenizers' threads are given is urgent, from now on."""
     found: list[bool] = []
-    submit = service._tokenizers.submit
+    submit = service._readers._texts.submit
 
     def noted(*args: Any, is_urgent: bool, **options: Any) -> None:
         found.append(is_urgent)
         submit(*args, is_urgent=is_urgent, **options)
 
-    monkeypatch.setattr(service._tokenizers, "submit", noted)
+    monkeypatch.setattr(service._readers._texts, "submit", noted)
     return found
 
 
@@ -139,7 +139,7 @@ def test_a_call_that_ends_while_its_long_text_is_tokenized_leaves_the_rest_of_it
                 work.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await work
-            await loop.run_in_executor(None, service._tokenizers.close)
+            await loop.run_in_executor(None, service._readers.close)
             assert sum(pieces) < 100_000
             assert not failed
 

@@ -109,11 +109,11 @@ def test_a_module_that_gets_a_rounded_input_says_so() -> None:
 
 def count_loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Records the types in which models are loaded from now on."""
-    load_model, loaded = hf_model._load_model, list[Any]()
+    load_model, loaded = hf_model.load_model, list[Any]()
 
     def load(checkpoint: Any, implementation: str, dtype: Any, *more: Any) -> Any:
         loaded.append(dtype)
         return load_model(checkpoint, implementation, dtype, *more)
 
-    monkeypatch.setattr(hf_model, "_load_model", load)
+    monkeypatch.setattr(hf_model, "load_model", load)
     return loaded

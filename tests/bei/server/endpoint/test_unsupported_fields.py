@@ -22,7 +22,7 @@ REFUSED_OF_EMBEDDINGS: list[tuple[str, Any]] = [
     ("embedding_types", ["int4"]),
     ("embed_dtype", "bfloat16"),
     ("endianness", "big"),
-    ("modality", "image"),
+    ("modality", "audio"),
     ("late_chunking_params", {"chunk_size": 8}),
 ]
 REFUSED_OF_RERANK: list[tuple[str, Any]] = [

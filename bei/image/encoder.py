@@ -1,0 +1,128 @@
+"""Images to encodings: decoded, resized, cropped, and cut into patches. What ``TextEncoder`` is for texts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from math import ceil
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bei.artifact.image_processor import ImageProcessor
+from bei.core import Encoding, ImagePatches, UInt8Array
+from bei.errors import InvalidImageError
+from bei.image.decode import ImageLimits, decoded
+from bei.image.source import ImageInput
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_DIGEST_BYTES = 32
+# A side of a resized image that is then cropped: a stripe of 100,000 by 1 pixels would have 22 million columns.
+_MOST_RESIZED_PIXELS = 64_000_000
+
+
+class ImageEncoder:
+    """Encodings of images for a tower with patches of ``patch_size`` pixels, of images of ``image_size`` (height and
+    width). Safe in threads."""
+
+    def __init__(
+        self,
+        processor: ImageProcessor,
+        image_size: tuple[int, int],
+        patch_size: int,
+        *,
+        class_token: bool,
+        limits: ImageLimits,
+    ) -> None:
+        self._processor = processor
+        self._image_size = image_size
+        self._patch_size = patch_size
+        self._class_token = class_token
+        self._limits = limits
+        height, width = image_size
+        self.num_tokens = (height // patch_size) * (width // patch_size) + class_token
+
+    def encode(
+        self,
+        inputs: Seq[ImageInput],
+        options: object = None,
+        common: object = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> list[Encoding]:
+        """The encodings of ``inputs``. Options are of texts, and change nothing. ``check`` is called before each, and
+        may raise. Raises InvalidImageError."""
+        encodings = []
+        for source in inputs:
+            check()
+            encodings.append(self.encoding_of(self.levels(source)))
+        return encodings
+
+    def levels(self, source: ImageInput) -> UInt8Array:
+        """The image as the processor makes it, before normalization: uint8 [height, width, 3]."""
+        levels = processed(decoded(source, self._limits), self._processor, source.param)
+        if levels.shape[:2] != self._image_size:  # a processor that does not resize
+            height, width = self._image_size
+            raise InvalidImageError(
+                f"An image has {levels.shape[1]} x {levels.shape[0]} pixels, and the model reads {width} x {height} "
+                "only: resize it.",
+                source.param,
+            )
+        return levels
+
+    def encoding_of(self, levels: UInt8Array) -> Encoding:
+        """The encoding of an image that is processed, uint8 [height, width, 3]."""
+        rows = patches(levels, self._patch_size, class_token=self._class_token)
+        digest = hashlib.blake2b(rows.data, digest_size=_DIGEST_BYTES).digest()
+        return Encoding(np.zeros(len(rows), np.int32), image=ImagePatches(rows, digest))
+
+
+def processed(image: Image, processor: ImageProcessor, param: str = "input") -> UInt8Array:
+    """``image`` (RGB) resized and cropped, uint8 [height, width, 3]: transformers.image_transforms on Pillow. Raises
+    InvalidImageError for a stripe whose resized form would be huge."""
+    from PIL.Image import Resampling
+
+    if size := _resized(image.height, image.width, processor):
+        height, width = size
+        if height * width > _MOST_RESIZED_PIXELS:
+            raise InvalidImageError(
+                f"An image has {image.width} x {image.height} pixels, too narrow to be resized: crop it.", param
+            )
+        image = image.resize((width, height), resample=Resampling[processor.resample.upper()])
+    levels = np.asarray(image)
+    return _centre(levels, *processor.crop) if processor.crop else levels
+
+
+def _resized(height: int, width: int, processor: ImageProcessor) -> tuple[int, int] | None:
+    """Height and width after resizing; None: it is not resized."""
+    if processor.shortest_edge is None:
+        return processor.resize
+    short, long = sorted((height, width))
+    longer = int(processor.shortest_edge * long / short)
+    return (longer, processor.shortest_edge) if width <= height else (processor.shortest_edge, longer)
+
+
+def _centre(levels: UInt8Array, height: int, width: int) -> UInt8Array:
+    """The centre of ``levels``, with zeros around what is smaller (transformers.image_transforms.center_crop)."""
+    rows, columns = levels.shape[:2]
+    top, left = (rows - height) // 2, (columns - width) // 2
+    if top >= 0 and left >= 0:
+        return levels[top : top + height, left : left + width]
+    tall, wide = max(height, rows), max(width, columns)
+    padded = np.zeros((tall, wide, 3), np.uint8)
+    above, before = ceil((tall - rows) / 2), ceil((wide - columns) / 2)
+    padded[above : above + rows, before : before + columns] = levels
+    top, left = top + above, left + before
+    return padded[max(0, top) : min(tall, top + height), max(0, left) : min(wide, left + width)]
+
+
+def patches(levels: UInt8Array, size: int, *, class_token: bool) -> UInt8Array:
+    """Rows of patches (``ImagePatches.levels``) of uint8 [height, width, 3], behind a row of zeros for a class
+    token."""
+    height, width = levels.shape[0] // size, levels.shape[1] // size
+    rows = np.zeros((class_token + height * width, 3 * size * size), np.uint8)
+    cut = levels.reshape(height, size, width, size, 3).transpose(0, 2, 1, 3, 4)
+    rows[class_token:].reshape(height, width, size, size, 3)[...] = cut
+    return rows

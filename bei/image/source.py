@@ -1,0 +1,58 @@
+"""An image of a request, not decoded yet."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bei.errors import InvalidImageError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_DATA_URL = "data:"
+_SHOWN_CHARS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInput:
+    """``content``: the bytes of a file, the same as a data URL or base64, or an opened image. ``param``: the field that
+    errors blame."""
+
+    content: bytes | str | Image
+    param: str = "input"
+
+    @property
+    def num_bytes(self) -> int:
+        """About the size of the file; 0 of an opened image."""
+        if isinstance(self.content, bytes):
+            return len(self.content)
+        return len(self.content) * 3 // 4 if isinstance(self.content, str) else 0
+
+    def file_bytes(self) -> bytes:
+        """The bytes of the file, whose content is not an opened image. Raises InvalidImageError, also for other URLs:
+        none is fetched."""
+        if isinstance(self.content, bytes):
+            return self.content
+        assert isinstance(self.content, str)
+        try:
+            return base64.b64decode(_base64_of(self.content, self.param), validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise InvalidImageError(f"An image is not base64 ({error}): encode the file's bytes.", self.param) from None
+
+
+def _base64_of(value: str, param: str) -> str:
+    if value[: len(_DATA_URL)].lower() == _DATA_URL:
+        head, comma, body = value.partition(",")
+        if not comma or not head.lower().endswith(";base64"):
+            raise InvalidImageError('A data URL of an image begins with "data:image/png;base64,", say.', param)
+        if not head.lower().startswith("data:image/"):
+            raise InvalidImageError(f"A data URL holds {head[5:_SHOWN_CHARS]!a}, which is no image.", param)
+        return body
+    if ":" in value[:_SHOWN_CHARS] or value.startswith("//"):  # base64 has no colon
+        raise InvalidImageError(
+            "This server fetches no URLs: send the image itself, as a data URL (data:image/png;base64,...).", param
+        )
+    return value

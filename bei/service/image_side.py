@@ -1,0 +1,53 @@
+"""What a service needs to read images: how they become encodings, and what their tower's steps cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from bei.artifact.certificate.canary import canary_levels
+from bei.artifact.manifest import Artifact
+from bei.config.settings import ServeConfig
+from bei.errors import InvalidImageError
+from bei.image.decode import ImageLimits, check_able
+from bei.image.encoder import ImageEncoder
+from bei.image.source import ImageInput
+from bei.scheduler.cost_model import CostModel
+from bei.service.admission import Demand
+
+
+@dataclass(frozen=True)
+class ImageSide:
+    """``costs``: of steps of the image tower's engine. ``image_size``: height and width of what it reads."""
+
+    encoder: ImageEncoder
+    costs: CostModel
+    image_size: tuple[int, int]
+
+    def demand(self, num_images: int) -> Demand:
+        """Of so many images."""
+        num_tokens = self.encoder.num_tokens
+        return Demand(num_images * num_tokens, num_images * self.costs.sequence_seconds(num_tokens))
+
+    @cached_property
+    def canary(self) -> ImageInput:
+        """The image that readiness asks for."""
+        from PIL import Image
+
+        return ImageInput(Image.fromarray(canary_levels(*self.image_size)))
+
+
+def image_encoder_of(artifact: Artifact, config: ServeConfig) -> ImageEncoder:
+    """How ``artifact``, which has an image tower, reads images. Raises MissingDependencyError without Pillow."""
+    check_able(f"Serving {artifact.manifest.name}, which reads images,")
+    tower = artifact.manifest.image_tower
+    assert tower is not None, "the caller has asked"
+    limits = ImageLimits(config.image_megabytes * 1_000_000, config.image_megapixels * 1_000_000)
+    return ImageEncoder(
+        tower.processor, tower.image_size, tower.patch_size, class_token=tower.class_token, limits=limits
+    )
+
+
+def no_images(name: str, param: str) -> InvalidImageError:
+    """The error of an image for a model that reads texts only."""
+    return InvalidImageError(f"{name} reads no images: send texts, or ask a model that has an image tower.", param)

@@ -1,0 +1,138 @@
+"""preprocessor_config.json of a two-tower model as an ``ImageProcessor``. What is not honoured is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from bei.artifact.image_processor import ImageProcessor, Resample, processor_faults
+from bei.errors import CheckpointError
+from bei_build.files.json_settings import read_object
+
+# Of Pillow's Resampling.
+_FILTERS: tuple[Resample, ...] = get_args(Resample)
+
+_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+_COMMON = {
+    **dict.fromkeys(("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"), True),
+    "rescale_factor": 1 / 255,
+    "resample": 3,
+}
+# What transformers' classes take where the file says nothing.
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "CLIP": {
+        **_COMMON,
+        "size": {"shortest_edge": 224},
+        "do_center_crop": True,
+        "crop_size": {"height": 224, "width": 224},
+        "image_mean": _CLIP_MEAN,
+        "image_std": _CLIP_STD,
+    },
+    "Siglip": {
+        **_COMMON,
+        "size": {"height": 224, "width": 224},
+        "do_center_crop": False,
+        "crop_size": None,
+        "image_mean": (0.5, 0.5, 0.5),
+        "image_std": (0.5, 0.5, 0.5),
+    },
+}
+_CLASS_ENDINGS = ("FeatureExtractor", "ImageProcessor", "ImageProcessorFast", "ImageProcessorPil")
+# Settings without a meaning for pixel values.
+_NAMES = ("image_processor_type", "feature_extractor_type", "processor_class", "_valid_processor_keys", "auto_map")
+# Settings that must have one of these values, with which they change nothing.
+_WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
+    "do_pad": (None, False),
+    "pad_size": (None,),
+    "data_format": (None, "channels_first"),
+    "input_data_format": (None,),
+    "return_tensors": (None, "pt"),
+    "device": (None,),
+    "disable_grouping": (None, False, True),
+    "default_to_square": (None, False, True),
+    "use_square_size": (None, False),
+    "image_seq_length": (None,),
+}
+
+
+def read_image_processor(folder: Path) -> ImageProcessor | None:
+    """The image processor of the checkpoint in ``folder``; None where it has none. Raises CheckpointError."""
+    path = folder / "preprocessor_config.json"
+    whole = folder / "processor_config.json"
+    if whole.is_file() and isinstance(own := read_object(whole).get("image_processor"), dict):
+        return _Settings(whole, own).processor()  # transformers prefers it
+    return _Settings(path, read_object(path)).processor() if path.is_file() else None
+
+
+@dataclass(frozen=True)
+class _Settings:
+    path: Path
+    given: Mapping[str, Any]
+
+    def processor(self) -> ImageProcessor:
+        named = self.given.get("image_processor_type") or self.given.get("feature_extractor_type") or ""
+        kind = next((kind for kind in _DEFAULTS if named in [f"{kind}{ending}" for ending in _CLASS_ENDINGS]), None)
+        if kind is None:
+            raise self._unsupported("image_processor_type", f"supported are {' and '.join(_DEFAULTS)} image processors")
+        values = {**_DEFAULTS[kind], **{name: value for name, value in self.given.items() if value is not None}}
+        for name, value in self.given.items():
+            if name in _DEFAULTS[kind] or name in _NAMES:
+                continue
+            if value not in _WITHOUT_EFFECT.get(name, (None,)):
+                raise self._unsupported(name, "bei does not read it; build without the images (--no-images)")
+        if not values["do_convert_rgb"]:
+            raise self._unsupported("do_convert_rgb", "images are always read as RGB")
+        shortest, exact = self._size(values["size"]) if values["do_resize"] else (None, None)
+        normalizes = values["do_normalize"]
+        found = ImageProcessor(
+            shortest_edge=shortest,
+            resize=exact,
+            resample=self._resample(values["resample"]),
+            crop=self._sides("crop_size", values["crop_size"]) if values["do_center_crop"] else None,
+            rescale=self._number("rescale_factor", values["rescale_factor"]) if values["do_rescale"] else 1.0,
+            mean=self._channels("image_mean", values["image_mean"]) if normalizes else (0.0, 0.0, 0.0),
+            std=self._channels("image_std", values["image_std"]) if normalizes else (1.0, 1.0, 1.0),
+        )
+        if fault := next(processor_faults(found), None):
+            raise CheckpointError(f"{self.path}: {fault}. Download the checkpoint again.")
+        return found
+
+    def _size(self, value: object) -> tuple[int | None, tuple[int, int] | None]:
+        """The shortest edge, or height and width."""
+        if isinstance(value, int) and not isinstance(value, bool):  # of the first versions: CLIP's and SigLIP's class
+            return value, None
+        if isinstance(value, dict) and set(value) == {"shortest_edge"} and _is_side(value["shortest_edge"]):
+            return value["shortest_edge"], None
+        return None, self._sides("size", value)
+
+    def _sides(self, name: str, value: object) -> tuple[int, int]:
+        if _is_side(value):
+            return value, value  # type: ignore[return-value]
+        if isinstance(value, dict) and set(value) == {"height", "width"} and all(map(_is_side, value.values())):
+            return value["height"], value["width"]
+        raise self._unsupported(name, 'bei reads {"shortest_edge": n} and {"height": n, "width": n}')
+
+    def _resample(self, value: object) -> Resample:
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < len(_FILTERS):
+            raise self._unsupported("resample", f"it must be a number from 0 to {len(_FILTERS) - 1}")
+        return _FILTERS[value]
+
+    def _number(self, name: str, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._unsupported(name, "it must be a number")
+        return float(value)
+
+    def _channels(self, name: str, value: object) -> tuple[float, float, float]:
+        if not isinstance(value, list | tuple) or len(value) != 3:
+            raise self._unsupported(name, "it must have three numbers, of red, green and blue")
+        red, green, blue = (self._number(name, each) for each in value)
+        return red, green, blue
+
+    def _unsupported(self, name: str, reason: str) -> CheckpointError:
+        return CheckpointError(f"{self.path} has {name} = {str(self.given.get(name))[:80]!r}: {reason}.")
+
+
+def _is_side(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

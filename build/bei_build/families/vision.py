@@ -1,0 +1,58 @@
+"""What vision transformers of two-tower models have in common (Dosovitskiy et al. 2020, arXiv:2010.11929)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bei.errors import CheckpointError
+from bei_build.families.base import Family, activation_named, require
+from bei_build.spec.parts import AttentionSpec, LayerSpec, MLPSpec, NormSpec, PatchesSpec
+
+
+@dataclass(frozen=True)
+class VisionFamily:
+    """The image tower of a family. ``output``: of ``family.reference_class``, [B, width], the vectors of images."""
+
+    family: Family
+    output: str
+
+
+def patches_of(config: Any, *, bias: bool, class_token: bool) -> PatchesSpec:
+    """The patches of ``config``; the image processor's settings give their normalization later."""
+    require(config, "num_channels", 3)
+    size, whole = config.patch_size, config.image_size
+    if not isinstance(size, int) or not isinstance(whole, int):
+        raise CheckpointError(f"config.json has image_size = {whole!r}: bei reads square images only, as one number.")
+    if whole % size:
+        raise CheckpointError(
+            f"config.json has image_size = {whole}, which is no multiple of patch_size = {size}: the model's own code "
+            "would cut off the rest. Such models are not supported."
+        )
+    return PatchesSpec(size, bias, class_token, scales=(1.0, 1.0, 1.0), shifts=(0.0, 0.0, 0.0))
+
+
+def encoder_layers(config: Any) -> tuple[LayerSpec, ...]:
+    """The layers of CLIP's and SigLIP's vision transformers."""
+    num_heads, head_dim = config.num_attention_heads, config.hidden_size // config.num_attention_heads
+    layer = LayerSpec(
+        AttentionSpec(num_heads, head_dim, num_kv_heads=num_heads, scale=head_dim**-0.5),
+        MLPSpec(config.intermediate_size, activation_named(config.hidden_act)),
+        NormSpec(config.layer_norm_eps),
+        placement="pre",
+    )
+    count: int = config.num_hidden_layers
+    return (layer,) * count
+
+
+def vision_part(raw: Mapping[str, Any], *shared: str) -> Mapping[str, Any]:
+    """``vision_config`` of a whole model's config.json, with the keys ``shared`` of the whole. Raises
+    CheckpointError."""
+    vision = raw.get("vision_config")
+    if not isinstance(vision, dict):
+        raise CheckpointError("config.json has no vision_config: download the checkpoint again.")
+    # Of early versions of transformers, which let it win.
+    override = raw.get("vision_config_dict")
+    vision = {**vision, **(override if isinstance(override, dict) else {})}
+    return {**vision, **{key: raw[key] for key in shared if key in raw}, "architectures": raw["architectures"]}

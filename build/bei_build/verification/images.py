@@ -1,0 +1,169 @@
+"""The image tower of a build: compiled, and verified on drawn images."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+
+import msgspec
+
+from bei.artifact.certificate.canary import canary_levels
+from bei.artifact.certificate.record import Agreement, ImageAgreement, Thresholds
+from bei.artifact.certificate.thresholds import min_cosine_of, thresholds_of
+from bei.artifact.manifest import IMAGE_ENGINE_DIR, EngineRequirements, Manifest
+from bei.core import Encoding, Float32Array
+from bei.errors import CompileError, ConfigError, VerificationError
+from bei.image.decode import ImageLimits, check_able
+from bei.image.encoder import ImageEncoder
+from bei.image.source import ImageInput
+from bei.verification.comparison import ReferenceAnswers, compare, kept_canary
+from bei.verification.engine_answers import EngineAnswers, HeldOut, ask_canary, ask_engine
+from bei_build.checkpoint.image_tower import ImageCheckpoint
+from bei_build.job import Job, open_fp32
+from bei_build.progress import Progress
+from bei_build.reference import hf_model as hf
+from bei_build.reference.held_out import EngineReference
+from bei_build.reference.held_out_images import HeldOutImage, held_out_images
+from bei_build.reference.hf_images import HFImageReference
+from bei_build.spec.precision import PRECISIONS
+from bei_build.targets.base import Compiler, Numerics
+
+_CANARY = "ramps and squares"
+_OUTPUT = "embedding"
+# The drawn images are far below these.
+_LIMITS = ImageLimits(max_bytes=10_000_000, max_pixels=10_000_000)
+_TARGETS = ("cpu", "cuda-twin")
+
+
+def check_buildable(target: str, precision: str, compiler: Compiler) -> None:
+    """Raise ConfigError or MissingDependencyError for an image tower that could not be built."""
+    check_able("Building a model that reads images")
+    if target not in _TARGETS or compiler.cannot_run() is not None:
+        raise ConfigError(
+            f"Image towers are built for the targets {' and '.join(_TARGETS)}, not for {target}: build the text tower "
+            "alone with --no-images."
+        )
+    if PRECISIONS[precision].quantized is not None:
+        raise ConfigError(
+            f"Image towers are not quantized, and --precision {precision} is: build with bf16 or fp32, or the text "
+            "tower alone with --no-images."
+        )
+
+
+def encoder_of_tower(images: ImageCheckpoint) -> ImageEncoder:
+    """The runtime's encoder of the tower's images."""
+    patches = images.patches
+    return ImageEncoder(
+        images.processor, images.image_size, patches.size, class_token=patches.class_token, limits=_LIMITS
+    )
+
+
+def add_image_tower(
+    job: Job, images: ImageCheckpoint, manifest: Manifest, progress: Progress
+) -> tuple[Manifest, ImageAgreement]:
+    """Compile and verify the tower; returns ``manifest`` with it. ``job`` is the text tower's.
+
+    Raises CompileError, VerificationError, and the errors of engine and reference.
+    """
+    limits = job.compiler.default_limits(images.checkpoint.max_seq_len)
+
+    def whole(needs: EngineRequirements) -> Manifest:
+        return msgspec.structs.replace(manifest, images=images.tower(needs, limits))
+
+    with images.checkpoint.weights() as weights:
+        own = replace(
+            job,
+            checkpoint=images.checkpoint,
+            weights=weights,
+            limits=limits,
+            describe=lambda needs: whole(needs).of_images,
+            engine_dir=IMAGE_ENGINE_DIR,
+        )
+        with progress.step(f"Compile images ({job.config.target}, {job.precision})") as step:
+            needs = own.compile(Numerics(job.precision), step.say)
+            step.details.append(f"{images.checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
+        if needs.unit_vectors:
+            raise CompileError(f"Engines for {job.config.target} give no vectors of images that compare with texts'.")
+        described = whole(needs)
+        agreement = _verified(own, images, described.of_images, progress)
+    return described, agreement
+
+
+def _verified(job: Job, images: ImageCheckpoint, manifest: Manifest, progress: Progress) -> ImageAgreement:
+    encoder, files = encoder_of_tower(images), held_out_images()
+    held_out = HeldOut(
+        [name for name, _ in files],
+        encoder.encode([ImageInput(content) for _, content in files]),
+        _CANARY,
+        encoder.encoding_of(canary_levels(*images.image_size)),
+    )
+    with progress.step("Run image engine") as step:
+        with closing(job.open_engine(job.root / IMAGE_ENGINE_DIR, manifest)) as engine:
+            if not job.config.verify:
+                answers = ask_canary(engine, held_out, _OUTPUT)
+                return _agreement(answers, files, kept_canary(answers.canary, _OUTPUT))
+            answers = ask_engine(engine, held_out, [_OUTPUT], tell=step.tell)
+        step.details.append(f"{answers.num_texts} images")
+    with progress.step("Verify images") as step:
+        expected = _expected(job, images, files, held_out.encodings)
+        thresholds = _thresholds(job)
+        found = compare(answers, expected, held_out, thresholds)
+        (output,) = found.outputs
+        step.details.append(
+            f"mean cosine {output.cosine_mean:.6f}, lowest {output.cosine_min:.6f}, against {expected.name}"
+        )
+    if output.failures:
+        message = f"images: {', '.join(output.failures)}; worst image: {output.worst_texts[0].text}"
+        if not job.config.allow_below_threshold:
+            raise VerificationError(
+                f"Verification failed: {message}. To do: choose a higher precision, or lower --min-cosine, or keep the "
+                "engine with --allow-below-threshold."
+            )
+        progress.note(f"kept although {message}")
+    return _agreement(answers, files, found.canary_row, expected, thresholds, output)
+
+
+def _thresholds(job: Job) -> Thresholds:
+    least = job.config.min_cosine
+    return thresholds_of(min_cosine_of(job.precision, is_decoder=False) if least is None else least)
+
+
+def _expected(
+    job: Job, images: ImageCheckpoint, files: Sequence[HeldOutImage], encodings: Sequence[Encoding]
+) -> ReferenceAnswers:
+    """The reference's vectors, of transformers where torch is, else of bei's own FP32 engine."""
+    wants_own = job.config.reference in ("engine", "module")
+    if hf.is_available() and not wants_own:
+        reference = HFImageReference(images)
+        rows: list[Float32Array] = reference.run([content for _, content in files])
+        return ReferenceAnswers(reference.name, False, {_OUTPUT: rows})
+    with open_fp32(job, "The FP32 engine to verify images with", {}) as (engine, compiler):
+        own = EngineReference(engine, f"{compiler} engine, FP32, one image at a time")
+        return ReferenceAnswers(own.name, True, own.run(encodings, [_OUTPUT]))
+
+
+def _agreement(
+    answers: EngineAnswers,
+    files: Sequence[HeldOutImage],
+    canary: list[float],
+    reference: ReferenceAnswers | None = None,
+    thresholds: Thresholds | None = None,
+    output: Agreement | None = None,
+) -> ImageAgreement:
+    sha = hashlib.sha256()
+    for _, content in files:
+        sha.update(content)
+    return ImageAgreement(
+        kind="none" if reference is None else "self-consistency" if reference.is_own else "reference",
+        reference="" if reference is None else reference.name,
+        reference_is_independent=reference is not None and not reference.is_own,
+        device=answers.device,
+        num_images=answers.num_texts,
+        images_sha256=sha.hexdigest(),
+        thresholds=thresholds,
+        passed=output is not None and not output.failures,
+        canary_row=canary,
+        output=output,
+    )

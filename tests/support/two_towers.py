@@ -1,0 +1,103 @@
+"""Tiny checkpoints with two towers, of random weights, as transformers saves them, and images to ask about."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from PIL import Image, ImageOps
+
+from bei.core import Float32Array
+from bei_build.reference.held_out_images import held_out_images
+from tests.support.checkpoints import MAX_TOKENS, bpe_tokenizer
+
+WIDTH = 24
+SIDE, PATCH = 48, 16
+CLIP_PROCESSOR = {
+    "image_processor_type": "CLIPImageProcessor",
+    "size": {"shortest_edge": SIDE},
+    "crop_size": {"height": SIDE, "width": SIDE},
+    "resample": 3,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+TEXTS = ["a cat on a mat", "hello world"]
+
+
+def save_clip(folder: Path, **vision: Any) -> Path:
+    """CLIP's two towers. ``vision``: settings of the image's config."""
+    text = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": MAX_TOKENS}
+    config = transformers.CLIPConfig(
+        text_config={
+            **text,
+            **{"num_hidden_layers": 2, "num_attention_heads": 4},
+            **{"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2},
+        },
+        vision_config={
+            **{"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4},
+            **{"image_size": SIDE, "patch_size": PATCH},
+            **vision,
+        },
+        projection_dim=WIDTH,
+    )
+    torch.manual_seed(0)
+    save(transformers.CLIPModel(config), folder)
+    write_processor(folder, CLIP_PROCESSOR)
+    return folder
+
+
+def save(model: Any, folder: Path) -> None:
+    """``model`` with every parameter random, and a tokenizer."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    tokenizer_class: Any = transformers.PreTrainedTokenizerFast
+    tokenizer_class(tokenizer_object=bpe_tokenizer(), model_max_length=MAX_TOKENS, **special).save_pretrained(folder)
+
+
+def write_processor(folder: Path, settings: dict[str, Any]) -> None:
+    """``preprocessor_config.json``."""
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+
+
+def pixel_values(folder: Path, content: bytes) -> Any:
+    """What the library makes of a file, float32 [1, 3, height, width]."""
+    processor: Any = transformers.AutoImageProcessor
+    image = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
+    return processor.from_pretrained(folder, backend="pil")(images=image, return_tensors="pt")["pixel_values"]
+
+
+def library_vectors(folder: Path, model_class: Any, files: list[bytes], texts: list[str]) -> Float32Array:
+    """Vectors of unit length of images, then of texts, by transformers, one at a time: float32 [n, width]."""
+    model: Any = model_class.from_pretrained(folder).eval()
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        found = [model.get_image_features(pixel_values=pixel_values(folder, content)) for content in files]
+        found += [model.get_text_features(**tokenizer(text, return_tensors="pt")) for text in texts]
+    rows = torch.cat([getattr(one, "pooler_output", one) for one in found])
+    vectors: Float32Array = torch.nn.functional.normalize(rows, dim=-1).numpy()
+    return vectors
+
+
+def drawn_files() -> list[bytes]:
+    """Images of every format, mode and proportion."""
+    return [content for _, content in held_out_images()]
+
+
+def data_url(content: bytes) -> str:
+    """``content`` as a client sends it."""
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
+
+
+def png(width: int = 40, height: int = 30, color: tuple[int, int, int] = (200, 30, 60)) -> bytes:
+    """An image of one colour."""
+    file = io.BytesIO()
+    Image.new("RGB", (width, height), color).save(file, "PNG")
+    return file.getvalue()
