@@ -20,13 +20,7 @@ from bei.artifact.certificate.canary import check_canary, check_image_canary
 from bei.artifact.manifest import Artifact
 from bei.config.settings import ServeConfig
 from bei.core import Encoding
-from bei.errors import (
-    BeiError,
-    DeadlineExceededError,
-    EngineError,
-    InvalidRequestError,
-    ShuttingDownError,
-)
+from bei.errors import BeiError, DeadlineExceededError, EngineError, InvalidRequestError, ShuttingDownError
 from bei.metrics.last_minute import RecentSteps
 from bei.metrics.registry import Metrics, ModelMetrics
 from bei.port import Answer, EnginePort, Item, Lane, OnAnswers, PortStats, Submission
@@ -159,7 +153,7 @@ class InferenceService:
         than what may ever wait.
         """
         assert inputs, "a request of nothing would never be answered"
-        demand = self._demand(inputs, whole=whole)
+        demand = self._readers.demand(self._admission.demand, inputs, whole=whole)
         return self._accepted(self._admission.admit(len(inputs), demand, lane, deadline_s, flow))
 
     def accept(
@@ -177,15 +171,12 @@ class InferenceService:
         assert inputs, "a request of nothing would never be answered"
         if self._draining:
             raise ShuttingDownError(f"{self.name} is draining.")
-        demand = self._demand(inputs, whole=whole)
+        demand = self._readers.demand(self._admission.demand, inputs, whole=whole)
         return self._accepted(self._admission.admit_anyway(len(inputs), demand, lane, deadline_s))
 
     def estimated_lengths(self, inputs: Seq[ModelInput], *, whole: bool = False) -> list[int]:
         """Tokens of each input; of texts a guess. ``whole``: texts are not cut to what the model takes."""
         return self._readers.estimated_lengths(inputs, whole=whole)
-
-    def _demand(self, inputs: Seq[ModelInput], *, whole: bool) -> Demand:
-        return self._readers.demand(self._admission.demand, inputs, whole=whole)
 
     async def infer(
         self, request: ModelRequest, *, ticket: Ticket, outputs: AbstractSet[str], reduce: Reduce | None = None
@@ -426,7 +417,7 @@ class InferenceService:
         real token count is known."""
         if len(inputs) == call.ticket.num_inputs:
             return call.ticket.admitted
-        return self._demand(inputs, whole=call.request.options.whole)
+        return self._readers.demand(self._admission.demand, inputs, whole=call.request.options.whole)
 
     def _submit(self, call: PendingCall, items: list[Item], admitted: Demand) -> None:
         """Hand tokenized inputs to the engine, or answer them here if the call wants no engine outputs.
