@@ -46,6 +46,7 @@ def test_one_model_is_described_in_tei_s_words_and_ours(app: App, artifact: Arti
         "precision": "fp32",
         "signature": None,
         "digest": artifact.manifest.digest,
+        "images": None,
     }
     (output,) = certificate["outputs"]
     assert (certificate["kind"], certificate["passed"], output["cosine_mean"]) == ("reference", True, 1.0)
