@@ -123,6 +123,17 @@ def expanded(encoding: Encoding, expansion: Expansion) -> Encoding:
     )
 
 
+class SharedTokens(NamedTuple):
+    """Which of the T tokens of a batch are computed, where sequences begin alike and see only what is before them.
+
+    ``kept`` int32 [C]: their places in the batch, C <= T. ``places`` int32 [T]: for each token of the batch, its place
+    among those. Along a sequence the places ascend.
+    """
+
+    kept: Int32Array
+    places: Int32Array
+
+
 @dataclass(frozen=True)
 class PackedBatch:
     """Sequences laid end to end without padding: what an engine runs once.
@@ -132,7 +143,8 @@ class PackedBatch:
     first so many tokens of each sequence serve as attention keys; None: all of them. ``unpooled_lens`` is int32 [B]:
     the first so many tokens of each are left out of means; None: no token is. ``adapters`` is int32 [B]: the adapter
     that reads each sequence, 0: none; None: none reads any. ``levels`` is uint8 [T, width], the pixels of images
-    (``ImagePatches``); None: sequences are texts.
+    (``ImagePatches``); None: sequences are texts. ``shared``: tokens to compute once, for engines that can
+    (``EngineInfo.shares_prefixes``); answers are the same without it.
     """
 
     input_ids: Int32Array
@@ -142,11 +154,17 @@ class PackedBatch:
     unpooled_lens: Int32Array | None = None
     adapters: Int32Array | None = None
     levels: UInt8Array | None = None
+    shared: SharedTokens | None = None
 
     @property
     def num_tokens(self) -> int:
         """T."""
         return int(self.cu_seqlens[-1])
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens that are computed: T, or fewer where some are shared."""
+        return self.num_tokens if self.shared is None else len(self.shared.kept)
 
     @property
     def batch_size(self) -> int:
@@ -222,7 +240,8 @@ class EngineInfo:
     second stream prepares its inputs while the first one's step runs. ``token_buckets``: the sizes that a step's tokens
     are filled up to, ascending; empty where any size runs as it is, or nearly so. ``memory_bytes``: what the engine
     holds of the device's own memory; None where it computes in the process's. ``is_replaceable``: another engine can
-    be loaded in this process while a step of this one does not end.
+    be loaded in this process while a step of this one does not end. ``shares_prefixes``: it computes the ``shared``
+    tokens of a batch once.
     """
 
     target: str
@@ -235,6 +254,7 @@ class EngineInfo:
     token_buckets: tuple[int, ...] = ()
     memory_bytes: int | None = None
     is_replaceable: bool = True
+    shares_prefixes: bool = False
 
 
 class Engine(Protocol):

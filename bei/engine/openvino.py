@@ -20,10 +20,10 @@ from bei.artifact.manifest import (
     OPENVINO_WEIGHTS,
     Manifest,
 )
-from bei.core import EngineInfo, Outputs, PackedBatch
+from bei.core import EngineInfo, Float32Array, Outputs, PackedBatch
 from bei.engine.cpu_features import EXACT_INT8, sums_int8_exactly
 from bei.engine.packed_attention import Kernels, installed_kernels, use_kernels
-from bei.engine.packing import graph_inputs
+from bei.engine.packing import can_share, graph_inputs, rows_of_tokens
 from bei.engine.rounded_rows import use_rounding_kernel
 from bei.errors import ArtifactFileMissingError, ArtifactWrongDeviceError, EngineError
 from bei.utils.cpu_count import usable_cores
@@ -97,6 +97,7 @@ class OpenVINOEngine:
             outputs={output.name: output.dimension for output in manifest.outputs},
             per_token=frozenset(output.name for output in manifest.outputs if output.per_token),
             num_streams=num_streams,
+            shares_prefixes=manifest.spec.attention == "causal" and can_share(self._input_names),
         )
         self._pack()
 
@@ -115,7 +116,7 @@ class OpenVINOEngine:
             request.infer(share_outputs=True)
             # A copy: the next batch reuses the request's buffers.
             return {
-                name: np.array(request.get_tensor(name).data[: self._num_rows(name, batch)], np.float32)
+                name: self._rows(name, request.get_tensor(name).data, batch)
                 for name in self._output_names
                 if outputs is None or name in outputs
             }
@@ -124,8 +125,10 @@ class OpenVINOEngine:
         finally:
             self._requests.put(request)
 
-    def _num_rows(self, output: str, batch: PackedBatch) -> int:
-        return batch.num_tokens if output in self._info.per_token else batch.batch_size
+    def _rows(self, output: str, computed: Any, batch: PackedBatch) -> Float32Array:
+        if output in self._info.per_token:
+            return rows_of_tokens(np.array(computed[: batch.num_computed], np.float32), batch)
+        return np.array(computed[: batch.batch_size], np.float32)
 
     def _pack(self) -> None:
         """Run a first inference, which packs the matrices for the kernels, and release the file's pages."""

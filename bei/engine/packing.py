@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from bei.core import Float32Array, Int32Array, PackedBatch
+from bei.core import Float32Array, Int32Array, PackedBatch, SharedTokens
 
 # Sixteen buckets an octave: filler is at most 1/16 of a dimension, and an engine meets few distinct shapes. CPU engines
 # keep memory for each shape (docs/decisions.md, "Memory grew with traffic").
@@ -23,6 +24,11 @@ _CUMULATIVE = {"cu_query_lens", "cu_key_lens"}
 _ALL_OWNED = "cu_key_lens"
 _POSITIONS_BUT = "position_ids_but_"
 _PIXEL_LEVELS = "pixel_levels_"
+# Inputs that can be made where sequences share tokens: a row for each token, which is the same in all of them; places
+# of tokens; and what belongs to sequences and slots.
+_OF_SHARED_TOKENS = {"input_ids", "token_type_ids", "position_ids", "unpad_index"}
+_PLACES = {"pad_index", "first_index", "last_index"}
+_OF_SEQUENCES = {"slot_mask", "slot_ids", "seq_lens", "pool_mask", "key_lens", "key_mask"}
 
 
 def bucket(size: int, min_step: int = _MIN_STEP) -> int:
@@ -41,7 +47,7 @@ class Sizes(NamedTuple):
     def holds(self, batch: PackedBatch, names: Collection[str] = ()) -> bool:
         """True if ``batch`` can be padded to these sizes for a graph that reads ``names``; each filler sequence may own
         a filler token."""
-        fillers, spare = self.sequences - batch.batch_size, self.tokens - batch.num_tokens
+        fillers, spare = self.sequences - batch.batch_size, self.tokens - batch.num_computed
         longest = int(np.diff(batch.cu_seqlens).max())
         if fillers < 0 or spare < fillers or self.longest < longest:
             return False
@@ -78,6 +84,15 @@ def pixel_levels(width: int) -> str:
     return f"{_PIXEL_LEVELS}{width}"
 
 
+def can_share(names: Collection[str]) -> bool:
+    """True if a graph that reads ``names`` takes batches with shared tokens: its attention gathers the keys of each
+    sequence (``pad_index``), and no token knows which sequence it is in.
+
+    Right only for causal models, whose states of a token depend on nothing behind it.
+    """
+    return _OF_SHARED_TOKENS.union(_PLACES, _OF_SEQUENCES).issuperset(names)
+
+
 def graph_inputs(
     batch: PackedBatch, names: Seq[str], sizes: Sizes | None = None
 ) -> dict[str, Int32Array | Float32Array]:
@@ -112,7 +127,13 @@ def graph_inputs(
 
     Filler tokens are id 0 at position 0 and are not used; filler sequences have one token, packed token 0, because
     engines need not define attention over an empty sequence. The caller drops rows from B on.
+
+    Of ``batch.shared`` only the computed tokens are packed. Sequences find theirs by ``pad_index``, ``first_index`` and
+    ``last_index``; positions, lengths and slots are those of whole sequences. ``unpad_index`` is a token's slot in one
+    of the sequences that have it.
     """
+    if batch.shared is not None:
+        return _shared_inputs(batch, batch.shared, names, sizes)
     starts, ends = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
     seq_lens = ends - starts
     num_tokens, batch_size = len(batch.input_ids), len(seq_lens)
@@ -204,6 +225,33 @@ def graph_inputs(
         elif name not in tensors:
             tensors[name] = _positions_but(_token_id(name), batch, position_ids)
     return {name: tensors[name] for name in names}
+
+
+def _shared_inputs(
+    batch: PackedBatch, shared: SharedTokens, names: Seq[str], sizes: Sizes | None
+) -> dict[str, Int32Array | Float32Array]:
+    """The tensors of the whole batch, those of tokens cut down to the computed ones."""
+    if not can_share(names) or batch.key_lens is not None:
+        raise ValueError("a graph with these inputs has no tokens that sequences share")
+    if sizes is None:
+        longest = int(np.diff(batch.cu_seqlens).max())
+        sizes = Sizes(bucket(batch.num_computed), bucket(batch.batch_size, min_step=1), bucket(longest))
+    elif not sizes.holds(batch, names):
+        raise ValueError(f"a batch of {batch.num_computed} computed tokens does not fit into {sizes}")
+    fillers = sizes.sequences - batch.batch_size
+    tensors = graph_inputs(replace(batch, shared=None), names, sizes._replace(tokens=batch.num_tokens + fillers))
+    for name, values in tensors.items():
+        if name in _OF_SHARED_TOKENS:
+            tensors[name] = np.zeros(sizes.tokens, np.int32)
+            tensors[name][: batch.num_computed] = values[shared.kept]
+        elif name in _PLACES:
+            tensors[name] = shared.places[values.astype(np.intp)]
+    return tensors
+
+
+def rows_of_tokens(rows: Float32Array, batch: PackedBatch) -> Float32Array:
+    """The computed rows of an output per token, [C, width], as those of all tokens, [T, width]."""
+    return rows if batch.shared is None else rows[batch.shared.places]
 
 
 def _token_id(name: str) -> int:

@@ -98,6 +98,9 @@ class Metrics:
             "bei_inputs_truncated", "Inputs cut to what the model, its side or the request takes", "model"
         )
         self.tokens = counter("bei_tokens", "Tokens the engine has run", "model")
+        self.tokens_shared = counter(
+            "bei_tokens_shared", "Tokens that were not computed: a sequence of the step begins with the same", "model"
+        )
         self.gauges = PortGauges(self.registry)
         self.input_seconds = histogram(
             "bei_input_seconds", "From a request's acceptance to the answer to an input", lane, _SECONDS
@@ -256,6 +259,7 @@ class ModelMetrics:
         self._failed = metrics.inferred.labels(model, "failed")
         self._truncated = metrics.truncated.labels(model)
         self._tokens = metrics.tokens.labels(model)
+        self._tokens_shared = metrics.tokens_shared.labels(model)
 
         def of_lanes(histogram: Histogram) -> dict[Lane, Series]:
             return {lane: histogram.labels(model, lane) for lane in LANES}
@@ -330,12 +334,21 @@ class ModelMetrics:
         self._restarts.inc()
 
     def batch(
-        self, lengths: Seq[int], *, engine_s: float, predicted_s: float, waits: Iterable[tuple[Lane, float]]
+        self,
+        lengths: Seq[int],
+        *,
+        engine_s: float,
+        predicted_s: float,
+        waits: Iterable[tuple[Lane, float]],
+        num_shared: int = 0,
     ) -> None:
-        """Observe a step over sequences of ``lengths`` tokens; ``waits``: their lanes and waits in seconds."""
+        """Observe a step over sequences of ``lengths`` tokens, of which ``num_shared`` were not computed; ``waits``:
+        their lanes and waits in seconds."""
         num_tokens, num_slots = sum(lengths), max(lengths) * len(lengths)
         self.recent.add(len(lengths), num_tokens, num_slots, engine_s)
         self._tokens.inc(num_tokens)
+        if num_shared:
+            self._tokens_shared.inc(num_shared)
         self._slots.inc(num_slots)
         self._engine_seconds.observe(engine_s)
         self._predicted_seconds.inc(predicted_s)

@@ -69,7 +69,7 @@ class BatchManager:
         self._reload = reload
         self._lock = threading.Lock()
         self._wakes = threading.Condition(self._lock)
-        self._scheduler = Scheduler(self._limits, costs, self._rules)
+        self._scheduler = Scheduler(self._limits, costs, self._rules, shares_prefixes=engine.info.shares_prefixes)
         self._queues = self._scheduler.queues  # before the gate, which asks for them
         self._gate = (gate or DeviceGate()).join(engine.info.num_streams, lambda: self._queues.has("interactive"))
         self._running: dict[Identity, Entry] = {}  # until their answers are delivered
@@ -214,7 +214,7 @@ class BatchManager:
             return None
         for entry in cut.entries:
             self._running[entry.identity] = entry
-        return Step(cut.entries, cut.predicted_s, turn)
+        return Step(cut.entries, cut.predicted_s, turn, cut.num_shared)
 
     def _answer_expired(self, expired: list[Entry], now_s: float) -> None:
         self._metrics.expired(len(expired))
@@ -227,7 +227,8 @@ class BatchManager:
         try:
             while (step := self._take(worker)) is not None:
                 note = partial(self._note_failure, step)
-                answers = run_isolating(worker.engine, step.entries, note, worker.is_wanted)
+                shares = step.num_shared > 0
+                answers = run_isolating(worker.engine, step.entries, note, worker.is_wanted, shares=shares)
                 self._record(worker, step, answers)
                 del step, answers, note  # while this waits for the next ones, their memory is to be free
         except BaseException as error:  # a bug of ours, or of the engine's library: whoever waits must hear of it
@@ -374,9 +375,11 @@ class BatchManager:
         lengths = [entry.num_tokens for entry in done.entries]
         tokens, longest = sum(lengths), max(lengths)
         if not step.has_failed:  # such a step was run several times
-            self._costs.observe(tokens, len(lengths), longest, seconds)
+            self._costs.observe(tokens - step.num_shared, len(lengths), longest, seconds)
         waits = [(entry.lane, step.started_s - entry.arrived_s) for entry in done.entries]
-        self._metrics.batch(lengths, engine_s=seconds, predicted_s=step.predicted_s, waits=waits)
+        self._metrics.batch(
+            lengths, num_shared=step.num_shared, engine_s=seconds, predicted_s=step.predicted_s, waits=waits
+        )
 
     # The watchdog's thread.
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from bei.core import Engine, Outputs, PackedBatch, Row, finite_sequences, rows_of_sequences
 from bei.engine.postprocess import unit_length
+from bei.engine.shared_prefixes import sharing
 from bei.errors import BeiError, EngineDeadError, EngineDiedError, EngineError, NonFiniteOutputError
 from bei.port import UNIT_EMBEDDING
 from bei.scheduler.device_gate import Turn
@@ -31,12 +32,13 @@ Answers: TypeAlias = Callable[[], Seq[Row | BeiError]]
 
 
 class Step:
-    """A batch on the engine. Times are monotonic seconds."""
+    """A batch on the engine. Times are monotonic seconds. ``num_shared``: tokens that it need not compute."""
 
-    def __init__(self, entries: list[Entry], predicted_s: float, turn: Turn) -> None:
+    def __init__(self, entries: list[Entry], predicted_s: float, turn: Turn, num_shared: int = 0) -> None:
         self.entries = entries
         self.predicted_s = predicted_s
         self.turn = turn
+        self.num_shared = num_shared
         self.started_s = time.monotonic()
         self.watched_s = 0.0  # how long the watchdog has seen it run; a process that was stopped does not count
         self.is_overdue = False
@@ -93,6 +95,7 @@ def run_isolating(
     is_wanted: Callable[[], bool],
     *,
     has_died: bool = False,
+    shares: bool = False,
 ) -> Answers:
     """Run ``entries`` as one batch. Returns what gives a row or an error for each: rows are made of the engine's
     outputs by whoever delivers them, while the engine runs the next batch.
@@ -101,17 +104,17 @@ def run_isolating(
     with NaN or Inf are run again without their neighbours, in case it came from one of them. If the engine's process
     dies (EngineDiedError), each sequence is run again alone, once (``has_died``): a guilty half would cost a process.
     Each failed run is logged, and ``on_failure`` gets its kind: ``exception``, ``non_finite`` or ``engine_died``.
-    ``is_wanted`` says whether the answers are still waited for: if not, nothing is run again. Raises EngineDeadError
-    where the engine does.
+    ``is_wanted`` says whether the answers are still waited for: if not, nothing is run again. ``shares``: entries have
+    prefixes that the engine computes once. Raises EngineDeadError where the engine does.
     """
 
     def again(entries: Seq[Entry], *, has_died: bool = False) -> Seq[Row | BeiError]:
         if not is_wanted():
             return [EngineError("The engine was given up.")] * len(entries)
-        return run_isolating(engine, entries, on_failure, is_wanted, has_died=has_died)()
+        return run_isolating(engine, entries, on_failure, is_wanted, has_died=has_died, shares=shares)()
 
     try:
-        ran, poisoned = _run(engine, entries, on_failure)
+        ran, poisoned = _run(engine, entries, on_failure, shares=shares)
     except EngineDeadError:  # nothing that is run again would be answered: the caller gives the engine up
         raise
     except EngineDiedError:
@@ -172,9 +175,13 @@ class _Ran(NamedTuple):
             return [error] * len(self.wanted)
 
 
-def _run(engine: Engine, entries: Seq[Entry], on_failure: Callable[[str], None]) -> tuple[_Ran, list[int]]:
+def _run(
+    engine: Engine, entries: Seq[Entry], on_failure: Callable[[str], None], *, shares: bool
+) -> tuple[_Ran, list[int]]:
     """The engine's outputs, and the places of sequences with NaN or Inf."""
     batch = PackedBatch.from_encodings([entry.encoding for entry in entries])
+    if shares:
+        batch = sharing(batch)
     wanted = [entry.outputs for entry in entries]
     outputs = engine.run(batch, engine_outputs(frozenset[str]().union(*wanted)))
     per_token = engine.info.per_token

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from math import inf
@@ -13,11 +13,14 @@ from typing import NamedTuple, TypeAlias
 
 from bei.core import Encoding
 from bei.port import LANES, Lane, LaneStats
+from bei.scheduler.alike import Candidate, WaitingTexts
 from bei.scheduler.fair_queue import FairQueue
 from bei.scheduler.next_batch import LaneView, QueueKey
 
 # Token ids (of an image the digest of its pixels), token types, and how many tokens serve as attention keys.
 Identity: TypeAlias = "tuple[bytes, bytes | None, int | None, int, int]"
+
+_NONE: Mapping[Lane, Seq[int]] = {}
 
 # Work without a deadline is due this many seconds after its arrival, by lane, so that a stream of work with deadlines
 # cannot starve it.
@@ -88,6 +91,13 @@ class Entry:
         """The entry as ``next_batch`` sees it."""
         return QueueKey(self.num_tokens, self.arrival)
 
+    @property
+    def text(self) -> bytes | None:
+        """The token ids, if tokens differ in nothing else."""
+        encoding = self.encoding
+        plain = encoding.token_type_ids is None and encoding.num_keys is None and not encoding.adapter
+        return self.identity[0] if plain and encoding.image is None else None
+
     def add(self, waiter: Waiter) -> None:
         """Add a request that waits for this entry."""
         self.waiters.append(waiter)
@@ -100,9 +110,10 @@ class Entry:
 
 
 class _LaneQueue:
-    """The entries of one lane."""
+    """The entries of one lane. ``sorts_texts``: sequences of a step may share prefixes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sorts_texts: bool) -> None:
+        self.texts = WaitingTexts() if sorts_texts else None
         self.sorted: list[QueueKey] = []
         self.entries: dict[int, Entry] = {}  # by arrival
         self._due: list[tuple[float, int]] = []  # a heap; entries that have left are skipped when they come up
@@ -119,6 +130,8 @@ class _LaneQueue:
         heapq.heappush(self._due, (entry.due_s, entry.arrival))
         self.num_tokens += entry.num_tokens
         self.cost_s += entry.cost_s
+        if self.texts is not None and entry.text is not None:
+            self.texts.add(entry.text, entry.arrival)
         if self._is_long:
             for waiter in entry.waiters:
                 self.claim(entry, waiter.flow)
@@ -167,8 +180,21 @@ class _LaneQueue:
         (self._flow,) = flows
         return None
 
-    def cut(self, parts: Iterable[slice]) -> list[Entry]:
-        members: list[Entry] = []
+    def members(self, parts: Iterable[slice]) -> list[Entry]:
+        """The entries in ``parts`` of the last view, which stay."""
+        keys = self.sorted if self.fair is None else self._window
+        return [self.entries[key.arrival] for part in parts for key in keys[part]]
+
+    def alike(self, text: bytes, but: Collection[int]) -> Iterator[Candidate]:
+        """Entries that begin as ``text`` does, but for those arrivals; where flows share the lane, of the last view."""
+        assert self.texts is not None
+        shown = self.entries.keys() if self.fair is None else {key.arrival for key in self._window}
+        for arrival, num_common in self.texts.nearest(text):
+            if arrival in shown and arrival not in but:
+                yield Candidate(arrival, self.entries[arrival].num_tokens, num_common)
+
+    def cut(self, parts: Iterable[slice], joining: Seq[int]) -> list[Entry]:
+        members = [self.entries[arrival] for arrival in joining]
         if self.fair is None:
             for part in parts:
                 members += [self.entries.pop(key.arrival) for key in self.sorted[part]]
@@ -179,6 +205,9 @@ class _LaneQueue:
                 members += [self.entries.pop(key.arrival) for key in keys]
                 among = slice(bisect_left(self.sorted, keys[0]), bisect_right(self.sorted, keys[-1]))
                 self.sorted[among] = [key for key in self.sorted[among] if key.arrival in self.entries]
+        for entry in members[: len(joining)]:
+            del self.entries[entry.arrival], self.sorted[bisect_left(self.sorted, entry.key)]
+        if self.fair is not None:
             self.fair.charge(members)
         self._left(members)
         return members
@@ -197,6 +226,8 @@ class _LaneQueue:
         for entry in members:
             self.num_tokens -= entry.num_tokens
             self.cost_s -= entry.cost_s
+            if self.texts is not None and entry.text is not None:
+                self.texts.remove(entry.text, entry.arrival)
         if not self.entries:  # a sum of floats that were added and taken away is not quite 0
             self._due.clear()
             self.cost_s = 0.0
@@ -211,8 +242,9 @@ class LaneQueues:
     length, and run best while there are most to choose from (docs/decisions.md, "Batches are cut late").
     """
 
-    def __init__(self) -> None:
-        self._lanes: dict[Lane, _LaneQueue] = {lane: _LaneQueue() for lane in LANES}
+    def __init__(self, *, sorts_texts: bool = False) -> None:
+        self._sorts_texts = sorts_texts
+        self._lanes: dict[Lane, _LaneQueue] = {lane: _LaneQueue(sorts_texts=sorts_texts) for lane in LANES}
         self._by_identity: dict[Identity, Entry] = {}
         self._next_arrival = 0
 
@@ -253,7 +285,7 @@ class LaneQueues:
     def pop_only(self) -> Entry:
         """Take out the only entry that waits."""
         _, entry = self._by_identity.popitem()
-        self._lanes[entry.lane] = _LaneQueue()
+        self._lanes[entry.lane] = _LaneQueue(sorts_texts=self._sorts_texts)
         return entry
 
     def remove(self, doomed: Iterable[Entry]) -> None:
@@ -282,9 +314,21 @@ class LaneQueues:
         urgent = queue.urgent() if queue.fair is None else queue.entries[queue.fair.urgent]
         return 0.0 if urgent is None else now_s - urgent.arrived_s
 
-    def cut(self, parts_of: Mapping[Lane, Iterable[slice]]) -> list[Entry]:
-        """Remove the entries of a step. ``parts_of``: slices of each lane's last view, in descending order."""
-        members = [entry for lane, parts in parts_of.items() for entry in self._lanes[lane].cut(parts)]
+    def members(self, parts_of: Mapping[Lane, Iterable[slice]]) -> list[Entry]:
+        """The entries in slices of each lane's last view, which stay."""
+        return [entry for lane, parts in parts_of.items() for entry in self._lanes[lane].members(parts)]
+
+    def alike(self, lane: Lane, text: bytes, but: Collection[int]) -> Iterator[Candidate]:
+        """What waits in ``lane`` and begins as ``text`` does, by arrival, but for those arrivals: with the most common
+        tokens first."""
+        return self._lanes[lane].alike(text, but)
+
+    def cut(self, parts_of: Mapping[Lane, Iterable[slice]], joining: Mapping[Lane, Seq[int]] = _NONE) -> list[Entry]:
+        """Remove the entries of a step. ``parts_of``: slices of each lane's last view, in descending order;
+        ``joining``: arrivals of others."""
+        members = [
+            entry for lane, parts in parts_of.items() for entry in self._lanes[lane].cut(parts, joining.get(lane, ()))
+        ]
         for entry in members:
             del self._by_identity[entry.identity]
         return members

@@ -6,14 +6,18 @@ Told the time, so that the same code runs on a real clock (``batch_manager``) an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
 from bei.core import Limits
+from bei.engine.shared_prefixes import num_shared
+from bei.port import Lane
+from bei.scheduler.alike import joining
 from bei.scheduler.lane_shares import ServedShares, capped_step_s, full_step_s, overtaking
-from bei.scheduler.next_batch import StepCosts, leading_lane, next_batch, step_bounds
+from bei.scheduler.next_batch import LaneView, StepBounds, StepCosts, leading_lane, next_batch, step_bounds
 from bei.scheduler.queue import Entry, LaneQueues
 
 # How often the lengths of capped and of full steps are computed from the costs.
@@ -37,18 +41,24 @@ class SchedulingRules:
 
 class Cut(NamedTuple):
     """Entries that leave the queue: ``entries``, the next step, predicted to take ``predicted_s`` (empty where nothing
-    waits, or what would have run has expired), and ``expired``, whose deadlines have all passed."""
+    waits, or what would have run has expired), and ``expired``, whose deadlines have all passed. ``num_shared``: tokens
+    of the step that are not computed, because one of its sequences begins with the same ones."""
 
     entries: list[Entry]
     predicted_s: float
     expired: list[Entry]
+    num_shared: int = 0
 
 
 class Scheduler:
-    """The queues of one engine, and the policy over them. ``overtaking``: as ``PortStats`` has it."""
+    """The queues of one engine, and the policy over them. ``shares_prefixes``: as ``EngineInfo`` has it;
+    ``overtaking``: as ``PortStats`` has it."""
 
-    def __init__(self, limits: Limits, costs: StepCosts, rules: SchedulingRules) -> None:
-        self.queues = LaneQueues()
+    def __init__(
+        self, limits: Limits, costs: StepCosts, rules: SchedulingRules, *, shares_prefixes: bool = False
+    ) -> None:
+        self.queues = LaneQueues(sorts_texts=shares_prefixes)
+        self._shares_prefixes = shares_prefixes
         self.served = ServedShares()
         self.overtaking = overtaking(costs, limits)  # of sizes alone, which no correction of the costs changes
         self._limits = limits
@@ -79,14 +89,38 @@ class Scheduler:
             waited_s=self.queues.waited_s(lead, now_s),
             interactive_expected=interactive_expected(),
         )
-        members = self.queues.cut(next_batch(lanes, self._limits, self._costs, bounds))
+        parts = next_batch(lanes, self._limits, self._costs, bounds)
+        members = self.queues.cut(parts, self._joining(lanes[lead], parts, bounds))
         entries = [entry for entry in members if entry.deadline_s > now_s]
         if len(entries) < len(members):
             expired += [entry for entry in members if entry.deadline_s <= now_s]
             if not entries:
                 return Cut([], 0.0, expired)
-        lengths = [entry.num_tokens for entry in entries]
-        return Cut(entries, self._costs.seconds(sum(lengths), len(lengths), max(lengths)), expired)
+        lengths, texts = [entry.num_tokens for entry in entries], self._texts(entries)
+        shared = num_shared(texts) if texts else 0
+        predicted_s = self._costs.seconds(sum(lengths) - shared, len(lengths), max(lengths))
+        return Cut(entries, predicted_s, expired, shared)
+
+    def _texts(self, entries: Seq[Entry]) -> list[bytes]:
+        """The texts of a step that may share prefixes; none of another."""
+        if not self._shares_prefixes:
+            return []
+        texts = [entry.text for entry in entries]
+        return [] if None in texts else [text for text in texts if text is not None]
+
+    def _joining(self, lead: LaneView, parts: Mapping[Lane, Seq[slice]], bounds: StepBounds) -> dict[Lane, list[int]]:
+        """What joins the step of ``parts`` beside them, since it begins as the sequence does that leads the step."""
+        if not self._shares_prefixes:
+            return {}
+        members = self.queues.members(parts)
+        texts, arrivals = self._texts(members), {entry.arrival for entry in members}
+        if not texts:
+            return {}
+        urgent = lead.queued[lead.urgent].arrival
+        text = next(text for text, entry in zip(texts, members, strict=True) if entry.arrival == urgent)
+        lengths = [entry.num_tokens for entry in members]
+        candidates = self.queues.alike(bounds.lead, text, arrivals)
+        return {bounds.lead: joining(texts, lengths, candidates, self._limits, self._costs, bounds)}
 
     def _cut_only(self, entry: Entry, now_s: float) -> Cut:
         """The decision of ``next_batch`` for a single sequence, as most steps of interactive work are."""

@@ -24,7 +24,7 @@ from bei.engine.cuda.device import (
     TransferBuffer,
 )
 from bei.engine.cuda.step_sizes import eager_sizes, smallest_fitting
-from bei.engine.packing import Sizes, filled, graph_inputs
+from bei.engine.packing import Sizes, filled, graph_inputs, rows_of_tokens
 from bei.errors import EngineDeadError, EngineError
 
 _ALIGNMENT = 256  # of tensors in a buffer, like CUDA's own allocations
@@ -109,7 +109,7 @@ class PackageStream:
     def _downloaded(self, tensors: Sequence[Tensor], batch: PackedBatch, wanted: Sequence[OutputInfo]) -> Outputs:
         """Download the rows without filler, wait, and copy them again, since the next step reuses the buffer."""
         shapes = {
-            output.name: (batch.num_tokens if output.per_token else batch.batch_size, output.dimension)
+            output.name: (batch.num_computed if output.per_token else batch.batch_size, output.dimension)
             for output in wanted
         }
         starts, end = {}, 0
@@ -124,7 +124,11 @@ class PackageStream:
                 count = shapes[output.name][0]
                 self._device.download(tensor, count, self._results, starts[output.name], self._stream)
         self._device.wait(self._stream)
-        return {name: _rows(self._results, starts[name], shape) for name, shape in shapes.items()}
+        found = {name: _rows(self._results, starts[name], shape) for name, shape in shapes.items()}
+        for output in wanted:
+            if output.per_token:
+                found[output.name] = rows_of_tokens(found[output.name], batch)
+        return found
 
     def _settle(self, error: BaseException, batch: PackedBatch) -> None:
         """Wait for the remaining work of a failed step, which still uses the buffers; return the error to raise."""

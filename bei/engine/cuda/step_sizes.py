@@ -36,7 +36,7 @@ def eager_sizes(batch: PackedBatch) -> Sizes:
     """Sizes as ``bei.engine.packing.graph_inputs`` chooses them, for at least two sequences; filler ones own a token
     each."""
     sequences = max(LEAST_SEQUENCES, bucket(batch.batch_size, min_step=1))
-    tokens = bucket(batch.num_tokens + sequences - batch.batch_size)
+    tokens = bucket(batch.num_computed + sequences - batch.batch_size)
     return Sizes(tokens, sequences, bucket(int(np.diff(batch.cu_seqlens).max())))
 
 

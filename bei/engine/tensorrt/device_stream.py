@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from bei.artifact.manifest import OutputInfo
 from bei.core import Float32Array, Outputs, PackedBatch
-from bei.engine.packing import Sizes, filled, graph_inputs
+from bei.engine.packing import Sizes, filled, graph_inputs, rows_of_tokens
 from bei.engine.tensorrt.cuda import Cuda, aligned
 from bei.engine.tensorrt.cuda_graphs import CapturedStep, cheapest, cheapest_sizes
 from bei.engine.tensorrt.plan import LoadedPlan, Profile, Shape, raised_by_bindings
@@ -158,12 +158,16 @@ class PlanStream:
         """Download the rows without filler, wait, and copy them again, since the next step reuses the buffers."""
         sizes = {}
         for output in wanted:
-            num_rows = batch.num_tokens if output.per_token else batch.batch_size
+            num_rows = batch.num_computed if output.per_token else batch.batch_size
             sizes[output.name] = num_rows * output.dimension * _FLOAT_BYTES
             self._cuda.download(self._results, self._output_offsets[output.name], sizes[output.name], self._stream)
         self._cuda.record(self._done, self._stream)
         self._cuda.wait(self._done)
-        return {output.name: self._rows(output, sizes[output.name]) for output in wanted}
+        found = {output.name: self._rows(output, sizes[output.name]) for output in wanted}
+        for output in wanted:
+            if output.per_token:
+                found[output.name] = rows_of_tokens(found[output.name], batch)
+        return found
 
     def _rows(self, output: OutputInfo, num_bytes: int) -> Float32Array:
         start = self._output_offsets[output.name]

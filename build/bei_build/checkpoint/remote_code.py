@@ -74,8 +74,8 @@ def check_unread_attention(
 
 
 def attention_of(spec: ModelSpec) -> Attention:
-    """The attention of a model with layers: causal or bidirectional."""
-    return "causal" if spec.layers[0].attention.causal else "bidirectional"
+    """The attention of a model with layers: causal if no token sees a later one in any of them, or bidirectional."""
+    return "causal" if all(attention.causal for attention in spec.attentions) else "bidirectional"
 
 
 def check_attention(spec: ModelSpec, asked: Attention | None, config: Any, max_seq_len: int) -> None:

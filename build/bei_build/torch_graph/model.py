@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bei.core import Float32Array, PackedBatch
-from bei.engine.packing import Sizes, graph_inputs
+from bei.engine.packing import Sizes, graph_inputs, rows_of_tokens
 from bei.errors import CompileError, WeightsError
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.parts import AttentionSpec, DecoderSpec, LayerSpec
@@ -237,5 +237,11 @@ def run(model: PackedModel, batch: PackedBatch, sizes: Sizes | None = None) -> d
     """The outputs for ``batch``, a row per sequence or, without pooling, per token."""
     with torch.inference_mode():
         outputs = model(tensors_of(model, batch, sizes))
-    counts = {head.output: batch.batch_size if head.pooling else batch.num_tokens for head in model.spec.heads}
-    return {name: rows[: counts[name]].cpu().numpy() for name, rows in outputs.items()}
+    found: dict[str, Float32Array] = {}
+    for head in model.spec.heads:
+        rows = outputs[head.output].cpu().numpy()
+        if head.pooling:
+            found[head.output] = rows[: batch.batch_size]
+        else:
+            found[head.output] = rows_of_tokens(rows[: batch.num_computed], batch)
+    return found
