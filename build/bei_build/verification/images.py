@@ -34,7 +34,7 @@ _CANARY = "ramps and squares"
 _OUTPUT = "embedding"
 # The drawn images are far below these.
 _LIMITS = ImageLimits(max_bytes=10_000_000, max_pixels=10_000_000)
-_TARGETS = ("cpu", "cuda-twin")
+_TARGETS = ("cpu",)
 
 
 def check_buildable(target: str, precision: str, compiler: Compiler) -> None:
@@ -42,7 +42,7 @@ def check_buildable(target: str, precision: str, compiler: Compiler) -> None:
     check_able("Building a model that reads images")
     if target not in _TARGETS or compiler.cannot_run() is not None:
         raise ConfigError(
-            f"Image towers are built for the targets {' and '.join(_TARGETS)}, not for {target}: build the text tower "
+            f"Image towers are built for the target {_TARGETS[0]}, not for {target}: build the text tower "
             "alone with --no-images."
         )
     if PRECISIONS[precision].quantized is not None:
