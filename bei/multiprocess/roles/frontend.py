@@ -219,7 +219,6 @@ class FrontEnd:
             self._request_log,
             self._tracing,
             self._tls,
-            connections,
             self._channel,
         )
         if self._grpc is not None:

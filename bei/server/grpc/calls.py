@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 import orjson
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from bei import errors
 from bei.errors import BeiError, InvalidRequestError, MalformedRequestError
 from bei.metrics.request_timing import Timing
 from bei.server.auth.keys import Key, Keyring
@@ -26,7 +28,6 @@ from bei.server.auth.middleware import ApiKeys
 from bei.server.auth.priority import Urgency, urgency_of
 from bei.server.endpoint.context import Context, RequestContext
 from bei.server.endpoint.render import Reply, whole
-from bei.server.grpc.http2.stream import Stream
 from bei.server.http.accept import answer_form
 from bei.server.http.errors import UNEXPECTED, status_of
 from bei.server.http.request_id import RequestIds
@@ -34,6 +35,9 @@ from bei.server.http.responses import TRUNCATED_HEADER, index_ranges
 from bei.server.scope import SCOPE_API_KEY, SCOPE_RECORD, SCOPE_REQUEST_ID
 from bei.server.telemetry.middleware import Telemetry
 from bei.server.telemetry.request_record import RequestRecord
+
+if TYPE_CHECKING:
+    import grpc
 
 log = logging.getLogger(__name__)
 
@@ -73,12 +77,10 @@ class RpcMethod:
 class RpcCall:
     """One message of a call, and its answer: ``content``, or ``error``, and ``trailing`` metadata."""
 
-    def __init__(self, method: RpcMethod, given: Any, stream: Stream, *, is_stream: bool) -> None:
+    def __init__(self, method: RpcMethod, given: Any, deadline_s: float | None, *, is_stream: bool) -> None:
         self.method = method
         self.given = given
-        self.deadline_s = None if math.isinf(stream.deadline_s) else stream.deadline_s
-        self.flow = stream.connection.number
-        self.body = None if is_stream else stream.body  # of a stream each message is counted until it is read
+        self.deadline_s = deadline_s
         self.is_stream = is_stream
         self.content = b""
         self.error: BeiError | None = None
@@ -111,13 +113,14 @@ class Calls:
         self,
         method: RpcMethod,
         given: Any,
-        stream: Stream,
+        headers: Seq[Header],
+        deadline_s: float | None,
         key: Key | None = None,
         *,
         is_stream: bool = False,
     ) -> RpcCall:
         """``given``, a message or several, and the answer. ``key``: of a message before it in the same stream."""
-        call = RpcCall(method, given, stream, is_stream=is_stream)
+        call = RpcCall(method, given, deadline_s, is_stream=is_stream)
         scope: Scope = {
             "type": "http",
             "method": "POST",
@@ -129,7 +132,7 @@ class Calls:
             "scheme": "grpc",
             "client": None,
             "server": None,
-            "headers": stream.head.headers,
+            "headers": headers,
             _CALL: call,
         }
         if key is not None:
@@ -164,11 +167,9 @@ class Calls:
         is_one = isinstance(given, bytes)
         request = _parsed(method.request, given) if is_one else [_parsed(method.request, one) for one in given]
         timing.parsed()
-        flow = call.flow if key is None else key.flow
+        flow = 0 if key is None else key.flow
         any_model = method.any_model
-        context = RequestContext(
-            self._shared, asked, work, call.body, key, flow, any_model=any_model, has_report=has_report
-        )
+        context = RequestContext(self._shared, asked, work, None, key, flow, any_model=any_model, has_report=has_report)
         try:
             answer = await method.handle(request, context, _model_in(scope["headers"]))
             call.content = answer.message.SerializeToString()
@@ -244,3 +245,48 @@ def struct_of(cls: type[Any], **fields: object) -> Any:
 def report_of(reply: Reply) -> object:
     """The report of a reply on one input, for metadata."""
     return None if reply.report is None else orjson.loads(whole(reply.report))
+
+
+# The first that fits. What TEI's server has of them it has with these statuses.
+_CODES: Mapping[type[BeiError], str] = {
+    errors.UnauthorizedError: "UNAUTHENTICATED",
+    errors.ForbiddenError: "PERMISSION_DENIED",
+    errors.ModelNotFoundError: "NOT_FOUND",
+    errors.TaskNotSupportedError: "UNIMPLEMENTED",
+    errors.PayloadTooLargeError: "RESOURCE_EXHAUSTED",
+    errors.AnswerTooLargeError: "RESOURCE_EXHAUSTED",
+    errors.RequestError: "INVALID_ARGUMENT",
+    errors.OverloadedError: "RESOURCE_EXHAUSTED",
+    errors.DeadlineExceededError: "DEADLINE_EXCEEDED",
+    errors.EngineDeadError: "UNAVAILABLE",
+    errors.NotReadyError: "UNAVAILABLE",
+    errors.ShuttingDownError: "UNAVAILABLE",
+    errors.TooManyConnectionsError: "UNAVAILABLE",
+    errors.EngineError: "INTERNAL",
+    errors.BeiError: "INTERNAL",
+}
+
+
+def code_of(error: BeiError) -> grpc.StatusCode:
+    """The status of a call that ends with ``error``."""
+    import grpc
+
+    name = next(name for cls, name in _CODES.items() if isinstance(error, cls))
+    return getattr(grpc.StatusCode, name)
+
+
+def error_metadata(error: BeiError) -> list[tuple[str, str]]:
+    """What is to be known of ``error`` beside its message: its code, the field to blame, when to come back."""
+    found = [("bei-code", error.code)]
+    param = getattr(error, "param", None)
+    if param is not None:
+        found.append(("bei-param", ascii(param)[1:-1]))
+    if isinstance(error, (errors.OverloadedError, errors.TooManyConnectionsError)):
+        found.append(("retry-after", str(math.ceil(error.retry_after_s))))
+        found.append(("retry-after-ms", str(math.ceil(error.retry_after_s * 1000))))
+    return found
+
+
+def deadline_of(remaining_s: float | None) -> float | None:
+    """On the monotonic clock."""
+    return None if remaining_s is None or math.isinf(remaining_s) else time.monotonic() + remaining_s

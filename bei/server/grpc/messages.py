@@ -15,26 +15,18 @@ if TYPE_CHECKING:
 
 FILES = ("tei.proto", "inference.proto")
 TEI, INFERENCE = "tei.v1", "inference"
-HEALTH = "grpc.health.v1"
-REFLECTION = ("grpc.reflection.v1", "grpc.reflection.v1alpha")  # one file; clients of today still ask for the second
 
 
 @cache
 def pool() -> DescriptorPool:
-    """The descriptors of all files."""
+    """The descriptors of all files, and of the library's services."""
     from google.protobuf.descriptor_pool import DescriptorPool
 
     found = DescriptorPool()
-    for name in (*FILES, "health.proto", "reflection.proto"):
-        found.AddSerializedFile(read_proto(f"bei/{name}", _text(name)).SerializeToString())
-    newer, older = REFLECTION
-    text = _text("reflection.proto").replace(f"package {newer};", f"package {older};")
-    found.AddSerializedFile(read_proto("bei/reflection_v1alpha.proto", text).SerializeToString())
+    for name in FILES:
+        text = (Path(__file__).parent / name).read_text("utf-8")
+        found.AddSerializedFile(read_proto(f"bei/{name}", text).SerializeToString())
     return found
-
-
-def _text(name: str) -> str:
-    return (Path(__file__).parent / name).read_text("utf-8")
 
 
 @cache
@@ -46,6 +38,6 @@ def message(full_name: str) -> Any:
 
 
 def services() -> list[ServiceDescriptor]:
-    """All services of models."""
+    """All services."""
     files = (pool().FindFileByName(f"bei/{name}") for name in FILES)
     return [service for file in files for service in file.services_by_name.values()]

@@ -55,8 +55,6 @@ class _Reader:
             kind = self._take()
             if kind == "message":
                 self._message(message.nested_type.add())
-            elif kind == "enum":
-                self._enum(message.enum_type.add())
             elif kind == "map":
                 self._map(message)
             elif kind == "oneof":

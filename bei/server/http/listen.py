@@ -21,15 +21,11 @@ _BACKLOG = 2048
 _MOST_PATH_BYTES = 107
 
 
-def bind_tcp(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
-    """A socket bound to the address, not listening yet. ``is_shared``: with other sockets of the same user.
-
-    Raises ConfigError if the address is not available."""
+def bind_tcp(host: str, port: int) -> socket.socket:
+    """A socket bound to the address, not listening yet. Raises ConfigError if the address is not available."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if is_shared:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((host, port))
     except (OSError, OverflowError) as error:

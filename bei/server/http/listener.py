@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from typing import Protocol
 
-from bei.server.http.tls import SHUTDOWN_S, ConnectionTLS
+from bei.server.http.tls import SHUTDOWN_S, TLS
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Listener:
         listener: socket.socket,
         make_protocol: Callable[[], asyncio.Protocol],
         make_room: Callable[[], object],
-        tls: ConnectionTLS | None = None,
+        tls: TLS | None = None,
         gate: Gate | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()

@@ -11,7 +11,6 @@ import re
 import ssl
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Protocol
 
 from bei.config.settings import ServeConfig
 from bei.errors import ConfigError
@@ -27,24 +26,9 @@ _KEY = re.compile("-----BEGIN [A-Z ]*PRIVATE KEY-----")
 # Seconds from the last byte to the client's close_notify; then the connection is cut off.
 SHUTDOWN_S = 2.0
 
-# As ALPN calls them.
-_HTTP_1_1, _HTTP_2 = "http/1.1", "h2"
-
-
-class ConnectionTLS(Protocol):
-    """The ``context`` of new connections, and the seconds that each has for its handshake (``handshake_s``)."""
-
-    @property
-    def context(self) -> ssl.SSLContext:
-        """Made anew when files are read anew."""
-
-    @property
-    def handshake_s(self) -> float:
-        """At most."""
-
 
 class TLS:
-    """That of connections over HTTP/1.1, and of those over HTTP/2 (``http2``).
+    """The ``context`` of new connections, and the seconds that each has for its handshake (``handshake_s``).
 
     Raises ConfigError if the files cannot be used.
     """
@@ -52,51 +36,21 @@ class TLS:
     def __init__(self, cert: str, key: str, client_ca: str | None, handshake_s: float) -> None:
         self.handshake_s = handshake_s
         self._files = cert, key, client_ca
-        self._contexts = self._read()
+        self.context = self._read()
 
-    @property
-    def context(self) -> ssl.SSLContext:
-        """Of new connections over HTTP/1.1."""
-        return self._contexts[_HTTP_1_1]
-
-    @property
-    def http2(self) -> ConnectionTLS:
-        """Of new connections over HTTP/2."""
-        return _Http2(self)
-
-    def context_for(self, protocol: str) -> ssl.SSLContext:
-        """Of new connections that speak ``protocol``, as ALPN calls it."""
-        return self._contexts[protocol]
-
-    def _read(self) -> dict[str, ssl.SSLContext]:
-        contexts, certificate = {}, ""
-        for protocol in (_HTTP_1_1, _HTTP_2):
-            contexts[protocol], certificate = _context(*self._files)
-            contexts[protocol].set_alpn_protocols([protocol])
+    def _read(self) -> ssl.SSLContext:
+        context, certificate = _context(*self._files)
         _warn_of_dates(self._files[0], certificate)
-        return contexts
+        return context
 
     async def reload(self) -> None:
         """Read the files again. If they cannot be used, the old context stays and the error is logged."""
         try:
-            self._contexts = await off_loop(self._read)
+            self.context = await off_loop(self._read)
         except ConfigError as error:
             log.error("the certificate stays as it was, the new one cannot be used: %s", error)
             return
         log.info("the certificate was read anew")
-
-
-class _Http2:
-    """What ``TLS.http2`` gives."""
-
-    def __init__(self, tls: TLS) -> None:
-        self._tls = tls
-        self.handshake_s = tls.handshake_s
-
-    @property
-    def context(self) -> ssl.SSLContext:
-        """Of new connections."""
-        return self._tls.context_for(_HTTP_2)
 
 
 def tls_of(config: ServeConfig) -> TLS | None:
@@ -122,6 +76,7 @@ def _context(cert: str, key: str, client_ca: str | None) -> tuple[ssl.SSLContext
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
+    context.set_alpn_protocols(["http/1.1"])
     _load_chain(context, cert, key)
     if client_ca is not None:
         _load_authorities(context, client_ca)

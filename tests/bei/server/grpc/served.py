@@ -10,7 +10,6 @@ import grpc
 from bei.config.settings import ServeConfig
 from bei.server.grpc.messages import message
 from bei.server.grpc.server import GrpcServer, grpc_of
-from bei.server.http.connections import Connections
 from bei.server.http.memory_budgets import AnswerMemory
 from bei.server.http.tls import tls_of
 from bei.server.telemetry.access_log import request_log_of
@@ -33,10 +32,7 @@ class Grpc:
 
     async def _start(self, config: ServeConfig, answers: AnswerMemory, *, watches: bool) -> GrpcServer:
         log = request_log_of(config)
-        app = self.app
-        connections = Connections(config, app.metrics, config.max_connections)
-        connections.start_clock()
-        server = grpc_of(config, app.models, answers, app.metrics, app.keys, log, None, tls_of(config), connections)
+        server = grpc_of(config, self.app.models, answers, self.app.metrics, self.app.keys, log, None, tls_of(config))
         assert server is not None
         await server.start()
         if not watches:
