@@ -13,7 +13,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from bei.core import Encoding, Outputs, PackedBatch
+from bei.core import Encoding, Outputs, PackedBatch, SharedTokens
 from bei.engine.fake import FakeEngine, fake_row
 from bei.errors import BeiError, EngineDeadError, EngineDiedError, EngineError, ModelNotFoundError
 from bei.multiprocess.remote import engine_pool
@@ -130,6 +130,18 @@ def test_a_step_with_every_field_is_run_as_it_is(machine: Any) -> None:
     (ran,) = engine.batches
     for field in ("input_ids", "cu_seqlens", "token_type_ids", "key_lens", "unpooled_lens"):
         np.testing.assert_array_equal(getattr(ran, field), getattr(batch, field))
+
+
+def test_shared_tokens_of_a_step_arrive(machine: Any) -> None:
+    engine = FakeEngine(LIMITS)
+    batch = replace(batch_of([1, 2, 3], [1, 2, 4]), shared=SharedTokens(ids(0, 1, 2, 5), ids(0, 1, 2, 0, 1, 3)))
+    machine(engine).remote.run(batch, {"embedding"})
+    (ran,) = engine.batches
+    assert ran.num_computed == 4
+    assert ran.shared is not None
+    assert batch.shared is not None
+    for found, expected in zip(ran.shared, batch.shared, strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_outputs_are_those_that_were_asked_for_and_keep_their_shapes(machine: Any) -> None:
