@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from bei.offline.results import SparseVector as SparseVector
     from bei.offline.results import Token as Token
     from bei.tasks.entities import Entity as Entity
+    from bei.tasks.extract import Span as Span
 else:
     _MODULES = {
         "Model": "bei.offline.model",
         "Entity": "bei.tasks.entities",
+        "Span": "bei.tasks.extract",
         **dict.fromkeys(
             ("Chunk", "LabelScore", "Predictions", "Rank", "Report", "SparseVector", "Token"), "bei.offline.results"
         ),

@@ -217,6 +217,21 @@ class Classification(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return "sigmoid" if self.function in ("none", "softmax") else self.function
 
 
+class Extraction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a model reads labels and a text's words: each label behind the token ``label_id``, then ``separator_id``,
+    then the words, each tokenized by itself.
+
+    ``reads_marker``: a label is represented by the token in front of it, else by its own first token. ``max_width``:
+    words of the longest span. ``max_words``: most words that the model was trained to read at once.
+    """
+
+    label_id: int
+    separator_id: int
+    reads_marker: bool
+    max_width: int
+    max_words: int
+
+
 class RerankTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The text in which a language model reads a pair: ``prefix``, ``body`` and ``suffix`` are tokenized separately.
 
@@ -275,6 +290,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     routes: Routes | None = None
     adapters: Adapters | msgspec.UnsetType = msgspec.UNSET
     images: ImageTower | msgspec.UnsetType = msgspec.UNSET
+    extraction: Extraction | msgspec.UnsetType = msgspec.UNSET
     digest: str = ""
 
     @property

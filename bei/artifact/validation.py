@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
+import msgspec
+
 from bei.artifact.certificate.record import Certificate
 from bei.artifact.certificate.thresholds import PRECISIONS, PRECISIONS_OF_TARGETS
 from bei.artifact.held_files import MOST_FILES
@@ -35,6 +37,7 @@ OUTPUTS_OF: Mapping[str, tuple[str, ...]] = {
     "classify": ("logits",),
     "rerank": ("logits",),
     "classify_tokens": ("token_logits",),
+    "extract": ("span_logits",),
 }
 _LABELLED = ("logits", "token_logits")
 
@@ -104,7 +107,20 @@ def adapter_fault(name: str) -> str | None:
 
 def manifest_fault(manifest: Manifest) -> str | None:
     """The first fault of ``manifest``, or None."""
-    parts = (_names, _tasks, _outputs, _heads, _prompts, _roles, _routes, _adapters, _engine, _images, _files)
+    parts = (
+        _names,
+        _tasks,
+        _outputs,
+        _heads,
+        _extraction,
+        _prompts,
+        _roles,
+        _routes,
+        _adapters,
+        _engine,
+        _images,
+        _files,
+    )
     limits = limits_fault(manifest.max_num_tokens, manifest.max_batch_size, manifest.max_seq_len)
     return limits or next(chain.from_iterable(part(manifest) for part in parts), None)
 
@@ -203,7 +219,7 @@ def _outputs(manifest: Manifest) -> Iterator[str]:
         if not 1 <= output.dimension <= _MOST_WIDTH:
             yield f"{output.name} has the dimension {_shown(output.dimension)}, and it must be from 1 to {_MOST_WIDTH}"
         if output.name in chain.from_iterable(OUTPUTS_OF.values()):
-            is_token = output.name.startswith("token_")
+            is_token = output.name.startswith("token_") or output.name == "span_logits"
             if output.per_token != is_token:
                 yield f"{output.name} has a row a {'token' if is_token else 'sequence'}, not a {_row(output.per_token)}"
 
@@ -238,6 +254,19 @@ def _heads(manifest: Manifest) -> Iterator[str]:
         for slot in ("{query}", "{document}"):
             if slot not in template.body:
                 yield f"the body of rerank_template has no {slot}: every pair would be the same text"
+
+
+def _extraction(manifest: Manifest) -> Iterator[str]:
+    """Faults of how labels and words are read, which goes with scores of spans."""
+    found, width = manifest.extraction, manifest.dimension("span_logits")
+    if (width is None) != isinstance(found, msgspec.UnsetType):
+        yield "extraction and the output span_logits must both be there, or neither"
+    elif not isinstance(found, msgspec.UnsetType):
+        for name in ("label_id", "separator_id"):
+            if not 0 <= (value := getattr(found, name)) < manifest.spec.vocab_size:
+                yield f"{name} of extraction is {_shown(value)}, which is in no vocabulary"
+        if found.max_width != width or not 1 <= found.max_words <= MOST_TOKENS:
+            yield "extraction has an invalid max_width or max_words"
 
 
 def _prompts(manifest: Manifest) -> Iterator[str]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from bei.bulk.shard_service import ShardService
 from bei.core import Float32Array
-from bei.errors import BeiError, MalformedRequestError
+from bei.errors import BeiError, ConfigError, MalformedRequestError
 from bei.offline import methods
 from bei.offline.input_checks import text
 from bei.offline.method import Method, Vectors, WindowResult
@@ -20,6 +20,7 @@ from bei.offline.results import Predictions, SparseVector
 from bei.service.admission import Ticket
 from bei.service.call import ModelInput
 from bei.tasks import rerank
+from bei.tasks.extract import Span
 from bei.tasks.rerank import RerankTask
 from bei.tasks.support import require
 from bei.tokenizer.truncation import encoding_options
@@ -157,12 +158,32 @@ def pair_scores(service: ShardService, options: Mapping[str, object]) -> RowTask
     return RowTask([pa.field("score", pa.float32())], check, run, ("", ""))
 
 
+def extract(service: ShardService, options: Mapping[str, object]) -> RowTask:
+    """A column ``spans``: a list of start, end, text, label and score for each row."""
+    import pyarrow as pa
+
+    given = {name: value for name, value in options.items() if name != "labels"}
+    labels = options.get("labels")
+    if not isinstance(labels, (list, tuple)):
+        raise ConfigError("--task extract needs --labels: name what to find.")
+    method = methods.extraction(service, [str(label) for label in labels], given)
+    parts = [("start", pa.int32()), ("end", pa.int32()), ("text", pa.string()), ("label", pa.string())]
+    span = pa.struct([*parts, ("score", pa.float32())])
+    field = pa.field("spans", pa.list_(pa.field("element", span)))
+
+    def columns(part: list[list[Span]]) -> Mapping[str, pa.Array]:
+        return {"spans": pa.array([[one._asdict() for one in spans] for spans in part], field.type)}
+
+    return _of_method(method, [field], columns)
+
+
 TASKS: Mapping[str, Callable[[ShardService, Mapping[str, object]], RowTask]] = {
     "embed": dense,
     "sparse": sparse,
     "tokens": tokens,
     "classify": classify,
     "rerank": pair_scores,
+    "extract": extract,
 }
 
 

@@ -74,9 +74,9 @@ class JobOptions(NamedTuple):
                 if self.columns.query is None
                 else f"--query-column is for --task rerank; --task {self.task} reads --text-column alone."
             )
-        if self.chunk_size is not None and self.task in ("classify", "rerank"):
+        if self.chunk_size is not None and self.task in ("classify", "rerank", "extract"):
             raise ConfigError(f"--chunk-tokens is for vectors, not for --task {self.task}: leave it out.")
-        made = ["embedding", "indices", "weights", "token_embeddings", "label", "score", "scores"]
+        made = ["embedding", "indices", "weights", "token_embeddings", "label", "score", "scores", "spans"]
         taken = [*(() if self.columns.id else ("row",)), *(_OF_CHUNKS if self.chunk_size else ()), *made]
         for name in self.columns.copied:
             if name in taken:
@@ -259,7 +259,7 @@ def _contents(source: Source, stored: JobPlan | None, options: JobOptions, manif
 def _shard_rows(manifest: Manifest, options: JobOptions) -> int:
     """So many that a shard's output has some dozen megabytes."""
     width = manifest.dimension("token_embedding" if options.task == "tokens" else "embedding") or 1
-    if options.task in ("classify", "rerank"):
+    if options.task in ("classify", "rerank", "extract"):
         width = 1
     a_row = 4 * width * (manifest.max_seq_len if options.task == "tokens" else 1)
     return max(_LEAST_ROWS, min(_MOST_ROWS, _SHARD_BYTES // a_row))

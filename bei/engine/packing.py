@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from bei.core import Float32Array, Int32Array, PackedBatch, SharedTokens
+from bei.core import Float32Array, Int32Array, PackedBatch
+from bei.engine import words
 
 # Sixteen buckets an octave: filler is at most 1/16 of a dimension, and an engine meets few distinct shapes. CPU engines
 # keep memory for each shape (docs/decisions.md, "Memory grew with traffic").
@@ -124,6 +126,7 @@ def graph_inputs(
     - ``cu_query_lens``, ``cu_key_lens`` [B' + 1]: the packed position of each sequence's first token, then the
       number of tokens. With them filler sequences own a filler token each, included in T' and in ``sequence_ids``.
       With ``cu_key_lens`` they own all filler tokens, so that the last number is T'.
+    - ``word_slots``, ``word_reversal``, ``label_slots``, ``token_words``: ``bei.engine.words``.
 
     Filler tokens are id 0 at position 0 and are not used; filler sequences have one token, packed token 0, because
     engines need not define attention over an empty sequence. The caller drops rows from B on.
@@ -219,6 +222,8 @@ def graph_inputs(
             unpooled_lens = np.zeros(num_rows, np.int32)
             unpooled_lens[:batch_size] = batch.unpooled_lens
             tensors["pool_mask"] = slot_mask * (slots >= unpooled_lens[:, None])
+    if not words.NAMES.isdisjoint(names):
+        tensors.update(words.word_inputs(batch, sizes.tokens, num_rows, lambda size: bucket(size, min_step=1)))
     for name in names:
         if name.startswith(_PIXEL_LEVELS):
             tensors[name] = _levels(int(name.removeprefix(_PIXEL_LEVELS)), batch, sizes.tokens)

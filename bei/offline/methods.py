@@ -38,6 +38,7 @@ from bei.offline.method import (
 from bei.offline.options import (
     EmbedOptions,
     EntityOptions,
+    ExtractOptions,
     PromptOptions,
     ReadOptions,
     RerankOptions,
@@ -57,6 +58,7 @@ from bei.tasks import classify, embed, rerank
 from bei.tasks.classify import ClassifyTask, ZeroShotTask
 from bei.tasks.embed import CheckedTask, EmbedTask, TaskName, check_task
 from bei.tasks.entities import Entity
+from bei.tasks.extract import THRESHOLD, ExtractTask, Span, checked_labels, extract, extraction_of
 from bei.tasks.rerank import RerankTask
 from bei.tasks.support import require
 from bei.tasks.token_classification import TokenTask, classify_tokens
@@ -251,6 +253,34 @@ def token_classification(service: ModelService, given: Given) -> Method[str, lis
         run=run,
         collector=ListCollector[list[Entity]],
         bytes_per_token=_FLOAT_BYTES * (service.manifest.dimension("token_logits") or 0),
+    )
+
+
+def extraction(
+    service: ModelService, labels: Iterable[str], given: Given
+) -> Method[str, list[list[Span]], list[list[Span]]]:
+    """Spans of each text for the ``labels``."""
+    options = checked(ExtractOptions, given)
+    extraction_of(service)
+    asked = [labels] if isinstance(labels, str) else labels
+    names = tuple(text(label, index, "labels") for index, label in enumerate(asked))
+    thresholds = checked_labels(names, options.get("threshold", THRESHOLD), service.manifest.max_seq_len)
+    flat, multi_label = options.get("flat", True), options.get("multi_label", False)
+
+    async def run(inputs: Seq[str], ticket: Ticket, wrong: Wrong) -> WindowResult[list[list[Span]]]:
+        task = ExtractTask(
+            inputs, failed=wrong, labels=names, thresholds=thresholds, flat=flat, multi_label=multi_label
+        )
+        found = await extract(service, task, ticket=ticket)
+        return WindowResult(found.spans, found.num_tokens, found.truncated, found.errors)
+
+    return Method(
+        name="extract",
+        options=options,
+        check=text,
+        run=run,
+        collector=ListCollector[list[Span]],
+        bytes_per_token=_FLOAT_BYTES * len(names) * (service.manifest.dimension("span_logits") or 0),
     )
 
 

@@ -22,6 +22,7 @@ from bei.offline.method import Vectors
 from bei.offline.options import (
     EmbedOptions,
     EntityOptions,
+    ExtractOptions,
     PromptOptions,
     RerankOptions,
     ScoreOptions,
@@ -36,6 +37,7 @@ from bei.offline.settings import ModelSettings, configured
 from bei.offline.windows import WINDOW
 from bei.service.resolve import artifact_for, cache_of, default_artifact
 from bei.tasks.entities import Entity
+from bei.tasks.extract import Span
 from bei.tokenizer.encoder import Input
 
 if TYPE_CHECKING:
@@ -326,6 +328,40 @@ class Model:
         return self._runner.async_chunks(
             methods.token_classification(self._runner.service, options), inputs, chunk_size
         )
+
+    def extract(
+        self, inputs: Iterable[str], labels: Iterable[str], **options: Unpack[ExtractOptions]
+    ) -> list[list[Span]]:
+        """Spans of each text for ``labels`` (GLiNER), in the text's order. Long texts are read in windows."""
+        return self._runner.gather(methods.extraction(self._runner.service, labels, options), inputs)
+
+    async def aextract(
+        self, inputs: Iterable[str], labels: Iterable[str], **options: Unpack[ExtractOptions]
+    ) -> list[list[Span]]:
+        """As ``extract``."""
+        return await self._runner.async_gather(methods.extraction(self._runner.service, labels, options), inputs)
+
+    def extract_iter(
+        self,
+        inputs: Iterable[str],
+        labels: Iterable[str],
+        *,
+        chunk_size: int = WINDOW,
+        **options: Unpack[ExtractOptions],
+    ) -> Iterator[Chunk[str, list[list[Span]]]]:
+        """As ``extract``, in chunks, which are smaller where texts are long."""
+        return self._runner.chunks(methods.extraction(self._runner.service, labels, options), inputs, chunk_size)
+
+    def aextract_iter(
+        self,
+        inputs: TextStream,
+        labels: Iterable[str],
+        *,
+        chunk_size: int = WINDOW,
+        **options: Unpack[ExtractOptions],
+    ) -> AsyncIterator[Chunk[str, list[list[Span]]]]:
+        """As ``extract_iter``; ``inputs`` may be asynchronous too."""
+        return self._runner.async_chunks(methods.extraction(self._runner.service, labels, options), inputs, chunk_size)
 
     def tokenize(self, inputs: Iterable[str], **options: Unpack[TokenizeOptions]) -> list[list[Token]]:
         """The tokens of each text, as the model would read them, but never cut. No engine runs."""

@@ -100,6 +100,16 @@ class ZeroShotOptions(ReadOptions, total=False):
     hypothesis_template: str
 
 
+class ExtractOptions(CallOptions, total=False):
+    """``threshold``: spans score above it, one number or one for each label by name; 0.5 by default. ``flat``: spans do
+    not overlap, which is the default, else they may lie inside each other. ``multi_label``: a span may have several
+    labels."""
+
+    threshold: float | dict[str, float]
+    flat: bool
+    multi_label: bool
+
+
 class TokenizeOptions(CallOptions, total=False):
     """``prompt_name`` and ``input_type``: as in PromptOptions. ``add_special_tokens``: True by default."""
 

@@ -28,6 +28,7 @@ PHRASES = {
     "classify": "classify",
     "rerank": "rerank",
     "classify_tokens": "classify tokens",
+    "extract": "extract spans",
 }
 
 

@@ -22,6 +22,7 @@ from bei.artifact.held_files import shown_path
 from bei.core import Encoding, Expansion, Float32Array, Int32Array, TokenSpans, expanded
 from bei.errors import ArtifactManifestError, InputTooLongError, InvalidRequestError
 from bei.tokenizer.file import read_tokenizer
+from bei.tokenizer.label_prompt import LabelPrompt, encode_words
 from bei.tokenizer.long_text import (
     PIECE_CHARS,
     AddedTokens,
@@ -79,6 +80,7 @@ class EncodingOptions:
     encodings hold the offsets of their tokens. ``whole``: tokens beyond the model's limit are kept, for counting, not
     for an engine. ``expansion``: short inputs are filled up with this token. ``unpooled_prompt``: the prompt of every
     text, left out of the mean pooling. ``kept``: prefix and suffix of every text, which truncation preserves.
+    ``labels``: inputs are texts whose words are read behind labels; words that do not fit are left out.
     """
 
     truncate: bool | None = None
@@ -92,6 +94,7 @@ class EncodingOptions:
     expansion: Expansion | None = None
     unpooled_prompt: str = ""
     kept: tuple[str, str] = ("", "")
+    labels: LabelPrompt | None = None
 
     @functools.cached_property
     def is_plain(self) -> bool:
@@ -99,7 +102,7 @@ class EncodingOptions:
         return (
             self.direction != "left"
             and self.add_special_tokens
-            and not (self.framed or self.with_spans or self.whole or any(self.kept))
+            and not (self.framed or self.with_spans or self.whole or any(self.kept) or self.labels)
         )
 
 
@@ -191,6 +194,10 @@ class TextEncoder:
         truncate = self._auto_truncate if options.truncate is None else options.truncate
         if self._cuts_left and options.direction is None:
             options = replace(options, direction="left")
+        if options.labels is not None:
+            texts = [text if isinstance(text, str) else text[0] for text in inputs]
+            layout, limit = self._layouts[1, True], self._limit(options)
+            return encode_words(self._tokenizer, texts, options.labels, layout, limit, check)
         if options.template is not None:
             inputs = [options.template.filled(pair) for pair in inputs]
         words = self._words if options.is_plain else None

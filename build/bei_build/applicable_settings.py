@@ -7,6 +7,7 @@ from bei.errors import ConfigError
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.heads import tasks_of
 from bei_build.config import BuildConfig
+from bei_build.spec.precision import PRECISIONS
 
 # Tasks that can have a prompt.
 _PROMPTED = frozenset(("embedding", "sparse", "token_weights", "token_embedding"))
@@ -23,6 +24,13 @@ def check_applicable(config: BuildConfig, checkpoint: Checkpoint) -> None:
     if config.prompts and not outputs & _PROMPTED:
         raise ConfigError(f"prompts work with embeddings only, and {what}: leave them out.")
     tasks = {task for head in spec.heads for task in tasks_of(head, spec.hidden_size)}
+    if "extract" in tasks:
+        if config.target != "cpu":
+            raise ConfigError(f"{spec.architecture} finds spans, which engines for cpu compute: use --target cpu.")
+        if PRECISIONS.get(config.precision, PRECISIONS["fp32"]).quantized is not None:
+            raise ConfigError(
+                f"{spec.architecture} finds spans, and no calibration texts have labels: use --precision bf16 or fp32."
+            )
     if config.rerank_body and "rerank" not in tasks:
         raise ConfigError(
             f"rerank_body needs a model that scores pairs with one number, and {spec.architecture}, as it is built, "

@@ -378,6 +378,7 @@ def _manifest(
         files=[],
         routes=_routes(checkpoint),
         adapters=_adapters(checkpoint),
+        extraction=checkpoint.extraction or msgspec.UNSET,
     )
 
 

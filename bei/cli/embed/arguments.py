@@ -41,6 +41,7 @@ _OPTIONS_OF: Mapping[str, tuple[str, ...]] = {
     "tokens": _VECTORS,
     "classify": _SCORES,
     "rerank": (*_SCORES, "instruction"),
+    "extract": ("labels", "threshold", "flat", "multi_label"),
 }
 
 
@@ -109,6 +110,10 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--output-dtype", choices=_DTYPES, help="numbers of dense vectors (default: float)")
     group.add_argument("--top-k", type=whole(1, 10**6), metavar="N", help="keep the largest weights of sparse vectors")
     group.add_argument("--raw-scores", action="store_true", default=None, help="logits instead of probabilities")
+    group.add_argument("--labels", type=_labels, metavar="A,B", help="what --task extract finds, separated by commas")
+    group.add_argument("--threshold", type=float, metavar="X", help="spans score above it (default: 0.5)")
+    group.add_argument("--flat", action=argparse.BooleanOptionalAction, help="spans do not overlap (default)")
+    group.add_argument("--multi-label", action="store_true", default=None, help="a span may have several labels")
     group.add_argument("--instruction", metavar="TEXT", help="for rerankers whose template has a slot for one")
     group.add_argument(
         "--truncate",
@@ -122,6 +127,10 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--chunk-overlap", type=whole(0, 10**6), metavar="N", help="tokens that a chunk shares with the one before"
     )
+
+
+def _labels(given: str) -> list[str]:
+    return [label.strip() for label in given.split(",")]
 
 
 def job_options(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> JobOptions:

@@ -60,8 +60,8 @@ _OWN: Final = (
     ),
     Group(
         "Classify",
-        "Scores of labels: of texts, of pairs and of tokens.",
-        ("POST /predict", "POST /v1/classify", "POST /classify", "POST /predict_tokens"),
+        "Scores of labels: of texts, of pairs and of tokens; spans for labels of the request.",
+        ("POST /predict", "POST /v1/classify", "POST /classify", "POST /predict_tokens", "POST /v1/extract"),
     ),
     Group(
         "Embed",

@@ -17,7 +17,7 @@ from bei_build.spec.model_spec import HeadSpec, ModelSpec, Output
 from bei_build.spec.parts import ActivationSpec, DenseSpec, NormLayerSpec, Pooling
 from bei_build.weights.model_weights import SideModule, stored_width
 
-TASKS = ("auto", "embed", "embed_sparse", "embed_tokens", "classify", "rerank", "classify_tokens")
+TASKS = ("auto", "embed", "embed_sparse", "embed_tokens", "classify", "rerank", "classify_tokens", "extract")
 
 # Files beside the weights that hold one linear layer for every token: layer, and file without .pt -> output. BGE-M3
 # (arXiv:2402.03216) has both; dense embedding, lexical weights and token vectors then come from one pass.
@@ -29,6 +29,7 @@ _TASKS_OF: dict[Output, tuple[str, ...]] = {
     "token_weights": ("embed_sparse",),
     "token_embedding": ("embed_tokens",),
     "token_logits": ("classify_tokens",),
+    "span_logits": ("extract",),
 }
 
 # Activations that sentence-transformers' CrossEncoder applies to its scores: torch's class -> ours. One label has no

@@ -20,6 +20,8 @@ from bei_build.checkpoint.adapter_folder import with_base
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.colbert import Sides, roles_of
 from bei_build.checkpoint.gguf_folder import laid_out
+from bei_build.checkpoint.gliner import FILE as GLINER_CONFIG
+from bei_build.checkpoint.gliner import extraction_of, gliner_config
 from bei_build.checkpoint.heads import HeadChoice, choose_heads, labels_of, side_modules
 from bei_build.checkpoint.layer_pooling import with_layer_shares
 from bei_build.checkpoint.locate import READ_SUFFIXES, Location, check_entries
@@ -166,6 +168,7 @@ def read_checkpoint(
         fp8,
         packed,
         token_weights,
+        extraction_of(spec, config, tokenizer),
     )
 
 
@@ -268,6 +271,9 @@ def _raw_config(folder: Path, *, is_static: bool) -> dict[str, Any]:
         raise CheckpointError(f"{folder} holds an adapter, and is no checkpoint's own folder. Build the adapter's own.")
     if is_static and not path.is_file():
         return {**_STATIC_EMBEDDING, "usual_length": stored_truncation(folder)}
+    if not path.is_file() and (found := gliner_config(folder)) is not None:
+        check_sizes(folder / GLINER_CONFIG, found)
+        return found
     if not path.is_file():
         kind = foreign_kind(folder)
         raise CheckpointNotFoundError(

@@ -8,7 +8,6 @@ _FROM_THE_ORIGINAL = "Build from the original checkpoint, the one with config.js
 
 # Files that identify a folder's format, most telling first.
 _KINDS = (
-    ("gliner_config.json", "a GLiNER model, which finds spans for labels given with a request: bei has no such task"),
     ("*.onnx", f"an ONNX export. {_FROM_THE_ORIGINAL}"),
     ("onnx/*.onnx", f"an ONNX export. {_FROM_THE_ORIGINAL}"),
     ("openvino_model.xml", f"an OpenVINO export. {_FROM_THE_ORIGINAL}"),

@@ -22,7 +22,7 @@ from bei_build.onnx_graph.attention import AttentionCore, AttentionEmitter, Posi
 from bei_build.onnx_graph.experts import ExpertsEmitter
 from bei_build.onnx_graph.heads import HeadEmitter
 from bei_build.onnx_graph.positions import Rotations, rows_for_halves
-from bei_build.onnx_graph.writer import GraphTypes, GraphWriter, ObservedTensor
+from bei_build.onnx_graph.writer import Dim, GraphTypes, GraphWriter, ObservedTensor
 from bei_build.spec.dtypes import DType, FloatArray
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.parts import (
@@ -73,7 +73,8 @@ def write_graph(
     heads = HeadEmitter(graph, read, hidden, spec)
     for head in spec.heads:
         rows = "B" if head.pooling else "T"
-        graph.output(head.output, heads.emit(head), DType.FP32, [rows, spec.dimensions[head.output]])
+        width: Dim = "span_columns" if head.output == "span_logits" else spec.dimensions[head.output]
+        graph.output(head.output, heads.emit(head), DType.FP32, [rows, width])
     for output, of in (observed or {}).items():
         graph.observe(output, of)
     emitter.write_sites(folder)

@@ -24,6 +24,7 @@ from bei_build.spec.parts import (
     NormLayerSpec,
     NormSpec,
     Pooling,
+    SpanScoresSpec,
 )
 from bei_build.spec.weight_shapes import (
     Shape,
@@ -35,10 +36,12 @@ from bei_build.spec.weight_shapes import (
     linear_weights,
     norm_weights,
     shared_attention_weights,
+    span_scores_weights,
 )
 
-# Outputs of heads: one row per sequence, or (the last three) one row per token.
-Output = Literal["embedding", "logits", "sparse", "token_logits", "token_embedding", "token_weights"]
+# Outputs of heads: one row per sequence, or (the last four) one row per token. Rows of "span_logits" are as wide as the
+# labels of a step need, by labels, then by widths of a span: the dimension is that of one label.
+Output = Literal["embedding", "logits", "sparse", "token_logits", "token_embedding", "token_weights", "span_logits"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,8 @@ class HeadSpec:
                 yield from norm_weights(layer.name, layer.norm, layer.width)
             elif isinstance(layer, LatentAttentionSpec):
                 yield from latent_attention_weights(layer)
+            elif isinstance(layer, SpanScoresSpec):
+                yield from span_scores_weights(layer)
 
 
 @dataclass(frozen=True)
@@ -171,4 +176,6 @@ def _width(layers: tuple[HeadLayer, ...], width: int) -> int:
     for layer in layers:
         if isinstance(layer, DenseSpec):
             width = layer.out_features
+        elif isinstance(layer, SpanScoresSpec):
+            width = layer.max_width
     return width

@@ -359,7 +359,26 @@ class LatentAttentionSpec:
     norm: NormSpec
 
 
-HeadLayer: TypeAlias = DenseSpec | NormLayerSpec | ActivationSpec | NormalizeSpec | LatentAttentionSpec
+@dataclass(frozen=True)
+class SpanScoresSpec:
+    """Scores of all spans of up to ``max_width`` words for all labels of a sequence (GLiNER, arXiv:2311.08526, section
+    2.2, with the span representation "markerV0" of its code).
+
+    Words and labels are the tokens that the batch marks (``bei.engine.words``). ``recurrent_layers`` bidirectional
+    LSTMs read the words first. With MLPs of one hidden layer of 4 * ``width`` and a ReLU, a span from word i to word j
+    scores label c with out(relu([start(w_i), end(w_j)])) * label(l_c).
+
+    Its weights are ``{name}.rnn.{i}.{ahead|back}.{input|hidden}`` (gates as PyTorch's LSTM has them), and two
+    linear layers ``.0`` and ``.1`` of each MLP, ``{name}.{start|end|out|label}``.
+    """
+
+    name: str
+    width: int
+    max_width: int
+    recurrent_layers: int
+
+
+HeadLayer: TypeAlias = DenseSpec | NormLayerSpec | ActivationSpec | NormalizeSpec | LatentAttentionSpec | SpanScoresSpec
 
 
 def needs_fp32(layer: HeadLayer) -> bool:

@@ -14,6 +14,7 @@ from bei_build.spec.parts import (
     LayerSpec,
     MLPSpec,
     NormSpec,
+    SpanScoresSpec,
 )
 
 Shape: TypeAlias = tuple[int, ...]
@@ -64,6 +65,18 @@ def latent_attention_weights(layer: LatentAttentionSpec) -> Iterator[tuple[str, 
     yield from linear_weights(f"{name}.output", width, inner, bias=False)
     yield from linear_weights(f"{name}.mlp.up", 2 * layer.intermediate_size, width, bias=True)
     yield from linear_weights(f"{name}.mlp.down", width, layer.intermediate_size, bias=True)
+
+
+def span_scores_weights(layer: SpanScoresSpec) -> Iterator[tuple[str, Shape]]:
+    """Weights of a head that scores spans of words."""
+    name, width, half = layer.name, layer.width, layer.width // 2
+    for index in range(layer.recurrent_layers):
+        for direction in ("ahead", "back"):
+            yield from linear_weights(f"{name}.rnn.{index}.{direction}.input", 4 * half, width, bias=True)
+            yield from linear_weights(f"{name}.rnn.{index}.{direction}.hidden", 4 * half, half, bias=True)
+    for part, entering in (("start", width), ("end", width), ("out", 2 * width), ("label", width)):
+        yield from linear_weights(f"{name}.{part}.0", 4 * width, entering, bias=True)
+        yield from linear_weights(f"{name}.{part}.1", width, 4 * width, bias=True)
 
 
 def decoder_weights(decoder: DecoderSpec, hidden: int) -> Iterator[tuple[str, Shape]]:

@@ -22,6 +22,7 @@ from bei_build.spec.parts import (
     NormalizeSpec,
     NormLayerSpec,
     Pooling,
+    SpanScoresSpec,
     needs_fp32,
 )
 from bei_build.torch_graph.activation import activated
@@ -29,6 +30,7 @@ from bei_build.torch_graph.latent_attention import LatentAttention
 from bei_build.torch_graph.norms import Norm
 from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.parameters import Linear, TensorOptions
+from bei_build.torch_graph.span_scores import SpanScores
 
 _READS: dict[Pooling, tuple[str, ...]] = {
     "cls": ("first_index",),
@@ -50,11 +52,13 @@ class _Layer:
     module: nn.Module | None
     in_fp32: bool
 
-    def __call__(self, value: Tensor) -> Tensor:
+    def __call__(self, value: Tensor, step: PackedStep) -> Tensor:
         if self.in_fp32:
             value = value.float()
         if isinstance(self.spec, DenseSpec):
             return self._dense(self.spec, value)
+        if isinstance(self.module, SpanScores):
+            return self.module(value, step)  # type: ignore[no-any-return]
         if self.module is not None:
             return self.module(value)  # type: ignore[no-any-return]
         if isinstance(self.spec, ActivationSpec):
@@ -97,7 +101,7 @@ class Head:
         """Output float32 [B, width] from ``hidden`` [T, hidden]; without pooling [T, width]."""
         value = hidden
         for layer in self._token_layers:
-            value = layer(value)
+            value = layer(value, step)
         layers = self._layers
         if self.spec.pooling:
             # The kernel normalizes vectors of a single mode.
@@ -106,7 +110,7 @@ class Head:
             layers = layers[normalizes:]
         value = value.float()
         for layer in layers:
-            value = layer(value)
+            value = layer(value, step)
         return value
 
     @property
@@ -133,6 +137,8 @@ def _added(layer: HeadLayer, model: nn.Module, options: TensorOptions) -> nn.Mod
         module = Norm(layer.norm, layer.width, options)
     elif isinstance(layer, LatentAttentionSpec):
         module = LatentAttention(layer, options)
+    elif isinstance(layer, SpanScoresSpec):
+        module = SpanScores(layer, options)
     else:
         return None
     *containers, name = layer.name.split(".")

@@ -241,7 +241,6 @@ def test_an_unknown_architecture_of_a_known_type_names_those_of_the_type(
 @pytest.mark.parametrize(
     ("file", "kind"),
     [
-        ("gliner_config.json", "a GLiNER model, .* bei has no such task"),
         ("model.onnx", "an ONNX export"),
     ],
 )

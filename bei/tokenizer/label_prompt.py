@@ -1,0 +1,116 @@
+"""Labels of a request in front of a text's words, as models read them that find spans for any labels (GLiNER).
+
+A text is split as GLiNER's WhitespaceTokenSplitter does, and each word is tokenized by itself. Token types say what
+stands where (``bei.engine.words``); the model's own have none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from bei.artifact.manifest import Extraction
+from bei.core import Encoding, Int32Array
+from bei.engine.words import LABEL, OTHER, WORD, with_absent
+from bei.errors import InvalidRequestError
+from bei.tokenizer.special_tokens import Layout
+
+# Words, with hyphens and underscores inside, and all other characters but blanks, each by itself.
+_WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")
+
+# Of a longer word no more is tokenized: its first tokens alone fill the model.
+_MOST_CHARS_PER_TOKEN = 64
+
+
+class LabelPrompt(NamedTuple):
+    """``labels`` of a request, and how the model reads them."""
+
+    labels: tuple[str, ...]
+    layout: Extraction
+
+
+def word_spans(text: str) -> list[tuple[int, int]]:
+    """First and one past the last character of each word of ``text``."""
+    return [found.span() for found in _WORD.finditer(text)]
+
+
+def prompt_ids(tokenizer: Tokenizer, prompt: LabelPrompt) -> tuple[list[int], list[int]]:
+    """The ids of labels and separator, and what they are. Raises InvalidRequestError for labels that cannot be told
+    apart from the prompt's own tokens, or that have none."""
+    added = tokenizer.get_added_tokens_decoder()
+    spelled = {token.content for token in added.values()}
+    layout = prompt.layout
+    ids: list[int] = []
+    kinds: list[int] = []
+    for place, label in enumerate(prompt.labels):
+        if (special := next((token for token in spelled if token in label), None)) is not None:
+            raise InvalidRequestError(
+                f"labels {place} has {special!r}, a token of the model's own: take it out.", "labels"
+            )
+        found = tokenizer.encode([label], is_pretokenized=True, add_special_tokens=False).ids
+        if not found:
+            raise InvalidRequestError(f"labels {place} has no tokens: write it in letters.", "labels")
+        ids += [layout.label_id, *found]
+        kinds += [LABEL, OTHER] if layout.reads_marker else [OTHER, LABEL]
+        kinds += [OTHER] * (len(found) - 1)
+    return [*ids, layout.separator_id], [*kinds, OTHER]
+
+
+def encode_words(
+    tokenizer: Tokenizer, texts: Seq[str], prompt: LabelPrompt, around: Layout, most: int, check: Callable[[], None]
+) -> list[Encoding]:
+    """One encoding of each text behind the labels, with as many whole words as ``most`` tokens hold, but of one word at
+    least the beginning; ``truncated`` where words are left out. Raises InvalidRequestError, and the errors of
+    ``check``."""
+    prompt_tokens, prompt_kinds = prompt_ids(tokenizer, prompt)
+    room = most - around.num_special - len(prompt_tokens)
+    if room < 1:
+        raise InvalidRequestError(
+            f"The labels take {len(prompt_tokens)} tokens, and with the text the model reads {most}: send fewer or "
+            "shorter labels.",
+            "labels",
+        )
+    in_front = 0
+    for piece in around.pieces:
+        if piece.text is not None:
+            break
+        in_front += len(piece.ids)
+    encodings = []
+    for text in texts:
+        check()
+        longest = room * _MOST_CHARS_PER_TOKEN
+        words = [text[start : min(stop, start + longest)] for start, stop in word_spans(text)]
+        found = tokenizer.encode(words, is_pretokenized=True, add_special_tokens=False)
+        kept, kinds, is_whole = _whole_words(np.array(found.word_ids, np.int64), len(words), room)
+        ids, _ = around.around([np.array([*prompt_tokens, *found.ids[:kept]], np.int32)])
+        types = np.zeros(len(ids), np.int32)
+        start = in_front + len(prompt_tokens)
+        types[in_front:start] = prompt_kinds
+        types[start - 1 : start + kept] = kinds  # with the separator, which words without tokens may follow
+        encodings.append(Encoding(ids, types, truncated=not is_whole))
+    return encodings
+
+
+def _whole_words(words: npt.NDArray[np.int64], count: int, room: int) -> tuple[int, Int32Array, bool]:
+    """Of tokens with the numbers of their ``words``, of which there are ``count``: how many are kept; what the token
+    in front and they are; whether these are all."""
+    kept, is_whole = len(words), True
+    if kept > room:
+        is_whole = False
+        kept = int(np.searchsorted(words, words[room]))  # the first token of the word that does not fit
+        if not kept:
+            kept, is_whole = room, count == 1 or words[-1] == words[0]
+    numbers = np.concatenate([[-1], words[:kept]])
+    following = np.append(numbers[1:], count if is_whole else (words[kept] if kept < len(words) else count))
+    starts = np.diff(numbers, prepend=-1) > 0
+    absent = np.maximum(following - numbers - 1, 0)  # words without tokens, behind each token's word
+    if not is_whole and kept == room and not numbers[1:].any():
+        absent[-1] = 0
+    kinds = np.where(starts, WORD, OTHER)
+    return kept, with_absent(kinds, absent).astype(np.int32), is_whole

@@ -1,0 +1,104 @@
+"""GLiNER (arXiv:2311.08526): an encoder that reads labels in front of a text, and scores spans of words for them.
+
+Its config is that of the encoder with GLiNER's own settings under ``gliner`` (``checkpoint.gliner``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bei.errors import CheckpointError
+from bei_build.families import deberta
+from bei_build.families.base import Family
+from bei_build.spec.model_spec import HeadSpec
+from bei_build.spec.parts import DenseSpec, SpanScoresSpec
+
+MODEL_TYPE = "gliner"
+ARCHITECTURE = "UniEncoderSpanGLiNER"
+_ENCODER = "encoder_model_type"
+_MOST_WIDTH = 64
+_MOST_RECURRENT = 8
+
+# A product of spans is made in parts (``onnx_graph.span_scores``), which other representations do not have.
+_SUPPORTED: Mapping[str, object] = {
+    "span_mode": "markerV0",
+    "subtoken_pooling": "first",
+    "words_splitter_type": "whitespace",
+    "fuse_layers": False,
+    "post_fusion_schema": "",
+    "span_encoder_config": None,
+    "precomputed_prompts_mode": None,
+}
+
+
+def _span_scores(config: Any) -> tuple[HeadSpec, ...]:
+    settings: Mapping[str, Any] = config.gliner
+    for key, supported in _SUPPORTED.items():
+        if (value := settings.get(key, supported)) != supported and (value or supported):
+            raise CheckpointError(
+                f"gliner_config.json has {key} = {value!r}; bei's spans are computed with {supported!r} only."
+            )
+    width = _count(settings, "hidden_size", 512, 1 << 16)
+    if width % 2:
+        raise CheckpointError(f"gliner_config.json has hidden_size = {width}: two directions of an LSTM halve it.")
+    layers = (
+        SpanScoresSpec(
+            "spans",
+            width,
+            _count(settings, "max_width", 12, _MOST_WIDTH),
+            _count(settings, "num_rnn_layers", 1, _MOST_RECURRENT, least=0),
+        ),
+    )
+    if width == config.hidden_size:
+        return (HeadSpec("span_logits", token_layers=layers),)
+    return (HeadSpec("span_logits", token_layers=(DenseSpec("projection", config.hidden_size, width), *layers)),)
+
+
+def _count(settings: Mapping[str, Any], key: str, default: int, most: int, *, least: int = 1) -> int:
+    value = settings.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise CheckpointError(f"gliner_config.json has {key} = {value!r}: it must be a number from {least} to {most}.")
+    return value
+
+
+def _weights() -> dict[str, str]:
+    """Of up to the most LSTM layers: names that the spec does not have are not looked up."""
+    names = {"projection": "token_rep_layer.projection"}
+    for index in range(_MOST_RECURRENT):
+        for direction, suffix in (("ahead", ""), ("back", "_reverse")):
+            for ours, theirs in (("input", "ih"), ("hidden", "hh")):
+                for kind in ("weight", "bias"):
+                    names[f"spans.rnn.{index}.{direction}.{ours}.{kind}"] = f"rnn.lstm.{kind}_{theirs}_l{index}{suffix}"
+    places = {"start": "project_start", "end": "project_end", "out": "out_project"}
+    modules = {part: f"span_rep_layer.span_rep_layer.{place}" for part, place in places.items()}
+    for part, module in {**modules, "label": "prompt_rep_layer"}.items():
+        names |= {f"spans.{part}.0": f"{module}.0", f"spans.{part}.1": f"{module}.3"}  # 1 and 2: ReLU and dropout
+    return names
+
+
+def _variant(raw: Mapping[str, Any]) -> Family | None:
+    return next((family for family in _FAMILIES if family.model_type == raw.get(_ENCODER)), None)
+
+
+def _translate(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {key: value for key, value in raw.items() if key != _ENCODER}
+
+
+def _of(backbone: Family) -> Family:
+    return replace(
+        backbone,
+        aliases=(MODEL_TYPE,),
+        architectures={ARCHITECTURE: _span_scores},
+        prefix="token_rep_layer.bert_layer.model.",
+        weights={**backbone.weights, **_weights()},
+        translate=_translate,
+        reference_class=None,  # transformers has no such heads
+        variant=_variant,
+    )
+
+
+_FAMILIES = (_of(deberta.FAMILY),)
+FAMILY = _FAMILIES[0]
+ENCODERS = tuple(family.model_type for family in _FAMILIES)
