@@ -7,8 +7,11 @@ from bei.server.app import inference_routes
 from benchmarks.soak_traffic import MODELS, requests
 from tests.bei.server.dialects.wire import has_path
 
+# Its models are the zoo's, none of which finds spans for labels.
+_NOT_SERVED = {"/v1/extract"}
+
 
 def test_every_route_that_asks_a_model_is_asked() -> None:
     asked = {action.path for action in requests(MODELS)}
     routes = {route.path for route in inference_routes(ServeConfig())}
-    assert {route for route in routes if not any(has_path(route, path) for path in asked)} == set()
+    assert {route for route in routes if not any(has_path(route, path) for path in asked)} == _NOT_SERVED

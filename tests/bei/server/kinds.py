@@ -10,16 +10,18 @@ from typing import Any, Literal
 import httpx
 import numpy as np
 
-from bei.artifact.manifest import Artifact, Classification, OutputInfo
+from bei.artifact.manifest import Artifact, Classification, Extraction, OutputInfo
 from bei.artifact.sides import Role
 from bei.core import EngineInfo, Expansion, Float32Array, Int32Array, Limits, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine
+from bei.engine.words import LABEL
 from tests.bei.server.app import App
 from tests.support.artifacts import LIMITS, VOCAB_SIZE, save_artifact, tiny_tokenizer
 
 LABELS = ["sad", "calm", "glad"]
 TAGS = ["O", "B-PER", "I-PER"]
 TOKEN_DIMENSION = 4
+MAX_WIDTH = 2
 
 # Name of the model -> tasks, outputs with their widths, labels.
 KINDS: dict[str, tuple[list[str], dict[str, int], list[str] | None]] = {
@@ -29,6 +31,7 @@ KINDS: dict[str, tuple[list[str], dict[str, int], list[str] | None]] = {
     "ner": (["classify_tokens"], {"token_logits": len(TAGS)}, TAGS),
     "splade": (["embed_sparse"], {"sparse": VOCAB_SIZE}, None),
     "colbert": (["embed_tokens"], {"token_embedding": TOKEN_DIMENSION}, None),
+    "spans": (["extract"], {"span_logits": MAX_WIDTH}, None),
 }
 MARK = tiny_tokenizer().get_vocab()["!"]
 # Of "colbert": queries are filled up to eight tokens with "!", whose vectors documents lose.
@@ -36,7 +39,7 @@ ROLES: dict[Literal["query", "document"], Role] = {
     "query": Role(max_tokens=10, expansion=Expansion(MARK, 8, attended=False), skip_ids=[]),
     "document": Role(max_tokens=5, expansion=None, skip_ids=[MARK]),
 }
-PER_TOKEN = frozenset({"token_logits", "token_embedding"})
+PER_TOKEN = frozenset({"token_logits", "token_embedding", "span_logits"})
 PROMPTS = {"query": "query: ", "cats": "the cats "}
 
 
@@ -44,6 +47,8 @@ def fake_output(name: str, ids: Int32Array, types: Int32Array, width: int) -> Fl
     """What the engine of a kind answers for one sequence: float32 [width] or, per token, [tokens, width]."""
     columns = np.arange(width)
     if name in PER_TOKEN:
+        if name == "span_logits":  # a row is as wide as its labels need
+            columns = np.arange(width * max(1, int((types % 4 == LABEL).sum())))
         rows = (ids[:, None] * (columns + 2) % 9) / 2 - 2 + (name == "token_embedding") * 3
     elif name == "sparse":
         rows = np.bincount(ids, minlength=width) / 2 - 0.25
@@ -94,6 +99,10 @@ def save_kind(path: Path, kind: str, **fields: Any) -> tuple[Artifact, FakeEngin
         "classification": Classification(labels=labels, function=function) if labels else None,
         "prompts": {} if labels else PROMPTS,
     }
+    if kind == "spans":
+        manifest["extraction"] = Extraction(
+            label_id=MARK, separator_id=MARK, reads_marker=True, max_width=MAX_WIDTH, max_words=8
+        )
     if kind == "colbert":
         manifest |= {"roles": ROLES, "prompts": {**PROMPTS, "document": ""}}
     if kind != "embedder":

@@ -34,6 +34,7 @@ GOOD: dict[str, tuple[dict[str, Any], str, str]] = {
     "/predict": ({"inputs": [["cat"]]}, "inputs", "classifier"),
     "/classify": ({"input": ["cat"]}, "input", "classifier"),
     "/predict_tokens": ({"inputs": [["cat"]]}, "inputs", "ner"),
+    "/v1/extract": ({"input": ["cat"], "labels": ["a"]}, "input", "spans"),
     "/tokenize": ({"inputs": ["cat"]}, "inputs", "embedder"),
     "/": ({"inputs": ["cat"]}, "inputs", "embedder"),
     "/invocations": ({"inputs": ["cat"]}, "inputs", "embedder"),
@@ -49,7 +50,7 @@ GOOD: dict[str, tuple[dict[str, Any], str, str]] = {
     "/v1/ranking": ({"query": {"text": "a"}, "passages": [{"text": "cat"}], "truncate": "END"}, "passages", "reranker"),
 }
 NO_TASK = {"/tokenize", "/decode", "/detokenize", "/", "/invocations", "/vertex", "/score", "/v1/score", "/pooling"}
-NO_CONTROLS = {"/tokenize", "/decode", "/detokenize", "/vertex", "/v1/embed", "/v2/embed", "/v1/ranking"}
+NO_CONTROLS = {"/tokenize", "/decode", "/detokenize", "/vertex", "/v1/embed", "/v2/embed", "/v1/ranking", "/v1/extract"}
 # Of one text: no list of inputs is too long or empty.
 WITH_LISTS = sorted(set(GOOD) - {"/detokenize"})
 WITH_TASK = sorted(set(GOOD) - NO_TASK)
