@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from bei.core import Float32Array, Int32Array, PackedBatch, SharedTokens
-from bei.core import Float32Array, Int32Array, PackedBatch
 from bei.engine import words
 
 # Sixteen buckets an octave: filler is at most 1/16 of a dimension, and an engine meets few distinct shapes. CPU engines
