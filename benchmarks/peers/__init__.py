@@ -1,0 +1,1 @@
+"""bei beside other libraries and servers: the same texts, the same client, the same cores, in turn."""

@@ -1,0 +1,66 @@
+"""How each server is started with a model, and where it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bei.utils.cpu_count import usable_cores
+from benchmarks.peers.data import Model, Peer, environment_folder
+
+_NAME = "measured"
+
+
+@dataclass(frozen=True)
+class Served:
+    """``model``: its name in requests. ``embed`` and ``rerank``: paths."""
+
+    command: Sequence[object]
+    model: str = _NAME
+    embed: str = "/v1/embeddings"
+    rerank: str = "/rerank"
+    ready: str = "/health"
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+Start = Callable[[Peer, Model, Path, int, Mapping[str, Path]], Served]
+
+
+def bei(peer: Peer, model: Model, folder: Path, port: int, binaries: Mapping[str, Path]) -> Served:
+    command = [_program(peer, "bei"), "serve", folder, "--port", port]
+    return Served(command, model.name, ready="/ready")
+
+
+def infinity(peer: Peer, model: Model, folder: Path, port: int, binaries: Mapping[str, Path]) -> Served:
+    """Without its torch.compile, which would compile for minutes at each new length."""
+    flags = ["--model-id", folder, "--served-model-name", _NAME, "--port", port, "--host", "127.0.0.1"]
+    more = ["--device", "cpu", "--no-compile", *peer.settings["flags"]]
+    command = [_program(peer, "infinity_emb"), "v2", *flags, *more]
+    return Served(command, embed="/embeddings", environment={"INFINITY_ANONYMOUS_USAGE_STATS": "0"})
+
+
+def vllm(peer: Peer, model: Model, folder: Path, port: int, binaries: Mapping[str, Path]) -> Served:
+    flags = ["--served-model-name", _NAME, "--port", port, "--host", "127.0.0.1", "--runner", "pooling"]
+    command = [_program(peer, "vllm"), "serve", folder, *flags, "--max-model-len", model.max_tokens]
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    return Served([*command, *peer.settings["flags"]], environment=environment)
+
+
+def llama(peer: Peer, model: Model, folder: Path, port: int, binaries: Mapping[str, Path]) -> Served:
+    flags = ["--embeddings", "--pooling", model.pooling, "--host", "127.0.0.1", "--port", port]
+    sizes = ["--ctx-size", 4 * 2048, "--batch-size", 2048, "--ubatch-size", 2048, "--parallel", 4]
+    command = [binaries["llama-server"], "-m", binaries["gguf"], *flags, *sizes, "--threads", usable_cores()]
+    return Served(command)
+
+
+def tei(peer: Peer, model: Model, folder: Path, port: int, binaries: Mapping[str, Path]) -> Served:
+    flags = ["--dtype", "float32", "--port", port, "--hostname", "127.0.0.1", "--auto-truncate"]
+    return Served([binaries["tei"], "--model-id", folder, *flags, "--max-client-batch-size", 256])
+
+
+def _program(peer: Peer, name: str) -> Path:
+    return environment_folder(peer.environment) / "bin" / name
+
+
+COMMANDS: dict[str, Start] = {"bei": bei, "infinity": infinity, "vllm": vllm, "llama-server": llama, "tei": tei}
