@@ -27,7 +27,7 @@ from benchmarks.harness.arguments import parsed
 from benchmarks.harness.models import built, checkpoint_folder
 from benchmarks.harness.record import kept, write
 from benchmarks.harness.servers import ROOT, revision
-from benchmarks.harness.texts import PASSAGES, Prose, read_prose
+from benchmarks.harness.texts import PASSAGES, read_prose
 from benchmarks.peers import report
 from benchmarks.peers.cells import CELLS, beside_bulk, in_turn, measure
 from benchmarks.peers.data import Model, Peer, cache_folder, table
@@ -72,10 +72,10 @@ def run(options: Namespace, scratch: Path) -> None:
     peers, absent = chosen(model, options.peers, binaries)
     folder = checkpoint_folder(model.checkpoint, scratch)
     calibration = prose.take(300, PASSAGES)
-    given = {
-        name: Given(model, _artifact(model, folder, peer) if peer.software == "bei" else folder, scratch, calibration, binaries)
-        for name, peer in peers.items()
-    }
+    given = {}
+    for name, peer in peers.items():
+        served = _artifact(model, folder, peer) if peer.software == "bei" else folder
+        given[name] = Given(model, served, scratch, calibration, binaries)
     results: dict[str, Any] = {}
     with ExitStack() as stack:
         sides: list[Side] = []
@@ -83,7 +83,7 @@ def run(options: Namespace, scratch: Path) -> None:
             try:
                 side, seconds = stack.enter_context(started(peer, given[name]))
             except PeerFailedError as error:
-                absent[name] = str(error)[-600:]
+                absent[name] = str(error).strip().splitlines()[-1]  # of a traceback the error, and no path of a machine
                 print(f"{name}: does not run: {absent[name]}", flush=True)
                 continue
             print(f"{name}: first answer after {seconds:.1f} s", flush=True)
@@ -142,7 +142,9 @@ def _artifact(model: Model, folder: Path, peer: Peer) -> Path:
 def _said(name: str, found: dict[str, Any]) -> dict[str, Any]:
     print(f"{datetime.now(timezone.utc):%H:%M:%S} {name}", flush=True)
     for peer, row in found.items():
-        figure = f"{row['per_s']['median']:,.1f} a second" if "per_s" in row else f"P99 {row['beside_ms']['p99']:,.0f} ms"
+        figure = (
+            f"{row['per_s']['median']:,.1f} a second" if "per_s" in row else f"P99 {row['beside_ms']['p99']:,.0f} ms"
+        )
         print(f"  {peer}: {figure}; others used {max(row['foreign_load']):.1%}", flush=True)
     return found
 

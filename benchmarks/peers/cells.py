@@ -159,9 +159,7 @@ def _beside_summary(rows: dict[str, list[Any]]) -> dict[str, Any]:
     }
 
 
-def in_turn(
-    sides: Sequence[str], repetitions: int, measure: Callable[[str], float]
-) -> dict[str, dict[str, Any]]:
+def in_turn(sides: Sequence[str], repetitions: int, measure: Callable[[str], float]) -> dict[str, dict[str, Any]]:
     """A figure of each name, ``repetitions`` times, every second time backwards."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     for number in range(repetitions):

@@ -81,7 +81,7 @@ class Side:
         raise NotImplementedError
 
     def memory_mb(self) -> float:
-        """Resident memory of the process and its children, in MB of 10^6 bytes; shared pages count once each."""
+        """Resident memory of the process and its children, in MB of 10^6 bytes."""
         process = psutil.Process(self.pid)
         return round(sum(each.memory_info().rss for each in (process, *process.children(recursive=True))) / 1e6, 1)
 
@@ -140,7 +140,8 @@ class WorkerSide(Side):
         self._process = process
 
     def asked(self, **task: Any) -> dict[str, Any]:
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps(task) + "\n")
             self._process.stdin.flush()

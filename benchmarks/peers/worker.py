@@ -77,7 +77,10 @@ def sentence_transformers(task: dict[str, Any]) -> Loaded:
         options["torch_dtype"] = {"fp32": torch.float32, "bf16": torch.bfloat16}[task["precision"]]
     else:
         kind = CrossEncoder if task["task"] == "rerank" else SentenceTransformer
-        folder, options = _exported(kind, task, prepared), {"file_name": task["file"], "provider": "CPUExecutionProvider"}
+        folder, options = (
+            _exported(kind, task, prepared),
+            {"file_name": task["file"], "provider": "CPUExecutionProvider"},
+        )
         if backend == "openvino":
             del options["provider"]
             if task["precision"] == "fp32":

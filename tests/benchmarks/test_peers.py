@@ -1,0 +1,80 @@
+"""The comparison with peers: its data file, its document, and what is made of figures. Nothing is measured."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.peers import report
+from benchmarks.peers.__main__ import chosen
+from benchmarks.peers.data import table
+from benchmarks.peers.servers import COMMANDS
+from benchmarks.peers.worker import LOADERS, timed
+
+
+def test_the_document_agrees_with_the_json() -> None:
+    assert report.DOCUMENT.read_text("utf-8") == report.rendered(report.results()), "python -m benchmarks.peers report"
+
+
+@pytest.mark.parametrize("name", table().environments)
+def test_every_package_of_an_environment_is_pinned_once(name: str) -> None:
+    packages = table().environments[name].packages
+    assert all(re.fullmatch(r"[\w.-]+==[\w.!-]+", package) for package in packages)
+    names = [re.sub(r"[-_.]+", "-", package.partition("==")[0]).lower() for package in packages]
+    assert len(set(names)) == len(names)
+
+
+def test_no_environment_has_a_torch_that_brings_cuda() -> None:
+    for environment in table().environments.values():
+        assert not any(package.startswith(("nvidia", "cuda")) for package in environment.packages)
+        assert {package for package in environment.packages if package.startswith("torch==")} <= {"torch==2.13.0"}
+
+
+@pytest.mark.parametrize("name", table().peers)
+def test_every_peer_has_code_that_starts_it_and_an_environment(name: str) -> None:
+    peer = table().peers[name]
+    assert peer.software in (COMMANDS if peer.transport == "http" else LOADERS)
+    assert peer.environment in {"", *table().environments}
+    assert set(peer.tasks) <= {"embed", "rerank"}
+
+
+def test_the_worker_needs_only_the_standard_library_to_start() -> None:
+    program = Path(report.__file__).with_name("worker.py")
+    done = subprocess.run([sys.executable, "-IS", program], input="", text=True, capture_output=True)
+    assert "JSONDecodeError" in done.stderr  # it has come to the first line, which is missing
+
+
+def test_calls_are_timed_until_the_time_is_over() -> None:
+    called: list[int] = []
+    assert len(timed(called.append, [1, 2, 3], None)["latencies_s"]) == 3
+    assert timed(called.append, [4], 0.0)["latencies_s"] == []
+    assert called == [1, 2, 3]
+
+
+def test_peers_that_cannot_run_are_named_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("BENCHMARK_PEERS", str(tmp_path))
+    peers, absent = chosen(table().models["ms-marco"], list(table().peers), {"tei": tmp_path})
+    assert list(peers) == ["text-embeddings-inference FP32"]
+    assert absent["CTranslate2 FP32"] == "not for ms-marco"
+    assert absent["infinity torch FP32"] == "not installed"
+    assert chosen(table().models["minilm"], ["llama.cpp"], {})[1] == {"llama.cpp": "no binary was given"}
+
+
+def _cells(**rates: float) -> dict[str, Any]:
+    names = {
+        "bei": "bei BF16",
+        "infinity": "infinity torch BF16",
+        "model": "bei.Model BF16",
+        "fp32": "infinity torch FP32",
+    }
+    return {"single-64": {names[key]: {"per_s": {"median": rate}} for key, rate in rates.items()}}
+
+
+def test_bei_is_compared_with_servers_and_libraries_of_its_precision_where_it_is_behind_too() -> None:
+    found = list(report.ratios(_cells(bei=50.0, infinity=100.0, model=80.0, fp32=10.0), "single-64"))
+    assert found == [("bf16", True, "bei BF16", "infinity torch BF16", 0.5)]
