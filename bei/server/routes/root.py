@@ -23,7 +23,7 @@ from bei.server.endpoint.parse import parser, read
 from bei.server.endpoint.render import Items, Reply, items_of
 from bei.server.endpoint.shared_fields import Model, Tiered
 from bei.server.endpoint.vector_encoding import SparseVector
-from bei.server.routes import classify, embed, predict_tokens, rerank
+from bei.server.routes import classify, embed, extract, predict_tokens, rerank
 from bei.service.service import InferenceService
 from bei.tasks.classify import HYPOTHESIS, ClassifyTask, ZeroShotTask, nli_labels, zero_shot
 from bei.tasks.classify import classify as classify_inputs
@@ -104,6 +104,7 @@ REQUESTS = (
     classify.PredictRequest,
     predict_tokens.PredictTokensRequest,
     ClassificationRequest,
+    extract.ExtractRequest,
     TokenRequest,
     ZeroShotRequest,
 )
@@ -118,6 +119,7 @@ RESPONSES = (
     list[classify.LabelScore],
     list[list[classify.LabelScore]],
     list[list[predict_tokens.LabelledToken]],
+    extract.ExtractResponse,
     list[PipelineEntity],
     list[list[PipelineEntity]],
 )
@@ -279,4 +281,5 @@ _KINDS = {
     "rerank": _Kind(parser(rerank.TextsRequest), rerank.rank_texts),
     "classify": _Kind(parser(classify.PredictRequest), classify.predict),
     "classify_tokens": _Kind(parser(predict_tokens.PredictTokensRequest), predict_tokens.predict_tokens),
+    "extract": _Kind(parser(extract.ExtractRequest), extract.extract_spans),
 }

@@ -82,3 +82,31 @@ def test_parameters_that_the_model_s_kind_does_not_read_are_refused(kinds: App) 
     labels = {"candidate_labels": ["a"]}
     response = post(kinds, "/", inputs="cat", model="reranker", parameters=labels)
     check_error(response, 400, "natural language inference", code="task_not_supported")
+
+
+@pytest.mark.parametrize("path", ["/", "/invocations"])
+def test_a_model_that_finds_spans_reads_texts_and_labels(kinds: App, path: str) -> None:
+    asked = {"input": ["cat"], "labels": ["a"], "model": "spans"}
+    assert post(kinds, path, **asked).json() == post(kinds, "/v1/extract", **asked).json()
+    check_error(post(kinds, path, inputs="cat", model="spans"), 400, "input")
+
+
+@pytest.mark.parametrize("path", ["/info?model=spans", "/v1/models"])
+def test_a_model_that_finds_spans_is_described(kinds: App, path: str) -> None:
+    assert kinds.request("GET", path).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/pooling", {"input": ["cat"]}),
+        ("/vertex", {"instances": [{"inputs": "cat"}]}),
+        ("/score", {"text_1": "a", "text_2": ["cat"]}),
+        (
+            "/oip/v2/models/spans/infer",
+            {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}]},
+        ),
+    ],
+)
+def test_a_model_that_finds_spans_refuses_what_it_cannot_answer(kinds: App, path: str, body: dict[str, Any]) -> None:
+    assert post(kinds, path, **body, model="spans").status_code == 400
