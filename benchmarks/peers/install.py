@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.servers import ROOT
+from benchmarks.harness.servers import ROOT, revision
 from benchmarks.peers.data import Environment, environment_folder, table
 
 _RECORD = "installed.json"
@@ -35,12 +35,13 @@ def install(names: Sequence[str]) -> int:
 
 def installed(environment: Environment) -> dict[str, Any] | None:
     """The record of an environment: its size in MB of 10^6 bytes without pip, and versions; None where it is not there
-    or was made of other pins."""
+    or was made of other pins, or of another commit where it has this checkout."""
     path = environment_folder(environment.name) / _RECORD
     if not path.is_file():
         return None
     record: dict[str, Any] = json.loads(path.read_bytes())
-    return record if record["packages"] == list(environment.packages) else None
+    is_current = not environment.checkout or record.get("commit") == revision(ROOT)
+    return record if is_current and record["packages"] == list(environment.packages) else None
 
 
 def _make(environment: Environment) -> dict[str, Any]:
@@ -56,6 +57,7 @@ def _make(environment: Environment) -> dict[str, Any]:
     _run(str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "pip")
     record = {
         "packages": list(environment.packages),
+        "commit": revision(ROOT) if environment.checkout else None,
         "versions": _versions(python),
         "megabytes": round(_bytes(folder) / 1e6),
     }
