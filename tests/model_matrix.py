@@ -59,13 +59,36 @@ class that a family reads is not named here. Classes without rows of their own:
 | `Qwen2ForRewardModel` | remote code: Qwen2 and two linear layers on the last token's state |
 | `NVEmbedModel` | remote code: Mistral, and latent attention on tokens; `tests/bei_build/families/test_nv_embed.py` |
 | `Qwen3BidirectionalModel` | remote code (voyage-4-nano): Qwen3 without a causal mask, and a linear layer on tokens |
-| `JinaEmbeddingsV5Model` | remote code: Qwen3 or EuroBERT with an adapter |
+| `JinaEmbeddingsV5Model` | remote code: Qwen3 or EuroBERT with [adapters](#adapters) |
+| `UniEncoderSpanGLiNER` | the library gliner's span models on DeBERTa; `tests/bei_build/families/test_gliner.py` |
 | `StaticModel`, `StaticEmbedding` | static embeddings |
 | `SparseStaticEmbedding` | a weight for each token, beside a ForMaskedLM class |
 
 transformers has no class of JinaBERT v2, of static embeddings (model2vec's StaticModel, sentence-transformers'
 StaticEmbedding), and of NomicBERT with biases or experts: `tests/bei_build/families` holds them to implementations in
 torch and numpy.
+
+### Adapters
+
+Low-rank adapters (LoRA) lie beside the weights in one artifact, and each request chooses one; texts of several adapters, and of none, share a step.
+
+| what | how it is built | how a request chooses |
+|---|---|---|
+| jina-embeddings-v3 (`lora_adaptations`), -v5 (`adapters/TASK`) | `bei build MODEL`; one merged: `--adapter TASK`; none: `--adapter none` | `task` or `input_type`: a task, `retrieval.query`, `retrieval.passage`, `query`, `document`, or `none`; or `model: "MODEL:TASK"` |
+| any adapter that PEFT saved, of an encoder or decoder | `bei build MODEL --lora NAME=PATH`, repeatable | `model: "MODEL:NAME"` |
+| a repository that holds an adapter and no model | `bei build REPOSITORY`: its base is found by `base_model_name_or_path`, and the adapter merged | |
+
+- A request without a name gets the weights without adapters. jina-embeddings-v5's own code does not run without one, so there it is a 400 with the tasks.
+- **Prompts** go with tasks: of v3 those called like the task, of v5 `query` and `document`, as `retrieval.query` or beside the task (`task: retrieval`,
+  `prompt_name: query`).
+- **Computed**: linear layers of attention and MLPs, and word and type tables; rsLoRA, `rank_pattern`, `alpha_pattern` and the matching of their
+  patterns are peft's (tested against peft 0.21). Everything else in adapter_config.json is refused by name: DoRA, `bias`, `modules_to_save`,
+  `fan_in_fan_out`, initializations that change the base (PiSSA, OLoRA, CorDA, LoftQ), other `peft_type`s, and adapters of other modules.
+- **Verified** with every adapter: held-out texts are dealt out to them, and the reference has each merged into its weights. `--verify-budget` is refused.
+- **Targets**: `cpu` (every precision), `tensorrt`, `tensorrt-rtx`, `cuda` and `cuda-twin` (not `fp8`). `trtllm` refuses them by name.
+- `bei.Model(MODEL, adapter=NAME)` and `bei embed --adapter NAME` read everything with one adapter; tasks are an `input_type` there too.
+- **Cost** against a merged adapter, of a CPU engine of BERT-base's shape with four: [a fifth to a quarter of its rate](../benchmarks/README.md#adapters), whatever a step mixes.
+- What an answer depends on includes the adapter: equal texts, the cache of answers, `bei embed` and swaps tell them apart.
 
 Of sentence-transformers' Router (Asym) one route is built, its default or `--route`; requests that name texts of
 another one are refused. Where the other route is a SparseStaticEmbedding
@@ -84,7 +107,7 @@ What may stand beside a class, each held to its library's own definition; everyt
 - WeightedLayerPooling in front of the Pooling, where config.json has `output_hidden_states`.
 - Cross-encoders: `activation_fn` Identity, Sigmoid, Tanh, ReLU, Softplus, of several labels Softmax; the default
   prompt, in front of the query; classifiers of two labels as rerankers, with `--task rerank`.
-"""
+"""  # noqa: E501  # rows of tables
 _COLUMNS = ("Family", "Architecture", "Special", "Output", "FP32, in batches", "FP32, alone", "BF16, min cosine")
 
 

@@ -47,7 +47,7 @@ SERVE_GROUPS: Mapping[str, Sequence[str]] = {
     "limits": (
         *("max_queue_tokens", "max_client_batch_size", "payload_limit", "body_memory", "answer_limit"),
         *("answer_memory", "max_connections", "max_header_bytes", "max_headers", "keep_alive_timeout"),
-        *("header_timeout", "body_timeout"),
+        *("header_timeout", "body_timeout", "image_megabytes", "image_megapixels"),
     ),
     "files and batches": (
         *("batch_dir", "batch_file_limit", "batch_line_limit", "batch_open_limit", "batch_disk_limit"),
@@ -61,7 +61,7 @@ BUILD_GROUPS: Mapping[str, Sequence[str]] = {
     "what is built": ("out", "target", "precision", "name", "revision", "task"),
     "in place of what the checkpoint says": (
         *("pooling", "normalize", "include_prompt", "default_prompt_name", "tokenizer", "attention", "adapter"),
-        *("lora", "route", "token_embeddings", "document_length"),
+        *("lora", "images", "route", "token_embeddings", "document_length"),
     ),
     "rerankers": (
         *("score_tokens", "relevant_label", "rerank_prefix", "rerank_body", "rerank_suffix"),

@@ -45,6 +45,7 @@ BUILD_SETTINGS = frozenset(
         "tokenizer",
         "adapter",
         "lora",
+        "images",
         "rerank_prefix",
         "rerank_body",
         "rerank_suffix",

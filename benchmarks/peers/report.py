@@ -37,9 +37,9 @@ by its own speed. Servers are driven by the client of `bei bench` over HTTP, on 
 process of their own, where "64 at once" means one call with 64 texts. All have as many threads as there are cores.
 
 Figures are medians. The JSON ([benchmarks/results](../benchmarks/results)) has every value, the versions of all
-packages, and the share of the machine that others used: where it differs between two rows, so do their chances.
-Cosines are to the reference that each section names. Pins and flags: [peers.toml](../benchmarks/peers/peers.toml),
-[servers.py](../benchmarks/peers/servers.py)."""
+packages, and the share of the machine that others used: where that is above a tenth, a ratio says which side is ahead
+and not by how much, and near 1 not even that. Cosines are to the reference that each section names. Pins and
+flags: [peers.toml](../benchmarks/peers/peers.toml), [servers.py](../benchmarks/peers/servers.py)."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -111,14 +111,12 @@ def _speeds(measured: dict[str, Any], speeds: list[str]) -> tuple[list[str], Row
     header = ["", *(f"{CELLS[name].title}, {unit}" for name in speeds), "cosine: mean, lowest"]
     if "rerank-100" in speeds:
         header[-1] = "order (Spearman): mean, lowest"
-    header += [*(["SciFact, nDCG@10"] if ndcg else []), "others used of the machine: median, most"]
+    header += ["SciFact, nDCG@10"] if ndcg else []
     rows = []
     for peer in measured["peers"]:
         figures = [f"{cells[name][peer]['per_s']['median']:,.0f}" if peer in cells[name] else "" for name in speeds]
         same = ", ".join(f"{value:.4f}" for value in quality.get(peer, {}).values())
-        loads = sorted(load for name in speeds if peer in cells[name] for load in cells[name][peer]["foreign_load"])
-        others = f"{loads[len(loads) // 2]:.0%}, {loads[-1]:.0%}".replace("%", " %") if loads else ""
-        rows.append([peer, *figures, same, *([f"{ndcg[peer]:.4f}" if peer in ndcg else ""] if ndcg else []), others])
+        rows.append([peer, *figures, same, *([f"{ndcg[peer]:.4f}" if peer in ndcg else ""] if ndcg else [])])
     return header, rows
 
 

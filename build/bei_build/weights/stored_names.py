@@ -90,7 +90,7 @@ class StoredNames:
 
     def _outer_prefix(self, names: Collection[str]) -> str:
         """The prefix of ``names`` before the family's own one, found by the word table, or an image's first matrix."""
-        first = "embeddings.word.weight" if "embeddings.word" in self._family.weights else "embeddings.patch.weight"
+        first = "embeddings.patch.weight" if "embeddings.patch" in self._family.weights else "embeddings.word.weight"
         tables = [f"{p}{candidate}" for p in self._prefixes for candidate in self._candidates(first)]
         if any(table in names for table in tables):
             return ""

@@ -86,6 +86,10 @@ def _routes() -> Iterator[tuple[Route[Any], ErrorForm]]:
 ROUTES = list(_routes())
 SEEDS: dict[str, list[Any]] = {path: [body] for path, (body, _, _) in GOOD.items()}
 SEEDS["/voyage/v1/contextualizedembeddings"] = [{"inputs": [["a", "the cat"]], "model": "tiny"}]
+SEEDS["/voyage/v1/multimodalembeddings"] = [
+    {"inputs": [{"content": [{"type": "text", "text": "a"}]}], "model": "tiny"},
+    {"inputs": [{"content": [{"type": "image_base64", "image_base64": "data:image/png;base64,AAAA"}]}]},
+]
 for _name in DIALECTS:
     for _one in exchanges(_name) if _name != "bei" else ():
         if "body" in _one["request"]:

@@ -104,6 +104,7 @@ def test_every_route_that_asks_an_engine_is_tried_here(app_of_kinds: App) -> Non
     same_requests |= {"/voyage/v1/embeddings", "/voyage/v1/rerank"}
     named = {path for path in missing if "{" in path}
     beyond = {"/jina/v1/classify", "/voyage/contextualizedembeddings", "/voyage/v1/contextualizedembeddings"}
+    beyond |= {"/voyage/multimodalembeddings", "/voyage/v1/multimodalembeddings"}
     assert missing - named <= same_requests | beyond  # which no model here can do
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bei import Model
+from bei.artifact.store import load_manifest
 from bei.engine.load import load_engine
 from bei.errors import CheckpointError, ConfigError, InvalidRequestError
 from bei_build.config import BuildConfig
@@ -61,6 +62,7 @@ def test_the_engine_agrees_with_the_module_that_computes_every_span_whole(artifa
     assert output["output"] == "span_logits"
     assert output["cosine_min"] > 0.9999
     assert output["max_abs_difference"] < 1e-3
+    assert load_manifest(artifact).spec.architecture == "UniEncoderSpanGLiNER"
 
 
 def test_spans_are_words_of_the_text_in_code_points(model: Any) -> None:

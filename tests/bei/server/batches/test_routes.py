@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.bei.scheduler.front import wait_until
 from tests.bei.server.app import App
 from tests.bei.server.batches.conftest import MakeClients
 from tests.bei.server.batches.served import line, lines
@@ -38,7 +39,7 @@ def test_a_file_is_kept_as_it_was_sent_until_it_is_deleted(serve: MakeClients, t
         "deleted": True,
     }
     assert clients.ask("GET", f"/v1/files/{made['id']}").status_code == 404
-    assert [*(tmp_path / "batches" / "files").iterdir()] == []
+    wait_until(lambda: not [*(tmp_path / "batches" / "files").iterdir()], "what had been read is removed")
 
 
 def test_fields_may_stand_behind_the_file_and_say_how_long_it_is_kept(serve: MakeClients) -> None:
