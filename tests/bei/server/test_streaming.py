@@ -257,7 +257,7 @@ def test_an_answer_beyond_the_limit_is_refused_and_says_what_to_do(limited: App,
     assert all(service._admission.num_open == 0 for service in limited.models)
 
 
-@pytest.mark.parametrize("path", sorted(set(LIMITED) - {"/embed_sparse", "/decode"}))
+@pytest.mark.parametrize("path", sorted(set(LIMITED) - {"/embed_sparse", "/decode", "/v1/extract"}))
 def test_what_is_refused_for_its_answer_is_not_computed(tmp_path: Path, path: str) -> None:
     artifact, engine = save_kind(tmp_path / "model", GOOD[path][2])
     app = App((artifact, engine), answer_limit=500)

@@ -28,6 +28,7 @@ REMOTE_CODE = (
     "Qwen2ForRewardModel",
     "StaticEmbedding",
     "StaticModel",
+    "UniEncoderSpanGLiNER",
 )
 ARCHITECTURES = [(family, name) for family in FAMILIES for name in family.architectures]
 
