@@ -87,7 +87,7 @@ Low-rank adapters (LoRA) lie beside the weights in one artifact, and each reques
 - **Verified** with every adapter: held-out texts are dealt out to them, and the reference has each merged into its weights. `--verify-budget` is refused.
 - **Targets**: `cpu` (every precision), `tensorrt`, `tensorrt-rtx`, `cuda` and `cuda-twin` (not `fp8`). `trtllm` refuses them by name.
 - `bei.Model(MODEL, adapter=NAME)` and `bei embed --adapter NAME` read everything with one adapter; tasks are an `input_type` there too.
-- **Cost** against a merged adapter, of a CPU engine of BERT-base's shape with four: [a fifth to a quarter of its rate](../benchmarks/README.md#adapters), whatever a step mixes.
+- **Cost** against a merged adapter, of a CPU engine of BERT-base's shape with four: [71 to 83 % of its tokens a second](../benchmarks/README.md#adapters), whatever a step mixes.
 - What an answer depends on includes the adapter: equal texts, the cache of answers, `bei embed` and swaps tell them apart.
 
 Of sentence-transformers' Router (Asym) one route is built, its default or `--route`; requests that name texts of

@@ -30,7 +30,7 @@ class TowerPort:
         self._images = open_images(in_turn)
         try:
             self._texts = open_texts(in_turn)
-        except BaseException:
+        except BaseException:  # raised again: the other engine's threads would outlive this
             self._images.close()
             raise
 

@@ -42,6 +42,13 @@ def embed(channel: grpc.Channel, text: str = "hello", **options: Any) -> int:
     return len(message("tei.v1.EmbedResponse").FromString(content).embeddings)
 
 
+def free_port() -> int:
+    """A port that a killed server's successor can have too."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def test_sigterm_answers_what_is_accepted_and_refuses_the_rest(gated: StartServer) -> None:
     server = gated("--grpc-port", "0")
     with ThreadPoolExecutor(4) as pool, grpc.insecure_channel(address_of(server), ALONE) as channel:
@@ -62,9 +69,7 @@ def test_sigterm_answers_what_is_accepted_and_refuses_the_rest(gated: StartServe
 def test_a_server_that_is_killed_is_an_error_at_once_and_found_again(
     tiny: Artifact, env: Mapping[str, str], home: Path
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     channel = grpc.insecure_channel(f"127.0.0.1:{port}", [*ALONE, ("grpc.max_reconnect_backoff_ms", 200)])
     with serve([tiny.path, "--grpc-port", port], env, home) as server:
         width = embed(channel)
@@ -83,9 +88,7 @@ def test_a_server_that_is_killed_is_an_error_at_once_and_found_again(
 def test_a_front_end_that_is_killed_under_load_loses_its_own_calls_only(
     tiny: Artifact, env: Mapping[str, str], home: Path
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
 
     def one(number: int) -> str:
         with grpc.insecure_channel(f"127.0.0.1:{port}", ALONE) as channel:
