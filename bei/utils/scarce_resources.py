@@ -5,11 +5,15 @@ from __future__ import annotations
 import ctypes
 import errno
 import re
+import resource
+from pathlib import Path
 
 _MEMORY = re.compile("cannot allocate memory|can't alloc|bad_alloc|failed to map segment", re.IGNORECASE)
 _THREADS = re.compile(
     "can't start new thread|resource temporarily unavailable|pthread_create|ThreadPoolBuildError", re.IGNORECASE
 )
+
+_LEAST_ROOM_BYTES = 16 << 20
 
 
 def load_unwinder() -> None:
@@ -21,22 +25,45 @@ def load_unwinder() -> None:
 
 
 def scarce_resource(error: BaseException) -> str | None:
-    """What the process lacks, and what to do, if ``error`` came from that; else None."""
+    """What the process lacks, and what to do, if ``error`` came from that; else None.
+
+    Where the address space is bounded and used up, any error of a library may come from that: no thread gets its stack,
+    and a plugin that cannot be mapped is a format that nobody reads.
+    """
+    is_full = _is_address_space_full()
     found: BaseException | None = error
     while found is not None:
         number = found.errno if isinstance(found, OSError) else None
         if isinstance(found, MemoryError) or number == errno.ENOMEM or _MEMORY.search(str(found)):
-            return (
-                f"There is no memory left for this process ({_reason(found)}): raise its limit (ulimit -v, the "
-                "container's), or give it less to hold (a smaller model, fewer models, smaller batches)."
-            )
+            return _no_memory(found)
         if number == errno.EAGAIN or _THREADS.search(str(found)):
+            if is_full:
+                return _no_memory(found)
             return (
                 f"No thread or process can be started ({_reason(found)}): raise the limit (ulimit -u, pids of the "
                 "container), or use fewer (--tokenizer-threads, --engine-threads, --http-workers)."
             )
         found = found.__cause__ or found.__context__
-    return None
+    return _no_memory(error) if is_full else None
+
+
+def _no_memory(error: BaseException) -> str:
+    return (
+        f"There is no memory left for this process ({_reason(error)}): raise its limit (ulimit -v, the container's), "
+        "or give it less to hold (a smaller model, fewer models, smaller batches)."
+    )
+
+
+def _is_address_space_full() -> bool:
+    """True if less is left of it than a library or a thread's stack takes."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return False
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:  # not on Linux
+        return False
+    return limit - pages * resource.getpagesize() < _LEAST_ROOM_BYTES
 
 
 def _reason(error: BaseException) -> str:

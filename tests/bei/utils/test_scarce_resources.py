@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import platform
 import re
+import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,3 +53,13 @@ first = is_loaded(); load_unwinder(); print(first, is_loaded())
 def test_the_unwinder_is_loaded_before_memory_is_scarce() -> None:
     ended = subprocess.run([sys.executable, "-c", _LOADED], check=True, capture_output=True, text=True)
     assert ended.stdout.split() == ["False", "True"]
+
+
+@pytest.mark.parametrize("error", [BlockingIOError(errno.EAGAIN, "no"), EngineError("no such format")])
+def test_where_the_address_space_is_used_up_it_is_what_is_lacking(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    for room, is_full in ((1 << 20, True), (1 << 30, False)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, room=room: (used + room, used + room))
+        assert ("no memory left" in (scarce_resource(error) or "")) == is_full
