@@ -131,14 +131,16 @@ def metric(port: int, name: str, **labels: str) -> float | None:
 
 
 def revision(checkout: Path) -> str:
-    """The commit of a checkout, with a plus sign where its tracked files were changed."""
+    """The commit of a checkout, with a plus sign where its tracked files were changed: results, which benchmarks
+    themselves write, do not count."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(checkout), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        return git("rev-parse", "--short=10", "HEAD") + "+" * bool(git("status", "--porcelain", "-uno"))
+        changed = git("status", "--porcelain", "-uno", "--", ".", ":!benchmarks/results")
+        return git("rev-parse", "--short=10", "HEAD") + "+" * bool(changed)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
 
+from benchmarks.harness.servers import revision
 from tests.e2e.process import DEADLINE_S
 
 # A benchmark: it starts a server, says which process that is, and is then stopped.
@@ -36,3 +38,24 @@ def test_a_benchmark_that_is_stopped_leaves_no_server_behind(number: signal.Sign
         benchmark.stdout.close()
         if server.is_running():
             server.kill()
+
+
+def test_a_changed_file_marks_the_revision_and_a_written_result_does_not(tmp_path: Path) -> None:
+    result = tmp_path / "benchmarks" / "results" / "engine.json"
+    result.parent.mkdir(parents=True)
+    code = tmp_path / "code.py"
+    for path in (result, code):
+        path.write_text("")
+
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
+
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    committed = revision(tmp_path)
+    result.write_text("{}")
+    assert revision(tmp_path) == committed
+    code.write_text("pass")
+    assert revision(tmp_path) == committed + "+"
