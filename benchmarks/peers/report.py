@@ -211,6 +211,14 @@ def _line(text: str) -> str:
     return lines[-1].replace("|", "/") if lines else ""
 
 
+# Titles of columns are longer than their figures, and captions are the headings of tables.
+_STYLE = """
+svg .theirs { fill: var(--quiet); } svg text.figure { font-weight: 600; }
+caption { margin-top: 1.75rem; color: var(--text); font-size: 1rem; font-weight: 700; }
+thead th.number { min-width: 6rem; white-space: normal; vertical-align: bottom; } tbody th { white-space: nowrap; }
+"""
+
+
 def page(found: dict[str, dict[str, Any]]) -> str:
     """Bars of every cell and the tables, as HTML that needs nothing else."""
     parts = ["<h1>bei beside other servers and libraries</h1>"]
@@ -224,10 +232,8 @@ def page(found: dict[str, dict[str, Any]]) -> str:
             cells: list[list[Cell]] = [
                 [(value, column > 0 and _is_number(value)) for column, value in enumerate(row)] for row in rows
             ]
-            parts += [f"<h3>{safe(title)}</h3>", table(title, header, cells)]
-    return document(
-        "bei beside others", parts, "svg .theirs { fill: var(--quiet); } svg text.figure { font-weight: 600; }"
-    )
+            parts.append(table(title, header, cells))
+    return document("bei beside others", parts, _STYLE)
 
 
 def _bars(name: str, title: str, rates: dict[str, float]) -> str:
