@@ -11,7 +11,7 @@ import numpy as np
 
 from bei.bulk.shard_service import ShardService
 from bei.core import Float32Array
-from bei.errors import BeiError, ConfigError, MalformedRequestError
+from bei.errors import BeiError, ConfigError, InvalidRequestError, MalformedRequestError
 from bei.offline import methods
 from bei.offline.input_checks import text
 from bei.offline.method import Method, Vectors, WindowResult
@@ -137,7 +137,11 @@ def pair_scores(service: ShardService, options: Mapping[str, object]) -> RowTask
     import pyarrow as pa
 
     asked = checked(RerankOptions, options)
-    require(service, "rerank")
+    label = asked.get("label")
+    for name in ("score_mode", "score_weights"):
+        if options.get(name) is not None:
+            raise InvalidRequestError(f"{name} is not for files: embed both sides, and compare the vectors.", name)
+    require(service, "rerank" if label is None else "classify")
     read = encoding_options(
         asked.get("truncate"), asked.get("truncation_direction"), asked.get("truncate_prompt_tokens")
     )
@@ -149,7 +153,12 @@ def pair_scores(service: ShardService, options: Mapping[str, object]) -> RowTask
 
     async def run(inputs: Seq[ModelInput], ticket: Ticket, errors: Mapping[int, BeiError]) -> Outcome:
         task = RerankTask(
-            inputs, read, errors, raw=asked.get("raw_scores", False), instruction=asked.get("instruction")
+            inputs,
+            read,
+            errors,
+            raw=asked.get("raw_scores", False),
+            instruction=asked.get("instruction"),
+            label=label,
         )
         scores = await rerank.rerank(service, task, ticket=ticket)
         columns = {"score": pa.array(scores.values[:, 0], pa.float32())}

@@ -20,6 +20,7 @@ from bei.offline.input_checks import EncodeInput, is_opened_image
 from bei.offline.method import Vectors
 from bei.offline.options import PromptOptions, checked
 from bei.service.model_service import ModelService
+from bei.tasks.compare import is_one_of_three, max_sim
 from bei.tasks.dimensions import check_dimensions
 from bei.tasks.vector_formats import numbers_of
 from bei.tokenizer.prompts import prompt_of
@@ -157,7 +158,10 @@ _SIMILARITIES: dict[str, Callable[[Float32Array, Float32Array], Float32Array]] =
 
 def similarity(manifest: Manifest, first: ArrayLike, second: ArrayLike, *, pairwise: bool = False) -> Float32Array:
     """Scores float32 [n, m] of the vectors ``first`` [n, width] and ``second`` [m, width], or [n] of pairs, by the
-    function that the checkpoint names; cosine if it names none. Raises InvalidRequestError."""
+    function that the checkpoint names; cosine if it names none. Lists of token vectors, [tokens, width] for each text,
+    have MaxSim: queries first, documents second (``bei.tasks.compare.max_sim``). Raises InvalidRequestError."""
+    if _is_of_tokens(first) or _is_of_tokens(second):
+        return _late_interaction(manifest, _token_matrices(first, "first"), _token_matrices(second, "second"), pairwise)
     one, other = _matrix(first, "first"), _matrix(second, "second")
     if one.shape[1] != other.shape[1]:
         raise InvalidRequestError(
@@ -174,6 +178,37 @@ def similarity(manifest: Manifest, first: ArrayLike, second: ArrayLike, *, pairw
             f"first has {len(one)} vectors, second has {len(other)}: pairs need as many.", "second"
         )
     return np.concatenate([score(row[None], pair[None])[0] for row, pair in zip(one, other, strict=True)])
+
+
+def _is_of_tokens(given: ArrayLike) -> bool:
+    """True for a list of matrices, as ``embed_all`` gives them."""
+    return isinstance(given, (list, tuple)) and bool(given) and np.ndim(given[0]) == 2
+
+
+def _token_matrices(given: ArrayLike, name: str) -> list[Float32Array]:
+    if not _is_of_tokens(given):
+        raise InvalidRequestError(f"{name} must be token vectors too, a list of [tokens, width] of each text.", name)
+    matrices = [np.asarray(one, np.float32) for one in given]
+    if any(one.ndim != 2 for one in matrices) or len({one.shape[1] for one in matrices if one.size}) > 1:
+        raise InvalidRequestError(f"{name} must be matrices [tokens, width] of one width.", name)
+    return matrices
+
+
+def _late_interaction(
+    manifest: Manifest, queries: list[Float32Array], documents: list[Float32Array], pairwise: bool
+) -> Float32Array:
+    widths = {one.shape[1] for one in (*queries, *documents) if one.size}
+    if len(widths) > 1:
+        raise InvalidRequestError(f"first and second have token vectors of {sorted(widths)} components.", "second")
+    is_mean = is_one_of_three(manifest)
+    if pairwise and len(queries) != len(documents):
+        raise InvalidRequestError(
+            f"first has {len(queries)} texts, second has {len(documents)}: pairs need as many.", "second"
+        )
+    if pairwise:
+        pairs = zip(queries, documents, strict=True)
+        return np.array([max_sim(one, other, is_mean=is_mean) for one, other in pairs], np.float32)
+    return np.array([[max_sim(one, other, is_mean=is_mean) for other in documents] for one in queries], np.float32)
 
 
 def _matrix(given: ArrayLike, name: str) -> Float32Array:

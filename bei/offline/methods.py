@@ -56,6 +56,7 @@ from bei.service.image_side import no_images
 from bei.service.model_service import ModelService
 from bei.tasks import classify, embed, rerank
 from bei.tasks.classify import ClassifyTask, ZeroShotTask
+from bei.tasks.compare import CompareTask, check_alone, checked_weights, compare
 from bei.tasks.embed import CheckedTask, EmbedTask, TaskName, check_task
 from bei.tasks.entities import Entity
 from bei.tasks.extract import THRESHOLD, ExtractTask, Span, checked_labels, extract, extraction_of
@@ -209,13 +210,22 @@ def zero_shot(service: ModelService, labels: Iterable[str], given: Given) -> Met
 def reranking(service: ModelService, query: str, given: Given) -> Method[str, Float32Array, list[Rank]]:
     """Ranks of documents, best first."""
     options = checked(RerankOptions, given)
-    require(service, "rerank")
-    asked = text_of_pair(query, 0, "query")
+    mode, weights, label = options.get("score_mode"), options.get("score_weights"), options.get("label")
     raw, read, instruction = options.get("raw_scores", False), _reading(options), options.get("instruction")
+    if mode is not None or weights is not None:
+        check_alone(mode, {"label": label, "raw_scores": raw or None, "instruction": instruction})
+        checked_weights(service, mode, weights)
+    else:
+        require(service, "rerank" if label is None else "classify")
+    asked = text_of_pair(query, 0, "query")
 
     async def run(documents: Seq[str], ticket: Ticket, _: Wrong) -> WindowResult[Float32Array]:
-        task = RerankTask.of(asked, documents, read, raw=raw, instruction=instruction)
-        scores = await rerank.rerank(service, task, ticket=ticket)
+        pairs = [(asked, document) for document in documents]
+        if mode is None:
+            task = RerankTask(pairs, read, raw=raw, instruction=instruction, label=label)
+            scores = await rerank.rerank(service, task, ticket=ticket)
+        else:
+            scores = await compare(service, CompareTask(pairs, read, mode=mode, weights=weights), ticket=ticket)
         return WindowResult(scores.values[:, 0], scores.num_tokens, scores.truncated, _NO_ERRORS)
 
     def pairs(documents: Seq[str]) -> Seq[ModelInput]:

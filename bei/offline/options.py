@@ -14,6 +14,7 @@ from bei.errors import InvalidRequestError, MalformedRequestError
 from bei.offline.progress import Progress
 from bei.offline.results import Report
 from bei.port import Lane
+from bei.tasks.compare import ScoreMode
 from bei.tasks.entities import Aggregation
 from bei.tasks.vector_formats import DenseDType
 from bei.utils.surrogates import check_characters
@@ -80,10 +81,14 @@ class ScoreOptions(ReadOptions, total=False):
 
 class RerankOptions(ScoreOptions, total=False):
     """``top_n``: returns the best documents only; None or 0: all. ``instruction``: for models whose template has a slot
-    for one."""
+    for one. ``label``: of a classifier, whose probability is the score. ``score_mode``: of an embedder, the vectors
+    that are compared (``bei.tasks.compare``); ``score_weights``: of each kind, in the mode hybrid."""
 
     top_n: Annotated[int, Meta(ge=0)] | None
     instruction: str | None
+    label: str | None
+    score_mode: ScoreMode | None
+    score_weights: dict[str, float] | None
 
 
 class EntityOptions(ScoreOptions, total=False):

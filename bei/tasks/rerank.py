@@ -17,10 +17,12 @@ from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions, PairTemplate
 
 class RerankTask(ModelRequest, frozen=True, kw_only=True):
     """Pairs of a query and a document. ``raw``: the logits, else what the model's function makes of them, the sigmoid
-    if it has none. ``instruction`` fills the slot of a model's template."""
+    if it has none. ``instruction`` fills the slot of a model's template. ``label``: a classifier's, whose score is the
+    pair's; None: the model is a reranker."""
 
     raw: bool = False
     instruction: str | None = None
+    label: str | None = None
 
     @classmethod
     def of(
@@ -37,8 +39,12 @@ class RerankTask(ModelRequest, frozen=True, kw_only=True):
 
 
 async def rerank(service: ModelService, task: RerankTask, *, ticket: Ticket) -> Scores:
-    """Score the second text of each pair against the first: one column. A model with a template is asked with it."""
-    require(service, "rerank")
+    """Score the second text of each pair against the first: one column. A model with a template is asked with it.
+
+    The score of a ``label`` is its probability as ``classify`` gives it, of an only label the relevance.
+    """
+    require(service, "rerank" if task.label is None else "classify")
+    column = _column(service, task.label)
     template, instruction, options = service.manifest.rerank_template, task.instruction, task.options
     if template is not None:
         if instruction is not None and "{instruction}" not in template.body:
@@ -49,6 +55,19 @@ async def rerank(service: ModelService, task: RerankTask, *, ticket: Ticket) -> 
     elif instruction is not None:
         raise InvalidRequestError(f"{service.name} takes no instruction: leave it out.", "instruction")
     answer, classification = await logits_of(service, ModelRequest(task.inputs, options, task.failed), ticket)
-    function = "none" if task.raw else classification.relevance
-    values = await scores_of(answer, lambda rows: apply_function(rows, function), 1)
+    labels = classification.labels
+    function = "none" if task.raw else classification.relevance if len(labels) == 1 else classification.function
+    values = await scores_of(answer, lambda rows: apply_function(rows, function)[:, column : column + 1], 1)
     return Scores(answer.lengths, answer.truncated, answer.errors, values=values, labels=["score"])
+
+
+def _column(service: ModelService, label: str | None) -> int:
+    """The place of ``label`` among the model's. Raises InvalidRequestError where it has none of that name."""
+    if label is None:
+        return 0
+    classification = service.manifest.classification
+    assert classification is not None  # require("classify") has passed
+    if label not in classification.labels:
+        shown = ", ".join(classification.labels[:20])
+        raise InvalidRequestError(f"{service.name} has no label {label[:40]!r}; it has: {shown}.", "label")
+    return classification.labels.index(label)

@@ -7,16 +7,13 @@ github.com/vllm-project/vllm, ``vllm/entrypoints``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import msgspec
-import numpy as np
 from starlette.responses import Response
 
 from bei.config.settings import ServeConfig
-from bei.core import Float32Array
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, MalformedRequestError, ModelNotFoundError
 from bei.server.dialects import vllm_pooling
 from bei.server.dialects.base import Dialect, StatusErrorBody, StatusErrorDetail, add_metrics, adjusted
@@ -41,15 +38,14 @@ from bei.server.endpoint.models import Models
 from bei.server.endpoint.parse import TokenId, parser
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
+from bei.server.endpoint.scoring_fields import SCORING_LIMITS, Label, Mode, Weights, pair_scores, scoring_task
 from bei.server.endpoint.shared_fields import Controls, Model
 from bei.server.http.routing import ApiRouter
 from bei.server.routes import classify, openai_embeddings, rerank, tokenize
 from bei.server.routes.openai_embeddings import Usage
 from bei.server.status.whole_server import WholeServer
 from bei.service.service import InferenceService
-from bei.tasks.embed import EmbedTask, check_task, embed_inputs
-from bei.tasks.rerank import RerankTask
-from bei.tasks.rerank import rerank as score_pairs
+from bei.tasks.compare import CompareTask, check_alone, checked_weights, compare
 from bei.version import __version__
 
 _SCORE_BYTES = 50
@@ -69,8 +65,11 @@ class ScoreRequest(Controls, kw_only=True):
     data_1: str | TextsOfPairs | None = None
     data_2: str | TextsOfPairs | None = None
     use_activation: bool | None = None
+    label: Label | None = None
+    score_mode: Mode | None = None
+    score_weights: Weights | None = None
 
-    _limits: ClassVar[Limits] = (exactly_one(*_SIDES),)
+    _limits: ClassVar[Limits] = (exactly_one(*_SIDES), *SCORING_LIMITS)
 
 
 class Score(TypedDict):
@@ -162,20 +161,27 @@ def pairs_of(sides: dict[str, list[str]]) -> list[tuple[str, str]]:
 
 
 async def score(body: ScoreRequest, context: RequestContext) -> Reply:
-    """How alike two texts are: the score of a reranker, or the cosine of an embedder's vectors."""
+    """How alike two texts are: the score of a reranker, the cosine of an embedder's vectors, or MaxSim of its tokens'.
+
+    `score_mode` names the vectors of a model with several kinds, `label` the label of a classifier.
+    """
     sides = sides_of(body, context)
     pairs = pairs_of(sides)
-    service = context.named(body.model)
+    service = _scoring(body, context)
     context.check_answer(len(pairs) * _SCORE_BYTES)
-    if "rerank" not in service.manifest.tasks:
-        service = context.able("embed", body.model)
+    raw = body.use_activation is False
+    if body.label is not None or (body.score_mode is None and "rerank" in service.manifest.tasks):
+        scores = await pair_scores(body, service, pairs, context.admit(service, pairs), raw=raw)
+    else:
         for side, texts in sides.items():  # which are read by themselves
             context.check_inputs(texts, side)
-        values, num_tokens, truncated = await _cosines(service, pairs, body, context)
-    else:
-        asked = RerankTask(pairs, body.encoding_options(), raw=body.use_activation is False)
-        scores = await score_pairs(service, asked, ticket=context.admit(service, pairs))
-        values, num_tokens, truncated = scores.values[:, 0], scores.num_tokens, scores.truncated
+        texts = [*dict.fromkeys(text for pair in pairs for text in pair)]
+        if body.score_mode is not None:  # without one, an embedder's answer never depended on the field
+            check_alone(body.score_mode, {"use_activation": raw or None})
+        asked = CompareTask(pairs, body.encoding_options(), mode=body.score_mode, weights=body.score_weights)
+        checked_weights(service, asked.mode, asked.weights)
+        scores = await compare(service, asked, ticket=context.admit(service, texts))
+    values, num_tokens, truncated = scores.values[:, 0], scores.num_tokens, scores.truncated
 
     def items(start: int, stop: int) -> list[Score]:
         return [{"index": index, "object": "score", "score": values[index]} for index in range(start, stop)]
@@ -184,17 +190,13 @@ async def score(body: ScoreRequest, context: RequestContext) -> Reply:
     return Reply(answer_of("score", service, data, num_tokens), truncated)
 
 
-async def _cosines(
-    service: InferenceService, pairs: Seq[tuple[str, str]], body: ScoreRequest, context: RequestContext
-) -> tuple[Float32Array, int, list[int]]:
-    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-    place = {text: index for index, text in enumerate(texts)}
-    asked = check_task(service, EmbedTask(texts, body.encoding_options(), normalize=True, is_bare=True), "embed")
-    answer = await embed_inputs(service, asked, ticket=context.admit(service, texts))
-    first, second = (answer.vectors[[place[pair[side]] for pair in pairs]] for side in (0, 1))
-    cut = set(answer.truncated)
-    truncated = [index for index, pair in enumerate(pairs) if cut & {place[pair[0]], place[pair[1]]}]
-    return np.einsum("ij,ij->i", first, second), answer.num_tokens, truncated
+def _scoring(body: ScoreRequest, context: RequestContext) -> InferenceService:
+    """The model that scores as asked: without a mode or label a reranker, or what gives vectors."""
+    if body.score_mode is not None or body.label is not None:
+        return context.able(scoring_task(body), body.model)
+    service = context.named(body.model)
+    tasks = service.manifest.tasks
+    return service if {"rerank", "embed_tokens", "embed_sparse"} & {*tasks} else context.able("embed", body.model)
 
 
 async def detokenize(body: DetokenizeRequest, context: RequestContext) -> Reply:

@@ -39,13 +39,13 @@ from bei.server.endpoint.inference import order_of
 from bei.server.endpoint.parse import parser, parser_by_field, too_many_inputs
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
+from bei.server.endpoint.scoring_fields import SCORING_LIMITS, Label, Mode, Weights, pair_scores, scoring_task
 from bei.server.endpoint.shared_fields import OF_DOCUMENTS, OF_TEXTS, PairControls, agreed
 from bei.server.routes.openai_embeddings import Usage, usage
 from bei.service.admission import Ticket
 from bei.service.call import ModelRequest
 from bei.service.service import InferenceService
 from bei.tasks.classify import Scores
-from bei.tasks.rerank import RerankTask, rerank
 from bei.tokenizer.encoder import EncodingOptions
 
 _DOCUMENTS_OF_A_SEARCH_UNIT = 100  # Cohere's unit of billing
@@ -73,6 +73,11 @@ class RerankControls(PairControls, kw_only=True):
     query: str
     instruction: Annotated[str | None, Meta(description="vLLM's; for models with a template that has a slot.")] = None
     instruct: Annotated[str | None, Meta(description="SGLang's word for instruction.")] = None
+    label: Label | None = None
+    score_mode: Mode | None = None
+    score_weights: Weights | None = None
+
+    _limits: ClassVar[Limits] = SCORING_LIMITS
 
 
 class TextsRequest(RerankControls, kw_only=True):
@@ -220,7 +225,7 @@ async def scored(body: DocumentsRequest, texts: Seq[str], context: RequestContex
     """The model that scores the documents ``texts`` as ``body`` says, and their scores in their order."""
     service = _checked(body, context)
     context.check_count(texts, "documents")
-    ticket = _admitted(context, service, body.query, texts)
+    ticket = _admitted(context, service, body, texts)
     shorter, cut = await shortened(service, texts, body.max_tokens_per_doc, ticket)
     answer = await _scored(service, body, shorter, ticket)
     return service, msgspec.structs.replace(answer, truncated=sorted(cut.union(answer.truncated)))
@@ -230,24 +235,28 @@ async def rank_texts(body: TextsRequest, context: RequestContext) -> Reply:
     """Score texts against a query, best first: a bare list."""
     service = _checked(body, context)
     context.check_count(body.texts, "texts")
-    answer = await _scored(service, body, body.texts, _admitted(context, service, body.query, body.texts))
+    answer = await _scored(service, body, body.texts, _admitted(context, service, body, body.texts))
     return Reply(render_ranks(answer, body.texts if body.return_text else None, body.top_n), answer.truncated)
 
 
 def _checked(body: RerankControls, context: RequestContext) -> InferenceService:
-    service = context.able("rerank", body.model)
+    service = context.able(scoring_task(body), body.model)
     body.settled()
     return service
 
 
-def _admitted(context: RequestContext, service: InferenceService, query: str, texts: Seq[str]) -> Ticket:
-    return context.admit(service, [(query, text) for text in texts])
+def _admitted(context: RequestContext, service: InferenceService, body: RerankControls, texts: Seq[str]) -> Ticket:
+    if body.score_mode is None:
+        return context.admit(service, [(body.query, text) for text in texts])
+    context.check_inputs([body.query], "query")  # read by themselves
+    context.check_inputs(texts, "texts" if isinstance(body, TextsRequest) else "documents")
+    return context.admit(service, [body.query, *texts])
 
 
 async def _scored(service: InferenceService, body: RerankControls, texts: Seq[str], ticket: Ticket) -> Scores:
     instruction = agreed(body, "instruction", "instruct")
-    task = RerankTask.of(body.query, texts, body.encoding_options(), raw=body.is_raw(), instruction=instruction)
-    return await rerank(service, task, ticket=ticket)
+    pairs = [(body.query, text) for text in texts]
+    return await pair_scores(body, service, pairs, ticket, raw=body.is_raw(), instruction=instruction)
 
 
 def text_of(index: int, document: Document, rank_fields: Seq[str] | None) -> str:

@@ -1,0 +1,63 @@
+"""Fields of rerank and score routes that say how pairs are scored: by a label, or by vectors, not by a reranker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Annotated, Protocol, TypeAlias
+
+from msgspec import Meta
+
+from bei.server.endpoint.field_schema import NULL, Limits, any_of
+from bei.service.admission import Ticket
+from bei.service.model_service import ModelService
+from bei.tasks.classify import Scores
+from bei.tasks.compare import TASK_OF, CompareTask, ScoreMode, check_alone, compare
+from bei.tasks.rerank import RerankTask, rerank
+from bei.tokenizer.encoder import EncodingOptions
+
+_Weight = Annotated[float, Meta(ge=0)]
+
+Label: TypeAlias = Annotated[str, Meta(description="Of a classifier: the score is this label's.")]
+Mode: TypeAlias = Annotated[ScoreMode, Meta(description="Of an embedder: by these vectors.")]
+Weights: TypeAlias = Annotated[dict[str, _Weight], Meta(description="Of hybrid; null: one of each kind.")]
+
+SCORING_LIMITS: Limits = (
+    any_of("`label` and `score_mode` exclude each other.", {"label": NULL}, {"score_mode": NULL}),
+    any_of("`score_weights` are of hybrid.", {"score_weights": NULL}, {"score_mode": {"const": "hybrid"}}),
+)
+
+
+class Scored(Protocol):
+    """A request with these fields. Structs of different bases have them, so they are no base themselves."""
+
+    label: Label | None
+    score_mode: Mode | None
+    score_weights: Weights | None
+
+    def encoding_options(self) -> EncodingOptions:
+        """As ``Controls``."""
+
+
+def scoring_task(body: Scored) -> str:
+    """The task that a model needs to score as asked."""
+    if body.score_mode is not None:
+        return TASK_OF[body.score_mode]
+    return "rerank" if body.label is None else "classify"
+
+
+async def pair_scores(
+    body: Scored,
+    service: ModelService,
+    pairs: Seq[tuple[str, str]],
+    ticket: Ticket,
+    *,
+    raw: bool,
+    instruction: str | None = None,
+) -> Scores:
+    """The score of each pair, one column. Raises InvalidRequestError for fields that exclude each other."""
+    if body.score_mode is None and body.score_weights is None:
+        task = RerankTask(pairs, body.encoding_options(), raw=raw, instruction=instruction, label=body.label)
+        return await rerank(service, task, ticket=ticket)
+    check_alone(body.score_mode, {"label": body.label, "raw_scores": raw or None, "instruction": instruction})
+    asked = CompareTask(pairs, body.encoding_options(), mode=body.score_mode, weights=body.score_weights)
+    return await compare(service, asked, ticket=ticket)
