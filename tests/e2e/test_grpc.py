@@ -6,7 +6,9 @@ import re
 import signal
 import socket
 import ssl
-from collections.abc import Mapping
+import struct
+import time
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -108,6 +110,66 @@ def test_a_front_end_that_is_killed_under_load_loses_its_own_calls_only(
         assert set(found) <= {good, str(UNAVAILABLE)}
         assert found.count(good) > 300
         assert found[-1] == good
+
+
+def test_a_slow_reader_is_waited_for_and_holds_nobody_up(tiny: Artifact, env: Mapping[str, str], home: Path) -> None:
+    """Of 300 answers of a quarter of a megabyte some dozens are made before the first is taken. Others are answered
+    meanwhile, and in the end all are taken, in order."""
+    num_messages, num_sent = 300, 0
+    texts = [f"{'hello ' * 12_000}{'cat ' * number}" for number in range(num_messages)]
+
+    def given() -> Iterator[bytes]:
+        nonlocal num_sent
+        for text in texts:
+            num_sent += 1
+            yield message("tei.v1.EncodeRequest")(inputs=text).SerializeToString()
+
+    with (
+        serve([tiny.path, "--grpc-port", "0"], env, home) as server,
+        grpc.insecure_channel(address_of(server), [*ALONE, ("grpc.max_receive_message_length", -1)]) as slow,
+        grpc.insecure_channel(address_of(server), ALONE) as quick,
+    ):
+        embed(quick)
+        process = psutil.Process(server.pid)
+        before = process.memory_info().rss
+        answers = slow.stream_stream("/tei.v1.Tokenize/TokenizeStream")(given(), timeout=10 * DEADLINE_S)
+        seen, most = -1, before
+        while seen != num_sent:
+            seen = num_sent
+            begun = time.monotonic()
+            for _ in range(20):
+                embed(quick)
+            assert time.monotonic() - begun < DEADLINE_S
+            time.sleep(1)
+            most = max(most, process.memory_info().rss)
+        assert 1 < num_sent < num_messages // 2  # what has been sent and not read is in buffers of the network
+        assert most - before < 100_000_000
+        counts = [len(message("tei.v1.EncodeResponse").FromString(content).tokens) for content in answers]
+        assert counts == [12_000 + number for number in range(num_messages)]
+
+
+@pytest.mark.slow
+def test_a_client_that_answers_no_ping_is_cut_off(tiny: Artifact, env: Mapping[str, str], home: Path) -> None:
+    """Its call would else be held for ever, and with it the answer that it does not take."""
+
+    def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+        return struct.pack("!I", len(payload))[1:] + struct.pack("!BBI", kind, flags, stream) + payload
+
+    def literal(text: str) -> bytes:
+        return bytes((len(text), *text.encode()))
+
+    fields = {":method": "POST", ":scheme": "http", ":path": EMBED, ":authority": "x", "te": "trailers"}
+    fields["content-type"] = "application/grpc"
+    head = b"".join(b"\0" + literal(name) + literal(value) for name, value in fields.items())
+    with serve([tiny.path, "--grpc-port", "0", "--keep-alive-timeout", "1"], env, home) as server:
+        host, port = address_of(server).rsplit(":", 1)
+        with socket.create_connection((host, int(port)), timeout=60) as client:
+            settings, call = frame(4, 0, 0), frame(1, 4, 1, head)  # the call has not ended: its message is missing
+            client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + frame(4, 1, 0) + call)
+            begun = time.monotonic()
+            while client.recv(65_536):
+                pass
+            assert time.monotonic() - begun > 2  # an open call does not make an idle connection
 
 
 def test_a_new_certificate_is_for_new_connections_and_ends_no_old_one(

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from bei import errors
+from bei.server.dialects import jina_multi_vector
 from bei.server.dialects.base import Dialect
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import DOCUMENTS, QUERY, RERANK_TOKENS, RERANKER, TEXTS, Example, sorted_documents
@@ -121,7 +122,7 @@ class RerankResponse(TypedDict):
 
 async def create_embeddings(body: EmbeddingsRequest, context: RequestContext) -> Reply:
     """Embed texts, in their order, of unit length unless `normalized` is false."""
-    _refuse(body, "return_multivector", "ask /embed_all")
+    _refuse(body, "return_multivector", "ask /jina/v1/multi-vector")
     _refuse(body, "return_tokenized_input", "ask /tokenize")
     form = body.embedding_type
     asked = openai_embeddings.EmbeddingRequest(
@@ -245,6 +246,7 @@ DIALECT = Dialect(
             zero_shot.classify,
             zero_shot.LABELS_EXAMPLE,
         ),
+        jina_multi_vector.ROUTE,
     ),
     error_form,
     (CodedError, FieldErrors),

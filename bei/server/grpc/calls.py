@@ -27,14 +27,16 @@ from bei.server.auth.keys import Key, Keyring
 from bei.server.auth.middleware import ApiKeys
 from bei.server.auth.priority import Urgency, urgency_of
 from bei.server.endpoint.context import Context, RequestContext
-from bei.server.endpoint.render import Reply, whole
+from bei.server.endpoint.render import INLINE_BYTES, Reply, whole
 from bei.server.http.accept import answer_form
 from bei.server.http.errors import UNEXPECTED, status_of
+from bei.server.http.memory_budgets import AnswerAccount
 from bei.server.http.request_id import RequestIds
 from bei.server.http.responses import TRUNCATED_HEADER, index_ranges
 from bei.server.scope import SCOPE_API_KEY, SCOPE_RECORD, SCOPE_REQUEST_ID
 from bei.server.telemetry.middleware import Telemetry
 from bei.server.telemetry.request_record import RequestRecord
+from bei.utils.threads import off_loop
 
 if TYPE_CHECKING:
     import grpc
@@ -50,7 +52,9 @@ Header: TypeAlias = tuple[bytes, bytes]
 
 
 class RpcAnswer(NamedTuple):
-    """What a handler answers: a message, the places of inputs that were cut, and the report on its inputs, as JSON."""
+    """What a handler answers: a message, the places of inputs that were cut, and the report on its inputs, as JSON.
+
+    ``message`` may be a function that makes it: a large one is made in a thread."""
 
     message: Any
     truncated: Seq[int] = ()
@@ -75,7 +79,8 @@ class RpcMethod:
 
 
 class RpcCall:
-    """One message of a call, and its answer: ``content``, or ``error``, and ``trailing`` metadata."""
+    """One message of a call, and its answer: ``content``, or ``error``, and ``trailing`` metadata. ``account``: of a
+    large answer, to be released when it was taken."""
 
     def __init__(self, method: RpcMethod, given: Any, deadline_s: float | None, *, is_stream: bool) -> None:
         self.method = method
@@ -84,6 +89,7 @@ class RpcCall:
         self.is_stream = is_stream
         self.content = b""
         self.error: BeiError | None = None
+        self.account: AnswerAccount | None = None
         self.trailing: list[tuple[str, str]] = []
         self.key: Key | None = None
         self.is_cancelled = False
@@ -172,7 +178,11 @@ class Calls:
         context = RequestContext(self._shared, asked, work, None, key, flow, any_model=any_model, has_report=has_report)
         try:
             answer = await method.handle(request, context, _model_in(scope["headers"]))
-            call.content = answer.message.SerializeToString()
+            message = answer.message
+            call.content = await off_loop(_content, message) if callable(message) else message.SerializeToString()
+            if len(call.content) > INLINE_BYTES:
+                call.account = AnswerAccount(self._shared.answers)
+                call.account.grow(len(call.content), may_exceed=True)  # instead of what its context has counted
         finally:
             context.let_go()
             context.close()
@@ -193,6 +203,11 @@ class Calls:
         if call.deadline_s is not None and (asked.deadline_s is None or call.deadline_s < asked.deadline_s):
             asked = asked._replace(deadline_s=call.deadline_s)
         return asked
+
+
+def _content(make: Callable[[], Any]) -> bytes:
+    content: bytes = make().SerializeToString()
+    return content
 
 
 def _model_in(headers: Seq[Header]) -> str | None:

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bei.core import Float32Array
 from bei.server.grpc.proto_file import read_proto
 
 if TYPE_CHECKING:
@@ -35,6 +36,24 @@ def message(full_name: str) -> Any:
     from google.protobuf.message_factory import GetMessageClass
 
     return GetMessageClass(pool().FindMessageTypeByName(full_name))
+
+
+def float_field(number: int, values: Float32Array) -> bytes:
+    """The field ``repeated float`` of this number, as it stands in a message: of ``values`` float32 [n].
+
+    A message takes numbers one by one, which makes an object of each; as bytes it takes all at once.
+    """
+    return bytes_field(number, values.astype("<f4", copy=False).tobytes())
+
+
+def bytes_field(number: int, content: bytes) -> bytes:
+    """A field of this number (at most 15) that has a length: a message, bytes, or packed numbers."""
+    size, head = len(content), bytearray((number << 3 | 2,))
+    while size >= 128:
+        head.append(size & 127 | 128)
+        size >>= 7
+    head.append(size)
+    return bytes(head) + content
 
 
 def services() -> list[ServiceDescriptor]:

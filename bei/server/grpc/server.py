@@ -44,8 +44,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Messages of a stream that are read before the answer to the first of them is taken.
+# Messages of a stream that are read before the answer to the first of them is taken, and about their answers' bytes.
 _MOST_UNDER_WAY = 64
+_MOST_UNDER_WAY_BYTES = 8_000_000
 
 # Calls of a connection: a client that takes no answers keeps no more of ``max_connections`` from others.
 _MOST_CALLS = 1_000
@@ -228,7 +229,7 @@ class GrpcServer:
         none. The first that fails ends the stream."""
         headers = _headers(context)
         key: Key | None = None
-        is_first = True
+        is_first, largest = True, 0
         under_way: deque[asyncio.Task[RpcCall]] = deque()
         iterator = contents.__aiter__()
         reading: asyncio.Task[bytes | None] | None = asyncio.ensure_future(_next(iterator))
@@ -240,7 +241,8 @@ class GrpcServer:
         try:
             while reading is not None or under_way:
                 waits: list[asyncio.Task[Any]] = [*under_way][:1]
-                if reading is not None and len(under_way) < _MOST_UNDER_WAY:
+                most = min(_MOST_UNDER_WAY, 1 + _MOST_UNDER_WAY_BYTES // max(1, largest))
+                if reading is not None and len(under_way) < most:
                     waits.append(reading)
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
                 if reading in waits and reading.done():
@@ -251,10 +253,17 @@ class GrpcServer:
                         if is_first:  # its key is that of the whole stream
                             key, is_first = (await under_way[0]).key, False
                 while under_way and under_way[0].done():
-                    yield await _ended(under_way.popleft().result(), context, is_last=False)
+                    call = under_way.popleft().result()
+                    largest = max(largest, len(call.content))
+                    try:
+                        yield await _ended(call, context, is_last=False)  # which goes on when it was taken
+                    finally:
+                        _release(call)
         finally:
-            for task in (*under_way, *([] if reading is None else [reading])):
-                task.cancel()
+            for task in under_way:
+                task.add_done_callback(_dropped)
+            for waiting in (*under_way, *([] if reading is None else [reading])):
+                waiting.cancel()
 
 
 async def _next(iterator: AsyncIterator[bytes]) -> bytes | None:
@@ -272,7 +281,20 @@ async def _ended(call: RpcCall, context: Any, *, is_last: bool = True) -> bytes:
         await context.abort(code_of(call.error), str(call.error), metadata)
     if is_last:
         context.set_trailing_metadata(tuple(call.trailing))
+        if call.account is not None:
+            context.add_done_callback(lambda _: _release(call))
     return call.content
+
+
+def _release(call: RpcCall) -> None:
+    """Its answer was taken, or never will be."""
+    if call.account is not None:
+        call.account.release()
+
+
+def _dropped(task: asyncio.Task[RpcCall]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        _release(task.result())
 
 
 def _headers(context: Any) -> list[Header]:
@@ -291,6 +313,9 @@ def _options(config: ServeConfig) -> Seq[tuple[str, int]]:
         ("grpc.max_metadata_size", config.max_header_bytes),
         ("grpc.max_concurrent_streams", _MOST_CALLS),
         ("grpc.max_connection_idle_ms", int(config.keep_alive_timeout * 1000)),
+        # Who answers no ping is cut off, with what it has not taken.
+        ("grpc.keepalive_time_ms", int(config.keep_alive_timeout * 1000)),
+        ("grpc.http2.max_pings_without_data", 0),  # as many as it takes
         ("grpc.so_reuseport", int(config.http_workers > 1)),
     )
 

@@ -5,7 +5,7 @@ A request names no model: the only one that has the task answers, or the one in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from functools import partial
 from typing import Any
@@ -16,9 +16,9 @@ from bei.metrics.request_timing import Timing
 from bei.server.dialects import tei
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.inference import order_of
-from bei.server.endpoint.render import Items, Reply
+from bei.server.endpoint.render import INLINE_BYTES, Items, Reply
 from bei.server.grpc.calls import Handle, RpcAnswer, RpcMethod, report_of, struct_of
-from bei.server.grpc.messages import TEI, message
+from bei.server.grpc.messages import TEI, bytes_field, float_field, message
 from bei.server.routes import classify, embed, rerank, tokenize
 from bei.server.routes.info import describe
 from bei.tasks.rerank import RerankTask
@@ -26,6 +26,8 @@ from bei.tasks.rerank import rerank as score_pairs
 from bei.tokenizer.truncation import encoding_options
 
 _DIRECTIONS = ("Right", "Left")
+_FLOATS = 1  # the field of vectors, in EmbedResponse and TokenEmbedding
+_TOKENS = 1  # of EmbedAllResponse
 _KINDS = ("embedding", "classifier", "reranker")
 
 _message = partial("{}.{}".format, TEI)
@@ -74,6 +76,11 @@ def _items(reply: Reply) -> Any:
     return content.make(0, content.count) if isinstance(content, Items) else content
 
 
+def _now_or_later(make: Callable[[], Any], items: Items) -> Any:
+    """The message that ``make`` makes of ``items``, or, where they are many, ``make``, which is called off the loop."""
+    return make if items.num_bytes > INLINE_BYTES else make()
+
+
 async def _embed(request: Any, context: RequestContext, model: str | None) -> RpcAnswer:
     body = struct_of(
         embed.EmbedRequest,
@@ -88,7 +95,7 @@ async def _embed(request: Any, context: RequestContext, model: str | None) -> Rp
     found = _type("EmbedResponse")()
     (vector,) = _items(reply)
     if vector is not None:  # else the report says why
-        found.embeddings.extend(vector.tolist())
+        found.MergeFromString(float_field(_FLOATS, vector))
     _metadata(found, context.timing)
     return RpcAnswer(found, reply.truncated, report_of(reply))
 
@@ -121,10 +128,16 @@ async def _embed_all(request: Any, context: RequestContext, model: str | None) -
     reply = await embed.embed_all(body, context)
     found = _type("EmbedAllResponse")()
     (rows,) = _items(reply)
-    for row in rows.make(0, rows.count) if rows is not None else ():
-        found.token_embeddings.add().embeddings.extend(row.tolist())
     _metadata(found, context.timing)
-    return RpcAnswer(found, reply.truncated, report_of(reply))
+    if rows is None:
+        return RpcAnswer(found, reply.truncated, report_of(reply))
+
+    def made() -> Any:
+        tokens = (bytes_field(_TOKENS, float_field(_FLOATS, row)) for row in rows.make(0, rows.count))
+        found.MergeFromString(b"".join(tokens))
+        return found
+
+    return RpcAnswer(_now_or_later(made, rows), reply.truncated, report_of(reply))
 
 
 async def _predict(request: Any, context: RequestContext, model: str | None) -> RpcAnswer:
@@ -202,9 +215,13 @@ async def _tokenize(request: Any, context: RequestContext, model: str | None) ->
     reply = await tokenize.tokenize(body, context)
     found = _type("EncodeResponse")()
     (tokens,) = _items(reply)
-    for token in tokens.make(0, tokens.count):
-        found.tokens.add(**token)
-    return RpcAnswer(found)
+
+    def made() -> Any:
+        for token in tokens.make(0, tokens.count):
+            found.tokens.add(**token)
+        return found
+
+    return RpcAnswer(_now_or_later(made, tokens))
 
 
 async def _decode(request: Any, context: RequestContext, model: str | None) -> RpcAnswer:

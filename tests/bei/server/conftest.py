@@ -11,7 +11,7 @@ import pytest
 from bei.artifact.manifest import Artifact
 from bei.engine.fake import FakeEngine
 from tests.bei.server.app import App
-from tests.bei.server.kinds import KINDS, save_kind
+from tests.bei.server.kinds import save_kinds
 from tests.support.artifacts import LIMITS, save_artifact
 from tests.support.engines import GatedEngine
 
@@ -34,7 +34,7 @@ def app(artifact: Artifact) -> Iterator[App]:
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
     """An application that serves a model of every kind."""
     folder = tmp_path_factory.mktemp("kinds")
-    app = App(*(save_kind(folder / kind, kind) for kind in KINDS), max_client_batch_size=8, payload_limit=100_000)
+    app = App(*save_kinds(folder), max_client_batch_size=8, payload_limit=100_000)
     yield app
     app.close()
 

@@ -10,13 +10,14 @@ from typing import Any, Literal
 import httpx
 import numpy as np
 
+from bei.artifact.certificate.canary import canary_row
 from bei.artifact.manifest import Artifact, Classification, Extraction, OutputInfo
 from bei.artifact.sides import Role
 from bei.core import EngineInfo, Expansion, Float32Array, Int32Array, Limits, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine
 from bei.engine.words import LABEL
 from tests.bei.server.app import App
-from tests.support.artifacts import LIMITS, VOCAB_SIZE, save_artifact, tiny_tokenizer
+from tests.support.artifacts import CANARY_TEXT, LIMITS, VOCAB_SIZE, save_artifact, tiny_tokenizer
 
 LABELS = ["sad", "calm", "glad"]
 TAGS = ["O", "B-PER", "I-PER"]
@@ -85,7 +86,7 @@ def expected_output(name: str, text: str | tuple[str, str], width: int, prompt: 
 
 
 def save_kind(path: Path, kind: str, **fields: Any) -> tuple[Artifact, FakeEngine]:
-    """An artifact of ``kind``, called so, and its engine."""
+    """An artifact of ``kind``, called so, and its engine, which answers the canary as the certificate has it."""
     tasks, widths, labels = KINDS[kind]
     outputs = [
         OutputInfo(name=name, dimension=width, per_token=name in PER_TOKEN, unit_length=kind == "colbert")
@@ -107,8 +108,16 @@ def save_kind(path: Path, kind: str, **fields: Any) -> tuple[Artifact, FakeEngin
         manifest |= {"roles": ROLES, "prompts": {**PROMPTS, "document": ""}}
     if kind != "embedder":
         manifest["embedding"] = None
-    engine = FakeEngine(LIMITS) if kind == "embedder" else KindEngine(widths)
-    return save_artifact(path, **{**manifest, **fields}), engine
+    if kind == "embedder":
+        return save_artifact(path, **{**manifest, **fields}), FakeEngine(LIMITS)
+    ((output, width),) = widths.items()
+    canary = canary_row(expected_output(output, CANARY_TEXT, width), output).tolist()
+    return save_artifact(path, **{"output": output, "canary": canary, **manifest, **fields}), KindEngine(widths)
+
+
+def save_kinds(folder: Path) -> list[tuple[Artifact, FakeEngine]]:
+    """One of every kind. The reranker is never ready: its engine answers something else than the certificate has."""
+    return [save_kind(folder / kind, kind, **({"canary": [9.0]} if kind == "reranker" else {})) for kind in KINDS]
 
 
 def post(app: App, path: str, **body: object) -> httpx.Response:

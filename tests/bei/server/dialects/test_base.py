@@ -63,7 +63,7 @@ def test_a_warning_is_a_short_line_whatever_the_client_called_the_model(app: App
 
 
 def test_a_model_that_is_not_ready_is_unavailable_in_every_dialect(kinds: App) -> None:
-    # Only the embedder of these has the canary of its engine.
+    # The reranker of these is not ready.
     for path in ("/tei/health", "/tei/ping", "/nim/v1/health/ready", "/oip/v2/health/ready"):
         assert kinds.get(path).status_code == 503
         assert kinds.request("HEAD", path).status_code == 503

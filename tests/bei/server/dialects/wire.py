@@ -20,7 +20,7 @@ from bei import errors
 from bei.server.dialects.base import Dialect
 from bei.server.http.errors import FORM_KEY, error_response
 from tests.bei.server.app import App
-from tests.bei.server.kinds import KINDS, save_kind
+from tests.bei.server.kinds import save_kinds
 
 FOLDER = Path(__file__).parent
 
@@ -61,8 +61,7 @@ ERRORS: tuple[errors.BeiError, ...] = (
 
 def app_of_all_kinds(folder: Path) -> App:
     """An application that serves a model of every kind."""
-    served = [save_kind(folder / kind, kind) for kind in KINDS]
-    return App(*served, max_client_batch_size=8, payload_limit=100_000)
+    return App(*save_kinds(folder), max_client_batch_size=8, payload_limit=100_000)
 
 
 def exchanges(name: str) -> list[dict[str, Any]]:

@@ -25,8 +25,8 @@ class Grpc:
     def __init__(self, app: App, credentials: Any = None, *, watches: bool = True, **settings: Any) -> None:
         self.app = app
         config = ServeConfig(**{"grpc_port": 0, "openai_token_ids": "accept", **settings})
-        answers = AnswerMemory(config.answer_memory)
-        self.server: GrpcServer = app.run(self._start(config, answers, watches=watches))
+        self.answers = AnswerMemory(config.answer_memory)
+        self.server: GrpcServer = app.run(self._start(config, self.answers, watches=watches))
         address = f"127.0.0.1:{self.server.port}"
         self.channel = app.run(self._channel(address, credentials))
 

@@ -140,9 +140,7 @@ def test_what_is_wrong_is_said(served: Grpc, request_: Any, code: str, message: 
 
 def test_states_and_metadata(served: Grpc, kinds: App) -> None:
     assert served.call(f"{SERVICE}/ServerLive", inference("ServerLiveRequest"))[0].live
-    assert (
-        served.call(f"{SERVICE}/ServerReady", inference("ServerReadyRequest"))[0].ready is False
-    )  # as fakes' canaries
+    assert served.call(f"{SERVICE}/ServerReady", inference("ServerReadyRequest"))[0].ready is False
     server, _ = served.call(f"{SERVICE}/ServerMetadata", inference("ServerMetadataRequest"))
     assert (server.name, server.version) == ("bei", __version__)
     model, _ = served.call(f"{SERVICE}/ModelMetadata", inference("ModelMetadataRequest", name="reranker"))
@@ -151,5 +149,6 @@ def test_states_and_metadata(served: Grpc, kinds: App) -> None:
     for side in ("inputs", "outputs"):
         found = [(one.name, one.datatype, [*one.shape]) for one in getattr(model, side)]
         assert found == [(one["name"], one["datatype"], one["shape"]) for one in expected[side]]
-    ready, _ = served.call(f"{SERVICE}/ModelReady", inference("ModelReadyRequest", name="embedder"))
-    assert ready.ready is True
+    for name, is_ready in (("embedder", True), ("reranker", False)):
+        ready, _ = served.call(f"{SERVICE}/ModelReady", inference("ModelReadyRequest", name=name))
+        assert ready.ready is is_ready

@@ -199,6 +199,33 @@ def test_a_client_that_takes_no_answers_is_not_read_ahead_of(make_app: MakeApp, 
     app.run(flood())
 
 
+def test_a_large_answer_is_counted_until_it_is_taken(make_app: MakeApp, serve: Any) -> None:
+    app = make_app(FakeEngine(LIMITS))
+    served, path = serve(app), "/tei.v1.Tokenize/Tokenize"
+    request = tei("EncodeRequest", inputs="the cat " * 8_000).SerializeToString()
+    large = [("grpc.max_receive_message_length", -1)]
+
+    async def taken_late() -> float:
+        """How many answers are held for a client that takes none, of 30."""
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{served.server.port}", large) as channel:
+            size = len(await channel.unary_unary(path)(request, timeout=DEADLINE_S))
+            assert size > 256_000
+            assert served.answers.held == 0
+            call = channel.stream_stream(f"{path}Stream")(timeout=3 * DEADLINE_S)
+            for _ in range(30):
+                await call.write(request)
+            while not served.answers.held or served.answers.held % size:  # noqa: ASYNC110, some are on their way
+                await asyncio.sleep(0.1)
+            held: float = served.answers.held / size
+            await call.done_writing()
+            assert len([len(content) async for content in call]) == 30
+        return held
+
+    assert 1 <= app.run(taken_late()) <= 15
+    while served.answers.held:
+        app.run(asyncio.sleep(0.01))
+
+
 def test_who_leaves_takes_back_what_waits(make_app: MakeApp, serve: Any) -> None:
     engine = GatedEngine(LIMITS)
     app = make_app(engine)
