@@ -42,8 +42,9 @@ class ShardService:
     """A ``ModelService`` for requests that are shards. Made and used on one event loop; ``close`` ends its threads.
 
     All inputs of a request are tokenized before its steps are planned, and steps of two requests are never mixed: what
-    runs together depends on the request alone. The engine runs one request at a time, in the order in which they were
-    tokenized; meanwhile the next one is. A step that takes too long is a matter for a ``Watchdog``.
+    runs together depends on the request alone. Steps wait for the engine in the order in which their requests were
+    tokenized, so that it goes from one to the next without a pause; meanwhile a third one is tokenized. A step that
+    takes too long is a matter for a ``Watchdog``.
     """
 
     def __init__(self, loaded: Loaded, config: ServeConfig) -> None:
@@ -51,7 +52,9 @@ class ShardService:
         self.name = self.manifest.name
         self.encoder = loaded.encoder
         self.untrained_dimensions = config.untrained_dimensions
-        self.engine_s = 0.0
+        self._busy_s = 0.0
+        self._busy_since_s = 0.0
+        self._num_running = 0
         self._certificate = loaded.artifact.certificate
         self._costs = loaded.costs
         self._engine = loaded.engine
@@ -62,7 +65,6 @@ class ShardService:
             None if images is None else TokenizerPool(images.side.encoder, config.tokenizer_threads, "image")
         )
         self._images = images
-        self._turn = asyncio.Lock()
         self._is_closing = threading.Event()
         self._admission = Admission(admission_limits(config), loaded.costs, _no_queue, lambda: None)
 
@@ -80,6 +82,11 @@ class ShardService:
     def default_prompt(self) -> ChosenPrompt:
         """The prompt of requests that name none. Raises InvalidRequestError where they have to."""
         return choose_prompt(self.manifest)
+
+    @property
+    def engine_s(self) -> float:
+        """Seconds in which the engine had work."""
+        return self._busy_s + (time.monotonic() - self._busy_since_s if self._num_running else 0.0)
 
     def ticket(self, num_inputs: int) -> Ticket:
         """Work of this process is never refused."""
@@ -104,8 +111,7 @@ class ShardService:
         call = await self._tokenized(request, ticket)
         rows: dict[int, Row] = {}
         if outputs:
-            async with self._turn:
-                rows = await self._run(call, frozenset(outputs), reduce)
+            rows = await self._run(call, frozenset(outputs), reduce)
         else:
             rows = {place: {} for place in range(len(call.encodings)) if place not in call.errors}
         truncated = [place for place, encoding in enumerate(call.encodings) if encoding.truncated]
@@ -182,7 +188,8 @@ class ShardService:
         return call
 
     async def _run(self, call: PendingCall, outputs: frozenset[str], reduce: Reduce | None) -> dict[int, Row]:
-        """The row of each input without an error, by its place; equal sequences are computed once."""
+        """The row of each input without an error, by its place; equal sequences are computed once. All steps are handed
+        over before anything is waited for."""
         places_of: dict[Entry, list[int]] = {}
         entries: dict[object, Entry] = {}
         for place, encoding in enumerate(call.encodings):
@@ -194,7 +201,7 @@ class ShardService:
         if self._images is not None:
             images = [entry for entry in places_of if entry.encoding.image is not None]
             towers.append((self._images.engine, self._images.side.costs, images))
-        loop, started = asyncio.get_running_loop(), time.monotonic()
+        loop = asyncio.get_running_loop()
         steps: list[list[Entry]] = []
         running = []
         for engine, costs, alone in towers:
@@ -202,6 +209,9 @@ class ShardService:
                 steps.append([alone[place] for place in planned])
                 running.append(loop.run_in_executor(self._streams, self._step, engine, costs, steps[-1], reduce))
         rows: dict[int, Row] = {}
+        if not self._num_running:
+            self._busy_since_s = time.monotonic()
+        self._num_running += 1
         try:
             for step, work in zip(steps, running, strict=True):
                 for entry, answer in zip(step, await work, strict=True):
@@ -213,7 +223,9 @@ class ShardService:
         finally:
             for work in running:
                 work.cancel()
-            self.engine_s += time.monotonic() - started
+            self._num_running -= 1
+            if not self._num_running:
+                self._busy_s += time.monotonic() - self._busy_since_s
         return rows
 
     def _step(

@@ -1,4 +1,4 @@
-// node calls.mjs CALL URL INPUT: calls the server at URL by one client, with INPUT ({texts, query}, JSON), and writes
+// node calls.mjs CALL URL INPUT: calls the server at URL by one client, with INPUT (an object, JSON), and writes
 // what the client returns, or {error: {name, status, message}}, as JSON. Packages are loaded by the call that needs them.
 
 const key = "none";
@@ -28,6 +28,25 @@ async function inference(url) {
   return (path) => new InferenceClient().endpoint(url + path);
 }
 
+async function begun(client, content) {
+  const file = await client.files.create({ file: content, purpose: "batch" });
+  const fields = { input_file_id: file.id, endpoint: "/v1/embeddings", completion_window: "24h" };
+  return await client.batches.create(fields);
+}
+
+async function ended(client, id) {
+  for (;;) {
+    const batch = await client.batches.retrieve(id);
+    if (["completed", "failed", "expired", "cancelled"].includes(batch.status)) return batch;
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+}
+
+async function answers(client, fileId) {
+  const content = await (await client.files.content(fileId)).text();
+  return content.trim().split("\n").map((line) => JSON.parse(line));
+}
+
 const ranks = (results) => results.map((one) => [one.index, one.relevanceScore]);
 
 const calls = {
@@ -41,24 +60,29 @@ const calls = {
   },
   async "openai batch"(url, { texts }) {
     const client = await openai(url);
-    const { toFile } = await import("openai");
     const asked = texts.map((text, index) => ({
       custom_id: `c${index}`, method: "POST", url: "/v1/embeddings", body: { model: "embedder", input: text },
     }));
+    const { toFile } = await import("openai");
     const lines = asked.map((one) => JSON.stringify(one)).join("\n");
-    const file = await client.files.create({ file: await toFile(Buffer.from(lines), "in.jsonl"), purpose: "batch" });
-    const fields = { input_file_id: file.id, endpoint: "/v1/embeddings", completion_window: "24h" };
-    let batch = await client.batches.create(fields);
-    while (!["completed", "failed", "expired", "cancelled"].includes(batch.status)) {
-      await new Promise((resolve) => setTimeout(resolve, 50));
-      batch = await client.batches.retrieve(batch.id);
-    }
-    const content = await (await client.files.content(batch.output_file_id)).text();
-    const answers = content.trim().split("\n").map((line) => JSON.parse(line));
-    await client.files.delete(file.id);
+    const started = await begun(client, await toFile(Buffer.from(lines), "in.jsonl"));
+    const batch = await ended(client, started.id);
+    const found = await answers(client, batch.output_file_id);
+    await client.files.delete(batch.input_file_id);
     const left = [];
     for await (const one of client.files.list()) left.push(one.purpose);
-    return { vectors: answers.map((one) => one.response.body.data[0].embedding), counts: batch.request_counts, left };
+    return { vectors: found.map((one) => one.response.body.data[0].embedding), counts: batch.request_counts, left };
+  },
+  async "openai batch begun"(url, { path }) {
+    const { createReadStream } = await import("node:fs");
+    return (await begun(await openai(url), createReadStream(path))).id;
+  },
+  async "openai batch ended"(url, { id }) {
+    const client = await openai(url);
+    const batch = await ended(client, id);
+    const files = [batch.output_file_id, batch.error_file_id];
+    const [done, failed] = await Promise.all(files.map((file) => answers(client, file)));
+    return { status: batch.status, done: done.map((one) => one.custom_id), failed: failed.map((one) => one.custom_id) };
   },
   async "openai unknown model"(url) {
     return await (await openai(url)).embeddings.create({ model: "nothing", input: "a" });

@@ -17,6 +17,7 @@ import pytest
 from tests.clients.conftest import Expected, post
 from tests.e2e.kinds import MODELS, QUERY, TEXTS, TOLERANCE
 from tests.e2e.process import DEADLINE_S, Server, serve
+from tests.e2e.test_batches import Batches, kill_within, lines
 from tests.support.builds import build_artifact
 from tests.support.zoo import save_case
 
@@ -28,9 +29,9 @@ pytestmark = pytest.mark.skipif(
 row = pytest.mark.client_call
 
 
-def ask(server: Server, call: str) -> Any:
+def ask(server: Server, call: str, **more: str) -> Any:
     """What the client returns."""
-    given = json.dumps({"texts": TEXTS, "query": QUERY})
+    given = json.dumps({"texts": TEXTS, "query": QUERY, **more})
     command = ["node", "calls.mjs", call, server.url, given]
     done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     return json.loads(done.stdout)
@@ -56,6 +57,19 @@ def test_openai_s_batches(server: Server, expected: Expected) -> None:
     expected.check_vectors(found["vectors"])
     assert found["counts"] == {"total": len(TEXTS), "completed": len(TEXTS), "failed": 0}
     assert found["left"] == ["batch_output"]
+
+
+def test_openai_s_batch_outlives_its_server(tmp_path: Path, env: Mapping[str, str]) -> None:
+    path, batches = tmp_path / "in.jsonl", Batches(tmp_path, env)
+    path.write_bytes(lines(6_000))
+    with batches.serve(CHECKPOINT_S="0.05") as server:
+        batch = ask(server, "openai batch begun", path=str(path))
+        kill_within(server, batches)
+    with batches.serve() as server:
+        found = ask(server, "openai batch ended", id=batch)
+    assert found["status"] == "completed"
+    assert found["done"] == [f"c{n}" for n in range(6_000) if n % 10]
+    assert found["failed"] == [f"c{n}" for n in range(0, 6_000, 10)]
 
 
 @row("openai (npm)", "OpenAI", "/v1", "embeddings.create: errors: unknown model; text too long, at /vllm/v1")
