@@ -9,7 +9,15 @@ from bei_build.spec.parts import AttentionSpec
 from bei_build.spec.position_tables import alibi_slopes
 from bei_build.torch_graph import attention_kernels
 from bei_build.torch_graph.attention_kernels import Kernel
-from bei_build.torch_graph.fp8 import FP8Linear, LinearInput, Rounding, common_rounding, round_once, rounding_of
+from bei_build.torch_graph.fp8 import (
+    FP8Linear,
+    LinearInput,
+    Rounding,
+    common_rounding,
+    round_once,
+    rounding_of,
+    with_ones,
+)
 from bei_build.torch_graph.norms import Norm
 from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.parameters import Linear, TensorOptions, project
@@ -103,8 +111,7 @@ class Attention(nn.Module):
             query, key, value = (part.clamp(-spec.clip, spec.clip) for part in (query, key, value))
         query, key = self._placed(query, key, step)
         value = torch.unflatten(value, -1, (spec.num_kv_heads, spec.head_dim))
-        context = self._context(query, key, value, step).flatten(-2)
-        return self.output(round_once(context, rounding_of(self.output), step))  # type: ignore[no-any-return]
+        return self.output(self._context(query, key, value, step))  # type: ignore[no-any-return]
 
     def _placed(self, query: Tensor, key: Tensor, step: PackedStep) -> tuple[Tensor, Tensor]:
         """Queries and keys [T, width] as [T, heads, head_dim], normalized and rotated."""
@@ -121,16 +128,21 @@ class Attention(nn.Module):
             query, key = self.query_norm(query), self.key_norm(key)
         return (self.rotation(query, step), self.rotation(key, step)) if spec.rope else (query, key)
 
-    def _context(self, query: Tensor, key: Tensor, value: Tensor, step: PackedStep) -> Tensor:
-        spec, partial_keys = self._spec, self._partial_keys
+    def _context(self, query: Tensor, key: Tensor, value: Tensor, step: PackedStep) -> LinearInput:
+        """The input [T, width] of the output layer, in FP8 if that is: FlashAttention cannot round, our kernel does."""
+        spec, rounding, partial_keys = self._spec, rounding_of(self.output), self._partial_keys
         if self._kernel == "flash":
-            return attention_kernels.flash(query, key, value, spec, step, partial_keys=partial_keys)
+            context = attention_kernels.flash(query, key, value, spec, step, partial_keys=partial_keys)
+            return round_once(context.flatten(-2), rounding, step)
         terms = self._terms(query, key, step)
         if self._kernel == "plain":
-            return attention_kernels.plain(query, key, value, spec, terms, step, partial_keys=partial_keys)
+            context = attention_kernels.plain(query, key, value, spec, terms, step, partial_keys=partial_keys)
+            return round_once(context.flatten(-2), rounding, step)
         from bei_build.torch_graph.ragged_attention import ragged  # Triton is not always installed
 
-        return ragged(query, key, value, spec, terms, step, partial_keys=partial_keys)
+        inverse = None if rounding is None else rounding.inverse
+        context = ragged(query, key, value, spec, terms, step, partial_keys=partial_keys, inverse=inverse).flatten(-2)
+        return context if inverse is None else with_ones(context, step)
 
     def _terms(self, query: Tensor, key: Tensor, step: PackedStep) -> ScoreTerms:
         spec, shared = self._spec, self._shared

@@ -1,4 +1,5 @@
-"""Attention on packed tokens as a Triton kernel: windows, soft caps, biases by distance, DeBERTa's scores, ALiBi.
+"""Attention on packed tokens as a Triton kernel: windows, soft caps, biases by distance, DeBERTa's scores, ALiBi; and
+the rounding of its result to FP8.
 
 One program computes a block of a sequence's queries in one head, by an online softmax (arXiv:2205.14135) over the
 visible keys: blocks beyond a window, or after a causal query, are not read. Scores and sums are FP32. Floats are
@@ -33,6 +34,7 @@ def _ragged_attention_kernel(  # type: ignore[no-untyped-def]
     by_query,  # [T, heads, table]
     by_key,  # [T, heads, table]
     rows,  # [2 * rows_reach + 1]
+    inverse,  # 1 or heads * HEAD_DIM numbers
     query_stride,
     key_stride,
     value_stride,
@@ -48,6 +50,7 @@ def _ragged_attention_kernel(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr,  # HEAD_DIM, rounded up to a power of two
     WINDOW: tl.constexpr,  # -1: none
     CAUSAL: tl.constexpr,
+    BY_CHANNEL: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
 ):
@@ -125,6 +128,12 @@ def _ragged_attention_kernel(  # type: ignore[no-untyped-def]
         most = new_most
 
     context = context / tl.where(total == 0.0, 1.0, total)[:, None]
+    if inverse is not None:
+        if BY_CHANNEL:
+            context *= tl.load(inverse + head * HEAD_DIM + component, mask=is_component, other=0.0)[None, :]
+        else:
+            context *= tl.load(inverse)
+        context = tl.clamp(context, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
     output_at = query_token[:, None] * output_stride + head * HEAD_DIM + component[None, :]
     tl.store(output + output_at, context.to(output.dtype.element_ty), mask=is_query[:, None] & is_component[None, :])
 
@@ -141,6 +150,7 @@ def _ragged(
     by_query: Tensor | None,
     by_key: Tensor | None,
     rows: Tensor | None,
+    inverse: Tensor | None,
     longest: int,
     scale: float,
     softcap: float,
@@ -149,7 +159,8 @@ def _ragged(
 ) -> Tensor:
     """The operator that ``torch.export`` records. ``softcap`` 0 and ``window`` -1: none."""
     num_heads, head_dim = query.shape[1:]
-    output = torch.empty(query.shape, device=query.device, dtype=query.dtype)
+    dtype = query.dtype if inverse is None else torch.float8_e4m3fn
+    output = torch.empty(query.shape, device=query.device, dtype=dtype)
     width = max(_NARROWEST, triton.next_power_of_2(head_dim))
     # With wide heads, three stages of keys and values exceed the shared memory of compute capability 8.9.
     block_queries, block_keys, num_stages = (64, 64, 3) if width <= 128 else (64, 32, 2)
@@ -167,6 +178,7 @@ def _ragged(
         by_query,
         by_key,
         rows,
+        inverse,
         *(heads.stride(0) for heads in (query, key, value, output)),
         0 if bias is None else bias.shape[0] // 2,
         0 if rows is None else rows.shape[0] // 2,
@@ -179,6 +191,7 @@ def _ragged(
         WIDTH=width,
         WINDOW=window,
         CAUSAL=is_causal,
+        BY_CHANNEL=inverse is not None and inverse.numel() > 1,
         BLOCK_QUERIES=block_queries,
         BLOCK_KEYS=block_keys,
         num_stages=num_stages,
@@ -195,9 +208,11 @@ def ragged(
     step: PackedStep,
     *,
     partial_keys: bool,
+    inverse: Tensor | None = None,
 ) -> Tensor:
     """Attention of ``query`` [T, heads, head_dim] to ``key`` and ``value`` [T, kv_heads, head_dim]; shape and type of
-    ``query``.
+    ``query``. With ``inverse`` (``Rounding.inverse`` of the width heads * head_dim) the FP32 result is rounded to
+    float8_e4m3fn, once.
 
     A query without a visible key gets zeros. Rows of tokens after the last sequence are uninitialized.
     """
@@ -210,6 +225,7 @@ def ragged(
         step["cu_query_lens"],
         step["key_lens"] if partial_keys else None,
         *tables,
+        inverse,
         step["slot_ids"].shape[0],
         spec.scale,
         spec.softcap or 0.0,

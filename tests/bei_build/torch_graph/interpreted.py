@@ -1,4 +1,5 @@
-"""The Triton kernel in Triton's interpreter: its distance from the plain one, as JSON by case.
+"""The Triton kernel in Triton's interpreter: its distance from the plain one, as JSON by case; where it rounds to
+FP8, as in ``interpreted_fused``.
 
 TRITON_INTERPRET=1 python -m tests.bei_build.torch_graph.interpreted [CASE ...]
 """
@@ -18,9 +19,11 @@ from bei.engine.packing import graph_inputs
 from bei_build.spec.parts import AttentionSpec, DisentangledSpec
 from bei_build.spec.position_tables import alibi_slopes, disentangled_rows
 from bei_build.torch_graph.attention_kernels import plain, tensors_read
+from bei_build.torch_graph.fp8 import to_fp8
 from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.positions import ScoreTerms
 from bei_build.torch_graph.ragged_attention import ragged
+from tests.bei_build.torch_graph.interpreted_fused import away, round_as_hardware_does
 from tests.support.builds import random_encodings
 
 LENGTHS = [70, 1, 33, 64, 5]  # both sides of a block of 64 queries
@@ -43,6 +46,8 @@ CASES: dict[str, dict[str, Any]] = {
     "partial keys": {"partial": True},
     "partial keys, window": {"partial": True, "window": 9},
     "partial keys, causal": {"partial": True, "causal": True},
+    "rounded": {"inverse": 1},
+    "rounded, smoothed, heads of 26": {"inverse": SPEC.num_heads * 26, "head_dim": 26, "alibi": True},
 }
 
 
@@ -85,11 +90,18 @@ def difference(case: dict[str, Any]) -> float:
     )
     terms = terms_of(spec, case, num_tokens, generator)
     arguments = query, key, value, spec, terms, step
-    found, expected = (kernel(*arguments, partial_keys=is_partial) for kernel in (ragged, plain))
-    return float((found - expected)[: batch.num_tokens].abs().max())
+    expected = plain(*arguments, partial_keys=is_partial)[: batch.num_tokens]
+    if "inverse" not in case:
+        found = ragged(*arguments, partial_keys=is_partial)[: batch.num_tokens]
+        return float((found - expected).abs().max())
+    # Some results are too large for FP8, and become its largest.
+    inverse = 448.0 / torch.linspace(0.5, 2.0, case["inverse"])[None]
+    codes = ragged(*arguments, partial_keys=is_partial, inverse=inverse)[: batch.num_tokens]
+    return away(codes.flatten(1), to_fp8(expected.flatten(1), inverse))
 
 
 def main() -> None:
+    round_as_hardware_does()
     json.dump({name: difference(CASES[name]) for name in sys.argv[1:] or CASES}, sys.stdout)
 
 

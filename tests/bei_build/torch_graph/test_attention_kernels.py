@@ -19,6 +19,7 @@ from bei_build.torch_graph.attention_kernels import choose_kernel
 CUDA = torch.device("cuda")
 ROOT = Path(__file__).parent.parent.parent.parent
 
+FP8 = "rounded, smoothed, heads of 26"
 DISENTANGLED = DisentangledSpec(8, True, 32, True, True, True, None)
 
 
@@ -77,7 +78,7 @@ def test_the_plain_kernel_is_left_where_no_other_can(
 @pytest.mark.parametrize(
     "cases",
     [
-        pytest.param(("all at once", "disentangled", "partial keys, window"), id="three cases"),
+        pytest.param(("all at once", "disentangled", "partial keys, window", FP8), id="some cases"),
         pytest.param((), id="all cases", marks=pytest.mark.slow),
     ],
 )
@@ -91,5 +92,7 @@ def test_the_triton_kernel_equals_the_plain_one(cases: tuple[str, ...]) -> None:
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert result.returncode == 0, result.stderr[-2000:]
     differences = json.loads(result.stdout)
-    assert len(differences) >= (len(cases) or 15)
-    assert {name: found for name, found in differences.items() if not found <= 1e-5} == {}
+    assert len(differences) >= (len(cases) or 17)
+    # Of numbers in FP8, the part that goes to the other neighbour.
+    bounds = {name: 1e-3 if name.startswith("rounded") else 1e-5 for name in differences}
+    assert {name: found for name, found in differences.items() if not found <= bounds[name]} == {}

@@ -150,6 +150,7 @@ def attention(**settings: Any) -> tuple[Any, Callable[[], object]]:
         torch.zeros(heads) if "alibi" in settings else None,
         torch.zeros(257, heads) if "bias" in settings else None,
         *(products, products, table),
+        torch.ones(heads * head_dim) if "smooth" in settings else torch.ones(1) if "rounds" in settings else None,
     )
     starts, lengths = torch.zeros(5, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
     numbers = 512, 0.125, settings.get("softcap", 0.0), settings.get("window", -1), "causal" in settings
@@ -178,6 +179,8 @@ KERNELS: dict[str, Callable[[], tuple[Any, Callable[[], object]]]] = {
     "attention: ALiBi, partial keys": partial(attention, alibi=True),
     "attention: MPNet": partial(attention, bias=True),
     "attention: DeBERTa": partial(attention, rows=True),
+    "attention: ALiBi, rounded": partial(attention, alibi=True, rounds=True),
+    "attention: heads of 26, rounded and smoothed": partial(attention, head_dim=26, smooth=True),
     "attention: Gemma 2": partial(attention, head_dim=256, softcap=50.0, window=4096, causal=True),
 }
 FIRST = ("activation: SwiGLU, rounded",)  # test_generated compiles the others in the first tier

@@ -30,13 +30,14 @@ def generated(capability: int, *cases: str) -> dict[str, Any]:
 
 
 # Launches of a layer, and around the layers. A layer has four products, the attention, two norms and an activation;
-# some have rotations, and in FP8 the rounding of the context. Around them are embedding, first norm and pooling.
+# some have rotations. Around them are embedding, first norm and pooling. In FP8 the attention's result is rounded: our
+# own kernel does it, and behind PyTorch's FlashAttention, which cannot, it is a launch (docs/gpu.md).
 LAUNCHES = {
     "BERT, BF16": (8, 2),
     "BERT, FP8": (9, 2),
     "Mistral, BF16": (9, 3),
     "Mistral, FP8": (10, 3),
-    "Mistral with a soft cap, FP8": (10, 3),
+    "Mistral with a soft cap, FP8": (9, 3),
 }
 NUM_LAYERS = 2
 
