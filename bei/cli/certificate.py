@@ -98,6 +98,8 @@ def _figures(row: Agreement) -> Iterator[tuple[str, str]]:
         ("Kendall tau", row.kendall_tau),
         ("same label", row.label_agreement),
         ("KL divergence", row.kl_divergence),
+        ("difference of scores", row.score_difference),
+        ("same spans", row.span_agreement),
     )
     yield from ((name, f"{value:.6f}") for name, value in named if value is not None)
 

@@ -195,6 +195,8 @@ def _verified_rows(artifact: Artifact) -> list[tuple[str, str]]:
                     ("Kendall tau", one.kendall_tau),
                     ("same label", one.label_agreement),
                     ("KL divergence", one.kl_divergence),
+                    ("Difference of scores", one.score_difference),
+                    ("Same spans", one.span_agreement),
                 )
                 if value is not None
             ),

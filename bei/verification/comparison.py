@@ -25,12 +25,14 @@ from bei.errors import VerificationError
 from bei.verification.engine_answers import EngineAnswers, HeldOut, Rows
 from bei.verification.label_agreement import kl_divergence, label_agreement
 from bei.verification.rank_correlation import kendall_tau, spearman
+from bei.verification.span_agreement import SpanFigures, of_words, span_figures
 
 # Bucket edges of a histogram, as distances from a cosine of 1: half a decade each, so that 0.99999, 0.9999, 0.999, 0.99
 # and 0.9 are edges. Cosines are rounded to six digits.
 HISTOGRAM_EDGES = (1e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
 
 _LABELS = ("logits", "token_logits")
+_SPANS = "span_logits"
 _NUM_NEIGHBOURS = 10
 _NUM_WORST = 10
 _MOST_NEIGHBOURS = 1000
@@ -84,9 +86,13 @@ def compare(
             "Download the checkpoint again."
         )
     texts = questions.texts[:num_texts]
+    actual = {name: answers.rows[name][:num_texts] for name in names}
+    if _SPANS in names:
+        for side in (actual, expected):
+            columns = min(actual[_SPANS][0].shape[1], expected[_SPANS][0].shape[1])  # each padded as its step was
+            side[_SPANS] = of_words(side[_SPANS], questions.encodings[:num_texts], columns)
     outputs = [
-        _agreement(name, answers.rows[name][:num_texts], expected[name], texts, thresholds, meaning or OutputMeaning())
-        for name in names
+        _agreement(name, actual[name], expected[name], texts, thresholds, meaning or OutputMeaning()) for name in names
     ]
     missed = [row.failures for row in outputs] + ([retrieval.failures] if retrieval else [])
     return Certificate(
@@ -139,6 +145,10 @@ def _agreement(
         for name, value in figures.items()
         if value < (threshold := getattr(thresholds, name))
     ]
+    spans: SpanFigures | None = None
+    if output == _SPANS:
+        spans = span_figures(np.concatenate(checked), np.concatenate(expected), thresholds)
+        failures = spans.failures
     worst = np.lexsort((-found.differences, found.of_texts))[:_NUM_WORST]  # stable: ties keep their order
     return Agreement(
         output=output,
@@ -152,6 +162,8 @@ def _agreement(
         kendall_tau=scores.kendall_tau,
         label_agreement=scores.label_agreement,
         kl_divergence=scores.kl_divergence,
+        score_difference=spans.score_difference if spans else None,
+        span_agreement=spans.span_agreement if spans else None,
         worst_texts=[WorstText(text=texts[index], cosine=float(found.of_texts[index])) for index in worst],
         failures=failures,
     )

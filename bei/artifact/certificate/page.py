@@ -120,6 +120,8 @@ def _figures(row: Agreement) -> dict[str, str | None]:
         "Kendall tau": _optional(row.kendall_tau, ".5f"),
         "Same label": _optional(row.label_agreement, ".2%"),
         "KL divergence": _optional(row.kl_divergence, ".6f"),
+        "Difference of scores": _optional(row.score_difference, ".5f"),
+        "Same spans": _optional(row.span_agreement, ".2%"),
     }
 
 

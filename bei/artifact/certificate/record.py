@@ -53,7 +53,9 @@ class OutputAgreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     Figures that do not apply to an output are None. ``spearman``: rank correlation of the similarities of all pairs of
     vectors. ``kendall_tau``: tau-b of a reranker's scores. ``label_agreement``: share of rows in which both score the
     same label highest. ``kl_divergence``: mean divergence of the probabilities from the reference's, in nats; with the
-    sigmoid the labels' divergences are added.
+    sigmoid the labels' divergences are added. Of spans: ``score_difference``, the 99th percentile of the differences of
+    scores; ``span_agreement``, the share of the spans found by either that both find, but for those near the threshold.
+    Spans are judged by these two, other outputs by cosines.
 
     ``failures``: the thresholds that the output misses.
     """
@@ -68,6 +70,8 @@ class OutputAgreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     kendall_tau: float | None = None
     label_agreement: float | None = None
     kl_divergence: float | None = None
+    score_difference: float | None = None
+    span_agreement: float | None = None
     failures: list[str]
 
 

@@ -179,6 +179,8 @@ _EXAMPLE: dict[str, Any] = {
                 "kendall_tau": None,
                 "label_agreement": None,
                 "kl_divergence": None,
+                "score_difference": None,
+                "span_agreement": None,
                 "failures": [],
             }
         ],

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from bei.artifact.certificate.record import Certificate
 from bei.core import Encoding, Engine, Expansion, expanded
+from bei.engine.words import WORD, kinds_of
 from bei.errors import VerificationError
 from bei.utils.share_done import Tell, untold
 from bei.verification.comparison import ReferenceAnswers, kept_canary
@@ -123,6 +124,18 @@ def held_out(encode: Encode, spec: ModelSpec, max_seq_len: int, expansion: Expan
         ]
     ((_, canary),) = _encoded(encode, [(CANARY_TEXT,)])
     return HeldOut(texts, encodings, CANARY_TEXT, canary)
+
+
+def with_labels(questions: HeldOut, encode: Callable[[Sequence[str]], list[Encoding]]) -> HeldOut:
+    """``questions`` as a model reads them that scores spans, by ``encode``; texts without words are left out."""
+    found = list(zip(questions.texts, encode(questions.texts), strict=True))
+    found = [(text, encoding) for text, encoding in found if _has_words(encoding)]
+    return replace(questions, texts=[text for text, _ in found], encodings=[encoding for _, encoding in found])
+
+
+def _has_words(encoding: Encoding) -> bool:
+    types = encoding.token_type_ids
+    return types is not None and bool((kinds_of(types) == WORD).any())
 
 
 def by_adapter(questions: HeldOut, num_adapters: int) -> HeldOut:

@@ -19,6 +19,8 @@ from bei.artifact.manifest import Tokenization
 from bei.core import Encoding
 from bei.errors import InvalidRequestError, TokenizerError
 from bei.tokenizer.encoder import EncodingOptions, TextEncoder
+from bei.tokenizer.label_prompt import LabelPrompt, encode_words
+from bei.tokenizer.special_tokens import layout_of
 from bei_build.tokenizer.artifact_tokenizer import adapt
 from bei_build.tokenizer.library_tokenizer import (
     STORED,
@@ -179,6 +181,15 @@ class TokenSources:
             else None
             for row in rows
         ]
+
+    def with_labels(
+        self, texts: Sequence[str], prompt: LabelPrompt, max_length: int, *, of_library: bool
+    ) -> list[Encoding]:
+        """``texts`` behind a request's labels. Raises InvalidRequestError where no room is left for texts."""
+        runs = self.library.runs
+        if not of_library or runs is None:
+            return self.encoder.encode(texts, EncodingOptions(labels=prompt))
+        return encode_words(runs, texts, prompt, layout_of(runs, 1, with_special=True), max_length, lambda: None)
 
     def is_same(self, library: TokenIds, artifact: TokenIds | None) -> bool:
         """True if a model gets equal inputs; None means that there are no tokens."""

@@ -14,6 +14,7 @@ from bei.artifact.manifest import TOKENIZER, EngineRequirements
 from bei.artifact.store import sha256_of_file
 from bei.core import Encoding, Float32Array
 from bei.errors import ConfigError
+from bei.tokenizer.label_prompt import LabelPrompt
 from bei.verification.comparison import ReferenceAnswers
 from bei.verification.engine_answers import HeldOut
 from bei.verification.retrieval import RetrievalQuestions
@@ -33,6 +34,7 @@ from bei_build.reference.held_out import (
     held_out,
     held_out_texts,
     rank_by_reference,
+    with_labels,
 )
 from bei_build.reference.retrieval_set import bundled_set, check_ranks, retrieval_questions
 from bei_build.spec.precision import PRECISIONS
@@ -40,6 +42,8 @@ from bei_build.targets.base import Compiler
 from bei_build.tokenizer.library_tokenizer import Texts, own_code
 from bei_build.tokenizer.token_comparison import TokenSources, compare_tokens, make_probes, reading_difference
 
+# For models that score spans: what the held-out texts have.
+SPAN_LABELS = ("person", "place", "organization", "date")
 # Requirements before compiling: the questions do not depend on the engine.
 NOT_COMPILED = EngineRequirements(compiler="", compiler_version="", device="", capabilities=[])
 
@@ -241,6 +245,9 @@ def _tokenized(job: Job, progress: Progress) -> tuple[TokenAgreement, HeldOut, H
             return sources.encodings(texts, limit, of_library=library)
 
         found = held_out(encode, checkpoint.spec, limit, expansion)
+        if (layout := checkpoint.extraction) is not None:
+            prompt = LabelPrompt(SPAN_LABELS, layout)
+            found = with_labels(found, lambda texts: sources.with_labels(texts, prompt, limit, of_library=library))
         return by_adapter(found, len(checkpoint.adapters.names)) if checkpoint.adapters else found
 
     return tokens, of(library=False), of(library=True)

@@ -17,7 +17,11 @@ LABELS = Classification(labels=["a", "b", "c"], function="softmax")
 
 
 def compared(
-    output: str, actual: list[Float32Array], expected: list[Float32Array], meaning: OutputMeaning | None = None
+    output: str,
+    actual: list[Float32Array],
+    expected: list[Float32Array],
+    meaning: OutputMeaning | None = None,
+    least: float = -1.0,
 ) -> Agreement:
     questions = HeldOut(
         [f"text {index}" for index in range(len(actual))],
@@ -27,7 +31,7 @@ def compared(
     )
     answers = EngineAnswers("stub", {output: actual}, output, actual[0])
     reference = ReferenceAnswers("stub", False, {output: expected})
-    return compare(answers, reference, questions, thresholds_of(-1.0), meaning=meaning).outputs[0]
+    return compare(answers, reference, questions, thresholds_of(least), meaning=meaning).outputs[0]
 
 
 def random_rows(width: int, seed: int = 0, num_texts: int = NUM_TEXTS) -> list[Float32Array]:
@@ -110,3 +114,35 @@ def test_a_classifiers_scores_have_labels_and_divergence(output: str) -> None:
 def test_scores_whose_meaning_nobody_said_have_cosines_only() -> None:
     row = compared("logits", random_rows(3), random_rows(3))
     assert (row.label_agreement, row.kl_divergence, row.kendall_tau, row.spearman) == (None, None, None, None)
+
+
+def test_spans_are_judged_by_scores_and_by_what_is_found_and_not_by_correlations() -> None:
+    random = np.random.default_rng(0)
+    expected = [random.normal(-6, 1, (9, 24)).astype(np.float32) for _ in range(NUM_TEXTS)]
+    expected[0][0, :4] = 6
+    noisy = [rows + random.normal(0, 0.3, rows.shape).astype(np.float32) for rows in expected]
+    row = compared(
+        "span_logits", noisy, expected, least=0.999
+    )  # of what scores near 0, noise changes the order and nothing found
+    assert row.cosine_mean < 0.99
+    assert row.score_difference is not None
+    assert row.score_difference < 0.01
+    assert (row.span_agreement, row.failures) == (1.0, [])
+    lost = [rows.copy() for rows in noisy]
+    lost[0][0, 0] = -6
+    missed = compared("span_logits", lost, expected, least=0.999)
+    assert missed.span_agreement == 0.75
+    assert missed.failures == ["share of equal spans 0.75000 below 0.99"]
+    turned = [rows * 0 for rows in expected]
+    assert (
+        "99th percentile of the scores' differences 0.5"
+        in compared("span_logits", turned, expected, least=0.999).failures[0]
+    )
+
+
+def test_a_span_near_the_threshold_may_be_found_by_one_side_alone() -> None:
+    expected = [np.full((2, 3), -8, np.float32) for _ in range(NUM_TEXTS)]
+    expected[0][0], actual = [0.1, 3, 3], [rows.copy() for rows in expected]
+    actual[0][0] = [-0.1, 3, 3]
+    row = compared("span_logits", actual, expected, least=0.999)
+    assert (row.span_agreement, row.failures) == (1.0, [])
