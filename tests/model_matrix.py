@@ -60,7 +60,7 @@ class that a family reads is not named here. Classes without rows of their own:
 | `NVEmbedModel` | remote code: Mistral, and latent attention on tokens; `tests/bei_build/families/test_nv_embed.py` |
 | `Qwen3BidirectionalModel` | remote code (voyage-4-nano): Qwen3 without a causal mask, and a linear layer on tokens |
 | `JinaEmbeddingsV5Model` | remote code: Qwen3 or EuroBERT with [adapters](#adapters) |
-| `UniEncoderSpanGLiNER` | the library gliner's span models on DeBERTa; `tests/bei_build/families/test_gliner.py` |
+| `UniEncoderSpanGLiNER`, `UniEncoderTokenGLiNER` | the library gliner's models of spans and of words, on DeBERTa and ModernBERT; `tests/bei_build/families/test_gliner.py` |
 | `StaticModel`, `StaticEmbedding` | static embeddings |
 | `SparseStaticEmbedding` | a weight for each token, beside a ForMaskedLM class |
 

@@ -222,7 +222,8 @@ class Extraction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     then the words, each tokenized by itself.
 
     ``reads_marker``: a label is represented by the token in front of it, else by its own first token. ``max_width``:
-    words of the longest span. ``max_words``: most words that the model was trained to read at once.
+    words of the longest span. ``max_words``: most words that the model was trained to read at once. ``by_word``: the
+    scores are those of words as the first of a span, its last, and one inside, else those of spans by their widths.
     """
 
     label_id: int
@@ -230,6 +231,12 @@ class Extraction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     reads_marker: bool
     max_width: int
     max_words: int
+    by_word: bool = False
+
+    @property
+    def columns(self) -> int:
+        """Scores of a word for one label."""
+        return 3 if self.by_word else self.max_width
 
 
 class RerankTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -265,7 +265,7 @@ def _extraction(manifest: Manifest) -> Iterator[str]:
         for name in ("label_id", "separator_id"):
             if not 0 <= (value := getattr(found, name)) < manifest.spec.vocab_size:
                 yield f"{name} of extraction is {_shown(value)}, which is in no vocabulary"
-        if found.max_width != width or not 1 <= found.max_words <= MOST_TOKENS:
+        if found.columns != width or found.max_width < 1 or not 1 <= found.max_words <= MOST_TOKENS:
             yield "extraction has an invalid max_width or max_words"
 
 

@@ -1,7 +1,8 @@
 """Spans of texts for labels that a request brings (GLiNER, arXiv:2311.08526, section 2.2).
 
 A text of more words than the model reads at once is read in windows. They overlap by a quarter, at least by the longest
-span, so that each span lies in one of them whole; of a span in two windows the higher score counts.
+span, so that each span lies in one of them whole (where spans may have any length, up to a quarter); of a span in two
+windows the higher score counts.
 """
 
 from __future__ import annotations
@@ -10,18 +11,16 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from bei.artifact.manifest import Extraction
-from bei.core import Encoding, Float32Array
-from bei.engine.postprocess import apply_function
-from bei.engine.words import WORD, kinds_of, num_words, word_numbers
+from bei.core import Encoding
+from bei.engine.words import num_words
 from bei.errors import InvalidRequestError
 from bei.service.admission import Ticket
 from bei.service.call import ModelRequest
 from bei.service.model_service import ModelService
+from bei.tasks.span_choice import Candidates, choose, collect
 from bei.tasks.support import PartialResult, off_loop_if_large, require
 from bei.tokenizer.encoder import EncodingOptions
 from bei.tokenizer.label_prompt import LabelPrompt, word_spans
@@ -61,12 +60,6 @@ class _Window(NamedTuple):
     text: int
     first: int
     stop: int
-
-
-class _Candidates(msgspec.Struct):
-    """Of one text: the score of each span (first word, last word) and label above its threshold."""
-
-    scores: dict[tuple[int, int, int], float] = {}
 
 
 def checked_labels(labels: Seq[str], threshold: float | Mapping[str, float], most: int) -> tuple[float, ...]:
@@ -111,7 +104,7 @@ async def extract(service: ModelService, task: ExtractTask, *, ticket: Ticket) -
     num_chars = sum(map(len, texts))
     words = await off_loop_if_large(lambda: [word_spans(text) for text in texts], num_chars)
     refused = frozenset(task.failed or ())
-    found = [_Candidates(scores={}) for _ in texts]
+    found: list[Candidates] = [{} for _ in texts]
     lengths = [0] * len(texts)
     errors = dict(task.failed or {})
     options = EncodingOptions(labels=LabelPrompt(task.labels, layout))
@@ -134,8 +127,7 @@ async def extract(service: ModelService, task: ExtractTask, *, ticket: Ticket) -
                 continue
             encoding = answer.encodings[place]
             lengths[window.text] += encoding.num_tokens
-            scores = next(rows)["span_logits"]
-            _collect(found[window.text], scores, encoding, window, thresholds, layout.max_width)
+            collect(found[window.text], next(rows)["span_logits"], encoding, window.first, thresholds, layout)
             read = window.first + _num_read(encoding)
             if read < window.stop:
                 first = max(window.first + 1, read - min(_overlap(layout), _num_read(encoding) // 2))
@@ -144,16 +136,17 @@ async def extract(service: ModelService, task: ExtractTask, *, ticket: Ticket) -
 
     def chosen() -> list[list[Span]]:
         return [
-            [] if index in errors else list(_spans(one, text, places, task))
+            [] if index in errors else _spans(one, text, places, task, layout)
             for index, (one, text, places) in enumerate(zip(found, texts, words, strict=True))
         ]
 
-    spans = await off_loop_if_large(chosen, sum(len(one.scores) for one in found) * 100)
+    spans = await off_loop_if_large(chosen, sum(map(len, found)) * 100)
     return Spans(lengths, [], errors, spans=spans)
 
 
 def _overlap(layout: Extraction) -> int:
-    return min(layout.max_words - 1, max(layout.max_width, layout.max_words // 4))
+    quarter = layout.max_words // 4
+    return min(layout.max_words - 1, quarter if layout.by_word else max(layout.max_width, quarter))
 
 
 def _windows(index: int, first: int, stop: int, layout: Extraction) -> Iterator[_Window]:
@@ -176,51 +169,9 @@ def _num_read(encoding: Encoding) -> int:
     return max(1, num_words(encoding.token_type_ids))
 
 
-def _collect(
-    found: _Candidates,
-    logits: Float32Array,
-    encoding: Encoding,
-    window: _Window,
-    thresholds: Float32Array,
-    max_width: int,
-) -> None:
-    """Add the window's spans above their thresholds to ``found``. ``logits`` [tokens, columns]: by labels, then by
-    widths, with further labels of other sequences behind."""
-    types = encoding.token_type_ids
-    assert types is not None
-    starts, count = word_numbers(types), num_words(types)
-    labels = len(thresholds)
-    rows = logits[kinds_of(types) == WORD].reshape(len(starts), -1, max_width)[:, :labels]
-    scores = apply_function(rows, "sigmoid")
-    above: npt.NDArray[np.bool_] = scores > thresholds[:, None]
-    above &= (starts[:, None] + np.arange(max_width) < count)[:, None, :]
-    places = np.argwhere(above)
-    for (word, label, width), score in zip(places.tolist(), scores[above].tolist(), strict=True):
-        first = window.first + int(starts[word])
-        key = (first, first + width, label)
-        found.scores[key] = max(found.scores.get(key, 0.0), score)
-
-
-def _spans(found: _Candidates, text: str, words: Seq[tuple[int, int]], task: ExtractTask) -> Iterator[Span]:
-    """The candidates that are left when those are taken out that overlap a better one, in the text's order."""
-    # Equal scores are ranked as the library's torch.where lists them: by first word, width and label.
-    ranked = sorted(found.scores.items(), key=lambda item: (-item[1], item[0]))
-    longest = max((last - first for first, last, _ in found.scores), default=0)
-    kept: dict[int, list[tuple[int, int, int, float]]] = {}  # by first word
-    for (first, last, label), score in ranked:
-        near = range(first - longest, last + 1)
-        if not any(_excludes(first, last, other, task) for place in near for other in kept.get(place, ())):
-            kept.setdefault(first, []).append((first, last, label, score))
-    for place in sorted(kept):
-        for first, last, label, score in kept[place]:
-            start, end = words[first][0], words[last][1]
-            yield Span(start, end, text[start:end], task.labels[label], score)
-
-
-def _excludes(first: int, last: int, other: tuple[int, int, int, float], task: ExtractTask) -> bool:
-    if (first, last) == other[:2]:
-        return not task.multi_label
-    if first > other[1] or other[0] > last:
-        return False
-    is_nested = (first <= other[0] and last >= other[1]) or (other[0] <= first and other[1] >= last)
-    return task.flat or not is_nested
+def _spans(
+    found: Candidates, text: str, words: Seq[tuple[int, int]], task: ExtractTask, layout: Extraction
+) -> list[Span]:
+    chosen = choose(found, flat=task.flat, multi_label=task.multi_label, by_word=layout.by_word)
+    places = ((words[first][0], words[last][1], label, score) for first, last, label, score in chosen)
+    return [Span(start, end, text[start:end], task.labels[label], score) for start, end, label, score in places]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,21 @@ def gliner_tokenizer(kind: str = "deberta-v2") -> Tokenizer:
     return tokenizer
 
 
-def save_gliner(folder: Path, kind: str = "deberta-v2", *, width: int = 24, **settings: Any) -> Path:
-    """A random model with an encoder of ``kind`` and spans of ``width`` numbers; ``settings`` of gliner_config.json."""
+def save_gliner(
+    folder: Path,
+    kind: str = "deberta-v2",
+    *,
+    width: int = 24,
+    spread: float = 0.35,
+    encoder: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Path:
+    """A random model with an encoder of ``kind`` and spans of ``width`` numbers; ``settings`` of gliner_config.json.
+    ``spread``: standard deviation of its matrices. ``encoder``: settings of its config."""
     prefix, _, own = _ENCODERS[kind]
     tokenizer = gliner_tokenizer(kind)
     vocab_size = tokenizer.get_vocab_size()
-    config = getattr(transformers, f"{prefix}Config")(**{**_SHAPE, **own, "vocab_size": vocab_size})
+    config = getattr(transformers, f"{prefix}Config")(**{**_SHAPE, **own, "vocab_size": vocab_size, **(encoder or {})})
     settings = {
         "model_type": "gliner_uni_encoder_span",
         "model_name": f"random/{kind}",
@@ -76,12 +86,14 @@ def save_gliner(folder: Path, kind: str = "deberta-v2", *, width: int = 24, **se
             tensors |= _named("token_rep_layer.projection", torch.nn.Linear(config.hidden_size, width))
         if layers := settings["num_rnn_layers"]:
             tensors |= _named("rnn.lstm", torch.nn.LSTM(width, width // 2, layers, bidirectional=True))
-        for place, entering in (("project_start", 1), ("project_end", 1), ("out_project", 2)):
-            tensors |= _mlp(f"span_rep_layer.span_rep_layer.{place}", entering * width, width)
-        tensors |= _mlp("prompt_rep_layer", width, width)
+        tensors |= _of_words(width) if settings["span_mode"] == "token_level" else _of_spans(width)
         # So wide that scores differ, and no wider: equal scores near 1 would be ranked by their rounding.
-        tensors = {name: torch.randn_like(value) * 0.35 if value.ndim > 1 else value for name, value in tensors.items()}
-        tensors["prompt_rep_layer.3.weight"] *= 0.02
+        tensors = {
+            name: torch.randn_like(value) * spread if value.ndim > 1 else value for name, value in tensors.items()
+        }
+        tensors[
+            "scorer.out_mlp.3.weight" if settings["span_mode"] == "token_level" else "prompt_rep_layer.3.weight"
+        ] *= 0.02
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: value.detach().contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
     write_json(folder / "gliner_config.json", {**settings, "encoder_config": config.to_dict()})
@@ -90,11 +102,26 @@ def save_gliner(folder: Path, kind: str = "deberta-v2", *, width: int = 24, **se
     return folder
 
 
+def _of_spans(width: int) -> dict[str, torch.Tensor]:
+    places = (("project_start", 1), ("project_end", 1), ("out_project", 2))
+    tensors: dict[str, torch.Tensor] = {}
+    for place, entering in places:
+        tensors |= _mlp(f"span_rep_layer.span_rep_layer.{place}", entering * width, width)
+    return tensors | _mlp("prompt_rep_layer", width, width)
+
+
+def _of_words(width: int) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = {}
+    for part in ("proj_token", "proj_label"):
+        tensors |= _named(f"scorer.{part}", torch.nn.Linear(width, 2 * width))
+    return tensors | _mlp("scorer.out_mlp", 3 * width, width, 3)
+
+
 def _named(prefix: str, module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {f"{prefix}.{name}": value for name, value in module.state_dict().items()}
 
 
-def _mlp(prefix: str, entering: int, leaving: int) -> dict[str, torch.Tensor]:
+def _mlp(prefix: str, entering: int, width: int, leaving: int | None = None) -> dict[str, torch.Tensor]:
     """Two linear layers; ReLU and dropout between them have no tensors."""
-    first, second = torch.nn.Linear(entering, 4 * leaving), torch.nn.Linear(4 * leaving, leaving)
+    first, second = torch.nn.Linear(entering, 4 * width), torch.nn.Linear(4 * width, leaving or width)
     return {**_named(f"{prefix}.0", first), **_named(f"{prefix}.3", second)}

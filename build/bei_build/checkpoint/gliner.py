@@ -10,12 +10,21 @@ from tokenizers import Tokenizer
 
 from bei.artifact.manifest import Extraction
 from bei.errors import CheckpointError
-from bei_build.families.gliner import ARCHITECTURE, ENCODERS, MODEL_TYPE
+from bei_build.families.gliner import (
+    ARCHITECTURE,
+    ENCODERS,
+    FAMILY,
+    MODEL_TYPE,
+    TOKEN_LEVEL,
+    WORDS_ARCHITECTURE,
+    scores_words,
+)
 from bei_build.files.json_settings import read_object
 from bei_build.spec.model_spec import ModelSpec
+from bei_build.weights.model_weights import stored_shape
 
 FILE = "gliner_config.json"
-_KINDS = ("gliner", "gliner_uni_encoder_span")  # of versions before 0.2.23, and since
+_KINDS = ("gliner", "gliner_uni_encoder_span", TOKEN_LEVEL)  # the first of versions before 0.2.23
 _DEFAULTS: Mapping[str, object] = {
     "max_len": 384,
     "embed_ent_token": True,
@@ -23,6 +32,15 @@ _DEFAULTS: Mapping[str, object] = {
     "sep_token": "<<SEP>>",
 }
 _MOST_WORDS = 1 << 20
+# microsoft's DeBERTa v3 (arXiv:2111.09543), by name, as their config.json have them: layers, width, heads, width of the
+# MLP. The weights confirm all but the heads, which are 64 wide in each.
+_BACKBONES = {
+    "microsoft/deberta-v3-xsmall": (12, 384, 6, 1536),
+    "microsoft/deberta-v3-small": (6, 768, 12, 3072),
+    "microsoft/deberta-v3-base": (12, 768, 12, 3072),
+    "microsoft/deberta-v3-large": (24, 1024, 16, 4096),
+    "microsoft/mdeberta-v3-base": (12, 768, 12, 3072),
+}
 
 
 def gliner_config(folder: Path) -> dict[str, Any] | None:
@@ -36,17 +54,17 @@ def gliner_config(folder: Path) -> dict[str, Any] | None:
     settings = read_object(path)
     kind = settings.get("model_type", "gliner")
     other = next((key for key in _OTHERS if settings.get(key)), None)
-    if kind not in _KINDS or settings.get("span_mode") == "token_level" or other:
+    if kind not in _KINDS or other:
         raise CheckpointError(
             f"{path} describes a GLiNER of another kind ({other or settings.get('span_mode')}, {kind}); bei builds "
-            "those that score spans, with one encoder for labels and text (UniEncoderSpanGLiNER)."
+            f"those with one encoder for labels and text ({ARCHITECTURE}, {WORDS_ARCHITECTURE})."
         )
-    encoder = settings.get("encoder_config")
+    encoder = settings.get("encoder_config") or _backbone(settings.get("model_name"))
     if not isinstance(encoder, dict):
         raise CheckpointError(
-            f"{path} has no encoder_config: the encoder would have to be downloaded ({settings.get('model_name')!r}). "
-            "Load the model with the gliner library and save it with save_pretrained, which writes config and "
-            "tokenizer beside the weights."
+            f"{path} has no encoder_config, and model_name is {settings.get('model_name')!r}; bei knows the configs of "
+            f"{', '.join(_BACKBONES)}. Load the model with the gliner library and save it with save_pretrained, which "
+            "writes config and tokenizer beside the weights."
         )
     if encoder.get("model_type") not in ENCODERS:
         raise CheckpointError(
@@ -54,19 +72,58 @@ def gliner_config(folder: Path) -> dict[str, Any] | None:
         )
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         raise CheckpointError(
-            f"{folder} has no tokenizer. Load the model with the gliner library and save it with save_pretrained."
+            f"{folder} has no tokenizer. Load the model with the gliner library and save it with save_pretrained, or "
+            f"put the tokenizer's files of {settings.get('model_name')!r} beside {FILE} (spm.model, "
+            "tokenizer_config.json)."
         )
     own = {key: value for key, value in settings.items() if key != "encoder_config"}
     vocab_size = settings.get("vocab_size")
     if isinstance(vocab_size, int) and vocab_size > 0:  # after its own tokens were added
         encoder = {**encoder, "vocab_size": vocab_size}
+    elif "vocab_size" not in encoder:
+        rows, _ = stored_shape("embeddings.word.weight", FAMILY, folder)
+        encoder = {**encoder, "vocab_size": rows}
     return {
         **encoder,
         "model_type": MODEL_TYPE,
         "encoder_model_type": encoder["model_type"],
-        "architectures": [ARCHITECTURE],
+        "architectures": [WORDS_ARCHITECTURE if scores_words(settings) else ARCHITECTURE],
         "gliner": own,
     }
+
+
+def _backbone(name: object) -> dict[str, Any] | None:
+    """The config of a known encoder, but for its vocabulary, to which the library adds tokens."""
+    if not isinstance(name, str) or name not in _BACKBONES:
+        return None
+    layers, width, heads, inner = _BACKBONES[name]
+    return {
+        "model_type": "deberta-v2",
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "intermediate_size": inner,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-7,
+        "max_position_embeddings": 512,
+        "position_buckets": 256,
+        "relative_attention": True,
+        "max_relative_positions": -1,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+    }
+
+
+def own_tokens(config: Any) -> tuple[str, ...]:
+    """The tokens that the gliner library adds to a tokenizer without them, in its order; none for other models."""
+    settings = getattr(config, "gliner", None)
+    if settings is None:
+        return ()
+    named = [settings.get(key, _DEFAULTS[key]) for key in ("ent_token", "sep_token")]
+    return tuple(token for token in ("[FLERT]", *named) if isinstance(token, str))
 
 
 # Keys of the library's other models.
@@ -102,6 +159,7 @@ def extraction_of(spec: ModelSpec, config: Any, tokenizer: Tokenizer) -> Extract
         label_id=ids["ent_token"],
         separator_id=ids["sep_token"],
         reads_marker=bool(settings["embed_ent_token"]),
-        max_width=spec.dimensions["span_logits"],
+        max_width=most if (by_word := scores_words(settings)) else spec.dimensions["span_logits"],
         max_words=most,
+        by_word=by_word,
     )

@@ -21,7 +21,7 @@ from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.colbert import Sides, roles_of
 from bei_build.checkpoint.gguf_folder import laid_out
 from bei_build.checkpoint.gliner import FILE as GLINER_CONFIG
-from bei_build.checkpoint.gliner import extraction_of, gliner_config
+from bei_build.checkpoint.gliner import extraction_of, gliner_config, own_tokens
 from bei_build.checkpoint.heads import HeadChoice, choose_heads, labels_of, side_modules
 from bei_build.checkpoint.layer_pooling import with_layer_shares
 from bei_build.checkpoint.locate import READ_SUFFIXES, Location, check_entries
@@ -108,6 +108,8 @@ def read_checkpoint(
         lowercase=files.do_lower_case,
         markers=files.markers,
         ends_in_eos=getattr(config, "ends_in_eos", False),
+        added=(tokens := own_tokens(config)),
+        model_type=family.model_type if tokens else "",
     )
     library = open_tokenizer(folder, tokenizer_settings)
     check_model(stored, library, tokenizer_settings)

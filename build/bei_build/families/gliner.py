@@ -1,4 +1,5 @@
-"""GLiNER (arXiv:2311.08526): an encoder that reads labels in front of a text, and scores spans of words for them.
+"""GLiNER (arXiv:2311.08526): an encoder that reads labels in front of a text, and scores spans of words for them, or
+words as parts of spans.
 
 Its config is that of the encoder with GLiNER's own settings under ``gliner`` (``checkpoint.gliner``).
 """
@@ -10,32 +11,35 @@ from dataclasses import replace
 from typing import Any
 
 from bei.errors import CheckpointError
-from bei_build.families import deberta
+from bei_build.families import deberta, modernbert
 from bei_build.families.base import Family
 from bei_build.spec.model_spec import HeadSpec
-from bei_build.spec.parts import DenseSpec, SpanScoresSpec
+from bei_build.spec.parts import DenseSpec, HeadLayer, SpanScoresSpec, WordScoresSpec
 
 MODEL_TYPE = "gliner"
 ARCHITECTURE = "UniEncoderSpanGLiNER"
+WORDS_ARCHITECTURE = "UniEncoderTokenGLiNER"
+TOKEN_LEVEL = "gliner_uni_encoder_token"
 _ENCODER = "encoder_model_type"
 _MOST_WIDTH = 64
 _MOST_RECURRENT = 8
 
 # A product of spans is made in parts (``onnx_graph.span_scores``), which other representations do not have.
-_SUPPORTED: Mapping[str, object] = {
-    "span_mode": "markerV0",
+_SUPPORTED: dict[str, object] = {
     "subtoken_pooling": "first",
     "words_splitter_type": "whitespace",
     "fuse_layers": False,
     "post_fusion_schema": "",
-    "span_encoder_config": None,
     "precomputed_prompts_mode": None,
 }
+_OF_SPANS: dict[str, object] = {"span_mode": "markerV0", "span_encoder_config": None}
+_OF_WORDS: dict[str, object] = {"represent_spans": False}
 
 
-def _span_scores(config: Any) -> tuple[HeadSpec, ...]:
+def _scores(config: Any) -> tuple[HeadSpec, ...]:
     settings: Mapping[str, Any] = config.gliner
-    for key, supported in _SUPPORTED.items():
+    by_word = scores_words(settings)
+    for key, supported in (_SUPPORTED | (_OF_WORDS if by_word else _OF_SPANS)).items():
         if (value := settings.get(key, supported)) != supported and (value or supported):
             raise CheckpointError(
                 f"gliner_config.json has {key} = {value!r}; bei's spans are computed with {supported!r} only."
@@ -43,17 +47,20 @@ def _span_scores(config: Any) -> tuple[HeadSpec, ...]:
     width = _count(settings, "hidden_size", 512, 1 << 16)
     if width % 2:
         raise CheckpointError(f"gliner_config.json has hidden_size = {width}: two directions of an LSTM halve it.")
-    layers = (
-        SpanScoresSpec(
-            "spans",
-            width,
-            _count(settings, "max_width", 12, _MOST_WIDTH),
-            _count(settings, "num_rnn_layers", 1, _MOST_RECURRENT, least=0),
-        ),
-    )
+    recurrent = _count(settings, "num_rnn_layers", 1, _MOST_RECURRENT, least=0)
+    layer: HeadLayer
+    if by_word:
+        layer = WordScoresSpec("words", width, recurrent)
+    else:
+        layer = SpanScoresSpec("spans", width, _count(settings, "max_width", 12, _MOST_WIDTH), recurrent)
     if width == config.hidden_size:
-        return (HeadSpec("span_logits", token_layers=layers),)
-    return (HeadSpec("span_logits", token_layers=(DenseSpec("projection", config.hidden_size, width), *layers)),)
+        return (HeadSpec("span_logits", token_layers=(layer,)),)
+    return (HeadSpec("span_logits", token_layers=(DenseSpec("projection", config.hidden_size, width), layer)),)
+
+
+def scores_words(settings: Mapping[str, Any]) -> bool:
+    """True for models that score words of spans, not spans."""
+    return settings.get("model_type") == TOKEN_LEVEL or settings.get("span_mode") == "token_level"
 
 
 def _count(settings: Mapping[str, Any], key: str, default: int, most: int, *, least: int = 1) -> int:
@@ -70,12 +77,15 @@ def _weights() -> dict[str, str]:
         for direction, suffix in (("ahead", ""), ("back", "_reverse")):
             for ours, theirs in (("input", "ih"), ("hidden", "hh")):
                 for kind in ("weight", "bias"):
-                    names[f"spans.rnn.{index}.{direction}.{ours}.{kind}"] = f"rnn.lstm.{kind}_{theirs}_l{index}{suffix}"
+                    for head in ("spans", "words"):
+                        name = f"{head}.rnn.{index}.{direction}.{ours}.{kind}"
+                        names[name] = f"rnn.lstm.{kind}_{theirs}_l{index}{suffix}"
     places = {"start": "project_start", "end": "project_end", "out": "out_project"}
     modules = {part: f"span_rep_layer.span_rep_layer.{place}" for part, place in places.items()}
     for part, module in {**modules, "label": "prompt_rep_layer"}.items():
         names |= {f"spans.{part}.0": f"{module}.0", f"spans.{part}.1": f"{module}.3"}  # 1 and 2: ReLU and dropout
-    return names
+    names |= {f"words.{part}": f"scorer.proj_{place}" for part, place in (("word", "token"), ("label", "label"))}
+    return names | {"words.out.0": "scorer.out_mlp.0", "words.out.1": "scorer.out_mlp.3"}
 
 
 def _variant(raw: Mapping[str, Any]) -> Family | None:
@@ -90,7 +100,7 @@ def _of(backbone: Family) -> Family:
     return replace(
         backbone,
         aliases=(MODEL_TYPE,),
-        architectures={ARCHITECTURE: _span_scores},
+        architectures={ARCHITECTURE: _scores, WORDS_ARCHITECTURE: _scores},
         prefix="token_rep_layer.bert_layer.model.",
         weights={**backbone.weights, **_weights()},
         translate=_translate,
@@ -99,6 +109,6 @@ def _of(backbone: Family) -> Family:
     )
 
 
-_FAMILIES = (_of(deberta.FAMILY),)
+_FAMILIES = (_of(deberta.FAMILY), _of(modernbert.FAMILY))
 FAMILY = _FAMILIES[0]
 ENCODERS = tuple(family.model_type for family in _FAMILIES)

@@ -14,6 +14,7 @@ import numpy as np
 from bei_build.onnx_graph.activation import emit_activation
 from bei_build.onnx_graph.latent_attention import emit_latent_attention
 from bei_build.onnx_graph.span_scores import emit_span_scores
+from bei_build.onnx_graph.word_scores import emit_word_scores
 from bei_build.onnx_graph.writer import GraphWriter
 from bei_build.spec.dtypes import DType, FloatArray
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
@@ -25,6 +26,7 @@ from bei_build.spec.parts import (
     NormLayerSpec,
     Pooling,
     SpanScoresSpec,
+    WordScoresSpec,
     needs_fp32,
 )
 
@@ -93,6 +95,8 @@ class HeadEmitter:
             return emit_latent_attention(graph, self._read, value, layer, name)
         if isinstance(layer, SpanScoresSpec):
             return emit_span_scores(graph, self._read, value, layer, name)
+        if isinstance(layer, WordScoresSpec):
+            return emit_word_scores(graph, self._read, value, layer, name)
         norm = graph.op("ReduceL2", [value, graph.constant([1])], f"{name}.norm", keepdims=1)
         floor = graph.constant(1e-12, np.float32)  # the eps of torch.nn.functional.normalize
         return graph.op("Div", [value, graph.op("Max", [norm, floor], f"{name}.floor")], name)

@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
-from bei_build.spec.parts import AttentionSpec, DenseSpec, LatentAttentionSpec, LayerSpec, MLPSpec, SpanScoresSpec
+from bei_build.spec.parts import (
+    AttentionSpec,
+    DenseSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+    MLPSpec,
+    SpanScoresSpec,
+    WordScoresSpec,
+)
 
 
 def flops(spec: ModelSpec, lengths: Iterable[int]) -> int:
@@ -66,9 +74,11 @@ def _head_layer_flops(layer: object) -> int:
     if isinstance(layer, LatentAttentionSpec):
         inner = layer.num_heads * layer.head_dim
         return 4 * inner * (layer.width + layer.num_latents) + 6 * layer.width * layer.intermediate_size
-    if isinstance(layer, SpanScoresSpec):
-        # As for one label, with every token a word; each further label costs its products with the spans.
+    if isinstance(layer, SpanScoresSpec | WordScoresSpec):
+        # As for one label, with every token a word; each further label costs its products with the spans or words.
         lstm = layer.recurrent_layers * 2 * 2 * (2 * layer.width) * (layer.width + layer.width // 2)
+        if isinstance(layer, WordScoresSpec):
+            return lstm + 2 * layer.width * (2 * layer.width + 3 * 4 * layer.width)
         mlps = 2 * (2 * 4 * layer.width * (2 * layer.width + layer.width))
         return lstm + mlps + layer.max_width * 2 * 4 * layer.width
     return 0

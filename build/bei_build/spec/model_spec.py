@@ -25,6 +25,7 @@ from bei_build.spec.parts import (
     NormSpec,
     Pooling,
     SpanScoresSpec,
+    WordScoresSpec,
 )
 from bei_build.spec.weight_shapes import (
     Shape,
@@ -40,7 +41,7 @@ from bei_build.spec.weight_shapes import (
 )
 
 # Outputs of heads: one row per sequence, or (the last four) one row per token. Rows of "span_logits" are as wide as the
-# labels of a step need, by labels, then by widths of a span: the dimension is that of one label.
+# labels of a step need, by labels, then by widths of a span, or by parts of spans: the dimension is that of one label.
 Output = Literal["embedding", "logits", "sparse", "token_logits", "token_embedding", "token_weights", "span_logits"]
 
 
@@ -75,7 +76,7 @@ class HeadSpec:
                 yield from norm_weights(layer.name, layer.norm, layer.width)
             elif isinstance(layer, LatentAttentionSpec):
                 yield from latent_attention_weights(layer)
-            elif isinstance(layer, SpanScoresSpec):
+            elif isinstance(layer, SpanScoresSpec | WordScoresSpec):
                 yield from span_scores_weights(layer)
 
 
@@ -176,6 +177,6 @@ def _width(layers: tuple[HeadLayer, ...], width: int) -> int:
     for layer in layers:
         if isinstance(layer, DenseSpec):
             width = layer.out_features
-        elif isinstance(layer, SpanScoresSpec):
-            width = layer.max_width
+        elif isinstance(layer, SpanScoresSpec | WordScoresSpec):
+            width = layer.columns
     return width

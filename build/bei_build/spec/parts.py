@@ -377,8 +377,38 @@ class SpanScoresSpec:
     max_width: int
     recurrent_layers: int
 
+    @property
+    def columns(self) -> int:
+        """Scores of a word for one label."""
+        return self.max_width
 
-HeadLayer: TypeAlias = DenseSpec | NormLayerSpec | ActivationSpec | NormalizeSpec | LatentAttentionSpec | SpanScoresSpec
+
+@dataclass(frozen=True)
+class WordScoresSpec:
+    """Scores of every word as the first of a span, its last, and one inside, for all labels of a sequence (the
+    token-level models of GLiNER's code, its ``Scorer``).
+
+    Words, labels and LSTMs are those of ``SpanScoresSpec``. Words and labels are projected to two rows of ``width``
+    each, a and b; the scores are out([a_word, a_label, b_word * b_label]), an MLP with one hidden layer of 4 *
+    ``width`` and a ReLU.
+
+    Its weights are those of the LSTMs, two linear layers ``{name}.{word|label}``, and ``.0`` and ``.1`` of
+    ``{name}.out``.
+    """
+
+    name: str
+    width: int
+    recurrent_layers: int
+
+    @property
+    def columns(self) -> int:
+        """Scores of a word for one label."""
+        return 3
+
+
+HeadLayer: TypeAlias = (
+    DenseSpec | NormLayerSpec | ActivationSpec | NormalizeSpec | LatentAttentionSpec | SpanScoresSpec | WordScoresSpec
+)
 
 
 def needs_fp32(layer: HeadLayer) -> bool:

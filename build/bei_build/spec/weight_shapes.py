@@ -15,6 +15,7 @@ from bei_build.spec.parts import (
     MLPSpec,
     NormSpec,
     SpanScoresSpec,
+    WordScoresSpec,
 )
 
 Shape: TypeAlias = tuple[int, ...]
@@ -67,13 +68,19 @@ def latent_attention_weights(layer: LatentAttentionSpec) -> Iterator[tuple[str, 
     yield from linear_weights(f"{name}.mlp.down", width, layer.intermediate_size, bias=True)
 
 
-def span_scores_weights(layer: SpanScoresSpec) -> Iterator[tuple[str, Shape]]:
-    """Weights of a head that scores spans of words."""
+def span_scores_weights(layer: SpanScoresSpec | WordScoresSpec) -> Iterator[tuple[str, Shape]]:
+    """Weights of a head that scores spans of words, or words of spans."""
     name, width, half = layer.name, layer.width, layer.width // 2
     for index in range(layer.recurrent_layers):
         for direction in ("ahead", "back"):
             yield from linear_weights(f"{name}.rnn.{index}.{direction}.input", 4 * half, width, bias=True)
             yield from linear_weights(f"{name}.rnn.{index}.{direction}.hidden", 4 * half, half, bias=True)
+    if isinstance(layer, WordScoresSpec):
+        for part in ("word", "label"):
+            yield from linear_weights(f"{name}.{part}", 2 * width, width, bias=True)
+        yield from linear_weights(f"{name}.out.0", 4 * width, 3 * width, bias=True)
+        yield from linear_weights(f"{name}.out.1", layer.columns, 4 * width, bias=True)
+        return
     for part, entering in (("start", width), ("end", width), ("out", 2 * width), ("label", width)):
         yield from linear_weights(f"{name}.{part}.0", 4 * width, entering, bias=True)
         yield from linear_weights(f"{name}.{part}.1", width, 4 * width, bias=True)

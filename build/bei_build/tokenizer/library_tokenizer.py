@@ -56,7 +56,8 @@ class TokenizerSettings:
     ``is_static``: sentence-transformers reads tokenizer.json of static embeddings without a class, and adds no special
     tokens. ``lowercase`` (``do_lower_case`` of sentence-transformers): texts are lower-cased first. ``markers``:
     prefixes of texts that are one token each, if the vocabulary has them. ``ends_in_eos``: the model's own code appends
-    EOS to every text.
+    EOS to every text. ``added``: tokens that the model's own code adds to a tokenizer without them. ``model_type``:
+    names the class where neither the tokenizer's files nor a config.json do.
     """
 
     choice: TokenizerChoice = "auto"
@@ -65,6 +66,8 @@ class TokenizerSettings:
     lowercase: bool = False
     markers: tuple[str, ...] = ()
     ends_in_eos: bool = False
+    added: tuple[str, ...] = ()
+    model_type: str = ""
 
 
 class LibraryTokenizer(Protocol):
@@ -96,12 +99,14 @@ def open_tokenizer(folder: Path, settings: TokenizerSettings) -> LibraryTokenize
     if settings.is_static or settings.choice == "file":
         return _StoredTokenizer(folder, special_tokens=not settings.is_static)
     _check_files(folder)
-    loaded = _load(folder, settings.arguments)
+    arguments = {**settings.arguments, **_config_of(folder, settings.model_type)}
+    loaded = _load(folder, arguments, settings.added)
     asked = _missing_special_tokens(folder, loaded) if settings.choice == "auto" else {}
     if not asked:
         return _TransformersTokenizer(loaded)
     added = {f"add_{kind}_token": token is not None for kind, token in asked.items()}
-    return _TransformersTokenizer(_load(folder, {**settings.arguments, **added}), _backend(loaded), asked)
+    again = _load(folder, {**arguments, **added}, settings.added)
+    return _TransformersTokenizer(again, _backend(loaded), asked)
 
 
 def tokenization_of(library: LibraryTokenizer) -> Tokenization:
@@ -258,13 +263,14 @@ def _check_files(folder: Path) -> None:
         load(module, package, "cpu", f"Reading {models[0].name} (there is no tokenizer.json)")
 
 
-def _load(folder: Path, arguments: Mapping[str, Any]) -> Any:
-    """The tokenizer that transformers' AutoTokenizer loads from ``folder``. Raises TokenizerError."""
+def _load(folder: Path, arguments: Mapping[str, Any], added: Sequence[str]) -> Any:
+    """The tokenizer that transformers' AutoTokenizer loads from ``folder``, with those of ``added`` that it does not
+    have. Raises TokenizerError."""
     from transformers import AutoTokenizer
 
-    arguments = {**arguments, **_config_of(folder), "trust_remote_code": False}
     try:
-        loaded = AutoTokenizer.from_pretrained(folder, **arguments)
+        loaded = AutoTokenizer.from_pretrained(folder, **arguments, trust_remote_code=False)
+        loaded.add_tokens([token for token in added if token not in loaded.get_vocab()], special_tokens=True)
         vocabulary, special = set(loaded.get_vocab()), set(loaded.all_special_tokens)
     except BaseException as error:  # transformers raises OSError, ValueError, KeyError, AttributeError, TypeError, ...
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # tokenizers raises it
@@ -282,12 +288,15 @@ def _load(folder: Path, arguments: Mapping[str, Any]) -> Any:
     return loaded
 
 
-def _config_of(folder: Path) -> dict[str, Any]:
+def _config_of(folder: Path, model_type: str) -> dict[str, Any]:
     """An argument for models whose class is the repository's own: it names the model. Without it transformers reads all
-    of config.json, to find the tokenizer's class, as an unknown model, and fails on some keys."""
+    of config.json, to find the tokenizer's class, as an unknown model, and fails on some keys. ``model_type``: of
+    models without config.json."""
     from transformers import CONFIG_MAPPING, PreTrainedConfig
 
     path = folder / "config.json"
+    if model_type and not path.is_file():
+        return {"config": CONFIG_MAPPING[model_type]()}
     raw = read_object(path) if path.is_file() else {}
     if raw.get("model_type") in (None, *CONFIG_MAPPING):
         return {}

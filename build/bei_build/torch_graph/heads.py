@@ -23,6 +23,7 @@ from bei_build.spec.parts import (
     NormLayerSpec,
     Pooling,
     SpanScoresSpec,
+    WordScoresSpec,
     needs_fp32,
 )
 from bei_build.torch_graph.activation import activated
@@ -30,7 +31,7 @@ from bei_build.torch_graph.latent_attention import LatentAttention
 from bei_build.torch_graph.norms import Norm
 from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.parameters import Linear, TensorOptions
-from bei_build.torch_graph.span_scores import SpanScores
+from bei_build.torch_graph.span_scores import SpanScores, WordScores
 
 _READS: dict[Pooling, tuple[str, ...]] = {
     "cls": ("first_index",),
@@ -57,7 +58,7 @@ class _Layer:
             value = value.float()
         if isinstance(self.spec, DenseSpec):
             return self._dense(self.spec, value)
-        if isinstance(self.module, SpanScores):
+        if isinstance(self.module, SpanScores | WordScores):
             return self.module(value, step)  # type: ignore[no-any-return]
         if self.module is not None:
             return self.module(value)  # type: ignore[no-any-return]
@@ -139,6 +140,8 @@ def _added(layer: HeadLayer, model: nn.Module, options: TensorOptions) -> nn.Mod
         module = LatentAttention(layer, options)
     elif isinstance(layer, SpanScoresSpec):
         module = SpanScores(layer, options)
+    elif isinstance(layer, WordScoresSpec):
+        module = WordScores(layer, options)
     else:
         return None
     *containers, name = layer.name.split(".")

@@ -1,14 +1,16 @@
-"""Scores of spans of words for labels (``SpanScoresSpec``), as a layer of a head: each span through the whole MLP, as
-the model's own code computes them. For references and calibration; packages for GPUs do not have it."""
+"""Scores of spans of words for labels (``SpanScoresSpec``), and of words of spans (``WordScoresSpec``), as layers of
+heads: each span and each pair whole, as the models' own code computes them. For references and calibration; packages
+for GPUs do not have them."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from bei_build.spec.parts import SpanScoresSpec
+from bei_build.spec.parts import SpanScoresSpec, WordScoresSpec
 from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.parameters import Linear, TensorOptions
+from bei_build.torch_graph.word_rows import WordReader
 
 
 class SpanScores(nn.Module):
@@ -19,8 +21,8 @@ class SpanScores(nn.Module):
     def __init__(self, spec: SpanScoresSpec, options: TensorOptions) -> None:
         super().__init__()
         self._spec = spec
-        width, half = spec.width, spec.width // 2
-        self.rnn = nn.ModuleList(_BothWays(width, half, options) for _ in range(spec.recurrent_layers))
+        width = spec.width
+        self.rnn = WordReader(width, spec.recurrent_layers, options)
         self.start = _mlp(width, width, options)
         self.end = _mlp(width, width, options)
         self.label = _mlp(width, width, options)
@@ -28,13 +30,8 @@ class SpanScores(nn.Module):
 
     def forward(self, value: Tensor, step: PackedStep) -> Tensor:
         """Scores [T, C * max_width] of the token states ``value`` [T, width]."""
-        slots, most = step["word_slots"].long(), self._spec.max_width
-        with_zeros = torch.cat([value, value.new_zeros(1, value.shape[1])])  # of words without tokens
-        sizes, words = slots.shape, with_zeros[slots.flatten()]
-        for layer in self.rnn:
-            assert isinstance(layer, _BothWays)
-            reversal = step["word_reversal"].flatten().long()
-            words = torch.cat([layer.ahead(words, sizes), layer.back(words[reversal], sizes)[reversal]], dim=-1)
+        sizes, most = step["word_slots"].shape, self._spec.max_width
+        words = self.rnn.words(value, step)
         starts = _through(self.start, words).reshape(*sizes, -1)
         ends = _through(self.end, words)[step["word_ends"].long()]
         last = ends[:, -1:].expand(-1, most - 1, -1)
@@ -45,30 +42,29 @@ class SpanScores(nn.Module):
         return scores.flatten(2).flatten(0, 1)[step["token_words"].long()]
 
 
-class _BothWays(nn.Module):
-    """The two directions of one layer."""
+class WordScores(nn.Module):
+    """Words and labels, and what scores each pair; the names of the modules are those of the spec."""
 
-    def __init__(self, entering: int, leaving: int, options: TensorOptions) -> None:
+    reads = ("word_slots", "word_reversal", "label_slots", "token_words")
+
+    def __init__(self, spec: WordScoresSpec, options: TensorOptions) -> None:
         super().__init__()
-        self.ahead = _LSTM(entering, leaving, options)
-        self.back = _LSTM(entering, leaving, options)
+        width = spec.width
+        self.rnn = WordReader(width, spec.recurrent_layers, options)
+        self.word = Linear(width, 2 * width, True, options)
+        self.label = Linear(width, 2 * width, True, options)
+        self.out = nn.ModuleList(
+            [Linear(3 * width, 4 * width, True, options), Linear(4 * width, spec.columns, True, options)]
+        )
 
-
-class _LSTM(nn.Module):
-    """One direction over the words of each sequence."""
-
-    def __init__(self, entering: int, leaving: int, options: TensorOptions) -> None:
-        super().__init__()
-        self.input = Linear(entering, 4 * leaving, True, options)
-        self.hidden = Linear(leaving, 4 * leaving, True, options)
-
-    def forward(self, words: Tensor, sizes: torch.Size) -> Tensor:
-        """Flat states [B * W, leaving] for flat ``words``."""
-        rows = words.reshape(*sizes, -1)
-        start = rows.new_zeros(1, sizes[0], self.hidden.in_features)
-        weights = [self.input.weight, self.hidden.weight, self.input.bias, self.hidden.bias]
-        states: Tensor = torch.lstm(rows, (start, start), weights, True, 1, 0.0, False, False, True)[0]
-        return states.flatten(0, 1)
+    def forward(self, value: Tensor, step: PackedStep) -> Tensor:
+        """Scores [T, C * 3] of the token states ``value`` [T, width]."""
+        sizes = step["word_slots"].shape
+        words = self.word(self.rnn.words(value, step)).reshape(*sizes, 1, -1)
+        labels = self.label(value[step["label_slots"].long()]).unsqueeze(1)
+        words, labels = (side.expand(-1, sizes[1], labels.shape[2], -1).chunk(2, dim=-1) for side in (words, labels))
+        pairs = torch.cat([words[0], labels[0], words[1] * labels[1]], dim=-1)
+        return _through(self.out, pairs).flatten(2).flatten(0, 1)[step["token_words"].long()]
 
 
 def _mlp(entering: int, leaving: int, options: TensorOptions) -> nn.ModuleList:

@@ -29,6 +29,7 @@ REMOTE_CODE = (
     "StaticEmbedding",
     "StaticModel",
     "UniEncoderSpanGLiNER",
+    "UniEncoderTokenGLiNER",
 )
 ARCHITECTURES = [(family, name) for family in FAMILIES for name in family.architectures]
 

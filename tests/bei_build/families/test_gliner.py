@@ -13,10 +13,12 @@ import pytest
 from bei import Model
 from bei.artifact.store import load_manifest
 from bei.engine.load import load_engine
-from bei.errors import CheckpointError, ConfigError, InvalidRequestError
+from bei.errors import CheckpointError, ConfigError, InvalidRequestError, WeightsError
+from bei_build.checkpoint import gliner
 from bei_build.config import BuildConfig
 from bei_build.pipeline import build
 from bei_build.progress import Progress
+from tests.support.checkpoints import save_tokenizer, unigram_tokenizer
 from tests.support.gliner_models import MAX_WIDTH, save_gliner
 
 LABELS = ["person", "a place", "日本"]
@@ -36,6 +38,9 @@ _PARTS = (
     *("don't", "state-of-the_art", "<<ENT>>", "[SEP]", "<s>", "\u00ad", "ﬁnance", "Ⅷ", "½", "\x07", "\n", "हिन्दी"),
     *("x" * 30, "3.14", "U.S.A.", "\u3000", "the cat sat on the mat", "\ufeff", "İstanbul", "ß", "\u2028"),
 )
+
+
+WORDS = {"model_type": "gliner_uni_encoder_token", "span_mode": "token_level"}
 
 
 def built(folder: Path, kind: str, **settings: Any) -> Path:
@@ -62,7 +67,20 @@ def test_the_engine_agrees_with_the_module_that_computes_every_span_whole(artifa
     assert output["output"] == "span_logits"
     assert output["cosine_min"] > 0.9999
     assert output["max_abs_difference"] < 1e-3
+    assert output["score_difference"] < 2e-4
+    assert output["span_agreement"] == 1.0
     assert load_manifest(artifact).spec.architecture == "UniEncoderSpanGLiNER"
+
+
+def test_bf16_is_certified_by_scores_and_spans(tmp_path: Path) -> None:
+    # With matrices as wide as in the other tests, attention is so sharp that rounding by itself changes what it reads.
+    folder, artifact = save_gliner(tmp_path / "checkpoint", spread=0.1), tmp_path / "artifact"
+    build(BuildConfig(model=str(folder), target="cpu", precision="bf16", out=str(artifact)), load_engine, Progress())
+    certificate = json.loads((artifact / "certificate.json").read_text())
+    assert certificate["passed"]
+    (output,) = certificate["outputs"]
+    assert output["score_difference"] < 0.001
+    assert output["cosine_mean"] < 0.999  # all scores are nearly equal: their order is rounding
 
 
 def test_spans_are_words_of_the_text_in_code_points(model: Any) -> None:
@@ -135,7 +153,8 @@ def test_a_threshold_may_be_a_labels_own(model: Any) -> None:
     ("settings", "message"),
     [
         ({"span_mode": "conv_normal"}, "span_mode = 'conv_normal'"),
-        ({"span_mode": "token_level"}, "of another kind"),
+        ({"span_mode": "token_level", "represent_spans": True}, "represent_spans"),
+        ({"model_type": "gliner_uni_encoder_token_relex"}, "of another kind"),
         ({"subtoken_pooling": "mean"}, "subtoken_pooling"),
         ({"labels_encoder": "some/encoder"}, "labels_encoder"),
         ({"max_width": 0}, "max_width = 0"),
@@ -154,7 +173,41 @@ def test_a_folder_without_the_encoders_config_says_how_to_save_it(tmp_path: Path
     folder = save_gliner(tmp_path)
     settings = json.loads((folder / "gliner_config.json").read_text())
     (folder / "gliner_config.json").write_text(json.dumps({**settings, "encoder_config": None}))
-    with pytest.raises(CheckpointError, match="save_pretrained"):
+    with pytest.raises(CheckpointError, match=r"model_name is 'random/deberta-v2'.*save_pretrained"):
+        build(BuildConfig(model=str(folder), target="cpu", out=str(tmp_path / "out")), load_engine, Progress())
+
+
+_KNOWN = "microsoft/deberta-v3-xsmall"
+
+
+def published(folder: Path, **encoder: Any) -> Path:
+    """A checkpoint as most are published: no encoder_config, and the tokenizer's files of a backbone ``_KNOWN``."""
+    save_gliner(folder, encoder=encoder, model_name=_KNOWN, vocab_size=-1, class_token_index=-1)
+    settings = json.loads((folder / "gliner_config.json").read_text())
+    (folder / "gliner_config.json").write_text(json.dumps({**settings, "encoder_config": None}))
+    save_tokenizer(folder, unigram_tokenizer())
+    return folder
+
+
+def test_a_known_backbone_needs_no_config_and_gets_the_librarys_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(gliner._BACKBONES, _KNOWN, (2, 32, 4, 48))
+    published(tmp_path / "checkpoint", position_buckets=256)
+    whole = save_gliner(tmp_path / "whole", encoder={"position_buckets": 256})
+    answers = []
+    for folder in (tmp_path / "checkpoint", whole):
+        out = str(folder) + "-artifact"
+        build(BuildConfig(model=str(folder), target="cpu", precision="fp32", out=out), load_engine, Progress())
+        with Model(out, tune="off") as model:
+            answers.append(model.extract([TEXT], LABELS, threshold=0.4))
+    assert answers[0] == answers[1]
+    assert answers[0][0]
+
+
+def test_weights_that_are_not_those_of_the_named_backbone_are_refused(tmp_path: Path) -> None:
+    folder = published(tmp_path / "checkpoint", position_buckets=256)
+    with pytest.raises(WeightsError, match="embeddings"):
         build(BuildConfig(model=str(folder), target="cpu", out=str(tmp_path / "out")), load_engine, Progress())
 
 
@@ -172,6 +225,9 @@ def test_a_precision_that_needs_calibration_is_refused(tmp_path: Path) -> None:
     [
         ("deberta-v2", {}),
         ("deberta-v2", {"num_rnn_layers": 2, "width": 32, "embed_ent_token": False}),
+        ("deberta-v2", WORDS),
+        ("modernbert", {"spread": 0.2}),
+        ("modernbert", {**WORDS, "width": 32, "num_rnn_layers": 0}),
     ],
 )
 def test_spans_labels_and_scores_are_the_gliner_librarys(tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:

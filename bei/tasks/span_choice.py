@@ -1,0 +1,97 @@
+"""From scores of words to the spans of a text, as the gliner library chooses them (its SpanDecoder, TokenDecoder)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from bei.artifact.manifest import Extraction
+from bei.core import Encoding, Float32Array
+from bei.engine.postprocess import apply_function
+from bei.engine.words import WORD, kinds_of, num_words, word_numbers
+
+# Of one text: the score of each span (first word, last word) and label.
+Candidates: TypeAlias = dict[tuple[int, int, int], float]
+
+
+def collect(
+    found: Candidates,
+    logits: Float32Array,
+    encoding: Encoding,
+    first_word: int,
+    thresholds: Float32Array,
+    layout: Extraction,
+) -> None:
+    """Add a window's spans above their thresholds to ``found``. ``logits`` [tokens, columns]: by labels, then by the
+    layout's columns, with further labels of other sequences behind. ``first_word``: of the window, in its text."""
+    types = encoding.token_type_ids
+    assert types is not None
+    starts, count = word_numbers(types), num_words(types)
+    rows = logits[kinds_of(types) == WORD].reshape(len(starts), -1, layout.columns)[:, : len(thresholds)]
+    scores = apply_function(rows, "sigmoid")
+    if layout.by_word:
+        whole = np.full((count, len(thresholds), 3), -1.0, np.float32)  # words without tokens are in no span
+        whole[starts] = scores
+        places = _of_words(whole, thresholds)
+    else:
+        places = _of_spans(scores, starts, count, thresholds)
+    for first, last, label, score in places:
+        key = (first_word + first, first_word + last, label)
+        found[key] = max(found.get(key, 0.0), score)
+
+
+def _of_spans(
+    scores: Float32Array, starts: npt.NDArray[np.int32], count: int, thresholds: Float32Array
+) -> Iterator[tuple[int, int, int, float]]:
+    """First word, last word, label and score of spans of ``scores`` [words, labels, widths] that end in the window."""
+    above: npt.NDArray[np.bool_] = scores > thresholds[:, None]
+    above &= (starts[:, None] + np.arange(scores.shape[2]) < count)[:, None, :]
+    for (word, label, width), score in zip(np.argwhere(above).tolist(), scores[above].tolist(), strict=True):
+        first = int(starts[word])
+        yield first, first + width, label, score
+
+
+def _of_words(scores: Float32Array, thresholds: Float32Array) -> Iterator[tuple[int, int, int, float]]:
+    """Spans of ``scores`` [words, labels, (first, last, inside)]: the first and last word above the threshold, no word
+    inside below it. A span's score is the least of these."""
+    first, last, inside = scores[..., 0], scores[..., 1], scores[..., 2]
+    for word, label in np.argwhere(first > thresholds).tolist():
+        least, lower = thresholds[label], np.flatnonzero(inside[word:, label] < thresholds[label])
+        stop = word + int(lower[0]) if len(lower) else len(scores)
+        if stop == word:
+            continue
+        ends = last[word:stop, label]
+        bound = np.minimum(np.minimum.accumulate(inside[word:stop, label]), first[word, label])
+        for place in np.flatnonzero(ends > least).tolist():
+            yield word, word + place, label, float(min(bound[place], ends[place]))
+
+
+def choose(found: Candidates, *, flat: bool, multi_label: bool, by_word: bool) -> Iterator[tuple[int, int, int, float]]:
+    """First word, last word, label and score of the candidates that are left when those are taken out that overlap a
+    better one, in the text's order."""
+    # Equal scores are ranked as the library lists them: by first word, then width and label, or label and width.
+    if by_word:
+        ranked = sorted(found.items(), key=lambda item: (-item[1], item[0][0], item[0][2], item[0][1]))
+    else:
+        ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    longest = max((last - first for first, last, _ in found), default=0)
+    kept: dict[int, list[tuple[int, int, int, float]]] = {}  # by first word
+    for (first, last, label), score in ranked:
+        near = range(first - longest, last + 1)
+        others = (other for place in near for other in kept.get(place, ()))
+        if not any(_excludes(first, last, other, flat=flat, multi_label=multi_label) for other in others):
+            kept.setdefault(first, []).append((first, last, label, score))
+    for place in sorted(kept):
+        yield from kept[place]
+
+
+def _excludes(first: int, last: int, other: tuple[int, int, int, float], *, flat: bool, multi_label: bool) -> bool:
+    if (first, last) == other[:2]:
+        return not multi_label
+    if first > other[1] or other[0] > last:
+        return False
+    is_nested = (first <= other[0] and last >= other[1]) or (other[0] <= first and other[1] >= last)
+    return flat or not is_nested
