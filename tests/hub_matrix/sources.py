@@ -397,7 +397,10 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
         f"{_FASTEMBED}/common/preprocessor_utils.py",
     ),
     "urchade/gliner_medium-v2.1": ("github:urchade/GLiNER docs/intro.md", "github:urchade/GLiNER gliner/model.py"),
-    "knowledgator/gliner-bi-large-v1.0": ("github:urchade/GLiNER docs/intro.md", "github:urchade/GLiNER gliner/model.py"),
+    "knowledgator/gliner-bi-large-v1.0": (
+        "github:urchade/GLiNER docs/intro.md",
+        "github:urchade/GLiNER gliner/model.py",
+    ),
     "numind/NuNER_Zero": ("github:urchade/GLiNER docs/intro.md", "github:urchade/GLiNER gliner/model.py"),
     "openai/privacy-filter": (_config("openai_privacy_filter"),),
     "sentence-transformers/clip-ViT-B-32": (f"{_ST} docs/sentence_transformer/pretrained_models.md",),
