@@ -4,7 +4,8 @@
 
 Cases: ``requests-256``: requests of 256 passages at concurrency 4. ``request-2048``: one request of 2,048 texts of 256
 tokens at a time. ``two-models``: the first, on one of two models, single texts on the other or on the same one.
-``batch``: requests of 128 passages in a file of ``/v1/batches``, which runs longer than the measurement. Each measures
+``batch``: requests of 128 passages in a file of ``/v1/batches``, which runs longer than the measurement. ``grpc``: the
+first, and single texts over HTTP and over gRPC (ModelInfer), in lanes alone. Each measures
 single texts alone (they come at ``--rate`` a second whatever the server does, and latency counts from when they were
 due), bulk work alone, and both at once, in lanes and all in one lane, until the bulk work is done. ``/ready`` and
 ``/health`` are asked five times a second meanwhile. Texts are prose that the servers have not met. Measurements are
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from bei.tokenizer.encoder import TextEncoder
+from benchmarks.grpc_beside_http import INFER, infer_message
 from benchmarks.harness.arguments import parsed
 from benchmarks.harness.batches import running_batch
 from benchmarks.harness.engines import encoder_of
@@ -32,7 +34,7 @@ from benchmarks.harness.load import LANE, Load, Stream, drive, embeddings_body, 
 from benchmarks.harness.models import built, checkpoint_folder, minilm_folder
 from benchmarks.harness.record import write
 from benchmarks.harness.rounds import by_total_times, least_disturbed, with_foreign_load
-from benchmarks.harness.servers import Fleet, UnseenTexts, kinds, metric
+from benchmarks.harness.servers import Fleet, UnseenTexts, free_port, kinds, metric
 from benchmarks.harness.summaries import latency_ms
 from benchmarks.harness.texts import LONG, PASSAGES, SHORT, Words, groups, read_prose
 
@@ -54,6 +56,7 @@ class Case:
     repetitions: int
     two_models: bool = False
     as_batch: bool = False
+    over_grpc: bool = False
 
 
 CASES = {
@@ -61,13 +64,14 @@ CASES = {
     "request-2048": Case(2048, LONG, 1, num_requests=1, repetitions=5),
     "two-models": Case(256, PASSAGES, 4, num_requests=4, repetitions=12, two_models=True),
     "batch": Case(128, PASSAGES, 4, num_requests=32, repetitions=8, as_batch=True),
+    "grpc": Case(256, PASSAGES, 4, num_requests=4, repetitions=7, over_grpc=True),
 }
 
 
 @dataclass(frozen=True)
 class Side:
     """A measurement of ``server``: single texts in ``lane``, bulk work, or both; ``alone``: the name of that of the
-    single texts without bulk work."""
+    single texts without bulk work. ``over_grpc``: single texts go over one channel."""
 
     name: str
     server: str
@@ -76,6 +80,7 @@ class Side:
     single: bool = True
     bulk: bool = True
     on_busy_model: bool = True
+    over_grpc: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,11 @@ def sides_of(case: Case, servers: Iterable[str]) -> list[Side]:
             alone += [Side(name, server, bulk=False, on_busy_model=False), Side(busy, server, bulk=False)]
             both.append(Side(f"{server}, singles on the other model", server, alone=name, on_busy_model=False))
             both.append(Side(f"{server}, singles on the busy model", server, alone=busy))
+        elif case.over_grpc:
+            over = f"{name}, over gRPC"
+            alone += [Side(name, server, bulk=False), Side(over, server, bulk=False, over_grpc=True)]
+            both.append(Side(f"{server}, lanes", server, alone=name))
+            both.append(Side(f"{server}, lanes, over gRPC", server, alone=over, over_grpc=True))
         else:
             alone.append(Side(name, server, bulk=False))
             both += [Side(f"{server}, lanes", server, alone=name), Side(f"{server}, one lane", server, "bulk", name)]
@@ -138,8 +148,14 @@ def main() -> None:
                     server: replace(kind, flags=(*kind.flags, "--batch-dir", str(scratch / f"batches-{server}")))
                     for server, kind in served.items()
                 }
+            ports = {server: free_port() for server in served}
+            if CASES[name].over_grpc:
+                served = {
+                    server: replace(kind, flags=(*kind.flags, f"--grpc-port={ports[server]}"))
+                    for server, kind in served.items()
+                }
             with Fleet(served, scratch / "home") as fleet:
-                run = Run(name, options, fleet, UnseenTexts(prose, fleet), encoder_of(busy))
+                run = Run(name, options, fleet, UnseenTexts(prose, fleet), encoder_of(busy), ports)
                 found = {**run.summary(*run.measure()), "servers": fleet.described()}
             write(f"mixed-{options.shape}-{name}", {"single texts a second": options.rate, **found})
             prose.new_lap()  # the next case has servers of its own
@@ -149,7 +165,13 @@ class Run:
     """All measurements of one case."""
 
     def __init__(
-        self, name: str, options: argparse.Namespace, fleet: Fleet, texts: UnseenTexts, encoder: TextEncoder
+        self,
+        name: str,
+        options: argparse.Namespace,
+        fleet: Fleet,
+        texts: UnseenTexts,
+        encoder: TextEncoder,
+        grpc_ports: Mapping[str, int],
     ) -> None:
         self.name, self.case = name, CASES[name]
         self.sides = sides_of(self.case, fleet.kinds)
@@ -158,6 +180,7 @@ class Run:
         self._texts = texts
         self._busy = options.shape
         self._encoder = encoder
+        self._grpc_ports = grpc_ports
         self._other = "minilm-2" if self.case.two_models else options.shape
         self._num_measured = 0
 
@@ -210,8 +233,12 @@ class Run:
         return Measured(load, foreign, cap_s, rate)
 
     def _singles(self, side: Side, texts: Sequence[str], arrivals_s: Sequence[float]) -> Stream:
-        bodies = [embeddings_body(text, self._busy if side.on_busy_model else self._other) for text in texts]
-        headers = {LANE: side.lane}
+        model, headers = self._busy if side.on_busy_model else self._other, {LANE: side.lane}
+        if side.over_grpc:
+            port = self._grpc_ports[side.server]
+            calls = [infer_message(model, [text]) for text in texts]
+            return Stream("single", calls, INFER, arrivals_s=arrivals_s, headers=headers, grpc_port=port)
+        bodies = [embeddings_body(text, model) for text in texts]
         return Stream("single", bodies, arrivals_s=arrivals_s, headers=headers, max_connections=2048)
 
     def _num_tokens_run(self, port: int) -> float:

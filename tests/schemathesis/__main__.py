@@ -63,13 +63,13 @@ _WITH_DEADLINES = ("/v1/embeddings", "/tei/embed")
 # it. So only good requests have it.
 _REPORT = "X-Bei-Report"
 
-# Fields that are refused for what a schema cannot say: they depend on the model, or contradict each other.
+# Fields that are refused for what a schema cannot say: they depend on the model, or contradict each other or a header.
 _DEPENDENT = {
     *("model", "prompt_name", "input_type", "task", "instruction", "instruct", "late_chunking", "rank_fields"),
     *("dimensions", "output_dimension", "normalize", "normalized", "use_activation", "add_special_tokens"),
     *("encoding_format", "output_dtype", "embedding_type", "embedding_types", "encoding_type", "embed_dtype", "prompt"),
     *("truncate", "truncation", "truncation_direction", "truncation_side", "truncate_prompt_tokens"),
-    *("max_tokens", "max_tokens_per_doc", "max_doc_length"),
+    *("max_tokens", "max_tokens_per_doc", "max_doc_length", "service_tier"),
 }
 # Routes whose inputs are such: ids of the model's vocabulary, lists of equal lengths, a body for each kind of model,
 # labels for a model of natural language inference, tensors of a shape, files and routes that there are; or that need a
