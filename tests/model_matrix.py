@@ -53,6 +53,7 @@ class that a family reads is not named here. Classes without rows of their own:
 | `NomicBertForPreTraining` | remote code, read as NomicBERT's base model |
 | `ElectraForPreTraining` | read as its base model |
 | `CLIPModel` | its text tower's rows; of the image tower: `tests/bei_build/test_image_towers.py` |
+| `SiglipModel`, `SiglipTextModel` | SigLIP's towers: `tests/bei_build/families/test_siglip.py`, `tests/bei_build/test_image_towers.py` |
 | `Contriever` | facebook/contriever's own class: BERT |
 | `HF_ColBERT` | remote code: BERT and a linear layer on every token |
 | `JinaBertModel`, `JinaBertForMaskedLM`, `JinaBertForSequenceClassification` | remote code in two forms |

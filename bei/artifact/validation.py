@@ -118,6 +118,7 @@ def manifest_fault(manifest: Manifest) -> str | None:
         _routes,
         _adapters,
         _engine,
+        _filling,
         _images,
         _files,
     )
@@ -354,6 +355,12 @@ def _package(package: Package) -> Iterator[str]:
         yield "the package's inputs have no input_ids: it reads no text"
     if not 0 <= package.weight_bytes < 1 << 62:
         yield f"the package has weight_bytes {_shown(package.weight_bytes)}, which is not a possible size"
+
+
+def _filling(manifest: Manifest) -> Iterator[str]:
+    token = manifest.tokenization.filled_with
+    if token is not None and not 0 <= token < manifest.spec.vocab_size:
+        yield f"tokenization.filling_id is {_shown(token)}, which the model has no row for"
 
 
 def _images(manifest: Manifest) -> Iterator[str]:

@@ -90,6 +90,8 @@ def _tokenizer(tokenization: Tokenization) -> str:
         parts.append("a text that is too long loses its beginning")
     if tokenization.splits_special_tokens:
         parts.append("special tokens of a text are split")
+    if tokenization.filled_with is not None:
+        parts.append(f"texts are filled up with token {tokenization.filled_with}")
     return "; ".join(parts)
 
 

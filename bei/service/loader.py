@@ -224,6 +224,7 @@ def encoder_of(artifact: Artifact, config: ServeConfig) -> TextEncoder:
         truncation_side=artifact.manifest.tokenization.truncation_side,
         split_special_tokens=artifact.manifest.tokenization.splits_special_tokens,
         vocab_size=artifact.manifest.spec.vocab_size,
+        filling_id=artifact.manifest.tokenization.filled_with,
     )
     artifact.check_files()
     return encoder.with_weights(_token_weights_of(artifact))

@@ -118,7 +118,8 @@ class TextEncoder:
 
     ``frame``: texts before and after ``framed`` inputs. ``truncation_side``: the default of ``direction``.
     ``split_special_tokens``: special tokens inside a text are split like other text. ``token_weights``: float32
-    [vocabulary], the table for sparse vectors that are looked up. ``vocab_size``: of the model; a tokenizer with ids
+    [vocabulary], the table for sparse vectors that are looked up. ``filling_id``: every text is filled up to
+    ``max_seq_len`` with this token; None: none is. ``vocab_size``: of the model; a tokenizer with ids
     beyond it is refused (ArtifactManifestError).
     """
 
@@ -134,6 +135,7 @@ class TextEncoder:
         truncation_side: CutSide = "right",
         split_special_tokens: bool = False,
         vocab_size: int | None = None,
+        filling_id: int | None = None,
     ) -> None:
         try:
             self._tokenizer = read_tokenizer(path, vocab_size)
@@ -148,6 +150,7 @@ class TextEncoder:
                 f"{shown_path(path)} is not a readable tokenizer ({error}). Build it again."
             ) from error
         self._max_seq_len = max_seq_len
+        self._filling_id = filling_id
         self._auto_truncate = auto_truncate
         self._cuts_left = truncation_side == "left"
         self._framed = self._frame(frame)
@@ -210,6 +213,9 @@ class TextEncoder:
             ]
         if options.expansion is not None:
             encodings = [expanded(encoding, options.expansion) for encoding in encodings]
+        if self._filling_id is not None and not options.whole:
+            filling = Expansion(self._filling_id, self._max_seq_len, attended=True)
+            encodings = [expanded(encoding, filling) for encoding in encodings]
         for encoding in encodings:
             self._check(encoding, truncate, options)
         if options.unpooled_prompt:

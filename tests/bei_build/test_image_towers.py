@@ -30,10 +30,21 @@ from bei_build.spec.dtypes import DType
 from bei_build.torch_graph.model import packed_model, run
 from bei_build.verification.images import encoder_of_tower
 from tests.support.builds import build_artifact, open_engine
-from tests.support.two_towers import CLIP_PROCESSOR, TEXTS, drawn_files, library_vectors, save_clip, write_processor
+from tests.support.two_towers import (
+    CLIP_PROCESSOR,
+    TEXTS,
+    drawn_files,
+    library_vectors,
+    save_clip,
+    save_siglip,
+    write_processor,
+)
 
 Save = Callable[..., Path]
-FAMILIES: dict[str, tuple[Save, Any]] = {"CLIP": (save_clip, transformers.CLIPModel)}
+FAMILIES: dict[str, tuple[Save, Any]] = {
+    "CLIP": (save_clip, transformers.CLIPModel),
+    "SigLIP": (save_siglip, transformers.SiglipModel),
+}
 FILES = drawn_files()
 
 

@@ -340,8 +340,8 @@ def test_every_class_of_a_family_is_in_the_document(family: Family) -> None:
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: next(iter(family.architectures)))
 def test_every_family_has_a_case(family: Family) -> None:
     native = {name for name in family.architectures if hasattr(transformers, name)}
-    if native:
+    if native and not family.fills_texts:  # filled texts are of one length, which the matrix's are not
         assert native & {case.architecture for case in CASES}
-    else:  # remote code: a test of its own holds it to an implementation in torch
+    else:  # also remote code: a test of its own holds it to an implementation in torch
         tests = [file.read_text() for file in (Path(__file__).parent / "families").glob("test_*.py")]
         assert any(f'"{name}"' in test for name in family.architectures for test in tests)

@@ -26,6 +26,13 @@ CLIP_PROCESSOR = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
+SIGLIP_PROCESSOR = {
+    "image_processor_type": "SiglipImageProcessor",
+    "size": {"height": SIDE, "width": SIDE},
+    "resample": 3,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
 TEXTS = ["a cat on a mat", "hello world"]
 
 
@@ -49,6 +56,30 @@ def save_clip(folder: Path, **vision: Any) -> Path:
     save(transformers.CLIPModel(config), folder)
     write_processor(folder, CLIP_PROCESSOR)
     return folder
+
+
+def save_siglip(folder: Path, vocab_size: int = 300, **vision: Any) -> Path:
+    """SigLIP's two towers. ``vision``: settings of the image's config."""
+    shared = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.SiglipConfig(
+        text_config={
+            **shared,
+            **{"vocab_size": vocab_size, "max_position_embeddings": MAX_TOKENS},
+            **{"hidden_size": 32, "projection_size": WIDTH},
+        },
+        vision_config={**shared, "image_size": SIDE, "patch_size": PATCH, **vision},
+    )
+    torch.manual_seed(0)
+    save(transformers.SiglipModel(config), folder)
+    change_tokenizer(folder, model_input_names=["input_ids"])
+    write_processor(folder, SIGLIP_PROCESSOR)
+    return folder
+
+
+def change_tokenizer(folder: Path, **settings: Any) -> None:
+    """Change ``tokenizer_config.json``."""
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
 
 
 def save(model: Any, folder: Path) -> None:
@@ -78,9 +109,12 @@ def library_vectors(folder: Path, model_class: Any, files: list[bytes], texts: l
     """Vectors of unit length of images, then of texts, by transformers, one at a time: float32 [n, width]."""
     model: Any = model_class.from_pretrained(folder).eval()
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    filled = {"padding": "max_length"} if "siglip" in model.config.model_type else {}
     with torch.no_grad():
         found = [model.get_image_features(pixel_values=pixel_values(folder, content)) for content in files]
-        found += [model.get_text_features(**tokenizer(text, return_tensors="pt")) for text in texts]
+        found += [
+            model.get_text_features(**tokenizer(text, return_tensors="pt", truncation=True, **filled)) for text in texts
+        ]
     rows = torch.cat([getattr(one, "pooler_output", one) for one in found])
     vectors: Float32Array = torch.nn.functional.normalize(rows, dim=-1).numpy()
     return vectors

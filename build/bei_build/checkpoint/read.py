@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import msgspec
 from tokenizers import Tokenizer
 
 from bei.artifact.manifest import CheckpointSource
@@ -19,6 +20,7 @@ from bei.utils.libraries import importing
 from bei_build.checkpoint.adapter_folder import with_base
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.colbert import Sides, roles_of
+from bei_build.checkpoint.filled_texts import filling_id_of
 from bei_build.checkpoint.gguf_folder import laid_out
 from bei_build.checkpoint.gliner import FILE as GLINER_CONFIG
 from bei_build.checkpoint.gliner import extraction_of, gliner_config, own_tokens
@@ -136,6 +138,10 @@ def read_checkpoint(
     check_attention(spec, attention, config, longest)
     if longest <= (special := tokenizer.num_special_tokens_to_add(is_pair=False)):
         raise CheckpointError(f"max_seq_len {longest} leaves no room beside the {special} special tokens of a text.")
+    tokenization = tokenization_of(library)
+    if family.fills_texts:
+        spec = replace(spec, filling_id=filling_id_of(spec, library, tokenizer, folder, longest))
+        tokenization = msgspec.structs.replace(tokenization, filling_id=spec.filling_id)
     if document_length is not None and document_length > longest:
         raise CheckpointError(f"document_length {document_length} is above max_seq_len {longest}: choose at most that.")
     roles = roles_of(files.sides, files.prompts, tokenizer, folder, longest)
@@ -158,7 +164,7 @@ def read_checkpoint(
         spec,
         tokenizer,
         tokenizer_settings,
-        tokenization_of(library),
+        tokenization,
         rowless,
         longest,
         labels,

@@ -90,9 +90,10 @@ class Family:
 
     Without ``special_tokens`` none are put around texts. Without ``pools_unknown`` means leave out the unknown token.
     ``stored_sizes``: no config gives the shape of the word table. ``shares_rows``: several tokens may have one row of
-    it (``shared_rows``). ``translate`` may add keys of ours to a config: ``usual_length``, the default for the tokens
-    of a text that are read (None: all); ``unit_length``, true if vectors are normalized; and ``ends_in_eos``, true if
-    every text ends in the tokenizer's EOS, whatever the tokenizer's files contain.
+    it (``shared_rows``). ``fills_texts``: every text is filled up with padding to the model's limit, and padding is
+    attended like any token. ``translate`` may add keys of ours to a config: ``usual_length``, the default for the
+    tokens of a text that are read (None: all); ``unit_length``, true if vectors are normalized; and ``ends_in_eos``,
+    true if every text ends in the tokenizer's EOS, whatever the tokenizer's files contain.
     """
 
     model_type: str
@@ -116,6 +117,7 @@ class Family:
     pools_unknown: bool = True
     stored_sizes: bool = False
     shares_rows: bool = False
+    fills_texts: bool = False
     joined_by_head: bool = False
     variant: Callable[[Mapping[str, Any]], Family | None] | None = None
 

@@ -76,7 +76,8 @@ def _projected(config: Any) -> tuple[HeadSpec, ...]:
     return (HeadSpec("embedding", _pooling(config), layers=(layer,)),)
 
 
-_LAYERS = {
+# Also SigLIP's.
+LAYERS = {
     "layers.{i}.attention.query": f"{_LAYER}.self_attn.q_proj",
     "layers.{i}.attention.key": f"{_LAYER}.self_attn.k_proj",
     "layers.{i}.attention.value": f"{_LAYER}.self_attn.v_proj",
@@ -99,7 +100,7 @@ FAMILY = Family(
     weights={
         "embeddings.word": "embeddings.token_embedding",
         "embeddings.position": "embeddings.position_embedding",
-        **_LAYERS,
+        **LAYERS,
         "final_norm": "final_layer_norm",
         "projection": "text_projection",
     },
@@ -144,7 +145,7 @@ VISION = VisionFamily(
             "embeddings.patch.class_row": "embeddings.class_embedding",
             "embeddings.position": "embeddings.position_embedding",
             "embeddings.norm": "pre_layrnorm",
-            **_LAYERS,
+            **LAYERS,
             "post_norm": "post_layernorm",
             "projection": "visual_projection",
         },

@@ -52,6 +52,7 @@ from bei_build.families import (
     rembert,
     roberta,
     roformer,
+    siglip,
     smollm3,
     stablelm,
     starcoder2,
@@ -88,6 +89,7 @@ FAMILIES: tuple[Family, ...] = (
     deberta.FAMILY,
     gliner.FAMILY,
     clip.FAMILY,
+    siglip.FAMILY,
     t5.FAMILY,
     t5.MT5_FAMILY,
     bart.FAMILY,
@@ -132,7 +134,7 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 # Image towers, by the classes that have two.
-VISION_FAMILIES: Mapping[str, VisionFamily] = {"CLIPModel": clip.VISION}
+VISION_FAMILIES: Mapping[str, VisionFamily] = {"CLIPModel": clip.VISION, "SiglipModel": siglip.VISION}
 
 
 def vision_family(architecture: str) -> VisionFamily | None:

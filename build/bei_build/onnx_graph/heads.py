@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from bei_build.onnx_graph.activation import emit_activation
+from bei_build.onnx_graph.attention_pool import emit_attention_pool
 from bei_build.onnx_graph.latent_attention import emit_latent_attention
 from bei_build.onnx_graph.span_scores import emit_span_scores
 from bei_build.onnx_graph.word_scores import emit_word_scores
@@ -49,7 +50,9 @@ class HeadEmitter:
             if not in_fp32 and needs_fp32(layer):
                 value, in_fp32 = graph.cast(value, DType.FP32, f"{name}.token_layers.{index}.fp32"), True
             value = self._layer(layer, value, f"{name}.token_layers.{index}", in_fp32=in_fp32)
-        if head.pooling:
+        if head.attention_pool:
+            value = emit_attention_pool(graph, self._read, value, head.attention_pool, f"{name}.attention_pool")
+        elif head.pooling:
             pooling = self._pooled.setdefault(value, _PoolingEmitter(graph, value, self._spec))
             parts = [pooling.emit(mode, head.passed_id) for mode in head.pooling]
             value = parts[0] if len(parts) == 1 else graph.op("Concat", parts, f"{name}.pooled", axis=1)

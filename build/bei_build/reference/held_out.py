@@ -85,7 +85,7 @@ def encode(
     if pairs:
         return encode_pairs(tokenizer, list(zip(texts, [*texts[1:], texts[0]], strict=True)), spec, max_seq_len)
     tokenizer = _truncating(tokenizer, max_seq_len)
-    return [_encoding(tokenizer.encode(text), spec) for text in texts]
+    return [spec.filled(_encoding(tokenizer.encode(text), spec)) for text in texts]
 
 
 def encode_pairs(
@@ -111,7 +111,8 @@ def _encoding(encoded: tokenizers.Encoding, spec: ModelSpec) -> Encoding:
 def held_out(encode: Encode, spec: ModelSpec, max_seq_len: int, expansion: Expansion | None = None) -> HeldOut:
     """The held-out texts as the model reads them: pairs for a scorer; else every other text gets the ``expansion`` of a
     query, or is pooled without its first tokens where the model leaves prompts out."""
-    found = [(text, encoding) for (text,), encoding in _encoded(encode, [(text,) for text in held_out_texts()])]
+    singles = _encoded(encode, [(text,) for text in held_out_texts()])
+    found = [(text, spec.filled(encoding)) for (text,), encoding in singles]
     texts, encodings = [text for text, _ in found], [encoding for _, encoding in found]
     if "rerank" in tasks_of(spec.heads[0], spec.hidden_size) and max_seq_len > 8:
         pairs = list(zip(texts, [*texts[1:], texts[0]], strict=True))
@@ -123,7 +124,7 @@ def held_out(encode: Encode, spec: ModelSpec, max_seq_len: int, expansion: Expan
             encoding._replace(num_unpooled=min(_UNPOOLED, encoding.num_tokens - 1)) for encoding in encodings[::2]
         ]
     ((_, canary),) = _encoded(encode, [(CANARY_TEXT,)])
-    return HeldOut(texts, encodings, CANARY_TEXT, canary)
+    return HeldOut(texts, encodings, CANARY_TEXT, spec.filled(canary))
 
 
 def with_labels(questions: HeldOut, encode: Callable[[Sequence[str]], list[Encoding]]) -> HeldOut:

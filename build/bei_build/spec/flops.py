@@ -64,7 +64,11 @@ def visible_pairs(spec: AttentionSpec, length: int) -> int:
 def _head_flops(head: HeadSpec, num_tokens: int, num_sequences: int) -> int:
     rows = num_sequences if head.pooling else num_tokens
     on_tokens = sum(_head_layer_flops(layer) for layer in head.token_layers)
-    return num_tokens * on_tokens + rows * sum(_head_layer_flops(layer) for layer in head.layers)
+    on_rows = sum(_head_layer_flops(layer) for layer in head.layers)
+    if pool := head.attention_pool:
+        on_tokens += 4 * pool.width * pool.width + 4 * pool.width  # keys and values, scores and context
+        on_rows += 4 * pool.width * (pool.width + pool.intermediate_size)
+    return num_tokens * on_tokens + rows * on_rows
 
 
 def _head_layer_flops(layer: object) -> int:

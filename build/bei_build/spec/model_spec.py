@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from bei.core import Encoding, Expansion, expanded
 from bei_build.spec.adapters import AdaptersSpec, factor_weights
 from bei_build.spec.parts import (
+    AttentionPoolSpec,
     AttentionSpec,
     ConvolutionSpec,
     DecoderSpec,
@@ -29,6 +31,7 @@ from bei_build.spec.parts import (
 )
 from bei_build.spec.weight_shapes import (
     Shape,
+    attention_pool_weights,
     convolution_weights,
     decoder_weights,
     embedding_weights,
@@ -51,7 +54,7 @@ class HeadSpec:
 
     Several pooling modes are concatenated. Without pooling the output has a row per token. ``passed_id``: pooling
     "last" skips tokens of this id at the end of a sequence, and takes the first token where all have it (classifiers of
-    decoders).
+    decoders). ``attention_pool``: what pooling "attention" computes.
     """
 
     output: Output
@@ -59,6 +62,7 @@ class HeadSpec:
     token_layers: tuple[HeadLayer, ...] = ()
     layers: tuple[HeadLayer, ...] = ()
     passed_id: int | None = None
+    attention_pool: AttentionPoolSpec | None = None
 
     def dimension(self, hidden_size: int) -> int:
         """Width of the output for token states of ``hidden_size``."""
@@ -67,6 +71,8 @@ class HeadSpec:
 
     def weights(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of every weight."""
+        if self.attention_pool:
+            yield from attention_pool_weights(self.attention_pool)
         for layer in (*self.token_layers, *self.layers):
             if isinstance(layer, DenseSpec):
                 yield from linear_weights(layer.name, layer.out_features, layer.in_features, layer.bias)
@@ -97,6 +103,7 @@ class ModelSpec:
     most tokens of a text that the spec describes; longer texts are computed differently. ``layer_shares``: heads read a
     weighted sum of the states of the embeddings and of each layer, the last ones after the final norm; these are the
     weights. ``adapters``: low-rank terms of its matrices, of which each sequence reads one.
+    ``filling_id``: every text is filled up to ``embeddings.max_positions`` with this token.
     """
 
     family: str
@@ -116,10 +123,17 @@ class ModelSpec:
     convolution: ConvolutionSpec | None = None
     layer_shares: tuple[float, ...] | None = None
     adapters: AdaptersSpec | None = None
+    filling_id: int | None = None
 
     def head(self, output: Output) -> HeadSpec | None:
         """The head called ``output``, None where the model has none."""
         return next((head for head in self.heads if head.output == output), None)
+
+    def filled(self, encoding: Encoding) -> Encoding:
+        """``encoding`` of a text, filled up where this model's are."""
+        if self.filling_id is None:
+            return encoding
+        return expanded(encoding, Expansion(self.filling_id, self.embeddings.max_positions, attended=True))
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:

@@ -28,12 +28,23 @@ Activation = Literal[
 
 
 Pooling = Literal[
-    "cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last", "sum", "last_marked", "first_marked", "largest_id"
+    "cls",
+    "max",
+    "mean",
+    "mean_sqrt_len",
+    "weighted_mean",
+    "last",
+    "sum",
+    "last_marked",
+    "first_marked",
+    "largest_id",
+    "attention",
 ]
 
 
-# Pooling modes that a user may choose; the last three are for models that mark a token (``ModelSpec``).
-POOLINGS: tuple[Pooling, ...] = get_args(Pooling)[:-3]
+# Pooling modes that a user may choose; of the others three are for models that mark a token (``ModelSpec``), and one
+# has weights (``AttentionPoolSpec``).
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)[:-4]
 
 
 @dataclass(frozen=True)
@@ -404,6 +415,23 @@ class WordScoresSpec:
     def columns(self) -> int:
         """Scores of a word for one label."""
         return 3
+
+
+@dataclass(frozen=True)
+class AttentionPoolSpec:
+    """Pooling "attention": a learned row, the probe, attends to a sequence's tokens, and goes through an MLP with a
+    norm in front and a residual sum (arXiv:2106.04560, section 3.1: the MAP head of SigLIP, arXiv:2303.15343).
+
+    Its weights are ``{name}.probe`` [1, 1, width] and those of ``input`` (query, key, value), ``output``, ``norm``,
+    ``mlp.up`` and ``mlp.down``.
+    """
+
+    name: str
+    width: int
+    num_heads: int
+    intermediate_size: int
+    activation: Activation
+    norm: NormSpec
 
 
 HeadLayer: TypeAlias = (

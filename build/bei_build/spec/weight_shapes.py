@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from bei_build.spec.parts import (
+    AttentionPoolSpec,
     AttentionSpec,
     ConvolutionSpec,
     DecoderSpec,
@@ -66,6 +67,17 @@ def latent_attention_weights(layer: LatentAttentionSpec) -> Iterator[tuple[str, 
     yield from linear_weights(f"{name}.output", width, inner, bias=False)
     yield from linear_weights(f"{name}.mlp.up", 2 * layer.intermediate_size, width, bias=True)
     yield from linear_weights(f"{name}.mlp.down", width, layer.intermediate_size, bias=True)
+
+
+def attention_pool_weights(pool: AttentionPoolSpec) -> Iterator[tuple[str, Shape]]:
+    """Weights of a pooling by a learned row's attention, and of its MLP."""
+    name, width = pool.name, pool.width
+    yield f"{name}.probe", (1, 1, width)
+    yield from linear_weights(f"{name}.input", 3 * width, width, bias=True)
+    yield from linear_weights(f"{name}.output", width, width, bias=True)
+    yield from norm_weights(f"{name}.norm", pool.norm, width)
+    yield from linear_weights(f"{name}.mlp.up", pool.intermediate_size, width, bias=True)
+    yield from linear_weights(f"{name}.mlp.down", width, pool.intermediate_size, bias=True)
 
 
 def span_scores_weights(layer: SpanScoresSpec | WordScoresSpec) -> Iterator[tuple[str, Shape]]:

@@ -70,6 +70,15 @@ class TokenizerSettings:
     model_type: str = ""
 
 
+class Padding(NamedTuple):
+    """How the library fills up texts: with the token ``token_id`` (None: none is named), on one side, and hidden from
+    attention (``is_masked``) or not."""
+
+    token_id: int | None
+    side: Side
+    is_masked: bool
+
+
 class LibraryTokenizer(Protocol):
     """The library's tokenizer, named by ``library`` and ``tokenizer_class``.
 
@@ -87,6 +96,7 @@ class LibraryTokenizer(Protocol):
     truncation_side: Side
     splits_special_tokens: bool
     gives_token_types: bool
+    padding: Padding
 
     def encode(self, texts: Sequence[Texts], max_length: int | None, *, special_tokens: bool = True) -> list[TokenIds]:
         """Token ids of each text or pair, all of one kind, cut to ``max_length`` tokens including special ones. Without
@@ -184,6 +194,8 @@ class _TransformersTokenizer:
         self.truncation_side: Side = "left" if loaded.truncation_side == "left" else "right"
         self.splits_special_tokens = bool(loaded.split_special_tokens)
         self.gives_token_types = "token_type_ids" in loaded.model_input_names
+        side: Side = "left" if loaded.padding_side == "left" else "right"
+        self.padding = Padding(loaded.pad_token_id, side, "attention_mask" in loaded.model_input_names)
         self._loaded = loaded
 
     def encode(self, texts: Sequence[Texts], max_length: int | None, *, special_tokens: bool = True) -> list[TokenIds]:
@@ -225,6 +237,7 @@ class _StoredTokenizer:
         self.library = f"tokenizers {tokenizers.__version__}"
         truncation = stored.truncation
         self.truncation_side: Side = "left" if truncation and truncation["direction"] == "left" else "right"
+        self.padding = Padding(None, "right", is_masked=False)
         stored.no_padding()
         self.backend: Tokenizer | None = stored
         self.runs: Tokenizer | None = Tokenizer.from_str(stored.to_str())  # truncation is state

@@ -31,8 +31,10 @@ class Patches(nn.Module):
         """[T, width]."""
         spec = self._spec
         levels = step[pixel_levels(spec.width)].view(-1, spec.size**2, 3)
-        scales, shifts = (levels.new_tensor(of) for of in (spec.scales, spec.shifts))
-        pixels = (levels * scales + shifts).flatten(1).to(self.weight.dtype)
+        # Channel by channel: AOTInductor takes no tensors that forward makes of Python's numbers.
+        channels = zip(levels.unbind(2), spec.scales, spec.shifts, strict=True)
+        pixels = torch.stack([level * scale + shift for level, scale, shift in channels], 2)
+        pixels = pixels.flatten(1).to(self.weight.dtype)
         product = functional.linear(pixels, self.weight.permute(0, 2, 3, 1).flatten(1), self.bias)
         if self.class_row is None:
             return product

@@ -27,6 +27,7 @@ from bei_build.spec.parts import (
     needs_fp32,
 )
 from bei_build.torch_graph.activation import activated
+from bei_build.torch_graph.attention_pool import AttentionPool
 from bei_build.torch_graph.latent_attention import LatentAttention
 from bei_build.torch_graph.norms import Norm
 from bei_build.torch_graph.packed_step import PackedStep
@@ -88,10 +89,16 @@ class Head:
             module = _added(layer, model, options.fp32 if in_fp32 else options)
             self._token_layers.append(_Layer(layer, module, in_fp32))
         self._layers = [_Layer(layer, _added(layer, model, options.fp32), True) for layer in head.layers]
+        self._attention_pool: AttentionPool | None = None
+        if head.attention_pool:
+            self._attention_pool = AttentionPool(head.attention_pool, options)
+            model.add_module(head.attention_pool.name, self._attention_pool)
 
     @property
     def reads(self) -> set[str]:
         """The tensors of a step that the pooling reads."""
+        if self._attention_pool is not None:
+            return set(AttentionPool.reads)
         names = {name for mode in self.spec.pooling for name in _READS.get(mode, ("cu_query_lens",))}
         if "last" in self.spec.pooling and self.spec.passed_id is not None:
             names |= {"cu_query_lens", "first_index"}
@@ -104,7 +111,9 @@ class Head:
         for layer in self._token_layers:
             value = layer(value, step)
         layers = self._layers
-        if self.spec.pooling:
+        if self._attention_pool is not None:
+            value = self._attention_pool(value, step)
+        elif self.spec.pooling:
             # The kernel normalizes vectors of a single mode.
             normalizes = self._is_fused and len(self.spec.pooling) == 1 and self._is_normalized_at_once
             value = self._pooled(value, step, normalizes=normalizes)
