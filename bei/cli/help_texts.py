@@ -48,6 +48,7 @@ SERVE_GROUPS: Mapping[str, Sequence[str]] = {
         *("max_queue_tokens", "max_client_batch_size", "payload_limit", "body_memory", "answer_limit"),
         *("answer_memory", "max_connections", "max_header_bytes", "max_headers", "keep_alive_timeout"),
         *("header_timeout", "body_timeout", "image_megabytes", "image_megapixels"),
+        *("image_url_hosts", "image_url_seconds"),
     ),
     "files and batches": (
         *("batch_dir", "batch_file_limit", "batch_line_limit", "batch_open_limit", "batch_disk_limit"),
@@ -95,6 +96,7 @@ METAVARS: Mapping[str, str] = {
     "cors_origins": "URL,URL",
     "devices": "DEVICE,DEVICE",
     "host": "ADDRESS",
+    "image_url_hosts": "NAME,NAME",
     "otlp_endpoint": "URL",
     "out": "FOLDER",
     "plan_of": "FOLDER",

@@ -131,6 +131,11 @@ class ServeConfig:
         "millions of pixels of an image, of its first frame; decoding takes 3 to 12 bytes each",
         within=Range(1, 1000),
     )
+    image_url_hosts: tuple[str, ...] = _option(
+        (),
+        "hosts whose images are fetched where a request names an URL: names, and *.name (default: no URL is fetched)",
+    )
+    image_url_seconds: float = _option(5.0, "seconds for a fetch of an image, redirects included", within=_TIMEOUT)
     max_queue_tokens: int = _option(
         4_000_000, "tokens accepted and not yet answered, per model; beyond it 429", within=_TOKENS
     )
@@ -349,6 +354,8 @@ _PATH = re.compile(r"(/[A-Za-z0-9._~:@-]+)+")
 _MODE = re.compile(r"[0-7]{3}")
 
 
+# Of at least two labels, so that * alone, and *.com, are none.
+_HOST = re.compile(r"(?:\*\.[a-z0-9-]+\.|(?:[a-z0-9-]+\.)+)(?:[a-z0-9-]+\.)*[a-z][a-z0-9-]*[a-z0-9]")
 _DEFAULT_MODE = "660"
 
 
@@ -356,6 +363,7 @@ def _check_combinations(config: ServeConfig) -> None:
     _check_sockets(config)
     _check_keys(config)
     _check_cors(config)
+    _check_image_hosts(config)
     _check_root_path(config.root_path)
     _check_paths(config)
     if config.log_inputs and not config.access_log:
@@ -403,6 +411,15 @@ def _check_cors(config: ServeConfig) -> None:
         if not _ORIGIN.fullmatch(origin.lower()):
             raise ConfigError(
                 f"cors_origins has {origin!r}, which is no origin: give scheme, host and port, as https://a.example."
+            )
+
+
+def _check_image_hosts(config: ServeConfig) -> None:
+    for host in config.image_url_hosts:
+        if not _HOST.fullmatch(host):
+            raise ConfigError(
+                f"image_url_hosts has {host!r}, which is no name of a host: give images.example.com, or "
+                "*.example.com for all names below one, in lower case."
             )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bei.errors import InvalidImageError
+from bei.image.fetch import ImageFetcher
 from bei.image.source import ImageInput
 from bei.utils.libraries import importing
 
@@ -45,10 +46,12 @@ _UPRIGHT = {
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """``max_bytes`` of a file, ``max_pixels`` of the image in it (of the first frame)."""
+    """``max_bytes`` of a file, ``max_pixels`` of the image in it (of the first frame). ``fetcher`` of URLs; None: they
+    are refused."""
 
     max_bytes: int
     max_pixels: int
+    fetcher: ImageFetcher | None = None
 
 
 def check_able(purpose: str) -> None:
@@ -87,7 +90,7 @@ def _opened(pil: Any, source: ImageInput, limits: ImageLimits) -> Image:
             f"An image has {source.num_bytes:,} bytes, the limit is {limits.max_bytes:,}: make it smaller.",
             source.param,
         )
-    content = source.file_bytes()
+    content = source.file_bytes(limits.fetcher)
     kind = _kind(content, source.param)
     if kind == "WEBP":  # its decoder allocates the whole canvas as it opens a file
         width, height = _webp_size(content, source.param)

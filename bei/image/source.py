@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bei.errors import InvalidImageError
+from bei.image.fetch import ImageFetcher
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 _DATA_URL = "data:"
+_FETCHED = ("http", "https")
 _SHOWN_CHARS = 60
 
 
@@ -31,12 +33,14 @@ class ImageInput:
             return len(self.content)
         return len(self.content) * 3 // 4 if isinstance(self.content, str) else 0
 
-    def file_bytes(self) -> bytes:
-        """The bytes of the file, whose content is not an opened image. Raises InvalidImageError, also for other URLs:
-        none is fetched."""
+    def file_bytes(self, fetcher: ImageFetcher | None = None) -> bytes:
+        """The bytes of the file, whose content is not an opened image. Raises InvalidImageError, also for URLs without
+        ``fetcher``."""
         if isinstance(self.content, bytes):
             return self.content
         assert isinstance(self.content, str)
+        if fetcher is not None and self.content[:_SHOWN_CHARS].partition(":")[0].lower() in _FETCHED:
+            return fetcher.fetch(self.content, self.param)
         try:
             return base64.b64decode(_base64_of(self.content, self.param), validate=True)
         except (binascii.Error, ValueError) as error:
@@ -53,6 +57,8 @@ def _base64_of(value: str, param: str) -> str:
         return body
     if ":" in value[:_SHOWN_CHARS] or value.startswith("//"):  # base64 has no colon
         raise InvalidImageError(
-            "This server fetches no URLs: send the image itself, as a data URL (data:image/png;base64,...).", param
+            "This server fetches no URLs: send the image itself, as a data URL (data:image/png;base64,...), or name "
+            "hosts in its setting image_url_hosts.",
+            param,
         )
     return value

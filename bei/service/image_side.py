@@ -11,6 +11,7 @@ from bei.config.settings import ServeConfig
 from bei.errors import InvalidImageError
 from bei.image.decode import ImageLimits, check_able
 from bei.image.encoder import ImageEncoder
+from bei.image.fetch import ImageFetcher
 from bei.image.source import ImageInput
 from bei.scheduler.cost_model import CostModel
 from bei.service.admission import Demand
@@ -42,7 +43,11 @@ def image_encoder_of(artifact: Artifact, config: ServeConfig) -> ImageEncoder:
     check_able(f"Serving {artifact.manifest.name}, which reads images,")
     tower = artifact.manifest.image_tower
     assert tower is not None, "the caller has asked"
-    limits = ImageLimits(config.image_megabytes * 1_000_000, config.image_megapixels * 1_000_000)
+    max_bytes = config.image_megabytes * 1_000_000
+    fetcher = None
+    if config.image_url_hosts:
+        fetcher = ImageFetcher(config.image_url_hosts, max_bytes, config.image_url_seconds)
+    limits = ImageLimits(max_bytes, config.image_megapixels * 1_000_000, fetcher)
     return ImageEncoder(
         tower.processor, tower.image_size, tower.patch_size, class_token=tower.class_token, limits=limits
     )

@@ -23,6 +23,7 @@ from bei.artifact.manifest import Artifact
 from bei.config.settings import ServeConfig
 from bei.core import Float32Array
 from bei.errors import InvalidImageError
+from bei.image.fetch import ImageFetcher
 from bei.server.make_app import make_app
 from tests.support.builds import build_artifact
 from tests.support.two_towers import PATCH, SIDE, TEXTS, WIDTH, data_url, drawn_files, library_vectors, png, save_clip
@@ -146,6 +147,46 @@ def test_coheres_images_and_inputs(served: Served, expected: Float32Array) -> No
     assert_close(answer.json()["embeddings"]["float"], expected)
     assert served.post("/v2/embed", {"images": urls, "texts": TEXTS}).status_code == 400
     assert served.post("/v2/embed", {"texts": TEXTS, "input_type": "image"}).status_code == 400
+
+
+def test_tei_reads_objects_with_an_image(served: Served, expected: Float32Array) -> None:
+    images = [{"image": data_url(content)} for content in FILES]
+    for inputs, rows in (([*images, *TEXTS], slice(None)), (images[0], slice(0, 1))):
+        answer = served.post("/embed", {"inputs": inputs})
+        assert answer.status_code == 200, answer.text
+        assert_close(answer.json(), expected[rows])
+    assert served.post("/embed", {"inputs": [1, images[0]]}).status_code == 400
+    assert served.post("/embed_sparse", {"inputs": images[0]}).status_code == 400
+
+
+def test_nims_modality_is_one_word_or_one_for_each_input(served: Served, expected: Float32Array) -> None:
+    urls = [data_url(content) for content in FILES]
+    alone = served.post("/nim/v1/embeddings", {"input": urls, "modality": "image", "model": "clip"})
+    assert_close(vectors(alone), expected[: len(FILES)])
+    words = ["image"] * len(urls) + ["text"] * len(TEXTS)
+    mixed = served.post("/nim/v1/embeddings", {"input": [*urls, *TEXTS], "modality": words, "model": "clip"})
+    assert_close(vectors(mixed), expected)
+    short = served.post("/nim/v1/embeddings", {"input": urls, "modality": ["image"], "model": "clip"})
+    assert short.status_code == 422
+    assert "modality has 1 entries" in short.text
+    assert served.post("/nim/v1/embeddings", {"input": urls, "modality": "text_image"}).status_code == 422
+
+
+def test_a_url_is_fetched_where_the_setting_names_its_host(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetched(fetcher: ImageFetcher, url: str, param: str) -> bytes:
+        assert fetcher.hosts == ("images.example.com",)
+        assert (fetcher.seconds, fetcher.max_bytes) == (2.0, 20_000_000)
+        assert url == "https://images.example.com/cat.png"
+        return FILES[0]
+
+    monkeypatch.setattr(ImageFetcher, "fetch", fetched)
+    app = Served(artifact, image_url_hosts=("images.example.com",), image_url_seconds=2.0)
+    try:
+        parts = [{"type": "image_url", "image_url": {"url": "https://images.example.com/cat.png"}}, OPENAI[0]]
+        found = vectors(app.post("/v1/embeddings", {"input": parts}))
+        np.testing.assert_array_equal(found[0], found[1])
+    finally:
+        app.close()
 
 
 BAD = [

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, NotReadyError, OverloadedError, RateLimitedError
+from bei.image.source import ImageInput
 from bei.server.dialects.base import Dialect, add_metrics
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import DOCUMENTS, QUERY, RERANK_TOKENS, TEXTS, Example, token_usage
@@ -49,7 +50,8 @@ class Problem(TypedDict):
 
 
 class EmbeddingsRequest(Tiered, kw_only=True):
-    """``truncate`` NONE: a text that is too long is an error."""
+    """``truncate`` NONE: a text that is too long is an error. ``modality`` image: inputs are data URLs of images; a
+    list has a word for each input."""
 
     input: NonEmptyText | Texts
     model: Model | None = None
@@ -58,7 +60,7 @@ class EmbeddingsRequest(Tiered, kw_only=True):
     encoding_format: Literal["float", "base64"] = "float"
     embedding_type: Literal["float", "int8", "uint8", "binary", "ubinary"] = "float"
     dimensions: Dimensions | None = None
-    modality: Literal["text"] | list[Literal["text"]] | None = None
+    modality: Literal["text", "image"] | list[Literal["text", "image"]] | None = None
 
 
 class Text(msgspec.Struct):
@@ -119,17 +121,30 @@ class RankingResponse(TypedDict):
 
 
 async def create_embeddings(body: EmbeddingsRequest, context: RequestContext) -> Reply:
-    """Embed texts, in their order. A model's name may end in `-query` or `-passage` instead of `input_type`."""
-    texts: list[ModelInput] = [body.input] if isinstance(body.input, str) else [*body.input]
+    """Embed texts or images, in their order. A model's name may end in `-query` or `-passage` instead of
+    `input_type`."""
+    inputs = _inputs(body)
     model, input_type = _without_suffix(context.models, body.model, body.input_type)
     form = VectorForm(
         dtype_of(body.embedding_type, "embedding_type"), body.encoding_format == "base64", "embedding_type"
     )
     service = context.able("embed", model)
     options = encoding_options(body.truncate)
-    asked = EmbedTask(texts, options, input_type=input_type, dimensions=body.dimensions, param="input")
+    asked = EmbedTask(inputs, options, input_type=input_type, dimensions=body.dimensions, param="input")
     found = await embedded(context, service, asked, forms=[form], around_bytes=AROUND_BYTES)
     return found.reply(render(found.answer, service.name, form))
+
+
+def _inputs(body: EmbeddingsRequest) -> list[ModelInput]:
+    """Texts and images. Raises InvalidRequestError for a list of modalities of another length."""
+    given = [body.input] if isinstance(body.input, str) else body.input
+    asked = body.modality if isinstance(body.modality, list) else [body.modality or "text"] * len(given)
+    if len(asked) != len(given):
+        raise InvalidRequestError(
+            f"modality has {len(asked)} entries for {len(given)} inputs: send one word for all, or one for each.",
+            "modality",
+        )
+    return [ImageInput(value, "input") if kind == "image" else value for value, kind in zip(given, asked, strict=True)]
 
 
 async def rank(body: RankingRequest, context: RequestContext) -> Reply:

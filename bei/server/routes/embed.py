@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from functools import partial
 from typing import Annotated, Any, ClassVar, TypeAlias, TypedDict, cast
 
@@ -16,6 +17,7 @@ from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import DOCUMENTS, QUERY, TEXTS, VECTORS, Example
 from bei.server.endpoint.field_schema import MAX_INPUTS, Limits, Text, Texts, limits
 from bei.server.endpoint.inference import checked_task, embedded, reported
+from bei.server.endpoint.input_parts import InputPart
 from bei.server.endpoint.parse import (
     PLACEHOLDER_TEXT,
     TokenId,
@@ -39,6 +41,11 @@ Ids: TypeAlias = Annotated[list[TokenId], limits(minItems=1)]
 _ONE_OR_MANY = [
     {"items": {"type": "integer"}},
     {"items": {"type": ["string", "array"]}, "maxItems": MAX_INPUTS},
+]
+
+_ONE_OR_MANY_PARTS = [
+    {"items": {"type": "integer"}},
+    {"items": {"type": ["string", "array", "object"]}, "maxItems": MAX_INPUTS},
 ]
 
 _MIXED = "inputs mixes token ids with other inputs: put the token ids of one input into a list of their own."
@@ -72,8 +79,13 @@ class SparseRequest(WideRequest, kw_only=True):
 
 
 class EmbedRequest(InputsRequest, kw_only=True):
-    """Inputs, and the form of their vectors."""
+    """Inputs, of models with an image tower also `{"image": "data:..."}`, and the form of their vectors."""
 
+    inputs: (  # type: ignore[assignment]
+        Text
+        | InputPart
+        | Annotated[list[Text | TokenId | Ids | InputPart], limits(minItems=1, anyOf=_ONE_OR_MANY_PARTS)]
+    )
     normalize: Annotated[bool | None, Meta(description="Null: true.")] = None
     dimensions: Dimensions | None = None
     output_dtype: Annotated[FormName | None, Meta(description="As of /v1/embeddings.")] = None
@@ -142,15 +154,18 @@ def parse_request(content: bytes, max_inputs: int, decode: Callable[[bytes], Any
             body.inputs = [*found.lists]
             return body
     body = decode(content)
-    if not isinstance(body.inputs, str):
+    if not isinstance(body.inputs, str | InputPart):
         check_inputs(body.inputs, max_inputs, "inputs", _MIXED)
     return body
 
 
-def inputs_of(given: str | list[str | int | list[int]]) -> list[ModelInput]:
-    """One entry an input: a text, or its token ids. A list of numbers, which was checked, is one input."""
-    is_one = isinstance(given, str) or is_one_input(given)
-    return cast(list[ModelInput], [given] if is_one else given)
+def inputs_of(given: str | InputPart | Seq[str | int | list[int] | InputPart]) -> list[ModelInput]:
+    """One entry an input: a text, its token ids, or an image. A list of numbers, which was checked, is one input.
+    Raises InvalidRequestError."""
+    is_one = isinstance(given, str | InputPart) or is_one_input(given)
+    inputs = [given] if is_one else given
+    found = [one.model_input("inputs") if isinstance(one, InputPart) else one for one in inputs]  # type: ignore[union-attr]
+    return cast(list[ModelInput], found)
 
 
 async def embed(body: EmbedRequest, context: RequestContext) -> Reply:

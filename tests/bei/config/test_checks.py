@@ -28,6 +28,19 @@ TLS = {"tls_cert": "c", "tls_key": "k"}
         ({**TLS, "uds": "s"}, "tls_cert is for TCP"),
         ({"api_keys": ()}, "everybody would be let in"),
         ({"metrics_need_key": True}, "metrics_need_key needs keys"),
+        *(
+            ({"image_url_hosts": (host,)}, "is no name of a host")
+            for host in (
+                "*",
+                "*.com",
+                "localhost",
+                "https://a.example",
+                "a.example:80",
+                "A.example",
+                "1.2.3.4",
+                "[::1]",
+            )
+        ),
         ({"cors_credentials": True}, "cors_credentials is for pages of cors_origins"),
         ({"cors_origins": ("*",), "cors_credentials": True}, "exclude each other"),
         ({"cors_origins": ("*", "https://a.example")}, "name it alone"),
@@ -68,6 +81,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(settings: dict[str, Any], me
         {"uds": "s", "tcp": True, **TLS, "tls_client_ca": "a"},
         {**KEYS, "metrics_need_key": True},
         {"cors_origins": ("*",)},
+        {"image_url_hosts": ("a.example", "*.b.example", "c-d.e1.example")},
         {"cors_origins": ("https://a.example", "http://localhost:3000", "chrome-extension://abc", "HTTPS://B.example")},
         {"cors_origins": ("https://a.example",), "cors_credentials": True},
         {"access_log": True, "log_inputs": True},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 import struct
+import time
 import zlib
 from collections.abc import Iterator
 
@@ -67,6 +68,53 @@ HOSTILE = {
     "16 bits a channel": (saved(Image.new("I;16", (8, 8)), "PNG"), "more than 8 bits"),
     "a file above the limit": (b"\x89PNG\r\n\x1a\n" + bytes(600_000), "600,008 bytes, the limit is 500,000"),
 }
+
+
+def gif_of_many(frames: int) -> bytes:
+    """An animation of noise."""
+    rng = random.Random(1)
+    images = [Image.frombytes("P", (64, 64), rng.randbytes(4096)) for _ in range(frames)]
+    return saved(images[0], "GIF", save_all=True, append_images=images[1:])
+
+
+def text_bomb() -> bytes:
+    """A PNG whose comment is 100 MB, in 100 kB."""
+    body = b"Comment\0\0" + zlib.compress(bytes(100_000_000))
+    content = png()
+    return content[:33] + chunk(b"zTXt", body) + content[33:]
+
+
+def progressive_bomb() -> bytes:
+    """A progressive JPEG with the same scan 4,000 times."""
+    content = saved(Image.new("RGB", (64, 64), (9, 80, 200)), "JPEG", progressive=True)
+    last = content.rindex(b"\xff\xda")
+    return content[:last] + content[last:-2] * 4000 + content[-2:]
+
+
+POLYGLOTS = {
+    "a ZIP behind a PNG": png() + b"PK\x03\x04" + bytes(100),
+    "HTML behind a JPEG": saved(Image.new("RGB", (8, 8)), "JPEG") + b"<script>alert(1)</script>",
+    "a PNG's comment is PHP": png()[:33] + chunk(b"tEXt", b"Comment\0<?php system($_GET[0]);") + png()[33:],
+    "an animation of 70 frames": gif_of_many(70),
+    "a scan that is repeated": progressive_bomb(),
+}
+
+
+@pytest.mark.parametrize("name", POLYGLOTS)
+def test_what_lies_beside_an_image_is_not_looked_at_and_takes_no_time(name: str) -> None:
+    began, before = time.process_time(), psutil.Process().memory_info().rss
+    assert decoded(ImageInput(POLYGLOTS[name]), LIMITS).mode == "RGB"
+    assert time.process_time() - began < 2
+    assert psutil.Process().memory_info().rss - before < 50_000_000
+
+
+def test_a_comment_that_unpacks_to_much_is_an_error() -> None:
+    before = psutil.Process().memory_info().rss
+    with pytest.raises(InvalidImageError, match="cannot be read"):
+        decoded(ImageInput(text_bomb()), LIMITS)
+    assert psutil.Process().memory_info().rss - before < 50_000_000
+
+
 URLS = [
     "http://169.254.169.254/latest/meta-data",
     "https://example.com/cat.png",
