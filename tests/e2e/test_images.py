@@ -167,9 +167,9 @@ def test_nims_modality_is_one_word_or_one_for_each_input(served: Served, expecte
     mixed = served.post("/nim/v1/embeddings", {"input": [*urls, *TEXTS], "modality": words, "model": "clip"})
     assert_close(vectors(mixed), expected)
     short = served.post("/nim/v1/embeddings", {"input": urls, "modality": ["image"], "model": "clip"})
-    assert short.status_code == 422
+    assert short.status_code == 400
     assert "modality has 1 entries" in short.text
-    assert served.post("/nim/v1/embeddings", {"input": urls, "modality": "text_image"}).status_code == 422
+    assert served.post("/nim/v1/embeddings", {"input": urls, "modality": "text_image"}).status_code == 400
 
 
 def test_a_url_is_fetched_where_the_setting_names_its_host(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
