@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,7 +65,8 @@ def test_the_text_tower_alone_has_the_librarys_vectors(architecture: str, checkp
 
 def test_the_filling_changes_the_vector(checkpoint: Path, artifact: Artifact) -> None:
     """Else the test above would hold nothing."""
-    model = transformers.SiglipModel.from_pretrained(checkpoint).eval()
+    model_class: Any = transformers.SiglipModel
+    model = model_class.from_pretrained(checkpoint).eval()
     ids = transformers.AutoTokenizer.from_pretrained(checkpoint)(TEXTS[0], return_tensors="pt")["input_ids"]
     with torch.no_grad(), bei.Model(artifact.path, tune="off") as served:
         alone = model.get_text_features(input_ids=ids).pooler_output[0].numpy()
@@ -101,14 +103,22 @@ def sentencepiece_files(folder: Path) -> int:
     google/siglip-base-patch16-224. Returns the size of the vocabulary."""
     model = folder / "spiece.model"
     texts = io.BytesIO()
-    options = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "hard_vocab_limit": False, "minloglevel": 2}
+    options: dict[str, Any] = {
+        "pad_id": 0,
+        "eos_id": 1,
+        "unk_id": 2,
+        "bos_id": -1,
+        "hard_vocab_limit": False,
+        "minloglevel": 2,
+    }
     lower = (text.lower() for text in held_out_texts())
     sentencepiece.SentencePieceTrainer.train(sentence_iterator=lower, model_writer=texts, vocab_size=600, **options)
     model.write_bytes(texts.getvalue())
     read = sentencepiece.SentencePieceProcessor(model_file=str(model))
     size = read.get_piece_size()
     tokenizer = Tokenizer(Unigram([(read.id_to_piece(one), read.get_score(one)) for one in range(size)], unk_id=2))
-    stored = import_protobuf().ModelProto.FromString(texts.getvalue())
+    protobuf: Any = import_protobuf
+    stored = protobuf().ModelProto.FromString(texts.getvalue())
     punctuation = Regex(r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]")
     tokenizer.normalizer = normalizers.Sequence(
         [
