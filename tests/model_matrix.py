@@ -61,6 +61,7 @@ class that a family reads is not named here. Classes without rows of their own:
 | `NVEmbedModel` | remote code: Mistral, and latent attention on tokens; `tests/bei_build/families/test_nv_embed.py` |
 | `Qwen3BidirectionalModel` | remote code (voyage-4-nano): Qwen3 without a causal mask, and a linear layer on tokens |
 | `JinaEmbeddingsV5Model` | remote code: Qwen3 or EuroBERT with [adapters](#adapters) |
+| `JinaForRanking` | remote code: Qwen3 on [lists of documents](#lists-of-documents); `tests/bei_build/families/test_jina_reranker.py` |
 | `UniEncoderSpanGLiNER`, `UniEncoderTokenGLiNER` | the library gliner's models of spans and of words, on DeBERTa and ModernBERT; `tests/bei_build/families/test_gliner.py` |
 | `StaticModel`, `StaticEmbedding` | static embeddings |
 | `SparseStaticEmbedding` | a weight for each token, beside a ForMaskedLM class |
@@ -90,6 +91,22 @@ Low-rank adapters (LoRA) lie beside the weights in one artifact, and each reques
 - `bei.Model(MODEL, adapter=NAME)` and `bei embed --adapter NAME` read everything with one adapter; tasks are an `input_type` there too.
 - **Cost** against a merged adapter, of a CPU engine of BERT-base's shape with four: [71 to 83 % of its tokens a second](../benchmarks/README.md#adapters), whatever a step mixes.
 - What an answer depends on includes the adapter: equal texts, the cache of answers, `bei embed` and swaps tell them apart.
+
+### Lists of documents
+
+`JinaForRanking` (jina-reranker-v3, -v3.5) reads a query with all its documents in one causal text, and scores a document by the cosine of two projected
+states: behind the document, and behind the query, which stands last. Read from its `modeling.py` in public copies; `tests/support/listwise.py` is a fixture
+written after it.
+
+- **A score depends on the other documents and on their order.** Scores of two requests are not comparable, and a document alone gets another one. Scores
+  lie between -1 and 1; `raw_scores` changes nothing. Pairs of one query, on every route, are one list in their order.
+- **What is cut**, as in its own code: a query behind 512 tokens, a document behind 2048 (-v3.5: 1024 and 8192), or behind what fits the artifact's
+  `--max-seq-len`; `max_tokens_per_doc` and `truncate_prompt_tokens` shorten documents further. Places are reported as for all models
+  (`x-truncated-inputs`); `truncate: false` refuses instead. Markers that a text spells are taken out.
+- **How many fit**: 125 documents, and no more than fill the tokenizer's `model_max_length`, as in its own code, or `--max-seq-len`. More go into further
+  texts of the same request; the query's state is then the texts' mean, weighted by each one's best score.
+- `instruction` fills the text's slot for one. Tokens of a text that belong to no document count with its first one.
+- `bei embed --task rerank` refuses such models: it reads rows one by one. `bei.Model.rerank` reads the whole list.
 
 Of sentence-transformers' Router (Asym) one route is built, its default or `--route`; requests that name texts of
 another one are refused. Where the other route is a SparseStaticEmbedding

@@ -246,6 +246,25 @@ class Extraction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return 3 if self.by_word else self.max_width
 
 
+class Listwise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a reranker reads a query and many documents in one text (``bei.tokenizer.list_prompt``): a marker behind each
+    document, and one behind the query, whose states it compares.
+
+    ``*_token``, ``*_id``: the markers. ``max_query_tokens``, ``max_document_tokens``: of more, the first are read.
+    ``max_documents``, ``max_tokens``: the model's own code puts no more into one text; further documents are read with
+    the query in another one.
+    """
+
+    document_token: str
+    query_token: str
+    document_id: int
+    query_id: int
+    max_query_tokens: int
+    max_document_tokens: int
+    max_documents: int
+    max_tokens: int
+
+
 class RerankTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The text in which a language model reads a pair: ``prefix``, ``body`` and ``suffix`` are tokenized separately.
 
@@ -305,6 +324,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     adapters: Adapters | msgspec.UnsetType = msgspec.UNSET
     images: ImageTower | msgspec.UnsetType = msgspec.UNSET
     extraction: Extraction | msgspec.UnsetType = msgspec.UNSET
+    listwise: Listwise | msgspec.UnsetType = msgspec.UNSET
     digest: str = ""
 
     @property

@@ -35,7 +35,7 @@ OUTPUTS_OF: Mapping[str, tuple[str, ...]] = {
     "embed_sparse": ("sparse", "token_weights"),
     "embed_tokens": ("token_embedding",),
     "classify": ("logits",),
-    "rerank": ("logits",),
+    "rerank": ("logits", "token_projection"),
     "classify_tokens": ("token_logits",),
     "extract": ("span_logits",),
 }
@@ -113,6 +113,7 @@ def manifest_fault(manifest: Manifest) -> str | None:
         _outputs,
         _heads,
         _extraction,
+        _listwise,
         _prompts,
         _roles,
         _routes,
@@ -268,6 +269,22 @@ def _extraction(manifest: Manifest) -> Iterator[str]:
                 yield f"{name} of extraction is {_shown(value)}, which is in no vocabulary"
         if found.columns != width or found.max_width < 1 or not 1 <= found.max_words <= MOST_TOKENS:
             yield "extraction has an invalid max_width or max_words"
+
+
+def _listwise(manifest: Manifest) -> Iterator[str]:
+    """Faults of how lists of documents are read, which goes with the states of their markers."""
+    found = manifest.listwise
+    if (manifest.dimension("token_projection") is None) != isinstance(found, msgspec.UnsetType):
+        yield "listwise and the output token_projection must both be there, or neither"
+    elif not isinstance(found, msgspec.UnsetType):
+        ids = found.document_id, found.query_id
+        if ids[0] == ids[1] or not all(0 <= value < manifest.spec.vocab_size for value in ids):
+            yield f"document_id and query_id of listwise are {_shown(ids[0])} and {_shown(ids[1])}: no two tokens"
+        if "" in (found.document_token, found.query_token):
+            yield "listwise has a marker without a character"
+        for name in ("max_query_tokens", "max_document_tokens", "max_documents", "max_tokens"):
+            if not 1 <= (value := getattr(found, name)) <= MOST_TOKENS:
+                yield f"{name} of listwise is {_shown(value)}, and must be from 1 to {MOST_TOKENS}"
 
 
 def _prompts(manifest: Manifest) -> Iterator[str]:

@@ -142,6 +142,11 @@ def pair_scores(service: ShardService, options: Mapping[str, object]) -> RowTask
         if options.get(name) is not None:
             raise InvalidRequestError(f"{name} is not for files: embed both sides, and compare the vectors.", name)
     require(service, "rerank" if label is None else "classify")
+    if service.manifest.listwise:
+        raise ConfigError(
+            f"{service.name} scores the documents of a query together, and rows are read one by one: use a reranker of "
+            "pairs, or bei.Model.rerank."
+        )
     read = encoding_options(
         asked.get("truncate"), asked.get("truncation_direction"), asked.get("truncate_prompt_tokens")
     )

@@ -249,7 +249,10 @@ class ShardService:
                 raise JobError(f"{lack} The same command goes on with what is not done.")  # the row itself is good
         if reduce is None:
             return answers
-        return [answer if isinstance(answer, BeiError) else reduce(answer) for answer in answers]
+        return [
+            answer if isinstance(answer, BeiError) else reduce(answer, entry.encoding)
+            for entry, answer in zip(entries, answers, strict=True)
+        ]
 
     def _is_wanted(self) -> bool:
         return not self._is_closing.is_set()

@@ -42,7 +42,7 @@ def looked_up(ids: Int32Array, table: Float32Array) -> SparseVector:
     return indices, table[indices]
 
 
-def nonzero(row: Row) -> dict[str, Any]:
+def nonzero(row: Row, _: Encoding) -> dict[str, Any]:
     """Indices and values of the positive weights of a row: some hundred of a vocabulary."""
     indices = np.flatnonzero(row["sparse"] > 0).astype(np.int32)
     return {"indices": indices, "weights": row["sparse"][indices]}

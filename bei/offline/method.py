@@ -61,7 +61,7 @@ class Method(Generic[InputT, PartT, ResultT]):
     is not known. ``model_inputs``: the texts, pairs or ids that the model reads for some inputs. ``stand_in``: takes
     the place of an invalid input; None: an invalid input fails the call. ``bytes_per_token``: growth of the results
     with each token. ``param``: the name of the inputs in errors. ``whole``: inputs are tokenized without truncation,
-    and no engine runs.
+    and no engine runs. ``is_one``: the model reads all inputs together, so that they are one window.
     """
 
     name: str
@@ -75,6 +75,7 @@ class Method(Generic[InputT, PartT, ResultT]):
     window_inputs: int = WINDOW
     param: str = "inputs"
     whole: bool = False
+    is_one: bool = False
 
 
 class RowCollector:

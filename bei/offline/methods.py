@@ -239,6 +239,7 @@ def reranking(service: ModelService, query: str, given: Given) -> Method[str, Fl
         collector=partial(RankCollector, options.get("top_n")),
         model_inputs=pairs,
         param="documents",
+        is_one=bool(service.manifest.listwise),
     )
 
 

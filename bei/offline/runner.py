@@ -17,7 +17,7 @@ from bei.offline.method import Method, WindowResult
 from bei.offline.progress import reporting
 from bei.offline.results import Chunk
 from bei.offline.service_thread import ServiceThread
-from bei.offline.windows import Cutter, InFlightWindows, InputWindow, bounds
+from bei.offline.windows import UNBOUNDED, Cutter, InFlightWindows, InputWindow, bounds
 from bei.port import Lane
 from bei.service.adapted import adapted
 from bei.service.call import ModelInput
@@ -131,7 +131,7 @@ class _RunningCall(Generic[InputT, PartT, ResultT]):
         self._deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         # With a report an invalid input fails alone, where the method has a stand-in for it.
         self._stand_in = None if self._report is None else method.stand_in
-        limits = bounds(window_inputs, method.bytes_per_token)
+        limits = UNBOUNDED if method.is_one else bounds(window_inputs, method.bytes_per_token)
         lengths = self._service.estimated_lengths
 
         def num_tokens_of(value: InputT) -> int:

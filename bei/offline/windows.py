@@ -6,6 +6,7 @@ where a server would refuse. Several windows are in flight, so the engine can ch
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -36,6 +37,10 @@ class Bounds:
     window_tokens: int
     inputs: int
     tokens: int
+
+
+# For inputs that are read together.
+UNBOUNDED = Bounds(*(sys.maxsize,) * 4)
 
 
 def bounds(window_inputs: int, bytes_per_token: int) -> Bounds:

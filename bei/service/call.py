@@ -30,8 +30,8 @@ _MANY_INPUTS = 1_000
 # A text, a pair, the token ids of one input exactly as they are to be run, or an image.
 ModelInput: TypeAlias = "Input | list[int] | ImageInput"
 
-# What is kept of a row.
-Reduce: TypeAlias = Callable[[Row], Mapping[str, Any]]
+# What is kept of a row of an encoding.
+Reduce: TypeAlias = Callable[[Row, Encoding], Mapping[str, Any]]
 
 NOT_YET = Encoding(np.zeros(0, np.int32))
 

@@ -476,7 +476,7 @@ class InferenceService:
                 if call.fail_at(index, result):
                     self._port.cancel(request_id)
                     done.append(call)
-            elif call.record(index, result if call.reduce is None else call.reduce(result)):
+            elif call.record(index, result if call.reduce is None else call.reduce(result, call.encodings[index])):
                 done.append(call)
         for call, (_, num_tokens) in answered.items():
             call.ticket.answered(num_tokens)

@@ -226,9 +226,9 @@ async def _read(
     return made
 
 
-def _without_vocabulary(row: Row) -> dict[str, object]:
+def _without_vocabulary(row: Row, encoding: Encoding) -> dict[str, object]:
     rest = {name: values for name, values in row.items() if name != "sparse"}
-    return {**rest, **nonzero(row)}
+    return {**rest, **nonzero(row, encoding)}
 
 
 def _kept(row: Row, encoding: Encoding, skipped: Seq[int]) -> Float32Array:

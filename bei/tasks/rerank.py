@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from typing import cast
+
+import msgspec
 
 from bei.engine.postprocess import apply_function
 from bei.errors import InvalidRequestError
@@ -11,6 +14,7 @@ from bei.service.admission import Ticket
 from bei.service.call import ModelRequest
 from bei.service.model_service import ModelService
 from bei.tasks.classify import Scores, logits_of, scores_of
+from bei.tasks.rerank_lists import score_lists
 from bei.tasks.support import require
 from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions, PairTemplate
 
@@ -41,9 +45,14 @@ class RerankTask(ModelRequest, frozen=True, kw_only=True):
 async def rerank(service: ModelService, task: RerankTask, *, ticket: Ticket) -> Scores:
     """Score the second text of each pair against the first: one column. A model with a template is asked with it.
 
-    The score of a ``label`` is its probability as ``classify`` gives it, of an only label the relevance.
+    The score of a ``label`` is its probability as ``classify`` gives it, of an only label the relevance. A model that
+    reads lists scores all documents of a query together, by cosines, which ``raw`` leaves as they are.
     """
     require(service, "rerank" if task.label is None else "classify")
+    if (layout := service.manifest.listwise) is not msgspec.UNSET:
+        pairs = cast("Seq[tuple[str, str]]", task.inputs)
+        found = await score_lists(service, layout, pairs, task.options, task.instruction, ticket=ticket)
+        return Scores(found.lengths, found.truncated, values=found.values[:, None], labels=["score"])
     column = _column(service, task.label)
     template, instruction, options = service.manifest.rerank_template, task.instruction, task.options
     if template is not None:

@@ -31,6 +31,8 @@ def check_applicable(config: BuildConfig, checkpoint: Checkpoint) -> None:
             raise ConfigError(
                 f"{spec.architecture} finds spans, and no calibration texts have labels: use --precision bf16 or fp32."
             )
+    if config.rerank_body and checkpoint.listwise is not None:
+        raise ConfigError(f"{spec.architecture} reads lists of documents in a text of its own: leave rerank_body out.")
     if config.rerank_body and "rerank" not in tasks:
         raise ConfigError(
             f"rerank_body needs a model that scores pairs with one number, and {spec.architecture}, as it is built, "

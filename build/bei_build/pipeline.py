@@ -379,6 +379,7 @@ def _manifest(
         routes=_routes(checkpoint),
         adapters=_adapters(checkpoint),
         extraction=checkpoint.extraction or msgspec.UNSET,
+        listwise=checkpoint.listwise or msgspec.UNSET,
     )
 
 

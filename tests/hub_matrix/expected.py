@@ -176,6 +176,9 @@ class _Oracle:
 
     def _scores(self) -> list[torch.Tensor]:
         function = _FUNCTIONS[self._structure.function]
+        if self._structure.ranks:
+            ranks = self._structure.ranks(self._folder)
+            return [torch.from_numpy(ranks(query, [document])) for query, document in PAIRS]
         if self._structure.template:
             return [function(self._template_score(*pair)) for pair in PAIRS]
         inputs: Sequence[Any] = PAIRS if self._structure.pairs or self._structure.task == "rerank" else TEXTS

@@ -15,6 +15,7 @@ from tests.bei_build.families import jina, nomic
 from tests.hub_matrix import shapes, stored, tokenizers
 from tests.hub_matrix.structures import Late, Settings, Structure, Template
 from tests.support.checkpoints import Normalize, bpe_tokenizer, read_tensors, unigram_tokenizer, wordpiece_tokenizer
+from tests.support.listwise import OwnCode, save_listwise
 
 UNIT = (Normalize(),)
 
@@ -122,6 +123,17 @@ def jina_reranker() -> Structure:
     )
 
 
+def list_reranker(window: int | None = None) -> Structure:
+    """jina-reranker-v3, or with ``window`` -v3.5. The list's pairs are lists of one document."""
+    limits = (512, 2048) if window is None else (1024, 8192)
+    return Structure(
+        "rerank",
+        prepare=(partial(save_listwise, window=window),),
+        ranks=lambda folder: OwnCode(folder, limits).rerank,
+        files={"config.json": {"model_type": "qwen3", "architectures": ["JinaForRanking"]}},
+    )
+
+
 def deberta_classifier(labels: int, settings: Settings | None = None, **more: Any) -> Structure:
     """DeBERTa v3's; ``settings`` are changes."""
     settings = {**shapes.DEBERTA, **(settings or {})}
@@ -173,6 +185,7 @@ KINDS: dict[str, Callable[..., Structure]] = {
     "reranker": partial(Structure, "rerank", labels=1, function="sigmoid"),
     "comparison": comparison,
     "jina_reranker": jina_reranker,
+    "list_reranker": list_reranker,
     "classifier": _CLASSIFIER,
     "bert_classifier": partial(_CLASSIFIER, "BertForSequenceClassification", shapes.ENCODER),
     "roberta_classifier": partial(

@@ -339,7 +339,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
         f"{_FLAG}/inference/reranker/model_mapping.py",
         f"{_FLAG}/inference/reranker/decoder_only/models/gemma_config.py",
     ),
-    "jinaai/jina-reranker-v3": (f"{_VLLM} vllm/model_executor/models/jina.py",),
+    "jinaai/jina-reranker-v3": (f"{_VLLM} vllm/model_executor/models/jina.py", "card:jinaai/jina-reranker-v3"),
     # Language models read as embedders.
     "meta-llama/Llama-3.2-1B": (_VLLM_MODELS, _config("llama")),
     "Qwen/Qwen2.5-0.5B-Instruct": (_VLLM_MODELS, _config("qwen2")),

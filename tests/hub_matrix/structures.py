@@ -11,7 +11,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
-from bei.core import Encoding
+from bei.core import Encoding, Float32Array
 from tests.hub_matrix.sources import OF_CLASSES, SOURCES
 from tests.hub_matrix.tokenizers import CLASSES
 from tests.support.checkpoints import MAX_TOKENS, Dense, Normalize, wordpiece_tokenizer
@@ -20,6 +20,9 @@ Settings: TypeAlias = dict[str, Any]
 Task = Literal["embed", "embed_sparse", "embed_tokens", "rerank", "classify", "classify_tokens"]
 # From a checkpoint's folder to the last layer's states of a text.
 StatesOf: TypeAlias = Callable[[Path], Callable[[Encoding], torch.Tensor]]
+
+# From a checkpoint's folder to the scores of a query's documents.
+RanksOf: TypeAlias = Callable[[Path], Callable[[str, list[str]], Float32Array]]
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,8 @@ class Structure:
     ``last_token`` is put behind every text because tokenizer_config.json asks for it. ``unmasked``: all tokens of this
     decoder see each other. ``types``: the tokenizer's class gives token types. ``linear_files``: BGE-M3's two layers.
     ``behind``: what remote code computes of the states, other states or a score.
-    ``static``: means of a table's rows, of tokens in no vocabulary too or not.
+    ``static``: means of a table's rows, of tokens in no vocabulary too or not. ``ranks``: scores of a query's
+    documents by remote code, which reads them together.
     """
 
     task: Task
@@ -101,6 +105,7 @@ class Structure:
     stored: torch.dtype = torch.float32
     behind: Callable[[Path, torch.Tensor], torch.Tensor] | None = None
     static: Literal["", "with unknown", "without unknown"] = ""
+    ranks: RanksOf | None = None
 
     @property
     def named_tokenizer_class(self) -> str:
@@ -129,7 +134,7 @@ class Structure:
     @property
     def can_be_compared(self) -> bool:
         """True if there is a reference to compare with."""
-        return bool(self.hf_class or self.states or self.static)
+        return bool(self.hf_class or self.states or self.static or self.ranks)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ _TASKS_OF: dict[Output, tuple[str, ...]] = {
     "token_weights": ("embed_sparse",),
     "token_embedding": ("embed_tokens",),
     "token_logits": ("classify_tokens",),
+    "token_projection": ("rerank",),
     "span_logits": ("extract",),
 }
 

@@ -26,6 +26,7 @@ from bei_build.checkpoint.gliner import FILE as GLINER_CONFIG
 from bei_build.checkpoint.gliner import extraction_of, gliner_config, own_tokens
 from bei_build.checkpoint.heads import HeadChoice, choose_heads, labels_of, side_modules
 from bei_build.checkpoint.layer_pooling import with_layer_shares
+from bei_build.checkpoint.listwise import listwise_of
 from bei_build.checkpoint.locate import READ_SUFFIXES, Location, check_entries
 from bei_build.checkpoint.remote_code import (
     Attention,
@@ -177,6 +178,7 @@ def read_checkpoint(
         packed,
         token_weights,
         extraction_of(spec, config, tokenizer),
+        listwise_of(spec, tokenizer, longest, said),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from bei.errors import CheckpointError
-from bei_build.families.base import Family, require
+from bei_build.families.base import AS_STORED, Family, require
 from bei_build.families.decoder import decoder_family, decoder_spec, rms
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
 from bei_build.spec.parts import DenseSpec
@@ -29,6 +29,17 @@ def _reward(config: Any) -> tuple[HeadSpec, ...]:
     width = config.hidden_size
     layers = (DenseSpec("reward.0", width, width, activation="relu"), DenseSpec("reward.2", width, 1))
     return (HeadSpec("logits", ("last",), layers=layers),)
+
+
+def _markers(config: Any) -> tuple[HeadSpec, ...]:
+    """jina-reranker-v3 and -v3.5 (arXiv:2509.25085, remote code): a projector on the states of a query's and its
+    documents' markers, here on every token's."""
+    width = config.hidden_size
+    layers = (
+        DenseSpec("projector.0", width, width // 2, bias=False, activation="relu"),
+        DenseSpec("projector.2", width // 2, AS_STORED, bias=False),
+    )
+    return (HeadSpec("token_projection", token_layers=layers),)
 
 
 _QWEN2 = decoder_family("qwen2", "Qwen2", _qwen2_spec)
@@ -70,4 +81,10 @@ VOYAGE_FAMILY = replace(
     remote_classes=(_VOYAGE_CLASS,),
     attention_keys=(),
 )
-QWEN3_FAMILY = replace(_QWEN3, variant=_voyage_variant)
+QWEN3_FAMILY = replace(
+    _QWEN3,
+    architectures={**_QWEN3.architectures, "JinaForRanking": _markers},
+    weights={**_QWEN3.weights, "projector.0": "projector.0", "projector.2": "projector.2"},
+    remote_classes=("JinaForRanking",),
+    variant=_voyage_variant,
+)

@@ -43,9 +43,19 @@ from bei_build.spec.weight_shapes import (
     span_scores_weights,
 )
 
-# Outputs of heads: one row per sequence, or (the last four) one row per token. Rows of "span_logits" are as wide as the
+# Outputs of heads: one row per sequence, or (the last five) one row per token. Rows of "span_logits" are as wide as the
 # labels of a step need, by labels, then by widths of a span, or by parts of spans: the dimension is that of one label.
-Output = Literal["embedding", "logits", "sparse", "token_logits", "token_embedding", "token_weights", "span_logits"]
+# "token_projection": what a listwise reranker compares of its markers.
+Output = Literal[
+    "embedding",
+    "logits",
+    "sparse",
+    "token_logits",
+    "token_embedding",
+    "token_weights",
+    "token_projection",
+    "span_logits",
+]
 
 
 @dataclass(frozen=True)

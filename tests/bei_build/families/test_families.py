@@ -17,6 +17,7 @@ REMOTE_CODE = (
     "JinaBertForSequenceClassification",
     "JinaBertModel",
     "JinaEmbeddingsV5Model",
+    "JinaForRanking",
     "LlamaBidirectionalForSequenceClassification",
     "LlamaBidirectionalModel",
     "NewForMaskedLM",
