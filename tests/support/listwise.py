@@ -50,7 +50,9 @@ def listwise_tokenizer() -> Tokenizer:
 def save_listwise(folder: Path, *, window: int | None = None, max_length: int = 8192, **settings: Any) -> Path:
     """A random checkpoint; ``window``: as -v3.5, whose first layers have windows."""
     tokenizer = listwise_tokenizer()
-    layers = {} if window is None else {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 1}
+    layers: dict[str, Any] = (
+        {} if window is None else {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 1}
+    )
     if window is not None:
         layers["layer_types"] = ["sliding_attention", "sliding_attention", "full_attention"]
     config = Qwen3Config(**{**_SHAPE, **layers, "vocab_size": tokenizer.get_vocab_size(), **settings})
@@ -84,7 +86,8 @@ class OwnCode:
         from safetensors.torch import load_file
 
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        self.model = Qwen3Model.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        self.model = Qwen3Model.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        self.model.eval()  # type: ignore[no-untyped-call]
         tensors = load_file(folder / "model.safetensors")
         self.first, self.second = tensors["projector.0.weight"], tensors["projector.2.weight"]
         self.limits = limits

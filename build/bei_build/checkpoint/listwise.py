@@ -22,20 +22,14 @@ def listwise_of(spec: ModelSpec, tokenizer: Tokenizer, max_seq_len: int, own_len
     ``model_max_length``, up to which the model's own code fills a text. Raises CheckpointError."""
     if spec.head("token_projection") is None:
         return None
-    ids = [tokenizer.token_to_id(token) for token in _MARKERS]
-    for token, index in zip(_MARKERS, ids, strict=True):
-        if index is None or tokenizer.encode(f"a{token}b", add_special_tokens=False).ids.count(index) != 1:
-            raise CheckpointError(
-                f"{spec.architecture} reads the state of the token {token}, which the tokenizer does not find in a "
-                "text. Download tokenizer.json again."
-            )
+    document_id, query_id = (_marker_id(token, spec, tokenizer) for token in _MARKERS)
     with_windows = any(layer.attention.window is not None for layer in spec.layers)
     most_query, most_document = _MOST_TOKENS_WITH_WINDOWS if with_windows else _MOST_TOKENS
     found = Listwise(
         document_token=_MARKERS[0],
         query_token=_MARKERS[1],
-        document_id=ids[0],
-        query_id=ids[1],
+        document_id=document_id,
+        query_id=query_id,
         max_query_tokens=most_query,
         max_document_tokens=most_document,
         max_documents=_MOST_DOCUMENTS,
@@ -48,3 +42,13 @@ def listwise_of(spec: ModelSpec, tokenizer: Tokenizer, max_seq_len: int, own_len
             f"for them. Set --max-seq-len to {2 * frame} or more."
         )
     return found
+
+
+def _marker_id(token: str, spec: ModelSpec, tokenizer: Tokenizer) -> int:
+    index = tokenizer.token_to_id(token)
+    if index is None or tokenizer.encode(f"a{token}b", add_special_tokens=False).ids.count(index) != 1:
+        raise CheckpointError(
+            f"{spec.architecture} reads the state of the token {token}, which the tokenizer does not find in a text. "
+            "Download tokenizer.json again."
+        )
+    return int(index)
