@@ -69,7 +69,7 @@ _DEPENDENT = {
     *("dimensions", "output_dimension", "normalize", "normalized", "use_activation", "add_special_tokens"),
     *("encoding_format", "output_dtype", "embedding_type", "embedding_types", "encoding_type", "embed_dtype", "prompt"),
     *("truncate", "truncation", "truncation_direction", "truncation_side", "truncate_prompt_tokens"),
-    *("max_tokens", "max_tokens_per_doc", "max_doc_length", "service_tier"),
+    *("max_tokens", "max_tokens_per_doc", "max_doc_length", "service_tier", "images", "modality"),
 }
 # Routes whose inputs are such: ids of the model's vocabulary, lists of equal lengths, a body for each kind of model,
 # labels for a model of natural language inference, tensors of a shape, files and routes that there are; or that need a
@@ -77,6 +77,7 @@ _DEPENDENT = {
 _DEPENDENT_ROUTES = (
     *("decode", "detokenize", "score", "invocations", "vertex", "v1/classify", "tokenize", "pooling"),
     *("infer", "v1/batches", "api/show", "api/pull"),
+    *("v1/extract", "multimodalembeddings"),  # no model here finds spans or reads images
 )
 
 

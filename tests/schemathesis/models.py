@@ -16,6 +16,7 @@ _MODEL_OF = {
     "rank": "reranker",
     "score": "reranker",
     "embed": "embedder",
+    "multi-vector": "embedder",
     "similarity": "embedder",
     "pooling": "embedder",
     "vertex": "embedder",
