@@ -16,6 +16,7 @@ from tests.e2e.conftest import env, home
 from tests.e2e.kinds import MODELS, case, labels
 from tests.e2e.process import Server, serve
 from tests.support.builds import build_artifact
+from tests.support.gliner_models import save_gliner
 from tests.support.zoo import Case, save_case
 
 __all__ = ["env", "home"]
@@ -58,6 +59,8 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     for name, made in CASES.items():
         checkpoint = save_case(folder / name, made)
         found[name] = build_artifact(checkpoint, folder / f"{name}-built", name=name, reference="engine").path
+    checkpoint = save_gliner(folder / "gliner")
+    found["gliner"] = build_artifact(checkpoint, folder / "gliner-built", name="gliner", reference="engine").path
     return found
 
 

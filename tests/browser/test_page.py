@@ -23,6 +23,7 @@ TABS = [
     ("classify", "classifier", "Classify"),
     ("zero-shot", "nli", "Classify"),
     ("entities", "ner", "Find entities"),
+    ("extract", "gliner", "Extract"),
     ("sparse", "splade", "Weigh words"),
     ("live", "embedder", None),
     ("certificate", "embedder", None),

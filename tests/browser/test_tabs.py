@@ -127,6 +127,22 @@ def test_entities_are_marked_where_they_are(open_page: OpenPage, server: Server,
     shoot(page, "entities")
 
 
+def test_spans_are_marked_for_labels_typed_by_hand(open_page: OpenPage, server: Server, shoot: Shoot) -> None:
+    text = "Ada met \N{GRINNING FACE} Grace in Zürich.\nThen <i>they</i> went home."
+    page = open_page()
+    shown = panel(page, "Extract", "gliner")
+    shown.get_by_label("Least score").select_option("0.3")
+    ask(shown, "Extract", Text=text, Labels="person, <b>city</b>")
+    body = {"model": "gliner", "input": text, "labels": ["person", "<b>city</b>"], "threshold": 0.3}
+    spans = post(server, "/v1/extract", **body)["data"][0]["spans"]
+    assert spans, "the tiny model finds something"
+    marks = [mark.evaluate("mark => mark.firstChild.textContent") for mark in shown.locator("mark").all()]
+    assert marks == [one["text"] for one in spans]
+    rows = shown.locator("tbody tr").all_inner_texts()
+    assert [row.split("\t")[1] for row in rows] == [one["label"] for one in spans]
+    shoot(page, "extract")
+
+
 def test_sparse_shows_words_by_weight(open_page: OpenPage, server: Server, shoot: Shoot) -> None:
     page = open_page()
     shown = panel(page, "Sparse", "splade")
@@ -164,6 +180,7 @@ CODE = [
     ("Classify", "classifier", "Classify", {"Texts": TEXTS[3]}),
     ("Zero-shot", "nli", "Classify", {"Texts": TEXTS[3]}),
     ("Entities", "ner", "Find entities", {"Text": "Ada's\n\tcat \\ dog $HOME `x`"}),
+    ("Extract", "gliner", "Extract", {"Text": "Ada's\n\tcat \\ dog $HOME `x`"}),
     ("Sparse", "splade", "Weigh words", {"Texts": TEXTS[3]}),
 ]
 

@@ -7,12 +7,14 @@ import os
 import shutil
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
 
+from bei_build.checkpoint.gliner import extraction_of, own_tokens
 from bei_build.checkpoint.locate import check_entries, locate
 from bei_build.checkpoint.read import _config, _spec, read_checkpoint
 from bei_build.checkpoint.sentence_transformers import read_sentence_transformers
@@ -34,6 +36,7 @@ from tests.support.checkpoints import (
     wordpiece_tokenizer,
     write_json,
 )
+from tests.support.gliner_models import gliner_tokenizer, save_gliner
 from tests.support.hostile_checkpoints import INDEX, SHARD
 from tests.support.inference_free import save_inference_free
 from tests.support.late_interaction import Settings, save_colbert
@@ -77,6 +80,24 @@ def config(folder: Path) -> Trial:
         file.write_bytes(changed_body(random, contents, ROUGH))
         found, architecture, family, _ = _config(folder, None, is_static=False)
         _spec(family, found, architecture)
+
+    return trial
+
+
+def gliner(folder: Path) -> Trial:
+    """gliner_config.json: with the encoder's config, without it, and of models that score words."""
+    save_gliner(folder)
+    file, tokenizer = folder / "gliner_config.json", gliner_tokenizer()
+    content = json.loads(file.read_text())
+    bare = {**content, "encoder_config": None, "model_name": "microsoft/deberta-v3-small", "vocab_size": -1}
+    contents = [content, bare, {**content, "model_type": "gliner_uni_encoder_token", "span_mode": "token_level"}]
+
+    def trial(random: Random) -> None:
+        file.write_bytes(changed_body(random, contents, ROUGH))
+        found, architecture, family, _ = _config(folder, None, is_static=False)
+        heads = family.architectures[architecture](found)
+        own_tokens(found)
+        extraction_of(replace(_spec(family, found, architecture), heads=heads), found, tokenizer)
 
     return trial
 

@@ -23,7 +23,7 @@ class Target(NamedTuple):
 
 
 TARGETS = {
-    "bodies": Target("requests", "bodies", 450),
+    "bodies": Target("requests", "bodies", 430),
     "headers": Target("requests", "headers", 80),
     "manifest": Target("artifacts", "manifest", 70),
     "certificate": Target("artifacts", "certificate", 15),
@@ -42,6 +42,7 @@ TARGETS = {
     "TLS": Target("settings", "tls", 10),
     "results and tables": Target("settings", "results", 20),
     "config.json": Target("checkpoints", "config", 30),
+    "gliner_config.json": Target("checkpoints", "gliner", 20),
     "sentence-transformers": Target("checkpoints", "sentence_transformers", 40),
     "safetensors": Target("checkpoints", "safetensors", 60),
     "shards": Target("checkpoints", "shards", 20),

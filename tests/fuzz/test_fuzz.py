@@ -59,7 +59,14 @@ def test_a_target_that_cannot_begin_is_no_success() -> None:
 
 
 # Of those that import PyTorch, or start a command.
-FEW = {"TLS": 10, "tokenizer settings": 10, "sentencepiece": 5, "whole checkpoint": 10, "config.json": 20}
+FEW = {
+    "TLS": 10,
+    "tokenizer settings": 10,
+    "sentencepiece": 5,
+    "whole checkpoint": 10,
+    "config.json": 20,
+    "gliner_config.json": 20,
+}
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -15,6 +15,7 @@ export const ROUTES = {
   classify: '/predict',
   zeroShot: '/v1/classify',
   entities: '/predict_tokens',
+  extract: '/v1/extract',
   sparse: '/embed_sparse',
   decode: '/decode',
 }

@@ -5,13 +5,14 @@ import { certificatePanel } from './certificate.js'
 import { classify, zeroShot } from './classify.js'
 import { h } from './dom.js'
 import { embed } from './embed.js'
+import { extract } from './extract.js'
 import { livePanel } from './live.js'
 import { ner } from './ner.js'
 import { rerank } from './rerank.js'
 import { sparse } from './sparse.js'
 import { errorBox, tryPanel } from './try.js'
 
-const TASKS = [embed, rerank, classify, zeroShot, ner, sparse]
+const TASKS = [embed, rerank, classify, zeroShot, ner, extract, sparse]
 
 const content = document.getElementById('content')
 const tablist = document.getElementById('tabs')

@@ -81,7 +81,7 @@ function infers(labels) {
   return entails >= 0 && names.some((name, index) => index !== entails && (name.startsWith('contra') || names.length === 2))
 }
 
-function namesOf(labels) {
+export function namesOf(labels) {
   return labels.split(',').map((label) => label.trim()).filter(Boolean)
 }
 

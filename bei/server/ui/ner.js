@@ -42,9 +42,9 @@ export const ner = {
   show(content, { text }) {
     const entities = content[0].map(entityOf).filter(({ label }) => label !== 'O')
     if (!entities.length) return h('p', { class: 'note' }, 'The model finds no entity in this text.')
-    const labels = [...new Set(entities.map(({ label }) => label))].sort()
-    const hueOf = (label) => `hue-${(labels.indexOf(label) % HUES) + 1}`
-    return h('div', {}, h('p', {}, plural(entities.length, 'entity', 'entities')), marked(text, entities, hueOf), table(entities, hueOf))
+    const hueOf = hues(entities)
+    const count = h('p', {}, plural(entities.length, 'entity', 'entities'))
+    return h('div', {}, count, marked(text, entities, hueOf), spansTable(entities, hueOf, 'Entities'))
   },
 }
 
@@ -53,8 +53,14 @@ function entityOf({ token, start, end, results }) {
   return { token, start, end, label, score }
 }
 
+// A hue for each label.
+export function hues(entities) {
+  const labels = [...new Set(entities.map(({ label }) => label))].sort()
+  return (label) => `hue-${(labels.indexOf(label) % HUES) + 1}`
+}
+
 // Places are counted in code points, and strings here in UTF-16.
-function marked(text, entities, hueOf) {
+export function marked(text, entities, hueOf) {
   const characters = Array.from(text)
   const parts = []
   let place = 0
@@ -70,7 +76,7 @@ function marked(text, entities, hueOf) {
   return h('p', { class: 'marked' }, h('bdi', {}, parts))
 }
 
-function table(entities, hueOf) {
+export function spansTable(entities, hueOf, title) {
   const rows = entities.map(({ token, label, score, start, end }) =>
     h(
       'tr',
@@ -81,9 +87,9 @@ function table(entities, hueOf) {
       h('td', { class: 'number' }, `${start} – ${end}`),
     ),
   )
-  const heads = [['Entity'], ['Label'], ['Score', 'number'], ['Characters', 'number']]
+  const heads = [[title === 'Entities' ? 'Entity' : 'Span'], ['Label'], ['Score', 'number'], ['Characters', 'number']]
   return scrolling(
-    'Entities as a table',
+    `${title} as a table`,
     h(
       'table',
       {},

@@ -69,7 +69,7 @@ def test_without_scripts_the_page_says_what_it_needs() -> None:
 def test_what_the_page_asks_is_in_the_openapi_document(app: App) -> None:
     routes = re.findall(r"^  \w+: '(/[\w/]+)',$", SCRIPTS["api.js"], re.M)
     paths = app.get("/openapi.json").json()["paths"]
-    assert len(routes) == 10
+    assert len(routes) == 11
     assert set(routes) <= set(paths)
     asked = {name for text in SCRIPTS.values() for name in re.findall(r"ROUTES\.(\w+)", text)}
     assert asked == set(re.findall(r"^  (\w+): '/", SCRIPTS["api.js"], re.M))
