@@ -16,6 +16,7 @@ import random
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -40,15 +41,15 @@ _BULK, _ALONE = 32, 6  # texts of a measurement: in one call, in calls of one
 
 def main() -> None:
     options = parsed(__doc__, layers=24, width=1024, repetitions=3, kept="")
-    import gliner
+    library = import_module("gliner").GLiNER
 
     with tempfile.TemporaryDirectory() as scratch:
         folder, artifact = _made(Path(options.kept or scratch), _shape(options.layers, options.width))
         if not options.repetitions:
             return
         theirs = {
-            "FP32": gliner.GLiNER.from_pretrained(str(folder), local_files_only=True),
-            "BF16": gliner.GLiNER.from_pretrained(str(folder), local_files_only=True).bfloat16(),
+            "FP32": library.from_pretrained(str(folder), local_files_only=True),
+            "BF16": library.from_pretrained(str(folder), local_files_only=True).bfloat16(),
         }
         with Model(artifact.path, tune="off") as ours:
             texts = _Texts()

@@ -70,6 +70,12 @@ transformers has no class of JinaBERT v2, of static embeddings (model2vec's Stat
 StaticEmbedding), and of NomicBERT with biases or experts: `tests/bei_build/families` holds them to implementations in
 torch and numpy.
 
+### GLiNER
+
+bei builds what the library's `save_pretrained` writes: models with one encoder for labels and text (DeBERTa v3, ModernBERT) that score spans (`markerV0`) or words (token-level). Repositories with no more
+than `gliner_config.json` and weights are built where `model_name` is one of microsoft's DeBERTa v3 and its tokenizer's files (`spm.model`, `tokenizer_config.json`) were put beside them. Equal to gliner 0.2.29
+on 500 texts (random weights; the published ones were not run). Not built, and refused by name: bi-encoders, decoders of labels, relations, other span representations and backbones; GLiNER2, GLiClass and GLiREL.
+
 ### Adapters
 
 Low-rank adapters (LoRA) lie beside the weights in one artifact, and each request chooses one; texts of several adapters, and of none, share a step.
