@@ -76,10 +76,10 @@ def test_what_the_page_asks_is_in_the_openapi_document(app: App) -> None:
     assert not [name for name, text in SCRIPTS.items() if name != "api.js" and "fetch(" in text]
 
 
-def test_every_kind_of_model_but_late_interaction_and_spans_has_a_tab() -> None:
+def test_every_kind_of_model_but_late_interaction_has_a_tab() -> None:
     text = "".join(SCRIPTS.values())
     can = set(re.findall(r"model\.tasks\.includes\('(\w+)'\)", text))
-    assert can == {task for tasks, *_ in KINDS.values() for task in tasks} - {"embed_tokens", "extract"}
+    assert can == {task for tasks, *_ in KINDS.values() for task in tasks} - {"embed_tokens"}
 
 
 # What is served
