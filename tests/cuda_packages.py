@@ -15,6 +15,7 @@ import argparse
 import ctypes
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,7 @@ from bei_build.torch_graph.pretended_gpu import CAPABILITIES, KNOWN_VERSIONS
 from benchmarks.gpu.shapes import SHAPES, Shape, quantization_of, random_model
 
 _PURPOSE = "Compiling packages"
+_PROGRESS = re.compile(r": \d+%, .* left$")
 _LARGE = 100_000  # bytes of files of an artifact that are named
 
 
@@ -150,7 +152,7 @@ def _said(*arguments: str) -> dict[str, Any]:
     lines = (result.stdout + result.stderr).splitlines()
     for folder, name in folders.items():
         lines = [line.replace(folder, name).rstrip() for line in lines]
-    return {"status": result.returncode, "lines": [line for line in lines if line]}
+    return {"status": result.returncode, "lines": [line for line in lines if line and not _PROGRESS.search(line)]}
 
 
 def _record(kind: str, name: str, facts: dict[str, Any], path: Path) -> None:
