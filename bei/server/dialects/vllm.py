@@ -38,7 +38,7 @@ from bei.server.endpoint.models import Models
 from bei.server.endpoint.parse import TokenId, parser
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.scoring_fields import SCORING_LIMITS, Label, Mode, Weights, pair_scores, scoring_task
+from bei.server.endpoint.scoring_fields import Label, Mode, Weights, pair_scores, scoring_task
 from bei.server.endpoint.shared_fields import Controls, Model
 from bei.server.http.routing import ApiRouter
 from bei.server.routes import classify, openai_embeddings, rerank, tokenize
@@ -69,7 +69,7 @@ class ScoreRequest(Controls, kw_only=True):
     score_mode: Mode | None = None
     score_weights: Weights | None = None
 
-    _limits: ClassVar[Limits] = (exactly_one(*_SIDES), *SCORING_LIMITS)
+    _limits: ClassVar[Limits] = (exactly_one(*_SIDES),)
 
 
 class Score(TypedDict):

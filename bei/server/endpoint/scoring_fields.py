@@ -7,7 +7,6 @@ from typing import Annotated, Protocol, TypeAlias
 
 from msgspec import Meta
 
-from bei.server.endpoint.field_schema import NULL, Limits, any_of
 from bei.service.admission import Ticket
 from bei.service.model_service import ModelService
 from bei.tasks.classify import Scores
@@ -17,14 +16,14 @@ from bei.tokenizer.encoder import EncodingOptions
 
 _Weight = Annotated[float, Meta(ge=0)]
 
-Label: TypeAlias = Annotated[str, Meta(description="Of a classifier: the score is this label's.")]
+# Descriptions say which exclude each other: schemas of the requests have as many alternatives as they may.
+Label: TypeAlias = Annotated[
+    str, Meta(description="Of a classifier: the score is this label's. Not together with score_mode.")
+]
 Mode: TypeAlias = Annotated[ScoreMode, Meta(description="Of an embedder: by these vectors.")]
-Weights: TypeAlias = Annotated[dict[str, _Weight], Meta(description="Of hybrid; null: one of each kind.")]
-
-SCORING_LIMITS: Limits = (
-    any_of("`label` and `score_mode` exclude each other.", {"label": NULL}, {"score_mode": NULL}),
-    any_of("`score_weights` are of hybrid.", {"score_weights": NULL}, {"score_mode": {"const": "hybrid"}}),
-)
+Weights: TypeAlias = Annotated[
+    dict[str, _Weight], Meta(description="Of score_mode hybrid alone; null: one of each kind.")
+]
 
 
 class Scored(Protocol):

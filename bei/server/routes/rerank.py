@@ -39,7 +39,7 @@ from bei.server.endpoint.inference import order_of
 from bei.server.endpoint.parse import parser, parser_by_field, too_many_inputs
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.scoring_fields import SCORING_LIMITS, Label, Mode, Weights, pair_scores, scoring_task
+from bei.server.endpoint.scoring_fields import Label, Mode, Weights, pair_scores, scoring_task
 from bei.server.endpoint.shared_fields import OF_DOCUMENTS, OF_TEXTS, PairControls, agreed
 from bei.server.routes.openai_embeddings import Usage, usage
 from bei.service.admission import Ticket
@@ -76,8 +76,6 @@ class RerankControls(PairControls, kw_only=True):
     label: Label | None = None
     score_mode: Mode | None = None
     score_weights: Weights | None = None
-
-    _limits: ClassVar[Limits] = SCORING_LIMITS
 
 
 class TextsRequest(RerankControls, kw_only=True):
