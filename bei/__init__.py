@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from bei.offline.results import Token as Token
     from bei.tasks.entities import Entity as Entity
     from bei.tasks.extract import Span as Span
+    from bei.tasks.questions import ChoiceAnswer as ChoiceAnswer
+    from bei.tasks.questions import NoulAnswer as NoulAnswer
+    from bei.tasks.questions import ScoreAnswer as ScoreAnswer
 else:
     _MODULES = {
         "Model": "bei.offline.model",
@@ -26,6 +29,7 @@ else:
         **dict.fromkeys(
             ("Chunk", "LabelScore", "Predictions", "Rank", "Report", "SparseVector", "Token"), "bei.offline.results"
         ),
+        **dict.fromkeys(("ChoiceAnswer", "NoulAnswer", "ScoreAnswer"), "bei.tasks.questions"),
     }
 
     def __getattr__(name: str) -> object:

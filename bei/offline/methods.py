@@ -14,6 +14,8 @@ from collections.abc import Sequence as Seq
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
+import msgspec
+
 from bei.core import Encoding, Float32Array
 from bei.errors import BeiError, EmptyInputError, InvalidImageError, InvalidRequestError
 from bei.image.source import ImageInput
@@ -36,6 +38,7 @@ from bei.offline.method import (
     WindowResult,
 )
 from bei.offline.options import (
+    CallOptions,
     EmbedOptions,
     EntityOptions,
     ExtractOptions,
@@ -57,9 +60,11 @@ from bei.service.model_service import ModelService
 from bei.tasks import classify, embed, rerank
 from bei.tasks.classify import ClassifyTask, ZeroShotTask
 from bei.tasks.compare import CompareTask, check_alone, checked_weights, compare
+from bei.tasks.decide import DecideTask, decide, pairs_of, reading_of
 from bei.tasks.embed import CheckedTask, EmbedTask, TaskName, check_task
 from bei.tasks.entities import Entity
 from bei.tasks.extract import THRESHOLD, ExtractTask, Span, checked_labels, extract, extraction_of
+from bei.tasks.questions import Answer, AnyQuestion, answer_of, question_of
 from bei.tasks.rerank import RerankTask
 from bei.tasks.support import require
 from bei.tasks.token_classification import TokenTask, classify_tokens
@@ -74,6 +79,7 @@ Wrong: TypeAlias = Mapping[int, BeiError] | None
 VectorsT = TypeVar("VectorsT", bound=Vectors)
 
 _FLOAT_BYTES = 4
+_question_decoder: msgspec.json.Decoder[AnyQuestion] = msgspec.json.Decoder(AnyQuestion)
 _NO_ERRORS: Mapping[int, BeiError] = {}
 
 # From a warning to the caller of a Model's method: ``_warn``, the function for the job, the method.
@@ -293,6 +299,46 @@ def extraction(
         collector=ListCollector[list[Span]],
         bytes_per_token=_FLOAT_BYTES * len(names) * (service.manifest.dimension("span_logits") or 0),
     )
+
+
+def decision(
+    service: ModelService, questions: Mapping[str, Mapping[str, Any]], given: Given
+) -> Method[str, list[dict[str, Answer]], list[dict[str, Answer]]]:
+    """Answers to ``questions`` about each text, by their names."""
+    options = checked(CallOptions, given)
+    reading_of(service)
+    asked = tuple(question_of(name, _question(name, question)) for name, question in questions.items())
+    if not asked:
+        raise InvalidRequestError("questions is empty: ask at least one.", "questions")
+    width = max(1, len(pairs_of(service, [""], asked)))
+
+    async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> WindowResult[list[dict[str, Answer]]]:
+        found = await decide(service, DecideTask(inputs, questions=asked), ticket=ticket)
+        answers = [
+            {question.name: answer_of(question, row) for question, row in zip(asked, rows, strict=True)}
+            for rows in found.probabilities
+        ]
+        return WindowResult(answers, found.num_tokens, found.truncated, _NO_ERRORS)
+
+    def pairs(inputs: Seq[str]) -> Seq[ModelInput]:
+        return pairs_of(service, inputs, asked)
+
+    return Method(
+        name="decide",
+        options=options,
+        check=text,
+        run=run,
+        collector=ListCollector[dict[str, Answer]],
+        model_inputs=pairs,
+        window_inputs=max(1, WINDOW // width),
+    )
+
+
+def _question(name: str, given: Mapping[str, Any]) -> AnyQuestion:
+    try:
+        return _question_decoder.decode(msgspec.json.encode(given))
+    except (msgspec.ValidationError, TypeError) as error:
+        raise InvalidRequestError(f"The question {name[:40]!r} is not valid: {error}.", "questions") from error
 
 
 def tokenization(service: ModelService, given: Given) -> Method[str, list[list[Token]], list[list[Token]]]:

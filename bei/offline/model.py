@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +20,7 @@ from bei.offline.encode import ArrayLike, EncodeOptions, encode, similarity
 from bei.offline.input_checks import EncodeInput, GivenInput, TextOrIds, TextOrImage
 from bei.offline.method import Vectors
 from bei.offline.options import (
+    CallOptions,
     EmbedOptions,
     EntityOptions,
     ExtractOptions,
@@ -38,6 +39,7 @@ from bei.offline.windows import WINDOW
 from bei.service.resolve import artifact_for, cache_of, default_artifact
 from bei.tasks.entities import Entity
 from bei.tasks.extract import Span
+from bei.tasks.questions import Answer
 from bei.tokenizer.encoder import Input
 
 if TYPE_CHECKING:
@@ -304,6 +306,20 @@ class Model:
     ) -> Predictions:
         """As ``zero_shot``."""
         return await self._runner.async_gather(methods.zero_shot(self._runner.service, labels, options), inputs)
+
+    def decide(
+        self, inputs: Iterable[str], questions: Mapping[str, Mapping[str, Any]], **options: Unpack[CallOptions]
+    ) -> list[dict[str, Answer]]:
+        """Answers to typed ``questions`` about each text, by their names: ``{"type": "choice", "instructions": ...,
+        "criteria": {name: description or None}}``, ``score`` with a list of levels, or ``noul`` (yes or no), as
+        ``/v1/systemone`` has them. Nothing is cut: a text that is too long is an error."""
+        return self._runner.gather(methods.decision(self._runner.service, questions, options), inputs)
+
+    async def adecide(
+        self, inputs: Iterable[str], questions: Mapping[str, Mapping[str, Any]], **options: Unpack[CallOptions]
+    ) -> list[dict[str, Answer]]:
+        """As ``decide``."""
+        return await self._runner.async_gather(methods.decision(self._runner.service, questions, options), inputs)
 
     # Tokens.
 

@@ -41,7 +41,18 @@ from bei.server.http.root_path import RootPathRemoved, RootPathRestored
 from bei.server.http.routing import ApiRouter
 from bei.server.open_paths import open_paths, untraced_paths
 from bei.server.openapi.document import page
-from bei.server.routes import classify, embed, extract, openai_embeddings, predict_tokens, rerank, tokenize, zero_shot
+from bei.server.routes import (
+    classify,
+    decisions,
+    embed,
+    extract,
+    openai_embeddings,
+    predict_tokens,
+    rerank,
+    systemone,
+    tokenize,
+    zero_shot,
+)
 from bei.server.routes.azure import azure_models_router, azure_routes
 from bei.server.routes.certificate import certificate_router
 from bei.server.routes.health import health_router
@@ -84,6 +95,8 @@ def inference_routes(config: ServeConfig) -> tuple[Route[Any], ...]:
         zero_shot.ROUTE,
         predict_tokens.ROUTE,
         extract.ROUTE,
+        decisions.ROUTE,
+        systemone.ROUTE,
         tokenize.ROUTE,
     )
 

@@ -54,20 +54,30 @@ async def rerank(service: ModelService, task: RerankTask, *, ticket: Ticket) -> 
         found = await score_lists(service, layout, pairs, task.options, task.instruction, ticket=ticket)
         return Scores(found.lengths, found.truncated, values=found.values[:, None], labels=["score"])
     column = _column(service, task.label)
-    template, instruction, options = service.manifest.rerank_template, task.instruction, task.options
-    if template is not None:
-        if instruction is not None and "{instruction}" not in template.body:
-            raise InvalidRequestError(f"{service.name}'s template takes no instruction: leave it out.", "instruction")
-        chosen = template.instruction if instruction is None else instruction
-        # Filled chunk by chunk: all at once, a long query would stand in memory as often as there are documents.
-        options = replace(options, framed=True, template=PairTemplate(template.body, chosen))
-    elif instruction is not None:
-        raise InvalidRequestError(f"{service.name} takes no instruction: leave it out.", "instruction")
-    answer, classification = await logits_of(service, ModelRequest(task.inputs, options, task.failed), ticket)
+    asked = asked_pairs(service, ModelRequest(task.inputs, task.options, task.failed), task.instruction)
+    answer, classification = await logits_of(service, asked, ticket)
     labels = classification.labels
     function = "none" if task.raw else classification.relevance if len(labels) == 1 else classification.function
     values = await scores_of(answer, lambda rows: apply_function(rows, function)[:, column : column + 1], 1)
     return Scores(answer.lengths, answer.truncated, answer.errors, values=values, labels=["score"])
+
+
+def asked_pairs(service: ModelService, request: ModelRequest, instruction: str | None = None) -> ModelRequest:
+    """Pairs as the model reads them: in its template, if it has one. ``instruction`` None: the template's own.
+
+    Raises InvalidRequestError for an instruction that it has no slot for.
+    """
+    template = service.manifest.rerank_template
+    if template is None:
+        if instruction is not None:
+            raise InvalidRequestError(f"{service.name} takes no instruction: leave it out.", "instruction")
+        return request
+    if instruction is not None and "{instruction}" not in template.body:
+        raise InvalidRequestError(f"{service.name}'s template takes no instruction: leave it out.", "instruction")
+    chosen = template.instruction if instruction is None else instruction
+    # Filled chunk by chunk: all at once, a long query would stand in memory as often as there are documents.
+    options = replace(request.options, framed=True, template=PairTemplate(template.body, chosen))
+    return ModelRequest(request.inputs, options, request.failed)
 
 
 def _column(service: ModelService, label: str | None) -> int:

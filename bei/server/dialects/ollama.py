@@ -31,6 +31,7 @@ from bei.server.endpoint.shared_fields import Dimensions, Model, Tiered
 from bei.server.endpoint.vector_encoding import FLOATS
 from bei.server.http.responses import read_body
 from bei.server.http.routing import ApiRouter
+from bei.server.routes import systemone
 from bei.service.service import InferenceService
 from bei.tasks.embed import EmbedTask
 from bei.tokenizer.encoder import EncodingOptions
@@ -451,6 +452,7 @@ _ROUTES: tuple[Route[Any], ...] = (
         embed_prompt,
         Example({"prompt": TEXTS[0]}, {"embedding": VECTORS[0]}),
     ),
+    systemone.OLLAMA_ROUTE,
 )
 
 

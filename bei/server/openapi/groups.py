@@ -64,6 +64,11 @@ _OWN: Final = (
         ("POST /predict", "POST /v1/classify", "POST /classify", "POST /predict_tokens", "POST /v1/extract"),
     ),
     Group(
+        "Decide",
+        "A probability for every option of typed questions about a text.",
+        ("POST /v1/decisions", "POST /v1/systemone"),
+    ),
+    Group(
         "Embed",
         "Dense, sparse and token vectors, as other servers than OpenAI answer them.",
         (

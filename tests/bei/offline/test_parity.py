@@ -23,6 +23,7 @@ from tests.support.artifacts import CANARY_TEXT, save_artifact, token_ids
 NLI = ["contradiction", "neutral", "entailment"]
 LONG = "a " * 20 + "b " * 20
 TEXTS = ["cat", "the cats", "hello world", LONG, "cat"]
+SHORT = [text for text in TEXTS if text != LONG]
 
 
 class Both:
@@ -157,6 +158,23 @@ def test_zero_shot(both: Both, options: dict[str, Any]) -> None:
         np.testing.assert_array_equal(floats([one.score for one in found[index]]), floats([r["score"] for r in rows]))
 
 
+@pytest.mark.parametrize("kind", ["nli", "reranker"])
+def test_decide(both: Both, kind: str) -> None:
+    questions: dict[str, dict[str, Any]] = {
+        "which": {"type": "choice", "instructions": "the", "criteria": {"cat": "hello", "world": None}},
+        "how": {"type": "score", "instructions": "the", "criteria": ["cat", "cats", "hello"]},
+        "is": {"type": "noul", "instructions": "the cat"},
+    }
+    for state, found in zip(SHORT, both[kind].decide(SHORT, questions), strict=True):
+        asked = {"model": kind, "state": state, "questions": questions}
+        expected = answer(both.app, "/v1/systemone", **asked)["answers"]
+        which, how, yes = (found[name] for name in questions)
+        assert which.choice == expected["which"]["choice"]  # type: ignore[union-attr]
+        assert which.probabilities == pytest.approx(expected["which"]["probabilities"])  # type: ignore[union-attr]
+        assert how.score == pytest.approx(expected["how"]["score"])  # type: ignore[union-attr]
+        assert yes.noul == pytest.approx(expected["is"]["noul"])  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("options", [{}, {"raw_scores": True}, {"top_n": 2}, {"truncate_prompt_tokens": 9}], ids=str)
 def test_rerank(both: Both, options: dict[str, Any]) -> None:
     found = both["reranker"].rerank("cat", TEXTS, **options)
@@ -267,6 +285,7 @@ def test_a_task_that_a_model_has_not_is_refused_in_the_same_words(
         ("ner", "predict_tokens", (TEXTS,), True),
         ("reranker", "rerank", ("cat", TEXTS), False),
         ("nli", "zero_shot", (TEXTS, ["a", "cat"]), False),
+        ("nli", "decide", (SHORT, {"q": {"type": "noul", "instructions": "a"}}), False),
         ("ner", "tokenize", (TEXTS,), False),
     ],
 )

@@ -234,7 +234,9 @@ def test_an_http_1_0_client_that_takes_nothing_any_more_is_left(
 # The limit of answers
 
 LIMITED = sorted(
-    set(GOOD) - {"/similarity", "/rerank", "/v1/rerank", "/v2/rerank", "/v1/ranking", "/score", "/v1/score"}
+    set(GOOD)
+    - {"/similarity", "/rerank", "/v1/rerank", "/v2/rerank", "/v1/ranking", "/score", "/v1/score"}
+    - {"/v1/decisions", "/v1/systemone"}
 )
 
 

@@ -47,12 +47,18 @@ GOOD: dict[str, tuple[dict[str, Any], str, str]] = {
     "/vertex": ({"instances": [{"inputs": ["cat"]}]}, "instances", "embedder"),
     "/v1/classify": ({"input": ["cat"]}, "input", "classifier"),
     "/detokenize": ({"tokens": [5]}, "tokens", "embedder"),
+    "/v1/decisions": ({"input": "cat", "questions": [{"type": "predicate", "instructions": "a"}]}, "input", "reranker"),
+    "/v1/systemone": ({"state": "cat", "questions": {"q": {"type": "noul", "instructions": "a"}}}, "state", "reranker"),
     "/v1/ranking": ({"query": {"text": "a"}, "passages": [{"text": "cat"}], "truncate": "END"}, "passages", "reranker"),
 }
+# Models of several tasks decide.
+OF_QUESTIONS = {"/v1/decisions", "/v1/systemone"}
 NO_TASK = {"/tokenize", "/decode", "/detokenize", "/", "/invocations", "/vertex", "/score", "/v1/score", "/pooling"}
+NO_TASK |= OF_QUESTIONS
 NO_CONTROLS = {"/tokenize", "/decode", "/detokenize", "/vertex", "/v1/embed", "/v2/embed", "/v1/ranking", "/v1/extract"}
+NO_CONTROLS |= OF_QUESTIONS
 # Of one text: no list of inputs is too long or empty.
-WITH_LISTS = sorted(set(GOOD) - {"/detokenize"})
+WITH_LISTS = sorted(set(GOOD) - {"/detokenize"} - OF_QUESTIONS)
 WITH_TASK = sorted(set(GOOD) - NO_TASK)
 WITH_CONTROLS = sorted(set(GOOD) - NO_CONTROLS)
 NOT_JSON = [b"", b"{", b"hello", b'{"inputs": "\xff"}', b"[" * 90_000, b"null", b"[]"]

@@ -1,0 +1,232 @@
+"""``/v1/systemone`` and ``/v1/decisions``: exchanges to the letter, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bei.artifact.manifest import Classification, OutputInfo
+from bei.core import Limits
+from bei.tasks.questions import concentration
+from tests.bei.server.app import App, check_error
+from tests.bei.server.kinds import KindEngine, answer, expected_output, post, softmax
+from tests.support.artifacts import save_artifact
+
+STATE = "the cats"
+NLI = ["contradiction", "neutral", "entailment"]
+MOST_TOKENS = 180
+QUESTIONS: dict[str, Any] = {
+    "which": {"type": "choice", "instructions": "hello", "criteria": {"cat": "the cat", "world": None}},
+    "how": {"type": "score", "instructions": "hello", "criteria": ["cat", "world", ["a"]]},
+    "is": {"type": "noul", "instructions": "hello world"},
+    "both": {"type": "noul", "instructions": "hello", "criteria": {"true": "cat", "false": "world"}},
+}
+STATEMENTS = {
+    "which": ["hello cat: the cat", "hello world"],
+    "how": ["hello cat", "hello world", 'hello ["a"]'],
+    "is": ["hello world"],
+    "both": ["hello world", "hello cat"],
+}
+
+
+@pytest.fixture(scope="module")
+def nli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
+    artifact = save_artifact(
+        tmp_path_factory.mktemp("nli") / "nli",
+        name="nli",
+        tasks=["classify"],
+        outputs=[OutputInfo(name="logits", dimension=3)],
+        classification=Classification(labels=NLI, function="softmax"),
+        embedding=None,
+        max_seq_len=MOST_TOKENS,
+        max_num_tokens=256,
+    )
+    engine = KindEngine({"logits": 3}, Limits(max_num_tokens=256, max_batch_size=8, max_seq_len=MOST_TOKENS))
+    app = App((artifact, engine), max_client_batch_size=8)
+    yield app
+    app.close()
+
+
+def shares(name: str, *, by_reranker: bool) -> list[float]:
+    """The probabilities of the options, by the rules that the module's docstring has."""
+    if by_reranker:
+        logits = [float(expected_output("logits", (one, STATE), 1)[0]) for one in STATEMENTS[name]]
+        row = [0.0, *logits] if name == "is" else logits
+    else:
+        rows = [expected_output("logits", (STATE, one), 3) for one in STATEMENTS[name]]
+        row = [float(rows[0][0]), float(rows[0][2])] if name == "is" else [float(one[2]) for one in rows]
+    found: list[float] = softmax(np.array(row, np.float32)).tolist()
+    return found
+
+
+@pytest.mark.parametrize("by_reranker", [False, True])
+def test_a_systemone_exchange(by_reranker: bool, nli: App, kinds: App) -> None:
+    app, model = (kinds, "reranker") if by_reranker else (nli, "nli")
+    found = answer(app, "/v1/systemone", model=model, state=STATE, questions=QUESTIONS, keep_alive="5m")
+    which, how, yes, both = (shares(name, by_reranker=by_reranker) for name in QUESTIONS)
+    best = int(np.argmax(how))
+    spread = sum(share * abs(place - best) for place, share in enumerate(how)) / (2 / 3)
+    expected: dict[str, dict[str, Any]] = {
+        "which": {
+            "type": "choice",
+            "choice": "cat" if which[0] >= which[1] else "world",
+            "probabilities": {"cat": which[0], "world": which[1]},
+            "confidence": (max(which) - 0.5) / 0.5,
+        },
+        "how": {
+            "type": "score",
+            "score": how[1] + 2 * how[2],
+            "legend": {"0": "cat", "1": "world", "2": ["a"]},
+            "probabilities": {"0": how[0], "1": how[1], "2": how[2]},
+            "confidence": max(0.0, 1 - spread),
+        },
+        "is": {"type": "noul", "noul": yes[1]},
+        "both": {"type": "noul", "noul": both[1]},
+    }
+    assert [*found] == ["model", "answers", "usage"]
+    assert (found["model"], [*found["answers"]]) == (model, [*expected])
+    for name, wanted in expected.items():
+        assert [*found["answers"][name]] == [*wanted]
+        assert flat(found["answers"][name]) == pytest.approx(flat(wanted), abs=1e-6)
+    assert found["usage"] == {"input_tokens": found["usage"]["input_tokens"], "output_tokens": 0}
+
+
+def flat(entry: dict[str, Any]) -> dict[str, Any]:
+    return {
+        f"{name}.{key}": value
+        for name, inner in entry.items()
+        for key, value in (inner.items() if isinstance(inner, dict) else [("", inner)])
+        if not isinstance(value, (str, dict, list))
+    }
+
+
+def test_a_decisions_exchange(nli: App) -> None:
+    questions = [
+        {
+            "type": "choice",
+            "name": "which",
+            "instructions": [{"type": "input_text", "text": "hello"}],
+            "choices": [{"value": "cat", "description": "the cat"}, {"value": True}],
+        },
+        {"type": "score", "instructions": "hello", "levels": [{"label": "cat"}, {"label": "world"}]},
+        {"type": "predicate", "name": "is", "instructions": "hello world"},
+    ]
+    found = answer(nli, "/v1/decisions", model="nli", input=STATE, questions=questions, safety_identifier="user")
+    rows = [expected_output("logits", (STATE, one), 3)[2] for one in ("hello cat: the cat", "hello true")]
+    which = softmax(np.array(rows, np.float32)).tolist()
+    rows = [expected_output("logits", (STATE, one), 3)[2] for one in ("hello cat", "hello world")]
+    how = softmax(np.array(rows, np.float32)).tolist()
+    assert [*found] == ["model", "answers", "usage"]
+    choice, score, predicate = found["answers"]
+    assert [*choice] == ["type", "name", "choice", "probabilities", "confidence"]
+    assert (choice["type"], choice["name"]) == ("choice", "which")
+    assert choice["choice"] == ("cat" if which[0] >= which[1] else True)
+    assert [one["value"] for one in choice["probabilities"]] == ["cat", True]
+    assert [one["probability"] for one in choice["probabilities"]] == pytest.approx(which)
+    assert (score["name"], score["score"]) == (None, pytest.approx(how[1]))
+    assert [[one["value"], one["label"]] for one in score["probabilities"]] == [[0, "cat"], [1, "world"]]
+    probability = pytest.approx(shares("is", by_reranker=False)[1])
+    assert predicate == {"type": "predicate", "name": "is", "probability": probability}
+    count = found["usage"]["input_tokens"]
+    assert found["usage"] == {
+        "input_tokens": count,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": 0,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": count,
+    }
+
+
+def test_items_of_an_input_are_lines(nli: App) -> None:
+    asked = [{"type": "predicate", "instructions": "hello"}]
+    items = [
+        {"role": "system", "content": "the"},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "cat"}, {"type": "refusal", "refusal": "!"}]},
+        {"type": "function_call", "name": "hello", "arguments": "{}", "call_id": "a"},
+        {"type": "function_call_output", "call_id": "a", "output": "world"},
+    ]
+    text = "system: the\n\nassistant: cat\n!\n\nfunction_call hello: {}\n\nfunction_call_output: world"
+    body = {"model": "nli", "questions": asked}
+    assert answer(nli, "/v1/decisions", input=items, **body) == answer(nli, "/v1/decisions", input=text, **body)
+    user = [{"role": "user", "type": "message", "content": [{"type": "input_json", "data": {"the": "cat"}}]}]
+    plain = answer(nli, "/v1/decisions", input='{"the": "cat"}', **body)
+    assert answer(nli, "/v1/decisions", input=user, **body) == plain
+
+
+def test_another_order_of_options_has_the_same_probabilities(nli: App) -> None:
+    criteria = {"cat": "the", "world": None, "hello": "cats"}
+    asked = [
+        {"q": {"type": "choice", "instructions": "the", "criteria": dict(items)}}
+        for items in (criteria.items(), reversed(criteria.items()))
+    ]
+    first, second = (
+        answer(nli, "/v1/systemone", model="nli", state=STATE, questions=one)["answers"]["q"]["probabilities"]
+        for one in asked
+    )
+    assert first == second
+
+
+def test_ollama_s_confidence_is_that_of_entropy(kinds: App) -> None:
+    """0.8906 of (0.0125, 0.9781, 0.0093): an answer that Ollama's documentation shows."""
+    shown = np.array([0.0125, 0.9781, 0.0093], np.float32)
+    assert concentration(shown, "choice", "entropy") == pytest.approx(0.8906, abs=5e-4)
+    asked = {"model": "reranker", "state": STATE, "questions": QUESTIONS}
+    ours, theirs = (answer(kinds, path, **asked)["answers"] for path in ("/v1/systemone", "/ollama/v1/systemone"))
+    p = [*theirs["which"]["probabilities"].values()]
+    entropy = -sum(share * math.log(share) for share in p)
+    assert theirs["which"]["confidence"] == pytest.approx(1 - entropy / math.log(2), abs=1e-6)
+    assert {**theirs["which"], "confidence": ours["which"]["confidence"]} == ours["which"]
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"questions": {}}, "questions is empty"),
+    ({"questions": {"q": {"type": "choice", "criteria": {}}}}, "has 0 choices"),
+    ({"questions": {"q": {"type": "choice", "criteria": {str(n): None for n in range(256)}}}}, "has 256 choices"),
+    ({"questions": {"q": {"type": "choice", "criteria": {"": None, "a": None}}}}, "empty one among its choices"),
+    ({"questions": {"q": {"type": "choice", "criteria": {"a ": None, "a": None}}}}, "'a' twice"),
+    ({"questions": {"q": {"type": "score", "criteria": ["a", "a"]}}}, "'a' twice"),
+    ({"questions": {"q": {"type": "score", "criteria": [*"abcdefghijk"]}}}, "has 11 levels"),
+    ({"questions": {"q": {"type": "noul"}}}, "neither instructions nor criteria"),
+    ({"questions": {"q": {"type": "noul", "instructions": "a", "criteria": {"false": "b"}}}}, "criteria for false"),
+    ({"questions": {"q": {"type": "box", "instructions": "a"}}}, "box"),
+    ({"questions": {"q": {"type": "choice", "criteria": dict.fromkeys("abcdefghi")}}}, "9 inputs, the limit is 8"),
+    ({"questions": {"q": {"type": "noul", "instructions": "a " * 200}}}, "tokens"),
+    ({"state": "cat " * 200}, "tokens"),
+    ({"images": ["aGk="]}, "images is not supported"),
+]
+
+
+@pytest.mark.parametrize(("fields", "said"), WRONG, ids=[said for _, said in WRONG])
+def test_what_does_not_fit_is_refused(fields: dict[str, Any], said: str, nli: App) -> None:
+    asked = {"state": STATE, "questions": {"q": {"type": "noul", "instructions": "a"}}, **fields}
+    check_error(post(nli, "/v1/systemone", model="nli", **asked), 400, said)
+
+
+OF_OPENAI: list[tuple[dict[str, Any], str]] = [
+    ({"questions": []}, "questions is empty"),
+    ({"questions": [{"type": "choice", "instructions": "a", "choices": [{"value": "b"}]}]}, "has 1 options"),
+    (
+        {"questions": [{"type": "choice", "instructions": "a", "choices": [{"value": "true"}, {"value": True}]}]},
+        "a value twice",
+    ),
+    ({"questions": [{"type": "predicate", "instructions": " "}]}, "has no instructions"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "has an image"),
+    ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "without its content"),
+    ({"input": [{"content": "a"}, {"content": "b"}]}, "without a role"),
+]
+
+
+@pytest.mark.parametrize(("fields", "said"), OF_OPENAI, ids=[said for _, said in OF_OPENAI])
+def test_what_openai_s_form_may_not_say_is_refused(fields: dict[str, Any], said: str, nli: App) -> None:
+    asked = {"input": STATE, "questions": [{"type": "predicate", "instructions": "a"}], **fields}
+    check_error(post(nli, "/v1/decisions", model="nli", **asked), 400, said)
+
+
+@pytest.mark.parametrize("model", ["embedder", "ner", "classifier"])
+def test_a_model_that_cannot_decide_says_what_can(model: str, kinds: App) -> None:
+    asked = {"model": model, "state": STATE, "questions": {"q": {"type": "noul", "instructions": "a"}}}
+    check_error(post(kinds, "/v1/systemone", **asked), 400, "natural language inference", param="model")
