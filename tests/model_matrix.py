@@ -57,6 +57,8 @@ class that a family reads is not named here. Classes without rows of their own:
 | `Contriever` | facebook/contriever's own class: BERT |
 | `HF_ColBERT` | remote code: BERT and a linear layer on every token |
 | `JinaBertModel`, `JinaBertForMaskedLM`, `JinaBertForSequenceClassification` | remote code in two forms |
+| `Lfm2BidirectionalModel`, `Lfm2BidirectionalForMaskedLM` | remote code (LFM2.5): `tests/bei_build/families/test_lfm2.py` |
+| `EmbeddingGemma2Model` | its text model's rows; the towers of images and audio are not built |
 | `Qwen2ForRewardModel` | remote code: Qwen2 and two linear layers on the last token's state |
 | `NVEmbedModel` | remote code: Mistral, and latent attention on tokens; `tests/bei_build/families/test_nv_embed.py` |
 | `Qwen3BidirectionalModel` | remote code (voyage-4-nano): Qwen3 without a causal mask, and a linear layer on tokens |

@@ -53,6 +53,7 @@ from bei_build.job import Job, OpenEngine
 from bei_build.progress import Progress
 from bei_build.quantization.calibrate import Calibration, calibrate
 from bei_build.reference.held_out import held_out_texts
+from bei_build.spec.dtypes import DType
 from bei_build.spec.precision import PRECISIONS
 from bei_build.targets.base import Compiler, Numerics
 from bei_build.targets.choose import compiler_for, with_target
@@ -104,6 +105,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             {name: locate(path).folder for name, path in config.lora_paths.items()},
         )
         check_applicable(config, checkpoint)
+        _check_range(checkpoint, precision)
         checkpoint.weights().close()  # invalid weights are reported before anything else is done
         images = _image_tower(config, checkpoint, compiler, precision, progress)
         step.details.append(f"{checkpoint.spec.architecture}, {checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
@@ -184,6 +186,15 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
         raise
     progress.finish(f"Built {out}")
     return msgspec.structs.replace(artifact, path=out)
+
+
+def _check_range(checkpoint: Checkpoint, precision: str) -> None:
+    """Raise ConfigError for a model whose states the type of ``precision`` cannot hold."""
+    if checkpoint.family.overflows_fp16 and PRECISIONS[precision].storage is DType.FP16:
+        raise ConfigError(
+            f"States of {checkpoint.spec.architecture} are larger than FP16 can hold: build with --precision bf16 or "
+            "fp32."
+        )
 
 
 def _image_tower(
@@ -345,7 +356,7 @@ def _manifest(
             architecture=spec.architecture,
             num_layers=len(spec.layers) + (len(spec.decoder.layers) if spec.decoder else 0),
             hidden_size=spec.hidden_size,
-            num_heads=spec.layers[0].attention.num_heads if spec.layers else 0,
+            num_heads=spec.attentions[0].num_heads if spec.attentions else 0,
             vocab_size=spec.embeddings.vocab_size,
             num_parameters=spec.num_parameters,
             attention=attention_of(spec) if spec.layers and not spec.decoder else None,

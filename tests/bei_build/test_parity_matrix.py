@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,6 +161,10 @@ def with_positions(attention: AttentionSpec) -> AttentionSpec:
     return attention if attention.rope else replace(attention, rope=RopeSpec((1.0,)))
 
 
+def narrower(attention: AttentionSpec) -> AttentionSpec:
+    return replace(attention, window=attention.window - 1) if attention.window else attention
+
+
 ATTENTION_FEATURES: list[tuple[str, str, Change]] = [
     ("BertModel", "score scale", lambda attention: replace(attention, scale=1.0)),
     ("ModernBertModel", "window", lambda attention: replace(attention, window=None)),
@@ -214,12 +219,18 @@ ATTENTION_FEATURES: list[tuple[str, str, Change]] = [
     ("Gemma3TextModel", "window", lambda attention: replace(attention, window=None)),
     ("Gemma3TextModel", "norms of query and key", lambda attention: replace(attention, qk_norm=None)),
     ("Gemma3TextModel-bidirectional", "no causal mask", lambda attention: replace(attention, causal=True)),
+    ("EmbeddingGemma2TextModel", "norms of values", lambda attention: replace(attention, value_norm=None)),
+    ("EmbeddingGemma2TextModel", "the token at the end of the window", narrower),
     ("Gemma3TextModel-scaled_global_rope", "scaled rotation", plain(100.0)),
 ]
 
 
 def with_relu(layer: LayerSpec) -> LayerSpec:
     return replace(layer, mlp=replace(layer.mlp, activation="relu"))
+
+
+def with_kernel(layer: LayerSpec, **changes: Any) -> LayerSpec:
+    return replace(layer, convolution=replace(layer.convolution, **changes)) if layer.convolution else layer
 
 
 SPEC_FEATURES: list[tuple[str, str, Callable[[ModelSpec], ModelSpec]]] = [
@@ -248,6 +259,28 @@ SPEC_FEATURES: list[tuple[str, str, Callable[[ModelSpec], ModelSpec]]] = [
     ),
     ("DebertaV2Model-convolution", "convolution", lambda spec: replace(spec, convolution=None)),
     (
+        "EmbeddingGemma2TextModel",
+        "vectors of tokens for each layer",
+        lambda spec: replace(
+            spec, layer_inputs=None, layers=tuple(replace(each, layer_input=None) for each in spec.layers)
+        ),
+    ),
+    (
+        "EmbeddingGemma2TextModel",
+        "scales of layers",
+        lambda spec: replace(spec, layers=tuple(replace(each, scaled=False) for each in spec.layers)),
+    ),
+    (
+        "Lfm2Model",
+        "tokens before",
+        lambda spec: replace(spec, layers=tuple(with_kernel(each, causal=False) for each in spec.layers)),
+    ),
+    (
+        "Lfm2Model-biases",
+        "biases of convolutions",
+        lambda spec: replace(spec, layers=tuple(with_kernel(each, bias=False) for each in spec.layers)),
+    ),
+    (
         "NemotronModel",
         "squared ReLU",
         lambda spec: replace(spec, layers=tuple(with_relu(each) for each in spec.layers)),
@@ -264,7 +297,10 @@ SPEC_FEATURES: list[tuple[str, str, Callable[[ModelSpec], ModelSpec]]] = [
 
 def in_every_layer(change: Change) -> Callable[[ModelSpec], ModelSpec]:
     return lambda spec: replace(
-        spec, layers=tuple(replace(layer, attention=change(layer.attention)) for layer in spec.layers)
+        spec,
+        layers=tuple(
+            replace(layer, attention=change(layer.attention)) if layer.attention else layer for layer in spec.layers
+        ),
     )
 
 

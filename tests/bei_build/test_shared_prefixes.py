@@ -24,7 +24,7 @@ from bei_build.onnx_graph.transformer import write_graph
 from bei_build.onnx_graph.writer import GraphTypes
 from bei_build.spec.dtypes import DType
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
-from bei_build.spec.parts import POOLINGS, NormSpec, RopeSpec
+from bei_build.spec.parts import POOLINGS, NormSpec, RopeSpec, ShortConvolutionSpec
 from bei_build.torch_graph.model import packed_model, run
 from tests.bei_build.targets.tiny import MAX_SEQ_LEN, VOCABULARY, random_weights, tiny_spec, with_heads_on_tokens
 from tests.support.prefixes import encodings_with_prefixes
@@ -39,6 +39,13 @@ def rope(**more: Any) -> RopeSpec:
     return RopeSpec(tuple(100.0 ** (-np.arange(8) / 8)), **more)
 
 
+def with_convolution(spec: ModelSpec) -> ModelSpec:
+    """``spec`` with a gated convolution in its first layer."""
+    first, *others = spec.layers
+    convolution = ShortConvolutionSpec(3, causal=True, bias=True)
+    return replace(spec, layers=(replace(first, attention=None, convolution=convolution), *others))
+
+
 SPECS: dict[str, ModelSpec] = {
     "positions of the table": tiny_spec(causal=True, pooling=("last",)),
     "rotation": tiny_spec(causal=True, rope=rope(), pooling=("last",)),
@@ -49,6 +56,7 @@ SPECS: dict[str, ModelSpec] = {
         causal=True, rope=rope(factor=1.2), window=8, qk_norm=NormSpec(1e-6, "rms", bias=False), pooling=("last",)
     ),
     "alibi and soft cap": tiny_spec(causal=True, alibi=True, softcap=3.0, pooling=("last",)),
+    "a convolution": with_convolution(tiny_spec(causal=True, rope=rope(), pooling=("last",))),
     "all poolings": replace(tiny_spec(causal=True, rope=rope(), pooling=POOLINGS), pools_prompt=False, marked_id=3),
     "an output per token": with_heads_on_tokens(tiny_spec(causal=True, rope=rope())),
     "a score behind padding": replace(
@@ -89,8 +97,14 @@ def by_onnx_runtime(spec: ModelSpec, folder: Path) -> Runs:
     )
 
 
-# The module adds up packed tokens here, from the start of each sequence to its end.
-NOT_BY_PYTORCH = ("all poolings", "an output per token", "a score behind padding", "neighbours rotate, grouped queries")
+# The module adds up packed tokens here, from the start of each sequence to its end, or reads their neighbours.
+NOT_BY_PYTORCH = (
+    "a convolution",
+    "all poolings",
+    "an output per token",
+    "a score behind padding",
+    "neighbours rotate, grouped queries",
+)
 
 
 def by_pytorch(spec: ModelSpec, _: Path) -> Runs:

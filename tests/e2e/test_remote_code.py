@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from bei.core import Encoding
 from bei.engine.postprocess import unit_length
-from tests.bei_build.families import jina, nomic
+from tests.bei_build.families import jina, lfm2, nomic
 from tests.e2e.process import Server, run, serve
 from tests.support.checkpoints import read_tensors
 
@@ -26,6 +26,7 @@ MODELS: dict[str, tuple[Callable[[Path], Path], States]] = {
         lambda folder: jina.save(folder, code=jina.CODE),
         lambda folder, text: jina.states(read_tensors(folder), text, code=jina.CODE),
     ),
+    "lfm2": (lfm2.save, lambda folder, text: lfm2.Oracle(folder).states(text)),
     "nomic-experts": (nomic.save, lambda folder, text: nomic.Oracle(folder).states(text)),
 }
 

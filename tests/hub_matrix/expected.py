@@ -246,8 +246,11 @@ class _Oracle:
             count = len(ids)
             if query and late.expansion:
                 ids += [vocabulary[late.mask]] * (length - len(ids))
-            mask = torch.tensor([[1] * count + [0] * (len(ids) - count)])
-            states = self._model.base_model(input_ids=torch.tensor([ids]), attention_mask=mask).last_hidden_state[0]
+            if self._states_of:
+                states = self._states_of(Encoding(np.array(ids, np.int32), num_keys=count))
+            else:
+                mask = torch.tensor([[1] * count + [0] * (len(ids) - count)])
+                states = self._model.base_model(input_ids=torch.tensor([ids]), attention_mask=mask).last_hidden_state[0]
             vectors = functional.normalize(states @ self._late_weight().T, dim=-1)
             skipped = {vocabulary.get(word) for word in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"}
             kept = [query or index not in skipped for index in ids]

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 
 from bei.core import Encoding
-from tests.bei_build.families import jina, nomic
+from tests.bei_build.families import jina, lfm2, nomic
 from tests.hub_matrix import shapes, stored, tokenizers
 from tests.hub_matrix.structures import Late, Settings, Structure, Template
 from tests.support.checkpoints import Normalize, bpe_tokenizer, read_tensors, unigram_tokenizer, wordpiece_tokenizer
@@ -52,6 +52,19 @@ def nomic_bert(pooling: str = "mean", changes: Settings | None = None) -> Struct
 
 def _nomic_states(folder: Path) -> Callable[[Encoding], torch.Tensor]:
     return nomic.Oracle(folder).states
+
+
+def _lfm2_states(folder: Path) -> Callable[[Encoding], torch.Tensor]:
+    return lfm2.Oracle(folder).states
+
+
+# LFM2.5's remote code, on the weights of transformers' class.
+_LFM2_5: Settings = {
+    "hf_class": "Lfm2Model",
+    "settings": shapes.LFM2,
+    "states": _lfm2_states,
+    "changes": {"architectures": ["Lfm2BidirectionalModel"], "auto_map": {"AutoModel": lfm2.CODE}},
+}
 
 
 def jina_bert(code: str = "PAPERS", tokenizer: Callable[[], Tokenizer] = wordpiece_tokenizer) -> Structure:
@@ -182,6 +195,8 @@ KINDS: dict[str, Callable[..., Structure]] = {
     "nomic": nomic_bert,
     "jina": jina_bert,
     "late_interaction": late_interaction,
+    "lfm2_5": partial(embedder, **_LFM2_5, pooling="cls", tokenizer=tokenizers.plain),
+    "lfm2_5_late_interaction": partial(late_interaction, **_LFM2_5),
     "reranker": partial(Structure, "rerank", labels=1, function="sigmoid"),
     "comparison": comparison,
     "jina_reranker": jina_reranker,

@@ -28,6 +28,7 @@ _TEI_MODELS = f"{_TEI} docs/source/en/supported_models.md"
 _FLAG_POOLING = f"{_FLAG}/inference/embedder/model_mapping.py"
 _VLLM_MODELS = f"{_VLLM} tests/models/registry.py"
 _VLLM_ROPE = f"{_VLLM} vllm/model_executor/models/bert_with_rope.py"
+_LFM2_5 = "github:huggingface/transformers src/transformers/models/lfm2_bidirectional/modular_lfm2_bidirectional.py"
 _CANDLE = f"{_TEI} backends/candle"
 
 TRANSFORMERS = "5.24.0"
@@ -53,6 +54,7 @@ COMMITS: Mapping[str, str] = {
     "huggingface/blog": "3e4560d",
     "huggingface/sentence-transformers": "cad2119",
     "huggingface/text-embeddings-inference": "0d124dc",
+    "huggingface/transformers": "d25b780",
     "huggingface/transformers.js": "5ed4c5c",
     "intsig-textin/acge_text_embedding": "4ec0bf2",
     "jblorenzo/stella_en_1.5B_v5": "5cc3d26",
@@ -284,7 +286,10 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
         f"{_PYLATE} pylate/models/Dense.py",
     ),
     "jinaai/jina-colbert-v2": (_VLLM_MODELS, f"{_PYLATE} tests/test_model_loading.py"),
+    "google/embeddinggemma-2": (_config("embedding_gemma2"), "page:ollama.com embeddinggemma-2"),
     "LiquidAI/LFM2-ColBERT-350M": (_VLLM_MODELS, _config("lfm2")),
+    "LiquidAI/LFM2.5-ColBERT-350M": ("card:LiquidAI/LFM2.5-Embedding-350M", _LFM2_5),
+    "LiquidAI/LFM2.5-Embedding-350M": ("card:LiquidAI/LFM2.5-Embedding-350M", _LFM2_5),
     "antoinelouis/colbert-xm": (f"{_PYLATE} tests/test_model_loading.py",),
     # Static embeddings.
     "minishlab/potion-base-8M": ("github:gursharanmakol/rag-debugging-lab-pilot models/potion-base-8M/config.json",),

@@ -80,6 +80,24 @@ def python_tokenizer(folder: Path, name: str, *files: str) -> None:
         (folder / file).write_text("a 1\nb 1\n")
 
 
+def beside_towers(folder: Path) -> None:
+    """EmbeddingGemma 2's text model as a part of the whole, with a tensor of each tower."""
+    text = json.loads((folder / "config.json").read_text())
+    write_json(
+        folder / "config.json",
+        {
+            "architectures": ["EmbeddingGemma2Model"],
+            "model_type": "embedding_gemma2",
+            "text_config": {key: value for key, value in text.items() if key != "architectures"},
+            "vision_config": {"model_type": "gemma4_vision"},
+            "audio_config": {"model_type": "gemma4_audio"},
+        },
+    )
+    tensors = {f"language_model.{name}": tensor for name, tensor in read_tensors(folder).items()}
+    towers = ("vision_tower.encoder", "audio_tower.encoder", "embed_vision.projection", "embed_audio.projection")
+    write_tensors(folder, {**tensors, **{f"{tower}.weight": torch.ones(2, 2) for tower in towers}})
+
+
 def without_prefix(folder: Path, name: str) -> None:
     """Tensors of a base model under the class with a head, ``name``, in config.json."""
     change_config(folder, architectures=[name])

@@ -181,10 +181,22 @@ _GRANITE = {
 }
 _LAYER_TYPES = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 _BIASED = {"attention_bias": True, "mlp_bias": True}
+_LFM2 = {**_NO_HEAD_DIM, "block_multiple_of": 8, "layer_types": ["conv", "full_attention", "conv"]}
 _GEMMA2 = {**_WINDOWED, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 5.0, "attention_bias": True}
 _GEMMA3 = {**_WINDOWED, "query_pre_attn_scalar": 20, "sliding_window_pattern": 2}
 
 
+# Layers that see everything have wider heads, and fewer keys.
+_EMBEDDING_GEMMA2 = {
+    **_WINDOWED,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "pad_token_id": 0,
+    "global_head_dim": 16,
+    "num_global_key_value_heads": 1,
+    "hidden_size_per_layer_input": 20,
+    "embedding_dim": 24,
+    "attention_bias": True,
+}
 _GPT_NEO = {
     "hidden_size": 32,
     "num_layers": 3,
@@ -501,6 +513,7 @@ CASES: tuple[Case, ...] = (
         note="bidirectional with a scaled global rope",
     ),
     Case("Gemma 3 text", "Gemma3TextForSequenceClassification", {**_GEMMA3, "num_labels": 2}, bpe_tokenizer),
+    Case("EmbeddingGemma 2", "EmbeddingGemma2TextModel", _EMBEDDING_GEMMA2, bpe_tokenizer),
     *_of(
         "Cohere", "Cohere", {**_NO_HEAD_DIM, "attention_bias": True, "logit_scale": 0.5}, _DECODERS[:2], bpe_tokenizer
     ),
@@ -533,6 +546,8 @@ CASES: tuple[Case, ...] = (
         note="no windows",
     ),
     *_of("Helium", "Helium", {**_NO_HEAD_DIM, **_BIASED, "head_dim": 8}, _DECODERS_AND_TOKENS, bpe_tokenizer),
+    *_of("LFM2", "Lfm2", _LFM2, _DECODERS[:2], bpe_tokenizer),
+    Case("LFM2", "Lfm2Model", {**_LFM2, "conv_bias": True, "conv_L_cache": 4}, bpe_tokenizer, note="biases"),
     *_of(
         "StableLM",
         "StableLm",
@@ -635,12 +650,19 @@ def save_case(folder: Path, case: Case) -> Path:
                 continue
             # Wide matrices have smaller weights, or sums would grow from layer to layer.
             spread = 0.2 if parameter.ndim == 1 else min(0.2, parameter.shape[-1] ** -0.5)
+            if (
+                parameter.ndim == 3 and parameter.shape[1] == 1
+            ):  # a kernel's few factors keep the size of what they read
+                spread = parameter.shape[-1] ** -0.5
             if name.endswith("SelfAttention.q.weight"):  # T5 scales no scores: trained weights of queries are smaller
                 spread *= config.d_kv**-0.5
             module = name.split(".")[-2].lower()
             is_norm = ("norm" in module or module == "ln") and name.endswith("weight")
             mean = 1.0 if is_norm and not case.family.startswith(_ONE_MORE) else 0.0
             torch.nn.init.normal_(parameter, mean=mean, std=spread)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):  # EmbeddingGemma 2's, which are stored
+                buffer.fill_(0.8)
     model.to(case.stored).save_pretrained(folder)
     save_tokenizer(folder, tokenizer)
     return change_config(folder, **case.changes) if case.changes else folder

@@ -47,7 +47,7 @@ class ImageCheckpoint:
                 architecture=spec.architecture,
                 num_layers=len(spec.layers),
                 hidden_size=spec.hidden_size,
-                num_heads=spec.layers[0].attention.num_heads,
+                num_heads=spec.attentions[0].num_heads,
                 vocab_size=1,  # its tokens have no other id than 0
                 num_parameters=spec.num_parameters,
                 attention="bidirectional",

@@ -86,7 +86,7 @@ def check_attention(spec: ModelSpec, asked: Attention | None, config: Any, max_s
     """
     if asked is not None and (not spec.layers or attention_of(spec) != asked):
         raise ConfigError(f"{spec.architecture} has no {asked} attention: leave --attention out.")
-    windows = [layer.attention.window for layer in spec.layers if layer.attention.window is not None]
+    windows = [attention.window for attention in spec.attentions if attention.window is not None]
     said = "--attention" if asked else "config.json (is_causal)"
     if getattr(config, "is_causal", None) is False and windows and max_seq_len > (longest := min(windows) + 1):
         raise ConfigError(

@@ -41,6 +41,10 @@ _NEW_TYPES = ("eurobert", "gte", "jina_embeddings_v3", "nomic_bert")
 _FORMER_LOCAL_ATTENTION = 128  # ModernBERT's decoder
 
 
+# Types whose classes only transformers 5 has.
+_ONLY_IN_5 = ("embedding_gemma2_text",)
+
+
 def check_versions(raw: _Raw) -> None:
     """Refuse keys of config.json that one version of transformers obeys in any family and another ignores. Raises
     CheckpointError."""
@@ -50,7 +54,7 @@ def check_versions(raw: _Raw) -> None:
             "layers that have all their heads. Take the checkpoint from before pruning, or the key out of config.json "
             "if the tensors have all heads."
         )
-    if raw.get("per_layer_config"):
+    if raw.get("per_layer_config") and raw.get("model_type") not in _ONLY_IN_5:
         raise CheckpointError(
             "config.json has per_layer_config, settings of single layers, which transformers 4 ignores and 5 obeys: "
             "bei does not build such models."

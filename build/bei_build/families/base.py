@@ -74,6 +74,8 @@ class Family:
     has ``last_hidden_state`` (for T5 the encoder alone: "T5EncoderModel"; AutoModel would load the decoder too). A dot
     and the name of a submodule may follow. None: transformers has no such class, and engines are verified with bei's
     own FP32 engine. ``reference_prefix``: a prefix of the checkpoint's names that this class does not know.
+    ``reference_heads``: its modules after the last states that are layers of bei's heads; the reference leaves them to
+    these.
     ``position_limit``: the config's ``max_position_embeddings`` (or the position table) limits the length of a text.
     Without it the model has no limit, and ``usual_length`` is the number of tokens read where no file gives one.
 
@@ -91,9 +93,11 @@ class Family:
     Without ``special_tokens`` none are put around texts. Without ``pools_unknown`` means leave out the unknown token.
     ``stored_sizes``: no config gives the shape of the word table. ``shares_rows``: several tokens may have one row of
     it (``shared_rows``). ``fills_texts``: every text is filled up with padding to the model's limit, and padding is
-    attended like any token. ``translate`` may add keys of ours to a config: ``usual_length``, the default for the
-    tokens of a text that are read (None: all); ``unit_length``, true if vectors are normalized; and ``ends_in_eos``,
-    true if every text ends in the tokenizer's EOS, whatever the tokenizer's files contain.
+    attended like any token. ``overflows_fp16``: states of trained models are beyond FP16.
+
+    ``translate`` may add keys of ours to a config: ``usual_length``, the default for the tokens of a text that are read
+    (None: all); ``unit_length``, true if vectors are normalized; and ``ends_in_eos``, true if every text ends in the
+    tokenizer's EOS, whatever the tokenizer's files contain.
     """
 
     model_type: str
@@ -109,6 +113,7 @@ class Family:
     translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     reference_class: str | None = "AutoModel"
     reference_prefix: str = ""
+    reference_heads: tuple[str, ...] = ()
     position_limit: bool = True
     usual_length: int | None = None
     score_factor: Callable[[Any], float] | None = None
@@ -118,6 +123,7 @@ class Family:
     stored_sizes: bool = False
     shares_rows: bool = False
     fills_texts: bool = False
+    overflows_fp16: bool = False
     joined_by_head: bool = False
     variant: Callable[[Mapping[str, Any]], Family | None] | None = None
 

@@ -19,7 +19,7 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
     require(config, "attention_type", "original_full", "block_sparse")
     spec = bert_like_spec(config, architecture)
     scale = config.hidden_size**0.5 if config.rescale_embeddings else 1.0
-    attention = replace(spec.layers[0].attention, bias=config.use_bias)
+    attention = replace(spec.attentions[0], bias=config.use_bias)
     is_sparse = config.attention_type == "block_sparse"
     return replace(
         spec,

@@ -35,7 +35,7 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
         share_keys=getattr(config, "share_att_key", False),
         norm=NormSpec(config.layer_norm_eps) if "layer_norm" in getattr(config, "norm_rel_ebd", "none") else None,
     )
-    attention = spec.layers[0].attention
+    attention = spec.attentions[0]
     attention = replace(attention, scale=(attention.head_dim * (1 + len(terms))) ** -0.5, disentangled=positions)
     embeddings = spec.embeddings
     if not getattr(config, "position_biased_input", True):
@@ -58,9 +58,9 @@ def _convolution(config: Any) -> ConvolutionSpec | None:
 def _first_spec_from_config(config: Any, architecture: str) -> ModelSpec:
     spec = _spec_from_config(config, architecture)
     (layer, *_) = spec.layers
-    assert layer.attention.disentangled is not None
-    positions = replace(layer.attention.disentangled, key_bias=False)
-    layer = replace(layer, attention=replace(layer.attention, key_bias=False, disentangled=positions))
+    positions = spec.attentions[0].disentangled
+    assert positions is not None
+    layer = layer.with_attention(key_bias=False, disentangled=replace(positions, key_bias=False))
     return replace(spec, layers=(layer,) * len(spec.layers))
 
 

@@ -127,7 +127,7 @@ def output_norms(spec: ModelSpec) -> ModelSpec:
 
 def without_rope(layer: LayerSpec) -> LayerSpec:
     """``layer`` with an attention without positions."""
-    return replace(layer, attention=replace(layer.attention, rope=None))
+    return layer.with_attention(rope=None)
 
 
 def rms(config: Any, offset: float = 0.0) -> NormSpec:

@@ -35,14 +35,13 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
     (layer, *_) = spec.layers
     if is_rotary:
         embeddings = replace(embeddings, max_positions=0)
-        rope = plain_rope(config.rope_theta, layer.attention.head_dim)
-        layer = replace(layer, attention=replace(layer.attention, rope=rope))
+        layer = layer.with_attention(rope=plain_rope(config.rope_theta, spec.attentions[0].head_dim))
     return replace(spec, embeddings=embeddings, layers=(layer,) * len(spec.layers))
 
 
 def _frequencies(spec: ModelSpec, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     """The frequencies stored beside rotary positions, [head_dim / 2]; with learned ones they are unused."""
-    rope = spec.layers[0].attention.rope
+    rope = spec.attentions[0].rope
     return np.array(rope.inv_freq if rope else (), np.float32)
 
 

@@ -16,7 +16,8 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
     spec = output_norms(decoder_spec(config, architecture, qk_norm=rms(config), windows="by_type"))
     if config.sliding_window is None:
         return spec
-    return with_layers(spec, lambda _, layer: without_rope(layer) if layer.attention.window is None else layer)
+    windows = [attention.window for attention in spec.attentions]
+    return with_layers(spec, lambda index, layer: without_rope(layer) if windows[index] is None else layer)
 
 
 FAMILY = decoder_family("exaone4", "Exaone4", _spec_from_config, OUTPUT_NORM_WEIGHTS)

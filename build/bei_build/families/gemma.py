@@ -19,7 +19,7 @@ from bei_build.spec.parts import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSp
 
 _OFFSET = 1.0
 
-_WEIGHTS = {
+WEIGHTS_OF_BOTH_NORMS: dict[str, str | tuple[str, ...]] = {
     **WEIGHTS,
     "layers.{i}.attention_post_norm": "layers.{i}.post_attention_layernorm",
     "layers.{i}.mlp_norm": "layers.{i}.pre_feedforward_layernorm",
@@ -92,9 +92,9 @@ def _gemma3_spec(config: Any, architecture: str) -> ModelSpec:
 
 
 FAMILY = decoder_family("gemma", "Gemma", _gemma_spec)
-GEMMA2_FAMILY = decoder_family("gemma2", "Gemma2", _gemma2_spec, _WEIGHTS)
+GEMMA2_FAMILY = decoder_family("gemma2", "Gemma2", _gemma2_spec, WEIGHTS_OF_BOTH_NORMS)
 
-_GEMMA3 = decoder_family("gemma3_text", "Gemma3", _gemma3_spec, _WEIGHTS)
+_GEMMA3 = decoder_family("gemma3_text", "Gemma3", _gemma3_spec, WEIGHTS_OF_BOTH_NORMS)
 GEMMA3_FAMILY = replace(
     _GEMMA3,
     architectures={

@@ -18,7 +18,7 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
     residual_scale = positive_number(config, "residual_multiplier")
 
     def scaled(layer: LayerSpec) -> LayerSpec:
-        return replace(layer, attention=replace(layer.attention, scale=scale), residual_scale=residual_scale)
+        return replace(layer.with_attention(scale=scale), residual_scale=residual_scale)
 
     return replace(
         spec,

@@ -49,11 +49,7 @@ def _code_spec_from_config(config: Any, architecture: str) -> ModelSpec:
     spec = _spec_from_config(config, architecture)
     norm = NormSpec(config.layer_norm_eps)
     layers = tuple(
-        replace(
-            layer,
-            attention=replace(layer.attention, qk_norm=norm, qk_norm_joint=True),
-            second_attention_norm=True,
-        )
+        replace(layer.with_attention(qk_norm=norm, qk_norm_joint=True), second_attention_norm=True)
         for layer in spec.layers
     )
     return replace(spec, layers=layers)

@@ -34,7 +34,7 @@ _SWITCHES: Mapping[str, object] = {
 
 def _rotary_spec(config: Any, architecture: str) -> ModelSpec:
     spec = bert_like_spec(config, architecture)
-    attention = spec.layers[0].attention
+    attention = spec.attentions[0]
     require(config, "head_dim", attention.head_dim)
     attention = replace(attention, rope=rope_from_config(config, attention.head_dim))
     layer = replace(spec.layers[0], attention=attention)

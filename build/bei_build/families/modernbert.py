@@ -91,10 +91,10 @@ def _decoder_spec(config: Any, architecture: str) -> ModelSpec:
     spec, causal = _spec_from_config(config, architecture), is_causal(config, architecture)
     layers = zip(spec.layers, config.layer_types, strict=True)
 
-    def attention(layer: LayerSpec, layer_type: str) -> AttentionSpec:
-        return replace(layer.attention, causal=causal, window=window(config, layer_type))
+    def masked(layer: LayerSpec, layer_type: str) -> LayerSpec:
+        return layer.with_attention(causal=causal, window=window(config, layer_type))
 
-    return replace(spec, layers=tuple(replace(layer, attention=attention(layer, kind)) for layer, kind in layers))
+    return replace(spec, layers=tuple(masked(layer, layer_type) for layer, layer_type in layers))
 
 
 def _decoder_classifier(config: Any) -> tuple[HeadSpec, ...]:

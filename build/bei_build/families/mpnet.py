@@ -21,7 +21,7 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
     spec = bert_like_spec(config, architecture, _PADDING_ID)
     require(config, "relative_attention_num_buckets", _NUM_BUCKETS)
     bias = RelativeBiasSpec(_NUM_BUCKETS, _MAX_DISTANCE)
-    layers = tuple(replace(layer, attention=replace(layer.attention, relative_bias=bias)) for layer in spec.layers)
+    layers = tuple(layer.with_attention(relative_bias=bias) for layer in spec.layers)
     return replace(spec, layers=layers)
 
 

@@ -109,8 +109,7 @@ def _original_spec(config: Any, architecture: str) -> ModelSpec:
     spec = _nomic_spec(config, architecture)
     (layer, *_) = spec.layers
     dense = replace(
-        layer,
-        attention=replace(layer.attention, bias=config.qkv_proj_bias, output_bias=config.qkv_proj_bias),
+        layer.with_attention(bias=config.qkv_proj_bias, output_bias=config.qkv_proj_bias),
         mlp=replace(
             layer.mlp,
             gated=config.activation_function in _GATED,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from bei_build.families.base import positive_number
@@ -19,7 +18,7 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
     if config.clip_qkv is None:
         return spec
     clip = positive_number(config, "clip_qkv")
-    return with_layers(spec, lambda _, layer: replace(layer, attention=replace(layer.attention, clip=clip)))
+    return with_layers(spec, lambda _, layer: layer.with_attention(clip=clip))
 
 
 FAMILY = decoder_family("olmo", "Olmo", _spec_from_config, tasks=NO_TOKEN_LABELS)

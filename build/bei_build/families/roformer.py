@@ -22,15 +22,14 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
     spec = bert_like_spec(config, architecture)
     width = config.embedding_size if config.embedding_size != config.hidden_size else None
     (layer, *_) = spec.layers
-    rope = replace(plain_rope(_THETA, layer.attention.head_dim), interleaved=True)
-    layer = replace(layer, attention=replace(layer.attention, rope=rope))
+    layer = layer.with_attention(rope=replace(plain_rope(_THETA, spec.attentions[0].head_dim), interleaved=True))
     embeddings = replace(spec.embeddings, max_positions=0, width=width)
     return replace(spec, embeddings=embeddings, layers=(layer,) * len(spec.layers))
 
 
 def _sines(spec: ModelSpec, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     """The content of transformers' position table, [positions, head_dim]: sines, then cosines."""
-    head_dim = spec.layers[0].attention.head_dim
+    head_dim = spec.attentions[0].head_dim
     angles = np.outer(np.arange(shape[0] if shape else 0), _THETA ** (-np.arange(0, head_dim, 2) / head_dim))
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
 

@@ -19,6 +19,7 @@ from bei.engine.rounded_rows import encoded_roundings
 from bei_build.onnx_graph.activation import emit_activation
 from bei_build.onnx_graph.adapters import AdapterEmitter
 from bei_build.onnx_graph.attention import AttentionCore, AttentionEmitter, PositionTables
+from bei_build.onnx_graph.convolution import ConvolutionEmitter
 from bei_build.onnx_graph.experts import ExpertsEmitter
 from bei_build.onnx_graph.heads import HeadEmitter
 from bei_build.onnx_graph.positions import Rotations, rows_for_halves
@@ -30,6 +31,9 @@ from bei_build.spec.parts import (
     ConvolutionSpec,
     DecoderSpec,
     EmbeddingsSpec,
+    LayerInputSpec,
+    LayerInputsSpec,
+    LayerPart,
     LayerSpec,
     MaskDropoutSpec,
     MLPSpec,
@@ -99,6 +103,7 @@ class _TransformerEmitter:
         self._input_ids = "" if spec.embeddings.patches else graph.input("input_ids", DType.INT32, ["T"])
         self._words: str | None = None
         self._attention = AttentionEmitter(graph, core, max_seq_len, partial_keys=spec.partial_keys)
+        self._convolutions = ConvolutionEmitter(graph, self._read, partial_keys=spec.partial_keys)
         self._experts = ExpertsEmitter(graph, self._read, on_all_tokens=on_all_tokens)
         self._adapters = AdapterEmitter(graph, self._read, spec.adapters, spec.weight_read_as)
         self._rotations: Rotations | None = None
@@ -116,14 +121,24 @@ class _TransformerEmitter:
         spec = self._spec
         hidden = self._embeddings(self._input_ids, spec.embeddings, "embeddings")
         states = [hidden]
+        inputs = self._layer_inputs(hidden, spec.layer_inputs) if spec.layer_inputs else ()
         for index, layer in enumerate(spec.layers):
-            hidden = self._layer(hidden, layer, f"layers.{index}")
+            hidden = self._layer(hidden, layer, f"layers.{index}", own_input=inputs[index] if inputs else None)
             if index == 0 and spec.convolution:
                 hidden = self._convolved(hidden, states[0], spec.convolution)
             states.append(hidden)
         if spec.final_norm:
             states[-1] = self._norm(hidden, spec.final_norm, "final_norm")
         return self._weighted_sum(states, spec.layer_shares) if spec.layer_shares else states[-1]
+
+    def _layer_inputs(self, embedded: str, spec: LayerInputsSpec) -> list[str]:
+        """Each layer's vectors of tokens, [T, width]."""
+        graph, name, count = self._graph, "layer_inputs", len(self._spec.layers)
+        product = graph.linear(f"{name}.projection", embedded, self._read(f"{name}.projection.weight"))
+        parts = graph.op("Reshape", [product, graph.constant([0, count, spec.width])], f"{name}.parts")
+        normed = self._norm(parts, spec.norm, f"{name}.norm")
+        flat = graph.op("Reshape", [normed, graph.constant([0, count * spec.width])], f"{name}.flat")
+        return graph.split(flat, [spec.width] * count, f"{name}.of_layer", axis=1)
 
     def _weighted_sum(self, states: Sequence[str], shares: Sequence[float]) -> str:
         """The sum of ``states``, each times its share, added in FP32."""
@@ -229,18 +244,20 @@ class _TransformerEmitter:
         class_row = graph.vector(f"{name}.patch.class_row", self._read(f"{name}.patch.class_row"))
         return graph.op("Where", [column, class_row, product], f"{name}.rows")
 
-    def _layer(self, hidden: str, spec: LayerSpec, name: str, encoded: str | None = None) -> str:
-        """Attention, in a decoder also to ``encoded``, and MLP, each ``h + f(h)`` with the norms where the spec places
-        them."""
+    def _layer(
+        self, hidden: str, spec: LayerSpec, name: str, encoded: str | None = None, own_input: str | None = None
+    ) -> str:
+        """Attention or a convolution, in a decoder also attention to ``encoded``, MLP, and ``own_input``, each
+        ``h + f(h)`` with the norms where the spec places them."""
         entering, shared = hidden, ""
-        for part in ("attention", "cross_attention", "mlp") if spec.cross_attention else ("attention", "mlp"):
+        for index, part in enumerate(spec.parts):
             norm = f"{name}.{part}_norm"
             value = hidden
             if part == "mlp" and spec.parallel:
                 value = shared
-            elif spec.norms_input and (part != "attention" or spec.attention_norm):
+            elif spec.norms_input and part in spec.normed_parts:
                 value = shared = self._norm(hidden, spec.norm, norm)
-            value = self._part(part, value, spec, name, encoded)
+            value = self._part(part, value, spec, name, encoded if own_input is None else own_input)
             if spec.norms_output:
                 value = self._norm(value, spec.norm, f"{name}.{part}_post_norm")
             if spec.residual_scale != 1.0:
@@ -248,55 +265,45 @@ class _TransformerEmitter:
             hidden = self._graph.op("Add", [value, hidden], f"{name}.{part}_residual")
             if spec.placement == "post":
                 hidden = self._norm(hidden, spec.norm, norm)
-            if part == "attention" and spec.second_attention_norm:
+            if index == 0 and spec.second_attention_norm:
                 again = self._graph.op("Add", [hidden, entering], f"{name}.second_attention_residual")
                 hidden = self._norm(again, spec.norm, f"{name}.second_attention_norm")
+        if spec.scaled:
+            scale = self._graph.vector(f"{name}.scale.weight", self._read(f"{name}.scale.weight"))
+            hidden = self._graph.op("Mul", [hidden, scale], f"{name}.scaled")
         return hidden
 
     def _convolved(self, hidden: str, embedded: str, spec: ConvolutionSpec) -> str:
-        """The convolution as a product with each token's neighbours side by side, because all sequences lie end to
-        end."""
-        graph, name, reach = self._graph, "convolution", spec.kernel_size // 2
-        offsets = range(-reach, reach + 1)
-        parts = [self._neighbour(embedded, offset, f"{name}.neighbour.{offset + reach}") for offset in offsets]
-        beside = graph.op("Concat", parts, f"{name}.beside", axis=1)
-        weight = self._read(f"{name}.weight")  # [out, in, neighbour]
-        matrix = weight.transpose(0, 2, 1).reshape(weight.shape[0], -1)
-        product = graph.linear(name, beside, matrix, self._read(f"{name}.bias"))
+        graph, name = self._graph, "convolution"
+        product = self._convolutions.product(embedded, spec, name)
         activated = emit_activation(graph, product, spec.activation, f"{name}.act")
         return self._norm(graph.op("Add", [hidden, activated], f"{name}.residual"), spec.norm, f"{name}.norm")
 
-    def _neighbour(self, rows: str, offset: int, name: str) -> str:
-        """For each token the row of the token ``offset`` later, zeros where its sequence has none."""
-        if offset == 0:
-            return rows
-        graph, count = self._graph, abs(offset)
-        ahead = offset > 0
-        filler = graph.constant([0, 0, count, 0] if ahead else [count, 0, 0, 0])
-        bounds = [graph.constant([bound]) for bound in ((count, 2**31 - 1, 0) if ahead else (0, -count, 0))]
-        moved = graph.op("Slice", [graph.op("Pad", [rows, filler], f"{name}.filled"), *bounds], f"{name}.moved")
-        position = graph.op("Add", [self._position_ids(), graph.constant(offset, np.int32)], f"{name}.position")
-        if ahead:
-            lengths = graph.input("token_seq_lens", DType.INT32, ["T"])
-            is_there = graph.op("Less", [position, lengths], f"{name}.is_there")
-        else:
-            is_there = graph.op("GreaterOrEqual", [position, graph.constant(0, np.int32)], f"{name}.is_there")
-        column = graph.op("Unsqueeze", [is_there, graph.constant([1])], f"{name}.column")
-        return graph.op("Where", [column, moved, graph.constant(0.0, graph.types.compute.numpy)], name)
-
-    def _part(self, part: str, value: str, spec: LayerSpec, name: str, encoded: str | None) -> str:
+    def _part(self, part: LayerPart, value: str, spec: LayerSpec, name: str, other: str | None) -> str:
+        """``part`` of ``value``; ``other``: the second value that it reads."""
         if part == "mlp":
             return self._mlp(value, spec.mlp, f"{name}.mlp")
+        if part == "convolution":
+            assert spec.convolution is not None
+            return self._convolutions.short(value, spec.convolution, self._linear, f"{name}.convolution")
         if part == "attention":
+            assert spec.attention is not None
             return self._attend(value, None, spec.attention, f"{name}.attention")
+        assert other is not None
+        if part == "layer_input":
+            assert spec.layer_input is not None
+            return self._gated_input(value, other, spec.layer_input, f"{name}.layer_input")
         assert spec.cross_attention is not None
-        assert encoded is not None
-        return self._attend(value, encoded, spec.cross_attention, f"{name}.cross_attention")
+        return self._attend(value, other, spec.cross_attention, f"{name}.cross_attention")
 
-    def _norm(self, value: str, spec: NormSpec, name: str, scale: float = 1.0) -> str:
-        """The norm of the last axis of ``value``, times ``scale``."""
+    def _gated_input(self, value: str, own_input: str, spec: LayerInputSpec, name: str) -> str:
+        gate = emit_activation(self._graph, self._linear(value, f"{name}.gate", False), spec.activation, f"{name}.act")
+        return self._linear(self._graph.op("Mul", [gate, own_input], f"{name}.inner"), f"{name}.output", False)
+
+    def _norm(self, value: str, spec: NormSpec, name: str, scale: float = 1.0, width: int | None = None) -> str:
+        """The norm of the last axis of ``value``, times ``scale``. ``width``: of that axis, where it has no weight."""
         graph, factor = self._graph, np.float32(scale)
-        stored = self._read(f"{name}.weight") if spec.weight else np.ones(self._spec.hidden_size, np.float32)
+        stored = self._read(f"{name}.weight") if spec.weight else np.ones(width or self._spec.hidden_size, np.float32)
         weight = graph.vector(f"{name}.weight", (stored + np.float32(spec.offset)) * factor)
         if spec.kind == "rms":
             return graph.op("RMSNormalization", [value, weight], name, axis=-1, epsilon=spec.eps)
@@ -333,6 +340,11 @@ class _TransformerEmitter:
             # after that.
             query = self._turned(query, spec, spec.num_heads, f"{name}.query", spec.scale if spec.qk_norm else 1.0)
             key = self._turned(key, spec, spec.num_kv_heads, f"{name}.key", 1.0)
+        if spec.value_norm:
+            split = self._graph.constant([0, spec.num_kv_heads, spec.head_dim])
+            heads = self._graph.op("Reshape", [value, split], f"{name}.value.heads")
+            heads = self._norm(heads, spec.value_norm, f"{name}.value_norm", width=spec.head_dim)
+            value = self._graph.op("Reshape", [heads, self._graph.constant([0, spec.kv_width])], f"{name}.value.packed")
         context = self._attention.emit(query, key, value, spec, self._position_tables(spec, name), name)
         return self._linear(context, f"{name}.output", spec.output_bias)
 

@@ -74,14 +74,14 @@ class HFReference:
         self._torch = torch
         # Rows without a key in their window: torch's attention gives zeros, as the graph does, the eager one a mean
         # over padding.
-        windows = any(layer.attention.window is not None for layer in checkpoint.spec.layers)
+        windows = any(attention.window is not None for attention in checkpoint.spec.attentions)
         implementation = "sdpa" if checkpoint.spec.partial_keys and windows else "eager"
         # Decoders made bidirectional by their authors' own code: transformers would mask later tokens, except in
         # classes that know the config.json key for it.
         known = hasattr(type(checkpoint.config), "use_bidirectional_attention")
         own_mask = known and bool(checkpoint.config.use_bidirectional_attention)
         is_decoder = checkpoint.family.is_decoder
-        self._unmask = is_decoder and not own_mask and not checkpoint.spec.layers[0].attention.causal
+        self._unmask = is_decoder and not own_mask and not checkpoint.spec.attentions[0].causal
         self._weights = {name: torch.from_numpy(weights.read(name)) for name, _ in checkpoint.spec.head_weights()}
         is_merged = checkpoint.adapter is not None and checkpoint.adapter.changes_weights
         reads_files = not (checkpoint.fp8 or weights.is_renamed or is_merged)
@@ -296,6 +296,7 @@ class _Widening:
 def load_model(checkpoint: Checkpoint, implementation: str, dtype: Any, tensors: dict[str, Any] | None = None) -> Any:
     """The family's reference class with the checkpoint's weights as ``dtype``; ``tensors``, by the checkpoint's names,
     replace the content of its files. Raises VerificationError."""
+    import torch
     import transformers
 
     assert checkpoint.family.reference_class is not None, "the caller asks only for families that have a reference"
@@ -317,6 +318,8 @@ def load_model(checkpoint: Checkpoint, implementation: str, dtype: Any, tensors:
     except Exception as error:  # transformers raises ValueError, OSError, KeyError, RuntimeError, and its own
         raise _unusable(f"transformers' {name} does not load the checkpoint", error) from error
     _refuse_random(name, checkpoint.family, found["missing_keys"])
+    for head in checkpoint.family.reference_heads:
+        setattr(model, head, torch.nn.Identity())
     return operator.attrgetter(".".join(modules))(model.eval()) if modules else model.eval()
 
 

@@ -32,6 +32,8 @@ def flops(spec: ModelSpec, lengths: Iterable[int]) -> int:
         if attention.disentangled:
             terms = attention.disentangled.content_to_position + attention.disentangled.position_to_content
             total += num_tokens * terms * 2 * attention.width * 2 * attention.disentangled.span
+    if spec.layer_inputs:
+        total += num_tokens * 2 * spec.hidden_size * len(spec.layers) * spec.layer_inputs.width
     if spec.embeddings.patches:
         total += num_tokens * 2 * spec.embeddings.patches.width * spec.hidden_size
     if spec.embeddings.width:
@@ -42,8 +44,12 @@ def flops(spec: ModelSpec, lengths: Iterable[int]) -> int:
 
 
 def _linear_per_token(layer: LayerSpec, hidden: int) -> int:
-    attentions = [layer.attention, *([layer.cross_attention] if layer.cross_attention else [])]
+    attentions = [one for one in (layer.attention, layer.cross_attention) if one]
     projections = sum(2 * (one.width + one.kv_width) for one in attentions)
+    if layer.convolution:
+        projections += 4 * hidden + layer.convolution.kernel_size
+    if layer.layer_input:
+        projections += 2 * layer.layer_input.width
     return 2 * hidden * projections + _mlp_per_token(layer.mlp, hidden)
 
 

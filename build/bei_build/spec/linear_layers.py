@@ -1,6 +1,6 @@
 """The linear layers of a spec that may be quantized: those of its transformer layers.
 
-Embeddings, norms, routers, convolutions, heads, pooling and softmax keep their precision.
+Embeddings, norms, routers, kernels of convolutions, heads, pooling and softmax keep their precision.
 """
 
 from __future__ import annotations
@@ -56,10 +56,17 @@ def is_projection(layer: LinearLayer) -> bool:
 
 
 def _layer_products(spec: LayerSpec, name: str) -> Iterator[LinearLayer]:
-    yield from _attention_products(f"{name}.attention", (("query", "key", "value"),))
+    if spec.attention:
+        yield from _attention_products(f"{name}.attention", (("query", "key", "value"),))
+    if spec.convolution:
+        for layer in (f"{name}.convolution.input", f"{name}.convolution.output"):
+            yield LinearLayer(layer, layer, (f"{layer}.weight",))
     if spec.cross_attention:
         yield from _attention_products(f"{name}.cross_attention", (("query",), ("key", "value")))
     yield from _mlp_products(spec.mlp, f"{name}.mlp")
+    if spec.layer_input:
+        for layer in (f"{name}.layer_input.gate", f"{name}.layer_input.output"):
+            yield LinearLayer(layer, layer, (f"{layer}.weight",))
 
 
 def _attention_products(attention: str, products: tuple[tuple[str, ...], ...]) -> Iterator[LinearLayer]:

@@ -22,6 +22,7 @@ from bei_build.spec.parts import (
     EmbeddingsSpec,
     HeadLayer,
     LatentAttentionSpec,
+    LayerInputsSpec,
     LayerSpec,
     NormLayerSpec,
     NormSpec,
@@ -36,6 +37,7 @@ from bei_build.spec.weight_shapes import (
     decoder_weights,
     embedding_weights,
     latent_attention_weights,
+    layer_inputs_weights,
     layer_weights,
     linear_weights,
     norm_weights,
@@ -131,6 +133,7 @@ class ModelSpec:
     marked_id: int | None = None
     longest: int | None = None
     convolution: ConvolutionSpec | None = None
+    layer_inputs: LayerInputsSpec | None = None
     layer_shares: tuple[float, ...] | None = None
     adapters: AdaptersSpec | None = None
     filling_id: int | None = None
@@ -165,8 +168,10 @@ class ModelSpec:
     def backbone_weights(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of every weight of the transformer (position table without its unused rows)."""
         yield from embedding_weights(self.embeddings, self.hidden_size)
-        if self.layers:
-            yield from shared_attention_weights(self.layers[0].attention, self.hidden_size)
+        if self.layers and (attention := self.layers[0].attention):
+            yield from shared_attention_weights(attention, self.hidden_size)
+        if self.layer_inputs:
+            yield from layer_inputs_weights(self.layer_inputs, len(self.layers), self.hidden_size)
         # Layers that share their weights: one of them is enough.
         for index, layer in dict(zip(self.weights_of or range(len(self.layers)), self.layers, strict=True)).items():
             yield from layer_weights(f"layers.{index}", layer, self.hidden_size)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, get_args
 
 # Constants are those of torch's classes: the slope of ``leaky_relu`` is 0.01, the alpha of ``elu`` 1. ``gelu_10`` is
 # ``gelu`` clipped to [-10, 10].
@@ -25,6 +25,9 @@ Activation = Literal[
     "log1p_relu",
     "identity",
 ]
+
+
+LayerPart = Literal["attention", "convolution", "cross_attention", "mlp", "layer_input"]
 
 
 Pooling = Literal[
@@ -183,7 +186,7 @@ class AttentionSpec:
     many positions away are visible. ``qk_norm`` normalizes each head of query and key before the rotation; with
     ``qk_norm_joint`` all heads together. ``softcap`` c turns scores s into c * tanh(s / c) (Gemma 2, arXiv:2408.00118).
     ``alibi`` subtracts slope * distance from the scores (arXiv:2108.12409, symmetric). ``clip`` bounds the outputs of
-    the projections (OLMo, arXiv:2402.00838).
+    the projections (OLMo, arXiv:2402.00838). ``value_norm`` normalizes each head of the values (Gemma 4).
     """
 
     num_heads: int
@@ -203,6 +206,7 @@ class AttentionSpec:
     relative_bias: RelativeBiasSpec | None = None
     disentangled: DisentangledSpec | None = None
     clip: float | None = None
+    value_norm: NormSpec | None = None
 
     @property
     def width(self) -> int:
@@ -246,8 +250,40 @@ class MLPSpec:
 
 
 @dataclass(frozen=True)
+class ShortConvolutionSpec:
+    """A gated convolution of each channel over neighbouring tokens, in the place of an attention (LFM2,
+    arXiv:2511.23404, section 2.1).
+
+    One linear layer gives b, c and x of the layer's width; the result is output(c * conv(b * x)). The convolution reads
+    ``kernel_size`` tokens of its sequence: the last one is the token itself if ``causal``, else it is the one in the
+    middle. There are zeros beyond a sequence's ends. ``bias``: of the two linear layers and the convolution.
+    ``drops_unattended``: tokens that are not attention keys (``ModelSpec.partial_keys``) have zeros as inputs.
+    """
+
+    kernel_size: int
+    causal: bool
+    bias: bool = False
+    drops_unattended: bool = False
+
+    @property
+    def offsets(self) -> range:
+        """Places of the tokens that are read, relative to the token itself, in the order of the kernel."""
+        first = 1 - self.kernel_size if self.causal else -(self.kernel_size // 2)
+        return range(first, first + self.kernel_size)
+
+
+@dataclass(frozen=True)
+class LayerInputSpec:
+    """What a layer adds behind its MLP: output(activation(gate(h)) * e), e being a vector of ``width`` of the token for
+    this layer alone (``LayerInputsSpec``)."""
+
+    width: int
+    activation: Activation
+
+
+@dataclass(frozen=True)
 class LayerSpec:
-    """Attention then MLP, each with a residual sum.
+    """Attention, or a ``convolution`` in its place, then MLP, each with a residual sum.
 
     Placement of the norms: ``post``, after the sum (BERT); ``pre``, before attention and MLP (Llama); ``both``, before
     them and after them, inside the sum (Gemma 2); ``output``, only after them, inside the sum (OLMo 2). Without
@@ -256,10 +292,11 @@ class LayerSpec:
     layer's input is added once more after the attention's sum and norm, and normalized (JinaBERT's model for code).
     ``residual_scale`` multiplies the outputs of attention and MLP before the sum (Granite). ``cross_attention``: after
     the self-attention, with a sum and norm of its own, tokens attend to the encoder's last states of their sequence (a
-    decoder's layer).
+    decoder's layer). ``layer_input``: after the MLP, with a sum and only the norm behind it. ``scaled``: the layer's
+    last states are multiplied by a stored number.
     """
 
-    attention: AttentionSpec
+    attention: AttentionSpec | None
     mlp: MLPSpec
     norm: NormSpec
     placement: Literal["post", "pre", "both", "output"] = "post"
@@ -268,6 +305,27 @@ class LayerSpec:
     residual_scale: float = 1.0
     cross_attention: AttentionSpec | None = None
     parallel: bool = False
+    convolution: ShortConvolutionSpec | None = None
+    layer_input: LayerInputSpec | None = None
+    scaled: bool = False
+
+    @property
+    def parts(self) -> tuple[LayerPart, ...]:
+        """What is added to the states, in order."""
+        mixer: LayerPart = "convolution" if self.attention is None else "attention"
+        cross: tuple[LayerPart, ...] = ("cross_attention",) if self.cross_attention else ()
+        return (mixer, *cross, "mlp", *(("layer_input",) if self.layer_input else ()))
+
+    @property
+    def normed_parts(self) -> tuple[LayerPart, ...]:
+        """The parts that have a norm of their own before them, or after their sum."""
+        left_out = {self.parts[0]: not self.attention_norm, "mlp": self.parallel, "layer_input": True}
+        return tuple(part for part in self.parts if self.placement != "output" and not left_out.get(part))
+
+    def with_attention(self, **changes: Any) -> LayerSpec:
+        """This layer with other values of its attention's fields."""
+        assert self.attention is not None
+        return replace(self, attention=replace(self.attention, **changes))
 
     @property
     def norms_input(self) -> bool:
@@ -278,6 +336,15 @@ class LayerSpec:
     def norms_output(self) -> bool:
         """True if norms follow attention and MLP, inside the sum."""
         return self.placement in ("both", "output")
+
+
+@dataclass(frozen=True)
+class LayerInputsSpec:
+    """A vector of ``width`` of each token for each layer (Gemma 4's per-layer embeddings, without their table): one
+    linear layer on the token's embedding, cut into as many parts as there are layers, each normalized."""
+
+    width: int
+    norm: NormSpec
 
 
 @dataclass(frozen=True)

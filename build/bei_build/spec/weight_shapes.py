@@ -12,9 +12,11 @@ from bei_build.spec.parts import (
     DecoderSpec,
     EmbeddingsSpec,
     LatentAttentionSpec,
+    LayerInputsSpec,
     LayerSpec,
     MLPSpec,
     NormSpec,
+    ShortConvolutionSpec,
     SpanScoresSpec,
     WordScoresSpec,
 )
@@ -117,23 +119,42 @@ def shared_attention_weights(attention: AttentionSpec, hidden: int) -> Iterator[
             yield from norm_weights("relative_positions_norm", attention.disentangled.norm, hidden)
 
 
+def layer_inputs_weights(inputs: LayerInputsSpec, num_layers: int, hidden: int) -> Iterator[tuple[str, Shape]]:
+    """Weights of the vectors of tokens for each layer."""
+    yield from linear_weights("layer_inputs.projection", num_layers * inputs.width, hidden, bias=False)
+    yield from norm_weights("layer_inputs.norm", inputs.norm, inputs.width)
+
+
 def layer_weights(prefix: str, layer: LayerSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
     """Weights of one layer, with names that start with ``prefix``."""
-    yield from _attention_weights(f"{prefix}.attention", layer.attention, hidden)
-    if layer.attention_norm and layer.placement != "output":
-        yield from norm_weights(f"{prefix}.attention_norm", layer.norm, hidden)
-    if layer.norms_output:
-        yield from norm_weights(f"{prefix}.attention_post_norm", layer.norm, hidden)
+    if layer.attention:
+        yield from _attention_weights(f"{prefix}.attention", layer.attention, hidden)
+    if layer.convolution:
+        yield from _short_convolution_weights(f"{prefix}.convolution", layer.convolution, hidden)
     if layer.second_attention_norm:
         yield from norm_weights(f"{prefix}.second_attention_norm", layer.norm, hidden)
     if layer.cross_attention:
         yield from _attention_weights(f"{prefix}.cross_attention", layer.cross_attention, hidden)
-        yield from norm_weights(f"{prefix}.cross_attention_norm", layer.norm, hidden)
     yield from _mlp_weights(f"{prefix}.mlp", layer.mlp, hidden)
-    if not layer.parallel and layer.placement != "output":
-        yield from norm_weights(f"{prefix}.mlp_norm", layer.norm, hidden)
-    if layer.norms_output:
-        yield from norm_weights(f"{prefix}.mlp_post_norm", layer.norm, hidden)
+    if layer.layer_input:
+        yield from linear_weights(f"{prefix}.layer_input.gate", layer.layer_input.width, hidden, bias=False)
+        yield from linear_weights(f"{prefix}.layer_input.output", hidden, layer.layer_input.width, bias=False)
+    for part in layer.normed_parts:
+        yield from norm_weights(f"{prefix}.{part}_norm", layer.norm, hidden)
+    for part in layer.parts if layer.norms_output else ():
+        yield from norm_weights(f"{prefix}.{part}_post_norm", layer.norm, hidden)
+    if layer.scaled:
+        yield f"{prefix}.scale.weight", (1,)
+
+
+def _short_convolution_weights(
+    prefix: str, convolution: ShortConvolutionSpec, hidden: int
+) -> Iterator[tuple[str, Shape]]:
+    yield from linear_weights(f"{prefix}.input", 3 * hidden, hidden, convolution.bias)
+    yield f"{prefix}.kernel.weight", (hidden, 1, convolution.kernel_size)
+    if convolution.bias:
+        yield f"{prefix}.kernel.bias", (hidden,)
+    yield from linear_weights(f"{prefix}.output", hidden, hidden, convolution.bias)
 
 
 def _mlp_weights(prefix: str, mlp: MLPSpec, hidden: int) -> Iterator[tuple[str, Shape]]:

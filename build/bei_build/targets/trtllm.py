@@ -218,7 +218,7 @@ def _stored_name(family: Family, name: str) -> str:
 
 def _bert(spec: ModelSpec) -> ModelSpec:
     """Post-norm layers, bidirectional attention, the exact GELU; first token, linear layer, tanh, linear layer."""
-    norm, num_heads = NormSpec(_first(spec).norm.eps), _first(spec).attention.num_heads
+    norm, num_heads = NormSpec(_first(spec).norm.eps), spec.attentions[0].num_heads
     head_dim = spec.hidden_size // num_heads
     attention = AttentionSpec(num_heads, head_dim, num_kv_heads=num_heads, scale=head_dim**-0.5)
     embeddings = EmbeddingsSpec(
@@ -249,18 +249,17 @@ def _bert_config(spec: ModelSpec, limits: Limits) -> dict[str, Any]:
 
 def _qwen3(spec: ModelSpec) -> ModelSpec:
     """The last token's state. Heads may have any width; query, key, value and output all have biases, or none has."""
-    first = _first(spec)
     attention = replace(
-        _causal(spec, first.attention.head_dim),
-        bias=first.attention.bias,
-        output_bias=first.attention.bias,
+        _causal(spec, spec.attentions[0].head_dim),
+        bias=spec.attentions[0].bias,
+        output_bias=spec.attentions[0].bias,
         qk_norm=_rms(spec),
     )
     return _decoder(spec, attention, HeadSpec("embedding", ("last",)))
 
 
 def _qwen3_config(spec: ModelSpec, limits: Limits) -> dict[str, Any]:
-    attention = _first(spec).attention
+    attention = spec.attentions[0]
     return {
         **_decoder_config(spec, limits),
         "architectures": ["Qwen3ForTextEmbedding"],
@@ -274,7 +273,7 @@ def _qwen3_config(spec: ModelSpec, limits: Limits) -> dict[str, Any]:
 def _qwen2_reward(spec: ModelSpec) -> ModelSpec:
     """Two linear layers on the last token's state, one score."""
     width = spec.hidden_size
-    attention = replace(_causal(spec, width // _first(spec).attention.num_heads), bias=True, output_bias=False)
+    attention = replace(_causal(spec, width // spec.attentions[0].num_heads), bias=True, output_bias=False)
     layers = (DenseSpec("reward.0", width, width, activation="relu"), DenseSpec("reward.2", width, 1))
     return _decoder(spec, attention, HeadSpec("logits", ("last",), layers=layers))
 
@@ -292,16 +291,16 @@ def _qwen2_reward_config(spec: ModelSpec, limits: Limits) -> dict[str, Any]:
 
 def _decoder_config(spec: ModelSpec, limits: Limits) -> dict[str, Any]:
     first = _first(spec)
-    assert first.attention.rope is not None  # the class has one
+    assert spec.attentions[0].rope is not None  # the class has one
     return {
         **_sizes(spec),
         "hidden_act": "silu",
         "max_position_embeddings": limits.max_seq_len,  # the engine's limit
-        "num_key_value_heads": first.attention.num_kv_heads,
+        "num_key_value_heads": spec.attentions[0].num_kv_heads,
         "rms_norm_eps": first.norm.eps,
         # Not today's rope_parameters: versions of transformers that do not know it would use their own default
         # rotation.
-        "rope_theta": _theta(first.attention.rope),
+        "rope_theta": _theta(spec.attentions[0].rope),
         "use_cache": False,
         "use_sliding_window": False,
     }
@@ -312,7 +311,7 @@ def _sizes(spec: ModelSpec) -> dict[str, Any]:
     return {
         "hidden_size": spec.hidden_size,
         "intermediate_size": first.mlp.intermediate_size,
-        "num_attention_heads": first.attention.num_heads,
+        "num_attention_heads": spec.attentions[0].num_heads,
         "num_hidden_layers": len(spec.layers),
         "vocab_size": spec.embeddings.vocab_size,
     }
@@ -325,7 +324,7 @@ def _decoder(spec: ModelSpec, attention: AttentionSpec, head: HeadSpec) -> Model
 
 
 def _causal(spec: ModelSpec, head_dim: int) -> AttentionSpec:
-    own = _first(spec).attention
+    own = spec.attentions[0]
     return AttentionSpec(
         own.num_heads,
         head_dim,

@@ -65,6 +65,7 @@ class Attention(nn.Module):
         if spec.qk_norm:
             widths = (spec.width, spec.kv_width) if spec.qk_norm_joint else (spec.head_dim, spec.head_dim)
             self.query_norm, self.key_norm = (Norm(spec.qk_norm, width, options) for width in widths)
+        self.value_norm = Norm(spec.value_norm, spec.head_dim, options) if spec.value_norm else None
         if spec.rope:
             if spec.rope not in positions.rotations:
                 number = len(positions.rotations)
@@ -111,6 +112,8 @@ class Attention(nn.Module):
             query, key, value = (part.clamp(-spec.clip, spec.clip) for part in (query, key, value))
         query, key = self._placed(query, key, step)
         value = torch.unflatten(value, -1, (spec.num_kv_heads, spec.head_dim))
+        if self.value_norm:
+            value = self.value_norm(value)
         return self.output(self._context(query, key, value, step))  # type: ignore[no-any-return]
 
     def _placed(self, query: Tensor, key: Tensor, step: PackedStep) -> tuple[Tensor, Tensor]:

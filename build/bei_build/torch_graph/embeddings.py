@@ -1,4 +1,4 @@
-"""Embeddings before the layers, the convolution after the first, and shifted ids for a decoder."""
+"""Embeddings before the layers, and shifted ids for a decoder."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bei.engine.packing import pixel_levels, position_ids_but
-from bei_build.spec.parts import ConvolutionSpec, DecoderSpec, EmbeddingsSpec, MaskDropoutSpec, PatchesSpec
+from bei_build.spec.parts import DecoderSpec, EmbeddingsSpec, MaskDropoutSpec, PatchesSpec
 from bei_build.spec.position_tables import position_rows
-from bei_build.torch_graph.activation import activated
 from bei_build.torch_graph.adapters import AdaptedTable
 from bei_build.torch_graph.norms import Norm
 from bei_build.torch_graph.packed_step import PackedStep
@@ -129,32 +128,3 @@ class ShiftedIds(nn.Module):
         else:
             start = torch.full_like(before, self._start_id)
         return torch.where(step["position_ids"] == 0, start, before)
-
-
-class Convolution(nn.Module):
-    """``norm(h + act(c))``, with c a convolution over each token's neighbours in its sequence."""
-
-    reads = ("position_ids", "token_seq_lens")
-
-    def __init__(self, spec: ConvolutionSpec, hidden_size: int, options: TensorOptions) -> None:
-        super().__init__()
-        self._spec = spec
-        self.weight = options.empty(hidden_size, hidden_size, spec.kernel_size)
-        self.bias = options.empty(hidden_size)
-        self.norm = Norm(spec.norm, hidden_size, options)
-
-    def forward(self, hidden: Tensor, embedded: Tensor, step: PackedStep) -> Tensor:
-        """States after the convolution, from ``hidden`` [T, hidden], the states after the first layer, and
-        ``embedded``, those before it."""
-        reach = self._spec.kernel_size // 2
-        beside = torch.cat([_neighbours(embedded, offset, step) for offset in range(-reach, reach + 1)], dim=1)
-        product = functional.linear(beside, self.weight.transpose(1, 2).flatten(1), self.bias)
-        return self.norm(hidden + activated(product, self._spec.activation))  # type: ignore[no-any-return]
-
-
-def _neighbours(rows: Tensor, offset: int, step: PackedStep) -> Tensor:
-    """For each token the row of the token ``offset`` later, zeros where its sequence has none."""
-    position = step["position_ids"] + offset
-    is_there = (position >= 0) & (position < step["token_seq_lens"])
-    index = (step.token_index + offset).clamp(0, rows.shape[0] - 1)
-    return rows.index_select(0, index) * is_there.unsqueeze(1)

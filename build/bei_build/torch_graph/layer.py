@@ -1,4 +1,4 @@
-"""One layer: attention and MLP, each ``h + f(h)``, with the norms where the spec places them."""
+"""One layer: attention or a short convolution, and MLP, each ``h + f(h)``, with norms where the spec has them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from torch import Tensor, nn
 
 from bei.errors import CompileError
 from bei_build.spec.model_spec import ModelSpec
-from bei_build.spec.parts import AttentionSpec, LayerSpec
+from bei_build.spec.parts import AttentionSpec, LayerPart, LayerSpec
 from bei_build.torch_graph.attention import Attention, PositionModules
 from bei_build.torch_graph.attention_kernels import KernelChoice
+from bei_build.torch_graph.convolution import ShortConvolution
 from bei_build.torch_graph.experts import Experts
 from bei_build.torch_graph.fp8 import LinearInput, Rounding
+from bei_build.torch_graph.layer_inputs import LayerInput, Scale
 from bei_build.torch_graph.mlp import MLP
 from bei_build.torch_graph.norms import Norm, States
 from bei_build.torch_graph.packed_step import PackedStep
@@ -34,8 +36,10 @@ class Layer(nn.Module):
         if spec.cross_attention and spec.norms_output:
             raise CompileError(f"{model.architecture}: cross-attention with norms behind it is not supported.")
         self.spec = spec
-        self._parts = ("attention", "cross_attention", "mlp") if spec.cross_attention else ("attention", "mlp")
+        self._parts = spec.parts
         width = model.hidden_size
+        if spec.convolution:
+            self.convolution = ShortConvolution(spec.convolution, width, options, partial_keys=model.partial_keys)
         for name, attention in (("attention", spec.attention), ("cross_attention", spec.cross_attention)):
             if attention is not None:
                 kernel, is_cross = choices[attention].kernel, name == "cross_attention"
@@ -47,27 +51,30 @@ class Layer(nn.Module):
             self.mlp: nn.Module = Experts(spec.mlp, width, options)
         else:
             self.mlp = MLP(spec.mlp, width, options)
+        if spec.layer_input:
+            self.layer_input = LayerInput(spec.layer_input, width, options)
+        if spec.scaled:
+            self.scale = Scale(options)
         for name in self._norm_names():
             self.add_module(name, Norm(spec.norm, width, options))
 
     def _norm_names(self) -> list[str]:
         spec = self.spec
         names = [f"{part}_post_norm" for part in self._parts] if spec.norms_output else []
-        if spec.placement != "output":
-            left_out = {"attention": not spec.attention_norm, "mlp": spec.parallel}
-            names += [f"{part}_norm" for part in self._parts if not left_out.get(part)]
+        names += [f"{part}_norm" for part in spec.normed_parts]
         return [*names, "second_attention_norm"] if spec.second_attention_norm else names
 
     @property
     def rounding(self) -> Rounding | None:
         """Rounding of the states by the layer's first part; None where it does not round, or a norm comes first."""
-        first: Attention = getattr(self, self._parts[0])
+        first: Attention | ShortConvolution = getattr(self, self._parts[0])
         return None if self.spec.norms_input else first.rounding
 
     def forward(
-        self, states: States, step: PackedStep, encoded: Tensor | None = None, following: Rounding | None = None
+        self, states: States, step: PackedStep, other: Tensor | None = None, following: Rounding | None = None
     ) -> States:
-        """The states after the layer, from ``states`` [T, hidden]; a decoder's layer also reads the states ``encoded``.
+        """The states after the layer, from ``states`` [T, hidden]. ``other``: what it also reads, a decoder's layer the
+        encoder's states, one with a ``layer_input`` its own vectors of tokens.
 
         ``following``: rounding of the states by the next layer.
         """
@@ -76,27 +83,27 @@ class Layer(nn.Module):
         shared: LinearInput | None = None
         for index, part in enumerate(self._parts):
             states, shared = self._read(part, states, shared, step)
-            value = self._run(part, shared, step, encoded)
+            value = self._run(part, shared, step, other)
             if spec.norms_output:
                 value = getattr(self, f"{part}_post_norm")(value)
             states = states.plus(value, spec.residual_scale)
             if spec.placement == "post":
-                is_last, is_followed = index == len(self._parts) - 1, part == "attention" and spec.second_attention_norm
+                is_last, is_followed = index == len(self._parts) - 1, index == 0 and spec.second_attention_norm
                 behind = following if is_last else getattr(self, self._parts[index + 1]).rounding
                 states = self._normed(f"{part}_norm", states, step, None if is_followed else behind)
                 if is_followed:
                     states = self._normed("second_attention_norm", states.plus(entering.total), step, behind)
-        return states
+        return States(self.scale(states.total)) if spec.scaled else states
 
     def _read(
-        self, part: str, states: States, shared: LinearInput | None, step: PackedStep
+        self, part: LayerPart, states: States, shared: LinearInput | None, step: PackedStep
     ) -> tuple[States, LinearInput]:
         """The states with their sum computed, and the input of ``part``."""
         spec, norm = self.spec, f"{part}_norm"
         if part == "mlp" and spec.parallel:
             assert shared is not None
             return states, shared
-        if not spec.norms_input or (part == "attention" and not spec.attention_norm):
+        if not spec.norms_input or part not in spec.normed_parts:
             total = states.total
             return States(total), total if states.rounded is None else states.rounded
         rounding = None if spec.parallel else getattr(self, part).rounding
@@ -109,8 +116,8 @@ class Layer(nn.Module):
         found = getattr(self, name).of_sum(states, step, rounding)
         return States(found.value, rounded=found.rounded)
 
-    def _run(self, part: str, value: LinearInput, step: PackedStep, encoded: Tensor | None) -> Tensor:
+    def _run(self, part: str, value: LinearInput, step: PackedStep, other: Tensor | None) -> Tensor:
         module = getattr(self, part)
-        if part == "mlp":
+        if part in ("mlp", "convolution"):
             return module(value, step)  # type: ignore[no-any-return]
-        return module(value, step, encoded if part == "cross_attention" else None)  # type: ignore[no-any-return]
+        return module(value, step, None if part == "attention" else other)  # type: ignore[no-any-return]

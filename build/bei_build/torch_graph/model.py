@@ -19,13 +19,15 @@ from bei_build.spec.quantization import Quantization
 from bei_build.torch_graph.adapters import StepInUse, add_adapters
 from bei_build.torch_graph.attention import PositionModules
 from bei_build.torch_graph.attention_kernels import Kernel, KernelChoice, choose_kernel
-from bei_build.torch_graph.embeddings import Convolution, Embeddings, ShiftedIds
+from bei_build.torch_graph.convolution import Convolution
+from bei_build.torch_graph.embeddings import Embeddings, ShiftedIds
 from bei_build.torch_graph.experts import Experts
 from bei_build.torch_graph.fp8 import FP8Linear, ProductChoice, Rounding
 from bei_build.torch_graph.fp8_experts import FP8Experts
 from bei_build.torch_graph.fusion_choice import Fusions, choose_fusions
 from bei_build.torch_graph.heads import Head
 from bei_build.torch_graph.layer import Layer
+from bei_build.torch_graph.layer_inputs import LayerInputs
 from bei_build.torch_graph.norms import Norm, States
 from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.parameters import Table, TensorOptions
@@ -76,6 +78,7 @@ class PackedModel(nn.Module):
         if any(self.layers[name].spec != layer for name, layer in zip(self._order, spec.layers, strict=True)):
             raise CompileError(f"{spec.architecture}: layers that share their weights must be alike for PyTorch.")
         self.convolution = Convolution(spec.convolution, spec.hidden_size, options) if spec.convolution else None
+        self.layer_inputs = LayerInputs(spec.layer_inputs, spec, options) if spec.layer_inputs else None
         self.final_norm = Norm(spec.final_norm, spec.hidden_size, options) if spec.final_norm else None
         self.decoder = self._decoder_of(spec.decoder) if spec.decoder else None
         self._heads = [Head(head, spec, self, options) for head in spec.heads]
@@ -93,10 +96,11 @@ class PackedModel(nn.Module):
         embedded = self.embeddings(ids, self.embeddings.word, step)
         states = States(embedded)
         passed = [embedded]
+        of_layers = self.layer_inputs(embedded) if self.layer_inputs else ()
         for index, name in enumerate(self._order):
             is_convolved = index == 0 and self.convolution is not None
             following = None if is_convolved else self._rounding_behind(index)
-            states = self.layers[name](states, step, following=following)
+            states = self.layers[name](states, step, of_layers[index] if of_layers else None, following)
             if self.convolution and is_convolved:
                 states = States(self.convolution(states.total, embedded, step))
             if self.spec.layer_shares:
@@ -158,9 +162,10 @@ class PackedModel(nn.Module):
 
     def _add_position_weights(self) -> None:
         """The tables that the attention of all layers shares, by the first layer's spec."""
-        if not self.spec.layers:
+        attention = self.spec.layers[0].attention if self.spec.layers else None
+        if attention is None:
             return
-        attention, hidden, positions = self.spec.layers[0].attention, self.spec.hidden_size, self._positions
+        hidden, positions = self.spec.hidden_size, self._positions
         if attention.relative_bias:
             arguments = attention.relative_bias, attention.num_heads, self.max_seq_len, self._storage
             self.relative_bias = positions.relative_bias = RelativeBias(*arguments)

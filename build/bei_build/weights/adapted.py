@@ -58,7 +58,8 @@ def _is_product(spec: ModelSpec, layer: str) -> bool:
         return True
     of = (spec.decoder.layers if spec.decoder else ()) if found[1] else spec.layers
     one = of[int(found[2])]
-    shares = one.attention.disentangled is not None and one.attention.disentangled.share_keys
+    positions = one.attention.disentangled if one.attention else None
+    shares = positions is not None and positions.share_keys
     return not (shares and layer.endswith((".query", ".key"))) and not (one.mlp.experts and ".mlp." in layer)
 
 

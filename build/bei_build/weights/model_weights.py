@@ -189,7 +189,7 @@ class ModelWeights:
         if source.end is None:
             return array
         if self._joined_by_head and name.endswith(_JOINED):
-            heads = array.reshape(-1, len(_JOINED), self._spec.layers[0].attention.head_dim, array.shape[1])
+            heads = array.reshape(-1, len(_JOINED), self._spec.attentions[0].head_dim, array.shape[1])
             return heads[:, source.start // (source.end - source.start)].reshape(-1, array.shape[1])
         return array[source.start : source.end]
 
@@ -301,7 +301,7 @@ def _open(
 
 def _check_rotation(store: GgufNames, spec: ModelSpec) -> None:
     """Raise WeightsError where ``store`` rotates by other frequencies than ``spec``."""
-    stored, rope = store.rope_frequencies(), spec.layers[0].attention.rope
+    stored, rope = store.rope_frequencies(), spec.attentions[0].rope
     if stored is not None and (rope is None or not np.allclose(stored, rope.inv_freq, rtol=_ROTATION)):
         raise WeightsError(
             "The GGUF file scales its rotations (rope_freqs.weight) by other factors than config.json's rope_scaling: "

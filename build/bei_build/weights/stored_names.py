@@ -16,7 +16,7 @@ _BUFFERS = (
 )
 
 # Our names of modules before the heads.
-_BACKBONE = ("embeddings.", "layers.", "final_norm", "relative_", "convolution", "decoder.")
+_BACKBONE = ("embeddings.", "layers.", "final_norm", "layer_inputs.", "relative_", "convolution", "decoder.")
 
 # transformers ties a weight to the next of its names, or leaves both alone where they are stored with other values: it
 # computes with the first one present. All other alternatives name one tensor.

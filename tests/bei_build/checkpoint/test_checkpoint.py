@@ -197,8 +197,10 @@ def test_a_config_beyond_the_family_is_refused(changed: dict[str, object], messa
 
 
 def test_a_switch_that_is_called_like_a_size_is_none(folder: Path) -> None:
-    with pytest.raises(UnsupportedArchitectureError, match="no family for model_type 'lfm2'"):
-        read(change_config(folder, model_type="lfm2", architectures=["Lfm2Model"], block_auto_adjust_ff_dim=True))
+    with pytest.raises(UnsupportedArchitectureError, match="no family for model_type 'lfm2_moe'"):
+        read(
+            change_config(folder, model_type="lfm2_moe", architectures=["Lfm2MoeModel"], block_auto_adjust_ff_dim=True)
+        )
 
 
 def test_a_tokenizer_of_another_model_is_refused(folder: Path) -> None:

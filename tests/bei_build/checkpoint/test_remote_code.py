@@ -151,7 +151,7 @@ def test_gtes_ntk_scaling_gives_the_frequencies_of_its_code(tmp_path: Path) -> N
     original = renamed(native, GTE_NAMES, join_gte, config)
     # NTKScalingRotaryEmbedding: the base times the factor, then all frequencies divided by factor ** (2 / dim).
     frequencies = (theta * factor) ** -(torch.arange(0, dim, 2) / dim) / factor ** (2 / dim)
-    rope = read(original).spec.layers[0].attention.rope
+    rope = read(original).spec.attentions[0].rope
     assert rope is not None
     np.testing.assert_allclose(rope.inv_freq, frequencies, rtol=1e-6)
     model = AutoModel.from_pretrained(native, dtype=torch.float32, attn_implementation="eager").eval()
@@ -381,7 +381,7 @@ def test_what_the_manifest_says_of_attention_is_the_models_own_if_nobody_says_mo
 def test_code_that_config_json_says_the_attention_of_is_known(is_causal: bool, tmp_path: Path) -> None:
     """As in gte-Qwen2."""
     folder = with_own_code(tmp_path / "qwen", "Qwen2ForCausalLM", STELLA, is_causal=is_causal)
-    assert read(folder).spec.layers[0].attention.causal is is_causal
+    assert read(folder).spec.attentions[0].causal is is_causal
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def notes(folder: Path) -> list[str]:
 
 def thetas(spec: ModelSpec) -> list[float]:
     """For each layer, the base of its second frequency."""
-    ropes = [layer.attention.rope for layer in spec.layers if layer.attention.rope]
+    ropes = [attention.rope for attention in spec.attentions if attention.rope]
     return [round(rope.inv_freq[1] ** -len(rope.inv_freq)) for rope in ropes]
 
 
@@ -132,11 +132,11 @@ def test_a_window_that_4_saved_and_did_not_read_is_noted(tmp_path: Path) -> None
     folder = said_as_4(
         tmp_path, "ModernBertDecoderModel", {"local_attention": None, "rope_parameters": same_theta(160_000.0)}
     )
-    assert [layer.attention.window for layer in read(folder).spec.layers] == [None, 7, None]
+    assert [attention.window for attention in read(folder).spec.attentions] == [None, 7, None]
     (note,) = notes(folder)
     assert note.startswith("sliding_window: this build takes 8, as transformers 5 does; transformers 4 took 64. For")
     change_config(folder, sliding_window=64)
-    assert [layer.attention.window for layer in read(folder).spec.layers] == [None, 63, None]
+    assert [attention.window for attention in read(folder).spec.attentions] == [None, 63, None]
     assert notes(folder) == []
 
 
@@ -148,8 +148,8 @@ def test_a_scaling_under_an_old_name_is_noted(name: str, former: str, tmp_path: 
     assert f"this build does not scale, as transformers 5 does not; transformers 4 {former} it" in note
     assert note.endswith("""For 'linear' name the key "rope_type\"""")
     change_config(folder, rope_scaling=LINEAR)
-    assert [layer.attention.rope for layer in read(folder).spec.layers] != [
-        layer.attention.rope for layer in plain.layers
+    assert [attention.rope for attention in read(folder).spec.attentions] != [
+        attention.rope for attention in plain.attentions
     ]
     assert notes(folder) == []
 
@@ -166,10 +166,10 @@ def test_a_decoder_that_is_not_causal_in_5_is_noted_unless_the_user_or_its_own_c
     (note,) = notes(folder)
     assert note.startswith("is_causal = false: this build takes no causal mask")
     assert note.endswith("build with --attention causal")
-    assert not read(folder).spec.layers[0].attention.causal
+    assert not read(folder).spec.attentions[0].causal
     for attention in ATTENTIONS:
         checkpoint = read_checkpoint(locate(str(folder)), attention=attention)
-        assert checkpoint.spec.layers[0].attention.causal is (attention == "causal")
+        assert checkpoint.spec.attentions[0].causal is (attention == "causal")
         assert list(version_notes(checkpoint, attention)) == []
     assert notes(change_config(folder, auto_map={"AutoModel": "modeling.LlamaModel"})) == []
 
@@ -241,12 +241,12 @@ def test_a_key_for_bidirectional_attention_that_nothing_reads_is_refused(name: s
     refused(folder, CheckpointError, f"use_bidirectional_attention, which transformers' {name} does not read")
     for attention in ATTENTIONS:
         spec = read_checkpoint(locate(str(folder)), max_seq_len=8, attention=attention).spec
-        assert spec.layers[0].attention.causal is (attention == "causal")
+        assert spec.attentions[0].causal is (attention == "causal")
 
 
 def test_code_of_the_repositorys_own_may_read_the_key(tmp_path: Path) -> None:
     own = {"auto_map": {"AutoModel": "modeling.LlamaModel"}, "use_bidirectional_attention": True}
-    assert not read(change_config(saved(tmp_path, "LlamaModel"), **own)).spec.layers[0].attention.causal
+    assert not read(change_config(saved(tmp_path, "LlamaModel"), **own)).spec.attentions[0].causal
 
 
 @pytest.mark.parametrize("name", ["NemotronModel", "StableLmModel"])
@@ -255,7 +255,7 @@ def test_a_key_that_only_one_implementation_of_attention_obeys_is_refused(name: 
     refused(folder, CheckpointError, f"is_causal = False, which transformers' {name} obeys in eager attention only")
     for attention in ATTENTIONS:
         spec = read_checkpoint(locate(str(folder)), attention=attention).spec
-        assert spec.layers[0].attention.causal is (attention == "causal")
+        assert spec.attentions[0].causal is (attention == "causal")
 
 
 def test_distilberts_scores_read_its_own_activation(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_so_is_one_of_a_type_of_layers(name: str, partial: str, tmp_path: Path) 
 @pytest.mark.parametrize("name", ["MistralModel", "Phi3Model-partial_rotation_and_window"])
 def test_layers_without_types_have_the_window_of_the_config(name: str, tmp_path: Path) -> None:
     folder = change_config(saved(tmp_path, name), layer_types=["sliding_attention"] * 3)
-    assert [layer.attention.window for layer in read(folder).spec.layers] == [7, 7, 7]
+    assert [attention.window for attention in read(folder).spec.attentions] == [7, 7, 7]
 
 
 @pytest.mark.parametrize("width", [8, None])
@@ -66,7 +66,7 @@ def test_a_mistral_with_types_of_layers_is_read_as_automodel_reads_it(tmp_path: 
     """It becomes a Ministral; with --attention the config is not transformers' AutoConfig's, and is refused."""
     types = ["sliding_attention", "full_attention", "sliding_attention"]
     folder = change_config(saved(tmp_path / "mistral", "MistralModel"), layer_types=types)
-    assert [layer.attention.window for layer in read(folder).spec.layers] == [7, None, 7]
+    assert [attention.window for attention in read(folder).spec.attentions] == [7, None, 7]
     assert build_artifact(folder, tmp_path / "artifact").certificate.reference.startswith("transformers, FP32")
     with pytest.raises(CheckpointError, match="layer_types, not all of them sliding_attention"):
         read_checkpoint(locate(str(folder)), attention="causal")
@@ -91,7 +91,7 @@ def test_a_ministral_3_reads_texts_as_long_as_its_queries_are_not_scaled(tmp_pat
 def test_types_of_layers_are_obeyed_where_the_class_does(name: str, tmp_path: Path) -> None:
     types = ["full_attention", "sliding_attention", "full_attention"]
     folder = change_config(saved(tmp_path, name), layer_types=types, use_sliding_window=True, sliding_window=8)
-    assert [layer.attention.window for layer in read(folder).spec.layers] == [None, 7, None]
+    assert [attention.window for attention in read(folder).spec.attentions] == [None, 7, None]
     change_config(folder, layer_types=["full_attention", "chunked_attention", "full_attention"])
     refused(folder, CheckpointError, "a layer of type 'chunked_attention' and sliding_window = 8")
 
@@ -106,7 +106,7 @@ def test_windows_of_a_decoder_that_reads_both_ways_are_not_guessed(name: str, tm
     """transformers widens them by a token, the code of such checkpoints drops them."""
     folder = change_config(saved(tmp_path, name), is_causal=False)
     refused(folder, ConfigError, r"windows of 8 tokens, and config.json \(is_causal\) does not say")
-    assert not read(folder, max_seq_len=8).spec.layers[0].attention.causal
+    assert not read(folder, max_seq_len=8).spec.attentions[0].causal
 
 
 @pytest.mark.parametrize("name", ["GemmaModel", "Gemma2Model"])
@@ -115,7 +115,7 @@ def test_a_key_that_transformers_reads_in_two_ways_is_refused(name: str, tmp_pat
     refused(folder, CheckpointError, "use_bidirectional_attention, which transformers' gemma2? obeys or not")
     for attention in ATTENTIONS:
         spec = read_checkpoint(locate(str(folder)), max_seq_len=8, attention=attention).spec
-        assert spec.layers[0].attention.causal is (attention == "causal")
+        assert spec.attentions[0].causal is (attention == "causal")
 
 
 @pytest.mark.parametrize("name", ["Olmo2Model", "GraniteModel"])

@@ -53,7 +53,7 @@ def test_masked_pairs_are_not_counted() -> None:
     def pairs(**attention: Any) -> int:
         spec = tiny_spec(**attention)
         free = flops(tiny_spec(window=0), [10])
-        return (flops(spec, [10]) - free) // (len(spec.layers) * 4 * spec.layers[0].attention.width) + 10
+        return (flops(spec, [10]) - free) // (len(spec.layers) * 4 * spec.attentions[0].width) + 10
 
     assert pairs() == 100
     assert pairs(causal=True) == 55

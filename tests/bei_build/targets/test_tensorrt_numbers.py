@@ -211,7 +211,7 @@ def with_causal_or_window(attention: dict[str, Any]) -> ModelSpec:
     """``attention`` in the second layer only: two forms in one graph."""
     spec = tiny_spec()
     first, second = spec.layers
-    return replace(spec, layers=(first, replace(second, attention=replace(second.attention, **attention))))
+    return replace(spec, layers=(first, second.with_attention(**attention)))
 
 
 @pytest.mark.parametrize("normalized", [False, True])

@@ -68,7 +68,7 @@ def tiny_spec(family_name: str = "bert", pooling: tuple[Pooling, ...] = ("mean",
         hidden_dim=128,  # DistilBERT's word for it
     )
     spec = family.spec_from_config(config, next(iter(family.architectures)))
-    layers = tuple(replace(layer, attention=replace(layer.attention, **attention)) for layer in spec.layers)
+    layers = tuple(layer.with_attention(**attention) for layer in spec.layers)
     return replace(spec, layers=layers, heads=(HeadSpec("embedding", pooling),))
 
 
@@ -100,7 +100,7 @@ def graph_of(
 def with_window(spec: ModelSpec) -> ModelSpec:
     """A window in the second of two layers, as in models that alternate."""
     first, second = spec.layers
-    return replace(spec, layers=(first, replace(second, attention=replace(second.attention, window=8))))
+    return replace(spec, layers=(first, second.with_attention(window=8)))
 
 
 def with_tail(spec: ModelSpec) -> ModelSpec:

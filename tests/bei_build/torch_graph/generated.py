@@ -34,7 +34,7 @@ _STORE = re.compile(r"tl\.store\((\w+) \+ .*?, (tmp\d+),")
 
 
 def with_attention(spec: ModelSpec, **changes: Any) -> ModelSpec:
-    layers = (replace(layer, attention=replace(layer.attention, **changes)) for layer in spec.layers)
+    layers = (layer.with_attention(**changes) for layer in spec.layers)
     return replace(spec, layers=tuple(layers))
 
 

@@ -184,9 +184,9 @@ def changed(**changes: Any) -> ModelSpec:
 
     def layer(spec: LayerSpec) -> LayerSpec:
         mlp = replace(spec.mlp, **{key: changes[key] for key in ("gated", "activation") if key in changes})
-        attention = replace(spec.attention, **{key: changes[key] for key in ("rope", "qk_norm") if key in changes})
+        spec = spec.with_attention(**{key: changes[key] for key in ("rope", "qk_norm") if key in changes})
         rest = {key: changes[key] for key in ("placement", "parallel", "residual_scale", "norm") if key in changes}
-        return replace(spec, mlp=mlp, attention=attention, **rest)
+        return replace(spec, mlp=mlp, **rest)
 
     spec = tiny_spec()
     return replace(spec, layers=tuple(map(layer, spec.layers)), final_norm=changes.get("norm"))

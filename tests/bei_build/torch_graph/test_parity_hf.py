@@ -34,6 +34,7 @@ STRUCTURES = (
     "GPTNeoForSequenceClassification",  # the last token that is not padding
     "GPTJModel",  # attention and MLP side by side, neighbours turn
     "LlamaModel-llama3_rope_and_biases",  # causal, grouped queries, gated MLP
+    "Lfm2Model-biases",  # gated convolutions
     "ModernBertForMaskedLM",  # windows, the first norm missing, SPLADE
     "NemotronModel",  # LayerNorm with an offset, squared ReLU, partial rotation
     "Olmo2Model",  # norms behind only, norms of all heads together
