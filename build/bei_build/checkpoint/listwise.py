@@ -23,7 +23,7 @@ def listwise_of(spec: ModelSpec, tokenizer: Tokenizer, max_seq_len: int, own_len
     if spec.head("token_projection") is None:
         return None
     document_id, query_id = (_marker_id(token, spec, tokenizer) for token in _MARKERS)
-    with_windows = any(layer.attention.window is not None for layer in spec.layers)
+    with_windows = any(attention.window is not None for attention in spec.attentions)
     most_query, most_document = _MOST_TOKENS_WITH_WINDOWS if with_windows else _MOST_TOKENS
     found = Listwise(
         document_token=_MARKERS[0],
