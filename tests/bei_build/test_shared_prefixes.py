@@ -24,7 +24,8 @@ from bei_build.onnx_graph.transformer import write_graph
 from bei_build.onnx_graph.writer import GraphTypes
 from bei_build.spec.dtypes import DType
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
-from bei_build.spec.parts import POOLINGS, NormSpec, RopeSpec, ShortConvolutionSpec
+from bei_build.spec.parts import POOLINGS, NormSpec, RopeSpec
+from bei_build.spec.short_convolution import ShortConvolutionSpec
 from bei_build.torch_graph.model import packed_model, run
 from tests.bei_build.targets.tiny import MAX_SEQ_LEN, VOCABULARY, random_weights, tiny_spec, with_heads_on_tokens
 from tests.support.prefixes import encodings_with_prefixes

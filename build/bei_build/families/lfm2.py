@@ -23,8 +23,8 @@ from bei_build.spec.parts import (
     LayerSpec,
     MLPSpec,
     NormSpec,
-    ShortConvolutionSpec,
 )
+from bei_build.spec.short_convolution import ShortConvolutionSpec
 
 _BIDIRECTIONAL = "Lfm2Bidirectional"
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from bei_build.onnx_graph.writer import GraphWriter
 from bei_build.spec.dtypes import DType, FloatArray
-from bei_build.spec.parts import ConvolutionSpec, ShortConvolutionSpec
+from bei_build.spec.parts import ConvolutionSpec
+from bei_build.spec.short_convolution import ShortConvolutionSpec
 
 # A linear layer on a value by its name, with a bias or not.
 Linear = Callable[[str, str, bool], str]

@@ -16,10 +16,10 @@ from bei_build.spec.parts import (
     LayerSpec,
     MLPSpec,
     NormSpec,
-    ShortConvolutionSpec,
     SpanScoresSpec,
     WordScoresSpec,
 )
+from bei_build.spec.short_convolution import ShortConvolutionSpec
 
 Shape: TypeAlias = tuple[int, ...]
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bei_build.spec.parts import ConvolutionSpec, ShortConvolutionSpec
+from bei_build.spec.parts import ConvolutionSpec
+from bei_build.spec.short_convolution import ShortConvolutionSpec
 from bei_build.torch_graph.activation import activated
 from bei_build.torch_graph.fp8 import LinearInput, Rounding, round_once, rounding_of
 from bei_build.torch_graph.norms import Norm
