@@ -206,15 +206,19 @@ def test_voyage_comes_back_to_a_full_queue(full: FullServer, is_async: bool) -> 
     "voyageai",
     "Voyage",
     "/voyage/v1",
-    "contextualized_embed, multimodal_embed",
-    fails="contextualized_embed needs a model built with --token-embeddings; multimodal_embed has no route: 404",
+    "contextualized_embed by a model that cannot",
+    fails="contextualized_embed needs a model built with --token-embeddings",
 )
-def test_voyage_s_other_calls(server: Server) -> None:
+def test_voyage_s_embeddings_in_context(server: Server) -> None:
     client: Any = voyageai.client.Client(api_key="none", base_url=f"{server.url}/voyage/v1", timeout=DEADLINE_S)
     with pytest.raises(voyageai.error.VoyageError, match="build it with --token-embeddings"):
         client.contextualized_embed(inputs=[TEXTS], model="embedder", input_type="document")
-    with pytest.raises(voyageai.error.VoyageError, match="no route"):
-        client.multimodal_embed(inputs=[[TEXTS[0]]], model="embedder")
+
+
+@row("voyageai", "Voyage", "/voyage/v1", "multimodal_embed of texts")
+def test_voyage_s_multimodal_call(server: Server, expected: Expected) -> None:
+    client: Any = voyageai.client.Client(api_key="none", base_url=f"{server.url}/voyage/v1", timeout=DEADLINE_S)
+    expected.check_vectors(client.multimodal_embed(inputs=[[text] for text in TEXTS], model="embedder").embeddings)
 
 
 # huggingface_hub

@@ -45,10 +45,12 @@ class Request(Tiered, kw_only=True):
 
 
 class PixelUsage(TypedDict):
-    """``image_pixels``: of images as the model reads them. ``total_tokens``: of texts, and the patches of images."""
+    """``image_pixels``: of images as the model reads them. ``video_pixels``: 0, as clients read it and videos are not.
+    ``total_tokens``: of texts, and the patches of images."""
 
     text_tokens: int
     image_pixels: int
+    video_pixels: int
     total_tokens: int
 
 
@@ -82,6 +84,7 @@ async def embed_multimodal(body: Request, context: RequestContext) -> Reply:
     usage: PixelUsage = {
         "text_tokens": found.answer.num_tokens - sum(lengths[index] for index in images),
         "image_pixels": len(images) * of_image,
+        "video_pixels": 0,
         "total_tokens": found.answer.num_tokens,
     }
     return found.reply({**render(found.answer, service.name, form), "usage": usage})
@@ -96,7 +99,10 @@ ROUTE: Route[Request] = Route(
     embed_multimodal,
     Example(
         {"inputs": [{"content": [{"type": "text", "text": text}]} for text in TEXTS], "input_type": "document"},
-        {**ANSWER_EXAMPLE, "usage": {"text_tokens": NUM_TOKENS, "image_pixels": 0, "total_tokens": NUM_TOKENS}},
+        {
+            **ANSWER_EXAMPLE,
+            "usage": {"text_tokens": NUM_TOKENS, "image_pixels": 0, "video_pixels": 0, "total_tokens": NUM_TOKENS},
+        },
     ),
     has_report=True,
 )
