@@ -121,5 +121,5 @@ def test_the_command_is_skipped_where_it_cannot_run(
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert "apt-get install --no-install-recommends buildah mmdebstrap podman runc" in said()
-    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "pyenv" else f"/usr/bin/{name}")
     assert f"it needs a Python {tools.python_version()} for the base" in said()

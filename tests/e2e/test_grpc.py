@@ -112,6 +112,10 @@ def test_a_front_end_that_is_killed_under_load_loses_its_own_calls_only(
         assert found[-1] == good
 
 
+# A client that measures its network takes in megabytes that nobody reads.
+_SMALL_WINDOW = (("grpc.max_receive_message_length", -1), ("grpc.http2.bdp_probe", 0))
+
+
 def test_a_slow_reader_is_waited_for_and_holds_nobody_up(tiny: Artifact, env: Mapping[str, str], home: Path) -> None:
     """Of 300 answers of a quarter of a megabyte some dozens are made before the first is taken. Others are answered
     meanwhile, and in the end all are taken, in order."""
@@ -126,7 +130,7 @@ def test_a_slow_reader_is_waited_for_and_holds_nobody_up(tiny: Artifact, env: Ma
 
     with (
         serve([tiny.path, "--grpc-port", "0"], env, home) as server,
-        grpc.insecure_channel(address_of(server), [*ALONE, ("grpc.max_receive_message_length", -1)]) as slow,
+        grpc.insecure_channel(address_of(server), [*ALONE, *_SMALL_WINDOW]) as slow,
         grpc.insecure_channel(address_of(server), ALONE) as quick,
     ):
         embed(quick)

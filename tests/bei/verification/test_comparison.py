@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -134,10 +136,8 @@ def test_spans_are_judged_by_scores_and_by_what_is_found_and_not_by_correlations
     assert missed.span_agreement == 0.75
     assert missed.failures == ["share of equal spans 0.75000 below 0.99"]
     turned = [rows * 0 for rows in expected]
-    assert (
-        "99th percentile of the scores' differences 0.5"
-        in compared("span_logits", turned, expected, least=0.999).failures[0]
-    )
+    failure = compared("span_logits", turned, expected, least=0.999).failures[0]
+    assert re.match(r"99th percentile of the scores' differences 0\.(49|50)", failure)
 
 
 def test_a_span_near_the_threshold_may_be_found_by_one_side_alone() -> None:
