@@ -208,7 +208,7 @@ def test_joined_layers_compute_the_same(attention: dict[str, Any], dtype: torch.
     joined = model.get_submodule("layers.0.mlp.gate_up")
     assert isinstance(joined, JoinedFP8Linear)
     assert joined.sizes == [128, 128]
-    np.testing.assert_allclose(flat(spec, model, encodings)["embedding"], separate, atol=1e-6)
+    np.testing.assert_allclose(flat(spec, model, encodings)["embedding"], separate, atol=1e-5)
 
 
 def test_layers_of_which_one_is_left_high_are_not_joined() -> None:
@@ -222,7 +222,7 @@ def test_layers_of_which_one_is_left_high_are_not_joined() -> None:
     join_linear_layers(model)
     assert not hasattr(model.layers["0"].mlp, "gate_up")
     assert hasattr(model.layers["1"].mlp, "gate_up")
-    np.testing.assert_allclose(flat(spec, model, encodings)["embedding"], separate, atol=1e-6)
+    np.testing.assert_allclose(flat(spec, model, encodings)["embedding"], separate, atol=1e-5)
 
 
 def test_in_bf16_the_result_stays_close_to_that_in_fp32() -> None:

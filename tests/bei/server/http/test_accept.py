@@ -18,7 +18,7 @@ from bei.server.endpoint import render, route
 from bei.server.http.accept import MSGPACK, OCTETS, accepted, accepted_codings, answer_form
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
-from tests.bei.server.endpoint.test_route import GOOD, filled
+from tests.bei.server.endpoint.test_route import GOOD, OF_QUESTIONS, filled
 from tests.support.artifacts import LIMITS
 
 JSON = "application/json"
@@ -75,7 +75,7 @@ def unstamped(fields: Any) -> Any:
 def test_messagepack_has_the_values_of_json(
     kinds: App, path: str, in_pieces: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    body = {**filled(path, TEXTS), "model": GOOD[path][2]}
+    body = {**(GOOD[path][0] if path in OF_QUESTIONS else filled(path, TEXTS)), "model": GOOD[path][2]}
     expected = ask(kinds, path, None, **body).json()
     if in_pieces:
         monkeypatch.setattr(route, "INLINE_BYTES", -1)
