@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +79,19 @@ def rust_program(model: str, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
+def rust(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """``rust(model)``: the compiled program."""
+    return cache(lambda model: rust_program(model, tmp_path_factory.mktemp("rust")))
+
+
+@pytest.fixture
+def rust_built(rust: Callable[[str], Path]) -> None:
+    """Compiled before a server is there that waits for it."""
+    rust("tiny")
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory, rust: Callable[[str], Path]) -> Start:
     """``start(language, model, url)`` runs the program."""
 
     def start(language: str, model: str, url: str) -> subprocess.CompletedProcess[str]:
@@ -90,7 +103,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
             jars = ":".join(str(JARS / f"jackson-{part}.jar") for part in ("core", "annotations", "databind"))
             return run(["java", "-cp", jars, "Bei.java", url], folder)
         if language == "rust":
-            return run([str(rust_program(model, folder)), url], folder)
+            return run([str(rust(model)), url], folder)
         if shutil.which("go") is None:
             pytest.skip("the Go compiler is not there: apt-get install golang-go")
         (folder / "main.go").write_text(program(language, model))
@@ -177,5 +190,5 @@ def test_rust_says_why_it_was_refused(server: Server, start: Start) -> None:
 
 
 @row("ureq (Rust)", "OpenAI", "", "a 429 is asked again after Retry-After: the program above")
-def test_rust_comes_back_when_it_is_told(full: FullServer, start: Start) -> None:
+def test_rust_comes_back_when_it_is_told(rust_built: None, full: FullServer, start: Start) -> None:
     retried(full, start, "rust")
