@@ -173,7 +173,7 @@ def test_a_client_that_answers_no_ping_is_cut_off(tiny: Artifact, env: Mapping[s
             begun = time.monotonic()
             while client.recv(65_536):
                 pass
-            assert time.monotonic() - begun > 2  # an open call does not make an idle connection
+            assert 20 < time.monotonic() - begun < 50  # an open call is no idle connection; left alone it takes 61
 
 
 def test_a_new_certificate_is_for_new_connections_and_ends_no_old_one(

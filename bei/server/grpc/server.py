@@ -52,6 +52,7 @@ _MOST_UNDER_WAY_BYTES = 8_000_000
 _MOST_CALLS = 1_000
 
 _HEALTH_EVERY_S = 2.0
+_PING_ANSWER_MS = 20_000
 _NEVER_A_REQUEST = frozenset[str]()
 
 
@@ -316,6 +317,7 @@ def _options(config: ServeConfig) -> Seq[tuple[str, int]]:
         # Who answers no ping is cut off, with what it has not taken.
         ("grpc.keepalive_time_ms", int(config.keep_alive_timeout * 1000)),
         ("grpc.http2.max_pings_without_data", 0),  # as many as it takes
+        ("grpc.http2.ping_timeout_ms", _PING_ANSWER_MS),  # of pings for keepalive too
         ("grpc.so_reuseport", int(config.http_workers > 1)),
     )
 
