@@ -9,12 +9,13 @@ def main() -> None:
     """Run a command. A server remembers SIGHUP before anything else is imported."""
     if next((word for word in sys.argv[1:] if not word.startswith("-")), None) == "serve":
         remember()
-    from bei.utils.scarce_resources import load_unwinder, scarce_resource
+    from bei.utils.scarce_resources import prepare_for_scarcity, scarce_resource
 
-    load_unwinder()
+    prepare_for_scarcity()
     try:
         from bei.cli.main import main as run
-    except Exception as error:  # a lack shows as any error of any library; others are raised again
+    # A lack shows as any error of any library, and OpenBLAS sends SIGINT; others are raised again.
+    except (Exception, KeyboardInterrupt) as error:
         if (lack := scarce_resource(error)) is None:
             raise
         print(f"error: {lack}", file=sys.stderr)  # noqa: T201

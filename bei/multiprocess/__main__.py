@@ -14,14 +14,14 @@ import socket
 import sys
 
 from bei.multiprocess.control.ignored_signals import IGNORED
-from bei.utils.scarce_resources import load_unwinder, scarce_resource
+from bei.utils.scarce_resources import prepare_for_scarcity, scarce_resource
 
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     """Be the process of this name."""
-    load_unwinder()
+    prepare_for_scarcity()
     faulthandler.enable()  # the stacks of a process that a native library ends are all that it leaves
     name = sys.argv[1]
     for number in IGNORED:

@@ -14,11 +14,13 @@ _THREADS = re.compile(
 )
 
 _LEAST_ROOM_BYTES = 16 << 20
+_reserve = bytearray()  # freed by the first lack, which is reported with it
 
 
-def load_unwinder() -> None:
+def prepare_for_scarcity() -> None:
     """Have the C library load what an exception of C++ needs to pass through it, while there is memory for that: glibc
-    ends the process where it cannot, though the exception would have become an error."""
+    ends the process where it cannot, though the exception would have become an error. Hold address space in reserve."""
+    _reserve.extend(bytes(1 << 20))
     libc = ctypes.CDLL(None)
     if hasattr(libc, "backtrace"):  # musl has none, and loads nothing late
         libc.backtrace(ctypes.byref(ctypes.c_void_p()), 1)
@@ -30,6 +32,7 @@ def scarce_resource(error: BaseException) -> str | None:
     Where the address space is bounded and used up, any error of a library may come from that: no thread gets its stack,
     and a plugin that cannot be mapped is a format that nobody reads.
     """
+    _reserve.clear()
     is_full = _is_address_space_full()
     found: BaseException | None = error
     while found is not None:
@@ -63,6 +66,8 @@ def _is_address_space_full() -> bool:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:  # not on Linux
         return False
+    except MemoryError:
+        return True
     return limit - pages * resource.getpagesize() < _LEAST_ROOM_BYTES
 
 

@@ -43,9 +43,9 @@ def test_other_errors_are_left_alone() -> None:
 
 _LOADED = """
 from pathlib import Path
-from bei.utils.scarce_resources import load_unwinder
+from bei.utils.scarce_resources import prepare_for_scarcity
 def is_loaded(): return "libgcc_s" in Path("/proc/self/maps").read_text()
-first = is_loaded(); load_unwinder(); print(first, is_loaded())
+first = is_loaded(); prepare_for_scarcity(); print(first, is_loaded())
 """
 
 
@@ -63,3 +63,12 @@ def test_where_the_address_space_is_used_up_it_is_what_is_lacking(
     for room, is_full in ((1 << 20, True), (1 << 30, False)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, room=room: (used + room, used + room))
         assert ("no memory left" in (scarce_resource(error) or "")) == is_full
+
+
+def test_memory_that_does_not_even_suffice_to_look_is_what_is_lacking(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_text(_: Path) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 30, 1 << 30))
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert "no memory left" in (scarce_resource(ImportError("numpy")) or "")
