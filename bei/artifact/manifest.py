@@ -277,6 +277,24 @@ class RerankTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     instruction: str
 
 
+class ClassifyTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The text in which a language model reads what it classifies: ``prefix``, ``body`` and ``suffix`` are tokenized
+    separately.
+
+    The body has the slot {text}; with {response}, inputs are pairs, of which it is the second text. Only its tokens are
+    truncated.
+    """
+
+    prefix: str
+    body: str
+    suffix: str
+
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether inputs are pairs."""
+        return "{response}" in self.body
+
+
 class ImageTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The image side of a model with two towers, whose vectors are comparable with those of texts: an engine of its
     own, for images of ``image_size`` (height and width) in patches of ``patch_size`` pixels, with a ``class_token``
@@ -325,6 +343,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     images: ImageTower | msgspec.UnsetType = msgspec.UNSET
     extraction: Extraction | msgspec.UnsetType = msgspec.UNSET
     listwise: Listwise | msgspec.UnsetType = msgspec.UNSET
+    classify_template: ClassifyTemplate | msgspec.UnsetType = msgspec.UNSET
     digest: str = ""
 
     @property

@@ -256,6 +256,8 @@ def _heads(manifest: Manifest) -> Iterator[str]:
         for slot in ("{query}", "{document}"):
             if slot not in template.body:
                 yield f"the body of rerank_template has no {slot}: every pair would be the same text"
+    if (asked := manifest.classify_template) and (manifest.tasks != ["classify"] or "{text}" not in asked.body):
+        yield "classify_template goes with the task classify alone, and its body must have {text}"
 
 
 def _extraction(manifest: Manifest) -> Iterator[str]:

@@ -68,6 +68,7 @@ BUILD_GROUPS: Mapping[str, Sequence[str]] = {
         *("score_tokens", "relevant_label", "rerank_prefix", "rerank_body", "rerank_suffix"),
         "rerank_instruction",
     ),
+    "classifiers by tokens": ("score_labels", "classify_prefix", "classify_body", "classify_suffix"),
     "limits": ("max_seq_len", "max_num_tokens", "max_batch_size"),
     "NVIDIA GPUs": (
         *("compute_capability", "attention_lowering", "latency_tokens", "latency_sequences"),

@@ -70,6 +70,8 @@ def _model_rows(artifact: Artifact) -> list[tuple[str, str]]:
     if manifest.rerank_template is not None:
         template = manifest.rerank_template
         rows.append(("rerank template", repr(template.prefix + template.body + template.suffix)))
+    if asked := manifest.classify_template:
+        rows.append(("classify template", repr(asked.prefix + asked.body + asked.suffix)))
     if (lists := manifest.listwise) is not msgspec.UNSET:
         most = f"{lists.max_query_tokens} tokens of a query, {lists.max_document_tokens} of a document"
         rows.append(("lists", f"up to {lists.max_documents} documents at once, {most}"))

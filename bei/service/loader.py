@@ -335,5 +335,5 @@ def _token_weights_of(artifact: Artifact) -> Float32Array | None:
 
 
 def _frame_of(artifact: Artifact) -> tuple[str, str]:
-    template = artifact.manifest.rerank_template
+    template = artifact.manifest.rerank_template or artifact.manifest.classify_template
     return (template.prefix, template.suffix) if template else ("", "")

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Literal, cast
 
 import numpy as np
 
-from bei.artifact.manifest import Classification
+from bei.artifact.manifest import Classification, ClassifyTemplate
 from bei.core import Float32Array
 from bei.engine.postprocess import apply_function
-from bei.errors import TaskNotSupportedError
+from bei.errors import InvalidRequestError, TaskNotSupportedError
 from bei.service.admission import Ticket
 from bei.service.call import InferenceResult, ModelRequest
 from bei.service.model_service import ModelService
 from bei.tasks.support import PartialResult, computed, require
-from bei.tokenizer.encoder import Input
+from bei.tokenizer.encoder import EncodingOptions, Input
 from bei.tokenizer.prompts import apply_default_prompt
+from bei.tokenizer.templates import TextTemplate
 
 # How zero-shot classification asks for a label (transformers' default).
 HYPOTHESIS = "This example is {}."
@@ -52,12 +54,23 @@ class Scores(PartialResult, frozen=True, kw_only=True):
 
 
 async def classify(service: ModelService, task: ClassifyTask, *, ticket: Ticket) -> Scores:
-    """Score every label for each input."""
+    """Score every label for each input. A model with a template is asked with it."""
     require(service, "classify")
     answer, classification = await logits_of(service, task, ticket)
     chosen = "none" if task.raw else task.function or classification.function
     values = await scores_of(answer, lambda rows: apply_function(rows, chosen), len(classification.labels))
     return Scores(answer.lengths, answer.truncated, answer.errors, values=values, labels=classification.labels)
+
+
+def _in_template(service: ModelService, task: ModelRequest, template: ClassifyTemplate) -> EncodingOptions:
+    """The task's options, with the template. Raises InvalidRequestError for pairs where texts are read, and for texts
+    where pairs are."""
+    for place, value in enumerate(task.inputs):
+        if isinstance(value, list) or isinstance(value, tuple) is template.reads_pairs:
+            continue  # token ids are run as they are
+        expected = "pairs of a text and a response" if template.reads_pairs else "single texts"
+        raise InvalidRequestError(f"{service.name}'s template reads {expected}: inputs {place} is none.", "inputs")
+    return replace(task.options, framed=True, template=TextTemplate(template.body))
 
 
 async def zero_shot(service: ModelService, task: ZeroShotTask, *, ticket: Ticket) -> Scores:
@@ -107,9 +120,10 @@ async def logits_of(
     """The model's scores of texts or pairs before any function, and the meaning of each."""
     classification = service.manifest.classification
     assert classification is not None  # whatever has logits has labels
-    led = ModelRequest(
-        apply_default_prompt(service.manifest, cast("Seq[Input]", task.inputs)), task.options, task.failed
-    )
+    template, options = service.manifest.classify_template, task.options
+    if template:
+        options = _in_template(service, task, template)
+    led = ModelRequest(apply_default_prompt(service.manifest, cast("Seq[Input]", task.inputs)), options, task.failed)
     return await service.infer(led, ticket=ticket, outputs={"logits"}), classification
 
 

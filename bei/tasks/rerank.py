@@ -16,7 +16,8 @@ from bei.service.model_service import ModelService
 from bei.tasks.classify import Scores, logits_of, scores_of
 from bei.tasks.rerank_lists import score_lists
 from bei.tasks.support import require
-from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions, PairTemplate
+from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions
+from bei.tokenizer.templates import PairTemplate
 
 
 class RerankTask(ModelRequest, frozen=True, kw_only=True):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import json
-import re
 import sys
 import threading
 from collections.abc import Callable
@@ -33,6 +32,7 @@ from bei.tokenizer.long_text import (
     tokens_in_pieces,
 )
 from bei.tokenizer.special_tokens import TEXT, Layout, kept_lengths, layout_of, special_piece
+from bei.tokenizer.templates import PairTemplate, TextTemplate
 from bei.tokenizer.word_cache import WordCache, treats_words_alone
 from bei.utils.untrusted_files import UnfitError
 
@@ -58,25 +58,13 @@ Input: TypeAlias = "str | tuple[str, str]"
 Check: TypeAlias = Callable[[], None]
 
 
-class PairTemplate(NamedTuple):
-    """The text in which a language model reads a pair: ``body`` with ``{query}``, ``{document}``, ``{instruction}``."""
-
-    body: str
-    instruction: str
-
-    def filled(self, pair: Input) -> str:
-        """``body`` with the pair inserted; text that looks like a slot stays as it is."""
-        parts = {"query": pair[0], "document": pair[1], "instruction": self.instruction}
-        return re.sub(r"\{(query|document|instruction)\}", lambda slot: parts[slot[1]], self.body)
-
-
 @dataclass(frozen=True)
 class EncodingOptions:
     """Encoding options of one request.
 
     ``truncate``: None: the server's setting. ``max_tokens`` lowers the model's limit, special tokens included.
     ``direction``: the side that is cut off; None: the model's own. ``framed``: inputs stand between the tokens of the
-    model's frame, and only they are cut. ``template``: inputs are pairs, read as this template's text. ``with_spans``:
+    model's frame, and only they are cut. ``template``: inputs are read as this template's text. ``with_spans``:
     encodings hold the offsets of their tokens. ``whole``: tokens beyond the model's limit are kept, for counting, not
     for an engine. ``expansion``: short inputs are filled up with this token. ``unpooled_prompt``: the prompt of every
     text, left out of the mean pooling. ``kept``: prefix and suffix of every text, which truncation preserves.
@@ -88,7 +76,7 @@ class EncodingOptions:
     max_tokens: int | None = None
     add_special_tokens: bool = True
     framed: bool = False
-    template: PairTemplate | None = None
+    template: PairTemplate | TextTemplate | None = None
     with_spans: bool = False
     whole: bool = False
     expansion: Expansion | None = None

@@ -79,7 +79,10 @@ class BuildConfig:
         None, "whether a prompt's tokens count in the mean, in place of what the checkpoint says"
     )
     score_tokens: tuple[str, ...] = _option(
-        (), "token of a language model whose score counts, or two to compare: no,yes"
+        (), "token of a language model whose score counts, or two to compare: no,yes; more with task classify"
+    )
+    score_labels: tuple[str, ...] = _option(
+        (), "labels of a classifier by score_tokens: one for one or two of them, of more one each"
     )
     relevant_label: str | None = _option(
         None, "label that means relevant, for a classifier with two labels that is built as a reranker"
@@ -110,6 +113,9 @@ class BuildConfig:
     rerank_body: str = _option("", "text of a pair, with {query}, {document} and {instruction}")
     rerank_suffix: str = _option("", "text behind a pair, tokenized by itself")
     rerank_instruction: str = _option("", "text for {instruction} if a request has none")
+    classify_prefix: str = _option("", "text in front of what is classified by score_tokens, tokenized by itself")
+    classify_body: str = _option("", "text of what is classified, with {text}, and {response} for the second of a pair")
+    classify_suffix: str = _option("", "text behind what is classified, tokenized by itself")
     prompts: dict[str, str] = field(
         default_factory=dict, metadata={"help": "prompts by name, beside the checkpoint's", "file_only": True}
     )
@@ -232,8 +238,7 @@ class BuildConfig:
             raise ConfigError("sign_passphrase_file needs a signing key: set sign too, or leave it out.")
         if self.plan_of is not None and not self.strip_weights:
             raise ConfigError("plan_of takes a plan without weights: add --strip-weights, which keeps them beside it.")
-        if len(self.score_tokens) > 2:
-            raise ConfigError(f"score_tokens must be one or two tokens, such as no,yes; not {len(self.score_tokens)}.")
+        self._check_score_tokens()
         self._check_rerank_template()
         _ = self.lora_paths
         if self.relevant_label is not None and self.task != "rerank":
@@ -272,6 +277,30 @@ class BuildConfig:
         for option in fields(self):
             if option.name in _OF_VERIFYING and getattr(self, option.name) != option.default:
                 raise ConfigError(f"{option.name} has no meaning without verification: leave it out, or verify.")
+
+    def _check_score_tokens(self) -> None:
+        count, classifies = len(self.score_tokens), self.task == "classify"
+        if count > 2 and not classifies:
+            raise ConfigError(
+                f"score_tokens must be one or two tokens, such as no,yes; not {count}. With --task classify each of "
+                "more is a label."
+            )
+        if self.score_labels and not (count and classifies):
+            raise ConfigError("score_labels names what score_tokens say: add score_tokens and --task classify.")
+        if self.score_labels and len(self.score_labels) != (expected := count if count > 2 else 1):
+            raise ConfigError(
+                f"score_labels has {len(self.score_labels)} labels, and {count} score_tokens have {expected}: name "
+                "that many."
+            )
+        if self.classify_body and not (count and classifies):
+            raise ConfigError("classify_body is for language models: add score_tokens and --task classify.")
+        if self.classify_body and "{text}" not in self.classify_body:
+            raise ConfigError("classify_body has no {text}: without it every input would be the same text.")
+        for name in ("classify_prefix", "classify_suffix"):
+            if getattr(self, name) and not self.classify_body:
+                raise ConfigError(f"{name} needs a classify_body, the text with {{text}} between them.")
+        if self.rerank_body and classifies:
+            raise ConfigError("rerank_body is for rerankers: leave it or --task classify out.")
 
     def _check_rerank_template(self) -> None:
         missing = [name for name in ("{query}", "{document}") if name not in self.rerank_body]

@@ -20,6 +20,7 @@ from bei.artifact.manifest import (
     Artifact,
     CheckpointSource,
     Classification,
+    ClassifyTemplate,
     Embedding,
     EngineRequirements,
     Manifest,
@@ -92,6 +93,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             config.token_embeddings,
             config.include_prompt,
             config.relevant_label,
+            config.score_labels,
         )
         checkpoint = read_checkpoint(
             location,
@@ -345,6 +347,8 @@ def _manifest(
     tasks = [task for head in spec.heads for task in tasks_of(head, spec.hidden_size)]
     if template is not None:  # /predict and /classify would score texts without it
         tasks = ["rerank"]
+    if config.classify_body:
+        tasks = ["classify"]
     return Manifest(
         schema_version=SCHEMA_VERSION,
         bei_version=__version__,
@@ -391,6 +395,7 @@ def _manifest(
         adapters=_adapters(checkpoint),
         extraction=checkpoint.extraction or msgspec.UNSET,
         listwise=checkpoint.listwise or msgspec.UNSET,
+        classify_template=_classify_template(config),
     )
 
 
@@ -429,6 +434,12 @@ def _embedding(config: BuildConfig, checkpoint: Checkpoint) -> Embedding | None:
         pools_prompt=checkpoint.spec.pools_prompt,
         layers_follow_pooling=head.layers != (),
     )
+
+
+def _classify_template(config: BuildConfig) -> ClassifyTemplate | msgspec.UnsetType:
+    if not config.classify_body:
+        return msgspec.UNSET
+    return ClassifyTemplate(prefix=config.classify_prefix, body=config.classify_body, suffix=config.classify_suffix)
 
 
 def _rerank_template(config: BuildConfig, checkpoint: Checkpoint) -> RerankTemplate | None:

@@ -157,7 +157,7 @@ def _plain() -> Tokenizer:
     tokenizer = bpe_tokenizer()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("<|endoftext|>", "<|im_start|>")])
-    tokenizer.add_tokens(["yes", "no", "Yes"])
+    tokenizer.add_tokens(["yes", "no", "Yes", "No"])
     return tokenizer
 
 
@@ -627,6 +627,7 @@ REPOSITORIES: dict[str, Repository] = {
     "qwen3-reranker-8b": _comparison(_QWEN3_8B, "Qwen3ForCausalLM"),
     # Gemma
     "bge-reranker-v2-gemma": _comparison({**_GEMMA2_PLAIN, "attention_bias": False}, "GemmaForCausalLM"),
+    "shieldgemma-2b": replace(_comparison(_GEMMA2, "Gemma2ForCausalLM"), tasks=("classify",), labels=("violation",)),
     "bge-multilingual-gemma2": _bare(Case("Gemma 2", "Gemma2Model", _GEMMA2, _gemma), "last"),
     "embeddinggemma-300m": _embedder(
         Case("Gemma 3", "Gemma3TextModel", _EMBEDDINGGEMMA, _gemma),

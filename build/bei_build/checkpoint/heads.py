@@ -58,7 +58,8 @@ _PREFERENCES = ((1.0, -1.0), (-1.0, 1.0))
 class HeadChoice:
     """The user's choice of heads.
 
-    ``score_tokens``: the language model's token whose score is the output, (yes,), or two to compare, (no, yes).
+    ``score_tokens``: the language model's token whose score is the output, (yes,), two to compare, (no, yes), or of
+    more each one; ``score_labels``: what they say, of two what the last one says.
     ``token_states``: add every token's state to an embedding. ``include_prompt``: the prompt's tokens count in the
     mean. ``relevant_label``: the label of a classifier with two that means relevant to a reranker.
     """
@@ -69,6 +70,7 @@ class HeadChoice:
     token_states: bool = False
     include_prompt: bool | None = None
     relevant_label: str | None = None
+    score_labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,14 @@ def tasks_of(head: HeadSpec, hidden_size: int) -> tuple[str, ...]:
     return _TASKS_OF[head.output]
 
 
-def labels_of(spec: ModelSpec, config: Any, files: SentenceTransformersFiles | None = None) -> Labels | None:
-    """The labels of a classifier, and its function; ``files`` may name a CrossEncoder's function.
+def labels_of(
+    spec: ModelSpec,
+    config: Any,
+    files: SentenceTransformersFiles | None = None,
+    choice: HeadChoice | None = None,
+) -> Labels | None:
+    """The labels of a classifier, and its function; ``files`` may name a CrossEncoder's function, and ``choice`` tokens
+    of a language model as labels.
 
     For a reranker with two labels: only the relevant one, and its softmax share. Raises CheckpointError for an
     unsupported function.
@@ -123,6 +131,9 @@ def labels_of(spec: ModelSpec, config: Any, files: SentenceTransformersFiles | N
     if head is None:
         return None
     count = head.dimension(spec.hidden_size)
+    if choice is not None and choice.score_tokens and choice.task == "classify":
+        names = choice.score_labels or tuple(token.strip("Ġ▁ ") for token in choice.score_tokens[-count:])
+        return Labels(names, "sigmoid" if count == 1 else "softmax")
     if head.output == "token_logits":
         return Labels(_label_names(config, count), "softmax")
     if (preferred := _preferred(head)) is not None:
@@ -314,7 +325,10 @@ def _require_token_scores(family: Family, config: Any) -> None:
 def _token_score(family: Family, config: Any, ids: tuple[int, ...]) -> HeadSpec:
     """The score of the last of one or two tokens, at the last position; for two, less that of the first, so that its
     sigmoid is the share of "yes". It is one row of a matrix, unless a soft cap bends each score before the subtraction.
+    Of more tokens each has its score.
     """
+    if len(ids) > 2:
+        return _token_scores(family, config, ids)
     signs = (1.0, -1.0)[: len(ids)]
     cap, factor = _score_cap(config), family.score_factor(config) if family.score_factor else 1.0
     if cap is None:
@@ -326,6 +340,18 @@ def _token_score(family: Family, config: Any, ids: tuple[int, ...]) -> HeadSpec:
     capped = DenseSpec("lm_head", config.hidden_size, len(ids), bias=False, activation="tanh", rows=rows)
     compared = DenseSpec("lm_head.compared", len(ids), 1, bias=False, factors=factors)
     return HeadSpec("logits", ("last",), layers=(capped, compared))
+
+
+def _token_scores(family: Family, config: Any, ids: tuple[int, ...]) -> HeadSpec:
+    if _score_cap(config) is not None:
+        raise ConfigError(
+            f"{config.model_type} bends its scores (final_logit_softcapping), and bei compares two of such at most: "
+            "name two score_tokens."
+        )
+    factor = family.score_factor(config) if family.score_factor else 1.0
+    rows = tuple(((index, factor),) for index in ids)
+    layer = DenseSpec("lm_head", config.hidden_size, len(ids), bias=False, rows=rows)
+    return HeadSpec("logits", ("last",), layers=(layer,))
 
 
 def _score_cap(config: Any) -> float | None:

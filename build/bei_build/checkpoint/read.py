@@ -152,7 +152,7 @@ def read_checkpoint(
         side, table = files.routing.table
         roles, token_weights = table_roles(side, table), read_table(table, tokenizer, spec.embeddings.vocab_size)
     spec = replace(spec, partial_keys=any(role.expansion and not role.expansion.attended for role in roles.values()))
-    modules, labels = side_modules(spec, files), labels_of(spec, config, files)
+    modules, labels = side_modules(spec, files), labels_of(spec, config, files, choice)
     fp8 = quantized if isinstance(quantized, StoredFP8) else None
     packed = quantized if isinstance(quantized, StoredPacked) else None
     if adapters:

@@ -17,8 +17,9 @@ from bei.artifact.manifest import TOKENIZER, Artifact, Embedding, Manifest, Outp
 from bei.artifact.sides import Role
 from bei.core import Encoding, Expansion
 from bei.errors import ConfigError
-from bei.tokenizer.encoder import EncodingOptions, PairTemplate, TextEncoder
+from bei.tokenizer.encoder import EncodingOptions, TextEncoder
 from bei.tokenizer.prompts import apply_prompt, with_role
+from bei.tokenizer.templates import PairTemplate
 from bei.verification.retrieval import RetrievalQuestions
 from bei_build.checkpoint.locate import locate
 from bei_build.checkpoint.read import read_checkpoint

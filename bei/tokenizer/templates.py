@@ -1,0 +1,31 @@
+"""Texts into which a request's inputs are put before a language model reads them."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+
+class PairTemplate(NamedTuple):
+    """The text in which a language model reads a pair: ``body`` with ``{query}``, ``{document}``, ``{instruction}``."""
+
+    body: str
+    instruction: str
+
+    def filled(self, pair: str | tuple[str, str]) -> str:
+        """``body`` with the pair inserted; text that looks like a slot stays as it is."""
+        parts = {"query": pair[0], "document": pair[1], "instruction": self.instruction}
+        return re.sub(r"\{(query|document|instruction)\}", lambda slot: parts[slot[1]], self.body)
+
+
+class TextTemplate(NamedTuple):
+    """The text in which a language model reads an input: ``body`` with ``{text}``, or ``{text}`` and ``{response}`` for
+    a pair."""
+
+    body: str
+
+    def filled(self, value: str | tuple[str, str]) -> str:
+        """``body`` with the input inserted; text that looks like a slot stays as it is."""
+        text, response = (value, "") if isinstance(value, str) else value
+        parts = {"text": text, "response": response}
+        return re.sub(r"\{(text|response)\}", lambda slot: parts[slot[1]], self.body)
