@@ -116,6 +116,20 @@ written after it.
 - `instruction` fills the text's slot for one. Tokens of a text that belong to no document count with its first one.
 - `bei embed --task rerank` refuses such models: it reads rows one by one. `bei.Model.rerank` reads the whole list.
 
+### Classifiers by tokens
+
+A language model that answers with one word (guards) is a classifier with `--task classify` and its `--score-tokens`, as the vocabulary spells them:
+
+- One token: one label, the sigmoid of its logit. Two: one label, the share of the last of them. More: a label each, their softmax (not of models that bend
+  their scores, as Gemma 2). `--score-labels` names the labels; without it they have the tokens' names.
+- `classify_prefix`, `classify_body` (with `{{text}}`) and `classify_suffix` are the prompt, tokenized one by one, and only the body is cut. With `{{response}}`
+  inputs are pairs, as a guard of answers reads them; other inputs are a 400. Texts are inserted as they are: blanks around them stay. Token ids are run
+  without the template.
+- `/predict`, `/v1/classify` and every other route of classifiers, `Model.classify` and, for single texts, `bei embed --task classify` answer with them. Nothing is generated:
+  what a guard would write behind its first word (categories, reasons) is not computed.
+- [shieldgemma-2b](../configs/shieldgemma-2b.yaml) is a recipe. Qwen3, Llama, Gemma 2 and Granite were compared with transformers' logits (random weights; no
+  published guard was run).
+
 Of sentence-transformers' Router (Asym) one route is built, its default or `--route`; requests that name texts of
 another one are refused. Where the other route is a SparseStaticEmbedding
 (opensearch-neural-sparse-encoding-doc-v3-distill), one artifact has both: documents are the engine's, queries are

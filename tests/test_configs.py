@@ -89,6 +89,11 @@ def _assert_classification(manifest: Manifest, repository: Repository) -> None:
 
 
 def _assert_template(manifest: Manifest, config: BuildConfig) -> None:
+    if config.classify_body:
+        asked = manifest.classify_template
+        assert asked
+        parts = (config.classify_prefix, config.classify_body, config.classify_suffix)
+        assert (asked.prefix, asked.body, asked.suffix) == parts
     if not config.rerank_body:
         assert manifest.rerank_template is None
         return

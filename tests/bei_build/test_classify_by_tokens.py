@@ -105,6 +105,12 @@ def test_single_texts_are_judged_by_v1_classify(tmp_path: Path) -> None:
         model.classify([("a", "b")])
 
 
+def test_tokens_with_one_name_need_labels(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "checkpoint", "Qwen3ForCausalLM")
+    with pytest.raises(ConfigError, match="Labels must differ, and these are t, t, he"):
+        build_artifact(folder, tmp_path / "artifact", score_tokens=("t", "t", "he"), **ASKED)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

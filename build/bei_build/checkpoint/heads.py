@@ -125,20 +125,27 @@ def labels_of(
     of a language model as labels.
 
     For a reranker with two labels: only the relevant one, and its softmax share. Raises CheckpointError for an
-    unsupported function.
+    unsupported function, ConfigError for tokens with one name.
     """
     head = spec.head("logits") or spec.head("token_logits")
     if head is None:
         return None
     count = head.dimension(spec.hidden_size)
     if choice is not None and choice.score_tokens and choice.task == "classify":
-        names = choice.score_labels or tuple(token.strip("Ġ▁ ") for token in choice.score_tokens[-count:])
-        return Labels(names, "sigmoid" if count == 1 else "softmax")
+        return Labels(_token_labels(choice, count), "sigmoid" if count == 1 else "softmax")
     if head.output == "token_logits":
         return Labels(_label_names(config, count), "softmax")
     if (preferred := _preferred(head)) is not None:
         return Labels((_label_names(config, 2)[preferred],), "sigmoid")
     return Labels(_label_names(config, count), _function(config, files, count))
+
+
+def _token_labels(choice: HeadChoice, count: int) -> tuple[str, ...]:
+    """The names of a classifier by tokens; without ``score_labels`` the tokens, less the mark of a space."""
+    names = choice.score_labels or tuple(token.strip("Ġ▁ ") for token in choice.score_tokens[-count:])
+    if len(set(names)) < count or "" in names:
+        raise ConfigError(f"Labels must differ, and these are {', '.join(names)}: name each one with score_labels.")
+    return names
 
 
 def _label_names(config: Any, count: int) -> tuple[str, ...]:
