@@ -23,7 +23,10 @@ class Target(NamedTuple):
 
 
 TARGETS = {
-    "bodies": Target("requests", "bodies", 430),
+    "bodies": Target("requests", "bodies", 390),
+    "systemone questions": Target("questions", "systemone_questions", 15),
+    "decisions questions": Target("questions", "decisions_questions", 15),
+    "questions in Python": Target("questions", "python_questions", 10),
     "headers": Target("requests", "headers", 80),
     "manifest": Target("artifacts", "manifest", 70),
     "certificate": Target("artifacts", "certificate", 15),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -56,6 +57,39 @@ def parser(request: type[RequestT]) -> Callable[[bytes], RequestT]:
     """A function that decodes and validates bodies as ``request``. It raises InvalidRequestError."""
     decoder = msgspec.json.Decoder(request)
     return partial(_decoded, decoder)
+
+
+def with_unique_keys(parse: Callable[[bytes], RequestT], *fields: str) -> Callable[[bytes], RequestT]:
+    """``parse`` for bodies whose ``fields`` have objects with the client's own keys, of which each may stand once: the
+    decoder would keep the last value. It raises InvalidRequestError."""
+
+    nothing = msgspec.Raw()
+    decoder = msgspec.json.Decoder(msgspec.defstruct("Fields", [(field, msgspec.Raw, nothing) for field in fields]))
+
+    def checked(body: bytes) -> RequestT:
+        try:
+            given = decoder.decode(body)
+            for field in fields:
+                if (content := bytes(getattr(given, field))).startswith((b"{", b"[")):
+                    _check_keys(content, field)
+        except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
+            parse(body)  # it says what is wrong, but for what it skips
+            raise MalformedRequestError("The body is not valid JSON in UTF-8.") from error
+        return parse(body)  # behind, so that only one copy is in memory
+
+    return checked
+
+
+def _check_keys(content: bytes, field: str) -> None:
+    def check(pairs: list[tuple[str, object]]) -> None:
+        keys = [key for key, _ in pairs]
+        if len({*keys}) < len(keys):
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise InvalidRequestError(
+                f"{field} has an object with the key {twice[:40]!r} twice: send each once.", field
+            )
+
+    json.loads(content, object_pairs_hook=check, parse_int=len, parse_float=len)  # Python bounds long numbers
 
 
 def parser_by_field(**requests: type[Any]) -> Callable[[bytes], Any]:

@@ -19,7 +19,7 @@ from bei.errors import InvalidRequestError
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import Example
 from bei.server.endpoint.field_schema import limits
-from bei.server.endpoint.parse import parser
+from bei.server.endpoint.parse import parser, with_unique_keys
 from bei.server.endpoint.render import Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Model, Tiered
@@ -317,7 +317,7 @@ ROUTE: Route[Any] = Route(
     "Decide (OpenAI)",
     DecisionsRequest,
     DecisionsResponse,
-    parser(DecisionsRequest),
+    with_unique_keys(parser(DecisionsRequest), "input", "questions"),
     decisions,
     _EXAMPLE,
 )

@@ -20,7 +20,7 @@ from bei.errors import InvalidRequestError
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import Example
 from bei.server.endpoint.field_schema import limits
-from bei.server.endpoint.parse import parser, too_many_inputs
+from bei.server.endpoint.parse import parser, too_many_inputs, with_unique_keys
 from bei.server.endpoint.render import Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Model, Tiered
@@ -185,7 +185,7 @@ ROUTE: Route[Any] = Route(
     "Decide (TypeSafe, LiteLLM)",
     SystemOneRequest,
     SystemOneResponse,
-    parser(SystemOneRequest),
+    with_unique_keys(parser(SystemOneRequest), "state", "questions"),
     _handler("margin"),
     _EXAMPLE,
 )

@@ -226,6 +226,26 @@ def test_what_openai_s_form_may_not_say_is_refused(fields: dict[str, Any], said:
     check_error(post(nli, "/v1/decisions", model="nli", **asked), 400, said)
 
 
+TWICE = {
+    "an option": '{"state": "a", "questions": {"q": {"type": "choice", "criteria": {"b": "c", "b": null}}}}',
+    "a question": '{"state": "a", "questions": {"q": %s, "q": %s}}' % (('{"type": "noul", "instructions": "b"}',) * 2),
+    "a state": '{"state": [{"b": 1, "b": 1}], "questions": {"q": {"type": "noul", "instructions": "b"}}}',
+}
+
+
+@pytest.mark.parametrize("body", TWICE.values(), ids=TWICE)
+def test_a_key_that_stands_twice_in_an_object_is_refused(body: str, nli: App) -> None:
+    param = "state" if '"state": [' in body else "questions"
+    check_error(nli.request("POST", "/v1/systemone", body.encode()), 400, "twice: send each once", param=param)
+
+
+def test_openai_s_data_may_not_have_a_key_twice(nli: App) -> None:
+    part = '{"type": "input_json", "data": {"b": 1, "b": 2}}'
+    body = '{"input": [{"role": "user", "content": [%s]}], "questions": [%s]}'
+    content = body % (part, '{"type": "predicate", "instructions": "a"}')
+    check_error(nli.request("POST", "/v1/decisions", content.encode()), 400, "'b' twice", param="input")
+
+
 @pytest.mark.parametrize("model", ["embedder", "ner", "classifier"])
 def test_a_model_that_cannot_decide_says_what_can(model: str, kinds: App) -> None:
     asked = {"model": model, "state": STATE, "questions": {"q": {"type": "noul", "instructions": "a"}}}
