@@ -81,7 +81,8 @@ def test_a_reranker_s_decisions_are_the_softmax_of_its_scores(reranker: tuple[Mo
 
     def scores(text: str, statements: list[str]) -> torch.Tensor:
         pairs = tokenizer(statements, [text] * len(statements), padding=True, return_tensors="pt")
-        return reference(**pairs).logits[:, 0]
+        logits: torch.Tensor = reference(**pairs).logits[:, 0]
+        return logits
 
     for text, answers in zip(TEXTS, model.decide(TEXTS, QUESTIONS), strict=True):
         found = rows_of(answers)
