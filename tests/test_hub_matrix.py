@@ -15,9 +15,20 @@ import transformers
 from tests.hub_matrix import published
 from tests.hub_matrix.document import DOCUMENT, document, written_comparisons
 from tests.hub_matrix.entries import CHAPTERS, ENTRIES
+from tests.hub_matrix.listed import NEWEST
 from tests.hub_matrix.sources import COMMITS, OF_CLASSES, SOURCES
 from tests.hub_matrix.structures import Entry
-from tests.hub_matrix.table import TABLE, Row, entry_rows, origin_of, reference, text_of, written_rows, written_verdicts
+from tests.hub_matrix.table import (
+    TABLE,
+    Row,
+    entry_rows,
+    listing,
+    origin_of,
+    reference,
+    text_of,
+    written_rows,
+    written_verdicts,
+)
 from tests.hub_matrix.verdicts import Verdict, verdict_of
 
 # One of each way to be right: formats of weights and tokenizers, remote code, pairs, templates, refusals.
@@ -108,9 +119,19 @@ def test_the_documents_count_and_name_the_sources() -> None:
     text, rows = DOCUMENT.read_text(), listed().values()
     for origin, count in Counter(map(origin_of, ENTRIES)).items():
         assert f"\n| {origin} | {count} | " in text
-    named = {source for row in rows for source in row.sources.split("; ") if source}
+    named = {source for row in rows if row.origin != "listed" for source in row.sources.split("; ") if source}
     assert named == {reference(source) for source in all_sources()}
-    assert all(bool(row.sources) == (row.origin in ("read", "class")) for row in rows)
+    assert all(bool(row.sources) == (row.origin in ("read", "class", "listed")) for row in rows)
+    assert all(row.sources == listing(row.repository) for row in rows if row.origin == "listed")
+
+
+def test_the_newest_models_are_two_hundred_and_counted() -> None:
+    names = [name for names in NEWEST.values() for name in names]
+    assert len(names) == len(set(names)) == 200
+    assert list(NEWEST) == sorted(NEWEST, reverse=True)
+    kinds = Counter(listed()[name].verdict if name in listed() else "" for name in names)
+    counts = f"{kinds['builds and matches']} build and match, {kinds['refused']} are refused, {kinds['']} have no row"
+    assert counts in DOCUMENT.read_text()
 
 
 def test_the_page_counts_the_rows_and_names_what_is_refused() -> None:

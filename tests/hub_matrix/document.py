@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tests.hub_matrix import published
+from tests.hub_matrix import listed, published
 from tests.hub_matrix.entries import ENTRIES
 from tests.hub_matrix.table import Row, origin_of, rows
 from tests.hub_matrix.verdicts import TOLERANCE, Kind, Verdict
@@ -40,8 +40,8 @@ transformers' class, for **{compared}** texts and pairs in all.
 What is known of a repository is the weak point of this list. Each structure has an origin and, unless it is from
 memory, its sources: files, cards and code at a named commit or version. They are about the repository, or about another
 one of the same structure. Other repositories of a structure (column `same_as`) were not built: that they have it is
-from memory where none of its sources names them. The column `unsure` says what is from memory, or a guess, in spite of
-a source.
+from memory where none of its sources names them and they are not `listed`. The column `unsure` says what is from
+memory, or a guess, in spite of a source.
 
 | origin | structures | |
 |---|---|---|
@@ -57,7 +57,17 @@ a source.
 | `model_type`, `architecture`, `task` | the first two as config.json names them; the task that was compared |
 | `special`, `options` | what sets the structure apart; flags that `bei build` needs for it |
 | `same_as` | the repository of the same structure that was built |
-| `origin`, `sources`, `unsure` | of the structure, in the row of the repository that was built |
+| `origin`, `sources`, `unsure` | of the structure, in the row of the one that was built; `listed` in others too |
+
+## The newest models
+
+The 200 newest open text models of MTEB's list ({package}), of any size, by month of release: {newest}.
+
+| month | models | builds and matches | refused | no row |
+|---|---|---|---|---|
+{months}
+
+Without a row, as their structure is not known: {unknown}.
 
 ## Refused
 
@@ -68,6 +78,7 @@ The message up to its first semicolon; coverage.csv has all of the sentence.
 _ORIGINS = {
     "read": "files, a card, code, tests or documents that name the repository, or another one of its structure",
     "class": "documents or code of its class, its tokenizer or its form of weights, which do not name the repository",
+    "listed": "MTEB's list of models names the repository, its library and its numbers of parameters; no file was read",
     "memory": "nothing that could be read was found",
 }
 _MEANINGS: Mapping[Kind, str] = {
@@ -97,6 +108,7 @@ def document(verdicts: Mapping[str, Verdict], tokenizers: published.Rows, num_co
         types=_types_built(table),
         origins=_lines((origin, origins[origin], meaning) for origin, meaning in _ORIGINS.items()),
         refused=_refused(table),
+        **_newest(table),
     )
     return "\n".join([page, published.section(tokenizers)])
 
@@ -107,6 +119,23 @@ def _totals_by_kind(table: list[Row]) -> str:
     kinds = dict.fromkeys(row.kind for row in table)
     lines = _lines((kind, *(counts[kind, verdict] or "" for verdict in shown)) for kind in kinds)
     return "\n".join([f"| kind | {' | '.join(shown)} |", "|---" * (len(shown) + 1) + "|", lines])
+
+
+def _newest(table: list[Row]) -> dict[str, str]:
+    """Counts of the newest models by month, and those without a row."""
+    verdicts = {row.repository: row.verdict for row in table}
+    shown = ("builds and matches", "refused", "no row")
+    counts = Counter((month, verdicts.get(name, "no row")) for month, names in listed.NEWEST.items() for name in names)
+    totals = (sum(counts[month, kind] for month in listed.NEWEST) for kind in shown)
+    lines = (
+        (month, len(names), *(counts[month, kind] or "" for kind in shown)) for month, names in listed.NEWEST.items()
+    )
+    return {
+        "package": listed.PACKAGE,
+        "newest": "{} build and match, {} are refused, {} have no row".format(*totals),
+        "months": _lines(lines),
+        "unknown": ", ".join(name for names in listed.NEWEST.values() for name in names if name not in verdicts),
+    }
 
 
 def _types_built(table: list[Row]) -> str:

@@ -252,6 +252,8 @@ def write_keys_of_transformers_4(folder: Path, *, layer_types: bool) -> None:
         if config["model_type"].startswith("gemma"):
             names = ("rope_local_base_freq", "rope_theta")
         config.update(zip(names, (local, full), strict=True))
+        if rope["full_attention"]["rope_type"] != "default":
+            config["rope_scaling"] = {**rope["full_attention"], "rope_theta": full}
     else:
         config["rope_theta"] = rope.pop("rope_theta")
         if "partial_rotary_factor" in rope:
@@ -353,16 +355,20 @@ _CHATML = (
 )
 
 
-def logit_score(folder: Path) -> None:
-    """A CrossEncoder of a language model as sentence-transformers 5.4 and later save it."""
+def logit_score(folder: Path, yes: str = "Yes", no: str = "") -> None:
+    """A CrossEncoder of a language model as sentence-transformers 5.4 and later save it; scored by one token or two."""
     modules = {"": "base.modules.transformer.Transformer", "1_LogitScore": "cross_encoder.modules.LogitScore"}
     entries = [
         {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.{kind}"}
         for index, (path, kind) in enumerate(modules.items())
     ]
     write_json(folder / "modules.json", entries)
-    yes = tokenizers.plain().token_to_id("Yes")
-    write_json(folder / "1_LogitScore" / "config.json", {"true_token_id": yes, "module_input_name": "causal_logits"})
+    scored = {
+        f"{answer}_token_id": tokenizers.plain().token_to_id(token)
+        for answer, token in (("true", yes), ("false", no))
+        if token
+    }
+    write_json(folder / "1_LogitScore" / "config.json", {**scored, "module_input_name": "causal_logits"})
     message = {"method": "forward", "method_output_name": "logits", "format": "flat"}
     transformer = {
         "transformer_task": "text-generation",

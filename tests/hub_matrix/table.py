@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, get_args
 
+from tests.hub_matrix import listed
 from tests.hub_matrix.entries import CHAPTERS, ENTRIES
 from tests.hub_matrix.sources import COMMITS, OF_CLASSES, TRANSFORMERS
 from tests.hub_matrix.structures import Entry
@@ -18,8 +19,8 @@ TABLE = Path(__file__).parent.parent.parent / "docs" / "coverage.csv"
 
 class Row(NamedTuple):
     """``same_as``: the repository whose structure was built; empty in the row of that repository, which alone has
-    ``origin``, ``sources`` and ``unsure``. ``options``: what the user must give ``bei build``. ``detail``: the largest
-    difference, or the reason.
+    ``unsure``, and unless MTEB's list names the other one, ``origin`` and ``sources``. ``options``: what the user must
+    give ``bei build``. ``detail``: the largest difference, or the reason.
     """
 
     repository: str
@@ -58,11 +59,22 @@ def entry_rows(entry: Entry, verdict: Verdict, chapter: str) -> list[Row]:
         options=_line(_options(entry)),
         same_as="",
         origin=origin_of(entry),
-        sources="; ".join(map(reference, entry.sources)),
+        sources="; ".join(map(reference, entry.sources)) or listing(entry.repository),
         unsure=_line(entry.unsure),
     )
     others = first._replace(same_as=entry.repository, origin="", sources="", unsure="")
-    return [first, *(others._replace(repository=name) for name in entry.same_as)]
+    return [first, *(others._replace(repository=name, **_listed(name)) for name in entry.same_as)]
+
+
+def _listed(repository: str) -> dict[str, str]:
+    found = listing(repository)
+    return {"origin": "listed", "sources": found} if found else {}
+
+
+def listing(repository: str) -> str:
+    """The file of MTEB's list that names ``repository``, in words; "" if none of the newest is it."""
+    file = listed.FILES.get(repository)
+    return reference(f"package:{listed.PACKAGE}: {file}") if file else ""
 
 
 def text_of(verdicts: Mapping[str, Verdict]) -> str:
@@ -89,10 +101,12 @@ def written_verdicts() -> dict[str, Verdict]:
 
 
 def origin_of(entry: Entry) -> str:
-    """One of "read", "class", "memory"."""
+    """One of "read", "class", "listed", "memory"."""
     if entry.repository in OF_CLASSES:
         return "class"
-    return "read" if entry.sources else "memory"
+    if entry.sources:
+        return "read"
+    return "listed" if listing(entry.repository) else "memory"
 
 
 def reference(source: str) -> str:

@@ -116,6 +116,13 @@ def pylate() -> Tokenizer:
     return tokenizer
 
 
+def gemma_pylate() -> Tokenizer:
+    """mmBERT's, which is Gemma's, with PyLate's markers as tokens."""
+    tokenizer = gemma()
+    tokenizer.add_tokens(["[Q] ", "[D] "])
+    return tokenizer
+
+
 def unused() -> Tokenizer:
     """BERT's, with tokens that have no use."""
     model = json.loads(wordpiece_tokenizer().to_str())
