@@ -61,7 +61,7 @@ class that a family reads is not named here. Classes without rows of their own:
 | `EmbeddingGemma2Model` | its text model's rows; the towers of images and audio are not built |
 | `Qwen2ForRewardModel` | remote code: Qwen2 and two linear layers on the last token's state |
 | `NVEmbedModel` | remote code: Mistral, and latent attention on tokens; `tests/bei_build/families/test_nv_embed.py` |
-| `Qwen3BidirectionalModel` | remote code (voyage-4-nano): Qwen3 without a causal mask, and a linear layer on tokens |
+| `Qwen3BidirectionalModel` | remote code: Qwen3 without a causal mask (Giga-Embeddings 0826), and a linear layer on tokens (voyage-4-nano) |
 | `JinaEmbeddingsV5Model` | remote code: Qwen3 or EuroBERT with [adapters](#adapters) |
 | `JinaForRanking` | remote code: Qwen3 on [lists of documents](#lists-of-documents); `tests/bei_build/families/test_jina_reranker.py` |
 | `UniEncoderSpanGLiNER`, `UniEncoderTokenGLiNER` | the library gliner's models of spans and of words, on DeBERTa and ModernBERT; `tests/bei_build/families/test_gliner.py` |
@@ -127,7 +127,7 @@ A language model that answers with one word (guards) is a classifier with `--tas
   without the template.
 - `/predict`, `/v1/classify` and every other route of classifiers, `Model.classify` and, for single texts, `bei embed --task classify` answer with them. Nothing is generated:
   what a guard would write behind its first word (categories, reasons) is not computed.
-- [shieldgemma-2b](../configs/shieldgemma-2b.yaml) is a recipe. Qwen3, Llama, Gemma 2 and Granite were compared with transformers' logits (random weights; no
+- Recipes: [shieldgemma-2b](../configs/shieldgemma-2b.yaml), [Qwen3Guard-Gen](../configs/qwen3guard-gen-0.6b.yaml), [Llama Guard 3](../configs/llama-guard-3-8b.yaml). Qwen3, Llama, Gemma 2 and Granite were compared with transformers' logits (random weights; no
   published guard was run).
 
 Of sentence-transformers' Router (Asym) one route is built, its default or `--route`; requests that name texts of

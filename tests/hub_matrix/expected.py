@@ -179,8 +179,10 @@ class _Oracle:
         if self._structure.ranks:
             ranks = self._structure.ranks(self._folder)
             return [torch.from_numpy(ranks(query, [document])) for query, document in PAIRS]
+        if self._structure.template and self._structure.task == "classify":
+            return [function(self._template_score({"text": text})) for text in TEXTS]
         if self._structure.template:
-            return [function(self._template_score(*pair)) for pair in PAIRS]
+            return [function(self._template_score({"query": query, "document": text})) for query, text in PAIRS]
         inputs: Sequence[Any] = PAIRS if self._structure.pairs or self._structure.task == "rerank" else TEXTS
         if self._structure.modules:
             read = self._read(inputs)
@@ -201,20 +203,25 @@ class _Oracle:
         pooled = torch.tanh(functional.linear(states[0], names["pooler.dense.weight"], names["pooler.dense.bias"]))
         return functional.linear(pooled, names["classifier.weight"], names["classifier.bias"])
 
-    def _template_score(self, query: str, document: str) -> torch.Tensor:
-        """The score of "yes", less that of "no" where there is one, behind the template's text."""
+    def _template_score(self, slots: Mapping[str, str]) -> torch.Tensor:
+        """The score of "yes", less that of "no" where there is one, behind the template's text; of more tokens each
+        one's."""
         template = self._structure.template
         assert template is not None
         if template.chat:
-            parts = [self._rendered(query, document)]
+            parts = [self._rendered(**slots)]
         else:
-            body = template.body.replace("{query}", query).replace("{document}", document)
+            body = template.body
+            for name, text in slots.items():
+                body = body.replace(f"{{{name}}}", text)
             parts = [template.prefix, body, template.suffix]
         self._tokenizer.no_truncation()
         pieces = [self._tokenizer.encode(part, add_special_tokens=False).ids for part in parts]
         ids = torch.tensor([[index for piece in pieces for index in piece]])
         scores = self._model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, -1]
         *no, yes = (scores[self._tokenizer.token_to_id(token)] for token in template.tokens)
+        if len(no) > 1:
+            return torch.stack([*no, yes])
         value: torch.Tensor = yes - sum(no)
         return value[None]
 

@@ -122,6 +122,17 @@ def comparison(hf_class: str, settings: Settings, options: Settings, **more: Any
     return Structure("rerank", hf_class, settings, **given)
 
 
+def guard(hf_class: str, settings: Settings, options: Settings, **more: Any) -> Structure:
+    """A language model that classifies by scores of tokens, behind a template that the user gives."""
+    prefix, body, suffix = (options[f"classify_{part}"] for part in ("prefix", "body", "suffix"))
+    tokens = options["score_tokens"]
+    template = Template(prefix, body, suffix, tokens)
+    given = {"tokenizer": tokenizers.guard, "function": "softmax" if len(tokens) > 2 else "sigmoid", **more}
+    settings = {**settings, "max_position_embeddings": 1024}
+    options = {"task": "classify", **options}
+    return Structure("classify", hf_class, settings, template=template, options=options, **given)
+
+
 def jina_reranker() -> Structure:
     """JinaBERT with one label."""
     config = {"model_type": "bert", "architectures": ["JinaBertForSequenceClassification"]}
@@ -199,6 +210,7 @@ KINDS: dict[str, Callable[..., Structure]] = {
     "lfm2_5_late_interaction": partial(late_interaction, **_LFM2_5),
     "reranker": partial(Structure, "rerank", labels=1, function="sigmoid"),
     "comparison": comparison,
+    "guard": guard,
     "jina_reranker": jina_reranker,
     "list_reranker": list_reranker,
     "classifier": _CLASSIFIER,

@@ -42,7 +42,7 @@ def served_answers(structure: Structure, artifact: Artifact) -> Answers:
 def _service(artifact: Artifact) -> InferenceService:
     manifest = artifact.manifest
     config = ServeConfig(tokenizer_threads=1)
-    template = manifest.rerank_template
+    template = manifest.rerank_template or manifest.classify_template
     frame = (template.prefix, template.suffix) if template else ("", "")
     encoder = TextEncoder(artifact.path / TOKENIZER, manifest.max_seq_len, frame=frame)
     engine = open_engine(artifact.engine_dir, manifest)

@@ -34,7 +34,7 @@ class LayerNorm:
 
 @dataclass(frozen=True)
 class Template:
-    """The text around a pair of a language model, and the tokens that it is scored by: (yes,) or (no, yes).
+    """The text around what a language model reads, and the tokens that it is scored by: (yes,), (no, yes) or more.
 
     ``chat``: the parts are empty and the checkpoint's chat template makes the text.
     """

@@ -65,6 +65,13 @@ def plain() -> Tokenizer:
     return tokenizer
 
 
+def guard() -> Tokenizer:
+    """Qwen's, with the words that guards answer with."""
+    tokenizer = plain()
+    tokenizer.add_tokens(["safe", "unsafe", "ĠSafe", "ĠUnsafe", "ĠCont"])
+    return tokenizer
+
+
 def ends_in_text_end() -> Tokenizer:
     """Qwen3-Embedding's: an end behind every text."""
     return framed(bpe_tokenizer(), "$A <|endoftext|>", "<|endoftext|>")
@@ -89,9 +96,9 @@ def gemma_lm() -> Tokenizer:
 
 
 def gemma_words() -> Tokenizer:
-    """Gemma's with a word as the token that counts."""
+    """Gemma's with words as the tokens that count."""
     tokenizer = gemma_lm()
-    tokenizer.add_tokens(["Yes"])
+    tokenizer.add_tokens(["Yes", "No"])
     return tokenizer
 
 

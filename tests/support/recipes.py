@@ -157,7 +157,7 @@ def _plain() -> Tokenizer:
     tokenizer = bpe_tokenizer()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("<|endoftext|>", "<|im_start|>")])
-    tokenizer.add_tokens(["yes", "no", "Yes", "No"])
+    tokenizer.add_tokens(["yes", "no", "Yes", "No", "safe", "unsafe", "ĠSafe", "ĠUnsafe", "ĠCont"])
     return tokenizer
 
 
@@ -625,8 +625,16 @@ REPOSITORIES: dict[str, Repository] = {
     "qwen3-reranker-0.6b": _comparison(_QWEN3, "Qwen3ForCausalLM"),
     "qwen3-reranker-4b": _comparison(_QWEN3_4B, "Qwen3ForCausalLM"),
     "qwen3-reranker-8b": _comparison(_QWEN3_8B, "Qwen3ForCausalLM"),
+    "qwen3guard-gen-0.6b": replace(
+        _comparison(_QWEN3, "Qwen3ForCausalLM"),
+        tasks=("classify",),
+        outputs={"logits": 3},
+        labels=("safe", "unsafe", "controversial"),
+        function="softmax",
+    ),
     # Gemma
     "bge-reranker-v2-gemma": _comparison({**_GEMMA2_PLAIN, "attention_bias": False}, "GemmaForCausalLM"),
+    "llama-guard-3-8b": replace(_comparison(_LLAMA3, "LlamaForCausalLM"), tasks=("classify",), labels=("unsafe",)),
     "shieldgemma-2b": replace(_comparison(_GEMMA2, "Gemma2ForCausalLM"), tasks=("classify",), labels=("violation",)),
     "bge-multilingual-gemma2": _bare(Case("Gemma 2", "Gemma2Model", _GEMMA2, _gemma), "last"),
     "embeddinggemma-300m": _embedder(

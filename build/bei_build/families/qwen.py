@@ -12,7 +12,8 @@ from bei_build.families.decoder import decoder_family, decoder_spec, rms
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
 from bei_build.spec.parts import DenseSpec
 
-_VOYAGE_CLASS = "Qwen3BidirectionalModel"
+# Remote code under one name: voyage-4-nano's, of a native architecture, and Giga-Embeddings' (0826), its own.
+_BIDIRECTIONAL = "Qwen3BidirectionalModel"
 
 
 def _qwen2_spec(config: Any, architecture: str) -> ModelSpec:
@@ -50,13 +51,14 @@ def _voyage_variant(raw: Mapping[str, Any]) -> Family | None:
     Qwen3BidirectionalModel."""
     auto_map = raw.get("auto_map")
     place = str(auto_map.get("AutoModel")) if isinstance(auto_map, dict) else ""
-    return VOYAGE_FAMILY if place.rsplit(".", 1)[-1] == _VOYAGE_CLASS else None
+    own = raw.get("architectures") == [_BIDIRECTIONAL]
+    return VOYAGE_FAMILY if place.rsplit(".", 1)[-1] == _BIDIRECTIONAL and not own else None
 
 
 def _voyage_spec(config: Any, architecture: str) -> ModelSpec:
     require(config, "sliding_window", None)
     if getattr(config, "use_bidirectional_attention", None) is not True:
-        raise CheckpointError(f"config.json names {_VOYAGE_CLASS} and lacks use_bidirectional_attention = true.")
+        raise CheckpointError(f"config.json names {_BIDIRECTIONAL} and lacks use_bidirectional_attention = true.")
     return _qwen3_spec(config, architecture)
 
 
@@ -64,6 +66,11 @@ def _projected(config: Any) -> tuple[HeadSpec, ...]:
     """voyage-4-nano (remote code): every token's state through a linear layer, then the mean."""
     layer = DenseSpec("linear", config.hidden_size, config.num_labels, bias=False)
     return (HeadSpec("embedding", ("mean",), token_layers=(layer,)),)
+
+
+def _mean_of_all(config: Any) -> tuple[HeadSpec, ...]:
+    """Giga-Embeddings (remote code): Qwen3 without a causal mask, the mean of all states."""
+    return (HeadSpec("embedding", ("mean",)),)
 
 
 QWEN2_FAMILY = replace(
@@ -78,13 +85,14 @@ VOYAGE_FAMILY = replace(
     architectures={"Qwen3ForCausalLM": _projected},
     weights={**_QWEN3.weights, "linear": "linear"},
     spec_from_config=_voyage_spec,
-    remote_classes=(_VOYAGE_CLASS,),
+    remote_classes=(_BIDIRECTIONAL,),
     attention_keys=(),
 )
 QWEN3_FAMILY = replace(
     _QWEN3,
-    architectures={**_QWEN3.architectures, "JinaForRanking": _markers},
+    aliases=("qwen3_bidirec",),
+    architectures={**_QWEN3.architectures, "JinaForRanking": _markers, _BIDIRECTIONAL: _mean_of_all},
     weights={**_QWEN3.weights, "projector.0": "projector.0", "projector.2": "projector.2"},
-    remote_classes=("JinaForRanking",),
+    remote_classes=("JinaForRanking", _BIDIRECTIONAL),
     variant=_voyage_variant,
 )

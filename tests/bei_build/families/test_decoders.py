@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +267,28 @@ def test_voyage_projects_every_token_of_a_bidirectional_qwen3(tmp_path: Path) ->
         with torch.no_grad():
             states = model(ids, attention_mask=everything).last_hidden_state[0]
         expected.append((states @ read_tensors(folder)["linear.weight"].T).mean(0))
+    with running(artifact) as engine:
+        actual = engine.run(PackedBatch.from_encodings(texts))["embedding"]
+    np.testing.assert_allclose(actual, torch.stack(expected).numpy(), atol=1e-4)
+
+
+def test_a_bidirectional_qwen3_of_its_own_type_is_the_mean_of_all_states(tmp_path: Path) -> None:
+    """Giga-Embeddings (0826): the class that voyage's ``auto_map`` names, here as the architecture and without a
+    layer behind it."""
+    native = saved(tmp_path / "native", "Qwen3ForCausalLM")
+    folder = shutil.copytree(native, tmp_path / "giga")
+    code = {"AutoModel": "modeling_gigarembed.Qwen3BidirectionalModel"}
+    own = {"model_type": "qwen3_bidirec", "architectures": ["Qwen3BidirectionalModel"], "auto_map": code}
+    artifact = build_artifact(change_config(folder, **own), tmp_path / "artifact")
+    assert artifact.manifest.spec.attention == "bidirectional"
+    texts = random_encodings((5, 17, 2, 30), artifact.manifest.spec.vocab_size)
+    model: Any = AutoModel.from_pretrained(native, attn_implementation="eager").eval()
+    expected = []
+    for text in texts:
+        ids = torch.from_numpy(text.input_ids).long()[None]
+        with torch.no_grad():
+            states = model(ids, attention_mask=torch.zeros(1, 1, ids.shape[1], ids.shape[1])).last_hidden_state[0]
+        expected.append(states.mean(0))
     with running(artifact) as engine:
         actual = engine.run(PackedBatch.from_encodings(texts))["embedding"]
     np.testing.assert_allclose(actual, torch.stack(expected).numpy(), atol=1e-4)

@@ -27,6 +27,7 @@ REMOTE_CODE = (
     "NVEmbedModel",
     "NomicBertForPreTraining",
     "Qwen2ForRewardModel",
+    "Qwen3BidirectionalModel",
     "StaticEmbedding",
     "StaticModel",
     "UniEncoderSpanGLiNER",
