@@ -6,7 +6,8 @@ route, whatever the server answers to good and bad requests must be as the page 
 what the page allows must be answered with 200. That holds for the fields of which a schema can say all; the page is
 narrowed to those (``_narrowed``), since others depend on the model, on each other, or on the text's length.
 
-Exit code 1 where something was found.
+Each path gets the same time in a run of its own, so that all are reached. Exit code 1 where something was found, or a
+path was not asked.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from tests.e2e.kinds import MODELS, case, labels
 from tests.e2e.process import DEADLINE_S, environment, serve
 from tests.schemathesis.models import MODELS_VARIABLE
 from tests.support.builds import build_artifact
+from tests.support.gliner_models import save_gliner
 from tests.support.zoo import save_case
 
 _CONFORMANCE = (
@@ -52,6 +54,8 @@ _STORED = 10
 _LINES = 3_000
 _CONFIG = "schemathesis.toml"
 
+_OF_STORED = ("/v1/files", "/v1/batches")
+
 # An answer that takes longer is a hang: the slowest request of a tiny model takes a tenth of a second.
 _HANG_S = 20
 
@@ -69,7 +73,9 @@ _DEPENDENT = {
     *("dimensions", "output_dimension", "normalize", "normalized", "use_activation", "add_special_tokens"),
     *("encoding_format", "output_dtype", "embedding_type", "embedding_types", "encoding_type", "embed_dtype", "prompt"),
     *("truncate", "truncation", "truncation_direction", "truncation_side", "truncate_prompt_tokens"),
-    *("max_tokens", "max_tokens_per_doc", "max_doc_length", "service_tier", "images", "modality"),
+    *("max_tokens", "max_tokens_per_doc", "max_doc_length", "service_tier", "modality"),
+    *("images", "image", "image_url", "image_base64"),  # no model here reads images
+    "threshold",  # it may name labels
 }
 # Routes whose inputs are such: ids of the model's vocabulary, lists of equal lengths, a body for each kind of model,
 # labels for a model of natural language inference, tensors of a shape, files and routes that there are; or that need a
@@ -77,12 +83,14 @@ _DEPENDENT = {
 _DEPENDENT_ROUTES = (
     *("decode", "detokenize", "score", "invocations", "vertex", "v1/classify", "tokenize", "pooling"),
     *("infer", "v1/batches", "api/show", "api/pull"),
-    *("v1/extract", "multimodalembeddings"),  # no model here finds spans or reads images
+    *("v1/decisions", "v1/systemone"),  # a question's type says what it must have
 )
 
 
 # Labels of a request are for models of natural language inference.
 SERVED = {**MODELS, "classifier": case("BertForSequenceClassification", **labels("contradiction", "entailment"))}
+SPANS = "spans"  # GLiNER's
+NAMES = [*SERVED, SPANS]
 
 
 class Stored(NamedTuple):
@@ -109,15 +117,16 @@ def main() -> int:
             if arguments.only:
                 page["paths"] = {path: item for path, item in page["paths"].items() if arguments.only in path}
             seconds = arguments.minutes * 60
-            parts = [
-                _run(folder, _without_exceptions(page), server.url, _CONFORMANCE, "all", seconds * 0.8, arguments.seed),
-                _run(folder, _narrowed(page), server.url, _ACCEPTANCE, "positive", seconds * 0.2, arguments.seed),
+            conformance, acceptance = _without_exceptions(page), _narrowed(page)
+            found = [
+                *_run(folder, conformance, server.url, _CONFORMANCE, "all", seconds * 0.8, arguments.seed),
+                *_run(folder, acceptance, server.url, _ACCEPTANCE, "positive", seconds * 0.2, arguments.seed),
             ]
             assert server.get_status("/ready") == 200
             metrics = httpx.get(f"{server.url}/metrics", timeout=DEADLINE_S).text
             errors = [line for line in server.log if "unexpected error" in line or "Traceback" in line]
     print("\n".join([*errors, *_statuses(metrics)]))  # noqa: T201
-    return int(any(parts) or bool(errors))
+    return int(any(found) or bool(errors))
 
 
 def _statuses(metrics: str) -> Iterator[str]:
@@ -131,35 +140,53 @@ def _statuses(metrics: str) -> Iterator[str]:
 
 
 def _built(folder: Path) -> Iterator[Path]:
-    for name, model in SERVED.items():
-        checkpoint = save_case(folder / f"{name}-checkpoint", model)
+    for name in NAMES:
+        checkpoint = folder / f"{name}-checkpoint"
+        if name == SPANS:
+            save_gliner(checkpoint)
+        else:
+            save_case(checkpoint, SERVED[name])
         tokens: dict[str, Any] = {"token_embeddings": True} if name == "embedder" else {}
         yield build_artifact(checkpoint, folder / name, name=name, reference="engine", **tokens).path
 
 
+def _groups(page: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Paths that are tested together: those of files and batches, whose ids stand in others' answers, or one."""
+    together = [path for path in page["paths"] if path.startswith(_OF_STORED)]
+    yield from ([path] for path in page["paths"] if path not in together)
+    yield from [together] if together else []
+
+
 def _run(
     folder: Path, page: dict[str, Any], url: str, checks: Sequence[str], mode: str, seconds: float, seed: int
-) -> int:
-    """One run of schemathesis, whose output goes to this process's; its exit code."""
-    if not page["paths"]:  # of those that --only names
-        return 0
-    file = folder / "page.json"
-    file.write_text(json.dumps(page))
-    command = [
-        *(sys.executable, "-m", "schemathesis.cli", "--config-file", folder / _CONFIG, "run", file, "--url", url),
-        *("--checks", ",".join(checks), "--mode", mode, "--max-time", str(max(1, round(seconds)))),
-        *("--request-timeout", str(_HANG_S), "--seed", str(seed), "--generation-database", "none", "--no-color"),
-        *("--phases", "coverage,fuzzing,stateful", "--suppress-health-check", "all", "--continue-on-failure"),
-    ]
-    hooks = {"SCHEMATHESIS_HOOKS": "tests.schemathesis.hooks", MODELS_VARIABLE: json.dumps([*SERVED])}
-    return subprocess.run([str(part) for part in command], env={**os.environ, **hooks}, check=False).returncode
+) -> Iterator[bool]:
+    """A run of schemathesis for each group of paths, with its part of the ``seconds``: True where it found something or
+    left an operation out, and its output is printed."""
+    for group in _groups(page):
+        file = folder / "page.json"
+        file.write_text(json.dumps({**page, "paths": {path: page["paths"][path] for path in group}}))
+        most_s = max(1, round(seconds * len(group) / len(page["paths"])))
+        command = [
+            *(sys.executable, "-m", "schemathesis.cli", "--config-file", folder / _CONFIG, "run", file, "--url", url),
+            *("--checks", ",".join(checks), "--mode", mode, "--max-time", str(most_s)),
+            *("--request-timeout", str(_HANG_S), "--seed", str(seed), "--generation-database", "none", "--no-color"),
+            *("--phases", "coverage,fuzzing,stateful", "--suppress-health-check", "all", "--continue-on-failure"),
+        ]
+        env = {**os.environ, "SCHEMATHESIS_HOOKS": "tests.schemathesis.hooks", MODELS_VARIABLE: json.dumps(NAMES)}
+        done = subprocess.run([str(part) for part in command], env=env, check=False, capture_output=True, text=True)
+        tested = re.search(r"Selected: (\d+)/.*\n +Tested: \1\n(?:.*\n)*? +(\d+) generated", done.stdout)
+        is_bad = done.returncode != 0 or tested is None
+        print(f"{', '.join(group)}: {mode}, {tested[2] if tested else 'not all'} tested", flush=True)  # noqa: T201
+        if is_bad:
+            print(done.stdout, done.stderr, flush=True)  # noqa: T201
+        yield is_bad
 
 
 def _config(stored: Stored) -> str:
     """A deadline that has passed is no failure; a path that names a model, a file or a batch names one that there is
     or was."""
     lines = ["[checks.not_a_server_error]", 'expected-statuses = ["2xx", "3xx", "4xx", "504"]']
-    known = {"models": [*SERVED], "files": stored.files, "batches": stored.batches}
+    known = {"models": NAMES, "files": stored.files, "batches": stored.batches}
     for name, values in known.items():
         lines += [f"[dictionaries.{name}]", f"values = {json.dumps(values)}"]
     lines.append("[parameters]")
@@ -226,23 +253,23 @@ def _narrowed(page: dict[str, Any]) -> dict[str, Any]:
         for path, item in narrow["paths"].items()
         if "post" in item and path.strip("/") not in ("", "tei") and not any(part in path for part in _DEPENDENT_ROUTES)
     }
-    for schema in narrow["components"]["schemas"].values():
-        for field in _DEPENDENT & schema.get("properties", {}).keys() - set(schema.get("required", ())):
-            del schema["properties"][field]
-        limits = [limit for limit in map(_without_dependent, schema.pop("allOf", ())) if not _is_dependent(limit)]
-        schema |= {"allOf": limits} if limits else {}
-    return narrow
+    return _independent(narrow)
 
 
-def _without_dependent(limit: dict[str, Any]) -> dict[str, Any]:
-    """A limit on a request as a whole, without alternatives in which a dependent field must be there."""
-    kept = [one for one in limit.get("anyOf", ()) if not _DEPENDENT & set(one.get("required", ()))]
-    return {**limit, "anyOf": kept} if kept else limit
-
-
-def _is_dependent(limit: dict[str, Any]) -> bool:
-    """True if an alternative is about a dependent field: from its schema alone such a field would be made."""
-    return any(_DEPENDENT & one.get("properties", {}).keys() for one in limit.get("anyOf", ()))
+def _independent(node: Any) -> Any:
+    """``node`` without dependent fields that may be left out, and without alternatives in which one must be there."""
+    if isinstance(node, list):
+        return [_independent(one) for one in node]
+    if not isinstance(node, dict):
+        return node
+    kept = {key: _independent(value) for key, value in node.items()}
+    if isinstance(kept.get("properties"), dict):
+        dropped = _DEPENDENT - set(kept.get("required", ()))
+        kept["properties"] = {field: schema for field, schema in kept["properties"].items() if field not in dropped}
+    for word in {"anyOf", "oneOf"} & kept.keys():
+        alternatives = [one for one in kept[word] if not _DEPENDENT & set(one.get("required", ()))]
+        kept[word] = alternatives or kept[word]
+    return kept
 
 
 def _with_operations(page: dict[str, Any], is_kept: Callable[[str, str], bool]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ MODELS_VARIABLE = "BEITEST_SCHEMATHESIS_MODELS"
 
 # The first that the path has in it. Other routes are asked any model.
 _MODEL_OF = {
+    "extract": "spans",
     "embed_sparse": "splade",
     "predict_tokens": "ner",
     "predict": "classifier",

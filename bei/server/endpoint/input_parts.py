@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from bei.errors import InvalidRequestError
 from bei.image.source import ImageInput
-from bei.server.endpoint.field_schema import limits
+from bei.server.endpoint.field_schema import NULL, Limits, Text, limits
 
 _IMAGE = "The file, as a data URL (data:image/png;base64,...) or as base64 alone. PNG, JPEG, WEBP, GIF, BMP."
 ImageText: TypeAlias = Annotated[str, Meta(description=_IMAGE, min_length=1)]
@@ -22,15 +22,36 @@ class ImageURL(msgspec.Struct):
     url: ImageText
 
 
+_IMAGE_TYPES = ("image", "image_base64", "image_url", "input_image")
+_TYPES_OF = {
+    "text": ("input_text", "text"),
+    **dict.fromkeys(("image", "image_url", "image_base64"), _IMAGE_TYPES),
+}
+
+
+def _part_with(field: str) -> dict[str, Any]:
+    """Schema of a part whose content stands in ``field``."""
+    others = {other: NULL for other in _TYPES_OF if other != field}
+    kinds = {"enum": [None, *_TYPES_OF[field]]}
+    return {"required": [field], "properties": {field: {"not": NULL}, **others, "type": kinds}}
+
+
 class InputPart(msgspec.Struct, forbid_unknown_fields=True):
     """A text or an image: OpenAI's `{"type": "image_url", "image_url": {"url": ...}}`, Jina's `{"image": ...}`,
-    Voyage's `{"type": "image_base64", "image_base64": ...}`."""
+    Voyage's `{"type": "image_base64", "image_base64": ...}`. Images are for models with an image tower."""
 
     type: Literal["text", "input_text", "image_url", "input_image", "image_base64", "image"] | None = None
-    text: str | None = None
+    text: Text | None = None
     image: ImageText | None = None
     image_url: ImageURL | ImageText | None = None
     image_base64: ImageText | None = None
+
+    _limits: ClassVar[Limits] = (
+        {
+            "description": "One text or one image, as its type says.",
+            "oneOf": [_part_with(field) for field in _TYPES_OF],
+        },
+    )
 
     def model_input(self, param: str) -> str | ImageInput:
         """What the model reads. Raises InvalidRequestError unless the object holds one text or one image."""
@@ -47,12 +68,19 @@ class InputPart(msgspec.Struct, forbid_unknown_fields=True):
         return texts[0] if texts else ImageInput(images[0], param)
 
 
-# Texts are joined by line breaks, so only a single one must not be empty.
-_NOT_EMPTY = {"properties": {"text": {"minLength": 1}}}
-Parts: TypeAlias = Annotated[list[InputPart], limits(minItems=1, anyOf=[{"minItems": 2}, {"items": _NOT_EMPTY}])]
+class JoinedPart(InputPart, forbid_unknown_fields=True):
+    """One of the parts of an input: a text, which may be empty beside others, or an image."""
+
+    text: str | None = None
 
 
-def joined_parts(parts: Seq[InputPart], param: str) -> str | ImageInput:
+# An image alone, or texts.
+_ALONE = {"maxItems": 1, "items": {"properties": {"text": {"minLength": 1}}}}
+_JOINED = {"minItems": 2, "items": {"required": ["text"], "properties": {"text": {"type": "string"}}}}
+Parts: TypeAlias = Annotated[list[JoinedPart], limits(minItems=1, anyOf=[_ALONE, _JOINED])]
+
+
+def joined_parts(parts: Seq[JoinedPart], param: str) -> str | ImageInput:
     """The parts of one input: an image alone, or texts, which are joined by line breaks. Raises InvalidRequestError."""
     found = [part.model_input(param) for part in parts]
     texts = [one for one in found if isinstance(one, str)]

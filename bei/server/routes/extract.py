@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import Example
-from bei.server.endpoint.field_schema import Text, Texts, limits_of_inputs
+from bei.server.endpoint.field_schema import MAX_INPUTS, Text, limits, limits_of_inputs
 from bei.server.endpoint.parse import parser
 from bei.server.endpoint.render import Items, Reply, items_of
 from bei.server.endpoint.route import Route
@@ -21,6 +21,7 @@ from bei.tasks.extract import THRESHOLD, ExtractTask, Span, checked_labels, extr
 # What JSON takes, about: of a span beside its text and label; of a text beside its spans.
 _SPAN_BYTES = 100
 _TEXT_BYTES = 40
+_Label = Annotated[str, limits(minLength=1, pattern=r"\S")]
 _Share = Annotated[float, Meta(ge=0, le=1)]
 
 
@@ -29,7 +30,11 @@ class ExtractRequest(Tiered, kw_only=True):
 
     model: Model | None = None
     input: Text | Annotated[list[Text], limits_of_inputs]
-    labels: Annotated[Texts, Meta(description="What to find, in words: all different.")]
+    labels: Annotated[
+        list[_Label],
+        limits(minItems=1, maxItems=MAX_INPUTS, uniqueItems=True),
+        Meta(description="What to find, in words: all different."),
+    ]
     threshold: Annotated[
         _Share | dict[str, _Share], Meta(description="Spans score above it: one number, or one for a label.")
     ] = THRESHOLD

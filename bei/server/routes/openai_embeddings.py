@@ -32,32 +32,7 @@ AROUND_BYTES = 50  # of a vector: {"object":"embedding","index":0,"embedding":},
 _TEXT = {"type": "string", "minLength": 1}
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
 _INPUT_FORMS = "a text, a list of token ids, an object with a text or an image, or a list in which each is one of these"
-_PART = {
-    "type": "object",
-    "description": 'A text or an image: {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}, '
-    '{"image": "data:..."} or {"text": "..."}. Images are for models with an image tower.',
-    "properties": {
-        "text": _TEXT,
-        "image": _TEXT,
-        "image_base64": _TEXT,
-        "image_url": {
-            "oneOf": [
-                {"type": "string", "minLength": 1},
-                {"type": "object", "properties": {"url": {"type": "string", "minLength": 1}}, "required": ["url"]},
-            ]
-        },
-        "type": {"enum": ["text", "input_text", "image_url", "input_image", "image_base64", "image"]},
-    },
-    "oneOf": [
-        {"required": [name], "properties": {"type": {"enum": kinds}}}
-        for name, kinds in (
-            ("text", ["text", "input_text"]),
-            *((name, ["image_url", "input_image", "image_base64", "image"]) for name in ("image", "image_base64")),
-            ("image_url", ["image_url", "input_image", "image_base64", "image"]),
-        )
-    ],
-    "additionalProperties": False,
-}
+_PART = {"$ref": "#/components/schemas/InputPart"}
 _MANY = {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS}
 _INPUT = {
     "description": _INPUT_FORMS,

@@ -1,0 +1,73 @@
+"""/openapi.json allows the parts of inputs that the server reads, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import product
+from typing import Any
+
+import msgspec
+import pytest
+from jsonschema import Draft202012Validator
+
+from bei.errors import InvalidRequestError
+from bei.server.endpoint.input_parts import InputPart, JoinedPart, joined_parts
+from tests.api_docs import page
+
+COMPONENTS = page()["components"]
+ABSENT = object()
+VALUES: Mapping[str, tuple[object, ...]] = {
+    "text": (ABSENT, None, "", "a"),
+    "image": (ABSENT, None, "", "aGVsbG8="),
+    "image_url": (ABSENT, None, "data:,", {"url": "data:,", "detail": "low"}, {}),
+    "image_base64": (ABSENT, "aGVsbG8="),
+    "type": (ABSENT, None, "text", "input_text", "image_url", "image", "video"),
+}
+INPUTS: tuple[list[dict[str, str]], ...] = (
+    [],
+    [{}],
+    [{"text": ""}],
+    [{"text": "a"}],
+    [{"image": "aGVsbG8="}],
+    [{"text": ""}, {"text": ""}],
+    [{"text": "a"}, {}],
+    [{"text": "a"}, {"image": "aGVsbG8="}],
+    [{"image": "aGVsbG8="}, {"image": "aGVsbG8="}],
+)
+
+
+def parts() -> Iterator[dict[str, object]]:
+    """Every combination of VALUES, and one with a field that there is not."""
+    for values in product(*VALUES.values()):
+        yield {name: value for name, value in zip(VALUES, values, strict=True) if value is not ABSENT}
+    yield {"text": "a", "detail": "low"}
+
+
+def is_allowed(schema: Any, value: object) -> bool:
+    return bool(Draft202012Validator({**schema, "components": COMPONENTS}).is_valid(value))
+
+
+def is_read(read: Callable[[], object]) -> bool:
+    """An empty text is refused later, where an input is checked."""
+    try:
+        return read() != ""
+    except (msgspec.ValidationError, InvalidRequestError):
+        return False
+
+
+def test_a_part_is_allowed_where_it_is_read() -> None:
+    schema = {"$ref": "#/components/schemas/InputPart"}
+    found = []
+    for part in parts():
+        read = is_read(lambda part=part: msgspec.convert(part, InputPart).model_input("input"))
+        found.append((is_allowed(schema, part), read, part))
+    assert [one for one in found if one[0] is not one[1]] == []
+    assert sum(is_allowed for is_allowed, *_ in found) > 30
+
+
+@pytest.mark.parametrize("name", ["Content", "MultimodalInput"])
+def test_parts_of_one_input_are_allowed_where_they_are_read(name: str) -> None:
+    schema = {"$ref": f"#/components/schemas/{name}"}
+    for given in INPUTS:
+        read = is_read(lambda given=given: given and joined_parts(msgspec.convert(given, list[JoinedPart]), "inputs"))
+        assert is_allowed(schema, {"content": given}) is (bool(given) and read), given
