@@ -26,11 +26,11 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "clients.md"
 FOLDERS = ("tests/clients", "tests/clients/npm", "tests/clients/languages", "tests/e2e")
 NPM = " (npm)"  # ends the names of packages for Node
-# The programs of the page: what says the version of the language.
+# The programs of the page: what says the version of the language or, of Rust, of the library.
 LANGUAGES = {
     "java.net.http (Java)": ("java", "--version"),
     "net/http (Go)": ("go", "version"),
-    "ureq (Rust)": ("cargo", "--version"),
+    "ureq (Rust)": ("dpkg-query", "--show", "librust-ureq-dev"),
 }
 MARK = "client_call"
 

@@ -1,4 +1,4 @@
-"""Schemathesis against a server's own /openapi.json: ``python -m tests.schemathesis --minutes 10``.
+"""Schemathesis against a server's own /openapi.json: ``python -m tests.schemathesis --minutes 20``.
 
 The server is a process of its own with a tiny random model of every kind. What schemathesis sends is made from the
 page: bodies that the page allows, and bodies that it does not. Four fifths of the time go to *conformance*: on every
@@ -103,7 +103,7 @@ class Stored(NamedTuple):
 def main() -> int:
     """Build, serve, and run both parts."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0, help="of sending requests, for both parts")
+    parser.add_argument("--minutes", type=float, default=20.0, help="of sending requests, for both parts")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", help="a part of the paths to test")
     arguments = parser.parse_args()

@@ -166,6 +166,7 @@ def page(
     for path, method, route in operations:
         answers = reads.get((path, method))
         if answers is None:
+            paths[path] = paths.pop(path, {})  # a path stands where its request to a model does
             written = writer.inference(path, bodies[path])
         else:
             written = writer.read(path, _parameters(route), answers, is_open=path in without_key and method != "POST")

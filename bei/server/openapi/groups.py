@@ -101,9 +101,9 @@ _OWN: Final = (
             "POST /",
             "POST /invocations",
             "POST /vertex",
-            "POST /models/{model}",
-            "POST /models/{model}/pipeline/{task}",
-            "POST /pipeline/{task}/{model}",
+            "POST /models/{name}",
+            "POST /models/{name}/pipeline/{task}",
+            "POST /pipeline/{task}/{name}",
         ),
     ),
 )

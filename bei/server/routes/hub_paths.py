@@ -50,12 +50,12 @@ async def infer(request: _Asked, context: RequestContext) -> Reply:
 
 def _parse_for(request: Request) -> Callable[[bytes], _Asked]:
     path = request.path_params
-    return lambda content: _Asked(content, path["model"], path.get("task"))
+    return lambda content: _Asked(content, path["name"], path.get("task"))
 
 
 def hub_routes(by_address: Route[Any]) -> Iterator[Route[Any]]:
     """The routes, as ``by_address``, that of ``POST /``. The longest comes first: a model's name may have slashes."""
-    for path in ("/models/{model:path}/pipeline/{task}", "/pipeline/{task}/{model:path}", "/models/{model:path}"):
+    for path in ("/models/{name:path}/pipeline/{task}", "/pipeline/{task}/{name:path}", "/models/{name:path}"):
         yield replace(
             by_address,
             path=path,

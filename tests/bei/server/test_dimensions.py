@@ -35,8 +35,8 @@ ROUTES: dict[str, tuple[dict[str, object], str]] = {
     "/infinity/embeddings": (_OPENAI, "dimensions"),
     "/openai/v1/embeddings": (_OPENAI, "dimensions"),
     "/openai/deployments/{deployment}/embeddings": (_OPENAI, "dimensions"),
-    **dict.fromkeys(("/models/{model}", "/models/{model}/pipeline/{task}"), (_TEI, "dimensions")),
-    "/pipeline/{task}/{model}": (_TEI, "dimensions"),
+    **dict.fromkeys(("/models/{name}", "/models/{name}/pipeline/{task}"), (_TEI, "dimensions")),
+    "/pipeline/{task}/{name}": (_TEI, "dimensions"),
     "/ollama/api/embed": ({"input": "a"}, "dimensions"),
 }
 
@@ -50,7 +50,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
 
 
 def post(app: App, path: str, body: dict[str, Any]) -> httpx.Response:
-    for name, value in (("deployment", "tiny"), ("model", "tiny"), ("task", "feature-extraction")):
+    for name, value in (("deployment", "tiny"), ("model", "tiny"), ("name", "tiny"), ("task", "feature-extraction")):
         path = path.replace(f"{{{name}}}", value)
     return app.request("POST", path, json.dumps(body).encode())
 
