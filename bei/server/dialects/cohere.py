@@ -332,7 +332,7 @@ def _as_cohere(body: rerank.RerankControls) -> None:
 
 
 _TOP_N = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}
-_COHERE = limits(properties={"texts": {"type": "null"}, "top_n": _TOP_N})
+_COHERE = limits(properties={"top_n": _TOP_N})
 _RERANK_REQUEST = Annotated[rerank.DocumentsRequest, _COHERE]
 
 _META_V1 = {"api_version": {"version": "1"}}

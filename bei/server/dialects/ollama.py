@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from datetime import datetime, timezone
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -100,6 +100,12 @@ class ShowRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     name: str | None = None
+
+
+class Pulled(TypedDict):
+    """The answer where no stream is asked for."""
+
+    status: Literal["success"]
 
 
 class PullRequest(ShowRequest, kw_only=True):
@@ -412,6 +418,7 @@ def _reads(models: Models) -> ApiRouter:
         bodies={200: str},
         example=_PULLED,
         media_type=_NDJSON,
+        or_json=Pulled,
         request=RequestBody(PullRequest, example={}),
     )
     async def pull(request: Request) -> Response:

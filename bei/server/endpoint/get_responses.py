@@ -21,13 +21,15 @@ class RequestBody(NamedTuple):
 
 class GetResponses(NamedTuple):
     """``bodies``: the type of the body by status; None: an empty one. ``errors``: those that the route raises.
-    ``example``: the body of a successful answer; None: it is empty."""
+    ``example``: the body of a successful answer; None: it is empty. ``or_json``: the type of one that is JSON, beside
+    one of ``media_type``."""
 
     bodies: Mapping[int, Any]
     example: Any = None
     errors: tuple[type[BeiError], ...] = ()
     media_type: str = JSON
     request: RequestBody | None = None
+    or_json: Any = None
 
 
 def answers(
@@ -36,12 +38,13 @@ def answers(
     bodies: Mapping[int, Any] | None = None,
     media_type: str = JSON,
     request: RequestBody | None = None,
+    or_json: Any = None,
 ) -> Callable[[FunctionT], FunctionT]:
     """Note what a function answers; without ``bodies`` it is 200 with what its annotation says it returns."""
 
     def noted(function: FunctionT) -> FunctionT:
         found = {200: get_type_hints(function)["return"]} if bodies is None else bodies
-        setattr(function, _ATTRIBUTE, GetResponses(found, example, errors, media_type, request))
+        setattr(function, _ATTRIBUTE, GetResponses(found, example, errors, media_type, request, or_json))
         return function
 
     return noted

@@ -217,6 +217,7 @@ def _types(routes: Iterable[Route[Any]], reads: Iterable[GetResponses], forms: I
         yield route.response
     for answers in reads:
         yield from (body for body in answers.bodies.values() if body is not None)
+        yield from [] if answers.or_json is None else [answers.or_json]
         if answers.request is not None:
             yield answers.request.type
     for form in (_OWN, *forms):
@@ -280,6 +281,8 @@ class _Writer:
         answer: dict[str, Any] = {"description": "As asked."}
         if answers.bodies[200] is not None:
             answer["content"] = self._content(answers.bodies[200], answers.media_type, example=answers.example)
+        if answers.or_json is not None:
+            answer["content"] |= self._content(answers.or_json)
         responses["200"] = answer
         read: dict[str, Any] = {
             "parameters": [*parameters, *self._headers(form)],

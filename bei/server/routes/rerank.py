@@ -380,10 +380,9 @@ TEXTS_EXAMPLE = Example({"query": QUERY, "texts": DOCUMENTS, "return_text": True
 
 
 _REQUESTS = (Annotated[TextsRequest, without("documents")], Annotated[DocumentsRequest, without("texts")])
-_DOCUMENTS = Annotated[DocumentsRequest, without("texts")]
 
 
-def documents_routes(max_inputs: int, request: Any = _DOCUMENTS) -> Iterator[Route[ParsedRequest]]:
+def documents_routes(max_inputs: int, request: Any = DocumentsRequest) -> Iterator[Route[ParsedRequest]]:
     """``routes`` of servers that know ``documents`` alone. ``request``: as /openapi.json describes it."""
     read = partial(parse, max_inputs=max_inputs, read=_parse_documents)
     for route in routes(max_inputs):

@@ -251,6 +251,7 @@ def test_forms_of_answers_are_documented_where_there_are_such(page: dict[str, An
         return list(page["paths"][path]["post"]["responses"]["200"]["content"])
 
     assert media_types("/rerank") == ["application/json", "application/msgpack"]
+    assert media_types("/ollama/api/pull") == ["application/x-ndjson", "application/json"]
     assert media_types("/embed") == ["application/json", "application/msgpack", "application/octet-stream"]
     assert "x-bei-shape" in page["paths"]["/embed"]["post"]["responses"]["200"]["headers"]
     assert "406" in page["paths"]["/rerank"]["post"]["responses"]
