@@ -227,7 +227,7 @@ def test_a_key_is_asked_for_kept_in_the_tab_and_forgotten(
     shoot(page, "key")
     field.fill("wrong-0123456789")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("alert")).to_contain_text("unauthorized")
+    expect(page.get_by_role("alert")).to_contain_text("invalid_api_key")
     expect(page.get_by_role("alert")).to_contain_text("HTTP 401")
     check_accessible(page)
     urls: list[str] = []
@@ -264,7 +264,7 @@ def test_a_key_that_is_no_longer_good_is_asked_for_again(open_page: OpenPage, gu
     expect(page.get_by_role("tab", name="Embed")).to_be_visible()
     page.evaluate("sessionStorage.setItem('bei-api-key', 'gone-0123456789')")
     page.get_by_role("button", name="Embed", exact=True).click()
-    expect(page.get_by_role("alert")).to_contain_text("unauthorized")
+    expect(page.get_by_role("alert")).to_contain_text("invalid_api_key")
     expect(page.get_by_label("API key", exact=True)).to_be_visible()
 
 
