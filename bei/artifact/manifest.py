@@ -25,6 +25,7 @@ from bei.artifact.certificate.record import (
     Certificate,
     Verification,
 )
+from bei.artifact.certificate.reliability import CalibratedTask
 from bei.artifact.held_files import FileInfo, Folder, HeldFiles
 from bei.artifact.image_processor import ImageProcessor
 from bei.artifact.sides import Role, Routes, Side
@@ -314,7 +315,8 @@ class ImageTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All facts of an artifact. ``verification``: the certificate's kind. ``images``: unset in artifacts of models that
-    read texts only, so that their manifests keep their digests."""
+    read texts only, so that their manifests keep their digests; so is ``temperatures``, unless ``bei calibrate`` has
+    written it."""
 
     schema_version: int
     bei_version: str
@@ -344,7 +346,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     extraction: Extraction | msgspec.UnsetType = msgspec.UNSET
     listwise: Listwise | msgspec.UnsetType = msgspec.UNSET
     classify_template: ClassifyTemplate | msgspec.UnsetType = msgspec.UNSET
+    temperatures: dict[CalibratedTask, float] | msgspec.UnsetType = msgspec.UNSET
     digest: str = ""
+
+    def temperature(self, task: CalibratedTask) -> float:
+        """What logits are divided by before the softmax of ``task``: 1 unless ``bei calibrate`` has fitted it."""
+        return (self.temperatures or {}).get(task, 1.0)
 
     @property
     def image_tower(self) -> ImageTower | None:

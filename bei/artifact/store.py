@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from bei.artifact.certificate.page import certificate_page
 from bei.artifact.certificate.record import (
     Certificate,
 )
+from bei.artifact.certificate.reliability import CalibratedTask, reliability_fault
 from bei.artifact.held_files import FileInfo, HeldFiles, open_files, read_file
 from bei.artifact.signature import read_signature, write_signature
 from bei.artifact.validation import certificate_fault, check_files, manifest_fault
@@ -111,8 +112,11 @@ def save(path: Path, manifest: Manifest, certificate: Certificate) -> Artifact:
     return Artifact(path, manifest, certificate)
 
 
-def recertify(artifact: Artifact, certificate: Certificate) -> Artifact:
-    """Replace the certificate and its page in the artifact on disk, and update the manifest. Raises OSError.
+def recertify(
+    artifact: Artifact, certificate: Certificate, temperatures: Mapping[CalibratedTask, float] | None = None
+) -> Artifact:
+    """Replace the certificate and its page in the artifact on disk, and update the manifest, with ``temperatures``
+    unless None. Raises OSError.
 
     A lock admits one process at a time; of two certificates the later one stays. Files are replaced one by one, the
     manifest last: a process killed in between leaves an artifact that fails its hash check and must be copied anew. Not
@@ -125,7 +129,10 @@ def recertify(artifact: Artifact, certificate: Certificate) -> Artifact:
         for name, content in contents.items()
     }
     files = [new.get(info.path, info) for info in artifact.manifest.files]
-    manifest = _sealed(msgspec.structs.replace(artifact.manifest, files=files, verification=certificate.kind))
+    kept = artifact.manifest.temperatures if temperatures is None else dict(temperatures)
+    manifest = _sealed(
+        msgspec.structs.replace(artifact.manifest, files=files, verification=certificate.kind, temperatures=kept)
+    )
     with _alone(artifact.path), tempfile.TemporaryDirectory(prefix=".certificate.", dir=artifact.path) as scratch:
         check_in_place(artifact)
         contents[MANIFEST] = _encode(manifest)  # replaced last
@@ -272,6 +279,7 @@ def _certificate_of(path: Path, manifest: Manifest, raw: bytes) -> Certificate:
         certificate = _certificate_decoder.decode(raw)
     except _UNREADABLE as error:
         raise ArtifactManifestError(f"{file} cannot be read ({error}). Build it again.") from error
-    if fault := certificate_fault(manifest, certificate):
+    fault = reliability_fault(manifest.temperatures or {}, certificate.probabilities or [])
+    if fault := certificate_fault(manifest, certificate) or fault:
         raise ArtifactManifestError(f"{file} is not valid: {fault}. Build it again.")
     return certificate

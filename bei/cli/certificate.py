@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bei.artifact.certificate.record import Agreement, Certificate, CosineHistogram, QuantizationRecord
+from bei.artifact.certificate.reliability import ProbabilityCalibration
 from bei.artifact.manifest import Artifact
 from bei.cli.console_text import console_text
 
@@ -36,6 +37,14 @@ def _tables(artifact: Artifact) -> Iterator[Table]:
         yield _table(f"Cosines of {row.output}", ["from", "count", ""], list(_histogram(row.histogram)))
         worst = [(f"{one.cosine:.6f}", repr(one.text[:78])) for one in row.worst_texts]
         yield _table(f"Worst texts of {row.output}", ["cosine", "text"], worst)
+    for one in certificate.probabilities or []:
+        rows = [
+            (f"{place / 10:.1f}", *(f"{row.count}", f"{row.confidence:.3f}", f"{row.accuracy:.3f}"))
+            for place, row in enumerate(one.after.bins)
+            if row.count
+        ]
+        yield _table(f"Probabilities of {one.task}", [], list(_temperature(one)))
+        yield _table("Reliability after it", ["from", "texts", "mean probability", "right"], rows)
     if certificate.quantization is not None and certificate.quantization.layers:
         yield _layers(certificate.quantization)
 
@@ -87,6 +96,16 @@ def _facts(name: str, certificate: Certificate) -> Iterator[tuple[str, str]]:
         texts = f"{record.num_texts:,} texts, {record.num_tokens:,} tokens, sha256 {record.texts_sha256}"
         yield "calibrated on", f"{record.calibration} ({texts})"
         yield "not quantized", f"{sum(layer.is_high for layer in record.layers)} of {len(record.layers)} layers"
+
+
+def _temperature(found: ProbabilityCalibration) -> Iterator[tuple[str, str]]:
+    yield "temperature", f"{found.temperature:.4f}, fitted on {found.num_fitted} texts"
+    if found.question:
+        yield "question", found.question
+    yield "compared on", f"{found.num_texts} others, sha256 of the file {found.sha256}"
+    yield "accuracy", f"{found.accuracy:.1%}"
+    yield "calibration error", f"{found.before.error:.4f} before, {found.after.error:.4f} after"
+    yield "log likelihood", f"-{found.before.nll:.4f} before, -{found.after.nll:.4f} after"
 
 
 def _figures(row: Agreement) -> Iterator[tuple[str, str]]:

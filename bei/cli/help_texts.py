@@ -170,6 +170,12 @@ A line: {"custom_id": "1", "method": "POST", "url": "/v1/embeddings",
 "body": {"input": "a text"}}, in one line. The url is any route of bei serve
 that asks a model. The same command goes on where a former run has ended. Exit
 code 0: every line has an answer; 1: some have errors; 2: it could not run.""",
+    "calibrate": """examples:
+  bei calibrate classifier --data labelled.jsonl
+  bei calibrate nli --data labelled.jsonl --question question.json
+
+A line: {"text": "a text", "label": "one of the model's, or of the options"}.
+Every second text is left out of the fit, and is what the figures are of.""",
     "inspect": """examples:
   bei inspect minilm
   bei inspect all-MiniLM-L6-v2            what bei serve has built

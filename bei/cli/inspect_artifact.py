@@ -67,6 +67,8 @@ def _model_rows(artifact: Artifact) -> list[tuple[str, str]]:
             rows.append(("dimensions", ", ".join(map(str, embedding.matryoshka_dimensions))))
     if manifest.classification is not None:
         rows.append(("labels", f"{', '.join(manifest.classification.labels)} ({manifest.classification.function})"))
+    for task, temperature in (manifest.temperatures or {}).items():
+        rows.append((f"temperature of {task}", f"{temperature:.4f}"))
     if manifest.rerank_template is not None:
         template = manifest.rerank_template
         rows.append(("rerank template", repr(template.prefix + template.body + template.suffix)))

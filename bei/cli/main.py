@@ -148,6 +148,10 @@ def _parser(command: str | None, arguments: Sequence[str] = (), also: Collection
         run_batch.add_arguments(batch)
         add_fields(batch, ServeConfig, SERVE_GROUPS, only=run_batch.SETTINGS)
     _add_artifact(add("verify", "compare an artifact's engine with the reference, on its own device", _verify))
+    calibrate = add("calibrate", "fit the temperature of probabilities on labelled texts", _calibrate)
+    _add_artifact(calibrate)
+    calibrate.add_argument("--data", metavar="FILE.jsonl", required=True, help="lines with a text and its label")
+    calibrate.add_argument("--question", metavar="FILE.json", help="fit decisions: the question, as in /v1/systemone")
     inspect = add("inspect", "show what an artifact is, and its certificate", _inspect)
     _add_artifact(inspect)
     inspect.add_argument("--json", action="store_true", help="machine-readable")
@@ -389,6 +393,15 @@ def _verify(options: dict[str, Any]) -> None:
     print(as_table(artifact))  # noqa: T201
     if not is_good:
         raise VerificationError(failure_of(artifact.manifest.name, artifact.certificate))
+
+
+def _calibrate(options: dict[str, Any]) -> None:
+    from bei.cli.calibrate import calibrate, shown
+
+    question = Path(options["question"]) if options["question"] else None
+    with ExitStack() as held:
+        path = built_artifact(options["artifact"], _cache, held)
+        print(shown(*calibrate(path, Path(options["data"]), question)))  # noqa: T201
 
 
 def _inspect(options: dict[str, Any]) -> None:

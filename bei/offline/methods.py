@@ -64,7 +64,7 @@ from bei.tasks.decide import DecideTask, decide, pairs_of, reading_of
 from bei.tasks.embed import CheckedTask, EmbedTask, TaskName, check_task
 from bei.tasks.entities import Entity
 from bei.tasks.extract import THRESHOLD, ExtractTask, Span, checked_labels, extract, extraction_of
-from bei.tasks.questions import Answer, AnyQuestion, answer_of, question_of
+from bei.tasks.questions import Answer, AnyQuestion, AskedQuestion, answer_of, question_of
 from bei.tasks.rerank import RerankTask
 from bei.tasks.support import require
 from bei.tasks.token_classification import TokenTask, classify_tokens
@@ -330,6 +330,29 @@ def decision(
         run=run,
         collector=ListCollector[dict[str, Answer]],
         model_inputs=pairs,
+        window_inputs=max(1, WINDOW // width),
+    )
+
+
+def decision_scores(
+    service: ModelService, question: AskedQuestion
+) -> Method[str, list[Float32Array], list[Float32Array]]:
+    """The scores [options] of ``question`` about each text, before temperature and softmax."""
+    reading_of(service)
+    width = len(pairs_of(service, [""], [question]))
+
+    async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> WindowResult[list[Float32Array]]:
+        found = await decide(service, DecideTask(inputs, questions=(question,), raw=True), ticket=ticket)
+        rows = [scores for (scores,) in found.probabilities]
+        return WindowResult(rows, found.num_tokens, found.truncated, _NO_ERRORS)
+
+    return Method(
+        name="decide",
+        options=CallOptions(),
+        check=text,
+        run=run,
+        collector=ListCollector[Float32Array],
+        model_inputs=lambda inputs: pairs_of(service, inputs, [question]),
         window_inputs=max(1, WINDOW // width),
     )
 

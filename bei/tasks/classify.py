@@ -10,7 +10,7 @@ from typing import Literal, cast
 import numpy as np
 
 from bei.artifact.manifest import Classification, ClassifyTemplate
-from bei.core import Float32Array
+from bei.core import Float32Array, ScoreFunction
 from bei.engine.postprocess import apply_function
 from bei.errors import InvalidRequestError, TaskNotSupportedError
 from bei.service.admission import Ticket
@@ -58,8 +58,14 @@ async def classify(service: ModelService, task: ClassifyTask, *, ticket: Ticket)
     require(service, "classify")
     answer, classification = await logits_of(service, task, ticket)
     chosen = "none" if task.raw else task.function or classification.function
-    values = await scores_of(answer, lambda rows: apply_function(rows, chosen), len(classification.labels))
+    values = await scores_of(answer, lambda rows: label_scores(service, rows, chosen), len(classification.labels))
     return Scores(answer.lengths, answer.truncated, answer.errors, values=values, labels=classification.labels)
+
+
+def label_scores(service: ModelService, logits: Float32Array, function: ScoreFunction) -> Float32Array:
+    """Scores [n, labels] of the model's own labels; those of the softmax have the artifact's temperature."""
+    temperature = service.manifest.temperature("classify") if function == "softmax" else 1.0
+    return apply_function(logits if temperature == 1.0 else logits / np.float32(temperature), function)
 
 
 def _in_template(service: ModelService, task: ModelRequest, template: ClassifyTemplate) -> EncodingOptions:

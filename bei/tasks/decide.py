@@ -31,9 +31,10 @@ _WHOLE = EncodingOptions(truncate=False)
 
 
 class DecideTask(ModelRequest, frozen=True, kw_only=True):
-    """Texts, and the questions that each is asked."""
+    """Texts, and the questions that each is asked. ``raw``: answers are the scores before temperature and softmax."""
 
     questions: tuple[AskedQuestion, ...]
+    raw: bool = False
 
 
 class Decisions(PartialResult, frozen=True, kw_only=True):
@@ -44,10 +45,11 @@ class Decisions(PartialResult, frozen=True, kw_only=True):
 
 
 class _Reading(NamedTuple):
-    """How a model is asked: ``pairs`` of a text and a question, and ``shares`` of their rows of logits."""
+    """How a model is asked: ``pairs`` of a text and a question, and ``scores`` [options] of their rows of logits,
+    of which the softmax is taken."""
 
     pairs: Callable[[str, AskedQuestion], list[tuple[str, str]]]
-    shares: Callable[[AskedQuestion, Float32Array], Float32Array]
+    scores: Callable[[AskedQuestion, Float32Array], Float32Array]
 
 
 async def decide(service: ModelService, task: DecideTask, *, ticket: Ticket) -> Decisions:
@@ -71,10 +73,12 @@ async def decide(service: ModelService, task: DecideTask, *, ticket: Ticket) -> 
         ) from error
     logits = await computed(answer.rows, "logits", None)
     ends = np.cumsum([len(some) for some in asked])
-    shares = [
-        reading.shares(question, rows)
+    temperature = service.manifest.temperature("decide")
+    found = [
+        reading.scores(question, rows)
         for rows, question in zip(np.split(logits, ends[:-1]), [*task.questions] * len(task.inputs), strict=True)
     ]
+    shares = found if task.raw else [_softmax(scores / np.float32(temperature)) for scores in found]
     count = len(task.questions)
     by_text = [shares[start : start + count] for start in range(0, len(shares), count)]
     return Decisions(answer.lengths, [], probabilities=by_text)
@@ -124,21 +128,21 @@ def _of_inference(entails: int, contradicts: int) -> _Reading:
     def pairs(text: str, question: AskedQuestion) -> list[tuple[str, str]]:
         return [(text, statement) for statement in _statements(question)]
 
-    def shares(question: AskedQuestion, logits: Float32Array) -> Float32Array:
+    def scores(question: AskedQuestion, logits: Float32Array) -> Float32Array:
         if len(logits) < len(question.options):  # entailment of the only statement against its contradiction
-            return _softmax(logits[0, [contradicts, entails]])
-        return _softmax(logits[:, entails])
+            return logits[0, [contradicts, entails]]
+        return logits[:, entails]
 
-    return _Reading(pairs, shares)
+    return _Reading(pairs, scores)
 
 
 def _of_reranker() -> _Reading:
     def pairs(text: str, question: AskedQuestion) -> list[tuple[str, str]]:
         return [(statement, text) for statement in _statements(question)]
 
-    def shares(question: AskedQuestion, logits: Float32Array) -> Float32Array:
+    def scores(question: AskedQuestion, logits: Float32Array) -> Float32Array:
         if len(logits) < len(question.options):  # the sigmoid, against 0
-            return _softmax(np.array([0.0, logits[0, 0]], np.float32))
-        return _softmax(logits[:, 0])
+            return np.array([0.0, logits[0, 0]], np.float32)
+        return logits[:, 0]
 
-    return _Reading(pairs, shares)
+    return _Reading(pairs, scores)

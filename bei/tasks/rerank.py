@@ -8,12 +8,11 @@ from typing import cast
 
 import msgspec
 
-from bei.engine.postprocess import apply_function
 from bei.errors import InvalidRequestError
 from bei.service.admission import Ticket
 from bei.service.call import ModelRequest
 from bei.service.model_service import ModelService
-from bei.tasks.classify import Scores, logits_of, scores_of
+from bei.tasks.classify import Scores, label_scores, logits_of, scores_of
 from bei.tasks.rerank_lists import score_lists
 from bei.tasks.support import require
 from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions
@@ -59,7 +58,7 @@ async def rerank(service: ModelService, task: RerankTask, *, ticket: Ticket) -> 
     answer, classification = await logits_of(service, asked, ticket)
     labels = classification.labels
     function = "none" if task.raw else classification.relevance if len(labels) == 1 else classification.function
-    values = await scores_of(answer, lambda rows: apply_function(rows, function)[:, column : column + 1], 1)
+    values = await scores_of(answer, lambda rows: label_scores(service, rows, function)[:, column : column + 1], 1)
     return Scores(answer.lengths, answer.truncated, answer.errors, values=values, labels=["score"])
 
 

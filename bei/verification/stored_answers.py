@@ -151,7 +151,8 @@ def complete_certificate(artifact: Artifact, engine: Engine, tell: Tell = untold
         quantization=artifact.certificate.quantization,
         retrieval=_ranked(engine, retrieval, record.thresholds, tell) if retrieval else None,
     )
-    certificate = msgspec.structs.replace(certificate, tokens=artifact.certificate.tokens)
+    kept = artifact.certificate
+    certificate = msgspec.structs.replace(certificate, tokens=kept.tokens, probabilities=kept.probabilities)
     completed = msgspec.structs.replace(artifact, certificate=certificate)
     return completed, certificate.passed or record.allow_below_threshold
 

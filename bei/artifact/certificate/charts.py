@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 
 from bei.artifact.certificate.record import Agreement, CosineHistogram, QuantizationRecord, Thresholds
+from bei.artifact.certificate.reliability import ProbabilityCalibration
 from bei.utils.html.bar_chart import chart
 from bei.utils.html.document import safe
 
@@ -105,3 +106,27 @@ def layers_chart(record: QuantizationRecord, name: str) -> str:
     what = "What quantizing a layer changes of the outputs" if record.has_effects else "Error of each layer's product"
     title = f"{what}, the largest first"
     return chart(name, title, "; ".join(words), 8 + len(layers) * _ROW, parts)
+
+
+def reliability_chart(found: ProbabilityCalibration, name: str) -> str:
+    """The share of right answers by their probability after the temperature, against the diagonal of equal ones."""
+    width, height = (_RIGHT - _LEFT) / len(found.after.bins), _BASE - _TOP
+    parts = []
+    for place, one in enumerate(found.after.bins):
+        left = _LEFT + place * width
+        if one.count:
+            top = _BASE - max(2.0, one.accuracy * height)
+            parts.append(
+                f'<rect class="bar" x="{left + 2:.1f}" y="{top:.1f}" width="{width - 4:.1f}" '
+                f'height="{_BASE - top:.1f}"/>'
+            )
+            parts.append(f'<text class="count" x="{left + width / 2:.1f}" y="{top - 5:.1f}">{one.count}</text>')
+        parts.append(f'<text class="tick" x="{left + width / 2:.1f}" y="{_BASE + 17}">{place / 10 + 0.05:.2f}</text>')
+    parts.append(f'<line class="threshold" x1="{_LEFT}" y1="{_BASE}" x2="{_RIGHT}" y2="{_TOP}"/>')
+    parts.append(f'<line class="axis" x1="{_LEFT}" y1="{_BASE}" x2="{_RIGHT}" y2="{_BASE}"/>')
+    words = [
+        f"{one.count} texts of mean probability {one.confidence:.3f}, {one.accuracy:.1%} right"
+        for one in found.after.bins
+        if one.count
+    ]
+    return chart(name, f"Reliability of {found.task}: right answers by probability", "; ".join(words), 204, parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bei.artifact.certificate.charts import MOST_LAYERS, histogram_chart, layers_chart
+from bei.artifact.certificate.charts import MOST_LAYERS, histogram_chart, layers_chart, reliability_chart
 from bei.artifact.certificate.record import Agreement, Certificate, QuantizationRecord, RetrievalAgreement
 from bei.utils.html.document import Cell, document, facts_table, safe, scrolling, table
 
@@ -37,6 +37,7 @@ def certificate_page(name: str, facts: Sequence[tuple[str, str]], certificate: C
         *_outputs(certificate),
         *_images(certificate),
         *_retrieval(certificate),
+        *_probabilities(certificate),
         *(_quantization(certificate.quantization) if certificate.quantization else ()),
         *(_legend() if certificate.outputs else ()),
     ]
@@ -149,6 +150,24 @@ def _retrieval_facts(found: RetrievalAgreement) -> Iterator[tuple[str, str]]:
         yield "Verdict", "not judged: the reference itself hardly ranks these texts, or nobody asked for a threshold"
     else:
         yield "Verdict", "below threshold" if found.failures else "passed"
+
+
+def _probabilities(certificate: Certificate) -> Iterator[str]:
+    for index, found in enumerate(certificate.probabilities or []):
+        before, after = found.before, found.after
+        yield f"<h2>Probabilities of {safe(found.task)}</h2>"
+        yield facts_table(
+            [
+                ("Temperature", f"{found.temperature:.4f}, fitted on {found.num_fitted:,} labelled texts"),
+                *([("Question", found.question)] if found.question else []),
+                ("Compared on", f"{found.num_texts:,} other texts of the same file"),
+                ("SHA-256 of the file", found.sha256),
+                ("Accuracy", f"{found.accuracy:.2%}"),
+                ("Expected calibration error", f"{before.error:.4f} before, {after.error:.4f} after"),
+                ("Negative log likelihood", f"{before.nll:.4f} before, {after.nll:.4f} after"),
+            ]
+        )
+        yield scrolling(f"Reliability of {found.task}", reliability_chart(found, f"reliability-{index}"))
 
 
 def _quantization(record: QuantizationRecord) -> Iterator[str]:

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from bei.artifact.certificate.reliability import ProbabilityCalibration
+
 # The kind of comparison. Pending: not yet compared, because the engine could not run where it was built; the
 # reference's answers are in the artifact.
 Verification = Literal["reference", "self-consistency", "pending", "none"]
@@ -215,7 +217,7 @@ class Certificate(ReferenceComparison, frozen=True, kw_only=True, forbid_unknown
     ``canary_row``: the engine's own ``canary_output`` for ``canary_text`` (vectors at unit length; of a token output
     the first token's row), or the reference's while the certificate is pending. Readiness recomputes it, which shows
     that a server computes what was verified, not that this is right. ``images``: of the image tower, where there is
-    one.
+    one. ``probabilities``: of each temperature that ``bei calibrate`` has fitted.
     """
 
     outputs: list[Agreement]
@@ -223,6 +225,7 @@ class Certificate(ReferenceComparison, frozen=True, kw_only=True, forbid_unknown
     canary_text: str
     canary_row: list[float]
     images: ImageAgreement | msgspec.UnsetType = msgspec.UNSET
+    probabilities: list[ProbabilityCalibration] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def failures(self) -> list[str]:

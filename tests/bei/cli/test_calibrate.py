@@ -1,0 +1,129 @@
+"""``bei calibrate`` on built models: probabilities afterwards are the softmax of the logits by the temperature."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bei.artifact.store import load
+from bei.cli import main
+from bei.errors import ArtifactManifestError, BeiError
+from bei.offline.model import Model
+from bei.verification.temperature import probabilities
+from tests.e2e.kinds import case, labels
+from tests.support.builds import build_artifact
+from tests.support.zoo import save_case
+
+NAMES = ["contradiction", "neutral", "entailment"]
+OPTIONS = ["cat", "the world", "hello"]
+QUESTION = {"type": "choice", "instructions": "It is {}!", "criteria": dict.fromkeys(OPTIONS)}
+TEXTS = [f"the cat {word} {number}" for number in range(60) for word in ("hello", "world")]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("nli")
+    save_case(folder / "checkpoint", case("BertForSequenceClassification", **labels(*NAMES)))
+    return build_artifact(folder / "checkpoint", folder / "artifact", name="nli", reference="engine").path
+
+
+@pytest.fixture
+def artifact(built: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(built, tmp_path / "artifact"))
+
+
+def written(folder: Path, logits: Any, names: list[str], temperature: float) -> Path:
+    """Labelled texts, drawn as ``logits`` have it at ``temperature``."""
+    random = np.random.default_rng(3)
+    shares = probabilities(np.asarray(logits, np.float64), temperature)
+    drawn = [names[random.choice(len(names), p=row)] for row in shares]
+    lines = [json.dumps({"text": text, "label": label}) for text, label in zip(TEXTS, drawn, strict=True)]
+    (folder / "data.jsonl").write_text("\n".join(lines))
+    return folder / "data.jsonl"
+
+
+def test_a_classifier_s_probabilities_have_the_temperature(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = load(artifact).manifest
+    with Model(artifact, tune="off") as model:
+        logits = model.classify(TEXTS, raw_scores=True).scores
+    data = written(tmp_path, logits, NAMES, 0.4)
+    main.main(["calibrate", str(artifact), "--data", str(data)])
+    assert "temperature" in capsys.readouterr().out
+    after = load(artifact)
+    temperature = after.manifest.temperature("classify")
+    (record,) = after.certificate.probabilities or []
+    assert 0.05 < temperature != 1.0
+    assert (record.task, record.temperature, record.num_fitted, record.num_texts) == ("classify", temperature, 60, 60)
+    assert after.manifest.digest != before.digest
+    assert "Reliability of classify" in (artifact / "certificate.html").read_text()
+    with Model(artifact, tune="off") as model:
+        assert np.array_equal(model.classify(TEXTS, raw_scores=True).scores, logits)
+        expected = probabilities(logits.astype(np.float64), temperature)
+        np.testing.assert_allclose(model.classify(TEXTS).scores, expected, atol=1e-6)
+    main.main(["inspect", str(artifact), "--certificate"])
+    assert "Reliability after it" in capsys.readouterr().out
+    main.main(["inspect", str(artifact)])
+    assert f"{temperature:.4f}" in capsys.readouterr().out
+
+
+def test_decisions_have_a_temperature_of_their_own(artifact: Path, tmp_path: Path) -> None:
+    with Model(artifact, tune="off") as model:
+        labels_before = model.classify(TEXTS).scores
+        rows = [[*one["q"].probabilities.values()] for one in model.decide(TEXTS, {"q": QUESTION})]  # type: ignore[union-attr]
+    logits = np.log(np.array(rows))
+    data = written(tmp_path, logits, OPTIONS, 0.1)
+    (tmp_path / "question.json").write_text(json.dumps(QUESTION))
+    for _ in range(2):  # the second fit starts from the same scores
+        main.main(["calibrate", str(artifact), "--data", str(data), "--question", str(tmp_path / "question.json")])
+        temperature = load(artifact).manifest.temperature("decide")
+        with Model(artifact, tune="off") as model:
+            found = [[*one["q"].probabilities.values()] for one in model.decide(TEXTS, {"q": QUESTION})]  # type: ignore[union-attr]
+            np.testing.assert_allclose(found, probabilities(logits, temperature), atol=1e-4)
+            assert np.array_equal(model.classify(TEXTS).scores, labels_before)
+
+
+def test_what_does_not_fit_is_refused_and_changes_nothing(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (artifact / "manifest.json").read_bytes()
+    data = tmp_path / "data.jsonl"
+    line = json.dumps({"text": "a", "label": "neutral"})
+    for content, said in (
+        (line, "must have 40 or more"),
+        (line + "\n{}", "line 2"),
+        ("\n".join([line] * 39 + [line.replace("neutral", "sad")]), "'sad'"),
+    ):
+        data.write_text(content)
+        with pytest.raises(SystemExit):
+            main.main(["calibrate", str(artifact), "--data", str(data)])
+        assert said in capsys.readouterr().err
+    assert (artifact / "manifest.json").read_bytes() == before
+
+
+def test_a_temperature_without_its_record_is_refused(artifact: Path, tmp_path: Path) -> None:
+    with Model(artifact, tune="off") as model:
+        data = written(tmp_path, model.classify(TEXTS, raw_scores=True).scores, NAMES, 0.4)
+    main.main(["calibrate", str(artifact), "--data", str(data)])
+    from bei.artifact.store import recertify
+
+    recertify(load(artifact), load(artifact).certificate, {"classify": 2.0})
+    with pytest.raises(ArtifactManifestError, match="not those of the manifest"):
+        load(artifact)
+
+
+def test_a_model_without_shares_is_refused_by_name(tmp_path: Path) -> None:
+    save_case(tmp_path / "checkpoint", case("BertForSequenceClassification", num_labels=1))
+    path = build_artifact(tmp_path / "checkpoint", tmp_path / "artifact", reference="engine").path
+    from bei.cli.calibrate import calibrate
+
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n".join([json.dumps({"text": "a", "label": "b"})] * 40))
+    with pytest.raises(BeiError, match="no shares of one whole"):
+        calibrate(path, data, None)
