@@ -14,4 +14,5 @@ from bei.tasks.questions import AskedQuestion
 
 def decision_scores(model: Model, texts: Iterable[str], question: AskedQuestion) -> Float32Array:
     """Float32 [n, options] before temperature and softmax. Raises as ``Model.decide``."""
-    return np.stack(model._runner.gather(methods.decision_scores(model._runner.service, question), texts))
+    rows = model._runner.gather(methods.decision_scores(model._runner.service, question), texts)
+    return np.stack(rows)

@@ -21,7 +21,20 @@ from bei.config.sources import load
 from bei.errors import ConfigError
 from bei_build.config import BuildConfig
 
-COMMANDS = ("build", "sign", "serve", "tune", "verify", "inspect", "cache", "doctor", "simulate", "bench", "completion")
+COMMANDS = (
+    "build",
+    "sign",
+    "serve",
+    "tune",
+    "verify",
+    "calibrate",
+    "inspect",
+    "cache",
+    "doctor",
+    "simulate",
+    "bench",
+    "completion",
+)
 
 
 def refusal(*arguments: str) -> str:
