@@ -55,6 +55,7 @@ from bei.server.routes import (
 )
 from bei.server.routes.azure import azure_models_router, azure_routes
 from bei.server.routes.certificate import certificate_router
+from bei.server.routes.chat_embeddings import with_chats
 from bei.server.routes.health import health_router
 from bei.server.routes.hub_paths import hub_routes
 from bei.server.routes.info import info_router
@@ -77,7 +78,7 @@ def inference_routes(config: ServeConfig) -> tuple[Route[Any], ...]:
     """All routes that ask a model."""
     max_inputs = config.max_client_batch_size
     accepts_ids = config.openai_token_ids == "accept"
-    openai = openai_embeddings.route(max_inputs, accepts_ids=accepts_ids, echoes_tier=True)
+    openai = with_chats(openai_embeddings.route(max_inputs, accepts_ids=accepts_ids, echoes_tier=True))
     return (
         openai,
         openai_embeddings.infinity_route(max_inputs, accepts_ids=accepts_ids),

@@ -120,6 +120,36 @@ def test_texts_first_an_image_alone_and_the_word_modality(served: Served, expect
     assert_close(vectors(worded), expected[: len(FILES)])
 
 
+def test_vllm_s_messages_hold_one_image(served: Served, expected: Float32Array) -> None:
+    for path in ("/v1/embeddings", "/vllm/v1/embeddings"):
+        message = {"role": "user", "content": [OPENAI[1]]}
+        answer = served.post(path, {"messages": [message], "model": "clip", "encoding_format": "float"})
+        assert_close(vectors(answer), expected[1:2])
+        assert answer.json()["usage"]["total_tokens"] == NUM_PATCHES
+
+
+_USER = {"role": "user", "content": [OPENAI[0]]}
+_NOT_READ: dict[str, dict[str, object]] = {
+    "a text": {"messages": [{"role": "user", "content": "a cat"}]},
+    "a text beside the image": {"messages": [{"role": "user", "content": [OPENAI[0], {"type": "text", "text": "a"}]}]},
+    "two images": {"messages": [{"role": "user", "content": OPENAI[:2]}]},
+    "two messages": {"messages": [_USER, _USER]},
+    "an instruction": {"messages": [{"role": "system", "content": "find"}, _USER]},
+    "no message": {"messages": []},
+    "a template": {"messages": [_USER], "chat_template": "{{ messages }}"},
+    "a processor's setting": {"messages": [_USER], "mm_processor_kwargs": {"size": 7}},
+    "both forms": {"messages": [_USER], "input": "a cat"},
+}
+
+
+@pytest.mark.parametrize("name", _NOT_READ)
+def test_what_of_vllm_s_messages_is_not_honoured_is_refused_by_name(name: str, served: Served) -> None:
+    answer = served.post("/v1/embeddings", _NOT_READ[name])
+    assert answer.status_code == 400
+    blamed = next((field for field in ("chat_template", "mm_processor_kwargs") if field in _NOT_READ[name]), "messages")
+    assert answer.json()["error"]["param"] == blamed
+
+
 def test_voyages_multimodal_embeddings_name_the_pixels(served: Served, expected: Float32Array) -> None:
     images = [{"content": [{"type": "image_base64", "image_base64": data_url(content)}]} for content in FILES]
     texts = [{"content": [{"type": "text", "text": text}]} for text in TEXTS]

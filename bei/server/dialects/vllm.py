@@ -42,6 +42,7 @@ from bei.server.endpoint.scoring_fields import Label, Mode, Weights, pair_scores
 from bei.server.endpoint.shared_fields import Controls, Model
 from bei.server.http.routing import ApiRouter
 from bei.server.routes import classify, openai_embeddings, rerank, tokenize
+from bei.server.routes.chat_embeddings import with_chats
 from bei.server.routes.openai_embeddings import Usage
 from bei.server.status.whole_server import WholeServer
 from bei.service.service import InferenceService
@@ -323,7 +324,7 @@ def dialect(models: Models, config: ServeConfig, server: WholeServer) -> Dialect
     accepts_ids = config.openai_token_ids == "accept"
     classifying = next(route for route in classify.ROUTES if route.path == "/classify")
     routes: tuple[Route[Any], ...] = (
-        openai_embeddings.route(config.max_client_batch_size, accepts_ids=accepts_ids),
+        with_chats(openai_embeddings.route(config.max_client_batch_size, accepts_ids=accepts_ids)),
         SCORE,
         replace(SCORE, path="/v1/score"),
         vllm_pooling.ROUTE,

@@ -164,6 +164,15 @@ _OF_PAIRS: Mapping[str, _Rule] = {
     "chat_template_kwargs": _Rule(_OFF, "leave it out; the model's template is fixed when it is built"),
 }
 
+_NO_CHATS = "leave it out; no chat template is applied to messages"
+
+# Of vLLM's requests with messages.
+OF_CHATS: Mapping[str, _Rule] = {
+    **dict.fromkeys(("add_generation_prompt", "continue_final_message", "chat_template"), _Rule((False,), _NO_CHATS)),
+    "chat_template_kwargs": _Rule(_OFF, _NO_CHATS),
+    **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), _Rule(_OFF, "leave it out; images are read as built")),
+}
+
 # Of a request with texts and of one with documents: what the other one has on the same paths.
 _ELSEWHERE = "send documents in the place of texts"
 

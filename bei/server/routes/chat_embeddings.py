@@ -1,0 +1,85 @@
+"""vLLM's chat form of ``POST /v1/embeddings``: an image in ``messages`` in place of ``input``.
+
+vLLM renders messages with the model's chat template as one prompt. Models with two towers have none: of them its
+examples send one message of the user with the image alone, and texts as ``input``. Nothing else is read here.
+
+Reference: docs.vllm.ai, "Embeddings API"; github.com/vllm-project/vllm, ``vllm/entrypoints/pooling``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from bei.errors import InvalidRequestError
+from bei.image.source import ImageInput
+from bei.server.endpoint.field_schema import NULL
+from bei.server.endpoint.input_parts import InputPart
+from bei.server.endpoint.parse import parser
+from bei.server.endpoint.route import Route
+from bei.server.endpoint.shared_fields import OF_CHATS, check_rules
+from bei.server.routes.openai_embeddings import EmbeddingRequest, ParsedRequest
+
+_IMAGE = {"required": ["type"], "properties": {"type": {"enum": ["image_url"]}}}
+
+
+class ChatMessage(msgspec.Struct):
+    """One message of the user, with one image: `{"type": "image_url", "image_url": {"url": "data:..."}}`."""
+
+    role: Annotated[str, Meta(extra_json_schema={"enum": ["user"]})]
+    content: Annotated[str | list[InputPart], Meta(extra_json_schema={"type": "array", "items": _IMAGE})]
+
+
+Messages = Annotated[list[ChatMessage], Meta(extra_json_schema={"minItems": 1, "maxItems": 1})]
+
+
+class ChatEmbeddingRequest(EmbeddingRequest, kw_only=True):
+    """vLLM's, with an image as a message."""
+
+    messages: Messages
+    input: Annotated[Any, Meta(extra_json_schema=NULL)] = None
+    add_generation_prompt: Annotated[Any, OF_CHATS["add_generation_prompt"].meta] = None
+    continue_final_message: Annotated[Any, OF_CHATS["continue_final_message"].meta] = None
+    chat_template: Annotated[Any, OF_CHATS["chat_template"].meta] = None
+    chat_template_kwargs: Annotated[Any, OF_CHATS["chat_template_kwargs"].meta] = None
+    mm_processor_kwargs: Annotated[Any, OF_CHATS["mm_processor_kwargs"].meta] = None
+    media_io_kwargs: Annotated[Any, OF_CHATS["media_io_kwargs"].meta] = None
+
+
+_FIELD = b'"messages"'
+_parse_fields = parser(Mapping[str, msgspec.Raw])  # type: ignore[type-abstract]
+_parse_chat = parser(ChatEmbeddingRequest)
+
+
+def with_chats(route: Route[ParsedRequest]) -> Route[ParsedRequest]:
+    """``route``, which reads ``messages`` too."""
+
+    def parse(content: bytes) -> ParsedRequest:
+        # Nearly all requests have no such field: they are not read twice.
+        if _FIELD not in content or bytes(_parse_fields(content).get("messages", msgspec.Raw(b"null"))) == b"null":
+            return route.parse(content)
+        body = _parse_chat(content)
+        if body.input is not None:
+            raise InvalidRequestError("The request has input and messages: send one of them.", "messages")
+        check_rules(body, OF_CHATS)
+        return ParsedRequest(body, [_image_of(body.messages)])
+
+    return replace(route, request=route.request | ChatEmbeddingRequest, parse=parse)
+
+
+def _image_of(messages: Seq[ChatMessage]) -> ImageInput:
+    """The image of the only message. Raises InvalidRequestError."""
+    if len(messages) == 1 and messages[0].role == "user" and not isinstance(messages[0].content, str):
+        found = [part.model_input("messages") for part in messages[0].content]
+        if len(found) == 1 and isinstance(found[0], ImageInput):
+            return found[0]
+    raise InvalidRequestError(
+        "messages holds one message of the user with one image, as no chat template is applied: send texts as input, "
+        "and several images as a list in input.",
+        "messages",
+    )
