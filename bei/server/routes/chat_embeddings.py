@@ -69,7 +69,7 @@ def with_chats(route: Route[ParsedRequest]) -> Route[ParsedRequest]:
         check_rules(body, OF_CHATS)
         return ParsedRequest(body, [_image_of(body.messages)])
 
-    return replace(route, request=route.request | ChatEmbeddingRequest, parse=parse)
+    return replace(route, request=(route.request, ChatEmbeddingRequest), parse=parse)
 
 
 def _image_of(messages: Seq[ChatMessage]) -> ImageInput:
