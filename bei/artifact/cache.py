@@ -275,9 +275,9 @@ def _chosen(entries: Seq[CacheEntry], max_bytes: int | None, older_than_s: float
 def _is_held(path: Path) -> bool:
     """True if another process holds the lock ``path``, or if that is unknown."""
     try:
-        if not path.exists():
-            return False
-        lock = try_acquire(path)
+        lock = try_acquire(path, create=False)
+    except FileNotFoundError:
+        return False
     except OSError:
         return True
     if lock is None:

@@ -48,14 +48,17 @@ def acquire(path: Path, *, shared: bool = False) -> FileLock:
     return lock
 
 
-def try_acquire(path: Path) -> FileLock | None:
-    """An exclusive lock on the file ``path``, or None if another process holds it. Raises OSError like ``acquire``."""
-    return _acquire(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def try_acquire(path: Path, *, create: bool = True) -> FileLock | None:
+    """An exclusive lock on the file ``path``, or None if another process holds it.
+
+    Raises OSError like ``acquire``, and FileNotFoundError if the file is missing and not to be created.
+    """
+    return _acquire(path, fcntl.LOCK_EX | fcntl.LOCK_NB, create=create)
 
 
-def _acquire(path: Path, operation: int) -> FileLock | None:
+def _acquire(path: Path, operation: int, *, create: bool = True) -> FileLock | None:
     while True:
-        descriptor = _opened(path)
+        descriptor = _opened(path, create=create)
         try:
             fcntl.flock(descriptor, operation)
             if _is_at(path, descriptor):
@@ -69,10 +72,10 @@ def _acquire(path: Path, operation: int) -> FileLock | None:
         os.close(descriptor)  # removed by another process: later processes would lock a new file
 
 
-def _opened(path: Path) -> int:
+def _opened(path: Path, *, create: bool) -> int:
     """Open for writing, as network file systems require for exclusive locks; read-only on a read-only file system."""
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o666)
     except OSError as error:
         if error.errno not in _READ_ONLY:
             raise

@@ -262,7 +262,11 @@ class BatchStore:
 
     def _drop_abandoned(self, name: str) -> None:
         """Remove a content, unless a process is writing it: then that holds its lock."""
-        lock = try_acquire(self.content(name))
+        try:
+            lock = try_acquire(self.content(name), create=False)
+        except FileNotFoundError:  # its upload was refused meanwhile, or removing it ended in the middle
+            self.drop_file(name)
+            return
         if lock is not None:
             with lock, self._transaction() as run:
                 if not run("SELECT 1 FROM files WHERE id = ? AND is_ready", name):  # it may have become so

@@ -28,6 +28,14 @@ def test_one_has_it_alone(file: Path) -> None:
     lock.close()
 
 
+def test_a_file_that_is_not_to_be_created_is_not(file: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        try_acquire(file, create=False)
+    assert not file.exists()
+    with acquire(file):
+        assert try_acquire(file, create=False) is None
+
+
 def test_several_share_it_and_nobody_has_it_alone_meanwhile(file: Path) -> None:
     with acquire(file, shared=True):
         with acquire(file, shared=True):

@@ -13,9 +13,10 @@ import pytest
 from bei.engine.fake import FakeEngine
 from bei.server.auth.rate_limit import Bucket
 from bei.server.batches import answer_files, batch_run, runner
+from bei.server.batches import store as batch_store
 from bei.server.batches.records import BatchRecord, FileRecord, file_object
 from bei.server.batches.store import BatchStore, OwnerLimits, Page
-from bei.utils.file_lock import acquire
+from bei.utils.file_lock import FileLock, acquire, try_acquire
 from tests.bei.server.batches.conftest import MakeClients
 from tests.bei.server.batches.served import line, lines
 from tests.support.artifacts import LIMITS
@@ -229,6 +230,28 @@ def test_one_process_runs_batches_and_the_next_goes_on_when_it_ends(serve: MakeC
     first.app.batches.begin_drain()
     first.app.run(first.app.batches.wait_drained())
     assert second.ended(waiting["id"])["status"] in ("completed",)
+
+
+def test_cleaning_never_makes_the_file_of_an_upload_that_is_refused_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = BatchStore(tmp_path, OwnerLimits(1, 1_000))
+    store.add_file(FileRecord("file-0", "", "batch", "in", 1, 0, 2**40))
+    store.content("file-0").write_bytes(b"x")
+    locks: list[Path] = []
+
+    def refused_meanwhile(path: Path, *, create: bool) -> FileLock | None:
+        locks.append(path)
+        store.drop_file("file-0")
+        try:
+            return try_acquire(path, create=create)
+        finally:
+            assert not path.exists()
+
+    monkeypatch.setattr(batch_store, "try_acquire", refused_meanwhile)
+    store.clean()
+    assert locks == [store.content("file-0")]
+    store.close()
 
 
 def test_what_a_process_that_ended_has_left_is_cleaned_and_what_one_writes_is_not(tmp_path: Path) -> None:
