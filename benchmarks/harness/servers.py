@@ -130,16 +130,19 @@ def metric(port: int, name: str, **labels: str) -> float | None:
     return next((each.value for each in samples if each.name == name and each.labels == labels), None)
 
 
+_WRITTEN = ("benchmarks/results", "benchmarks/README.md", "docs/comparison.md")
+
+
 def revision(checkout: Path) -> str:
-    """The commit of a checkout, with a plus sign where its tracked files were changed: results, which benchmarks
-    themselves write, do not count."""
+    """The commit of a checkout, with a plus sign where its tracked files were changed: what benchmarks themselves write
+    does not count."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(checkout), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        changed = git("status", "--porcelain", "-uno", "--", ".", ":!benchmarks/results")
+        changed = git("status", "--porcelain", "-uno", "--", ".", *(f":!{path}" for path in _WRITTEN))
         return git("rev-parse", "--short=10", "HEAD") + "+" * bool(changed)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

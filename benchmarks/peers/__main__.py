@@ -122,6 +122,8 @@ def chosen(model: Model, names: Sequence[str], binaries: Mapping[str, Path]) -> 
             absent[peer.name] = f"not for {model.name}"
         elif environment is None and not all(name in binaries for name in _BY_PATH[peer.software]):
             absent[peer.name] = "no binary was given"
+        elif environment is not None and environment.checkout and installed(environment) is None:
+            raise SystemExit(f"{peer.name} is not installed of this commit: python -m benchmarks.peers install bei")
         elif environment is not None and installed(environment) is None:
             absent[peer.name] = "not installed"
         else:

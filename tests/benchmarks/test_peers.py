@@ -58,11 +58,20 @@ def test_calls_are_timed_until_the_time_is_over() -> None:
 
 def test_peers_that_cannot_run_are_named_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("BENCHMARK_PEERS", str(tmp_path))
-    peers, absent = chosen(table().models["ms-marco"], list(table().peers), {"tei": tmp_path})
+    others = [name for name, peer in table().peers.items() if peer.software != "bei"]
+    peers, absent = chosen(table().models["ms-marco"], others, {"tei": tmp_path})
     assert list(peers) == ["text-embeddings-inference FP32"]
     assert absent["CTranslate2 FP32"] == "not for ms-marco"
     assert absent["infinity torch FP32"] == "not installed"
     assert chosen(table().models["minilm"], ["llama.cpp"], {})[1] == {"llama.cpp": "no binary was given"}
+
+
+def test_a_comparison_without_the_bei_of_this_commit_does_not_begin(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BENCHMARK_PEERS", str(tmp_path))
+    with pytest.raises(SystemExit, match="install bei"):
+        chosen(table().models["minilm"], ["infinity torch FP32", "bei BF16"], {})
 
 
 def _cells(**rates: float) -> dict[str, Any]:
