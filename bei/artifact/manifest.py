@@ -296,6 +296,17 @@ class ClassifyTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return "{response}" in self.body
 
 
+class DecideTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a language model reads to decide. ``body`` has the slots {text}, {question} and {options}.
+
+    ``option``, with the slot {option}, follows it, tokenized by itself, and options are told apart by its likelihood;
+    unset where they are by the scores of tokens behind the body. No token stands around either.
+    """
+
+    body: str
+    option: str | msgspec.UnsetType = msgspec.UNSET
+
+
 class ImageTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The image side of a model with two towers, whose vectors are comparable with those of texts: an engine of its
     own, for images of ``image_size`` (height and width) in patches of ``patch_size`` pixels, with a ``class_token``
@@ -346,6 +357,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     extraction: Extraction | msgspec.UnsetType = msgspec.UNSET
     listwise: Listwise | msgspec.UnsetType = msgspec.UNSET
     classify_template: ClassifyTemplate | msgspec.UnsetType = msgspec.UNSET
+    decide_template: DecideTemplate | msgspec.UnsetType = msgspec.UNSET
     temperatures: dict[CalibratedTask, float] | msgspec.UnsetType = msgspec.UNSET
     digest: str = ""
 

@@ -38,6 +38,7 @@ OUTPUTS_OF: Mapping[str, tuple[str, ...]] = {
     "rerank": ("logits", "token_projection"),
     "classify_tokens": ("token_logits",),
     "extract": ("span_logits",),
+    "decide": ("logits", "token_likelihood"),
 }
 _LABELLED = ("logits", "token_logits")
 
@@ -258,6 +259,26 @@ def _heads(manifest: Manifest) -> Iterator[str]:
                 yield f"the body of rerank_template has no {slot}: every pair would be the same text"
     if (asked := manifest.classify_template) and (manifest.tasks != ["classify"] or "{text}" not in asked.body):
         yield "classify_template goes with the task classify alone, and its body must have {text}"
+    yield from _decisions(manifest)
+
+
+def _decisions(manifest: Manifest) -> Iterator[str]:
+    """Faults of what is read to decide."""
+    asked = manifest.decide_template
+    if isinstance(asked, msgspec.UnsetType):
+        if "decide" in manifest.tasks:
+            yield "the task decide has no decide_template"
+        return
+    if manifest.tasks != ["decide"]:
+        yield "decide_template goes with the task decide alone"
+    by_tokens = asked.option is msgspec.UNSET
+    if by_tokens != (manifest.dimension("logits") is not None):
+        yield "decide_template must have an option where the output is token_likelihood, and none where it is logits"
+    for slot in ("{text}", "{question}", *(["{options}"] if by_tokens else [])):
+        if slot not in asked.body:
+            yield f"the body of decide_template has no {slot}"
+    if not by_tokens and "{option}" not in str(asked.option):
+        yield "the option of decide_template has no {option}: all would be the same text"
 
 
 def _extraction(manifest: Manifest) -> Iterator[str]:

@@ -69,6 +69,7 @@ BUILD_GROUPS: Mapping[str, Sequence[str]] = {
         "rerank_instruction",
     ),
     "classifiers by tokens": ("score_labels", "classify_prefix", "classify_body", "classify_suffix"),
+    "language models that decide": ("decide_body", "decide_option"),
     "limits": ("max_seq_len", "max_num_tokens", "max_batch_size"),
     "NVIDIA GPUs": (
         *("compute_capability", "attention_lowering", "latency_tokens", "latency_sequences"),

@@ -74,6 +74,8 @@ def _model_rows(artifact: Artifact) -> list[tuple[str, str]]:
         rows.append(("rerank template", repr(template.prefix + template.body + template.suffix)))
     if asked := manifest.classify_template:
         rows.append(("classify template", repr(asked.prefix + asked.body + asked.suffix)))
+    if decided := manifest.decide_template:
+        rows.append(("decide template", repr(decided.body) + (f" + {decided.option!r}" if decided.option else "")))
     if (lists := manifest.listwise) is not msgspec.UNSET:
         most = f"{lists.max_query_tokens} tokens of a query, {lists.max_document_tokens} of a document"
         rows.append(("lists", f"up to {lists.max_documents} documents at once, {most}"))

@@ -54,6 +54,8 @@ BUILD_SETTINGS = frozenset(
         "classify_prefix",
         "classify_body",
         "classify_suffix",
+        "decide_body",
+        "decide_option",
         "prompts",
         "default_prompt_name",
         "max_seq_len",

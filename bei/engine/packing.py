@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bei.core import Float32Array, Int32Array, PackedBatch, SharedTokens
-from bei.engine import words
+from bei.engine import scored, words
 
 # Sixteen buckets an octave: filler is at most 1/16 of a dimension, and an engine meets few distinct shapes. CPU engines
 # keep memory for each shape (docs/decisions.md, "Memory grew with traffic").
@@ -91,7 +91,7 @@ def can_share(names: Collection[str]) -> bool:
 
     Right only for causal models, whose states of a token depend on nothing behind it.
     """
-    return _OF_SHARED_TOKENS.union(_PLACES, _OF_SEQUENCES).issuperset(names)
+    return _OF_SHARED_TOKENS.union(_PLACES, _OF_SEQUENCES, scored.NAMES).issuperset(names)
 
 
 def graph_inputs(
@@ -126,6 +126,7 @@ def graph_inputs(
       number of tokens. With them filler sequences own a filler token each, included in T' and in ``sequence_ids``.
       With ``cu_key_lens`` they own all filler tokens, so that the last number is T'.
     - ``word_slots``, ``word_reversal``, ``label_slots``, ``token_words``: ``bei.engine.words``.
+    - ``scored_tokens``, ``scored_before``, ``token_scores``: ``bei.engine.scored``.
 
     Filler tokens are id 0 at position 0 and are not used; filler sequences have one token, packed token 0, because
     engines need not define attention over an empty sequence. The caller drops rows from B on.
@@ -140,6 +141,7 @@ def graph_inputs(
     seq_lens = ends - starts
     num_tokens, batch_size = len(batch.input_ids), len(seq_lens)
     is_cumulative = not _CUMULATIVE.isdisjoint(names)
+    fits = bucket if sizes is None else None
     if sizes is None:
         num_rows, width = bucket(batch_size, min_step=1), bucket(int(seq_lens.max()))
         fillers = num_rows - batch_size
@@ -223,6 +225,8 @@ def graph_inputs(
             tensors["pool_mask"] = slot_mask * (slots >= unpooled_lens[:, None])
     if not words.NAMES.isdisjoint(names):
         tensors.update(words.word_inputs(batch, sizes.tokens, num_rows, lambda size: bucket(size, min_step=1)))
+    if not scored.NAMES.isdisjoint(names):
+        tensors.update(scored.scored_inputs(batch, sizes.tokens, fits))
     for name in names:
         if name.startswith(_PIXEL_LEVELS):
             tensors[name] = _levels(int(name.removeprefix(_PIXEL_LEVELS)), batch, sizes.tokens)
@@ -237,6 +241,7 @@ def _shared_inputs(
     """The tensors of the whole batch, those of tokens cut down to the computed ones."""
     if not can_share(names) or batch.key_lens is not None:
         raise ValueError("a graph with these inputs has no tokens that sequences share")
+    fits = bucket if sizes is None else None
     if sizes is None:
         longest = int(np.diff(batch.cu_seqlens).max())
         sizes = Sizes(bucket(batch.num_computed), bucket(batch.batch_size, min_step=1), bucket(longest))
@@ -250,6 +255,9 @@ def _shared_inputs(
             tensors[name][: batch.num_computed] = values[shared.kept]
         elif name in _PLACES:
             tensors[name] = shared.places[values.astype(np.intp)]
+    if not scored.NAMES.isdisjoint(names):
+        found = scored.scored_inputs(batch, sizes.tokens, fits)
+        tensors.update({name: found[name] for name in names if name in found})
     return tensors
 
 

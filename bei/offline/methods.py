@@ -60,7 +60,7 @@ from bei.service.model_service import ModelService
 from bei.tasks import classify, embed, rerank
 from bei.tasks.classify import ClassifyTask, ZeroShotTask
 from bei.tasks.compare import CompareTask, check_alone, checked_weights, compare
-from bei.tasks.decide import DecideTask, decide, pairs_of, reading_of
+from bei.tasks.decide import DecideTask, decide, inputs_of, reading_of
 from bei.tasks.embed import CheckedTask, EmbedTask, TaskName, check_task
 from bei.tasks.entities import Entity
 from bei.tasks.extract import THRESHOLD, ExtractTask, Span, checked_labels, extract, extraction_of
@@ -310,7 +310,7 @@ def decision(
     asked = tuple(question_of(name, _question(name, question)) for name, question in questions.items())
     if not asked:
         raise InvalidRequestError("questions is empty: ask at least one.", "questions")
-    width = max(1, len(pairs_of(service, [""], asked)))
+    width = max(1, len(inputs_of(service, [""], asked)))
 
     async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> WindowResult[list[dict[str, Answer]]]:
         found = await decide(service, DecideTask(inputs, questions=asked), ticket=ticket)
@@ -321,7 +321,7 @@ def decision(
         return WindowResult(answers, found.num_tokens, found.truncated, _NO_ERRORS)
 
     def pairs(inputs: Seq[str]) -> Seq[ModelInput]:
-        return pairs_of(service, inputs, asked)
+        return inputs_of(service, inputs, asked)
 
     return Method(
         name="decide",
@@ -339,7 +339,7 @@ def decision_scores(
 ) -> Method[str, list[Float32Array], list[Float32Array]]:
     """The scores [options] of ``question`` about each text, before temperature and softmax."""
     reading_of(service)
-    width = len(pairs_of(service, [""], [question]))
+    width = len(inputs_of(service, [""], [question]))
 
     async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> WindowResult[list[Float32Array]]:
         found = await decide(service, DecideTask(inputs, questions=(question,), raw=True), ticket=ticket)
@@ -352,7 +352,7 @@ def decision_scores(
         check=text,
         run=run,
         collector=ListCollector[Float32Array],
-        model_inputs=lambda inputs: pairs_of(service, inputs, [question]),
+        model_inputs=lambda inputs: inputs_of(service, inputs, [question]),
         window_inputs=max(1, WINDOW // width),
     )
 

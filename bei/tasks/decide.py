@@ -1,17 +1,10 @@
-"""Probabilities of options for a text, by models that read each option with it.
-
-    natural language inference   the text entails "INSTRUCTIONS OPTION", or the instructions with the option in {}
-    rerankers, reward models     the text as document of the query "INSTRUCTIONS OPTION"
-
-Every option is read by itself (arXiv:1909.00161), so the order of options changes nothing.
-"""
+"""Probabilities of options for a text, by the models of ``bei.tasks.decision_readings``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from bei.core import Float32Array
@@ -20,14 +13,11 @@ from bei.errors import InputTooLongError, TaskNotSupportedError
 from bei.service.admission import Ticket
 from bei.service.call import ModelRequest
 from bei.service.model_service import ModelService
-from bei.tasks.classify import logits_of, nli_labels
+from bei.tasks.classify import nli_labels
+from bei.tasks.decision_readings import Reading, of_inference, of_likelihoods, of_reranker, of_tokens
 from bei.tasks.questions import AskedQuestion
-from bei.tasks.rerank import asked_pairs
 from bei.tasks.support import PartialResult, computed
-from bei.tokenizer.encoder import EncodingOptions
-
-# Nothing of a text or an option is cut: an answer to half of them would look like one to all.
-_WHOLE = EncodingOptions(truncate=False)
+from bei.tokenizer.encoder import Input
 
 
 class DecideTask(ModelRequest, frozen=True, kw_only=True):
@@ -44,105 +34,60 @@ class Decisions(PartialResult, frozen=True, kw_only=True):
     probabilities: list[list[Float32Array]]
 
 
-class _Reading(NamedTuple):
-    """How a model is asked: ``pairs`` of a text and a question, and ``scores`` [options] of their rows of logits,
-    of which the softmax is taken."""
-
-    pairs: Callable[[str, AskedQuestion], list[tuple[str, str]]]
-    scores: Callable[[AskedQuestion, Float32Array], Float32Array]
-
-
 async def decide(service: ModelService, task: DecideTask, *, ticket: Ticket) -> Decisions:
     """The probability of each option of each question for each text.
 
-    Raises TaskNotSupportedError; InputTooLongError.
+    Raises TaskNotSupportedError; InputTooLongError; InvalidRequestError for options that the model cannot tell apart.
     """
     reading = reading_of(service)
-    asked = [reading.pairs(str(text), question) for text in task.inputs for question in task.questions]
-    pairs = [pair for some in asked for pair in some]
-    request = ModelRequest(pairs, _WHOLE)
-    if "rerank" in service.manifest.tasks:
-        request = asked_pairs(service, request)
+    asked = [reading.inputs(str(text), question) for text in task.inputs for question in task.questions]
     try:
-        answer, _ = await logits_of(service, request, ticket)
+        answer = await reading.ask(service, [one for some in asked for one in some], ticket)
     except InputTooLongError as error:
         raise InputTooLongError(
             f"A text with a question and its options has more than the model's {service.manifest.max_seq_len} tokens, "
             "and nothing of it is cut: shorten one of them.",
             "input",
         ) from error
-    logits = await computed(answer.rows, "logits", None)
-    ends = np.cumsum([len(some) for some in asked])
-    temperature = service.manifest.temperature("decide")
+    rows = await computed(answer.rows, reading.output, None)
+    ends = np.cumsum([len(some) for some in asked]).tolist()
+    questions = [*task.questions] * len(task.inputs)
     found = [
-        reading.scores(question, rows)
-        for rows, question in zip(np.split(logits, ends[:-1]), [*task.questions] * len(task.inputs), strict=True)
+        reading.scores(question, rows[start:end], answer.encodings[start:end])
+        for question, start, end in zip(questions, [0, *ends], ends, strict=False)
     ]
-    shares = found if task.raw else [_softmax(scores / np.float32(temperature)) for scores in found]
+    temperature = np.float32(service.manifest.temperature("decide"))
+    shares = found if task.raw else [_softmax(scores / temperature) for scores in found]
     count = len(task.questions)
     by_text = [shares[start : start + count] for start in range(0, len(shares), count)]
     return Decisions(answer.lengths, [], probabilities=by_text)
 
 
-def pairs_of(service: ModelService, texts: Seq[str], questions: Seq[AskedQuestion]) -> list[tuple[str, str]]:
+def inputs_of(service: ModelService, texts: Seq[str], questions: Seq[AskedQuestion]) -> list[Input]:
     """What the model reads for ``texts``, to admit it. Raises as ``decide``."""
     reading = reading_of(service)
-    return [pair for text in texts for question in questions for pair in reading.pairs(text, question)]
+    return [one for text in texts for question in questions for one in reading.inputs(text, question)]
 
 
-def reading_of(service: ModelService) -> _Reading:
+def reading_of(service: ModelService) -> Reading:
     """How a model is asked. Raises TaskNotSupportedError for one that cannot be."""
-    tasks = service.manifest.tasks
-    if "rerank" in tasks and service.manifest.classification is not None:  # models of lists have cosines
-        return _of_reranker()
-    if "classify" not in tasks:
+    manifest = service.manifest
+    if (template := manifest.decide_template) is not msgspec.UNSET:
+        if manifest.classification is None:
+            return of_likelihoods(template)
+        return of_tokens(service.name, template, manifest.classification.labels)
+    if "rerank" in manifest.tasks and manifest.classification is not None:  # models of lists have cosines
+        return of_reranker()
+    if "classify" not in manifest.tasks:
         raise TaskNotSupportedError(
-            f"{service.name} cannot decide; it can do: {', '.join(tasks)}. Decisions need a model of natural language "
-            "inference, or a reranker that reads pairs.",
+            f"{service.name} cannot decide; it can do: {', '.join(manifest.tasks)}. Decisions need a model of natural "
+            "language inference, a reranker that reads pairs, or a language model that was built with --task decide.",
             "model",
         )
-    return _of_inference(*nli_labels(service))
+    return of_inference(*nli_labels(service))
 
 
 def _softmax(scores: Float32Array) -> Float32Array:
     """Of one row."""
     shares: Float32Array = apply_function(scores[None], "softmax")[0]
     return shares
-
-
-def _filled(instructions: str, option: str) -> str:
-    if "{}" in instructions:
-        return instructions.replace("{}", option, 1)
-    return f"{instructions} {option}".strip()
-
-
-def _statements(question: AskedQuestion) -> list[str]:
-    """A text for each option; of yes and no without criteria the question alone."""
-    if question.kind == "noul" and not all(option.text for option in question.options):
-        return [_filled(question.instructions, question.options[1].text)]
-    shown = [option.text if question.kind == "noul" else option.shown for option in question.options]
-    return [_filled(question.instructions, text) for text in shown]
-
-
-def _of_inference(entails: int, contradicts: int) -> _Reading:
-    def pairs(text: str, question: AskedQuestion) -> list[tuple[str, str]]:
-        return [(text, statement) for statement in _statements(question)]
-
-    def scores(question: AskedQuestion, logits: Float32Array) -> Float32Array:
-        if len(logits) < len(question.options):  # entailment of the only statement against its contradiction
-            return logits[0, [contradicts, entails]]
-        return logits[:, entails]
-
-    return _Reading(pairs, scores)
-
-
-def _of_reranker() -> _Reading:
-    def pairs(text: str, question: AskedQuestion) -> list[tuple[str, str]]:
-        return [(statement, text) for statement in _statements(question)]
-
-    def scores(question: AskedQuestion, logits: Float32Array) -> Float32Array:
-        if len(logits) < len(question.options):  # the sigmoid, against 0
-            return np.array([0.0, logits[0, 0]], np.float32)
-        return logits[:, 0]
-
-    return _Reading(pairs, scores)

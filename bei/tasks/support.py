@@ -29,6 +29,7 @@ PHRASES = {
     "rerank": "rerank",
     "classify_tokens": "classify tokens",
     "extract": "extract spans",
+    "decide": "decide",
 }
 
 

@@ -68,7 +68,8 @@ class EncodingOptions:
     encodings hold the offsets of their tokens. ``whole``: tokens beyond the model's limit are kept, for counting, not
     for an engine. ``expansion``: short inputs are filled up with this token. ``unpooled_prompt``: the prompt of every
     text, left out of the mean pooling. ``kept``: prefix and suffix of every text, which truncation preserves.
-    ``labels``: inputs are texts whose words are read behind labels; words that do not fit are left out.
+    ``labels``: inputs are texts whose words are read behind labels; words that do not fit are left out. ``continues``:
+    of pairs, the second text continues the first, and its tokens alone are scored (``Encoding.num_unpooled``).
     """
 
     truncate: bool | None = None
@@ -83,6 +84,7 @@ class EncodingOptions:
     unpooled_prompt: str = ""
     kept: tuple[str, str] = ("", "")
     labels: LabelPrompt | None = None
+    continues: bool = False
 
     @functools.cached_property
     def is_plain(self) -> bool:
@@ -361,6 +363,8 @@ class TextEncoder:
         if options.with_spans:
             texts = [self._spans(part, cut, options) for part, cut in zip(parts, cuts, strict=True)]
             spans = layout.spans_around(texts)
+        if options.continues:
+            return Encoding(ids, None, truncated, spans, num_unpooled=kept[0])
         return Encoding(ids, types, truncated, spans)
 
     def _compared(self, parts: Seq[_TokenizedText], enough: int, tokenize: _Tokenize) -> list[int]:

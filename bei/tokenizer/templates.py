@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
+
+
+def filled(body: str, parts: Mapping[str, str]) -> str:
+    """``body`` with the ``parts`` in its slots of their names; text that looks like a slot stays as it is."""
+    return re.sub(r"\{(" + "|".join(parts) + r")\}", lambda slot: parts[slot[1]], body)
 
 
 class PairTemplate(NamedTuple):
@@ -14,8 +20,7 @@ class PairTemplate(NamedTuple):
 
     def filled(self, pair: str | tuple[str, str]) -> str:
         """``body`` with the pair inserted; text that looks like a slot stays as it is."""
-        parts = {"query": pair[0], "document": pair[1], "instruction": self.instruction}
-        return re.sub(r"\{(query|document|instruction)\}", lambda slot: parts[slot[1]], self.body)
+        return filled(self.body, {"query": pair[0], "document": pair[1], "instruction": self.instruction})
 
 
 class TextTemplate(NamedTuple):
@@ -27,5 +32,4 @@ class TextTemplate(NamedTuple):
     def filled(self, value: str | tuple[str, str]) -> str:
         """``body`` with the input inserted; text that looks like a slot stays as it is."""
         text, response = (value, "") if isinstance(value, str) else value
-        parts = {"text": text, "response": response}
-        return re.sub(r"\{(text|response)\}", lambda slot: parts[slot[1]], self.body)
+        return filled(self.body, {"text": text, "response": response})

@@ -7,6 +7,7 @@ from bei.errors import ConfigError
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.heads import tasks_of
 from bei_build.config import BuildConfig
+from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.precision import PRECISIONS
 
 # Tasks that can have a prompt.
@@ -31,6 +32,8 @@ def check_applicable(config: BuildConfig, checkpoint: Checkpoint) -> None:
             raise ConfigError(
                 f"{spec.architecture} finds spans, and no calibration texts have labels: use --precision bf16 or fp32."
             )
+    if "token_likelihood" in outputs:
+        _check_likelihoods(config, spec)
     if config.rerank_body and checkpoint.listwise is not None:
         raise ConfigError(f"{spec.architecture} reads lists of documents in a text of its own: leave rerank_body out.")
     if config.rerank_body and "rerank" not in tasks:
@@ -38,3 +41,13 @@ def check_applicable(config: BuildConfig, checkpoint: Checkpoint) -> None:
             f"rerank_body needs a model that scores pairs with one number, and {spec.architecture}, as it is built, "
             f"can only {', '.join(sorted(tasks))}. Leave it out."
         )
+
+
+def _check_likelihoods(config: BuildConfig, spec: ModelSpec) -> None:
+    what = f"{spec.architecture}, as it is built, gives likelihoods of texts"
+    if config.target != "cpu":
+        raise ConfigError(f"{what}, which engines for cpu compute: use --target cpu, or name score_tokens.")
+    if PRECISIONS.get(config.precision, PRECISIONS["fp32"]).quantized is not None:
+        raise ConfigError(f"{what}, which no quantization was measured for: use --precision bf16 or fp32.")
+    if not all(attention.causal for attention in spec.attentions):
+        raise ConfigError(f"{what}, and its tokens see those behind them: a likelihood needs a causal model.")

@@ -35,6 +35,9 @@ _TOKENS = Range(1, MOST_TOKENS, "tokens")
 _SEQUENCES = Range(1, MOST_SEQUENCES, "sequences")
 _CALIBRATED_TARGETS = ("cpu", *_TENSORRT, "cuda", "cuda-twin")
 
+# How an option follows what is in front of it.
+_OPTION = " {option}"
+
 
 def _option(
     default: object,
@@ -79,7 +82,7 @@ class BuildConfig:
         None, "whether a prompt's tokens count in the mean, in place of what the checkpoint says"
     )
     score_tokens: tuple[str, ...] = _option(
-        (), "token of a language model whose score counts, or two to compare: no,yes; more with task classify"
+        (), "token of a language model whose score counts, or two to compare: no,yes; more with task classify or decide"
     )
     score_labels: tuple[str, ...] = _option(
         (), "labels of a classifier by score_tokens: one for one or two of them, of more one each"
@@ -116,6 +119,10 @@ class BuildConfig:
     classify_prefix: str = _option("", "text in front of what is classified by score_tokens, tokenized by itself")
     classify_body: str = _option("", "text of what is classified, with {text}, and {response} for the second of a pair")
     classify_suffix: str = _option("", "text behind what is classified, tokenized by itself")
+    decide_body: str = _option(
+        "", "text before an option that a language model decides by, with {text}, {question} and {options}"
+    )
+    decide_option: str = _option(_OPTION, "an option behind it, with {option}, where no score_tokens stand for options")
     prompts: dict[str, str] = field(
         default_factory=dict, metadata={"help": "prompts by name, beside the checkpoint's", "file_only": True}
     )
@@ -239,6 +246,7 @@ class BuildConfig:
         if self.plan_of is not None and not self.strip_weights:
             raise ConfigError("plan_of takes a plan without weights: add --strip-weights, which keeps them beside it.")
         self._check_score_tokens()
+        self._check_decisions()
         self._check_rerank_template()
         _ = self.lora_paths
         if self.relevant_label is not None and self.task != "rerank":
@@ -280,7 +288,7 @@ class BuildConfig:
 
     def _check_score_tokens(self) -> None:
         count, classifies = len(self.score_tokens), self.task == "classify"
-        if count > 2 and not classifies:
+        if count > 2 and not classifies and self.task != "decide":
             raise ConfigError(
                 f"score_tokens must be one or two tokens, such as no,yes; not {count}. With --task classify each of "
                 "more is a label."
@@ -301,6 +309,27 @@ class BuildConfig:
                 raise ConfigError(f"{name} needs a classify_body, the text with {{text}} between them.")
         if self.rerank_body and classifies:
             raise ConfigError("rerank_body is for rerankers: leave it or --task classify out.")
+
+    def _check_decisions(self) -> None:
+        if self.task != "decide":
+            for name, default in (("decide_body", ""), ("decide_option", _OPTION)):
+                if getattr(self, name) != default:
+                    raise ConfigError(f"{name} is for language models that decide: add --task decide, or leave it out.")
+            return
+        if self.rerank_body:
+            raise ConfigError("rerank_body is for rerankers: leave it or --task decide out.")
+        slots = ("{text}", "{question}", *(["{options}"] if self.score_tokens else []))
+        if missing := [slot for slot in slots if slot not in self.decide_body]:
+            raise ConfigError(
+                f"--task decide needs a decide_body, what the model reads before it answers, and {missing[0]} in it: "
+                "without it, the model would not know what is asked."
+            )
+        if len(self.score_tokens) == 1:
+            raise ConfigError("A single one of score_tokens leaves nothing to decide: name one for each option.")
+        if self.score_tokens and self.decide_option != _OPTION:
+            raise ConfigError("decide_option is read where no score_tokens stand for options: leave one of both out.")
+        if "{option}" not in self.decide_option:
+            raise ConfigError("decide_option has no {option}: without it every option would be the same text.")
 
     def _check_rerank_template(self) -> None:
         missing = [name for name in ("{query}", "{document}") if name not in self.rerank_body]

@@ -21,6 +21,7 @@ from bei.artifact.manifest import (
     CheckpointSource,
     Classification,
     ClassifyTemplate,
+    DecideTemplate,
     Embedding,
     EngineRequirements,
     Manifest,
@@ -349,6 +350,8 @@ def _manifest(
         tasks = ["rerank"]
     if config.classify_body:
         tasks = ["classify"]
+    if config.decide_body:
+        tasks = ["decide"]
     return Manifest(
         schema_version=SCHEMA_VERSION,
         bei_version=__version__,
@@ -396,6 +399,7 @@ def _manifest(
         extraction=checkpoint.extraction or msgspec.UNSET,
         listwise=checkpoint.listwise or msgspec.UNSET,
         classify_template=_classify_template(config),
+        decide_template=_decide_template(config),
     )
 
 
@@ -440,6 +444,12 @@ def _classify_template(config: BuildConfig) -> ClassifyTemplate | msgspec.UnsetT
     if not config.classify_body:
         return msgspec.UNSET
     return ClassifyTemplate(prefix=config.classify_prefix, body=config.classify_body, suffix=config.classify_suffix)
+
+
+def _decide_template(config: BuildConfig) -> DecideTemplate | msgspec.UnsetType:
+    if not config.decide_body:
+        return msgspec.UNSET
+    return DecideTemplate(body=config.decide_body, option=msgspec.UNSET if config.score_tokens else config.decide_option)
 
 
 def _rerank_template(config: BuildConfig, checkpoint: Checkpoint) -> RerankTemplate | None:

@@ -10,16 +10,17 @@ from bei.core import Float32Array
 from bei.errors import EngineError
 
 # Outputs whose columns have separate meanings; other outputs are vectors, compared by direction.
-BY_COLUMN = ("logits", "token_logits", "token_weights", "span_logits")
+BY_COLUMN = ("logits", "token_logits", "token_weights", "span_logits", "token_likelihood")
 
 _MIN_COSINE = 0.99
 _MAX_DIFFERENCE = 0.1  # of a column, beside 1/20 of the largest: BF16 kernels of two machines differ
 
 
 def canary_row(answer: Float32Array, output: str) -> npt.NDArray[np.float64]:
-    """The stored form of ``answer``, float64 [width]: of a token output the first row; vectors at unit length."""
+    """The stored form of ``answer``, float64 [width]: of a token output the first row, of likelihoods the last, as the
+    first token has none; vectors at unit length."""
     row = np.nan_to_num(answer.astype(np.float64), posinf=0.0, neginf=0.0)
-    row = row[0] if row.ndim == 2 else row
+    row = row[-1 if output == "token_likelihood" else 0] if row.ndim == 2 else row
     return row if output in BY_COLUMN else row / max(float(np.linalg.norm(row)), 1e-12)
 
 

@@ -23,7 +23,7 @@ from bei.server.endpoint.parse import parser, read
 from bei.server.endpoint.render import Items, Reply, items_of
 from bei.server.endpoint.shared_fields import Model, Tiered
 from bei.server.endpoint.vector_encoding import SparseVector
-from bei.server.routes import classify, embed, extract, predict_tokens, rerank
+from bei.server.routes import classify, embed, extract, predict_tokens, rerank, systemone
 from bei.service.service import InferenceService
 from bei.tasks.classify import HYPOTHESIS, ClassifyTask, ZeroShotTask, nli_labels, zero_shot
 from bei.tasks.classify import classify as classify_inputs
@@ -105,6 +105,7 @@ REQUESTS = (
     predict_tokens.PredictTokensRequest,
     ClassificationRequest,
     extract.ExtractRequest,
+    systemone.SystemOneRequest,
     TokenRequest,
     ZeroShotRequest,
 )
@@ -120,6 +121,7 @@ RESPONSES = (
     list[list[classify.LabelScore]],
     list[list[predict_tokens.LabelledToken]],
     extract.ExtractResponse,
+    systemone.SystemOneResponse,
     list[PipelineEntity],
     list[list[PipelineEntity]],
 )
@@ -282,4 +284,5 @@ _KINDS = {
     "classify": _Kind(parser(classify.PredictRequest), classify.predict),
     "classify_tokens": _Kind(parser(predict_tokens.PredictTokensRequest), predict_tokens.predict_tokens),
     "extract": _Kind(parser(extract.ExtractRequest), extract.extract_spans),
+    "decide": _Kind(systemone.ROUTE.parse, systemone.ROUTE.handle),
 }

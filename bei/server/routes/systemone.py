@@ -25,7 +25,7 @@ from bei.server.endpoint.render import Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Model, Tiered
 from bei.service.service import InferenceService
-from bei.tasks.decide import DecideTask, Decisions, decide, pairs_of
+from bei.tasks.decide import DecideTask, Decisions, decide, inputs_of
 from bei.tasks.questions import (
     AnyQuestion,
     AskedQuestion,
@@ -106,13 +106,13 @@ async def decided(
         raise InvalidRequestError(
             f"The request has {len(questions)} questions, the limit is {MOST_QUESTIONS}: split it.", "questions"
         )
-    pairs = pairs_of(service, [state], questions)
-    if len(pairs) > context.max_inputs:
-        raise too_many_inputs(len(pairs), context.max_inputs, "questions")
+    inputs = inputs_of(service, [state], questions)
+    if len(inputs) > context.max_inputs:
+        raise too_many_inputs(len(inputs), context.max_inputs, "questions")
     names = sum(len(option.shown) for question in questions for option in question.options)
     context.check_answer(names + sum(len(question.options) for question in questions) * _OPTION_BYTES)
     task = DecideTask([state], questions=tuple(questions))
-    return service, await decide(service, task, ticket=context.admit(service, pairs))
+    return service, await decide(service, task, ticket=context.admit(service, inputs))
 
 
 def _handler(formula: Concentration) -> Callable[[SystemOneRequest, RequestContext], Any]:

@@ -14,10 +14,10 @@ from bei.errors import CheckpointError, ConfigError
 from bei_build.checkpoint.sentence_transformers import SentenceTransformersFiles, SparsePooling, torch_class
 from bei_build.families.base import Family
 from bei_build.spec.model_spec import HeadSpec, ModelSpec, Output
-from bei_build.spec.parts import ActivationSpec, DenseSpec, NormLayerSpec, Pooling
+from bei_build.spec.parts import ActivationSpec, DenseSpec, LikelihoodSpec, NormLayerSpec, Pooling
 from bei_build.weights.model_weights import SideModule, stored_width
 
-TASKS = ("auto", "embed", "embed_sparse", "embed_tokens", "classify", "rerank", "classify_tokens", "extract")
+TASKS = ("auto", "embed", "embed_sparse", "embed_tokens", "classify", "rerank", "classify_tokens", "extract", "decide")
 
 # Files beside the weights that hold one linear layer for every token: layer, and file without .pt -> output. BGE-M3
 # (arXiv:2402.03216) has both; dense embedding, lexical weights and token vectors then come from one pass.
@@ -31,6 +31,7 @@ _TASKS_OF: dict[Output, tuple[str, ...]] = {
     "token_logits": ("classify_tokens",),
     "token_projection": ("rerank",),
     "span_logits": ("extract",),
+    "token_likelihood": ("decide",),
 }
 
 # Activations that sentence-transformers' CrossEncoder applies to its scores: torch's class -> ours. One label has no
@@ -59,7 +60,8 @@ class HeadChoice:
     """The user's choice of heads.
 
     ``score_tokens``: the language model's token whose score is the output, (yes,), two to compare, (no, yes), or of
-    more each one; ``score_labels``: what they say, of two what the last one says.
+    more each one; ``score_labels``: what they say, of two what the last one says. For decisions each has a score;
+    without any, texts have their likelihoods.
     ``token_states``: add every token's state to an embedding. ``include_prompt``: the prompt's tokens count in the
     mean. ``relevant_label``: the label of a classifier with two that means relevant to a reranker.
     """
@@ -92,6 +94,8 @@ def choose_heads(
     """The heads to build; for a named task only the heads that serve it. Raises CheckpointError, ConfigError."""
     own = family.architectures[architecture](config)
     heads = _all_heads(family, config, own, files, choice, tokenizer)
+    if choice.task == "decide" and not choice.token_states:
+        return heads
     if choice.task == "rerank":
         heads = _as_scorer(heads, config, files, choice.relevant_label)
     tasks = {task: None for head in heads for task in tasks_of(head, config.hidden_size)}
@@ -131,7 +135,7 @@ def labels_of(
     if head is None:
         return None
     count = head.dimension(spec.hidden_size)
-    if choice is not None and choice.score_tokens and choice.task == "classify":
+    if choice is not None and choice.score_tokens and choice.task in ("classify", "decide"):
         return Labels(_token_labels(choice, count), "sigmoid" if count == 1 else "softmax")
     if head.output == "token_logits":
         return Labels(_label_names(config, count), "softmax")
@@ -263,6 +267,9 @@ def _all_heads(
     tokenizer: Tokenizer,
 ) -> tuple[HeadSpec, ...]:
     """Heads by the user's choice first, then by the files, then ``own``, the heads of the class."""
+    if choice.task == "decide":
+        _require_token_scores(family, config)
+        return (_of_options(family, config, choice.score_tokens, tokenizer),)
     if choice.score_tokens:
         _require_token_scores(family, config)
         return (_token_score(family, config, _ids_of(choice.score_tokens, tokenizer)),)
@@ -325,8 +332,21 @@ def _token_heads(config: Any, files: SentenceTransformersFiles, task: str) -> tu
 def _require_token_scores(family: Family, config: Any) -> None:
     if "lm_head.weight" not in family.weights:
         raise ConfigError(
-            f"score_tokens needs a language model; {config.model_type} has no scores of tokens. Leave score_tokens out."
+            f"score_tokens and the task decide need a language model; {config.model_type} has no scores of tokens. "
+            "Leave them out."
         )
+
+
+def _of_options(family: Family, config: Any, tokens: tuple[str, ...], tokenizer: Tokenizer) -> HeadSpec:
+    """What options are told apart by: the scores of ``tokens``, a column each; without any, likelihoods of texts."""
+    if not tokens:
+        factor = family.score_factor(config) if family.score_factor else 1.0
+        layer = LikelihoodSpec("lm_head", config.hidden_size, config.vocab_size, factor, _score_cap(config))
+        return HeadSpec("token_likelihood", token_layers=(layer,))
+    ids = _ids_of(tokens, tokenizer)
+    if len({*ids}) < len(ids):
+        raise ConfigError("score_tokens names a token twice: options that share one could not be told apart.")
+    return _token_scores(family, config, ids)
 
 
 def _token_score(family: Family, config: Any, ids: tuple[int, ...]) -> HeadSpec:
@@ -353,7 +373,7 @@ def _token_scores(family: Family, config: Any, ids: tuple[int, ...]) -> HeadSpec
     if _score_cap(config) is not None:
         raise ConfigError(
             f"{config.model_type} bends its scores (final_logit_softcapping), and bei compares two of such at most: "
-            "name two score_tokens."
+            "name two score_tokens, or build with --task decide and none."
         )
     factor = family.score_factor(config) if family.score_factor else 1.0
     rows = tuple(((index, factor),) for index in ids)

@@ -14,6 +14,7 @@ import numpy as np
 from bei_build.onnx_graph.activation import emit_activation
 from bei_build.onnx_graph.attention_pool import emit_attention_pool
 from bei_build.onnx_graph.latent_attention import emit_latent_attention
+from bei_build.onnx_graph.likelihood import emit_likelihood
 from bei_build.onnx_graph.span_scores import emit_span_scores
 from bei_build.onnx_graph.word_scores import emit_word_scores
 from bei_build.onnx_graph.writer import GraphWriter
@@ -24,6 +25,7 @@ from bei_build.spec.parts import (
     DenseSpec,
     HeadLayer,
     LatentAttentionSpec,
+    LikelihoodSpec,
     NormLayerSpec,
     Pooling,
     SpanScoresSpec,
@@ -96,6 +98,8 @@ class HeadEmitter:
         if isinstance(layer, LatentAttentionSpec):
             assert not in_fp32  # it is the first layer on tokens
             return emit_latent_attention(graph, self._read, value, layer, name)
+        if isinstance(layer, LikelihoodSpec):
+            return emit_likelihood(graph, self._read, value, layer, name)
         if isinstance(layer, SpanScoresSpec):
             return emit_span_scores(graph, self._read, value, layer, name)
         if isinstance(layer, WordScoresSpec):

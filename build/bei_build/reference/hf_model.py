@@ -28,6 +28,7 @@ from bei_build.spec.parts import (
     DenseSpec,
     HeadLayer,
     LatentAttentionSpec,
+    LikelihoodSpec,
     NormLayerSpec,
     NormSpec,
     Pooling,
@@ -147,6 +148,8 @@ class HFReference:
 
     def _head(self, states: Any, head: HeadSpec, encoding: Encoding) -> Any:
         for layer in head.token_layers:
+            if isinstance(layer, LikelihoodSpec):
+                return self._likelihood(states, layer, encoding)
             states = self._layer(states, layer)
         if head.pooling:
             states = states[encoding.num_unpooled :]
@@ -154,6 +157,16 @@ class HFReference:
         for layer in head.layers:
             states = self._layer(states, layer)
         return states
+
+    def _likelihood(self, states: Any, layer: LikelihoodSpec, encoding: Encoding) -> Any:
+        """[tokens, 1]; 0 of tokens that are not scored."""
+        torch, first = self._torch, max(1, encoding.num_unpooled)
+        logits = torch.nn.functional.linear(states[first - 1 : -1], self._weights[f"{layer.name}.weight"])
+        logits = logits * layer.factor
+        if layer.cap is not None:
+            logits = layer.cap * torch.tanh(logits / layer.cap)
+        ids = torch.from_numpy(encoding.input_ids.astype(np.int64))[first:, None]
+        return torch.cat([torch.zeros(first, 1), logits.log_softmax(1).gather(1, ids)])
 
     def _pool(self, states: Any, mode: Pooling, encoding: Encoding, head: HeadSpec) -> Any:
         torch, count = self._torch, len(states)

@@ -15,6 +15,7 @@ from bei_build.spec.parts import (
     DenseSpec,
     LatentAttentionSpec,
     LayerSpec,
+    LikelihoodSpec,
     MLPSpec,
     SpanScoresSpec,
     WordScoresSpec,
@@ -84,6 +85,8 @@ def _head_layer_flops(layer: object) -> int:
     if isinstance(layer, LatentAttentionSpec):
         inner = layer.num_heads * layer.head_dim
         return 4 * inner * (layer.width + layer.num_latents) + 6 * layer.width * layer.intermediate_size
+    if isinstance(layer, LikelihoodSpec):
+        return 2 * layer.width * layer.vocabulary
     if isinstance(layer, SpanScoresSpec | WordScoresSpec):
         # As for one label, with every token a word; each further label costs its products with the spans or words.
         lstm = layer.recurrent_layers * 2 * 2 * (2 * layer.width) * (layer.width + layer.width // 2)

@@ -24,6 +24,7 @@ from bei_build.spec.parts import (
     LatentAttentionSpec,
     LayerInputsSpec,
     LayerSpec,
+    LikelihoodSpec,
     NormLayerSpec,
     NormSpec,
     Pooling,
@@ -45,9 +46,10 @@ from bei_build.spec.weight_shapes import (
     span_scores_weights,
 )
 
-# Outputs of heads: one row per sequence, or (the last five) one row per token. Rows of "span_logits" are as wide as the
+# Outputs of heads: one row per sequence, or (the last six) one row per token. Rows of "span_logits" are as wide as the
 # labels of a step need, by labels, then by widths of a span, or by parts of spans: the dimension is that of one label.
-# "token_projection": what a listwise reranker compares of its markers.
+# "token_projection": what a listwise reranker compares of its markers. "token_likelihood": of each token behind those in
+# front of it.
 Output = Literal[
     "embedding",
     "logits",
@@ -57,6 +59,7 @@ Output = Literal[
     "token_weights",
     "token_projection",
     "span_logits",
+    "token_likelihood",
 ]
 
 
@@ -96,6 +99,8 @@ class HeadSpec:
                 yield from latent_attention_weights(layer)
             elif isinstance(layer, SpanScoresSpec | WordScoresSpec):
                 yield from span_scores_weights(layer)
+            elif isinstance(layer, LikelihoodSpec):
+                yield f"{layer.name}.weight", (layer.vocabulary, layer.width)
 
 
 @dataclass(frozen=True)
@@ -206,6 +211,6 @@ def _width(layers: tuple[HeadLayer, ...], width: int) -> int:
     for layer in layers:
         if isinstance(layer, DenseSpec):
             width = layer.out_features
-        elif isinstance(layer, SpanScoresSpec | WordScoresSpec):
+        elif isinstance(layer, SpanScoresSpec | WordScoresSpec | LikelihoodSpec):
             width = layer.columns
     return width

@@ -464,6 +464,26 @@ class WordScoresSpec:
 
 
 @dataclass(frozen=True)
+class LikelihoodSpec:
+    """The logarithm of every token's probability behind those in front of it, by a language model: of the softmax over
+    the vocabulary of ``factor`` * matrix @ state, or of cap * tanh(that / cap).
+
+    Tokens that are not scored (``bei.engine.scored``) have 0. Its weight is ``{name}.weight`` [vocabulary, width].
+    """
+
+    name: str
+    width: int
+    vocabulary: int
+    factor: float = 1.0
+    cap: float | None = None
+
+    @property
+    def columns(self) -> int:
+        """Scores of a token."""
+        return 1
+
+
+@dataclass(frozen=True)
 class AttentionPoolSpec:
     """Pooling "attention": a learned row, the probe, attends to a sequence's tokens, and goes through an MLP with a
     norm in front and a residual sum (arXiv:2106.04560, section 3.1: the MAP head of SigLIP, arXiv:2303.15343).
@@ -481,7 +501,14 @@ class AttentionPoolSpec:
 
 
 HeadLayer: TypeAlias = (
-    DenseSpec | NormLayerSpec | ActivationSpec | NormalizeSpec | LatentAttentionSpec | SpanScoresSpec | WordScoresSpec
+    DenseSpec
+    | NormLayerSpec
+    | ActivationSpec
+    | NormalizeSpec
+    | LatentAttentionSpec
+    | SpanScoresSpec
+    | WordScoresSpec
+    | LikelihoodSpec
 )
 
 

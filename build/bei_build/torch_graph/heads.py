@@ -19,6 +19,7 @@ from bei_build.spec.parts import (
     DenseSpec,
     HeadLayer,
     LatentAttentionSpec,
+    LikelihoodSpec,
     NormalizeSpec,
     NormLayerSpec,
     Pooling,
@@ -151,6 +152,8 @@ def _added(layer: HeadLayer, model: nn.Module, options: TensorOptions) -> nn.Mod
         module = SpanScores(layer, options)
     elif isinstance(layer, WordScoresSpec):
         module = WordScores(layer, options)
+    elif isinstance(layer, LikelihoodSpec):
+        raise CompileError("Likelihoods of texts are computed by engines for cpu: build with --target cpu.")
     else:
         return None
     *containers, name = layer.name.split(".")

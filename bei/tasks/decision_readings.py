@@ -1,0 +1,185 @@
+"""How each kind of model reads a question's options about a text, and their scores, of which the softmax is taken.
+
+    natural language inference   the text entails "INSTRUCTIONS OPTION", or the instructions with the option in {}
+    rerankers, reward models     the text as document of the query "INSTRUCTIONS OPTION"
+    language models              a template with text, question and options; the scores of the tokens that stand for the
+                                 options, or the likelihood of each option's own text behind it
+
+The first two read every option by itself (arXiv:1909.00161), so the order of options changes nothing. A language model
+whose template shows the options sees an order: choices are shown sorted by their texts, so that the same set has the
+same answer; the levels of a score keep their order, which is part of the question, and no stands before yes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from collections.abc import Sequence as Seq
+from itertools import pairwise
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+
+from bei.artifact.manifest import DecideTemplate
+from bei.core import Encoding, Float32Array, Row
+from bei.errors import InvalidRequestError
+from bei.service.admission import Ticket
+from bei.service.call import InferenceResult, ModelRequest
+from bei.service.model_service import ModelService
+from bei.tasks.classify import logits_of
+from bei.tasks.questions import AskedOption, AskedQuestion
+from bei.tasks.rerank import asked_pairs
+from bei.tokenizer.encoder import EncodingOptions, Input
+from bei.tokenizer.templates import filled
+
+# Nothing of a text or an option is cut: an answer to half of them would look like one to all.
+_WHOLE = EncodingOptions(truncate=False)
+_PROMPT = EncodingOptions(truncate=False, add_special_tokens=False)
+_CONTINUED = EncodingOptions(truncate=False, add_special_tokens=False, continues=True)
+_LIKELIHOOD = "token_likelihood"
+
+Ask: TypeAlias = Callable[[ModelService, Seq[Input], Ticket], Awaitable[InferenceResult]]
+
+
+class Reading(NamedTuple):
+    """``inputs`` of a text and a question, ``ask`` for the ``output`` of inputs, and ``scores`` [options] of their rows
+    of it, and of their encodings."""
+
+    inputs: Callable[[str, AskedQuestion], Seq[Input]]
+    ask: Ask
+    scores: Callable[[AskedQuestion, Float32Array, Seq[Encoding]], Float32Array]
+    output: str = "logits"
+
+
+def of_inference(entails: int, contradicts: int) -> Reading:
+    """``entails``, ``contradicts``: the labels' columns."""
+
+    def pairs(text: str, question: AskedQuestion) -> Seq[Input]:
+        return [(text, statement) for statement in _statements(question)]
+
+    async def ask(service: ModelService, inputs: Seq[Input], ticket: Ticket) -> InferenceResult:
+        return (await logits_of(service, ModelRequest(inputs, _WHOLE), ticket))[0]
+
+    def scores(question: AskedQuestion, logits: Float32Array, _: Seq[Encoding]) -> Float32Array:
+        if len(logits) < len(question.options):  # entailment of the only statement against its contradiction
+            return logits[0, [contradicts, entails]]
+        return logits[:, entails]
+
+    return Reading(pairs, ask, scores)
+
+
+def of_reranker() -> Reading:
+    """A reranker's, whose only score is the relevance."""
+
+    def pairs(text: str, question: AskedQuestion) -> Seq[Input]:
+        return [(statement, text) for statement in _statements(question)]
+
+    async def ask(service: ModelService, inputs: Seq[Input], ticket: Ticket) -> InferenceResult:
+        return (await logits_of(service, asked_pairs(service, ModelRequest(inputs, _WHOLE)), ticket))[0]
+
+    def scores(question: AskedQuestion, logits: Float32Array, _: Seq[Encoding]) -> Float32Array:
+        if len(logits) < len(question.options):  # the sigmoid, against 0
+            return np.array([0.0, logits[0, 0]], np.float32)
+        return logits[:, 0]
+
+    return Reading(pairs, ask, scores)
+
+
+def of_tokens(name: str, template: DecideTemplate, tokens: Seq[str]) -> Reading:
+    """A language model's, whose options have a column each; ``tokens``: what stands in front of each where it is shown.
+
+    Raises InvalidRequestError for more options than these.
+    """
+
+    def prompts(text: str, question: AskedQuestion) -> Seq[Input]:
+        shown = [question.options[place].shown for place in _order(question)]
+        if len(shown) > len(tokens):
+            raise InvalidRequestError(
+                f"The question {question.name[:40]!r} has {len(shown)} options, and {name} tells {len(tokens)} apart: "
+                "send fewer.",
+                "questions",
+            )
+        lines = [f"{token}. {one}" for token, one in zip(tokens, shown, strict=False)]
+        return [_prompt(template, text, question, lines)]
+
+    async def ask(service: ModelService, inputs: Seq[Input], ticket: Ticket) -> InferenceResult:
+        return await service.infer(ModelRequest(inputs, _PROMPT), ticket=ticket, outputs={"logits"})
+
+    def scores(question: AskedQuestion, logits: Float32Array, _: Seq[Encoding]) -> Float32Array:
+        found = np.empty(len(question.options), np.float32)
+        found[_order(question)] = logits[0, : len(found)]
+        return found
+
+    return Reading(prompts, ask, scores)
+
+
+def of_likelihoods(template: DecideTemplate) -> Reading:
+    """A language model's, by the logarithm of the probability of each option's text behind the same beginning, which
+    engines compute once for all of them.
+
+    Raises InvalidRequestError for an option whose tokens another one begins with: it could not be the less likely one.
+    """
+    assert template.option is not msgspec.UNSET  # this kind has it
+    around: str = template.option
+
+    def continued(text: str, question: AskedQuestion) -> Seq[Input]:
+        lines = [f"- {question.options[place].shown}" for place in _order(question)]
+        prompt = _prompt(template, text, question, lines)
+        return [(prompt, filled(around, {"option": _answer(option)})) for option in question.options]
+
+    async def ask(service: ModelService, inputs: Seq[Input], ticket: Ticket) -> InferenceResult:
+        request = ModelRequest(inputs, _CONTINUED)
+        return await service.infer(request, ticket=ticket, outputs={_LIKELIHOOD}, reduce=_total)
+
+    def scores(question: AskedQuestion, values: Float32Array, encodings: Seq[Encoding]) -> Float32Array:
+        _check_apart(question, [one.input_ids[one.num_unpooled :].tobytes() for one in encodings])
+        return values[:, 0]
+
+    return Reading(continued, ask, scores, _LIKELIHOOD)
+
+
+def _total(row: Row, encoding: Encoding) -> Row:
+    return {_LIKELIHOOD: row[_LIKELIHOOD][encoding.num_unpooled :].sum(axis=0)}
+
+
+def _check_apart(question: AskedQuestion, answers: Seq[bytes]) -> None:
+    order = sorted(range(len(answers)), key=answers.__getitem__)
+    names = [_answer(option)[:40] for option in question.options]
+    for first, second in pairwise(order):
+        if answers[second].startswith(answers[first]):
+            raise InvalidRequestError(
+                f"The question {question.name[:40]!r} has the options {names[first]!r} and {names[second]!r}, of which "
+                "the second begins with the first for this model: word them otherwise, or build it with a "
+                "decide_option that ends an answer.",
+                "questions",
+            )
+
+
+def _prompt(template: DecideTemplate, text: str, question: AskedQuestion, lines: Seq[str]) -> str:
+    parts = {"text": text, "question": question.instructions, "options": "\n".join(lines)}
+    return filled(template.body, parts)
+
+
+def _answer(option: AskedOption) -> str:
+    """What a model that was asked would say."""
+    return option.name or option.text
+
+
+def _order(question: AskedQuestion) -> list[int]:
+    """The options as they are shown."""
+    places = range(len(question.options))
+    return sorted(places, key=lambda at: question.options[at].shown) if question.kind == "choice" else [*places]
+
+
+def _in_place(instructions: str, option: str) -> str:
+    if "{}" in instructions:
+        return instructions.replace("{}", option, 1)
+    return f"{instructions} {option}".strip()
+
+
+def _statements(question: AskedQuestion) -> list[str]:
+    """A text for each option; of yes and no without criteria the question alone."""
+    if question.kind == "noul" and not all(option.text for option in question.options):
+        return [_in_place(question.instructions, question.options[1].text)]
+    shown = [option.text if question.kind == "noul" else option.shown for option in question.options]
+    return [_in_place(question.instructions, text) for text in shown]
