@@ -7,16 +7,19 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from bei.artifact.store import load
+from bei.artifact.store import load, recertify, sign
 from bei.cli import main
-from bei.errors import ArtifactManifestError, BeiError
+from bei.cli.calibrate import calibrate
+from bei.errors import ArtifactManifestError, ArtifactSignatureError, BeiError, ConfigError
 from bei.offline.model import Model
 from bei.verification.temperature import probabilities
 from tests.e2e.kinds import case, labels
 from tests.support.builds import build_artifact
+from tests.support.keys import make_keys
 from tests.support.zoo import save_case
 
 NAMES = ["contradiction", "neutral", "entailment"]
@@ -29,7 +32,7 @@ TEXTS = [f"the cat {word} {number}" for number in range(60) for word in ("hello"
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("nli")
     save_case(folder / "checkpoint", case("BertForSequenceClassification", **labels(*NAMES)))
-    return build_artifact(folder / "checkpoint", folder / "artifact", name="nli", reference="engine").path
+    return build_artifact(folder / "checkpoint", folder / "artifact", name="nli", reference="engine", keep_reference=True).path
 
 
 @pytest.fixture
@@ -111,8 +114,6 @@ def test_a_temperature_without_its_record_is_refused(artifact: Path, tmp_path: P
     with Model(artifact, tune="off") as model:
         data = written(tmp_path, model.classify(TEXTS, raw_scores=True).scores, NAMES, 0.4)
     main.main(["calibrate", str(artifact), "--data", str(data)])
-    from bei.artifact.store import recertify
-
     recertify(load(artifact), load(artifact).certificate, {"classify": 2.0})
     with pytest.raises(ArtifactManifestError, match="not those of the manifest"):
         load(artifact)
@@ -121,9 +122,37 @@ def test_a_temperature_without_its_record_is_refused(artifact: Path, tmp_path: P
 def test_a_model_without_shares_is_refused_by_name(tmp_path: Path) -> None:
     save_case(tmp_path / "checkpoint", case("BertForSequenceClassification", num_labels=1))
     path = build_artifact(tmp_path / "checkpoint", tmp_path / "artifact", reference="engine").path
-    from bei.cli.calibrate import calibrate
-
     data = tmp_path / "data.jsonl"
     data.write_text("\n".join([json.dumps({"text": "a", "label": "b"})] * 40))
     with pytest.raises(BeiError, match="no shares of one whole"):
         calibrate(path, data, None)
+
+
+def test_a_signed_artifact_is_not_changed(artifact: Path, tmp_path: Path) -> None:
+    with Model(artifact, tune="off") as model:
+        data = written(tmp_path, model.classify(TEXTS, raw_scores=True).scores, NAMES, 0.4)
+    sign(load(artifact), make_keys(tmp_path).key)
+    before = (artifact / "manifest.json").read_bytes()
+    with pytest.raises(ArtifactSignatureError, match="delete signature.json, calibrate, and sign again"):
+        calibrate(artifact, data, None)
+    assert (artifact / "manifest.json").read_bytes() == before
+
+
+def test_an_artifact_that_is_not_verified_yet_is_not_calibrated(artifact: Path, tmp_path: Path) -> None:
+    data = written(tmp_path, np.zeros((len(TEXTS), len(NAMES))), NAMES, 1.0)
+    pending = msgspec.structs.replace(
+        load(artifact).certificate, kind="pending", outputs=[], passed=False, device="", num_texts=0
+    )
+    recertify(load(artifact), pending)
+    with pytest.raises(ConfigError, match="is not verified yet: run 'bei verify' first"):
+        calibrate(artifact, data, None)
+
+
+def test_verifying_again_keeps_the_temperature_and_its_record(artifact: Path, tmp_path: Path) -> None:
+    with Model(artifact, tune="off") as model:
+        data = written(tmp_path, model.classify(TEXTS, raw_scores=True).scores, NAMES, 0.4)
+    calibrated, record = calibrate(artifact, data, None)
+    main.main(["verify", str(artifact)])
+    after = load(artifact)
+    assert after.certificate.probabilities == [record]
+    assert after.manifest.temperatures == calibrated.manifest.temperatures == {"classify": record.temperature}
