@@ -186,6 +186,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"questions": {}}, "questions is empty"),
     ({"questions": {"q": {"type": "choice", "criteria": {}}}}, "has 0 choices"),
     ({"questions": {"q": {"type": "choice", "criteria": {str(n): None for n in range(256)}}}}, "has 256 choices"),
+    ({"questions": {"q": {"type": "choice", "criteria": dict.fromkeys(map(str, range(10_000)))}}}, "has 10000 choices"),
+    ({"questions": {"q": {"type": "score", "criteria": [*map(str, range(10_000))]}}}, "has 10000 levels"),
+    ({"questions": {str(n): {"type": "noul", "instructions": "a"} for n in range(401)}}, "401 questions"),
+    ({"questions": {"q": {"type": "choice", "criteria": {" \u2003\t": None, "a": None}}}}, "empty one among"),
+    ({"questions": {"q": {"type": "score", "criteria": ["a", "\n"]}}}, "empty one among its levels"),
     ({"questions": {"q": {"type": "choice", "criteria": {"": None, "a": None}}}}, "empty one among its choices"),
     ({"questions": {"q": {"type": "choice", "criteria": {"a ": None, "a": None}}}}, "'a' twice"),
     ({"questions": {"q": {"type": "score", "criteria": ["a", "a"]}}}, "'a' twice"),
@@ -224,6 +229,14 @@ OF_OPENAI: list[tuple[dict[str, Any], str]] = [
 def test_what_openai_s_form_may_not_say_is_refused(fields: dict[str, Any], said: str, nli: App) -> None:
     asked = {"input": STATE, "questions": [{"type": "predicate", "instructions": "a"}], **fields}
     check_error(post(nli, "/v1/decisions", model="nli", **asked), 400, said)
+
+
+@pytest.mark.parametrize("option", ["[SEP]", "a [CLS] b", "[PAD]", "\u0000", "\u202e", "\U0001f600" * 20])
+def test_an_option_of_any_characters_is_an_option(option: str, nli: App) -> None:
+    questions = {"q": {"type": "choice", "instructions": "a", "criteria": {option: None, "cat": None}}}
+    shares = answer(nli, "/v1/systemone", model="nli", state=STATE, questions=questions)["answers"]["q"]["probabilities"]
+    assert [*shares] == [option, "cat"]
+    assert sum(shares.values()) == pytest.approx(1, abs=1e-6)
 
 
 TWICE = {

@@ -1,0 +1,61 @@
+"""``/v1/extract``: labels that do not fit are clear errors, whatever their number and their characters."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.bei.server.app import App, check_error
+from tests.bei.server.kinds import post
+
+TEXT = "the cat, hello world"
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"labels": []}, "labels is empty"),
+    ({"labels": [""]}, "labels 0 is empty"),
+    ({"labels": ["a", " \u2003\t"]}, "labels 1 is empty"),
+    ({"labels": ["cat", "the", "cat"]}, "labels 2 is the same as labels 0"),
+    ({"labels": [f"label {place}" for place in range(10_000)]}, "send fewer"),
+    ({"labels": ["x" * 5000]}, "The labels take"),
+    ({"labels": ["a [SEP] b"]}, "labels 0 has '[SEP]', a token of the model's own"),
+    ({"labels": ["[CLS]"]}, "labels 0 has '[CLS]'"),
+    ({"labels": ["cat"], "threshold": {"dog": 0.5}}, "threshold has 'dog'"),
+    ({"labels": ["cat"], "threshold": 1.5}, "threshold"),
+    ({"labels": "cat"}, "labels"),
+    ({"labels": [1]}, "labels"),
+    ({"labels": None}, "labels"),
+    ({"labels": ["cat"], "input": []}, "input is empty"),
+]
+
+
+@pytest.mark.parametrize(("fields", "said"), WRONG, ids=[said for _, said in WRONG])
+def test_what_does_not_fit_is_refused(fields: dict[str, Any], said: str, kinds: App) -> None:
+    body = {"model": "spans", "input": [TEXT], **fields}
+    response = post(kinds, "/v1/extract", **body)
+    if len(json.dumps(body)) > 100_000:
+        check_error(response, 413)
+        return
+    check_error(response, 400, said)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    labels=st.lists(st.text(max_size=12), max_size=8),
+    text=st.text(max_size=40),
+    threshold=st.floats(0, 1) | st.floats(allow_nan=False, allow_infinity=False),
+)
+def test_any_labels_are_answered_or_refused_by_name(
+    labels: list[str], text: str, threshold: float, kinds: App
+) -> None:
+    body = json.dumps({"model": "spans", "input": [text], "labels": labels, "threshold": threshold})
+    response = kinds.request("POST", "/v1/extract", body.encode("utf-8", "surrogatepass"))
+    if response.status_code != 200:
+        error = check_error(response, 400)
+        assert any(word in error for word in ("label", "threshold", "input", "JSON")), error
+        return
+    (found,) = response.json()["data"]
+    assert all(span["text"] == text[span["start"] : span["end"]] for span in found["spans"])
+    assert all(span["label"] in labels and threshold <= span["score"] <= 1 for span in found["spans"])
