@@ -18,6 +18,7 @@ from bei.artifact.certificate.thresholds import PRECISIONS, PRECISIONS_OF_TARGET
 from bei.artifact.held_files import MOST_FILES
 from bei.artifact.image_processor import MOST_SIDE, processor_faults
 from bei.artifact.manifest import NO_ADAPTER, Adapters, Manifest, Package, Plan
+from bei.artifact.reading_faults import MOST_TOKENS, reading_faults, shown
 from bei.errors import ArtifactFileUnlistedError, ArtifactManifestError
 from bei.printable import printable
 from bei.utils.untrusted_files import (
@@ -42,8 +43,7 @@ OUTPUTS_OF: Mapping[str, tuple[str, ...]] = {
 }
 _LABELLED = ("logits", "token_logits")
 
-# Limit for sizes of tables: 16 million tokens are a thousand times a batch.
-MOST_TOKENS = 1 << 24
+# Limits for sizes of tables.
 MOST_SEQUENCES = 1 << 20
 _MOST_WIDTH = 1 << 24
 _MOST_COUNT = 1 << 31  # token ids are int32
@@ -80,7 +80,7 @@ def limits_fault(max_num_tokens: int, max_batch_size: int, max_seq_len: int) -> 
     }
     for name, (value, most) in given.items():
         if not 1 <= value <= most:
-            return f"{name} is {_shown(value)}, and must be from 1 to {most}"
+            return f"{name} is {shown(value)}, and must be from 1 to {most}"
     if max_seq_len > max_num_tokens:
         return f"max_num_tokens {max_num_tokens} cannot hold one sequence of max_seq_len {max_seq_len}"
     if max_batch_size > max_num_tokens:
@@ -113,8 +113,7 @@ def manifest_fault(manifest: Manifest) -> str | None:
         _tasks,
         _outputs,
         _heads,
-        _extraction,
-        _listwise,
+        reading_faults,
         _prompts,
         _roles,
         _routes,
@@ -186,9 +185,9 @@ def _names(manifest: Manifest) -> Iterator[str]:
             yield f"{field}: {fault}"
     for field, value in (("target", manifest.target), ("precision", manifest.precision)):
         if not _WORD.fullmatch(value):
-            yield f"{field} is {_shown(value)}, which is no name"
+            yield f"{field} is {shown(value)}, which is no name"
     if manifest.precision not in PRECISIONS:
-        yield f"precision is {_shown(manifest.precision)}, and must be one of {', '.join(PRECISIONS)}"
+        yield f"precision is {shown(manifest.precision)}, and must be one of {', '.join(PRECISIONS)}"
     built = PRECISIONS_OF_TARGETS.get(manifest.target, PRECISIONS)  # a newer bei may have further targets
     if manifest.precision in PRECISIONS and manifest.precision not in built:
         yield f"precision is {manifest.precision}, which the target {manifest.target} does not have: {', '.join(built)}"
@@ -197,7 +196,7 @@ def _names(manifest: Manifest) -> Iterator[str]:
         least = 1 if field in ("hidden_size", "vocab_size") else 0
         most = 1 << 62 if field == "num_parameters" else _MOST_COUNT
         if not least <= (value := getattr(spec, field)) <= most:
-            yield f"spec.{field} is {_shown(value)}, and must be from {least} to {most}"
+            yield f"spec.{field} is {shown(value)}, and must be from {least} to {most}"
 
 
 def _tasks(manifest: Manifest) -> Iterator[str]:
@@ -207,7 +206,7 @@ def _tasks(manifest: Manifest) -> Iterator[str]:
     outputs = {output.name for output in manifest.outputs}
     for task in manifest.tasks:
         if task not in OUTPUTS_OF:
-            yield f"tasks has {_shown(task)}, and each must be one of {', '.join(OUTPUTS_OF)}"
+            yield f"tasks has {shown(task)}, and each must be one of {', '.join(OUTPUTS_OF)}"
         elif outputs.isdisjoint(OUTPUTS_OF[task]):
             yield f"the task {task} reads {' or '.join(OUTPUTS_OF[task])}, which the engine does not give"
 
@@ -218,9 +217,9 @@ def _outputs(manifest: Manifest) -> Iterator[str]:
     yield from _repeated("outputs", [output.name for output in manifest.outputs])
     for output in manifest.outputs:
         if not _OUTPUT.fullmatch(output.name):
-            yield f"outputs has {_shown(output.name)}, which is no name of an output"
+            yield f"outputs has {shown(output.name)}, which is no name of an output"
         if not 1 <= output.dimension <= _MOST_WIDTH:
-            yield f"{output.name} has the dimension {_shown(output.dimension)}, and it must be from 1 to {_MOST_WIDTH}"
+            yield f"{output.name} has the dimension {shown(output.dimension)}, and it must be from 1 to {_MOST_WIDTH}"
         if output.name in chain.from_iterable(OUTPUTS_OF.values()):
             is_token = output.name.startswith("token_") or output.name == "span_logits"
             if output.per_token != is_token:
@@ -239,7 +238,7 @@ def _heads(manifest: Manifest) -> Iterator[str]:
     if embedding is not None:
         if any(dimension < 1 for dimension in embedding.matryoshka_dimensions or ()):
             yield (
-                f"matryoshka_dimensions has {_shown(min(embedding.matryoshka_dimensions or ()))}, and each must be "
+                f"matryoshka_dimensions has {shown(min(embedding.matryoshka_dimensions or ()))}, and each must be "
                 "at least 1"
             )
         if embedding.int8_largest is not None and not _LEAST_STEP <= embedding.int8_largest <= 1:
@@ -250,78 +249,20 @@ def _heads(manifest: Manifest) -> Iterator[str]:
         yield f"{labelled.name} has {labelled.dimension} columns, and classification has {count} labels"
     if classification is not None and labelled is None:
         yield "classification has labels, and no output has scores"
-    template = manifest.rerank_template
-    if template is not None:
-        if "rerank" not in manifest.tasks:
-            yield "there is a rerank_template, and the model does not rerank"
-        for slot in ("{query}", "{document}"):
-            if slot not in template.body:
-                yield f"the body of rerank_template has no {slot}: every pair would be the same text"
-    if (asked := manifest.classify_template) and (manifest.tasks != ["classify"] or "{text}" not in asked.body):
-        yield "classify_template goes with the task classify alone, and its body must have {text}"
-    yield from _decisions(manifest)
-
-
-def _decisions(manifest: Manifest) -> Iterator[str]:
-    """Faults of what is read to decide."""
-    asked = manifest.decide_template
-    if isinstance(asked, msgspec.UnsetType):
-        if "decide" in manifest.tasks:
-            yield "the task decide has no decide_template"
-        return
-    if manifest.tasks != ["decide"]:
-        yield "decide_template goes with the task decide alone"
-    by_tokens = asked.option is msgspec.UNSET
-    if by_tokens != (manifest.dimension("logits") is not None):
-        yield "decide_template must have an option where the output is token_likelihood, and none where it is logits"
-    for slot in ("{text}", "{question}", *(["{options}"] if by_tokens else [])):
-        if slot not in asked.body:
-            yield f"the body of decide_template has no {slot}"
-    if not by_tokens and "{option}" not in str(asked.option):
-        yield "the option of decide_template has no {option}: all would be the same text"
-
-
-def _extraction(manifest: Manifest) -> Iterator[str]:
-    """Faults of how labels and words are read, which goes with scores of spans."""
-    found, width = manifest.extraction, manifest.dimension("span_logits")
-    if (width is None) != isinstance(found, msgspec.UnsetType):
-        yield "extraction and the output span_logits must both be there, or neither"
-    elif not isinstance(found, msgspec.UnsetType):
-        for name in ("label_id", "separator_id"):
-            if not 0 <= (value := getattr(found, name)) < manifest.spec.vocab_size:
-                yield f"{name} of extraction is {_shown(value)}, which is in no vocabulary"
-        if found.columns != width or found.max_width < 1 or not 1 <= found.max_words <= MOST_TOKENS:
-            yield "extraction has an invalid max_width or max_words"
-
-
-def _listwise(manifest: Manifest) -> Iterator[str]:
-    """Faults of how lists of documents are read, which goes with the states of their markers."""
-    found = manifest.listwise
-    if (manifest.dimension("token_projection") is None) != isinstance(found, msgspec.UnsetType):
-        yield "listwise and the output token_projection must both be there, or neither"
-    elif not isinstance(found, msgspec.UnsetType):
-        ids = found.document_id, found.query_id
-        if ids[0] == ids[1] or not all(0 <= value < manifest.spec.vocab_size for value in ids):
-            yield f"document_id and query_id of listwise are {_shown(ids[0])} and {_shown(ids[1])}: no two tokens"
-        if "" in (found.document_token, found.query_token):
-            yield "listwise has a marker without a character"
-        for name in ("max_query_tokens", "max_document_tokens", "max_documents", "max_tokens"):
-            if not 1 <= (value := getattr(found, name)) <= MOST_TOKENS:
-                yield f"{name} of listwise is {_shown(value)}, and must be from 1 to {MOST_TOKENS}"
 
 
 def _prompts(manifest: Manifest) -> Iterator[str]:
     for name in manifest.prompts:
         if name and not name.isprintable():
-            yield f"prompts has the name {_shown(name)}, which cannot be printed"
+            yield f"prompts has the name {shown(name)}, which cannot be printed"
     if manifest.default_prompt_name is not None and manifest.default_prompt_name not in manifest.prompts:
-        yield f"default_prompt_name {_shown(manifest.default_prompt_name)} is not among the prompts"
+        yield f"default_prompt_name {shown(manifest.default_prompt_name)} is not among the prompts"
 
 
 def _roles(manifest: Manifest) -> Iterator[str]:
     for side, role in manifest.roles.items():
         if role.max_tokens is not None and not 1 <= role.max_tokens <= _MOST_COUNT:
-            yield f"the role {side} has max_tokens {_shown(role.max_tokens)}, which must be from 1 to {_MOST_COUNT}"
+            yield f"the role {side} has max_tokens {shown(role.max_tokens)}, which must be from 1 to {_MOST_COUNT}"
         if any(not 0 <= token < _MOST_COUNT for token in role.skip_ids):
             yield f"the role {side} skips a token id that is negative or too large"
         if role.table and manifest.dimension("sparse") is None:
@@ -332,11 +273,11 @@ def _roles(manifest: Manifest) -> Iterator[str]:
         if expansion is None:
             continue
         if not 1 <= expansion.num_tokens <= manifest.max_seq_len:
-            yield f"the role {side} is filled up to {_shown(expansion.num_tokens)} tokens, beyond max_seq_len"
+            yield f"the role {side} is filled up to {shown(expansion.num_tokens)} tokens, beyond max_seq_len"
         if not 0 <= expansion.token_id < manifest.spec.vocab_size:
-            yield f"the role {side} is filled up with token {_shown(expansion.token_id)}, which is in no vocabulary"
+            yield f"the role {side} is filled up with token {shown(expansion.token_id)}, which is in no vocabulary"
         if expansion.padding_id is not None and not 0 <= expansion.padding_id < manifest.spec.vocab_size:
-            yield f"the role {side} has the padding {_shown(expansion.padding_id)}, which is in no vocabulary"
+            yield f"the role {side} has the padding {shown(expansion.padding_id)}, which is in no vocabulary"
 
 
 def _routes(manifest: Manifest) -> Iterator[str]:
@@ -347,7 +288,7 @@ def _routes(manifest: Manifest) -> Iterator[str]:
         if fault := name_fault(name):
             yield f"routes: {fault}"
     if routes.default in routes.absent:
-        yield f"the default route {_shown(routes.default)} is absent"
+        yield f"the default route {shown(routes.default)} is absent"
 
 
 def _adapters(manifest: Manifest) -> Iterator[str]:
@@ -361,7 +302,7 @@ def _adapters(manifest: Manifest) -> Iterator[str]:
     if not names:
         yield "adapters has no names"
     if missing := [task for task in adapters.tasks if task not in names]:
-        yield f"adapters has the task {_shown(missing[0])}, which is none of its names"
+        yield f"adapters has the task {shown(missing[0])}, which is none of its names"
 
 
 def _engine(manifest: Manifest) -> Iterator[str]:
@@ -382,7 +323,7 @@ def _plan(plan: Plan) -> Iterator[str]:
             least, usual, most = getattr(profile, field)
             if not 1 <= least <= usual <= most <= MOST_TOKENS:
                 yield (
-                    f"the plan's profile {_shown(profile.name)} has {field} {least}, {usual}, {most}, which must "
+                    f"the plan's profile {shown(profile.name)} has {field} {least}, {usual}, {most}, which must "
                     f"ascend from 1 to {MOST_TOKENS} at most"
                 )
 
@@ -394,13 +335,13 @@ def _package(package: Package) -> Iterator[str]:
     if "input_ids" not in package.inputs:
         yield "the package's inputs have no input_ids: it reads no text"
     if not 0 <= package.weight_bytes < 1 << 62:
-        yield f"the package has weight_bytes {_shown(package.weight_bytes)}, which is not a possible size"
+        yield f"the package has weight_bytes {shown(package.weight_bytes)}, which is not a possible size"
 
 
 def _filling(manifest: Manifest) -> Iterator[str]:
     token = manifest.tokenization.filled_with
     if token is not None and not 0 <= token < manifest.spec.vocab_size:
-        yield f"tokenization.filling_id is {_shown(token)}, which the model has no row for"
+        yield f"tokenization.filling_id is {shown(token)}, which the model has no row for"
 
 
 def _images(manifest: Manifest) -> Iterator[str]:
@@ -412,9 +353,9 @@ def _images(manifest: Manifest) -> Iterator[str]:
     yield from (f"images.processor: {fault}" for fault in processor_faults(tower.processor))
     patch, (height, width) = tower.patch_size, tower.image_size
     if patch < 1 or not all(1 <= side <= MOST_SIDE and side % patch == 0 for side in (height, width)):
-        yield f"images has patches of {_shown(patch)} pixels in {_shown(height)} x {_shown(width)}"
+        yield f"images has patches of {shown(patch)} pixels in {shown(height)} x {shown(width)}"
     elif tower.max_seq_len != (height // patch) * (width // patch) + tower.class_token:
-        yield f"images.max_seq_len is {_shown(tower.max_seq_len)}, which is not the number of an image's patches"
+        yield f"images.max_seq_len is {shown(tower.max_seq_len)}, which is not the number of an image's patches"
     if tower.processor.output_size not in (None, tower.image_size):
         yield "images.processor makes images of another size than image_size"
     if "embed" not in manifest.tasks:
@@ -439,9 +380,9 @@ def _files(manifest: Manifest) -> Iterator[str]:
         yield f"files has {len(manifest.files)} entries, more than the {MOST_FILES} that a server holds open"
     for info in manifest.files:
         if any(part in ("", ".") for part in info.path.split("/")) or info.path in _UNLISTED:
-            yield f"files has {_shown(info.path)}, which is no path of a file"
+            yield f"files has {shown(info.path)}, which is no path of a file"
         if not 0 <= info.size < 1 << 62 or not _SHA256.fullmatch(info.sha256):
-            yield f"files has {_shown(info.path)} with an invalid size or sha256"
+            yield f"files has {shown(info.path)} with an invalid size or sha256"
     if not any(info.path.startswith("engine/") for info in manifest.files):
         yield "files has nothing in engine/"
 
@@ -451,7 +392,7 @@ def _verdict(manifest: Manifest, certificate: Certificate) -> Iterator[str]:
     if kind != manifest.verification:
         yield f"its kind is {kind}, and the manifest says {manifest.verification}"
     if not 0 <= certificate.num_texts <= certificate.num_held_out_texts <= _MOST_COUNT:
-        counts = f"{_shown(certificate.num_texts)} of {_shown(certificate.num_held_out_texts)}"
+        counts = f"{shown(certificate.num_texts)} of {shown(certificate.num_held_out_texts)}"
         yield f"it compares {counts} texts, which is not possible"
     was_compared = kind in ("reference", "self-consistency")
     if was_compared and (not certificate.num_texts or not outputs or certificate.thresholds is None):
@@ -470,7 +411,7 @@ def _figures(manifest: Manifest, certificate: Certificate) -> Iterator[str]:
     yield from _repeated("its outputs", [one.output for one in certificate.outputs])
     for one in certificate.outputs:
         if manifest.dimension(one.output) is None:
-            yield f"it has figures for {_shown(one.output)}, which the engine does not give"
+            yield f"it has figures for {shown(one.output)}, which the engine does not give"
         for field in ("cosine_mean", "cosine_p1", "cosine_min"):
             if not abs(value := getattr(one, field)) <= 1 + _ROUNDING:
                 yield f"{field} of {one.output} is {value}, which is no cosine"
@@ -480,7 +421,7 @@ def _figures(manifest: Manifest, certificate: Certificate) -> Iterator[str]:
             yield f"{one.output} has no worst_texts"
     width = manifest.dimension(certificate.canary_output)
     if width is None:
-        yield f"its canary is for {_shown(certificate.canary_output)}, which the engine does not give"
+        yield f"its canary is for {shown(certificate.canary_output)}, which the engine does not give"
     elif len(certificate.canary_row) != width:
         yield f"its canary has {len(certificate.canary_row)} components, and {certificate.canary_output} has {width}"
 
@@ -492,7 +433,7 @@ def _image_figures(manifest: Manifest, certificate: Certificate) -> Iterator[str
     if found is None:
         return
     if not 0 <= found.num_images <= _MOST_COUNT:
-        yield f"it compares {_shown(found.num_images)} images, which is not possible"
+        yield f"it compares {shown(found.num_images)} images, which is not possible"
     was_compared = found.kind in ("reference", "self-consistency")
     if found.kind == "pending" or was_compared != (found.output is not None):
         yield f"its kind of images is {found.kind}, which its figures contradict"
@@ -512,10 +453,5 @@ def _repeated(what: str, names: Sequence[str]) -> Iterator[str]:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            yield f"{what} has {_shown(name)} twice"
+            yield f"{what} has {shown(name)} twice"
         seen.add(name)
-
-
-def _shown(value: object) -> str:
-    text = ascii(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

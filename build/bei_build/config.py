@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
-from bei.artifact.validation import MOST_SEQUENCES, MOST_TOKENS
+from bei.artifact.reading_faults import MOST_TOKENS
+from bei.artifact.validation import MOST_SEQUENCES
 from bei.config.checks import check_ranges
 from bei.errors import ConfigError
 from bei.utils.ranges import WEEK_S, Range

@@ -13,8 +13,9 @@ from bei.core import ScoreFunction
 from bei.errors import CheckpointError, ConfigError
 from bei_build.checkpoint.sentence_transformers import SentenceTransformersFiles, SparsePooling, torch_class
 from bei_build.families.base import Family
+from bei_build.spec.head_layers import LikelihoodSpec
 from bei_build.spec.model_spec import HeadSpec, ModelSpec, Output
-from bei_build.spec.parts import ActivationSpec, DenseSpec, LikelihoodSpec, NormLayerSpec, Pooling
+from bei_build.spec.parts import ActivationSpec, DenseSpec, NormLayerSpec, Pooling
 from bei_build.weights.model_weights import SideModule, stored_width
 
 TASKS = ("auto", "embed", "embed_sparse", "embed_tokens", "classify", "rerank", "classify_tokens", "extract", "decide")

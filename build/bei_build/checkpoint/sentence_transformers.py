@@ -17,7 +17,8 @@ from bei_build.checkpoint.colbert import Sides, check_token_pooling, module_side
 from bei_build.checkpoint.remote_code import check_module_types
 from bei_build.checkpoint.router import Routing, class_of, select_route
 from bei_build.files.json_settings import read_json, read_object, setting
-from bei_build.spec.parts import Activation, DenseSpec, HeadLayer, NormalizeSpec, NormLayerSpec, NormSpec, Pooling
+from bei_build.spec.head_layers import HeadLayer
+from bei_build.spec.parts import Activation, DenseSpec, NormalizeSpec, NormLayerSpec, NormSpec, Pooling
 from bei_build.tokenizer.chat_template import ChatSettings, chat_settings
 
 _POOLING_NAMES: dict[str, Pooling] = {

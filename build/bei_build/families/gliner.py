@@ -13,8 +13,9 @@ from typing import Any
 from bei.errors import CheckpointError
 from bei_build.families import deberta, modernbert
 from bei_build.families.base import Family
+from bei_build.spec.head_layers import HeadLayer, SpanScoresSpec, WordScoresSpec
 from bei_build.spec.model_spec import HeadSpec
-from bei_build.spec.parts import DenseSpec, HeadLayer, SpanScoresSpec, WordScoresSpec
+from bei_build.spec.parts import DenseSpec
 
 MODEL_TYPE = "gliner"
 ARCHITECTURE = "UniEncoderSpanGLiNER"

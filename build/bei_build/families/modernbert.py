@@ -11,17 +11,9 @@ from typing import Any
 from bei_build.families.base import Family, activation_named, embedder, masked_lm
 from bei_build.families.decoder import is_causal, last_token_embedder, window
 from bei_build.families.rope import rope_from_config
+from bei_build.spec.head_layers import HeadLayer
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
-from bei_build.spec.parts import (
-    AttentionSpec,
-    DenseSpec,
-    EmbeddingsSpec,
-    HeadLayer,
-    LayerSpec,
-    MLPSpec,
-    NormLayerSpec,
-    NormSpec,
-)
+from bei_build.spec.parts import AttentionSpec, DenseSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormLayerSpec, NormSpec
 
 
 def _norm(config: Any) -> NormSpec:

@@ -19,19 +19,9 @@ from bei_build.onnx_graph.span_scores import emit_span_scores
 from bei_build.onnx_graph.word_scores import emit_word_scores
 from bei_build.onnx_graph.writer import GraphWriter
 from bei_build.spec.dtypes import DType, FloatArray
+from bei_build.spec.head_layers import HeadLayer, LikelihoodSpec, SpanScoresSpec, WordScoresSpec, needs_fp32
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
-from bei_build.spec.parts import (
-    ActivationSpec,
-    DenseSpec,
-    HeadLayer,
-    LatentAttentionSpec,
-    LikelihoodSpec,
-    NormLayerSpec,
-    Pooling,
-    SpanScoresSpec,
-    WordScoresSpec,
-    needs_fp32,
-)
+from bei_build.spec.parts import ActivationSpec, DenseSpec, LatentAttentionSpec, NormLayerSpec, Pooling
 
 
 class HeadEmitter:

@@ -14,7 +14,7 @@ import numpy as np
 
 from bei_build.onnx_graph.writer import GraphWriter
 from bei_build.spec.dtypes import DType, FloatArray
-from bei_build.spec.parts import LikelihoodSpec
+from bei_build.spec.head_layers import LikelihoodSpec
 
 _ROWS = 8192  # of the matrix at a time: 32 kB for each token
 

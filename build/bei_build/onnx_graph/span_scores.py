@@ -14,7 +14,7 @@ import numpy as np
 from bei_build.onnx_graph.word_rows import WordRows
 from bei_build.onnx_graph.writer import GraphWriter
 from bei_build.spec.dtypes import DType, FloatArray
-from bei_build.spec.parts import SpanScoresSpec
+from bei_build.spec.head_layers import SpanScoresSpec
 
 
 def emit_span_scores(

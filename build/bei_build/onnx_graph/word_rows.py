@@ -11,7 +11,7 @@ import numpy as np
 
 from bei_build.onnx_graph.writer import GraphWriter
 from bei_build.spec.dtypes import DType, FloatArray
-from bei_build.spec.parts import SpanScoresSpec, WordScoresSpec
+from bei_build.spec.head_layers import SpanScoresSpec, WordScoresSpec
 
 # PyTorch's gates are input, forget, cell, output; ONNX's input, output, forget, cell.
 _GATES = (0, 3, 1, 2)

@@ -13,7 +13,7 @@ from functools import reduce
 from bei_build.onnx_graph.word_rows import WordRows
 from bei_build.onnx_graph.writer import GraphWriter
 from bei_build.spec.dtypes import FloatArray
-from bei_build.spec.parts import WordScoresSpec
+from bei_build.spec.head_layers import WordScoresSpec
 
 _PARTS = 4
 

@@ -21,14 +21,13 @@ from bei.utils.libraries import importing
 from bei_build import memory
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.families.base import Family
+from bei_build.spec.head_layers import HeadLayer, LikelihoodSpec
 from bei_build.spec.model_spec import HeadSpec
 from bei_build.spec.parts import (
     Activation,
     ActivationSpec,
     DenseSpec,
-    HeadLayer,
     LatentAttentionSpec,
-    LikelihoodSpec,
     NormLayerSpec,
     NormSpec,
     Pooling,

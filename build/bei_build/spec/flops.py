@@ -9,17 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from bei_build.spec.head_layers import LikelihoodSpec, SpanScoresSpec, WordScoresSpec
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
-from bei_build.spec.parts import (
-    AttentionSpec,
-    DenseSpec,
-    LatentAttentionSpec,
-    LayerSpec,
-    LikelihoodSpec,
-    MLPSpec,
-    SpanScoresSpec,
-    WordScoresSpec,
-)
+from bei_build.spec.parts import AttentionSpec, DenseSpec, LatentAttentionSpec, LayerSpec, MLPSpec
 
 
 def flops(spec: ModelSpec, lengths: Iterable[int]) -> int:

@@ -13,6 +13,7 @@ from typing import Literal
 
 from bei.core import Encoding, Expansion, expanded
 from bei_build.spec.adapters import AdaptersSpec, factor_weights
+from bei_build.spec.head_layers import HeadLayer, LikelihoodSpec, SpanScoresSpec, WordScoresSpec
 from bei_build.spec.parts import (
     AttentionPoolSpec,
     AttentionSpec,
@@ -20,16 +21,12 @@ from bei_build.spec.parts import (
     DecoderSpec,
     DenseSpec,
     EmbeddingsSpec,
-    HeadLayer,
     LatentAttentionSpec,
     LayerInputsSpec,
     LayerSpec,
-    LikelihoodSpec,
     NormLayerSpec,
     NormSpec,
     Pooling,
-    SpanScoresSpec,
-    WordScoresSpec,
 )
 from bei_build.spec.weight_shapes import (
     Shape,

@@ -1,9 +1,9 @@
-"""Parts of a model as data: embeddings, norms, attention, MLPs and experts, layers, and the layers of heads."""
+"""Parts of a model as data: embeddings, norms, attention, MLPs and experts, layers, and plain layers of heads."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, get_args
 
 from bei_build.spec.short_convolution import ShortConvolutionSpec
 
@@ -417,73 +417,6 @@ class LatentAttentionSpec:
 
 
 @dataclass(frozen=True)
-class SpanScoresSpec:
-    """Scores of all spans of up to ``max_width`` words for all labels of a sequence (GLiNER, arXiv:2311.08526, section
-    2.2, with the span representation "markerV0" of its code).
-
-    Words and labels are the tokens that the batch marks (``bei.engine.words``). ``recurrent_layers`` bidirectional
-    LSTMs read the words first. With MLPs of one hidden layer of 4 * ``width`` and a ReLU, a span from word i to word j
-    scores label c with out(relu([start(w_i), end(w_j)])) * label(l_c).
-
-    Its weights are ``{name}.rnn.{i}.{ahead|back}.{input|hidden}`` (gates as PyTorch's LSTM has them), and two
-    linear layers ``.0`` and ``.1`` of each MLP, ``{name}.{start|end|out|label}``.
-    """
-
-    name: str
-    width: int
-    max_width: int
-    recurrent_layers: int
-
-    @property
-    def columns(self) -> int:
-        """Scores of a word for one label."""
-        return self.max_width
-
-
-@dataclass(frozen=True)
-class WordScoresSpec:
-    """Scores of every word as the first of a span, its last, and one inside, for all labels of a sequence (the
-    token-level models of GLiNER's code, its ``Scorer``).
-
-    Words, labels and LSTMs are those of ``SpanScoresSpec``. Words and labels are projected to two rows of ``width``
-    each, a and b; the scores are out([a_word, a_label, b_word * b_label]), an MLP with one hidden layer of 4 *
-    ``width`` and a ReLU.
-
-    Its weights are those of the LSTMs, two linear layers ``{name}.{word|label}``, and ``.0`` and ``.1`` of
-    ``{name}.out``.
-    """
-
-    name: str
-    width: int
-    recurrent_layers: int
-
-    @property
-    def columns(self) -> int:
-        """Scores of a word for one label."""
-        return 3
-
-
-@dataclass(frozen=True)
-class LikelihoodSpec:
-    """The logarithm of every token's probability behind those in front of it, by a language model: of the softmax over
-    the vocabulary of ``factor`` * matrix @ state, or of cap * tanh(that / cap).
-
-    Tokens that are not scored (``bei.engine.scored``) have 0. Its weight is ``{name}.weight`` [vocabulary, width].
-    """
-
-    name: str
-    width: int
-    vocabulary: int
-    factor: float = 1.0
-    cap: float | None = None
-
-    @property
-    def columns(self) -> int:
-        """Scores of a token."""
-        return 1
-
-
-@dataclass(frozen=True)
 class AttentionPoolSpec:
     """Pooling "attention": a learned row, the probe, attends to a sequence's tokens, and goes through an MLP with a
     norm in front and a residual sum (arXiv:2106.04560, section 3.1: the MAP head of SigLIP, arXiv:2303.15343).
@@ -498,23 +431,3 @@ class AttentionPoolSpec:
     intermediate_size: int
     activation: Activation
     norm: NormSpec
-
-
-HeadLayer: TypeAlias = (
-    DenseSpec
-    | NormLayerSpec
-    | ActivationSpec
-    | NormalizeSpec
-    | LatentAttentionSpec
-    | SpanScoresSpec
-    | WordScoresSpec
-    | LikelihoodSpec
-)
-
-
-def needs_fp32(layer: HeadLayer) -> bool:
-    """True if 16 bits are too narrow for ``layer`` on tokens, and so for the layers after it.
-
-    A vector's length overflows FP16, and its lower bound underflows; SPLADE sums logarithms of numbers near 1.
-    """
-    return layer in (NormalizeSpec(), ActivationSpec("log1p_relu"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeAlias
 
+from bei_build.spec.head_layers import SpanScoresSpec, WordScoresSpec
 from bei_build.spec.parts import (
     AttentionPoolSpec,
     AttentionSpec,
@@ -16,8 +17,6 @@ from bei_build.spec.parts import (
     LayerSpec,
     MLPSpec,
     NormSpec,
-    SpanScoresSpec,
-    WordScoresSpec,
 )
 from bei_build.spec.short_convolution import ShortConvolutionSpec
 

@@ -13,20 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bei.errors import CompileError
+from bei_build.spec.head_layers import HeadLayer, LikelihoodSpec, SpanScoresSpec, WordScoresSpec, needs_fp32
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
-from bei_build.spec.parts import (
-    ActivationSpec,
-    DenseSpec,
-    HeadLayer,
-    LatentAttentionSpec,
-    LikelihoodSpec,
-    NormalizeSpec,
-    NormLayerSpec,
-    Pooling,
-    SpanScoresSpec,
-    WordScoresSpec,
-    needs_fp32,
-)
+from bei_build.spec.parts import ActivationSpec, DenseSpec, LatentAttentionSpec, NormalizeSpec, NormLayerSpec, Pooling
 from bei_build.torch_graph.activation import activated
 from bei_build.torch_graph.attention_pool import AttentionPool
 from bei_build.torch_graph.latent_attention import LatentAttention

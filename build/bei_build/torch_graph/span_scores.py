@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from bei_build.spec.parts import SpanScoresSpec, WordScoresSpec
+from bei_build.spec.head_layers import SpanScoresSpec, WordScoresSpec
 from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.parameters import Linear, TensorOptions
 from bei_build.torch_graph.word_rows import WordReader

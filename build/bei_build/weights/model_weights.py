@@ -15,8 +15,9 @@ from bei.errors import WeightsError
 from bei_build.families.base import AS_STORED, Family
 from bei_build.spec.adapters import A, B
 from bei_build.spec.dtypes import FloatArray
+from bei_build.spec.head_layers import HeadLayer
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
-from bei_build.spec.parts import DenseSpec, HeadLayer
+from bei_build.spec.parts import DenseSpec
 from bei_build.spec.weight_shapes import Shape
 from bei_build.weights.adapted import adapters_spec, stacked_factor
 from bei_build.weights.dequantize import open_dequantized

@@ -1,0 +1,84 @@
+"""Faults of how a manifest says that a model reads its inputs: templates, labels of requests, lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from bei.artifact.manifest import Manifest
+
+# 16 million tokens are a thousand times a batch.
+MOST_TOKENS = 1 << 24
+
+
+def shown(value: object) -> str:
+    """``value`` in a message: printable, and not long."""
+    text = ascii(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def reading_faults(manifest: Manifest) -> Iterator[str]:
+    """All of them."""
+    for part in (_templates, _decisions, _extraction, _listwise):
+        yield from part(manifest)
+
+
+def _templates(manifest: Manifest) -> Iterator[str]:
+    template = manifest.rerank_template
+    if template is not None:
+        if "rerank" not in manifest.tasks:
+            yield "there is a rerank_template, and the model does not rerank"
+        for slot in ("{query}", "{document}"):
+            if slot not in template.body:
+                yield f"the body of rerank_template has no {slot}: every pair would be the same text"
+    if (asked := manifest.classify_template) and (manifest.tasks != ["classify"] or "{text}" not in asked.body):
+        yield "classify_template goes with the task classify alone, and its body must have {text}"
+
+
+def _decisions(manifest: Manifest) -> Iterator[str]:
+    """Faults of what is read to decide."""
+    asked = manifest.decide_template
+    if isinstance(asked, msgspec.UnsetType):
+        if "decide" in manifest.tasks:
+            yield "the task decide has no decide_template"
+        return
+    if manifest.tasks != ["decide"]:
+        yield "decide_template goes with the task decide alone"
+    by_tokens = asked.option is msgspec.UNSET
+    if by_tokens != (manifest.dimension("logits") is not None):
+        yield "decide_template must have an option where the output is token_likelihood, and none where it is logits"
+    for slot in ("{text}", "{question}", *(["{options}"] if by_tokens else [])):
+        if slot not in asked.body:
+            yield f"the body of decide_template has no {slot}"
+    if not by_tokens and "{option}" not in str(asked.option):
+        yield "the option of decide_template has no {option}: all would be the same text"
+
+
+def _extraction(manifest: Manifest) -> Iterator[str]:
+    """Faults of how labels and words are read, which goes with scores of spans."""
+    found, width = manifest.extraction, manifest.dimension("span_logits")
+    if (width is None) != isinstance(found, msgspec.UnsetType):
+        yield "extraction and the output span_logits must both be there, or neither"
+    elif not isinstance(found, msgspec.UnsetType):
+        for name in ("label_id", "separator_id"):
+            if not 0 <= (value := getattr(found, name)) < manifest.spec.vocab_size:
+                yield f"{name} of extraction is {shown(value)}, which is in no vocabulary"
+        if found.columns != width or found.max_width < 1 or not 1 <= found.max_words <= MOST_TOKENS:
+            yield "extraction has an invalid max_width or max_words"
+
+
+def _listwise(manifest: Manifest) -> Iterator[str]:
+    """Faults of how lists of documents are read, which goes with the states of their markers."""
+    found = manifest.listwise
+    if (manifest.dimension("token_projection") is None) != isinstance(found, msgspec.UnsetType):
+        yield "listwise and the output token_projection must both be there, or neither"
+    elif not isinstance(found, msgspec.UnsetType):
+        ids = found.document_id, found.query_id
+        if ids[0] == ids[1] or not all(0 <= value < manifest.spec.vocab_size for value in ids):
+            yield f"document_id and query_id of listwise are {shown(ids[0])} and {shown(ids[1])}: no two tokens"
+        if "" in (found.document_token, found.query_token):
+            yield "listwise has a marker without a character"
+        for name in ("max_query_tokens", "max_document_tokens", "max_documents", "max_tokens"):
+            if not 1 <= (value := getattr(found, name)) <= MOST_TOKENS:
+                yield f"{name} of listwise is {shown(value)}, and must be from 1 to {MOST_TOKENS}"
