@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-import msgspec
-
 from bei.artifact.certificate.record import Certificate
 from bei.artifact.certificate.thresholds import PRECISIONS, PRECISIONS_OF_TARGETS
 from bei.artifact.held_files import MOST_FILES

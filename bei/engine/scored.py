@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from bei.core import Int32Array, PackedBatch
 
@@ -13,8 +15,8 @@ NAMES = frozenset({"scored_tokens", "scored_before", "token_scores"})
 
 def scored_inputs(batch: PackedBatch, num_tokens: int, bucket: Callable[[int], int] | None) -> dict[str, Int32Array]:
     """A token is scored unless it is its sequence's first, or left out of means (``PackedBatch.unpooled_lens``); where
-    sequences share it, if any of them scores it. With K' scored tokens, bucketed (None: the ``num_tokens`` of the step),
-    int32:
+    sequences share it, if any of them scores it. With K' scored tokens, bucketed (None: the ``num_tokens`` of the
+    step), int32:
 
     - ``scored_tokens`` [K']: the packed position of each. ``scored_before`` [K']: that of the token in front of it.
     - ``token_scores`` [T']: per packed token, its place among them; K' if it has none.
@@ -24,8 +26,8 @@ def scored_inputs(batch: PackedBatch, num_tokens: int, bucket: Callable[[int], i
     first = np.ones(batch.batch_size, np.int32) if batch.unpooled_lens is None else np.maximum(batch.unpooled_lens, 1)
     is_scored = positions >= np.repeat(first, lengths)
     if batch.shared is None:
-        tokens = np.flatnonzero(is_scored)
-        before = tokens - 1
+        tokens: npt.NDArray[np.integer[Any]] = np.flatnonzero(is_scored)
+        before: npt.NDArray[np.integer[Any]] = tokens - 1
     else:
         kept, places = batch.shared
         tokens = np.unique(places[is_scored])

@@ -449,7 +449,9 @@ def _classify_template(config: BuildConfig) -> ClassifyTemplate | msgspec.UnsetT
 def _decide_template(config: BuildConfig) -> DecideTemplate | msgspec.UnsetType:
     if not config.decide_body:
         return msgspec.UNSET
-    return DecideTemplate(body=config.decide_body, option=msgspec.UNSET if config.score_tokens else config.decide_option)
+    return DecideTemplate(
+        body=config.decide_body, option=msgspec.UNSET if config.score_tokens else config.decide_option
+    )
 
 
 def _rerank_template(config: BuildConfig, checkpoint: Checkpoint) -> RerankTemplate | None:

@@ -9,10 +9,11 @@ from typing import Any
 
 import msgspec
 
+from bei.artifact.manifest import DecideTemplate
 from bei.offline.methods import _question
 from bei.server.endpoint.parse import read_now
 from bei.server.routes import decisions, systemone
-from bei.tasks.decide import _of_inference, _of_reranker
+from bei.tasks.decision_readings import of_inference, of_likelihoods, of_reranker, of_tokens
 from bei.tasks.questions import AskedQuestion, as_text, question_of
 from tests.bei.server.test_fuzz import SEEDS
 from tests.fuzz.mutation import changed, changed_body
@@ -34,12 +35,19 @@ _ITEMS = [
 ]
 
 
+_BODY = "{text} {question} {options}"
+_OF_TOKENS = of_tokens("model", DecideTemplate(body=_BODY), [str(place) for place in range(300)])
+_OF_TEXTS = of_likelihoods(DecideTemplate(body=_BODY, option=" {option}"))
+
+
 def _read(questions: Sequence[AskedQuestion], text: str) -> None:
     """Each option has a text of its own, but where the question alone says what is asked."""
     for question in questions:
-        for reading in (_of_inference(2, 0), _of_reranker()):
-            pairs = reading.pairs(text, question)
+        for reading in (of_inference(2, 0), of_reranker()):
+            pairs = reading.inputs(text, question)
             assert len({*pairs}) == len(pairs) == len(question.options) or (question.kind, len(pairs)) == ("noul", 1)
+        assert len(_OF_TOKENS.inputs(text, question)) == 1
+        assert len({prompt for prompt, _ in _OF_TEXTS.inputs(text, question)}) == 1  # one beginning of all options
 
 
 def systemone_questions(_: Path) -> Trial:

@@ -45,8 +45,8 @@ from bei_build.spec.weight_shapes import (
 
 # Outputs of heads: one row per sequence, or (the last six) one row per token. Rows of "span_logits" are as wide as the
 # labels of a step need, by labels, then by widths of a span, or by parts of spans: the dimension is that of one label.
-# "token_projection": what a listwise reranker compares of its markers. "token_likelihood": of each token behind those in
-# front of it.
+# "token_projection": what a listwise reranker compares of its markers. "token_likelihood": the logarithm of each
+# token's probability behind those in front of it.
 Output = Literal[
     "embedding",
     "logits",

@@ -32,7 +32,9 @@ TEXTS = [f"the cat {word} {number}" for number in range(60) for word in ("hello"
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("nli")
     save_case(folder / "checkpoint", case("BertForSequenceClassification", **labels(*NAMES)))
-    return build_artifact(folder / "checkpoint", folder / "artifact", name="nli", reference="engine", keep_reference=True).path
+    return build_artifact(
+        folder / "checkpoint", folder / "artifact", name="nli", reference="engine", keep_reference=True
+    ).path
 
 
 @pytest.fixture
@@ -133,7 +135,7 @@ def test_a_signed_artifact_is_not_changed(artifact: Path, tmp_path: Path) -> Non
         data = written(tmp_path, model.classify(TEXTS, raw_scores=True).scores, NAMES, 0.4)
     sign(load(artifact), make_keys(tmp_path).key)
     before = (artifact / "manifest.json").read_bytes()
-    with pytest.raises(ArtifactSignatureError, match="delete signature.json, calibrate, and sign again"):
+    with pytest.raises(ArtifactSignatureError, match=r"delete signature\.json, calibrate, and sign again"):
         calibrate(artifact, data, None)
     assert (artifact / "manifest.json").read_bytes() == before
 

@@ -234,7 +234,9 @@ def test_what_openai_s_form_may_not_say_is_refused(fields: dict[str, Any], said:
 @pytest.mark.parametrize("option", ["[SEP]", "a [CLS] b", "[PAD]", "\u0000", "\u202e", "\U0001f600" * 20])
 def test_an_option_of_any_characters_is_an_option(option: str, nli: App) -> None:
     questions = {"q": {"type": "choice", "instructions": "a", "criteria": {option: None, "cat": None}}}
-    shares = answer(nli, "/v1/systemone", model="nli", state=STATE, questions=questions)["answers"]["q"]["probabilities"]
+    shares = answer(nli, "/v1/systemone", model="nli", state=STATE, questions=questions)["answers"]["q"][
+        "probabilities"
+    ]
     assert [*shares] == [option, "cat"]
     assert sum(shares.values()) == pytest.approx(1, abs=1e-6)
 

@@ -19,15 +19,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"labels": ["a", " \u2003\t"]}, "labels 1 is empty"),
     ({"labels": ["cat", "the", "cat"]}, "labels 2 is the same as labels 0"),
     ({"labels": [f"label {place}" for place in range(10_000)]}, "send fewer"),
-    ({"labels": ["x" * 5000]}, "The labels take"),
-    ({"labels": ["a [SEP] b"]}, "labels 0 has '[SEP]', a token of the model's own"),
-    ({"labels": ["[CLS]"]}, "labels 0 has '[CLS]'"),
+    ({"labels": ["cat the hello", "the cat hello", "hello cat the", "world the cat"]}, "The labels take"),
     ({"labels": ["cat"], "threshold": {"dog": 0.5}}, "threshold has 'dog'"),
     ({"labels": ["cat"], "threshold": 1.5}, "threshold"),
     ({"labels": "cat"}, "labels"),
     ({"labels": [1]}, "labels"),
     ({"labels": None}, "labels"),
-    ({"labels": ["cat"], "input": []}, "input is empty"),
+    ({"labels": ["cat"], "input": []}, "input is an empty list"),
 ]
 
 
@@ -47,9 +45,7 @@ def test_what_does_not_fit_is_refused(fields: dict[str, Any], said: str, kinds: 
     text=st.text(max_size=40),
     threshold=st.floats(0, 1) | st.floats(allow_nan=False, allow_infinity=False),
 )
-def test_any_labels_are_answered_or_refused_by_name(
-    labels: list[str], text: str, threshold: float, kinds: App
-) -> None:
+def test_any_labels_are_answered_or_refused_by_name(labels: list[str], text: str, threshold: float, kinds: App) -> None:
     body = json.dumps({"model": "spans", "input": [text], "labels": labels, "threshold": threshold})
     response = kinds.request("POST", "/v1/extract", body.encode("utf-8", "surrogatepass"))
     if response.status_code != 200:
