@@ -47,7 +47,7 @@ def _read(questions: Sequence[AskedQuestion], text: str) -> None:
             pairs = reading.inputs(text, question)
             assert len({*pairs}) == len(pairs) == len(question.options) or (question.kind, len(pairs)) == ("noul", 1)
         assert len(_OF_TOKENS.inputs(text, question)) == 1
-        assert len({prompt for prompt, _ in _OF_TEXTS.inputs(text, question)}) == 1  # one beginning of all options
+        assert len({pair[0] for pair in _OF_TEXTS.inputs(text, question)}) == 1  # one beginning of all options
 
 
 def systemone_questions(_: Path) -> Trial:

@@ -334,7 +334,7 @@ def _require_token_scores(family: Family, config: Any) -> None:
     if "lm_head.weight" not in family.weights:
         raise ConfigError(
             f"score_tokens and the task decide need a language model; {config.model_type} has no scores of tokens. "
-            "Leave them out."
+            "Leave score_tokens out, or build for another task."
         )
 
 
