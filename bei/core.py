@@ -143,8 +143,8 @@ class PackedBatch:
     first so many tokens of each sequence serve as attention keys; None: all of them. ``unpooled_lens`` is int32 [B]:
     the first so many tokens of each are left out of means; None: no token is. ``adapters`` is int32 [B]: the adapter
     that reads each sequence, 0: none; None: none reads any. ``levels`` is uint8 [T, width], the pixels of images
-    (``ImagePatches``); None: sequences are texts. ``shared``: tokens to compute once, for engines that can
-    (``EngineInfo.shares_prefixes``); answers are the same without it.
+    (``ImagePatches``), and ``digests`` those of them, one a sequence; None: sequences are texts. ``shared``: tokens to
+    compute once, for engines that can (``EngineInfo.shares_prefixes``); answers are the same without it.
     """
 
     input_ids: Int32Array
@@ -155,6 +155,7 @@ class PackedBatch:
     adapters: Int32Array | None = None
     levels: UInt8Array | None = None
     shared: SharedTokens | None = None
+    digests: list[bytes] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -177,11 +178,12 @@ class PackedBatch:
         arrays = [encoding.input_ids for encoding in encodings]
         cu_seqlens = np.array([0, *accumulate(map(len, arrays))], np.int32)
         input_ids = np.concatenate(arrays, dtype=np.int32)
-        images = [encoding.image.levels for encoding in encodings if encoding.image is not None]
+        images = [encoding.image for encoding in encodings if encoding.image is not None]
         if images:
             if len(images) < len(encodings):
                 raise ValueError("a batch holds texts or images, not both: they have engines of their own")
-            return cls(input_ids, cu_seqlens, levels=np.concatenate(images))
+            levels = np.concatenate([image.levels for image in images])
+            return cls(input_ids, cu_seqlens, levels=levels, digests=[image.digest for image in images])
         key_lens = None
         if any([encoding.num_keys is not None for encoding in encodings]):
             key_lens = np.array([e.num_tokens if e.num_keys is None else e.num_keys for e in encodings], np.int32)

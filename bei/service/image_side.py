@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from bei.artifact.certificate.canary import canary_levels
-from bei.artifact.manifest import Artifact
+from bei.artifact.manifest import Artifact, Manifest
 from bei.config.settings import ServeConfig
 from bei.errors import InvalidImageError
 from bei.image.decode import ImageLimits, check_able
@@ -38,9 +38,15 @@ class ImageSide:
         return ImageInput(Image.fromarray(canary_levels(*self.image_size)))
 
 
-def image_encoder_of(artifact: Artifact, config: ServeConfig) -> ImageEncoder:
-    """How ``artifact``, which has an image tower, reads images. Raises MissingDependencyError without Pillow."""
-    check_able(f"Serving {artifact.manifest.name}, which reads images,")
+def check_reads_images(manifest: Manifest) -> None:
+    """Where the model reads images, require what that takes. Raises MissingDependencyError."""
+    if manifest.image_tower is not None:
+        check_able(f"Serving {manifest.name}, which reads images,")
+
+
+def image_side_of(artifact: Artifact, config: ServeConfig, costs: CostModel) -> ImageSide:
+    """Of an artifact with an image tower, whose steps cost ``costs``. Raises MissingDependencyError without Pillow."""
+    check_reads_images(artifact.manifest)
     tower = artifact.manifest.image_tower
     assert tower is not None, "the caller has asked"
     max_bytes = config.image_megabytes * 1_000_000
@@ -48,9 +54,10 @@ def image_encoder_of(artifact: Artifact, config: ServeConfig) -> ImageEncoder:
     if config.image_url_hosts:
         fetcher = ImageFetcher(config.image_url_hosts, max_bytes, config.image_url_seconds)
     limits = ImageLimits(max_bytes, config.image_megapixels * 1_000_000, fetcher)
-    return ImageEncoder(
+    encoder = ImageEncoder(
         tower.processor, tower.image_size, tower.patch_size, class_token=tower.class_token, limits=limits
     )
+    return ImageSide(encoder, costs, tower.image_size)
 
 
 def no_images(name: str, param: str) -> InvalidImageError:

@@ -18,7 +18,6 @@ from bei.config.settings import ServeConfig
 from bei.core import Engine, Float32Array
 from bei.engine.load import given_options, load_engine
 from bei.errors import ConfigError
-from bei.image.encoder import ImageEncoder
 from bei.metrics.registry import Metrics, ModelMetrics
 from bei.port import EnginePort, OnAnswers
 from bei.scheduler.batch_manager import BatchManager
@@ -28,7 +27,7 @@ from bei.scheduler.device_gate import DeviceGate
 from bei.scheduler.scheduler import SchedulingRules
 from bei.scheduler.tower_port import TowerPort
 from bei.service.build_settings import build_settings, check_built
-from bei.service.image_side import ImageSide, image_encoder_of
+from bei.service.image_side import ImageSide, check_reads_images, image_side_of
 from bei.service.service import InferenceService, OpenPort
 from bei.service.trusted_artifact import opened
 from bei.tokenizer.encoder import TextEncoder
@@ -56,6 +55,13 @@ def local_port(
         return BatchManager(engine, on_answers, costs, metrics, rules=rules, gate=gate, reload=reload)
 
     return open_port
+
+
+def config_of_tower(config: ServeConfig, manifest: Manifest) -> ServeConfig:
+    """For a port to one engine of the model: where it has two towers, each has a cache of its own."""
+    if manifest.image_tower is None:
+        return config
+    return replace(config, cache_megabytes=config.cache_megabytes // 2)
 
 
 def tower_port(open_texts: OpenPort, open_images: OpenPort) -> OpenPort:
@@ -109,38 +115,40 @@ class Loaded(NamedTuple):
 
     def service(self, config: ServeConfig, metrics: Metrics, gate: DeviceGate) -> InferenceService:
         """Start it. ``gate`` is shared by all models of the device. Needs a running event loop."""
+        config = config_of_tower(config, self.artifact.manifest)
+        port = local_port(self.engine, self.costs, config, gate, self.reload)
         images, side = self.images, None
-        if images is None:
-            port = local_port(self.engine, self.costs, config, gate, self.reload)
-        else:
+        if images is not None:
             side = images.side
-            config = replace(config, cache_megabytes=config.cache_megabytes // 2)  # each has a cache of its own
-            texts = local_port(self.engine, self.costs, config, gate, self.reload)
-            port = tower_port(texts, local_port(images.engine, side.costs, config, gate, images.reload))
+            port = tower_port(port, local_port(images.engine, side.costs, config, gate, images.reload))
         return InferenceService(self.artifact, self.encoder, config, metrics, port, self.costs, images=side)
 
 
 class Standing(NamedTuple):
     """The facts of a served model that its successor takes over without measuring again: the folder that SIGHUP reads,
-    the target, the number of streams chosen at start, the step costs."""
+    the target, the numbers of streams chosen at start, the step costs. ``costs`` None: assumed."""
 
     path: Path
     target: str
     num_streams: int
     costs: CostModel | None
+    image_streams: int = 0
     image_costs: CostModel | None = None
 
     @classmethod
     def of(cls, source: Path | Artifact, loaded: Loaded) -> Standing:
         """After the artifact at ``source`` was loaded."""
         path = source if isinstance(source, Path) else source.path
-        of_images = loaded.images.side.costs if loaded.images else None
-        return cls(path, loaded.engine.info.target, loaded.engine.info.num_streams, loaded.costs, of_images)
+        info, images = loaded.engine.info, loaded.images
+        found = cls(path, info.target, info.num_streams, loaded.costs)
+        if images is None:
+            return found
+        return found._replace(image_streams=images.engine.info.num_streams, image_costs=images.side.costs)
 
     @property
     def of_images(self) -> Standing:
-        """Of the image tower, by itself."""
-        return self._replace(costs=self.image_costs)
+        """Of the image tower, by itself; without one, its engine gets as many streams as that of texts."""
+        return self._replace(costs=self.image_costs, num_streams=self.image_streams or self.num_streams)
 
 
 def load_service(source: Path | Artifact, config: ServeConfig, metrics: Metrics, gate: DeviceGate) -> InferenceService:
@@ -154,9 +162,10 @@ def load_model(source: Path | Artifact, config: ServeConfig) -> Loaded:
     Raises ArtifactError and its subclasses, ConfigError, MissingDependencyError, EngineError, VerificationError.
     """
     artifact = verified_at(source, config)
-    encoder, decoder = encoder_of(artifact, config), _image_encoder(artifact, config)
+    check_reads_images(artifact.manifest)
+    encoder = encoder_of(artifact, config)
     warm = warm_first(artifact, config)
-    return _loaded(warm, encoder, decoder, config, partial(warm_first, config=config))
+    return _loaded(warm, encoder, config, partial(warm_first, config=config))
 
 
 def load_next(standing: Standing, served: InferenceService, config: ServeConfig) -> Loaded | None:
@@ -168,10 +177,10 @@ def load_next(standing: Standing, served: InferenceService, config: ServeConfig)
     artifact = next_artifact(standing.path, served.manifest, config)
     if artifact is None:
         return None
-    decoder = _image_encoder(artifact, config)
+    check_reads_images(artifact.manifest)
     warm = warm_next(artifact, standing, config)
     warm_images = partial(warm_next, standing=standing.of_images, config=config)
-    return _loaded(warm, next_encoder(artifact, served.encoder), decoder, config, warm_images)
+    return _loaded(warm, next_encoder(artifact, served.encoder), config, warm_images)
 
 
 # The parts of it: of one process, or of several.
@@ -256,29 +265,21 @@ def warm_next(artifact: Artifact, standing: Standing, config: ServeConfig) -> Wa
     return _warmed(artifact, engine, lambda artifact: costs_while_serving(artifact, engine, config, former))
 
 
-def _image_encoder(artifact: Artifact, config: ServeConfig) -> ImageEncoder | None:
-    return None if artifact.manifest.image_tower is None else image_encoder_of(artifact, config)
-
-
 def _loaded(
     warm: WarmEngine,
     encoder: TextEncoder,
-    decoder: ImageEncoder | None,
     config: ServeConfig,
     warm_images: Callable[[Artifact], WarmEngine],
 ) -> Loaded:
-    """The parts of a service, with the image tower that ``decoder`` is of. Where that one fails, both engines are
-    closed."""
-    if decoder is None:
+    """The parts of a service, with the image tower if there is one. Where that one fails, both engines are closed."""
+    if warm.artifact.manifest.image_tower is None:
         return Loaded.of(warm, encoder, config)
     try:
         found = warm_images(warm.artifact.of_images)
     except BaseException:
         warm.engine.close()
         raise
-    tower = warm.artifact.manifest.image_tower
-    assert tower is not None
-    side = ImageSide(decoder, found.costs, tower.image_size)
+    side = image_side_of(warm.artifact, config, found.costs)
     return Loaded.of(warm, encoder, config, LoadedImages(side, found.engine, _reload(found, config)))
 
 

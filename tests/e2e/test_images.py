@@ -331,10 +331,3 @@ def test_without_pillow_a_model_with_images_is_refused_with_the_command(artifact
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "pip install 'bei[image]'" in ended.stderr
-
-
-def test_several_processes_refuse_a_model_with_images(artifact: Artifact) -> None:
-    command = [sys.executable, "-m", "bei", "serve", str(artifact.path), "--http-workers", "2", "--port", "0"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert ended.returncode != 0
-    assert "reads images, which one process serves" in ended.stderr

@@ -33,7 +33,8 @@ _SLOT_BYTES = 1 << 26
 _SIZE = struct.Struct("@q")
 _MOST_SUSPECTS = 4096
 _Suspects = dict[bytes, tuple[int, float]]
-_Record = tuple[bytes, bytes, bytes]  # digest of the model, bounds of the sequences, token ids
+# Digest of the model; int32, where the bytes of each sequence begin and end; token ids, or digests of images.
+_Record = tuple[bytes, bytes, bytes]
 
 # An input is to blame when so many processes have ended while they ran it.
 GUILTY = 2
@@ -43,7 +44,8 @@ _GUILTY_S = 60.0
 
 
 class StepRecords:
-    """The token ids that each stream of a process runs, in anonymous memory (memfd) of the supervisor's.
+    """The token ids, or images' digests, that each stream of a process runs, in anonymous memory (memfd) of the
+    supervisor's.
 
     The supervisor makes it (``create``); a process that runs engines takes it over (``attach``) once the process before
     has ended: the inputs that ran there are suspected from then on. Thread-safe.
@@ -93,7 +95,7 @@ class StepRecords:
                 self._free.append(self._num_slots * _SLOT_BYTES)
                 self._num_slots += 1
             slot = self._free.pop()
-        self._write(slot, (salt, batch.cu_seqlens.tobytes(), batch.input_ids.tobytes()))
+        self._write(slot, _record_of(batch, salt))
         return slot
 
     def end(self, slot: int) -> None:
@@ -143,20 +145,28 @@ class StepRecords:
             return None
 
 
+def _record_of(batch: PackedBatch, salt: bytes) -> _Record:
+    """Images have their digests in the place of their token ids, which are all 0."""
+    if batch.digests is None:
+        return salt, (batch.cu_seqlens * batch.input_ids.itemsize).tobytes(), batch.input_ids.tobytes()
+    bounds = np.cumsum([0, *map(len, batch.digests)], dtype=np.int32)
+    return salt, bounds.tobytes(), b"".join(batch.digests)
+
+
 def _digests_of(record: _Record | None) -> list[bytes]:
     """Of the sequences that ran when their process ended."""
     if record is None:
         return []
-    salt, bounds, ids = record
-    return digests_of(PackedBatch(np.frombuffer(ids, np.int32), np.frombuffer(bounds, np.int32)), salt)
+    salt, bounds, content = record
+    return [
+        hashlib.blake2b(content[first:last], digest_size=16, salt=salt).digest()
+        for first, last in pairwise(np.frombuffer(bounds, np.int32).tolist())
+    ]
 
 
 def digests_of(batch: PackedBatch, salt: bytes) -> list[bytes]:
     """One of each sequence. ``salt``: see ``salt_of``."""
-    return [
-        hashlib.blake2b(batch.input_ids[first:last].tobytes(), digest_size=16, salt=salt).digest()
-        for first, last in pairwise(batch.cu_seqlens.tolist())
-    ]
+    return _digests_of(_record_of(batch, salt))
 
 
 def salt_of(model: str) -> bytes:

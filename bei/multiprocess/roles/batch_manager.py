@@ -15,7 +15,17 @@ from bei.config.settings import ServeConfig
 from bei.core import Engine
 from bei.metrics.registry import Metrics, ModelMetrics
 from bei.multiprocess.control.channel import ControlChannel, run_commands
-from bei.multiprocess.control.messages import COSTS, HEARTBEAT, Close, Command, Configure, OpenModel, Served, Stop
+from bei.multiprocess.control.messages import (
+    COSTS,
+    HEARTBEAT,
+    Close,
+    Command,
+    Configure,
+    OpenModel,
+    Served,
+    Stop,
+    image_key,
+)
 from bei.multiprocess.remote.engine_pool import Devices, RemoteEngines
 from bei.multiprocess.remote.engine_port_server import PortModel, PortServer
 from bei.multiprocess.transport.connect import path_of
@@ -24,7 +34,7 @@ from bei.scheduler.cost_model import CostModel
 from bei.scheduler.device_gate import DeviceGate
 from bei.server.process_tuning import switch_quickly
 from bei.server.status.whole_server import offer_steps
-from bei.service.loader import local_port
+from bei.service.loader import config_of_tower, local_port
 
 
 class ModelQueues:
@@ -51,17 +61,18 @@ class ModelQueues:
         num_ready: Callable[[], int] | None = None,
         reload: Callable[[], Engine] | None = None,
     ) -> None:
-        """Serve the port of a model. ``costs`` are corrected. ``num_ready``: see ``PortModel``; ``reload``: see
-        ``BatchManager``."""
+        """Serve the port of a model or a tower. ``costs`` are corrected. ``num_ready``: see ``PortModel``;
+        ``reload``: see ``BatchManager``."""
         is_embedder = any(task.startswith("embed") for task in served.artifact.manifest.tasks)
         metrics = ModelMetrics(self._metrics, served.name, is_embedder=is_embedder)
+        config = config_of_tower(config, served.artifact.manifest)
         port = local_port(engine, costs, config, self._gate, reload)
         model_info = ModelInfo.of(served.key, engine.info, costs)
         self._server.add_model(PortModel(port, model_info, metrics, costs=costs, num_ready=num_ready))
         self._costs[served.key] = costs
 
     def close(self, key: str) -> None:
-        """Answer what waits for the model, close its port and its engine. Blocks."""
+        """Answer what waits for the model or tower, close its port and its engine. Blocks."""
         del self._costs[key]
         self._server.retire(key)
 
@@ -106,11 +117,13 @@ class ManagerProcess:
             self._addresses = [path_of(address) for address in descriptors[1:]]
             self._queues = ModelQueues(self._channel, socket.socket(fileno=descriptors[0]))
         elif isinstance(command, OpenModel):
-            self._open(command.served)
+            for tower in command.served.towers:
+                self._open(tower)
         elif isinstance(command, Close):
-            if command.key in self._engines:
-                self._engines.pop(command.key).begin_close()
-                self._queues.close(command.key)
+            for key in (command.key, image_key(command.key)):
+                if key in self._engines:
+                    self._engines.pop(key).begin_close()
+                    self._queues.close(key)
         elif isinstance(command, Stop):
             for engines in self._engines.values():
                 engines.begin_close()

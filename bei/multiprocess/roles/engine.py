@@ -18,7 +18,16 @@ from bei.artifact.store import received
 from bei.config.settings import ServeConfig
 from bei.metrics.registry import Metrics
 from bei.multiprocess.control.channel import ControlChannel, run_commands
-from bei.multiprocess.control.messages import HEARTBEAT, Close, Command, Configure, OpenModel, Served, Stop
+from bei.multiprocess.control.messages import (
+    HEARTBEAT,
+    Close,
+    Command,
+    Configure,
+    OpenModel,
+    Served,
+    Stop,
+    image_key,
+)
 from bei.multiprocess.remote.engine_server import EngineServer
 from bei.multiprocess.remote.recorded_engine import RecordedEngine, StepRecords
 from bei.multiprocess.roles.batch_manager import ModelQueues
@@ -52,12 +61,9 @@ class EngineProcess:
             self._configure(command, descriptors)
         elif isinstance(command, OpenModel):
             return self._open(command, descriptors)
-        elif isinstance(command, Close) and command.key in self._keys:
-            self._keys.remove(command.key)
-            if self._queues is not None:
-                self._queues.close(command.key)
-            elif self._server is not None:
-                self._server.retire(command.key)
+        elif isinstance(command, Close):
+            self._close(command.key)
+            self._close(image_key(command.key))
         elif isinstance(command, Stop):
             if self._queues is not None:
                 self._queues.end()
@@ -81,34 +87,54 @@ class EngineProcess:
             self._channel.offer(HEARTBEAT, bytes)
 
     def _open(self, command: OpenModel, descriptors: list[int]) -> Served:
-        with received(command.served.artifact, descriptors) as artifact:
-            warm = self._warm(command, artifact)
-        info = warm.engine.info
-        found = msgspec.structs.replace(command.served, artifact=warm.artifact.without_files(), device=info.device)
+        served, standing = command.served, _standing_of(command.replaces)
+        with received(served.artifact, descriptors) as artifact:
+            warm = self._warm(served, artifact, standing, is_first=command.is_first)
+            try:
+                images = self._warm_images(command, warm.artifact, standing)
+            except BaseException:
+                warm.engine.close()
+                raise
+        found = msgspec.structs.replace(served, artifact=warm.artifact.without_files(), device=warm.engine.info.device)
         if command.is_first:
-            found = msgspec.structs.replace(found, num_streams=info.num_streams, costs=warm.costs.to_json())
-        if self._queues is not None:
-            engine = RecordedEngine(warm.engine, found.key, self._records)
-            self._queues.open(found, engine, warm.costs, self._config, reload=self._hang)
-        elif self._server is not None:
-            self._server.add_engine(warm.engine, ModelInfo.of(found.key, info, warm.costs))
-        self._keys.add(found.key)
+            found = _found_out(found, warm, images)
+        for tower, engine in zip(found.towers, (warm,) if images is None else (images, warm), strict=True):
+            self._add(tower, engine)
         return found
 
-    def _warm(self, command: OpenModel, artifact: Artifact) -> WarmEngine:
-        served, former = command.served, command.replaces
-        if not command.is_first:
+    def _warm_images(self, command: OpenModel, artifact: Artifact, standing: Standing | None) -> WarmEngine | None:
+        if (tower := command.served.of_images) is None:
+            return None
+        of_images = None if standing is None else standing.of_images
+        return self._warm(tower, artifact.of_images, of_images, is_first=command.is_first)
+
+    def _add(self, served: Served, warm: WarmEngine) -> None:
+        if self._queues is not None:
+            engine = RecordedEngine(warm.engine, served.key, self._records)
+            self._queues.open(served, engine, warm.costs, self._config, reload=self._hang)
+        elif self._server is not None:
+            self._server.add_engine(warm.engine, ModelInfo.of(served.key, warm.engine.info, warm.costs))
+        self._keys.add(served.key)
+
+    def _close(self, key: str) -> None:
+        if key not in self._keys:
+            return
+        self._keys.remove(key)
+        if self._queues is not None:
+            self._queues.close(key)
+        elif self._server is not None:
+            self._server.retire(key)
+
+    def _warm(self, served: Served, artifact: Artifact, standing: Standing | None, *, is_first: bool) -> WarmEngine:
+        if not is_first:
             assert served.costs is not None, "the first engine has said what steps cost"
             # Not every target has the option: only what was asked for is said, or found out by measuring.
             measured = self._config.engine_streams == 0 and artifact.manifest.target == "cpu"
             num_streams = served.num_streams if measured else self._config.engine_streams or None
             engine = warm_again(artifact, self._config, num_streams)
             return WarmEngine(artifact, engine, CostModel.from_json(served.costs))
-        if former is None:
+        if standing is None:
             return warm_first(artifact, self._config)
-        assert former.costs is not None, "the first engine has said what steps cost"
-        target = former.artifact.manifest.target
-        standing = Standing(former.artifact.path, target, former.num_streams, CostModel.from_json(former.costs))
         return warm_next(artifact, standing, self._config)
 
     def _hang(self) -> NoReturn:
@@ -117,3 +143,22 @@ class EngineProcess:
         self._channel.hung(0)
         while True:
             threading.Event().wait()
+
+
+def _found_out(served: Served, warm: WarmEngine, images: WarmEngine | None) -> Served:
+    """With what the first process has found out by loading it."""
+    found = msgspec.structs.replace(served, num_streams=warm.engine.info.num_streams, costs=warm.costs.to_json())
+    if images is None:
+        return found
+    streams, costs = images.engine.info.num_streams, images.costs.to_json()
+    return msgspec.structs.replace(found, image_streams=streams, image_costs=costs)
+
+
+def _standing_of(former: Served | None) -> Standing | None:
+    if former is None:
+        return None
+    assert former.costs is not None, "the first engine has said what steps cost"
+    path, target = former.artifact.path, former.artifact.manifest.target
+    of_images = None if former.image_costs is None else CostModel.from_json(former.image_costs)
+    costs = CostModel.from_json(former.costs)
+    return Standing(path, target, former.num_streams, costs, former.image_streams, of_images)

@@ -22,6 +22,7 @@ from bei.multiprocess.control.messages import (
     OpenModel,
     Reload,
     Serve,
+    Served,
     Stop,
     Switch,
 )
@@ -46,8 +47,9 @@ from bei.server.process_tuning import collect_rarely, run_on_loop
 from bei.server.status.whole_server import on_loop
 from bei.server.telemetry.access_log import request_log_of
 from bei.server.telemetry.otel_settings import tracing_of
-from bei.service.loader import encoder_of, next_encoder
-from bei.service.service import InferenceService
+from bei.service.image_side import image_side_of
+from bei.service.loader import encoder_of, next_encoder, tower_port
+from bei.service.service import InferenceService, OpenPort
 from bei.utils.log_format import configure
 
 log = logging.getLogger(__name__)
@@ -150,20 +152,32 @@ class FrontEnd:
         assert served.costs is not None, "the engine has said what steps cost"
         with received(served.artifact, descriptors) as artifact:
             encoder = encoder_of(artifact, self._config) if former is None else next_encoder(artifact, former.encoder)
-        costs, address = CostModel.from_json(served.costs), path_of(self._address)
-        # In a thread: the service's port would wait for the other process on the event loop.
-        await in_thread(ask_model_info, address, served.key, _MODEL_INFO_S)
+        costs = CostModel.from_json(served.costs)
+        port = await self._port_to(served, costs)
+        images = None
+        if (tower := served.of_images) is not None:
+            assert tower.costs is not None, "the engine has said what steps cost"
+            images = image_side_of(served.artifact, self._config, CostModel.from_json(tower.costs))
+            port = tower_port(port, await self._port_to(tower, images.costs))
         service = InferenceService(
             served.artifact,
             encoder,
             self._config_of_service(),
             self._metrics,
-            remote_port(address, served.key, costs),
+            port,
             costs,
             elsewhere=self._limits.accepted(served.number),
+            images=images,
         )
         await check_new(service)
         self._opened[served.key] = service
+
+    async def _port_to(self, served: Served, costs: CostModel) -> OpenPort:
+        """To the batch manager of a model, or of one of its towers. Raises BeiError."""
+        address = path_of(self._address)
+        # In a thread: the service's port would wait for the other process on the event loop.
+        await in_thread(ask_model_info, address, served.key, _MODEL_INFO_S)
+        return remote_port(address, served.key, costs)
 
     def _config_of_service(self) -> ServeConfig:
         """With this front end's share of the tokenizers' threads."""

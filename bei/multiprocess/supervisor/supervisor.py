@@ -30,7 +30,6 @@ from typing import NamedTuple
 from bei.artifact.manifest import Artifact, Manifest
 from bei.config.devices import devices_of, usable_cores
 from bei.config.settings import ServeConfig
-from bei.errors import ConfigError
 from bei.metrics.registry import SwapResult
 from bei.multiprocess.control.messages import Abandon, Close, Drain, OpenModel, Reload, Served, Switch
 from bei.multiprocess.supervisor.child import Child, Tasks
@@ -39,6 +38,7 @@ from bei.server.endpoint.aliases import alias_names
 from bei.server.http.listen import Sockets, log_served
 from bei.server.lifecycle.signals import exit_soon
 from bei.server.lifecycle.swap import ArtifactSwaps, in_thread, log_closed, log_swapped
+from bei.service.image_side import check_reads_images
 from bei.service.loader import check_names, manifest_of, next_artifact, verified_at
 from bei.utils.sighup import remember
 
@@ -107,11 +107,7 @@ class Supervisor:
         manifests = [manifest_of(source) for source in self._sources]
         check_names(manifest.name for manifest in manifests)
         for manifest in manifests:
-            if manifest.image_tower is not None:
-                raise ConfigError(
-                    f"{manifest.name} reads images, which one process serves: leave http_workers and devices out, or "
-                    "build it with --no-images."
-                )
+            check_reads_images(manifest)
         alias_names(config.alias, manifests)  # a wrong one ends the start here, and not in every front end
         targets = {manifest.name: manifest.target for manifest in manifests}
         devices = devices_of(config.devices, targets, os.environ, usable_cores())

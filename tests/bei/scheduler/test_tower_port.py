@@ -16,6 +16,7 @@ def test_a_batch_holds_texts_or_images() -> None:
     batch = PackedBatch.from_encodings([image, image])
     assert batch.levels is not None
     assert batch.levels.shape == (4, 12)
+    assert batch.digests == [b"x", b"x"]
     with pytest.raises(ValueError, match="texts or images"):
         PackedBatch.from_encodings([text, image])
 

@@ -9,10 +9,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from bei.core import Encoding, Outputs, PackedBatch
+from bei.core import Encoding, ImagePatches, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine, fake_row
 from bei.errors import EngineDeadError, EngineDiedError
-from bei.multiprocess.remote.recorded_engine import RecordedEngine, StepRecords, salt_of
+from bei.multiprocess.remote.recorded_engine import GUILTY, RecordedEngine, StepRecords, salt_of
 from tests.bei.multiprocess.chain import MODEL, Asker, abandon, embeddings, places, serve_port, served_model
 from tests.bei.multiprocess.test_step_records import num_ended
 from tests.bei.scheduler.front import LIMITS
@@ -21,6 +21,14 @@ from tests.support.engines import GatedEngine, PickyEngine, ids
 
 def batch_of(*sequences: Sequence[int]) -> PackedBatch:
     return PackedBatch.from_encodings([Encoding(ids(*sequence)) for sequence in sequences])
+
+
+def images(*digests: bytes) -> PackedBatch:
+    """Images of the same size and so of the same token ids, with other pixels."""
+    encodings = [
+        Encoding(ids(0, 0), image=ImagePatches(np.full((2, 12), digest[0], np.uint8), digest)) for digest in digests
+    ]
+    return PackedBatch.from_encodings(encodings)
 
 
 def expected(*sequences: Sequence[int]) -> list[list[float]]:
@@ -72,6 +80,17 @@ def test_an_input_that_fails_has_not_ended_the_process(machine: Machine) -> None
         engine.run(batch_of([1]))
     assert not records.has_suspects
     assert not machine.records().has_found_steps
+
+
+def test_images_are_suspected_by_their_pixels(machine: Machine) -> None:
+    for _ in range(GUILTY):
+        machine.records().begin(images(b"a", b"bb"), salt_of(MODEL))
+    engine = RecordedEngine(FakeEngine(LIMITS), MODEL, machine.records())
+    for batch in (images(b"a"), images(b"c", b"bb")):
+        with pytest.raises(EngineDiedError):
+            engine.run(batch)
+    engine.run(images(b"c", b"ab", b"b"))
+    engine.run(batch_of([0, 0]))
 
 
 def test_streams_are_noted_apart(machine: Machine) -> None:
