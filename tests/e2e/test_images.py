@@ -95,6 +95,7 @@ OPENAI = [{"type": "image_url", "image_url": {"url": data_url(content)}} for con
 MIXED_FORMS: dict[str, list[object]] = {
     "content parts": [*OPENAI, *({"type": "text", "text": text} for text in TEXTS)],
     "Jina's objects": [*({"image": data_url(content)} for content in FILES), *({"text": text} for text in TEXTS)],
+    "the words of Jina's clients": [*({"bytes": data_url(content).partition(",")[2]} for content in FILES), *TEXTS],
     "base64 alone": [*({"image": data_url(content).partition(",")[2]} for content in FILES), *TEXTS],
 }
 

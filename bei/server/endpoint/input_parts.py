@@ -25,7 +25,7 @@ class ImageURL(msgspec.Struct):
 _IMAGE_TYPES = ("image", "image_base64", "image_url", "input_image")
 _TYPES_OF = {
     "text": ("input_text", "text"),
-    **dict.fromkeys(("image", "image_url", "image_base64"), _IMAGE_TYPES),
+    **dict.fromkeys(("image", "image_url", "image_base64", "bytes", "url"), _IMAGE_TYPES),
 }
 
 
@@ -37,14 +37,17 @@ def _part_with(field: str) -> dict[str, Any]:
 
 
 class InputPart(msgspec.Struct, forbid_unknown_fields=True):
-    """A text or an image: OpenAI's `{"type": "image_url", "image_url": {"url": ...}}`, Jina's `{"image": ...}`,
-    Voyage's `{"type": "image_base64", "image_base64": ...}`. Images are for models with an image tower."""
+    """A text or an image: OpenAI's `{"type": "image_url", "image_url": {"url": ...}}`, Jina's `{"image": ...}` and, of
+    its clients, `{"bytes": ...}` and `{"url": ...}`, Voyage's `{"type": "image_base64", "image_base64": ...}`. Images
+    are for models with an image tower."""
 
     type: Literal["text", "input_text", "image_url", "input_image", "image_base64", "image"] | None = None
     text: Text | None = None
     image: ImageText | None = None
     image_url: ImageURL | ImageText | None = None
     image_base64: ImageText | None = None
+    bytes: ImageText | None = None
+    url: ImageText | None = None
 
     _limits: ClassVar[Limits] = (
         {
@@ -56,7 +59,7 @@ class InputPart(msgspec.Struct, forbid_unknown_fields=True):
     def model_input(self, param: str) -> str | ImageInput:
         """What the model reads. Raises InvalidRequestError unless the object holds one text or one image."""
         url = self.image_url.url if isinstance(self.image_url, ImageURL) else self.image_url
-        images = [one for one in (self.image, url, self.image_base64) if one is not None]
+        images = [one for one in (self.image, url, self.image_base64, self.bytes, self.url) if one is not None]
         texts = [] if self.text is None else [self.text]
         said = None if self.type is None else "text" if self.type.endswith("text") else "image"
         if len(images) + len(texts) != 1 or (said is not None and said != ("text" if texts else "image")):

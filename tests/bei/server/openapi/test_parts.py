@@ -21,6 +21,8 @@ VALUES: Mapping[str, tuple[object, ...]] = {
     "image": (ABSENT, None, "", "aGVsbG8="),
     "image_url": (ABSENT, None, "data:,", {"url": "data:,", "detail": "low"}, {}),
     "image_base64": (ABSENT, "aGVsbG8="),
+    "bytes": (ABSENT, "aGVsbG8="),
+    "url": (ABSENT, None),
     "type": (ABSENT, None, "text", "input_text", "image_url", "image", "video"),
 }
 INPUTS: tuple[list[dict[str, str]], ...] = (
