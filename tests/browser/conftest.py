@@ -17,6 +17,7 @@ from tests.e2e.kinds import MODELS, case, labels
 from tests.e2e.process import Server, serve
 from tests.support.builds import build_artifact
 from tests.support.gliner_models import save_gliner
+from tests.support.two_towers import save_clip
 from tests.support.zoo import Case, save_case
 
 __all__ = ["env", "home"]
@@ -60,6 +61,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
         checkpoint = save_case(folder / name, made)
         found[name] = build_artifact(checkpoint, folder / f"{name}-built", name=name, reference="engine").path
     checkpoint = save_gliner(folder / "gliner")
+    found["clip"] = build_artifact(save_clip(folder / "clip"), folder / "clip-built", name="clip").path
     found["gliner"] = build_artifact(checkpoint, folder / "gliner-built", name="gliner", reference="engine").path
     return found
 

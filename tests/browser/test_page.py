@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -15,6 +16,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import DESK, PHONE, ROOT, SECRET, OpenPage, Shoot
 from tests.e2e.process import DEADLINE_S, Server
+from tests.support.two_towers import png
 
 LONG = "A sentence of many words that goes on and on, as sentences in documents do. " * 12
 TABS = [
@@ -25,9 +27,14 @@ TABS = [
     ("entities", "ner", "Find entities"),
     ("extract", "gliner", "Extract"),
     ("sparse", "splade", "Weigh words"),
+    ("images", "clip", "Search"),
     ("live", "embedder", None),
     ("certificate", "embedder", None),
     ("rerank", "embedder", None),  # which cannot
+]
+PICTURES: list[Any] = [
+    {"name": f"{name} of a rather long name with many words in it.png", "mimeType": "image/png", "buffer": png(*size)}
+    for name, size in {"wide": (300, 40), "tall": (40, 300), "square": (64, 64)}.items()
 ]
 LOOKS = [("light", DESK, False), ("dark", DESK, True), ("phone", PHONE, False), ("phone-dark", PHONE, True)]
 
@@ -52,6 +59,9 @@ def test_every_tab_is_accessible_and_fits(
         page.get_by_label("Model", exact=True).select_option(model)
         page.evaluate("tab => { location.hash = tab }", tab)
         shown = page.get_by_role("tabpanel")
+        if tab == "images":
+            shown.get_by_label("Images", exact=True).set_input_files(PICTURES)
+            expect(shown.locator(".pictures li")).to_have_count(len(PICTURES))
         if button is not None:
             shown.get_by_role("button", name=button, exact=True).click()
             expect(shown.get_by_text(re.compile(r" in [\d.]+ m?s$"))).to_be_visible()

@@ -206,7 +206,8 @@ def _the_only(services: list[InferenceService], otherwise: str) -> InferenceServ
 class ModelEntry(TypedDict):
     """OpenAI's first, then what a client may want to know. ``created`` is when the server was started. ``alias_of``:
     the model that the id is another name of; null: it is the model's own. ``adapter_of``: the model with
-    the adapter that the id names (MODEL:ADAPTER). ``adapters``: those of the model."""
+    the adapter that the id names (MODEL:ADAPTER). ``adapters``: those of the model. ``input_modalities``: text, and
+    image where it has an image tower."""
 
     id: str
     object: Literal["model"]
@@ -218,6 +219,7 @@ class ModelEntry(TypedDict):
     max_model_len: int
     embedding_dimension: int | None
     tasks: list[str]
+    input_modalities: list[str]
     prompts: list[str]
     labels: list[str] | None
     target: str
@@ -242,6 +244,7 @@ _EXAMPLE = {
     "max_model_len": 256,
     "embedding_dimension": 384,
     "tasks": ["embed"],
+    "input_modalities": ["text"],
     "prompts": [],
     "labels": None,
     "target": "cpu",
@@ -287,6 +290,7 @@ def _describe(name: str, service: InferenceService, created: int) -> ModelEntry:
         "max_model_len": manifest.max_seq_len,
         "embedding_dimension": manifest.dimension("embedding"),
         "tasks": manifest.tasks,
+        "input_modalities": ["text"] if manifest.image_tower is None else ["text", "image"],
         "prompts": sorted(manifest.prompts),
         "labels": manifest.classification.labels if manifest.classification else None,
         "target": manifest.target,

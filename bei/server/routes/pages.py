@@ -33,14 +33,13 @@ _MEDIA_TYPES: Final = {
 }
 
 # Scripts and styles are files of this server, and no others; nothing of a page is evaluated, framed or sent elsewhere.
+# Images may be data: those that somebody has chosen, and icons of Swagger UI.
 _POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-# Swagger UI writes styles into its elements, and has its icons as data.
-_SWAGGER_POLICY: Final = _POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'").replace(
-    "img-src 'self'", "img-src 'self' data:"
-)
+# Swagger UI writes styles into its elements.
+_SWAGGER_POLICY: Final = _POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'")
 _HEADERS: Final = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",

@@ -6,13 +6,14 @@ import { classify, zeroShot } from './classify.js'
 import { h } from './dom.js'
 import { embed } from './embed.js'
 import { extract } from './extract.js'
+import { images } from './images.js'
 import { livePanel } from './live.js'
 import { ner } from './ner.js'
 import { rerank } from './rerank.js'
 import { sparse } from './sparse.js'
 import { errorBox, tryPanel } from './try.js'
 
-const TASKS = [embed, rerank, classify, zeroShot, ner, extract, sparse]
+const TASKS = [embed, rerank, classify, zeroShot, ner, extract, sparse, images]
 
 const content = document.getElementById('content')
 const tablist = document.getElementById('tabs')

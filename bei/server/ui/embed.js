@@ -109,6 +109,10 @@ function legend(lowest) {
   )
 }
 
+export function cosine(a, b) {
+  return dot(a, b) / (Math.sqrt(dot(a, a) * dot(b, b)) || 1)
+}
+
 function dot(a, b) {
   let sum = 0
   for (let index = 0; index < a.length; index += 1) sum += a[index] * b[index]

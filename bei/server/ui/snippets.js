@@ -3,13 +3,31 @@
 import { asksForKeys, needsDialect, urlOf } from './api.js'
 import { h, newId } from './dom.js'
 
-// Requests are `{ route, body }`; `python` may be the lines of a client of its own, `use` those that read the answer.
+// Requests are `{ route, body }`; `curl` and `python` may be functions of a request that write it in a way of its own, `use`
+// the lines that read the answer. `files`: names of the files whose content the body has, in its order.
 export function curlOf({ route, body }) {
+  return curlWith(route, `-d ${quoted(JSON.stringify(body, null, 2))}`)
+}
+
+// Of a body that ends with images: by way of standard input, as an argument could not be as long.
+export function curlOfFiles({ route, body, files }) {
+  const texts = body.input.slice(0, -files.length).map((text) => expandable(JSON.stringify(text)))
+  const images = files.map((name) => `{"image": "$(base64 < ${shell(name)} | tr -d '\\n')"}`)
+  const model = expandable(JSON.stringify(body.model))
+  return [
+    curlWith(route, '-d @- <<END'),
+    `{"model": ${model}, "input": [`,
+    [...texts, ...images].map((part) => `  ${part}`).join(',\n'),
+    ']}',
+    'END',
+  ].join('\n')
+}
+
+function curlWith(route, data) {
   const lines = [`curl ${shell(urlOf(route).href)}`, "-H 'content-type: application/json'"]
   if (asksForKeys) lines.push('-H "authorization: Bearer $API_KEY"')
   if (needsDialect) lines.push("-H 'x-bei-dialect: bei'")
-  lines.push(`-d ${quoted(JSON.stringify(body, null, 2))}`)
-  return lines.join(' \\\n  ')
+  return [...lines, data].join(' \\\n  ')
 }
 
 export function pythonOf({ route, body, use }) {
@@ -34,6 +52,25 @@ export function pythonOf({ route, body, use }) {
 // With OpenAI's client.
 export function openaiOf({ body: { model, input, ...extra } }) {
   const own = Object.keys(extra).length ? [`    extra_body=${literal(extra, 1)},`] : []
+  return openaiWith(model, literal(input, 1), own)
+}
+
+// Of a body that ends with images.
+export function openaiOfFiles({ body: { model, input }, files }) {
+  const texts = input.slice(0, -files.length).map((text) => JSON.stringify(text))
+  const parts = [...texts, ...files.map((name) => `image(${JSON.stringify(name)})`)]
+  const image = [
+    'import base64',
+    'from pathlib import Path',
+    '',
+    'def image(path):',
+    '    return {"image": base64.b64encode(Path(path).read_bytes()).decode()}',
+    '',
+  ]
+  return [...image, openaiWith(model, `[\n${parts.map((part) => `        ${part},\n`).join('')}    ]`)].join('\n')
+}
+
+function openaiWith(model, input, own = []) {
   const settings = [
     `base_url=${JSON.stringify(urlOf('/v1').href)}`,
     `api_key=${asksForKeys ? 'os.environ["API_KEY"]' : '"none"'}`,
@@ -46,7 +83,7 @@ export function openaiOf({ body: { model, input, ...extra } }) {
     `client = OpenAI(${settings.join(', ')})`,
     'answer = client.embeddings.create(',
     `    model=${JSON.stringify(model)},`,
-    `    input=${literal(input, 1)},`,
+    `    input=${input},`,
     ...own,
     ')',
     'for entry in answer.data:',
@@ -56,6 +93,11 @@ export function openaiOf({ body: { model, input, ...extra } }) {
 
 function shell(word) {
   return /^[\w@%+=:,./-]+$/.test(word) ? word : quoted(word)
+}
+
+// As a here-document keeps it.
+function expandable(text) {
+  return text.replaceAll(/[\\$`]/g, '\\$&')
 }
 
 function quoted(text) {
@@ -85,7 +127,7 @@ export function snippets(request) {
   return h(
     'section',
     { class: 'snippets', 'aria-label': 'The same with curl and in Python' },
-    snippet('curl', curlOf(request)),
+    snippet('curl', request.curl ? request.curl(request) : curlOf(request)),
     snippet('Python', python),
   )
 }

@@ -1,15 +1,16 @@
 // A tab to try a task: a form, what came of it, and the same request in code.
 //
 // A task is data: `id`, `title`, `lead`, `fields`, `button`, `can(model)`, `verb`, `needs`, `example`, and two functions:
-// `request(values, model)` is `{ route, body, use }` (snippets.js), and `show(content, values, context)` the answer's
+// `request(values, model)` is `{ route, body, use, files }` (snippets.js), and `show(content, values, context)` the answer's
 // element; `counted(values)` says what was asked, for the line above it.
 
 import { ApiError, ask } from './api.js'
 import { duration, h, linesOf, newId } from './dom.js'
+import { picturesField } from './pictures.js'
 import { snippets } from './snippets.js'
 
 export function tryPanel(task) {
-  const fields = task.fields.map(fieldOf)
+  const fields = task.fields.map((field) => (field.kind === 'pictures' ? picturesField(field) : fieldOf(field)))
   const submit = h('button', { class: 'primary', type: 'submit' }, task.button)
   const cancel = h('button', { class: 'plain', type: 'button', hidden: true }, 'Cancel')
   const hint = h('span', { class: 'quiet keys' }, 'Ctrl+Enter')
@@ -51,7 +52,7 @@ export function tryPanel(task) {
     const values = read(fields)
     if (values === null || running !== null) return
     const controller = new AbortController()
-    const request = { ...task.request(values, model), python: task.python }
+    const request = { ...task.request(values, model), curl: task.curl, python: task.python }
     running = controller
     working(true)
     said.textContent = 'Working …'
@@ -101,7 +102,7 @@ export function tryPanel(task) {
 }
 
 // Kinds: `line` and `text` are one text, `lines` a list of them, a line each; `choice` has `options(model)`, pairs of a value
-// and what it is called, and is hidden where there is only one.
+// and what it is called, and is hidden where there is only one. `pictures` is in pictures.js.
 function fieldOf({ name, kind, label, hint = null, value = '', isOptional = false, rows = 6, options = null }) {
   const id = newId(name)
   const hintId = hint === null ? null : `${id}-hint`

@@ -38,6 +38,7 @@ def test_models_are_listed_in_openai_form(make_app: MakeApp, second_artifact: Ar
         "max_model_len": 16,
         "embedding_dimension": 8,
         "tasks": ["embed"],
+        "input_modalities": ["text"],
         "prompts": [],
         "labels": None,
         "target": "fake",

@@ -107,7 +107,7 @@ def test_scripts_come_from_here_alone(app: App, path: str) -> None:
         "default-src": "'none'",
         "script-src": "'self'",
         "style-src": "'self'",
-        "img-src": "'self'",
+        "img-src": "'self' data:",
         "connect-src": "'self'",
         "base-uri": "'none'",
         "form-action": "'none'",
