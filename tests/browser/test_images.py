@@ -50,7 +50,7 @@ def choose(shown: Any, files: Mapping[str, bytes]) -> None:
 
 
 def names(page: Page) -> list[str]:
-    return page.locator(".pictures bdi").all_inner_texts()
+    return [*page.locator(".pictures bdi").all_inner_texts()]
 
 
 @pytest.mark.parametrize("how", ["chosen", "dropped"])

@@ -87,6 +87,7 @@ def pictures() -> list[Any]:
 def test_openai(server: Server, expected: Float32Array) -> None:
     images: list[Any] = [{"type": "image_url", "image_url": {"url": data_url(content)}} for content in FILES]
     parts: Any = [*images, *({"type": "text", "text": text} for text in TEXTS)]
+    no_image: Any = [{"image": "aGVsbG8="}]
     options: dict[str, Any] = {"api_key": "none", "max_retries": 0, "timeout": DEADLINE_S}
 
     async def asynchronous() -> Any:
@@ -97,7 +98,7 @@ def test_openai(server: Server, expected: Float32Array) -> None:
     with openai.OpenAI(base_url=f"{server.url}/v1", **options) as client:
         check([item.embedding for item in client.embeddings.create(model="clip", input=parts).data], expected)
         with pytest.raises(openai.BadRequestError, match="of no format that is read"):
-            client.embeddings.create(model="clip", input=[{"image": "aGVsbG8="}])  # type: ignore[list-item]
+            client.embeddings.create(model="clip", input=no_image)
     with openai.OpenAI(base_url=f"{server.url}/vllm/v1", **options) as client:
         body = {"model": "clip", "messages": [{"role": "user", "content": images[:1]}], "encoding_format": "float"}
         answer: Any = client.post("/embeddings", cast_to=object, body=body)
@@ -117,10 +118,11 @@ def test_cohere(server: Server, expected: Float32Array, base: str) -> None:
     inputs += [{"content": [{"type": "text", "text": text}]} for text in TEXTS]
     with httpx.Client(timeout=DEADLINE_S) as http:
         options: dict[str, Any] = {"api_key": "none", "base_url": server.url + base, "httpx_client": http}
-        first, second = cohere.Client(**options), cohere.ClientV2(**options)
+        first: Any = cohere.Client(**options)
+        second: Any = cohere.ClientV2(**options)
         for client in (first, second):
             check(client.embed(images=urls, **asked).embeddings.float_, expected[: len(FILES)])
-        found = second.embed(inputs=inputs, **{**asked, "input_type": "search_document"})
+        found: Any = second.embed(inputs=inputs, **{**asked, "input_type": "search_document"})
         check(found.embeddings.float_, expected)
         with pytest.raises(cohere.BadRequestError, match="of no format that is read"):
             second.embed(images=["data:image/png;base64,aGVsbG8="], **asked)
