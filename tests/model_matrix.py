@@ -64,6 +64,7 @@ class that a family reads is not named here. Classes without rows of their own:
 | `Qwen3BidirectionalModel` | remote code: Qwen3 without a causal mask (Giga-Embeddings 0826), and a linear layer on tokens (voyage-4-nano) |
 | `JinaEmbeddingsV5Model` | remote code: Qwen3 or EuroBERT with [adapters](#adapters) |
 | `JinaForRanking` | remote code: Qwen3 on [lists of documents](#lists-of-documents); `tests/bei_build/families/test_jina_reranker.py` |
+| `GLiClassModel` | the library gliclass's models with one encoder, on DeBERTa and ModernBERT; `tests/bei_build/families/test_gliclass.py` |
 | `UniEncoderSpanGLiNER`, `UniEncoderTokenGLiNER` | the library gliner's models of spans and of words, on DeBERTa and ModernBERT; `tests/bei_build/families/test_gliner.py` |
 | `StaticModel`, `StaticEmbedding` | static embeddings |
 | `SparseStaticEmbedding` | a weight for each token, beside a ForMaskedLM class |

@@ -247,6 +247,20 @@ class Extraction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return 3 if self.by_word else self.max_width
 
 
+class Labelling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a model reads labels of a request with a text: each behind the token ``label_token``, then
+    ``separator_token``, in front of the text unless ``text_first``.
+
+    ``reads_marker``: a label is represented by the token in front of it, else by its own first token.
+    """
+
+    label_token: str
+    label_id: int
+    separator_token: str
+    text_first: bool
+    reads_marker: bool
+
+
 class Listwise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a reranker reads a query and many documents in one text (``bei.tokenizer.list_prompt``): a marker behind each
     document, and one behind the query, whose states it compares.
@@ -358,6 +372,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     listwise: Listwise | msgspec.UnsetType = msgspec.UNSET
     classify_template: ClassifyTemplate | msgspec.UnsetType = msgspec.UNSET
     decide_template: DecideTemplate | msgspec.UnsetType = msgspec.UNSET
+    labelling: Labelling | msgspec.UnsetType = msgspec.UNSET
     temperatures: dict[CalibratedTask, float] | msgspec.UnsetType = msgspec.UNSET
     digest: str = ""
 

@@ -20,7 +20,7 @@ def shown(value: object) -> str:
 
 def reading_faults(manifest: Manifest) -> Iterator[str]:
     """All of them."""
-    for part in (_templates, _decisions, _extraction, _listwise):
+    for part in (_templates, _decisions, _extraction, _listwise, _labelling):
         yield from part(manifest)
 
 
@@ -82,3 +82,15 @@ def _listwise(manifest: Manifest) -> Iterator[str]:
         for name in ("max_query_tokens", "max_document_tokens", "max_documents", "max_tokens"):
             if not 1 <= (value := getattr(found, name)) <= MOST_TOKENS:
                 yield f"{name} of listwise is {shown(value)}, and must be from 1 to {MOST_TOKENS}"
+
+
+def _labelling(manifest: Manifest) -> Iterator[str]:
+    """Faults of how labels of a request are read with a text."""
+    found = manifest.labelling
+    if (manifest.dimension("label_logits") is None) != isinstance(found, msgspec.UnsetType):
+        yield "labelling and the output label_logits must both be there, or neither"
+    elif not isinstance(found, msgspec.UnsetType):
+        if not 0 <= found.label_id < manifest.spec.vocab_size:
+            yield f"label_id of labelling is {shown(found.label_id)}, which is in no vocabulary"
+        if "" in (found.label_token, found.separator_token) or found.label_token == found.separator_token:
+            yield "label_token and separator_token of labelling are no two tokens"

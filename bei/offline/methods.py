@@ -58,7 +58,8 @@ from bei.service.call import ModelInput, ModelRequest
 from bei.service.image_side import no_images
 from bei.service.model_service import ModelService
 from bei.tasks import classify, embed, rerank
-from bei.tasks.classify import ClassifyTask, ZeroShotTask
+from bei.tasks import zero_shot as zero_shot_task
+from bei.tasks.classify import ClassifyTask
 from bei.tasks.compare import CompareTask, check_alone, checked_weights, compare
 from bei.tasks.decide import DecideTask, decide, inputs_of, reading_of
 from bei.tasks.embed import CheckedTask, EmbedTask, TaskName, check_task
@@ -69,6 +70,7 @@ from bei.tasks.rerank import RerankTask
 from bei.tasks.support import require
 from bei.tasks.token_classification import TokenTask, classify_tokens
 from bei.tasks.vector_formats import DenseDType, check_form, numbers_of
+from bei.tasks.zero_shot import ZeroShotTask
 from bei.tokenizer import prompts
 from bei.tokenizer.encoder import EncodingOptions, Input, TextEncoder
 from bei.tokenizer.truncation import encoding_options
@@ -182,25 +184,23 @@ def classification(service: ModelService, given: Given) -> Method[Input, Predict
 
 
 def zero_shot(service: ModelService, labels: Iterable[str], given: Given) -> Method[str, Predictions, Predictions]:
-    """Scores of ``labels`` for texts, by a model of natural language inference."""
+    """Scores of ``labels`` for texts."""
     options = checked(ZeroShotOptions, given)
-    classify.nli_labels(service)
+    template = options.get("hypothesis_template", zero_shot_task.HYPOTHESIS)
+    zero_shot_task.check_zero_shot(service, template)
     names = [text(label, index, "labels") for index, label in enumerate(labels)]
     if not names:
         raise EmptyInputError("labels is empty: give at least one.", "labels")
-    template = options.get("hypothesis_template", classify.HYPOTHESIS)
-    if "{}" not in template:
-        raise InvalidRequestError("hypothesis_template has no {} for the label.", "hypothesis_template")
-    hypotheses = [template.replace("{}", label, 1) for label in names]
     multi_label, read = options.get("multi_label", False), _reading(options)
 
-    async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> WindowResult[Predictions]:
-        task = ZeroShotTask(inputs, read, hypotheses=hypotheses, multi_label=multi_label)
-        scores = await classify.zero_shot(service, task, ticket=ticket)
-        return WindowResult(Predictions(names, scores.values), scores.num_tokens, scores.truncated, _NO_ERRORS)
+    def task_of(inputs: Seq[str]) -> ZeroShotTask:
+        return ZeroShotTask(inputs, read, labels=names, multi_label=multi_label, template=template)
 
-    def pairs(inputs: Seq[str]) -> Seq[ModelInput]:
-        return [(one, hypothesis) for one in inputs for hypothesis in hypotheses]
+    width = max(1, len(zero_shot_task.inputs_of(service, task_of([""]))))
+
+    async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> WindowResult[Predictions]:
+        scores = await zero_shot_task.zero_shot(service, task_of(inputs), ticket=ticket)
+        return WindowResult(Predictions(names, scores.values), scores.num_tokens, scores.truncated, _NO_ERRORS)
 
     return Method(
         name="zero_shot",
@@ -208,8 +208,8 @@ def zero_shot(service: ModelService, labels: Iterable[str], given: Given) -> Met
         check=text,
         run=run,
         collector=partial(PredictionCollector, names),
-        model_inputs=pairs,
-        window_inputs=max(1, WINDOW // len(names)),
+        model_inputs=lambda inputs: zero_shot_task.inputs_of(service, task_of(inputs)),
+        window_inputs=max(1, WINDOW // width),
     )
 
 

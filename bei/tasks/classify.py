@@ -1,4 +1,4 @@
-"""Scores of labels for texts and pairs: those of the model, or those of the request (zero-shot)."""
+"""Scores of a model's own labels for texts and pairs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from bei.artifact.manifest import Classification, ClassifyTemplate
 from bei.core import Float32Array, ScoreFunction
 from bei.engine.postprocess import apply_function
-from bei.errors import InvalidRequestError, TaskNotSupportedError
+from bei.errors import InvalidRequestError
 from bei.service.admission import Ticket
 from bei.service.call import InferenceResult, ModelRequest
 from bei.service.model_service import ModelService
@@ -21,28 +21,12 @@ from bei.tokenizer.encoder import EncodingOptions, Input
 from bei.tokenizer.prompts import apply_default_prompt
 from bei.tokenizer.templates import TextTemplate
 
-# How zero-shot classification asks for a label (transformers' default).
-HYPOTHESIS = "This example is {}."
-
 
 class ClassifyTask(ModelRequest, frozen=True, kw_only=True):
     """Texts or pairs. ``function``: of the logits; None: the checkpoint's. ``raw``: the logits themselves."""
 
     raw: bool = False
     function: Literal["sigmoid", "softmax", "none"] | None = None
-
-
-class ZeroShotTask(ModelRequest, frozen=True, kw_only=True):
-    """Texts, and the ``hypotheses`` that they may entail, which share one probability. ``multi_label``: each has its
-    own, of entailment against contradiction, and so has a single one."""
-
-    hypotheses: Seq[str]
-    multi_label: bool = False
-
-    @property
-    def pairs(self) -> list[tuple[str, str]]:
-        """Each text with each hypothesis."""
-        return [(str(text), hypothesis) for text in self.inputs for hypothesis in self.hypotheses]
 
 
 class Scores(PartialResult, frozen=True, kw_only=True):
@@ -77,47 +61,6 @@ def _in_template(service: ModelService, task: ModelRequest, template: ClassifyTe
         expected = "pairs of a text and a response" if template.reads_pairs else "single texts"
         raise InvalidRequestError(f"{service.name}'s template reads {expected}: inputs {place} is none.", "inputs")
     return replace(task.options, framed=True, template=TextTemplate(template.body))
-
-
-async def zero_shot(service: ModelService, task: ZeroShotTask, *, ticket: Ticket) -> Scores:
-    """Score each hypothesis by how a text entails it, with a model of natural language inference: a row a text.
-
-    ``truncated`` lists texts. Raises TaskNotSupportedError for a model without such labels.
-    (transformers: ZeroShotClassificationPipeline; arXiv:1909.00161)
-    """
-    entails, contradicts = nli_labels(service)
-    texts, hypotheses, multi_label = task.inputs, task.hypotheses, task.multi_label
-    answer, _ = await logits_of(service, ModelRequest(task.pairs, task.options), ticket)
-
-    def scores_of_labels(logits: Float32Array) -> Float32Array:
-        if multi_label or len(hypotheses) == 1:
-            return apply_function(logits[:, [contradicts, entails]], "softmax")[:, 1].reshape(len(texts), -1)
-        return apply_function(logits[:, entails].reshape(len(texts), -1), "softmax")
-
-    values = await computed(answer.rows, "logits", scores_of_labels)
-    truncated = sorted({index // len(hypotheses) for index in answer.truncated})
-    return Scores(answer.lengths, truncated, values=values, labels=list(hypotheses))
-
-
-def nli_labels(service: ModelService) -> tuple[int, int]:
-    """The places of entailment and of contradiction among a model's labels; of two labels the other one is the latter.
-
-    Raises TaskNotSupportedError for a model that has no such labels.
-    """
-    require(service, "classify")
-    classification = service.manifest.classification
-    assert classification is not None  # require("classify") has passed
-    labels = [label.lower() for label in classification.labels]
-    entails = next((index for index, label in enumerate(labels) if label.startswith("entail")), None)
-    others = [index for index, label in enumerate(labels) if label.startswith("contra") or len(labels) == 2]
-    contradicts = next((index for index in others if index != entails), None)
-    if entails is None or contradicts is None:
-        raise TaskNotSupportedError(
-            f"{service.name} has the labels {', '.join(classification.labels)}: labels of a request need a model of "
-            "natural language inference, with entailment and contradiction.",
-            "model",
-        )
-    return entails, contradicts
 
 
 async def logits_of(

@@ -13,10 +13,10 @@ from bei.errors import InputTooLongError, TaskNotSupportedError
 from bei.service.admission import Ticket
 from bei.service.call import ModelRequest
 from bei.service.model_service import ModelService
-from bei.tasks.classify import nli_labels
-from bei.tasks.decision_readings import Reading, of_inference, of_likelihoods, of_reranker, of_tokens
+from bei.tasks.decision_readings import Reading, of_inference, of_labels, of_likelihoods, of_reranker, of_tokens
 from bei.tasks.questions import AskedQuestion
-from bei.tasks.support import PartialResult, computed
+from bei.tasks.support import PartialResult
+from bei.tasks.zero_shot import nli_labels
 from bei.tokenizer.encoder import Input
 
 
@@ -49,7 +49,7 @@ async def decide(service: ModelService, task: DecideTask, *, ticket: Ticket) -> 
             "and nothing of it is cut: shorten one of them.",
             "input",
         ) from error
-    rows = await computed(answer.rows, reading.output, None)
+    rows = [row[reading.output] for row in answer.rows]
     ends = np.cumsum([len(some) for some in asked]).tolist()
     questions = [*task.questions] * len(task.inputs)
     found = [
@@ -76,12 +76,14 @@ def reading_of(service: ModelService) -> Reading:
         if manifest.classification is None:
             return of_likelihoods(template)
         return of_tokens(service.name, template, manifest.classification.labels)
+    if (layout := manifest.labelling) is not msgspec.UNSET:
+        return of_labels(layout)
     if "rerank" in manifest.tasks and manifest.classification is not None:  # models of lists have cosines
         return of_reranker()
     if "classify" not in manifest.tasks:
         raise TaskNotSupportedError(
             f"{service.name} cannot decide; it can do: {', '.join(manifest.tasks)}. Decisions need a model of natural "
-            "language inference, a reranker that reads pairs, or a language model that was built with --task decide.",
+            "language inference, GLiClass, a reranker that reads pairs, or a language model built with --task decide.",
             "model",
         )
     return of_inference(*nli_labels(service))

@@ -2,6 +2,7 @@
 
     natural language inference   the text entails "INSTRUCTIONS OPTION", or the instructions with the option in {}
     rerankers, reward models     the text as document of the query "INSTRUCTIONS OPTION"
+    GLiClass                     all of these statements as labels of the text, choices sorted
     language models              a template with text, question and options; the scores of the tokens that stand for the
                                  options, or the likelihood of each option's own text behind it
 
@@ -20,7 +21,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
-from bei.artifact.manifest import DecideTemplate
+from bei.artifact.manifest import DecideTemplate, Labelling
 from bei.core import Encoding, Float32Array, Row
 from bei.errors import InvalidRequestError
 from bei.service.admission import Ticket
@@ -29,6 +30,8 @@ from bei.service.model_service import ModelService
 from bei.tasks.classify import logits_of
 from bei.tasks.questions import AskedOption, AskedQuestion
 from bei.tasks.rerank import asked_pairs
+from bei.tasks.zero_shot import OUTPUT as LABEL_LOGITS
+from bei.tasks.zero_shot import around_text, label_row, of_markers
 from bei.tokenizer.encoder import EncodingOptions, Input
 from bei.tokenizer.templates import filled
 
@@ -47,7 +50,7 @@ class Reading(NamedTuple):
 
     inputs: Callable[[str, AskedQuestion], Seq[Input]]
     ask: Ask
-    scores: Callable[[AskedQuestion, Float32Array, Seq[Encoding]], Float32Array]
+    scores: Callable[[AskedQuestion, Seq[Float32Array], Seq[Encoding]], Float32Array]
     output: str = "logits"
 
 
@@ -60,10 +63,10 @@ def of_inference(entails: int, contradicts: int) -> Reading:
     async def ask(service: ModelService, inputs: Seq[Input], ticket: Ticket) -> InferenceResult:
         return (await logits_of(service, ModelRequest(inputs, _WHOLE), ticket))[0]
 
-    def scores(question: AskedQuestion, logits: Float32Array, _: Seq[Encoding]) -> Float32Array:
-        if len(logits) < len(question.options):  # entailment of the only statement against its contradiction
-            return logits[0, [contradicts, entails]]
-        return logits[:, entails]
+    def scores(question: AskedQuestion, rows: Seq[Float32Array], _: Seq[Encoding]) -> Float32Array:
+        if len(rows) < len(question.options):  # entailment of the only statement against its contradiction
+            return rows[0][[contradicts, entails]]
+        return np.stack(rows)[:, entails]
 
     return Reading(pairs, ask, scores)
 
@@ -77,12 +80,39 @@ def of_reranker() -> Reading:
     async def ask(service: ModelService, inputs: Seq[Input], ticket: Ticket) -> InferenceResult:
         return (await logits_of(service, asked_pairs(service, ModelRequest(inputs, _WHOLE)), ticket))[0]
 
-    def scores(question: AskedQuestion, logits: Float32Array, _: Seq[Encoding]) -> Float32Array:
-        if len(logits) < len(question.options):  # the sigmoid, against 0
-            return np.array([0.0, logits[0, 0]], np.float32)
-        return logits[:, 0]
+    def scores(question: AskedQuestion, rows: Seq[Float32Array], _: Seq[Encoding]) -> Float32Array:
+        return _or_alone(question, np.concatenate(rows))
 
     return Reading(pairs, ask, scores)
+
+
+def of_labels(layout: Labelling) -> Reading:
+    """GLiClass's."""
+
+    def labelled(text: str, question: AskedQuestion) -> Seq[Input]:
+        statements = _statements(question)
+        shown = [statements[place] for place in _order(question)] if len(statements) > 1 else statements
+        return [around_text(layout, shown).filled(text)]
+
+    async def ask(service: ModelService, inputs: Seq[Input], ticket: Ticket) -> InferenceResult:
+        request = ModelRequest(inputs, _WHOLE)
+        return await service.infer(request, ticket=ticket, outputs={LABEL_LOGITS}, reduce=of_markers(layout))
+
+    def scores(question: AskedQuestion, rows: Seq[Float32Array], _: Seq[Encoding]) -> Float32Array:
+        count = len(_statements(question))
+        logits = label_row(layout, rows[0], count)
+        if count < len(question.options):
+            return _or_alone(question, logits)
+        found = np.empty(count, np.float32)
+        found[_order(question)] = logits
+        return found
+
+    return Reading(labelled, ask, scores, LABEL_LOGITS)
+
+
+def _or_alone(question: AskedQuestion, logits: Float32Array) -> Float32Array:
+    """``logits`` [options]; of a single statement against 0, whose softmax is the sigmoid."""
+    return logits if len(logits) == len(question.options) else np.append(np.zeros(1, np.float32), logits)
 
 
 def of_tokens(name: str, template: DecideTemplate, tokens: Seq[str]) -> Reading:
@@ -105,9 +135,9 @@ def of_tokens(name: str, template: DecideTemplate, tokens: Seq[str]) -> Reading:
     async def ask(service: ModelService, inputs: Seq[Input], ticket: Ticket) -> InferenceResult:
         return await service.infer(ModelRequest(inputs, _PROMPT), ticket=ticket, outputs={"logits"})
 
-    def scores(question: AskedQuestion, logits: Float32Array, _: Seq[Encoding]) -> Float32Array:
+    def scores(question: AskedQuestion, rows: Seq[Float32Array], _: Seq[Encoding]) -> Float32Array:
         found = np.empty(len(question.options), np.float32)
-        found[_order(question)] = logits[0, : len(found)]
+        found[_order(question)] = rows[0][: len(found)]
         return found
 
     return Reading(prompts, ask, scores)
@@ -131,9 +161,9 @@ def of_likelihoods(template: DecideTemplate) -> Reading:
         request = ModelRequest(inputs, _CONTINUED)
         return await service.infer(request, ticket=ticket, outputs={_LIKELIHOOD}, reduce=_total)
 
-    def scores(question: AskedQuestion, values: Float32Array, encodings: Seq[Encoding]) -> Float32Array:
+    def scores(question: AskedQuestion, rows: Seq[Float32Array], encodings: Seq[Encoding]) -> Float32Array:
         _check_apart(question, [one.input_ids[one.num_unpooled :].tobytes() for one in encodings])
-        return values[:, 0]
+        return np.concatenate(rows)
 
     return Reading(continued, ask, scores, _LIKELIHOOD)
 

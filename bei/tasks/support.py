@@ -30,6 +30,7 @@ PHRASES = {
     "classify_tokens": "classify tokens",
     "extract": "extract spans",
     "decide": "decide",
+    "zero_shot": "score labels of a request",
 }
 
 
@@ -50,10 +51,16 @@ class PartialResult(msgspec.Struct, frozen=True):
         return sum(self.lengths)
 
 
+def has_task(service: ModelService, task: str) -> bool:
+    """True if the model may have ``task``: labels of a request are scored by some classifiers too (``zero_shot``)."""
+    tasks = service.manifest.tasks
+    return task in tasks or (task == "zero_shot" and "classify" in tasks)
+
+
 def require(service: ModelService, task: str) -> None:
     """Raise TaskNotSupportedError, naming what the model can do, unless it can do ``task``."""
     tasks = service.manifest.tasks
-    if task not in tasks:
+    if not has_task(service, task):
         raise TaskNotSupportedError(f"{service.name} cannot {PHRASES[task]}; it can do: {', '.join(tasks)}.", "model")
     if not task.startswith("embed") and not service.adapter:  # vectors may name theirs: ``embed.check_task``
         check_named(service.manifest)

@@ -32,7 +32,7 @@ from bei.tokenizer.long_text import (
     tokens_in_pieces,
 )
 from bei.tokenizer.special_tokens import TEXT, Layout, kept_lengths, layout_of, special_piece
-from bei.tokenizer.templates import PairTemplate, TextTemplate
+from bei.tokenizer.templates import AroundTemplate, PairTemplate, TextTemplate
 from bei.tokenizer.word_cache import WordCache, treats_words_alone
 from bei.utils.untrusted_files import UnfitError
 
@@ -77,7 +77,7 @@ class EncodingOptions:
     max_tokens: int | None = None
     add_special_tokens: bool = True
     framed: bool = False
-    template: PairTemplate | TextTemplate | None = None
+    template: PairTemplate | TextTemplate | AroundTemplate | None = None
     with_spans: bool = False
     whole: bool = False
     expansion: Expansion | None = None

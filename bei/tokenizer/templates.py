@@ -33,3 +33,15 @@ class TextTemplate(NamedTuple):
         """``body`` with the input inserted; text that looks like a slot stays as it is."""
         text, response = (value, "") if isinstance(value, str) else value
         return filled(self.body, {"text": text, "response": response})
+
+
+class AroundTemplate(NamedTuple):
+    """What stands in front of a text and behind it."""
+
+    before: str
+    behind: str
+
+    def filled(self, text: str | tuple[str, str]) -> str:
+        """``text`` between the two."""
+        assert isinstance(text, str)  # the only inputs that it is for
+        return f"{self.before}{text}{self.behind}"

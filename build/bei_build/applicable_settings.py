@@ -32,6 +32,15 @@ def check_applicable(config: BuildConfig, checkpoint: Checkpoint) -> None:
             raise ConfigError(
                 f"{spec.architecture} finds spans, and no calibration texts have labels: use --precision bf16 or fp32."
             )
+    if "label_logits" in outputs:
+        if config.target != "cpu":
+            raise ConfigError(
+                f"{spec.architecture} scores labels of requests, as engines for cpu do: use --target cpu."
+            )
+        if PRECISIONS.get(config.precision, PRECISIONS["fp32"]).quantized is not None:
+            raise ConfigError(
+                f"{spec.architecture} scores labels, and no calibration texts have any: use --precision bf16 or fp32."
+            )
     if "token_likelihood" in outputs:
         _check_likelihoods(config, spec)
     if config.rerank_body and checkpoint.listwise is not None:

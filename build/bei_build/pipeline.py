@@ -398,6 +398,7 @@ def _manifest(
         adapters=_adapters(checkpoint),
         extraction=checkpoint.extraction or msgspec.UNSET,
         listwise=checkpoint.listwise or msgspec.UNSET,
+        labelling=checkpoint.labelling or msgspec.UNSET,
         classify_template=_classify_template(config),
         decide_template=_decide_template(config),
     )

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from tests.support.checkpoints import bpe_tokenizer, change_json, save_tokenizer, unigram_tokenizer, write_json
 
-_ENCODERS: dict[str, Any] = {
+ENCODERS: dict[str, Any] = {
     "deberta-v2": (
         "DebertaV2",
         unigram_tokenizer,
@@ -30,7 +30,7 @@ _ENCODERS: dict[str, Any] = {
     ),
     "modernbert": ("ModernBert", bpe_tokenizer, {"pad_token_id": 1, "cls_token_id": 0, "sep_token_id": 2}),
 }
-_SHAPE = {
+SHAPE = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -41,7 +41,7 @@ MAX_WIDTH = 5
 
 
 def gliner_tokenizer(kind: str = "deberta-v2") -> Tokenizer:
-    tokenizer: Tokenizer = _ENCODERS[kind][1]()
+    tokenizer: Tokenizer = ENCODERS[kind][1]()
     names = ("[FLERT]", "<<ENT>>", "<<SEP>>")
     tokenizer.add_tokens([AddedToken(name, normalized=True) for name in names])
     return tokenizer
@@ -58,10 +58,10 @@ def save_gliner(
 ) -> Path:
     """A random model with an encoder of ``kind`` and spans of ``width`` numbers; ``settings`` of gliner_config.json.
     ``spread``: standard deviation of its matrices. ``encoder``: settings of its config."""
-    prefix, _, own = _ENCODERS[kind]
+    prefix, _, own = ENCODERS[kind]
     tokenizer = gliner_tokenizer(kind)
     vocab_size = tokenizer.get_vocab_size()
-    config = getattr(transformers, f"{prefix}Config")(**{**_SHAPE, **own, "vocab_size": vocab_size, **(encoder or {})})
+    config = getattr(transformers, f"{prefix}Config")(**{**SHAPE, **own, "vocab_size": vocab_size, **(encoder or {})})
     settings = {
         "model_type": "gliner_uni_encoder_span",
         "model_name": f"random/{kind}",

@@ -22,7 +22,7 @@ from bei.server.http.routing import ApiRouter
 from bei.service.adapted import adapted
 from bei.service.loader import check_names
 from bei.service.service import InferenceService
-from bei.tasks.support import PHRASES, require
+from bei.tasks.support import PHRASES, has_task, require
 
 # No model is named: by nobody, or by Infinity's client, which sends this where its user names none.
 UNNAMED = frozenset((None, "default/not-specified"))
@@ -104,11 +104,12 @@ class Models:
 
     def _find_able(self, task: str, name: str | None) -> InferenceService:
         if self._is_unnamed(name) and len(self._services) > 1:
-            able = [service for service in self if task in service.manifest.tasks]
+            able = [service for service in self if has_task(service, task)]
             if not able:
                 tasks = "; ".join(f"{service.name}: {', '.join(service.manifest.tasks)}" for service in self)
                 raise TaskNotSupportedError(f"No served model can {PHRASES[task]}. They can do: {tasks}.", "model")
-            made_for_it = [service for service in able if service.manifest.tasks[0] == task]
+            first = (task, "classify") if task == "zero_shot" else (task,)
+            made_for_it = [service for service in able if service.manifest.tasks[0] in first]
             return _the_only(made_for_it or able, f"Several served models can {PHRASES[task]}")
         service = self.named(name)
         require(service, task)

@@ -25,10 +25,12 @@ from bei.server.endpoint.shared_fields import Model, Tiered
 from bei.server.endpoint.vector_encoding import SparseVector
 from bei.server.routes import classify, embed, extract, predict_tokens, rerank, systemone
 from bei.service.service import InferenceService
-from bei.tasks.classify import HYPOTHESIS, ClassifyTask, ZeroShotTask, nli_labels, zero_shot
+from bei.tasks.classify import ClassifyTask
 from bei.tasks.classify import classify as classify_inputs
 from bei.tasks.entities import Aggregation, Entity
 from bei.tasks.token_classification import TokenTask, classify_tokens
+from bei.tasks.zero_shot import HYPOTHESIS, ZeroShotTask, check_zero_shot, zero_shot
+from bei.tasks.zero_shot import inputs_of as zero_shot_inputs
 
 _ENTITY_BYTES = 90
 
@@ -194,8 +196,8 @@ def _kind_of(task: str, inputs: bytes, parameters: bytes, max_inputs: int) -> _K
     if task == "rerank" and inputs != _NULL:
         task = "classify"
     if parameters != _NULL:
-        if task == "classify":
-            return _ZERO_SHOT if b'"candidate_labels"' in parameters else _CLASSIFICATION
+        if task in ("classify", "zero_shot"):
+            return _ZERO_SHOT if task == "zero_shot" or b'"candidate_labels"' in parameters else _CLASSIFICATION
         if task == "classify_tokens":
             return _TOKENS
         if b"".join(parameters.split()) != b"{}":
@@ -249,18 +251,15 @@ def _entity(entity: Entity, key: str) -> dict[str, object]:
 
 async def name_labels(body: ZeroShotRequest, context: RequestContext) -> Reply:
     """The labels of the request with their scores, best first."""
-    service, asked = context.able("classify", body.model), body.parameters
+    service, asked = context.able("zero_shot", body.model), body.parameters
     labels, template = asked.candidate_labels, asked.hypothesis_template
-    nli_labels(service)
     context.check_inputs([body.inputs], "inputs")
     context.check_inputs(labels, "candidate_labels")
-    if "{}" not in template:
-        raise InvalidRequestError("hypothesis_template has no {} for the label.", "parameters")
+    check_zero_shot(service, template)
     num_bytes = classify.ranked_bytes(labels)
     context.check_answer(num_bytes)
-    hypotheses = [template.replace("{}", label, 1) for label in labels]
-    task = ZeroShotTask([body.inputs], hypotheses=hypotheses, multi_label=asked.multi_label)
-    scores = await zero_shot(service, task, ticket=context.admit(service, task.pairs))
+    task = ZeroShotTask([body.inputs], labels=labels, multi_label=asked.multi_label, template=template)
+    scores = await zero_shot(service, task, ticket=context.admit(service, zero_shot_inputs(service, task)))
     values = scores.values[0]
     order = np.argsort(-values, kind="stable")
 
@@ -285,4 +284,5 @@ _KINDS = {
     "classify_tokens": _Kind(parser(predict_tokens.PredictTokensRequest), predict_tokens.predict_tokens),
     "extract": _Kind(parser(extract.ExtractRequest), extract.extract_spans),
     "decide": _Kind(systemone.ROUTE.parse, systemone.ROUTE.handle),
+    "zero_shot": _ZERO_SHOT,
 }

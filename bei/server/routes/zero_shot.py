@@ -1,7 +1,8 @@
 """``/v1/classify``: with ``labels`` in the request Jina's zero-shot classification, without them vLLM's ``/classify``.
 
 Jina compares embeddings of texts and labels. Here a model of natural language inference says how a text entails "This
-example is LABEL.", as transformers' pipeline does; other models are refused. Reference: jina.ai, "Classifier API".
+example is LABEL.", as transformers' pipeline does, or GLiClass scores the labels; other models are refused. Reference:
+jina.ai, "Classifier API".
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from bei.server.routes.classify import (
     classify_texts,
     ranked_bytes,
 )
-from bei.tasks.classify import HYPOTHESIS, ZeroShotTask, nli_labels, zero_shot
+from bei.tasks.zero_shot import HYPOTHESIS, ZeroShotTask, check_zero_shot, inputs_of, zero_shot
 
 _AROUND_BYTES = 90  # of a text's scores: its index, its best label with its score
 
@@ -98,14 +99,14 @@ def parse(content: bytes) -> LabelsRequest | ClassifyRequest:
 
 async def classify(body: LabelsRequest | ClassifyRequest, context: RequestContext) -> Reply:
     """A score for each label of each text: with `labels` those of the request (Jina; models of natural language
-    inference), without them the model's own (vLLM)."""
+    inference, GLiClass), without them the model's own (vLLM)."""
     if isinstance(body, ClassifyRequest):
         return await classify_texts(body, context)
     if body.classifier_id is not None:
         raise InvalidRequestError("classifier_id is not supported here: send labels.", "classifier_id")
     check_rules(body, OF_SCORES)
-    service = context.able("classify", body.model)
-    nli_labels(service)
+    service = context.able("zero_shot", body.model)
+    check_zero_shot(service)
     texts = texts_of(body.input, context, "input")
     labels = body.labels or []
     context.check_inputs(texts, "input")
@@ -114,9 +115,8 @@ async def classify(body: LabelsRequest | ClassifyRequest, context: RequestContex
         raise too_many_inputs(len(texts) * len(labels), context.max_inputs, "input")
     text_bytes = ranked_bytes(labels) + max(map(len, labels)) + _AROUND_BYTES
     context.check_answer(len(texts) * text_bytes)
-    hypotheses = [HYPOTHESIS.replace("{}", label) for label in labels]
-    task = ZeroShotTask(texts, body.encoding_options(), hypotheses=hypotheses)
-    scores = await zero_shot(service, task, ticket=context.admit(service, task.pairs))
+    task = ZeroShotTask(texts, body.encoding_options(), labels=labels, template=HYPOTHESIS)
+    scores = await zero_shot(service, task, ticket=context.admit(service, inputs_of(service, task)))
 
     def items(start: int, stop: int) -> list[ZeroShotPrediction]:
         return [_classified(index, scores.values[index], labels) for index in range(start, stop)]

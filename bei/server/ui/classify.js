@@ -46,9 +46,10 @@ export const zeroShot = {
   lead: 'Score texts by labels of your own, which the model has never learnt.',
   button: 'Classify',
   verb: 'classify by labels of the request',
-  needs: 'a model of natural language inference, with the labels entailment and contradiction',
+  needs: 'a model of natural language inference, with the labels entailment and contradiction, or GLiClass',
   example: 'MoritzLaurer/DeBERTa-v3-base-mnli-fever-anli',
-  can: (model) => model.tasks.includes('classify') && infers(model.labels ?? []),
+  can: (model) =>
+    model.tasks.includes('zero_shot') || (model.tasks.includes('classify') && infers(model.labels ?? [])),
   fields: [
     {
       name: 'texts',

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from bei.artifact.manifest import Extraction, Listwise, Tokenization
+from bei.artifact.manifest import Extraction, Labelling, Listwise, Tokenization
 from bei.artifact.sides import Role
 from bei.core import Float32Array
 from bei_build.checkpoint.colbert import Side
@@ -56,6 +56,7 @@ class Checkpoint:
     token_weights: Float32Array | None = None
     extraction: Extraction | None = None
     listwise: Listwise | None = None
+    labelling: Labelling | None = None
 
     def merged(self, number: int) -> Checkpoint:
         """The same model with adapter ``number`` of ``adapters`` in its weights, and none beside them."""

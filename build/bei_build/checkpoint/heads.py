@@ -18,7 +18,18 @@ from bei_build.spec.model_spec import HeadSpec, ModelSpec, Output
 from bei_build.spec.parts import ActivationSpec, DenseSpec, NormLayerSpec, Pooling
 from bei_build.weights.model_weights import SideModule, stored_width
 
-TASKS = ("auto", "embed", "embed_sparse", "embed_tokens", "classify", "rerank", "classify_tokens", "extract", "decide")
+TASKS = (
+    "auto",
+    "embed",
+    "embed_sparse",
+    "embed_tokens",
+    "classify",
+    "rerank",
+    "classify_tokens",
+    "extract",
+    "decide",
+    "zero_shot",
+)
 
 # Files beside the weights that hold one linear layer for every token: layer, and file without .pt -> output. BGE-M3
 # (arXiv:2402.03216) has both; dense embedding, lexical weights and token vectors then come from one pass.
@@ -33,6 +44,7 @@ _TASKS_OF: dict[Output, tuple[str, ...]] = {
     "token_projection": ("rerank",),
     "span_logits": ("extract",),
     "token_likelihood": ("decide",),
+    "label_logits": ("zero_shot",),
 }
 
 # Activations that sentence-transformers' CrossEncoder applies to its scores: torch's class -> ours. One label has no

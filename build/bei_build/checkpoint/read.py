@@ -22,6 +22,7 @@ from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.colbert import Sides, roles_of
 from bei_build.checkpoint.filled_texts import filling_id_of
 from bei_build.checkpoint.gguf_folder import laid_out
+from bei_build.checkpoint.gliclass import labelling_of
 from bei_build.checkpoint.gliner import FILE as GLINER_CONFIG
 from bei_build.checkpoint.gliner import extraction_of, gliner_config, own_tokens
 from bei_build.checkpoint.heads import HeadChoice, choose_heads, labels_of, side_modules
@@ -179,6 +180,7 @@ def read_checkpoint(
         token_weights,
         extraction_of(spec, config, tokenizer),
         listwise_of(spec, tokenizer, longest, said),
+        labelling_of(spec, config, tokenizer),
     )
 
 

@@ -13,13 +13,21 @@ import numpy as np
 
 from bei_build.onnx_graph.activation import emit_activation
 from bei_build.onnx_graph.attention_pool import emit_attention_pool
+from bei_build.onnx_graph.label_scores import emit_label_scores
 from bei_build.onnx_graph.latent_attention import emit_latent_attention
 from bei_build.onnx_graph.likelihood import emit_likelihood
 from bei_build.onnx_graph.span_scores import emit_span_scores
 from bei_build.onnx_graph.word_scores import emit_word_scores
 from bei_build.onnx_graph.writer import GraphWriter
 from bei_build.spec.dtypes import DType, FloatArray
-from bei_build.spec.head_layers import HeadLayer, LikelihoodSpec, SpanScoresSpec, WordScoresSpec, needs_fp32
+from bei_build.spec.head_layers import (
+    HeadLayer,
+    LabelScoresSpec,
+    LikelihoodSpec,
+    SpanScoresSpec,
+    WordScoresSpec,
+    needs_fp32,
+)
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
 from bei_build.spec.parts import ActivationSpec, DenseSpec, LatentAttentionSpec, NormLayerSpec, Pooling
 
@@ -41,6 +49,12 @@ class HeadEmitter:
         for index, layer in enumerate(head.token_layers):
             if not in_fp32 and needs_fp32(layer):
                 value, in_fp32 = graph.cast(value, DType.FP32, f"{name}.token_layers.{index}.fp32"), True
+            if isinstance(layer, LabelScoresSpec):
+                text = self._pooled.setdefault(value, _PoolingEmitter(graph, value, self._spec)).emit(
+                    layer.pooling, None
+                )
+                value = emit_label_scores(graph, self._read, value, text, layer, f"{name}.token_layers.{index}")
+                continue
             value = self._layer(layer, value, f"{name}.token_layers.{index}", in_fp32=in_fp32)
         if head.attention_pool:
             value = emit_attention_pool(graph, self._read, value, head.attention_pool, f"{name}.attention_pool")

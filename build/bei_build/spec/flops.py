@@ -8,8 +8,9 @@ attention only the visible pairs: padding that an engine computes is not include
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
-from bei_build.spec.head_layers import LikelihoodSpec, SpanScoresSpec, WordScoresSpec
+from bei_build.spec.head_layers import LabelScoresSpec, LikelihoodSpec, SpanScoresSpec, WordScoresSpec
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
 from bei_build.spec.parts import AttentionSpec, DenseSpec, LatentAttentionSpec, LayerSpec, MLPSpec
 
@@ -77,6 +78,11 @@ def _head_layer_flops(layer: object) -> int:
     if isinstance(layer, LatentAttentionSpec):
         inner = layer.num_heads * layer.head_dim
         return 4 * inner * (layer.width + layer.num_latents) + 6 * layer.width * layer.intermediate_size
+    if isinstance(layer, LabelScoresSpec):
+        widths = (layer.entering, *layer.inner, 1)
+        out = sum(entering * leaving for entering, leaving in pairwise(widths)) if layer.entering else layer.width
+        rows = 2 * layer.width**2 if layer.scorer == "weighted" else 0
+        return 2 * (2 * layer.width**2 + rows + out)  # the text's side is one row a sequence
     if isinstance(layer, LikelihoodSpec):
         return 2 * layer.width * layer.vocabulary
     if isinstance(layer, SpanScoresSpec | WordScoresSpec):

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
-from bei_build.spec.parts import ActivationSpec, DenseSpec, LatentAttentionSpec, NormalizeSpec, NormLayerSpec
+from bei_build.spec.parts import (
+    Activation,
+    ActivationSpec,
+    DenseSpec,
+    LatentAttentionSpec,
+    NormalizeSpec,
+    NormLayerSpec,
+    Pooling,
+)
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,41 @@ class WordScoresSpec:
 
 
 @dataclass(frozen=True)
+class LabelScoresSpec:
+    """The score of every token, as the state of a label, for the text that it stands in (GLiClass, arXiv:2508.07662).
+
+    The text's state is that of ``pooling``. Both sides go through two linear layers with ``activation`` between them,
+    and with ``normalizes`` are divided by their lengths; text t and label l are then scored by
+
+    - dot: t * l;
+    - weighted: out([a_t, a_l, b_t * b_l]), of a linear layer from each side to two rows a and b;
+    - mlp: out([t, l]).
+
+    ``inner``: widths inside of ``out``, with a ReLU behind each. With ``normalizes`` the score is times
+    ``{name}.scale``. The other weights are ``{name}.{text|label}.{0|1}``, of weighted ``{name}.{text|label}.rows``, and
+    ``{name}.out.{i}``.
+    """
+
+    name: str
+    width: int
+    pooling: Pooling
+    activation: Activation
+    scorer: Literal["dot", "weighted", "mlp"]
+    inner: tuple[int, ...] = ()
+    normalizes: bool = False
+
+    @property
+    def columns(self) -> int:
+        """Scores of a token."""
+        return 1
+
+    @property
+    def entering(self) -> int:
+        """Numbers that ``out`` reads."""
+        return {"dot": 0, "weighted": 3 * self.width, "mlp": 2 * self.width}[self.scorer]
+
+
+@dataclass(frozen=True)
 class LikelihoodSpec:
     """The logarithm of every token's probability behind those in front of it, by a language model: of the softmax over
     the vocabulary of ``factor`` * matrix @ state, or of cap * tanh(that / cap).
@@ -84,6 +127,7 @@ HeadLayer: TypeAlias = (
     | SpanScoresSpec
     | WordScoresSpec
     | LikelihoodSpec
+    | LabelScoresSpec
 )
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from bei.core import Encoding, Expansion, expanded
 from bei_build.spec.adapters import AdaptersSpec, factor_weights
-from bei_build.spec.head_layers import HeadLayer, LikelihoodSpec, SpanScoresSpec, WordScoresSpec
+from bei_build.spec.head_layers import HeadLayer, LabelScoresSpec, LikelihoodSpec, SpanScoresSpec, WordScoresSpec
 from bei_build.spec.parts import (
     AttentionPoolSpec,
     AttentionSpec,
@@ -34,6 +34,7 @@ from bei_build.spec.weight_shapes import (
     convolution_weights,
     decoder_weights,
     embedding_weights,
+    label_scores_weights,
     latent_attention_weights,
     layer_inputs_weights,
     layer_weights,
@@ -43,10 +44,10 @@ from bei_build.spec.weight_shapes import (
     span_scores_weights,
 )
 
-# Outputs of heads: one row per sequence, or (the last six) one row per token. Rows of "span_logits" are as wide as the
+# Outputs of heads: one row per sequence, or (the last seven) a row per token. Rows of "span_logits" are as wide as the
 # labels of a step need, by labels, then by widths of a span, or by parts of spans: the dimension is that of one label.
 # "token_projection": what a listwise reranker compares of its markers. "token_likelihood": the logarithm of each
-# token's probability behind those in front of it.
+# token's probability behind those in front of it. "label_logits": the score of each token as a label's.
 Output = Literal[
     "embedding",
     "logits",
@@ -57,6 +58,7 @@ Output = Literal[
     "token_projection",
     "span_logits",
     "token_likelihood",
+    "label_logits",
 ]
 
 
@@ -96,6 +98,8 @@ class HeadSpec:
                 yield from latent_attention_weights(layer)
             elif isinstance(layer, SpanScoresSpec | WordScoresSpec):
                 yield from span_scores_weights(layer)
+            elif isinstance(layer, LabelScoresSpec):
+                yield from label_scores_weights(layer)
             elif isinstance(layer, LikelihoodSpec):
                 yield f"{layer.name}.weight", (layer.vocabulary, layer.width)
 
@@ -208,6 +212,6 @@ def _width(layers: tuple[HeadLayer, ...], width: int) -> int:
     for layer in layers:
         if isinstance(layer, DenseSpec):
             width = layer.out_features
-        elif isinstance(layer, SpanScoresSpec | WordScoresSpec | LikelihoodSpec):
+        elif isinstance(layer, SpanScoresSpec | WordScoresSpec | LikelihoodSpec | LabelScoresSpec):
             width = layer.columns
     return width

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TypeAlias
 
-from bei_build.spec.head_layers import SpanScoresSpec, WordScoresSpec
+from bei_build.spec.head_layers import LabelScoresSpec, SpanScoresSpec, WordScoresSpec
 from bei_build.spec.parts import (
     AttentionPoolSpec,
     AttentionSpec,
@@ -79,6 +80,22 @@ def attention_pool_weights(pool: AttentionPoolSpec) -> Iterator[tuple[str, Shape
     yield from norm_weights(f"{name}.norm", pool.norm, width)
     yield from linear_weights(f"{name}.mlp.up", pool.intermediate_size, width, bias=True)
     yield from linear_weights(f"{name}.mlp.down", width, pool.intermediate_size, bias=True)
+
+
+def label_scores_weights(layer: LabelScoresSpec) -> Iterator[tuple[str, Shape]]:
+    """Weights of a head that scores tokens as labels of a text."""
+    name, width = layer.name, layer.width
+    for side in ("text", "label"):
+        for index in range(2):
+            yield from linear_weights(f"{name}.{side}.{index}", width, width, bias=True)
+        if layer.scorer == "weighted":
+            yield from linear_weights(f"{name}.{side}.rows", 2 * width, width, bias=True)
+    if layer.scorer != "dot":
+        widths = (layer.entering, *layer.inner, 1)
+        for index, (entering, leaving) in enumerate(pairwise(widths)):
+            yield from linear_weights(f"{name}.out.{index}", leaving, entering, bias=True)
+    if layer.normalizes:
+        yield f"{name}.scale", ()
 
 
 def span_scores_weights(layer: SpanScoresSpec | WordScoresSpec) -> Iterator[tuple[str, Shape]]:

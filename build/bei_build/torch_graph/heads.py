@@ -13,11 +13,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bei.errors import CompileError
-from bei_build.spec.head_layers import HeadLayer, LikelihoodSpec, SpanScoresSpec, WordScoresSpec, needs_fp32
+from bei_build.spec.head_layers import (
+    HeadLayer,
+    LabelScoresSpec,
+    LikelihoodSpec,
+    SpanScoresSpec,
+    WordScoresSpec,
+    needs_fp32,
+)
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
 from bei_build.spec.parts import ActivationSpec, DenseSpec, LatentAttentionSpec, NormalizeSpec, NormLayerSpec, Pooling
 from bei_build.torch_graph.activation import activated
 from bei_build.torch_graph.attention_pool import AttentionPool
+from bei_build.torch_graph.label_scores import LabelScores
 from bei_build.torch_graph.latent_attention import LatentAttention
 from bei_build.torch_graph.norms import Norm
 from bei_build.torch_graph.packed_step import PackedStep
@@ -89,7 +97,8 @@ class Head:
         """The tensors of a step that the pooling reads."""
         if self._attention_pool is not None:
             return set(AttentionPool.reads)
-        names = {name for mode in self.spec.pooling for name in _READS.get(mode, ("cu_query_lens",))}
+        of_layers = [layer.pooling for layer in self.spec.token_layers if isinstance(layer, LabelScoresSpec)]
+        names = {name for mode in (*self.spec.pooling, *of_layers) for name in _READS.get(mode, ("cu_query_lens",))}
         if "last" in self.spec.pooling and self.spec.passed_id is not None:
             names |= {"cu_query_lens", "first_index"}
         is_mean = any(mode not in (*_MARKS, "cls", "last", "max") for mode in self.spec.pooling)
@@ -99,7 +108,11 @@ class Head:
         """Output float32 [B, width] from ``hidden`` [T, hidden]; without pooling [T, width]."""
         value = hidden
         for layer in self._token_layers:
-            value = layer(value, step)
+            if isinstance(layer.spec, LabelScoresSpec) and isinstance(layer.module, LabelScores):
+                text = pool_tokens(layer.spec.pooling, value, self._model_spec, step)
+                value = layer.module(value, text, step)
+            else:
+                value = layer(value, step)
         layers = self._layers
         if self._attention_pool is not None:
             value = self._attention_pool(value, step)
@@ -141,6 +154,8 @@ def _added(layer: HeadLayer, model: nn.Module, options: TensorOptions) -> nn.Mod
         module = SpanScores(layer, options)
     elif isinstance(layer, WordScoresSpec):
         module = WordScores(layer, options)
+    elif isinstance(layer, LabelScoresSpec):
+        module = LabelScores(layer, options)
     elif isinstance(layer, LikelihoodSpec):
         raise CompileError("Likelihoods of texts are computed by engines for cpu: build with --target cpu.")
     else:

@@ -12,6 +12,7 @@ from bei_build.families.table import FAMILIES, family_of
 # Classes that came with their authors' own code.
 REMOTE_CODE = (
     "Contriever",
+    "GLiClassModel",
     "HF_ColBERT",
     "JinaBertForMaskedLM",
     "JinaBertForSequenceClassification",

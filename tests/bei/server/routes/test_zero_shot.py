@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bei.server.routes import root, zero_shot
-from bei.tasks.classify import HYPOTHESIS
+from bei.tasks.zero_shot import HYPOTHESIS
 from tests.bei.server.app import App, check_error
 from tests.bei.server.kinds import answer, expected_output, post, softmax
 from tests.bei.server.routes.test_root import app_of

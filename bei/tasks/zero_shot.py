@@ -1,0 +1,151 @@
+"""Scores of labels that a request brings.
+
+natural language inference   how each text entails "This example is LABEL." (arXiv:1909.00161)
+GLiClass                     all labels in one text with the text (arXiv:2508.07662); they see each other
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from bei.artifact.manifest import Labelling
+from bei.core import Encoding, Float32Array, Row
+from bei.engine.postprocess import apply_function
+from bei.errors import InvalidRequestError, TaskNotSupportedError
+from bei.service.admission import Ticket
+from bei.service.call import ModelInput, ModelRequest, Reduce
+from bei.service.model_service import ModelService
+from bei.tasks.classify import Scores, logits_of
+from bei.tasks.support import computed, require
+from bei.tokenizer.templates import AroundTemplate
+
+# How a model of natural language inference is asked for a label (transformers' default).
+HYPOTHESIS = "This example is {}."
+
+OUTPUT = "label_logits"
+
+
+class ZeroShotTask(ModelRequest, frozen=True, kw_only=True):
+    """Texts, and ``labels``, which share one probability. ``multi_label``: each has its own, and so has a single one.
+    ``template``: the hypothesis with a label in its {}, for models of natural language inference."""
+
+    labels: Seq[str]
+    multi_label: bool = False
+    template: str = HYPOTHESIS
+
+
+def check_zero_shot(service: ModelService, template: str = HYPOTHESIS) -> None:
+    """Raise TaskNotSupportedError for a model that scores no labels of a request; InvalidRequestError for a template
+    without {}, or for a model that reads none."""
+    if service.manifest.labelling is msgspec.UNSET:
+        nli_labels(service)
+        if "{}" not in template:
+            raise InvalidRequestError("hypothesis_template has no {} for the label.", "hypothesis_template")
+        return
+    require(service, "zero_shot")
+    if template != HYPOTHESIS:
+        raise InvalidRequestError(
+            f"{service.name} reads labels as they are: leave hypothesis_template out.", "hypothesis_template"
+        )
+
+
+def inputs_of(service: ModelService, task: ZeroShotTask) -> list[ModelInput]:
+    """What the model reads, to admit it. Raises InvalidRequestError for labels."""
+    texts = [str(text) for text in task.inputs]
+    if (layout := service.manifest.labelling) is not msgspec.UNSET:
+        around = around_text(layout, task.labels)
+        return [around.filled(text) for text in texts]
+    return [(text, task.template.replace("{}", label, 1)) for text in texts for label in task.labels]
+
+
+async def zero_shot(service: ModelService, task: ZeroShotTask, *, ticket: Ticket) -> Scores:
+    """Score each label for each text: a row a text.
+
+    ``truncated`` lists texts. Raises TaskNotSupportedError, InvalidRequestError.
+    """
+    check_zero_shot(service, task.template)
+    if (layout := service.manifest.labelling) is not msgspec.UNSET:
+        return await _by_markers(service, layout, task, ticket)
+    entails, contradicts = nli_labels(service)
+    count = len(task.labels)
+    # (transformers: ZeroShotClassificationPipeline)
+    pairs = ModelRequest(inputs_of(service, task), task.options)
+    answer, _ = await logits_of(service, pairs, ticket)
+
+    def scores_of_labels(logits: Float32Array) -> Float32Array:
+        if task.multi_label or count == 1:
+            return apply_function(logits[:, [contradicts, entails]], "softmax")[:, 1].reshape(len(task.inputs), -1)
+        return apply_function(logits[:, entails].reshape(len(task.inputs), -1), "softmax")
+
+    values = await computed(answer.rows, "logits", scores_of_labels)
+    truncated = sorted({index // count for index in answer.truncated})
+    return Scores(answer.lengths, truncated, values=values, labels=list(task.labels))
+
+
+def nli_labels(service: ModelService) -> tuple[int, int]:
+    """The places of entailment and of contradiction among a model's labels; of two labels the other one is the latter.
+
+    Raises TaskNotSupportedError for a model that has no such labels.
+    """
+    require(service, "classify")
+    classification = service.manifest.classification
+    assert classification is not None  # require("classify") has passed
+    labels = [label.lower() for label in classification.labels]
+    entails = next((index for index, label in enumerate(labels) if label.startswith("entail")), None)
+    others = [index for index, label in enumerate(labels) if label.startswith("contra") or len(labels) == 2]
+    contradicts = next((index for index in others if index != entails), None)
+    if entails is None or contradicts is None:
+        raise TaskNotSupportedError(
+            f"{service.name} has the labels {', '.join(classification.labels)}: labels of a request need a model of "
+            "natural language inference, with entailment and contradiction, or GLiClass.",
+            "model",
+        )
+    return entails, contradicts
+
+
+def around_text(layout: Labelling, labels: Seq[str]) -> AroundTemplate:
+    """What stands around a text. Raises InvalidRequestError for labels that are empty, or spell a token of these."""
+    for place, label in enumerate(labels):
+        if not label.strip():
+            raise InvalidRequestError(f"labels {place} is empty: name what to find, or leave it out.", "labels")
+        if token := next((one for one in (layout.label_token, layout.separator_token) if one in label), None):
+            raise InvalidRequestError(
+                f"labels {place} has {token!r}, a token of the model's own: take it out.", "labels"
+            )
+    prompt = "".join([f"{layout.label_token}{label}" for label in labels]) + layout.separator_token
+    return AroundTemplate("", prompt) if layout.text_first else AroundTemplate(prompt, "")
+
+
+def of_markers(layout: Labelling) -> Reduce:
+    """Keeps the rows of the labels' tokens, and of what a text spells like one: [markers, 1]."""
+
+    def kept(row: Row, encoding: Encoding) -> Row:
+        places = np.flatnonzero(encoding.input_ids == layout.label_id) + (not layout.reads_marker)
+        return {OUTPUT: row[OUTPUT][places[places < encoding.num_tokens]]}
+
+    return kept
+
+
+def label_row(layout: Labelling, rows: Float32Array, count: int) -> Float32Array:
+    """The logits [count] of the labels among the ``rows`` of all markers. Raises InvalidRequestError where labels were
+    cut off."""
+    found = rows[len(rows) - count :, 0] if layout.text_first else rows[:count, 0]
+    if len(rows) < count:
+        raise InvalidRequestError(
+            f"Of {count} labels the model reads {len(rows)} at once: send fewer or shorter labels.", "labels"
+        )
+    return found
+
+
+async def _by_markers(service: ModelService, layout: Labelling, task: ZeroShotTask, ticket: Ticket) -> Scores:
+    around = around_text(layout, task.labels)
+    options = replace(task.options, template=around, kept=(around.before, around.behind))
+    request = ModelRequest(task.inputs, options)
+    answer = await service.infer(request, ticket=ticket, outputs={OUTPUT}, reduce=of_markers(layout))
+    logits = np.stack([label_row(layout, row[OUTPUT], len(task.labels)) for row in answer.rows])
+    values = apply_function(logits, "sigmoid" if task.multi_label or len(task.labels) == 1 else "softmax")
+    return Scores(answer.lengths, answer.truncated, values=values, labels=list(task.labels))
