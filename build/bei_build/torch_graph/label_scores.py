@@ -45,7 +45,8 @@ class LabelScores(nn.Module):
             for layer in self.out[:-1]:
                 scores = layer(scores).relu()
             scores = self.out[-1](scores)
-        return scores * self.scale if spec.normalizes else scores
+        found: Tensor = scores * self.scale if spec.normalizes else scores
+        return found
 
 
 class _Side(nn.Module):
