@@ -66,7 +66,9 @@ class that a family reads is not named here. Classes without rows of their own:
 | `JinaForRanking` | remote code: Qwen3 on [lists of documents](#lists-of-documents); `tests/bei_build/families/test_jina_reranker.py` |
 | `GLiClassModel` | the library gliclass's models with one encoder, on DeBERTa and ModernBERT; `tests/bei_build/families/test_gliclass.py` |
 | `UniEncoderSpanGLiNER`, `UniEncoderTokenGLiNER` | the library gliner's models of spans and of words, on DeBERTa and ModernBERT; `tests/bei_build/families/test_gliner.py` |
+| `PPLXQwen3Model` | remote code (pplx-embed-v1): Qwen3 without a causal mask; `tests/bei_build/families/test_own_modules.py` |
 | `StaticModel`, `StaticEmbedding` | static embeddings |
+| `SSE` | a module of RikkaBotan's repositories, and SSEQ with a table of 4 bits: static embeddings with a tanh behind; the same tests |
 | `SparseStaticEmbedding` | a weight for each token, beside a ForMaskedLM class |
 
 transformers has no class of JinaBERT v2, of static embeddings (model2vec's StaticModel, sentence-transformers'
@@ -143,6 +145,8 @@ What may stand beside a class, each held to its library's own definition; everyt
 - Activations, by transformers' names: `gelu`, `gelu_python`, `gelu_10`, `gelu_new`, `gelu_fast`, `gelu_accurate`,
   `gelu_pytorch_tanh`, `gelu_python_tanh`, `quick_gelu`, `relu`, `relu2`, `relu6`, `leaky_relu`, `silu`, `swish`,
   `hardswish`, `mish`, `tanh`, `sigmoid`, `linear`. Not `laplace`, `prelu`, `sqrtsoftplus`, `xielu`.
+- pplx-embed's module FlexibleQuantizer: a tanh of the mean. Its code then rounds to 127 steps or to signs; bei's vectors are those before that, not of unit
+  length.
 - Dense modules: torch's Identity, Tanh, ReLU, ReLU6, LeakyReLU, ELU, GELU, SiLU, Hardswish, Mish and Sigmoid, with
   their default arguments, as sentence-transformers loads them; `use_residual`.
 - WeightedLayerPooling in front of the Pooling, where config.json has `output_hidden_states`.

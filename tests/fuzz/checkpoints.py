@@ -78,7 +78,7 @@ def config(folder: Path) -> Trial:
 
     def trial(random: Random) -> None:
         file.write_bytes(changed_body(random, contents, ROUGH))
-        found, architecture, family, _ = _config(folder, None, is_static=False)
+        found, architecture, family, _ = _config(folder, None, static=None)
         _spec(family, found, architecture)
 
     return trial
@@ -94,7 +94,7 @@ def gliner(folder: Path) -> Trial:
 
     def trial(random: Random) -> None:
         file.write_bytes(changed_body(random, contents, ROUGH))
-        found, architecture, family, _ = _config(folder, None, is_static=False)
+        found, architecture, family, _ = _config(folder, None, static=None)
         heads = family.architectures[architecture](found)
         own_tokens(found)
         extraction_of(replace(_spec(family, found, architecture), heads=heads), found, tokenizer)

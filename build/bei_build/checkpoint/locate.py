@@ -19,15 +19,16 @@ from bei.utils.untrusted_files import UnfitError, check_regular, home_expanded
 from bei_build.files.scratch import ScratchFolder
 
 _HUB_PATTERNS = ["*.json", "*.txt", "*.model", "*.safetensors", "*.safetensors.index.json", "*_linear.pt"]
-_HUB_PATTERNS += ["artifact.metadata", "*.jinja"]
+_HUB_PATTERNS += ["artifact.metadata", "*.jinja", "embedding.q4_k_m.bin"]
 # Configs, tokenizers and chat templates; weights are found by ``weight_files``.
 READ_SUFFIXES = (".json", ".txt", ".model", ".metadata", ".jinja")
 # Endings of the names of all files that may be read.
-_READ = (*READ_SUFFIXES, ".safetensors", ".bin", ".pt", ".gguf")
+_READ = (*READ_SUFFIXES, ".safetensors", ".bin", ".pt", ".gguf", ".onnx")
 # Weights that are read rather than a GGUF file beside them.
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 # Variables that set huggingface_hub's cache folder; the default is below the home directory.
 _HUB_FOLDERS = {"HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"}
+_ONNX = ("model.onnx", "onnx/model.onnx")
 _HUB_FALLBACK = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*/pytorch_model.bin"]
 
 
@@ -161,9 +162,10 @@ def _from_hub(model: str, revision: str | None, gguf: str = "") -> Location:
             folder = download(*_HUB_PATTERNS, *_HUB_FALLBACK)
         file = None
         if gguf or not any((folder / name).exists() for name in _WEIGHTS):
-            file = _chosen_gguf(model, HfApi().list_repo_files(model, revision=revision), gguf)
-        if file:
-            folder = download(*_HUB_PATTERNS, glob.escape(file))
+            files = HfApi().list_repo_files(model, revision=revision)
+            file = _chosen_gguf(model, files, gguf)
+            if weights := glob.escape(file) if file else _onnx_pattern(files):
+                folder = download(*_HUB_PATTERNS, weights)
     except CheckpointNotFoundError:
         raise
     except Exception as error:  # of the HTTP library too, which is another one in each version of huggingface_hub
@@ -187,6 +189,14 @@ def _chosen_gguf(model: str, files: Sequence[str], asked: str) -> str | None:
             f"{_listed(chosen or found) or 'none'}."
         )
     return chosen[0]
+
+
+def _onnx_pattern(files: Sequence[str]) -> str | None:
+    """A pattern for the ONNX file among ``files`` and those beside it with its tensors, None where the repository has
+    other weights, or none."""
+    if any(name.endswith((".safetensors", ".bin")) for name in files):
+        return None
+    return next((f"{name}*" for name in _ONNX if name in files), None)
 
 
 def _refusal(model: str, revision: str | None, error: Exception) -> CheckpointNotFoundError:

@@ -36,7 +36,11 @@ from bei_build.checkpoint.remote_code import (
     check_unread_attention,
     with_attention,
 )
-from bei_build.checkpoint.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers
+from bei_build.checkpoint.sentence_transformers import (
+    SentenceTransformersFiles,
+    StaticClass,
+    read_sentence_transformers,
+)
 from bei_build.checkpoint.transformers_versions import check_versions
 from bei_build.families.base import UNLIMITED, Family
 from bei_build.families.table import family_of
@@ -63,6 +67,8 @@ from bei_build.tokenizer.library_tokenizer import (
 from bei_build.tokenizer.token_table import read_table, table_roles
 from bei_build.weights.lora import Adapter, choose_adapters
 from bei_build.weights.model_weights import stored_shape, with_adapters, with_stored_widths
+from bei_build.weights.onnx_file import SUFFIX as ONNX
+from bei_build.weights.onnx_file import external_files
 from bei_build.weights.packed_format import MODELOPT, StoredPacked, modelopt_packed, parse_packed
 from bei_build.weights.peft_adapter import CONFIG as ADAPTER_CONFIG
 from bei_build.weights.peft_adapter import PeftAdapter
@@ -98,7 +104,7 @@ def read_checkpoint(
     # Before libraries are imported, which takes seconds.
     check_weights(folder)
     stored = stored_tokenizer(folder)
-    config, architecture, family, quantized = _config(folder, attention, is_static=files.is_static)
+    config, architecture, family, quantized = _config(folder, attention, files.static)
     chosen, adapters = choose_adapters(config, folder, adapter, loras or {}, merged)
     if adapters and adapters.tasks:
         files = with_task_prompts(files, getattr(config, "task_instructions", None))
@@ -189,7 +195,8 @@ def source_of(checkpoint: Checkpoint) -> CheckpointSource:
     folders = {checkpoint.location.folder, *checkpoint.files.folders}
     found = (path for folder in folders for suffix in READ_SUFFIXES for path in folder.glob(f"*{suffix}"))
     files = {path for path in found if path.is_file()}
-    files.update(weight_files(checkpoint.folder))
+    files.update(weights := weight_files(checkpoint.folder))
+    files.update(beside for file in weights if file.suffix == ONNX for beside in external_files(file))
     beside = [module.location for module in checkpoint.modules.values()]
     if checkpoint.files.layer_pooling:
         beside.append(checkpoint.files.layer_pooling)
@@ -224,10 +231,12 @@ def _adapter_files(checkpoint: Checkpoint) -> dict[str, Path]:
     return found
 
 
-def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tuple[Any, str, Family, _Quantized]:
+def _config(
+    folder: Path, attention: Attention | None, static: StaticClass | None
+) -> tuple[Any, str, Family, _Quantized]:
     """The HF config (its class holds the defaults that config.json leaves out), the architecture's name, its family,
     and how matrices are stored."""
-    raw = _raw_config(folder, is_static=is_static)
+    raw = _raw_config(folder, static)
     quantized = _stored_format(folder, raw)
     path = folder / "config.json"
     architectures = raw.get("architectures")
@@ -237,9 +246,9 @@ def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tu
     # Before transformers, which would only report an unknown format.
     family = family_of(raw["model_type"], architecture, raw)
     check_remote_code(raw, family, architecture, attention)
-    if is_static and family.has_layers:
+    if static and family.has_layers:
         raise CheckpointError(
-            f"modules.json asks for StaticEmbedding, but {path} describes a {architecture}: the two are not from the "
+            f"modules.json asks for {static}, but {path} describes a {architecture}: the two are not from the "
             "same checkpoint. Download it again."
         )
     if family.stored_sizes:
@@ -276,13 +285,13 @@ def _config(folder: Path, attention: Attention | None, *, is_static: bool) -> tu
     return config, architecture, family, quantized
 
 
-def _raw_config(folder: Path, *, is_static: bool) -> dict[str, Any]:
-    """config.json, or its stand-in beside a StaticEmbedding."""
+def _raw_config(folder: Path, static: StaticClass | None) -> dict[str, Any]:
+    """config.json, or its stand-in beside a static embedding."""
     path = folder / "config.json"
     if (folder / ADAPTER_CONFIG).is_file():
         raise CheckpointError(f"{folder} holds an adapter, and is no checkpoint's own folder. Build the adapter's own.")
-    if is_static and not path.is_file():
-        return {**_STATIC_EMBEDDING, "usual_length": stored_truncation(folder)}
+    if static and not path.is_file():
+        return {**_STATIC[static], "usual_length": stored_truncation(folder)}
     if not path.is_file() and (found := gliner_config(folder)) is not None:
         check_sizes(folder / GLINER_CONFIG, found)
         return found
@@ -437,8 +446,11 @@ _MODELOPT_CONFIG = "hf_quant_config.json"
 _QUANTIZATION_CONFIGS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
-# Stand-in for the config.json that sentence-transformers does not write beside a StaticEmbedding.
-_STATIC_EMBEDDING = {"model_type": "static_embedding", "architectures": ["StaticEmbedding"]}
+# Stand-ins for the config.json that sentence-transformers does not write beside a static embedding.
+_STATIC: Mapping[StaticClass, dict[str, Any]] = {
+    "StaticEmbedding": {"model_type": "static_embedding", "architectures": ["StaticEmbedding"]},
+    "SSE": {"model_type": "stable_static_embedding", "architectures": ["SSE"]},
+}
 
 
 def with_adapters_prompt(

@@ -17,6 +17,9 @@ Attention = Literal["causal", "bidirectional"]
 ATTENTIONS: tuple[Attention, ...] = ("causal", "bidirectional")
 
 _AUTO = "AutoModel"
+# Modules of repositories' own, which the families of their tensors check: a class in any file, or in one.
+_KNOWN_CLASSES = ("SSE", "SSEQ")
+_KNOWN_MODULES = ("st_quantize.FlexibleQuantizer",)
 _BIDIRECTIONAL = "use_bidirectional_attention"
 # Model types whose class obeys ``is_causal`` = false in eager attention, and masks later tokens in SDPA.
 _CAUSAL_IN_SDPA = ("nemotron", "stablelm")
@@ -100,13 +103,13 @@ def check_module_types(types: list[str], config: Mapping[str, Any]) -> None:
     """Refuse modules of modules.json that belong to no supported library. Raises CheckpointError.
 
     jina-embeddings-v3 and -v5 have a Transformer class of their own, which selects one of the adapters that ``config``
-    lists; the build does the same.
+    lists; the build does the same. pplx-embed's quantizer and RikkaBotan's static embeddings are known by their names.
     """
     has_adapters = config.get("lora_adaptations") or config.get("task_names")
     claimed = ("custom_st.Transformer",) if has_adapters else ()
     libraries = ("sentence_transformers", "pylate")
     own = [kind for kind in types if "." in kind and kind.split(".", 1)[0] not in libraries and kind not in claimed]
-    if own:
+    if own := [kind for kind in own if kind not in _KNOWN_MODULES and _class_of(kind) not in _KNOWN_CLASSES]:
         raise CheckpointError(
             f"modules.json asks for {own[0]}, which is code of the repository's own, not of sentence-transformers or "
             "PyLate: bei cannot build this checkpoint."

@@ -18,7 +18,15 @@ from bei_build.checkpoint.remote_code import check_module_types
 from bei_build.checkpoint.router import Routing, class_of, select_route
 from bei_build.files.json_settings import read_json, read_object, setting
 from bei_build.spec.head_layers import HeadLayer
-from bei_build.spec.parts import Activation, DenseSpec, NormalizeSpec, NormLayerSpec, NormSpec, Pooling
+from bei_build.spec.parts import (
+    Activation,
+    ActivationSpec,
+    DenseSpec,
+    NormalizeSpec,
+    NormLayerSpec,
+    NormSpec,
+    Pooling,
+)
 from bei_build.tokenizer.chat_template import ChatSettings, chat_settings
 
 _POOLING_NAMES: dict[str, Pooling] = {
@@ -59,10 +67,14 @@ _SUPPORTED_MODULES = (
     "Transformer -> Pooling -> Dense / LayerNorm / Normalize, the same with WeightedLayerPooling in front of the "
     "Pooling or ending in a Dense that gives scores, "
     "Transformer -> Dense -> Normalize (late interaction), "
-    "MLMTransformer -> SpladePooling, Transformer -> LogitScore, StaticEmbedding -> Dense / LayerNorm / Normalize, "
+    "MLMTransformer -> SpladePooling, Transformer -> LogitScore, SSE, "
+    "StaticEmbedding -> Dense / LayerNorm / Normalize, "
     "Transformer alone for sequence-classification, and a Router with a route of these"
 )
-_TAIL_MODULES = {"Dense", "LayerNorm", "Normalize"}
+_TAIL_MODULES = {"Dense", "LayerNorm", "Normalize", "FlexibleQuantizer"}
+StaticClass = Literal["StaticEmbedding", "SSE"]
+# SSEQ is SSE with a table of 4 bits.
+_STATIC_CLASSES: Mapping[str, StaticClass] = {"StaticEmbedding": "StaticEmbedding", "SSE": "SSE", "SSEQ": "SSE"}
 _SCORES = "scores"  # the feature that a CrossEncoder reads from its last module
 _MATRYOSHKA_KEYS = ("matryoshka_dims", "matryoshka_dimensions")
 _TRANSFORMER_CONFIGS = tuple(
@@ -93,8 +105,9 @@ class SentenceTransformersFiles:
     chat template; ``activation``: the class that a CrossEncoder applies to its scores. ``markers``: prompts that were
     one token each in ColBERT's training; ``sides``: settings of its two sides. ``is_cross_encoder``: activation and
     prompts are those of a CrossEncoder; the library ignores them otherwise. ``transformer_folder`` holds config,
-    tokenizer and weights; ``folders`` are all modules' folders. ``is_static``: the only module is a StaticEmbedding,
-    and the config may be missing. ``routing``: the texts that the modules read, where a Router selects them.
+    tokenizer and weights; ``folders`` are all modules' folders. ``static``: the class of a static embedding, the
+    first module, where the config may be missing. ``routing``: the texts that the modules read, where a Router selects
+    them.
     """
 
     transformer_folder: Path
@@ -112,7 +125,7 @@ class SentenceTransformersFiles:
     activation: str | None = None
     is_cross_encoder: bool = False
     markers: tuple[str, ...] = ()
-    is_static: bool = False
+    static: StaticClass | None = None
     sides: Sides = field(default_factory=dict)
     normalize: bool | None = None
     max_seq_length: int | None = None
@@ -148,7 +161,7 @@ def read_sentence_transformers(folder: Path, route: str | None = None) -> Senten
         check_token_pooling(path)
     modules = [(kind, path) for kind, path in entries if kind not in _IDLE_MODULES]
     kinds = [kind for kind, _ in modules]
-    if kinds[:1] not in (["Transformer"], ["MLMTransformer"], ["StaticEmbedding"]):
+    if not kinds or kinds[0] not in ("Transformer", "MLMTransformer", *_STATIC_CLASSES):
         raise _unsupported(kinds)
     task, transformer = _transformer_settings(modules[0][1])
     mask = next((path for kind, path in entries if kind == "MultiVectorMask"), None)
@@ -180,8 +193,10 @@ def _form(kinds: list[str], task: str | None) -> str:
     """The kind of head that the modules make, "" for an unknown one. ``task``: the task for which the Transformer is
     loaded."""
     second, behind = kinds[1:2], set(kinds[2:])
-    if kinds[0] == "StaticEmbedding":
+    if (static := _STATIC_CLASSES.get(kinds[0])) == "StaticEmbedding":
         return "static" if set(kinds[1:]) <= _TAIL_MODULES else ""
+    if static == "SSE":
+        return "stable static" if kinds[1:] in ([], ["Normalize"]) else ""
     if kinds[:3] == ["Transformer", "WeightedLayerPooling", "Pooling"] and set(kinds[3:]) <= _TAIL_MODULES:
         return "layers_pooled"
     if kinds[0] == "Transformer" and behind <= _TAIL_MODULES:
@@ -215,7 +230,7 @@ def _layers_pooled(modules: list[tuple[str, Path]]) -> dict[str, Any]:
 
 
 def _static(modules: list[tuple[str, Path]]) -> dict[str, Any]:
-    return {"pooling": ("mean",), **_tail(modules, "sentence_embedding"), "is_static": True}
+    return {"pooling": ("mean",), **_tail(modules, "sentence_embedding"), "static": "StaticEmbedding"}
 
 
 def _per_token(modules: list[tuple[str, Path]]) -> dict[str, Any]:
@@ -271,6 +286,8 @@ def _tail_layer(kind: str, folder: Path, name: str) -> HeadLayer:
         if width is None:
             raise CheckpointError(f"{path} lacks dimension. Download the checkpoint again.")
         return NormLayerSpec(name, width, NormSpec(1e-5))  # torch's default, which the module uses
+    if kind == "FlexibleQuantizer":  # pplx-embed's own: a tanh, whose values it then rounds to 127 steps or to signs
+        return ActivationSpec("tanh")
     return NormalizeSpec()
 
 
@@ -302,6 +319,7 @@ _HEADS: dict[str, Callable[[list[tuple[str, Path]]], dict[str, Any]]] = {
     "pooled": _pooled,
     "layers_pooled": _layers_pooled,
     "static": _static,
+    "stable static": lambda modules: {"normalize": bool(modules), "static": "SSE"},
     "per_token": _per_token,
     "classifier": lambda modules: {},
     "SpladePooling": _sparse,

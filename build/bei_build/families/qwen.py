@@ -14,6 +14,7 @@ from bei_build.spec.parts import DenseSpec
 
 # Remote code under one name: voyage-4-nano's, of a native architecture, and Giga-Embeddings' (0826), its own.
 _BIDIRECTIONAL = "Qwen3BidirectionalModel"
+_PPLX = "PPLXQwen3Model"  # pplx-embed-v1's: it lets all tokens see each other, whatever config.json says
 
 
 def _qwen2_spec(config: Any, architecture: str) -> ModelSpec:
@@ -21,8 +22,10 @@ def _qwen2_spec(config: Any, architecture: str) -> ModelSpec:
 
 
 def _qwen3_spec(config: Any, architecture: str) -> ModelSpec:
-    bias = config.attention_bias
-    return decoder_spec(config, architecture, bias=bias, output_bias=bias, qk_norm=rms(config), windows="by_type")
+    bias, causal = config.attention_bias, False if architecture == _PPLX else None
+    return decoder_spec(
+        config, architecture, bias=bias, output_bias=bias, qk_norm=rms(config), windows="by_type", causal=causal
+    )
 
 
 def _reward(config: Any) -> tuple[HeadSpec, ...]:
@@ -69,7 +72,7 @@ def _projected(config: Any) -> tuple[HeadSpec, ...]:
 
 
 def _mean_of_all(config: Any) -> tuple[HeadSpec, ...]:
-    """Giga-Embeddings (remote code): Qwen3 without a causal mask, the mean of all states."""
+    """Giga-Embeddings and pplx-embed (remote code): Qwen3 without a causal mask, the mean of all states."""
     return (HeadSpec("embedding", ("mean",)),)
 
 
@@ -90,9 +93,14 @@ VOYAGE_FAMILY = replace(
 )
 QWEN3_FAMILY = replace(
     _QWEN3,
-    aliases=("qwen3_bidirec",),
-    architectures={**_QWEN3.architectures, "JinaForRanking": _markers, _BIDIRECTIONAL: _mean_of_all},
+    aliases=("qwen3_bidirec", "bidirectional_pplx_qwen3"),
+    architectures={
+        **_QWEN3.architectures,
+        "JinaForRanking": _markers,
+        _BIDIRECTIONAL: _mean_of_all,
+        _PPLX: _mean_of_all,
+    },
     weights={**_QWEN3.weights, "projector.0": "projector.0", "projector.2": "projector.2"},
-    remote_classes=("JinaForRanking", _BIDIRECTIONAL),
+    remote_classes=("JinaForRanking", _BIDIRECTIONAL, _PPLX),
     variant=_voyage_variant,
 )

@@ -3,7 +3,7 @@
 model2vec's StaticModel leaves unknown tokens out of the mean and reads 512 tokens unless its config has another limit,
 and its tokens may share rows (``shared_rows``). Its config's other keys describe the making of the table; they are not
 read. sentence-transformers' StaticEmbedding counts every token and reads all of them. transformers has a class for
-neither.
+neither. SSE (code that RikkaBotan's repositories carry) is a StaticEmbedding with a scaled tanh behind its mean.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 
 from bei.errors import CheckpointError
 from bei_build.families.base import Family, embedder
-from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.head_layers import ScaledTanhSpec
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
 from bei_build.spec.parts import EmbeddingsSpec
 
 _MODEL2VEC_LENGTH = 512  # model2vec's default limit for the tokens of a text
@@ -40,6 +41,11 @@ def _from_model2vec(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**raw, "usual_length": length, "unit_length": normalize}
 
 
+def _stable(config: Any) -> tuple[HeadSpec, ...]:
+    """SSE: the mean, then a scaled tanh; no unit length."""
+    return (HeadSpec("embedding", ("mean",), layers=(ScaledTanhSpec("dyt", config.hidden_size),)),)
+
+
 MODEL2VEC_FAMILY = Family(
     model_type="model2vec",
     architectures={"StaticModel": embedder},
@@ -62,4 +68,10 @@ SENTENCE_TRANSFORMERS_FAMILY = replace(
     translate=None,
     pools_unknown=True,
     shares_rows=False,
+)
+SSE_FAMILY = replace(
+    SENTENCE_TRANSFORMERS_FAMILY,
+    model_type="stable_static_embedding",  # our own name too
+    architectures={"SSE": _stable},
+    weights={**MODEL2VEC_FAMILY.weights, **{f"dyt.{part}": f"dyt.{part}" for part in ("alpha", "beta", "bias")}},
 )

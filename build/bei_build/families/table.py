@@ -137,6 +137,7 @@ FAMILIES: tuple[Family, ...] = (
     opt.FAMILY,
     static.MODEL2VEC_FAMILY,
     static.SENTENCE_TRANSFORMERS_FAMILY,
+    static.SSE_FAMILY,
 )
 
 # Image towers, by the classes that have two.

@@ -24,6 +24,7 @@ from bei_build.spec.head_layers import (
     HeadLayer,
     LabelScoresSpec,
     LikelihoodSpec,
+    ScaledTanhSpec,
     SpanScoresSpec,
     WordScoresSpec,
     needs_fp32,
@@ -99,6 +100,12 @@ class HeadEmitter:
             return graph.op("LayerNormalization", inputs, name, axis=-1, epsilon=layer.norm.eps)
         if isinstance(layer, ActivationSpec):
             return emit_activation(graph, value, layer.activation, name, in_fp32=in_fp32)
+        if isinstance(layer, ScaledTanhSpec):
+            alpha, beta, offset = (
+                vector(f"{name}.{part}", self._read(f"{layer.name}.{part}")) for part in ("alpha", "beta", "bias")
+            )
+            inner = graph.op("Add", [graph.op("Mul", [value, alpha], f"{name}.scaled"), offset], f"{name}.inner")
+            return graph.op("Mul", [graph.op("Tanh", [inner], f"{name}.tanh"), beta], name)
         if isinstance(layer, LatentAttentionSpec):
             assert not in_fp32  # it is the first layer on tokens
             return emit_latent_attention(graph, self._read, value, layer, name)

@@ -118,10 +118,19 @@ class LikelihoodSpec:
         return 1
 
 
+@dataclass(frozen=True)
+class ScaledTanhSpec:
+    """``beta * tanh(alpha * x + bias)`` (arXiv:2503.10622) with vectors ``{name}.alpha``, ``.beta`` and ``.bias``."""
+
+    name: str
+    width: int
+
+
 HeadLayer: TypeAlias = (
     DenseSpec
     | NormLayerSpec
     | ActivationSpec
+    | ScaledTanhSpec
     | NormalizeSpec
     | LatentAttentionSpec
     | SpanScoresSpec

@@ -13,7 +13,14 @@ from typing import Literal
 
 from bei.core import Encoding, Expansion, expanded
 from bei_build.spec.adapters import AdaptersSpec, factor_weights
-from bei_build.spec.head_layers import HeadLayer, LabelScoresSpec, LikelihoodSpec, SpanScoresSpec, WordScoresSpec
+from bei_build.spec.head_layers import (
+    HeadLayer,
+    LabelScoresSpec,
+    LikelihoodSpec,
+    ScaledTanhSpec,
+    SpanScoresSpec,
+    WordScoresSpec,
+)
 from bei_build.spec.parts import (
     AttentionPoolSpec,
     AttentionSpec,
@@ -94,6 +101,8 @@ class HeadSpec:
                     yield f"{layer.name}.residual.weight", (layer.out_features, layer.in_features)
             elif isinstance(layer, NormLayerSpec):
                 yield from norm_weights(layer.name, layer.norm, layer.width)
+            elif isinstance(layer, ScaledTanhSpec):
+                yield from ((f"{layer.name}.{part}", (layer.width,)) for part in ("alpha", "beta", "bias"))
             elif isinstance(layer, LatentAttentionSpec):
                 yield from latent_attention_weights(layer)
             elif isinstance(layer, SpanScoresSpec | WordScoresSpec):

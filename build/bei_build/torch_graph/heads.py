@@ -17,6 +17,7 @@ from bei_build.spec.head_layers import (
     HeadLayer,
     LabelScoresSpec,
     LikelihoodSpec,
+    ScaledTanhSpec,
     SpanScoresSpec,
     WordScoresSpec,
     needs_fp32,
@@ -30,6 +31,7 @@ from bei_build.torch_graph.latent_attention import LatentAttention
 from bei_build.torch_graph.norms import Norm
 from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.parameters import Linear, TensorOptions
+from bei_build.torch_graph.scaled_tanh import ScaledTanh
 from bei_build.torch_graph.span_scores import SpanScores, WordScores
 
 _READS: dict[Pooling, tuple[str, ...]] = {
@@ -148,6 +150,8 @@ def _added(layer: HeadLayer, model: nn.Module, options: TensorOptions) -> nn.Mod
             module.add_module("residual", Linear(layer.in_features, layer.out_features, False, options))
     elif isinstance(layer, NormLayerSpec):
         module = Norm(layer.norm, layer.width, options)
+    elif isinstance(layer, ScaledTanhSpec):
+        module = ScaledTanh(layer, options)
     elif isinstance(layer, LatentAttentionSpec):
         module = LatentAttention(layer, options)
     elif isinstance(layer, SpanScoresSpec):

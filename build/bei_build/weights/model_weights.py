@@ -24,12 +24,23 @@ from bei_build.weights.dequantize import open_dequantized
 from bei_build.weights.gguf_names import GgufNames
 from bei_build.weights.gguf_store import SUFFIX, GgufStore, dequantized_types
 from bei_build.weights.lora import Adapter, AdapterSet, FactorSource
+from bei_build.weights.onnx_file import SUFFIX as ONNX_SUFFIX
+from bei_build.weights.onnx_names import OnnxNames
+from bei_build.weights.onnx_store import OnnxStore
 from bei_build.weights.packed import PackedStore
 from bei_build.weights.packed_format import StoredPacked
 from bei_build.weights.quantized_format import StoredFP8
 from bei_build.weights.shared_rows import SharedRowsStore
 from bei_build.weights.stored_names import StoredNames, layer_of
-from bei_build.weights.tensor_store import RenamedStore, TensorStore, open_file, open_weights, weight_files
+from bei_build.weights.table_of_4_bits import FORM, TableOf4Bits
+from bei_build.weights.tensor_store import (
+    QUANTIZED_TABLE,
+    RenamedStore,
+    TensorStore,
+    open_file,
+    open_weights,
+    weight_files,
+)
 
 # Tensors that a quantized checkpoint stores in place of a matrix, or beside it.
 _QUANTIZED = (
@@ -123,8 +134,10 @@ class ModelWeights:
         try:
             store = self._opened(_open(folder, family, fp8, packed))
             self.stored_types = store.types
-            self.is_renamed = isinstance(store, (RenamedStore, GgufNames)) or packed is not None
+            self.is_renamed = isinstance(store, (RenamedStore, GgufNames, OnnxNames)) or packed is not None
             self.dequantized: tuple[str, ...] = (packed.name,) if packed else ()
+            if isinstance(store, TableOf4Bits):
+                self.dequantized = (FORM,)
             if isinstance(store, GgufNames):
                 self.dequantized = dequantized_types(store.types)
                 _check_rotation(store, spec)
@@ -286,7 +299,12 @@ def _open(
     (file, *_) = weight_files(folder)
     if file.suffix == SUFFIX:
         return GgufNames(GgufStore(file), family)
-    store: TensorStore = open_dequantized(folder, fp8) if fp8 else open_weights(folder)
+    if file.suffix == ONNX_SUFFIX:
+        store: TensorStore = OnnxNames(OnnxStore(file), family)
+    elif file.name == QUANTIZED_TABLE[0]:
+        store = TableOf4Bits(folder)
+    else:
+        store = open_dequantized(folder, fp8) if fp8 else open_weights(folder)
     try:
         if packed:
             store = PackedStore(store, packed)

@@ -20,11 +20,14 @@ from bei.utils.libraries import importing
 from bei.utils.untrusted_files import UnfitError, check_regular, within
 from bei_build.files.foreign_formats import foreign_kind
 from bei_build.files.json_settings import read_object
+from bei_build.weights.onnx_file import find_onnx
 
 _SAFETENSORS = "model.safetensors"
 _PYTORCH = "pytorch_model.bin"
 # The file of a folder that ``checkpoint.gguf_folder`` has laid out.
 GGUF = "model.gguf"
+# Those that ``table_of_4_bits`` reads.
+QUANTIZED_TABLE = ("model_rest.safetensors", "embedding.q4_k_m.bin")
 _SAFETENSORS_TYPES = ("F64", "F32", "F16", "BF16")
 # Pages of a mapped file stay in memory after reading until the file is unmapped.
 _MOST_MAPPED = 256 << 20
@@ -315,15 +318,19 @@ class RenamedStore(WrappedStore):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The weight files: safetensors (one or sharded) if there are any, else PyTorch's, else a GGUF file."""
+    """The weight files: safetensors (one or sharded) if there are any, else PyTorch's, a GGUF file, or an ONNX file
+    (without those that hold its tensors: ``onnx_file.external_files``)."""
     for name in (_SAFETENSORS, _PYTORCH):
         if (folder / name).is_file():
             return [folder / name]
         index = folder / f"{name}.index.json"
         if index.is_file():
             return list(_shards(folder, index))
-    if (folder / GGUF).is_file():
-        return [folder / GGUF]
+    for names in ((GGUF,), QUANTIZED_TABLE):
+        if all((folder / name).is_file() for name in names):
+            return [folder / name for name in names]
+    if (file := find_onnx(folder)) is not None:
+        return [file]
     kind = foreign_kind(folder)
     raise WeightsError(
         f"{folder} has neither {_SAFETENSORS} nor {_PYTORCH} (nor an index of shards)"

@@ -254,11 +254,10 @@ def test_a_folder_with_nothing_known_asks_for_one_that_holds_a_config(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("file", "kind"), [("onnx/model.onnx", "an ONNX export"), ("tf_model.h5", "weights of TensorFlow")]
+    ("file", "kind"), [("openvino_model.xml", "an OpenVINO export"), ("tf_model.h5", "weights of TensorFlow")]
 )
 def test_weights_of_another_kind_are_named(file: str, kind: str, folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    (folder / file).parent.mkdir(exist_ok=True)
     (folder / file).write_bytes(b"")
     refused(folder, WeightsError, rf"has neither model\.safetensors nor .*, but {kind}")
 

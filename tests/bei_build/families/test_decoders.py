@@ -316,7 +316,6 @@ def test_states_beside_projected_embeddings_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model_type", "architecture"),
     [
-        ("bidirectional_pplx_qwen3", "PPLXQwen3Model"),
         ("internlm2", "InternLM2ForRewardModel"),
         ("gpt2", "GPT2Model"),
         ("gpt_neox", "GPTNeoXModel"),
