@@ -33,6 +33,12 @@ transformers' class, for **{compared}** texts and pairs in all.
 
 {kinds}
 
+| task | what it is | builds and matches | refused | of the newest |
+|---|---|---|---|---|
+{tasks}
+
+The last column counts the [newest models](#the-newest-models) that build and match, and all that have a row.
+
 **Builds and matches, by `model_type`:** {types}.
 
 ## How much of it is known
@@ -89,6 +95,16 @@ _MEANINGS: Mapping[Kind, str] = {
 }
 
 
+_TASKS = {
+    "embed": "a vector for a text",
+    "embed_sparse": "a weight for each word of the vocabulary",
+    "embed_tokens": "a vector for each token (late interaction)",
+    "rerank": "a score for a query and a document",
+    "classify": "labels of a text, or of two",
+    "classify_tokens": "labels of words",
+}
+
+
 def written_comparisons() -> int:
     """Texts and pairs of the stored page whose token ids the builds have compared."""
     found = re.search(r"\*\*([\d,]+)\*\* texts and pairs", DOCUMENT.read_text("utf-8"))
@@ -105,6 +121,7 @@ def document(verdicts: Mapping[str, Verdict], tokenizers: published.Rows, num_co
         compared=f"{num_compared:,}",
         counts=_lines((kind, counts[kind], meaning) for kind, meaning in _MEANINGS.items() if counts[kind]),
         kinds=_totals_by_kind(table),
+        tasks=_totals_by_task(table),
         types=_types_built(table),
         origins=_lines((origin, origins[origin], meaning) for origin, meaning in _ORIGINS.items()),
         refused=_refused(table),
@@ -119,6 +136,23 @@ def _totals_by_kind(table: list[Row]) -> str:
     kinds = dict.fromkeys(row.kind for row in table)
     lines = _lines((kind, *(counts[kind, verdict] or "" for verdict in shown)) for kind in kinds)
     return "\n".join([f"| kind | {' | '.join(shown)} |", "|---" * (len(shown) + 1) + "|", lines])
+
+
+def _totals_by_task(table: list[Row]) -> str:
+    """Lines of the table of tasks: what is compared of a repository, and how many of them there are."""
+    new = {name for names in listed.NEWEST.values() for name in names}
+    counts = Counter((row.task, row.verdict) for row in table)
+    newest = Counter((row.task, row.verdict == "builds and matches") for row in table if row.repository in new)
+    return _lines(
+        (
+            f"`{task}`",
+            meaning,
+            counts[task, "builds and matches"],
+            counts[task, "refused"],
+            f"{newest[task, True]} of {newest[task, True] + newest[task, False]}",
+        )
+        for task, meaning in _TASKS.items()
+    )
 
 
 def _newest(table: list[Row]) -> dict[str, str]:

@@ -6,7 +6,7 @@ The keys of a repository are the fields of ``Entry``. In ``structure``, ``kind``
 * ``settings``: a name of ``shapes``, or a mapping with at most one of ``like`` (such a name), ``decoder`` and ``gte``
   (arguments of the functions there); ``without`` drops keys, ``rope`` has the arguments of ``shapes.rope``.
 * ``tokenizer``: a function of ``tokenizers``; ``stored``: a dtype of torch; ``behind``: a function of ``stored``.
-* ``prepare``: functions of ``stored``, each alone or with its arguments behind the folder.
+* ``prepare``: functions of ``stored`` or ``stored_modules``, each alone or with its arguments behind the folder.
 * ``tail``: modules behind the pooling, each alone or with its arguments.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import yaml
 
-from tests.hub_matrix import shapes, stored, tokenizers
+from tests.hub_matrix import shapes, stored, stored_modules, tokenizers
 from tests.hub_matrix.kinds import KINDS
 from tests.hub_matrix.structures import Entry, LayerNorm, Settings, Structure, Template
 from tests.support.checkpoints import Dense, Normalize
@@ -80,13 +80,17 @@ def _prepare(steps: list[str | dict[str, Any]]) -> tuple[Callable[[Path], object
 
 def _step(step: str | dict[str, Any]) -> Callable[[Path], object]:
     if isinstance(step, str):
-        alone: Callable[[Path], object] = getattr(stored, step)
-        return alone
+        return _preparer(step)
     ((name, arguments),) = step.items()
-    function = getattr(stored, name)
+    function = _preparer(name)
     if isinstance(arguments, dict):
         return lambda folder: function(folder, **arguments)
     return lambda folder: function(folder, *arguments)
+
+
+def _preparer(name: str) -> Callable[..., object]:
+    found: Callable[..., object] = getattr(stored_modules if hasattr(stored_modules, name) else stored, name)
+    return found
 
 
 def _tail(modules: list[str | dict[str, list[Any]]]) -> tuple[Dense | LayerNorm | Normalize, ...]:

@@ -20,6 +20,7 @@ from bei.core import Encoding, Float32Array
 from tests.hub_matrix.structures import LayerNorm, Structure
 from tests.support.checkpoints import WEIGHTS, Dense, Normalize
 from tests.support.oracle import static_embed
+from tests.support.stable_static import stable_embed
 
 TEXTS = (
     "hello world",
@@ -128,6 +129,8 @@ class _Oracle:
     def _embeddings(self) -> list[torch.Tensor]:
         prompt = next(iter(self._structure.prompts.values()), "")
         texts = [prompt + text for text in TEXTS]
+        if self._structure.static == "stable":
+            return [torch.from_numpy(row) for row in stable_embed(self._folder, texts)]
         if self._structure.static:
             with_unknown = self._structure.static == "with unknown"
             rows = static_embed(next(self._folder.rglob(WEIGHTS)).parent, texts, 512, with_unknown=with_unknown)
@@ -159,7 +162,7 @@ class _Oracle:
                 vector = functional.layer_norm(vector, vector.shape, tensors["norm.weight"], tensors["norm.bias"])
             else:
                 vector = self._dense(folder, layer, vector)
-        return vector
+        return torch.tanh(vector) if self._structure.rounded else vector
 
     def _dense(self, folder: Path, layer: Dense, value: torch.Tensor) -> torch.Tensor:
         tensors = load_file(folder / WEIGHTS)
@@ -256,7 +259,10 @@ class _Oracle:
             if self._states_of:
                 states = self._states_of(Encoding(np.array(ids, np.int32), num_keys=count))
             else:
-                mask = torch.tensor([[1] * count + [0] * (len(ids) - count)])
+                keys = len(ids) if late.attended else count
+                mask = torch.tensor([[1] * keys + [0] * (len(ids) - keys)])
+                if self._structure.unmasked:
+                    mask = torch.where(mask > 0, 0.0, -torch.inf)[:, None, None].expand(1, 1, len(ids), -1)
                 states = self._model.base_model(input_ids=torch.tensor([ids]), attention_mask=mask).last_hidden_state[0]
             vectors = functional.normalize(states @ self._late_weight().T, dim=-1)
             skipped = {vocabulary.get(word) for word in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"}
@@ -265,10 +271,14 @@ class _Oracle:
         return rows
 
     def _late_weight(self) -> torch.Tensor:
-        """The weight of PyLate's module, plus its residual's, or of the original ColBERT."""
-        path = self._folder / "1_Dense" / WEIGHTS
-        tensors = load_file(path if path.is_file() else self._folder / WEIGHTS)
-        return tensors["linear.weight"] + tensors.get("residual.weight", torch.zeros(()))
+        """The product of PyLate's modules' weights, each plus its residual's, or the original ColBERT's weight."""
+        weight: torch.Tensor | None = None
+        for path in sorted(self._folder.glob(f"*_Dense/{WEIGHTS}")) or [self._folder / WEIGHTS]:
+            tensors = load_file(path)
+            layer = tensors["linear.weight"] + tensors.get("residual.weight", torch.zeros(()))
+            weight = layer if weight is None else layer @ weight
+        assert weight is not None
+        return weight
 
     def _linear_answers(self) -> list[tuple[str, list[torch.Tensor]]]:
         """BGE-M3's weights of words and vectors of tokens."""

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from bei.core import Encoding
 from tests.bei_build.families import jina, lfm2, nomic
-from tests.hub_matrix import shapes, stored, tokenizers
+from tests.hub_matrix import shapes, stored, stored_modules, tokenizers
 from tests.hub_matrix.structures import Late, Settings, Structure, Template
 from tests.support.checkpoints import Normalize, bpe_tokenizer, read_tensors, unigram_tokenizer, wordpiece_tokenizer
 from tests.support.listwise import OwnCode, save_listwise
@@ -99,11 +99,11 @@ def late_interaction(width: int = 16, query: str = "[Q] ", document: str = "[D] 
         "hf_class": "ModernBertModel",
         "settings": shapes.MODERN,
         "tokenizer": tokenizers.pylate,
-        "prepare": (stored.pylate,),
+        "prepare": (stored_modules.pylate,),
         **more,
     }
-    mask = {"mask": given.pop("mask")} if "mask" in given else {}
-    return Structure("embed_tokens", late=Late(width, query, document, **mask), **given)
+    late = {key: given.pop(key) for key in ("mask", "attended") if key in given}
+    return Structure("embed_tokens", late=Late(width, query, document, **late), **given)
 
 
 # Scores.

@@ -67,6 +67,7 @@ COMMITS: Mapping[str, str] = {
     "lightonai/pylate": "1f1f47c",
     "michaelfeil/infinity": "fcb951c",
     "mxLiew/multilingual_labse": "068eb61",
+    "nlpai-lab/KURE": "6d17bfd",
     "princeton-nlp/SimCSE": "4461daa",
     "qdrant/fastembed": "c48247f",
     "rabbit321011/cyanAIRAG-TTS": "3287438",
@@ -352,6 +353,13 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     ),
     "voyageai/voyage-4-nano": (f"{_CANDLE}/src/models/flash_qwen3.rs", f"{_CANDLE}/tests/test_voyage_nano.rs"),
     "perplexity-ai/pplx-embed-v1-0.6b": (f"{_CANDLE}/src/lib.rs", f"{_CANDLE}/tests/test_pplx1.rs"),
+    "nlpai-lab/KURE-v2": ("github:nlpai-lab/KURE train/late-interaction/1_pft.py", "card:nlpai-lab/KURE-v2"),
+    "RikkaBotan/stable-static-embedding-fast-retrieval-mrl-en": (
+        "card:RikkaBotan/stable-static-embedding-fast-retrieval-mrl-en",
+    ),
+    "RikkaBotan/quantized-stable-static-embedding-fast-retrieval-mrl-en": (
+        "card:RikkaBotan/quantized-stable-static-embedding-fast-retrieval-mrl-en",
+    ),
     "jinaai/jina-embeddings-v5-text-small": (f"{_VLLM} vllm/model_executor/models/jina.py",),
     "BAAI/bge-reranker-v2-minicpm-layerwise": (
         f"{_FLAG}/inference/reranker/model_mapping.py",
@@ -464,5 +472,6 @@ OF_CLASSES: Mapping[str, tuple[str, ...]] = {
     "vinai/bertweet-base": ("transformers:models/bertweet/tokenization_bertweet.py",),
     "vinai/phobert-base-v2": ("transformers:models/phobert/tokenization_phobert.py",),
     "tohoku-nlp/bert-base-japanese-v3": ("transformers:models/bert_japanese/tokenization_bert_japanese.py",),
+    "perplexity-ai/pplx-embed-v1-late-0.6b": (f"{_CANDLE}/src/lib.rs",),
     "openai/whisper-small": (_config("whisper"),),
 }

@@ -48,7 +48,8 @@ class Template:
 
 @dataclass(frozen=True)
 class Late:
-    """Late interaction: the markers of the two sides, their lengths, and the token that fills up queries."""
+    """Late interaction: the markers of the two sides, their lengths, and the token that fills up queries; ``attended``:
+    other tokens see it."""
 
     width: int
     query: str = "[Q] "
@@ -57,6 +58,7 @@ class Late:
     document_length: int = 300
     mask: str = "<mask>"
     expansion: bool = True
+    attended: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ class Structure:
     ``last_token`` is put behind every text because tokenizer_config.json asks for it. ``unmasked``: all tokens of this
     decoder see each other. ``types``: the tokenizer's class gives token types. ``linear_files``: BGE-M3's two layers.
     ``behind``: what remote code computes of the states, other states or a score.
-    ``static``: means of a table's rows, of tokens in no vocabulary too or not. ``ranks``: scores of a query's
+    ``static``: means of a table's rows, of tokens in no vocabulary too or not, or with a tanh behind (SSE).
+    ``rounded``: vectors are pplx-embed's before it rounds them: a tanh. ``ranks``: scores of a query's
     documents by remote code, which reads them together.
     """
 
@@ -104,7 +107,8 @@ class Structure:
     types: bool = True
     stored: torch.dtype = torch.float32
     behind: Callable[[Path, torch.Tensor], torch.Tensor] | None = None
-    static: Literal["", "with unknown", "without unknown"] = ""
+    static: Literal["", "with unknown", "without unknown", "stable"] = ""
+    rounded: bool = False
     ranks: RanksOf | None = None
 
     @property
