@@ -1,12 +1,11 @@
 """Vectors of images: ``bei.Model`` beside sentence-transformers, from JPEG files to vectors, in one process.
 
-    python -m benchmarks.images [--images 32] [--repetitions 5] [--kept FOLDER]
+    python -m benchmarks.images [--images 32] [--width 640] [--height 480] [--repetitions 5] [--kept FOLDER]
 
 ``--kept``: a folder in which the checkpoint and the artifacts stay for further runs (``--repetitions 0``: only these).
 
 Needs the package ``sentence-transformers``. CLIP ViT-B/32's shape, both towers, with random weights. In each repetition
-every side decodes and computes the same JPEG files of 640 x 480 pixels once: by one call of ``Model.embed``, without
-a cache, and by ``encode`` in batches of 32 of images that Pillow opens, with transformers' own CLIP module.
+every side decodes and computes the same JPEG files once: by one call of ``Model.embed``, without a cache, and by ``encode`` in batches of 32 of images that Pillow opens, with transformers' own CLIP module.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ _TOKENIZER = {"model_input_names": ["input_ids"], "pad_token": "[PAD]", "tokeniz
 
 def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's threads would spin beside bei's
-    options = parsed(__doc__, images=32, repetitions=5, kept="")
+    options = parsed(__doc__, images=32, width=640, height=480, repetitions=5, kept="")
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = Path(options.kept or scratch)
         checkpoint = _checkpoint(folder)
         artifacts = {precision: _artifact(checkpoint, folder, precision) for precision in _PRECISIONS}
         if not options.repetitions:
             return
-        files = [*_drawn(options.images)]
+        files = [*_drawn(options.images, options.width, options.height)]
         sides: dict[str, Callable[[Sequence[bytes]], Float32Array]] = {}
         for precision, dtype in _PRECISIONS.items():
             sides[f"bei, {precision}"] = stack.enter_context(Model(artifacts[precision], tune="off")).embed
@@ -65,10 +64,12 @@ def main() -> None:
         "images a second": rates,
         "bei / sentence-transformers": {precision: ratio(rates, *pair) for precision, pair in pairs.items()},
         "images": options.images,
+        "pixels": [options.width, options.height],
         "sentence-transformers": version("sentence-transformers"),
         "commit": revision(ROOT),
     }
-    write("images", results)
+    is_usual = (options.width, options.height) == (640, 480)
+    write("images" if is_usual else f"images-{options.width}x{options.height}", results)
 
 
 def _checkpoint(folder: Path) -> Path:
@@ -97,16 +98,16 @@ def _artifact(checkpoint: Path, folder: Path, precision: str) -> Path:
     return out
 
 
-def _drawn(count: int) -> Iterator[bytes]:
-    """JPEG files of waves with some noise, 640 x 480."""
+def _drawn(count: int, width: int, height: int) -> Iterator[bytes]:
+    """JPEG files of waves with some noise."""
     from PIL import Image
 
-    rows, columns = np.mgrid[0:480, 0:640]
+    rows, columns = np.mgrid[0:height, 0:width]
     for seed in range(count):
         rng = np.random.default_rng(seed)
-        levels = rng.normal(0, 6, (480, 640, 3))
+        levels = rng.normal(0, 6, (height, width, 3))
         for channel in range(3):
-            y, x, wave = rng.uniform(0, 480), rng.uniform(0, 640), rng.uniform(20, 120)
+            y, x, wave = rng.uniform(0, height), rng.uniform(0, width), rng.uniform(20, 120)
             levels[:, :, channel] += 127 + 100 * np.sin(np.hypot(rows - y, columns - x) / wave)
         file = io.BytesIO()
         Image.fromarray(levels.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
