@@ -5,7 +5,8 @@
 ``--kept``: a folder in which the checkpoint and the artifacts stay for further runs (``--repetitions 0``: only these).
 
 Needs the package ``sentence-transformers``. CLIP ViT-B/32's shape, both towers, with random weights. In each repetition
-every side decodes and computes the same JPEG files once: by one call of ``Model.embed``, without a cache, and by ``encode`` in batches of 32 of images that Pillow opens, with transformers' own CLIP module.
+every side decodes and computes the same JPEG files once: by one call of ``Model.embed``, without a cache, and by
+``encode`` in batches of 32 of images that Pillow opens, with transformers' own CLIP module.
 """
 
 from __future__ import annotations
