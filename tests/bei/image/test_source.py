@@ -1,0 +1,48 @@
+"""Base64 is read in pieces, as the whole is."""
+
+from __future__ import annotations
+
+import base64
+from unittest import mock
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from bei.errors import InvalidImageError
+from bei.image import source
+from bei.image.source import ImageInput
+
+HEAD = "data:image/png;base64,"
+
+
+def by_the_library(value: str) -> bytes | None:
+    try:
+        return base64.b64decode(value, validate=True)
+    except ValueError:
+        return None
+
+
+@given(
+    st.text("AQ=+/", max_size=30)
+    | st.text("AQ=+/-\n \xe9", max_size=30)
+    | st.binary().map(base64.b64encode).map(bytes.decode)
+)
+@example("QQ==QUJD" * 2)
+@example("QUI=QUJDQUJD")
+@pytest.mark.parametrize("head", ["", HEAD])
+def test_pieces_give_what_the_whole_gives(head: str, value: str) -> None:
+    assume(head or not value.startswith("//"))  # of URLs, and of no image
+    with mock.patch.object(source, "_PIECE_CHARS", 8):
+        expected = by_the_library(value)
+        if expected is None:
+            with pytest.raises(InvalidImageError, match="is not base64"):
+                ImageInput(head + value).file_bytes()
+        else:
+            assert ImageInput(head + value).file_bytes() == expected
+
+
+def test_a_large_file_is_read_whole() -> None:
+    content = bytes(range(256)) * 4_000
+    for head in ("", HEAD):
+        assert ImageInput(head + base64.b64encode(content).decode()).file_bytes() == content
