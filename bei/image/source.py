@@ -49,7 +49,7 @@ class ImageInput:
 
 def _from_base64(value: str, start: int) -> bytes:
     """What ``base64.b64decode`` makes of ``value`` from ``start`` on, with its errors. The function that it calls holds
-    the interpreter's lock, 20 ms for a file of 8 MB: so it gets pieces, between which the event loop goes on."""
+    the interpreter's lock, tens of ms for 8 MB: so it gets pieces, between which the event loop goes on."""
     pieces = []
     for first in range(start, len(value), _PIECE_CHARS):
         piece = value[first : first + _PIECE_CHARS]
