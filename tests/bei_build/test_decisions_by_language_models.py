@@ -135,6 +135,12 @@ def test_likelihoods_of_texts_are_those_of_transformers(
     assert spread > 20 * TOLERANCE
 
 
+def test_bf16_is_certified(tmp_path: Path) -> None:
+    checkpoint = checkpoint_of(tmp_path / "checkpoint", "Qwen3ForCausalLM")
+    certificate = build_artifact(checkpoint, tmp_path / "artifact", precision="bf16", **LIKELIHOODS).certificate
+    assert certificate.passed
+
+
 @pytest.mark.parametrize("name", NAMES[:4])
 def test_scores_of_tokens_that_stand_for_options_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     checkpoint = checkpoint_of(tmp_path / "checkpoint", name)
