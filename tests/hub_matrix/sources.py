@@ -352,6 +352,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
         "github:ai-babai/giga-embeddings-mlx src/giga_embeddings_mlx/models.py",
     ),
     "voyageai/voyage-4-nano": (f"{_CANDLE}/src/models/flash_qwen3.rs", f"{_CANDLE}/tests/test_voyage_nano.rs"),
+    "llm-semantic-router/mmbert-embed-32k-2d-matryoshka": ("card:llm-semantic-router/mmbert-embed-32k-2d-matryoshka",),
     "perplexity-ai/pplx-embed-v1-0.6b": (f"{_CANDLE}/src/lib.rs", f"{_CANDLE}/tests/test_pplx1.rs"),
     "nlpai-lab/KURE-v2": ("github:nlpai-lab/KURE train/late-interaction/1_pft.py", "card:nlpai-lab/KURE-v2"),
     "RikkaBotan/stable-static-embedding-fast-retrieval-mrl-en": (
