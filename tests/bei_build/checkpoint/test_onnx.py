@@ -15,6 +15,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from bei.core import PackedBatch
 from bei.errors import WeightsError
+from bei_build.checkpoint.locate import locate
 from bei_build.checkpoint.read import source_of
 from tests.support.builds import build_artifact, random_encodings, running
 from tests.support.checkpoints import change_config, read_tensors, write_tensors
@@ -357,3 +358,20 @@ print("grew", (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1
     refusal, grew = found.stdout.splitlines()
     assert refusal.startswith(f"0 {file} is not a readable ONNX file"), found.stdout
     assert int(grew.split()[1]) < 400, found.stdout  # MB, in this process: the copy that parsed has ended
+
+
+def test_of_a_repository_s_exports_one_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ["onnx/model.onnx", "onnx/model.onnx_data", "onnx/model_quantized.onnx", "config.json"]
+    asked: list[str] = []
+
+    def download(model: str, *, allow_patterns: list[str], **_: object) -> str:
+        asked.extend(pattern for pattern in allow_patterns if "onnx" in pattern)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", lambda *_, **__: files)
+    assert locate("a/b").folder == tmp_path
+    assert asked == ["onnx/model.onnx*"]
+    files.append("other/model.safetensors")
+    locate("a/b")
+    assert asked == ["onnx/model.onnx*"]
