@@ -199,7 +199,7 @@ class InferenceService:
         num_failed = num_inputs - num_known
         try:
             if num_failed:  # not all inputs were refused before
-                if num_inputs == 1 and ticket.lane == "interactive" and is_short(inputs[0]):
+                if num_inputs == 1 and ticket.lane == "interactive" and is_short(inputs[0], request.options):
                     self._start_inline(call, inputs[0])
                 elif is_large(inputs):
                     await off_loop(self._start, call)

@@ -31,7 +31,7 @@ from bei.tasks.classify import logits_of
 from bei.tasks.questions import AskedOption, AskedQuestion
 from bei.tasks.rerank import asked_pairs
 from bei.tasks.zero_shot import OUTPUT as LABEL_LOGITS
-from bei.tasks.zero_shot import around_text, label_row, of_markers
+from bei.tasks.zero_shot import around_text, label_row, of_markers, own_token
 from bei.tokenizer.encoder import EncodingOptions, Input
 from bei.tokenizer.templates import filled
 
@@ -91,6 +91,11 @@ def of_labels(layout: Labelling) -> Reading:
 
     def labelled(text: str, question: AskedQuestion) -> Seq[Input]:
         statements = _statements(question)
+        if token := next(filter(None, (own_token(layout, one) for one in statements)), None):
+            raise InvalidRequestError(
+                f"The question {question.name[:40]!r} has {token!r}, a token of the model's own: take it out.",
+                "questions",
+            )
         shown = [statements[place] for place in _order(question)] if len(statements) > 1 else statements
         return [around_text(layout, shown).filled(text)]
 
@@ -153,6 +158,8 @@ def of_likelihoods(template: DecideTemplate) -> Reading:
     around: str = template.option
 
     def continued(text: str, question: AskedQuestion) -> Seq[Input]:
+        if "{options}" not in template.body:
+            _check_said(question)
         lines = [f"- {question.options[place].shown}" for place in _order(question)]
         prompt = _prompt(template, text, question, lines)
         return [(prompt, filled(around, {"option": _answer(option)})) for option in question.options]
@@ -183,6 +190,18 @@ def _check_apart(question: AskedQuestion, answers: Seq[bytes]) -> None:
                 "decide_option that ends an answer.",
                 "questions",
             )
+
+
+def _check_said(question: AskedQuestion) -> None:
+    """Raise InvalidRequestError for what a template without {options} would not say."""
+    described = any(option.shown != _answer(option) for option in question.options)
+    if described or not question.instructions.strip():
+        raise InvalidRequestError(
+            f"The question {question.name[:40]!r} has "
+            f"{'options with descriptions' if described else 'no instructions'}, and this model reads instructions and "
+            "the options' names alone: put all into these, or build it with {options} in decide_body.",
+            "questions",
+        )
 
 
 def _prompt(template: DecideTemplate, text: str, question: AskedQuestion, lines: Seq[str]) -> str:

@@ -59,7 +59,8 @@ def inputs_of(service: ModelService, task: ZeroShotTask) -> list[ModelInput]:
     if (layout := service.manifest.labelling) is not msgspec.UNSET:
         around = around_text(layout, task.labels)
         return [around.filled(text) for text in texts]
-    return [(text, task.template.replace("{}", label, 1)) for text in texts for label in task.labels]
+    hypotheses = [task.template.replace("{}", label, 1) for label in task.labels]
+    return [(text, hypothesis) for text in texts for hypothesis in hypotheses]
 
 
 async def zero_shot(service: ModelService, task: ZeroShotTask, *, ticket: Ticket) -> Scores:
@@ -107,12 +108,17 @@ def nli_labels(service: ModelService) -> tuple[int, int]:
     return entails, contradicts
 
 
+def own_token(layout: Labelling, text: str) -> str | None:
+    """What ``text`` spells of the tokens that tell labels apart."""
+    return next((one for one in (layout.label_token, layout.separator_token) if one in text), None)
+
+
 def around_text(layout: Labelling, labels: Seq[str]) -> AroundTemplate:
     """What stands around a text. Raises InvalidRequestError for labels that are empty, or spell a token of these."""
     for place, label in enumerate(labels):
         if not label.strip():
             raise InvalidRequestError(f"labels {place} is empty: name what to find, or leave it out.", "labels")
-        if token := next((one for one in (layout.label_token, layout.separator_token) if one in label), None):
+        if token := own_token(layout, label):
             raise InvalidRequestError(
                 f"labels {place} has {token!r}, a token of the model's own: take it out.", "labels"
             )
@@ -142,6 +148,12 @@ def label_row(layout: Labelling, rows: Float32Array, count: int) -> Float32Array
 
 
 async def _by_markers(service: ModelService, layout: Labelling, task: ZeroShotTask, ticket: Ticket) -> Scores:
+    most = service.manifest.max_seq_len
+    if len(task.labels) >= most:
+        raise InvalidRequestError(
+            f"There are {len(task.labels)} labels, of a token or more each, and the model reads {most}: send fewer.",
+            "labels",
+        )
     around = around_text(layout, task.labels)
     options = replace(task.options, template=around, kept=(around.before, around.behind))
     request = ModelRequest(task.inputs, options)

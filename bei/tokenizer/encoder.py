@@ -384,15 +384,20 @@ class TextEncoder:
         self, part: _TokenizedText, room: int, layout: Layout, options: EncodingOptions, tokenize: _Tokenize
     ) -> Encoding:
         """The encoding of a text that is truncated between its ``kept`` prefix and suffix."""
-        before, behind = (self._tokenizer.encode(text, add_special_tokens=False).ids for text in options.kept)
+        before, behind = (around.ids for around in tokenize([*options.kept], enough=room))
         count = room - len(before) - len(behind)
         if count < 1:
+            most = self._limit(options)
+            if isinstance(options.template, AroundTemplate):
+                raise InvalidRequestError(
+                    f"{most} tokens leave no room for a text beside the labels: send fewer or shorter ones.", "labels"
+                )
             raise InvalidRequestError(
-                f"{self._limit(options)} tokens leave no room for a text beside its prompt: allow more.", param="input"
+                f"{most} tokens leave no room for a text beside its prompt: allow more.", param="input"
             )
         (text,) = tokenize([part.text[len(options.kept[0]) : len(part.text) - len(options.kept[1])]])
         cut = slice(0, count) if options.direction != "left" else slice(max(0, len(text.ids) - count), None)
-        ids = np.concatenate([np.array(before, np.int32), text.ids[cut], np.array(behind, np.int32)])
+        ids = np.concatenate([before, text.ids[cut], behind])
         return Encoding(*layout.around([ids]), truncated=True)
 
     def _spans(self, part: _TokenizedText, cut: slice, options: EncodingOptions) -> TokenSpans:

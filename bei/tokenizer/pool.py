@@ -116,7 +116,7 @@ class TokenizerPool:
         """
         common = CommonText()
         jobs = self._urgent if is_urgent else self._others
-        for start, stop in chunks_of(inputs):
+        for start, stop in chunks_of(inputs, chars_around(options)):
             part = inputs[start:stop]
             jobs.put(_Job(start, part, options, on_encoded, on_failed, is_cancelled, common, one_by_one))
 
@@ -172,14 +172,20 @@ def _broken(name: str) -> EngineError:
     return EngineError(f"The {name} failed on an input.")
 
 
-def is_short(value: AnyInput | list[int]) -> TypeGuard[Input]:
+def is_short(value: AnyInput | list[int], options: EncodingOptions = AS_CONFIGURED) -> TypeGuard[Input]:
     """True if tokenizing ``value`` in the calling thread takes less time than waking a thread of the pool."""
-    return not isinstance(value, list | ImageInput) and _num_chars(value) <= _INLINE_CHARS
+    return not isinstance(value, list | ImageInput) and _num_chars(value) + chars_around(options) <= _INLINE_CHARS
 
 
 def is_long(inputs: Seq[AnyInput], options: EncodingOptions) -> bool:
     """True if ``inputs`` that are read to their ends have so many characters that other requests would wait."""
-    return sum(map(_num_chars, inputs)) > (_LONG_CHARS if options.whole else _MOST_URGENT_CHARS)
+    num_chars = sum(map(_num_chars, inputs)) + len(inputs) * chars_around(options)
+    return num_chars > (_LONG_CHARS if options.whole else _MOST_URGENT_CHARS)
+
+
+def chars_around(options: EncodingOptions) -> int:
+    """Characters that are read with every input: what stands around it, or a request's labels."""
+    return sum(map(len, options.kept)) + (sum(map(len, options.labels.labels)) if options.labels else 0)
 
 
 def _num_chars(value: AnyInput) -> int:
@@ -188,14 +194,15 @@ def _num_chars(value: AnyInput) -> int:
     return len(value) if isinstance(value, str) else len(value[0]) + len(value[1])
 
 
-def chunks_of(inputs: Seq[AnyInput]) -> Iterator[tuple[int, int]]:
-    """Begin and end of each chunk of ``inputs``: at most ``CHUNK`` inputs, and a limited number of characters."""
+def chunks_of(inputs: Seq[AnyInput], around: int = 0) -> Iterator[tuple[int, int]]:
+    """Begin and end of each chunk of ``inputs``: at most ``CHUNK`` inputs, and a limited number of characters, of which
+    every input has ``around`` more."""
     if len(inputs) == 1:
         yield 0, 1
         return
     start = num_chars = 0
     for index, value in enumerate(inputs):
-        length = _num_chars(value)
+        length = _num_chars(value) + around
         if index > start and (index - start >= CHUNK or num_chars + length > _CHUNK_CHARS):
             yield start, index
             start, num_chars = index, 0

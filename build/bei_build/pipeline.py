@@ -60,6 +60,7 @@ from bei_build.spec.precision import PRECISIONS
 from bei_build.targets.base import Compiler, Numerics
 from bei_build.targets.choose import compiler_for, with_target
 from bei_build.tokenizer.chat_template import derive_template
+from bei_build.tokenizer.continuation import continuing
 from bei_build.tokenizer.token_table import check_table
 from bei_build.verification.certify import VerificationJob, certify
 from bei_build.verification.emulate import meet_thresholds
@@ -68,6 +69,7 @@ from bei_build.verification.questions import Questions, check_verifiable
 from bei_build.verification.speed import compare_speed
 
 if TYPE_CHECKING:
+    import tokenizers
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 
@@ -400,7 +402,7 @@ def _manifest(
         listwise=checkpoint.listwise or msgspec.UNSET,
         labelling=checkpoint.labelling or msgspec.UNSET,
         classify_template=_classify_template(config),
-        decide_template=_decide_template(config),
+        decide_template=_decide_template(config, checkpoint.tokenizer),
     )
 
 
@@ -447,12 +449,11 @@ def _classify_template(config: BuildConfig) -> ClassifyTemplate | msgspec.UnsetT
     return ClassifyTemplate(prefix=config.classify_prefix, body=config.classify_body, suffix=config.classify_suffix)
 
 
-def _decide_template(config: BuildConfig) -> DecideTemplate | msgspec.UnsetType:
+def _decide_template(config: BuildConfig, tokenizer: tokenizers.Tokenizer) -> DecideTemplate | msgspec.UnsetType:
     if not config.decide_body:
         return msgspec.UNSET
-    return DecideTemplate(
-        body=config.decide_body, option=msgspec.UNSET if config.score_tokens else config.decide_option
-    )
+    option = msgspec.UNSET if config.score_tokens else continuing(config.decide_option, tokenizer)
+    return DecideTemplate(body=config.decide_body, option=option)
 
 
 def _rerank_template(config: BuildConfig, checkpoint: Checkpoint) -> RerankTemplate | None:

@@ -51,6 +51,8 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "how": {"type": "score", "instructions": "it is", "criteria": ["world", "hello the end", "a"]},
     "is": {"type": "noul", "instructions": "a world?"},
 }
+# For templates without {options}, which say no descriptions.
+NAMED = {**QUESTIONS, "which": {**QUESTIONS["which"], "criteria": dict.fromkeys(QUESTIONS["which"]["criteria"])}}
 NAMES = ["Qwen3ForCausalLM", "LlamaForCausalLM", "GraniteForCausalLM", "CohereForCausalLM", "Gemma2ForCausalLM"]
 
 
@@ -123,7 +125,7 @@ def test_likelihoods_of_texts_are_those_of_transformers(
     assert (agreement.output, agreement.failures) == ("token_likelihood", [])
     reference, spread = Reference(checkpoint, artifact), 0.0
     with Model(artifact.path, tune="off") as model:
-        found = model.decide(TEXTS, QUESTIONS)
+        found = model.decide(TEXTS, NAMED)
     for text, answers in zip(TEXTS, found, strict=True):
         rows = rows_of(answers)
         for key, options in (("which", ["world", "the cat", "\u4e16"]), ("how", QUESTIONS["how"]["criteria"])):
@@ -323,6 +325,30 @@ def test_models_that_cannot_decide_are_refused(
     folder = saved(tmp_path / "checkpoint", name)
     with pytest.raises(ConfigError, match=message):
         build_artifact(folder, tmp_path / "artifact", **settings)
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        ({"type": "choice", "instructions": "is", "criteria": {"cat": "a pet", "he": None}}, "with descriptions"),
+        ({"type": "noul", "instructions": "is it?", "criteria": {"true": "it is", "false": None}}, "with descriptions"),
+        ({"type": "noul", "criteria": {"true": "it is", "false": None}}, "with descriptions"),
+        ({"type": "choice", "criteria": {"cat": None, "he": None}}, "no instructions"),
+    ],
+)
+def test_what_a_template_without_options_would_not_say_is_refused(
+    question: dict[str, Any], message: str, app: App
+) -> None:
+    status, found = post(app, "/v1/systemone", model="likelihoods", state="a", questions={"q": question})
+    assert (status, "build it with {options}" in found["error"]["message"]) == (400, True), found
+    assert message in found["error"]["message"]
+
+
+def test_many_questions_about_a_long_state_are_refused_before_they_are_written_out(app: App) -> None:
+    asked = {str(place): {"type": "noul", "instructions": "is it?"} for place in range(400)}
+    status, found = post(app, "/v1/systemone", model="likelihoods", state="a" * 50_000, questions=asked)
+    assert status == 400
+    assert "400 questions about a state of 50000 characters" in found["error"]["message"]
 
 
 def test_a_question_that_is_invalid_names_itself(built: dict[str, Artifact]) -> None:

@@ -193,8 +193,8 @@ def _chosen_gguf(model: str, files: Sequence[str], asked: str) -> str | None:
 
 def _onnx_pattern(files: Sequence[str]) -> str | None:
     """A pattern for the ONNX file among ``files`` and those beside it with its tensors, None where the repository has
-    other weights, or none."""
-    if any(name.endswith((".safetensors", ".bin")) for name in files):
+    other weights of its first module, or none."""
+    if any(name in _WEIGHTS or (name.startswith("0_") and Path(name).name in _WEIGHTS) for name in files):
         return None
     return next((f"{name}*" for name in _ONNX if name in files), None)
 

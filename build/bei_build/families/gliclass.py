@@ -67,6 +67,8 @@ def _pooling(settings: Mapping[str, Any]) -> Pooling:
     """Of the text's tokens: with ``extract_text_features`` those from the separator on, of which the first counts."""
     name = settings.get("pooling_strategy", "first")
     if settings.get("extract_text_features", False):
+        if settings.get("text_token_index") is None:
+            raise CheckpointError("config.json has extract_text_features and no text_token_index: download it again.")
         if name != "first":
             raise CheckpointError(
                 f"config.json has extract_text_features with pooling_strategy {name!r}, which depends on the padding "

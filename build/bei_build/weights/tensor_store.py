@@ -358,7 +358,13 @@ def open_file(path: Path) -> TensorStore:
 
 
 def _open(files: list[Path]) -> TensorStore:
-    return SafetensorsStore(files) if files[0].suffix == ".safetensors" else TorchStore(files)
+    if files[0].suffix == ".safetensors":
+        return SafetensorsStore(files)
+    if files[0].suffix not in (".bin", ".pt", ".pth"):
+        raise WeightsError(
+            f"{files[0].name} is no file of weights that bei reads here: safetensors or .bin are needed."
+        )
+    return TorchStore(files)
 
 
 def _quantized(name: str, dtype: object) -> WeightsError:
