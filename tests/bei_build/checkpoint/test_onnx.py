@@ -372,6 +372,9 @@ def test_of_a_repository_s_exports_one_is_downloaded(tmp_path: Path, monkeypatch
     monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", lambda *_, **__: files)
     assert locate("a/b").folder == tmp_path
     assert asked == ["onnx/model.onnx*"]
-    files.append("other/model.safetensors")
+    files += ["training_args.bin", "2_Dense/model.safetensors"]  # neither is the weights of the model
     locate("a/b")
-    assert asked == ["onnx/model.onnx*"]
+    assert asked == ["onnx/model.onnx*"] * 2
+    files.append("0_Transformer/model.safetensors")
+    locate("a/b")
+    assert asked == ["onnx/model.onnx*"] * 2
