@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import binascii
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -48,12 +49,12 @@ class ImageInput:
 
 
 def _from_base64(value: str, start: int) -> bytes:
-    """What ``base64.b64decode`` makes of ``value`` from ``start`` on, with its errors. The function that it calls holds
-    the interpreter's lock, tens of ms for 8 MB: so it gets pieces, between which the event loop goes on."""
+    """What ``base64.b64decode`` makes of ``value`` from ``start`` on, with its errors. It holds the interpreter's lock,
+    tens of ms for 8 MB: so it gets pieces, between which the event loop goes on."""
     pieces = []
     for first in range(start, len(value), _PIECE_CHARS):
         piece = value[first : first + _PIECE_CHARS]
-        pieces.append(binascii.a2b_base64(piece, strict_mode=True))
+        pieces.append(base64.b64decode(piece, validate=True))
         if first + _PIECE_CHARS < len(value) and len(pieces[-1]) * 4 < 3 * _PIECE_CHARS:
             raise binascii.Error("Excess data after padding")
     return b"".join(pieces)

@@ -92,7 +92,7 @@ class EngineProcess:
             warm = self._warm(served, artifact, standing, is_first=command.is_first)
             try:
                 images = self._warm_images(command, warm.artifact, standing)
-            except BaseException:
+            except BaseException:  # raised again: the first engine would keep its memory
                 warm.engine.close()
                 raise
         found = msgspec.structs.replace(served, artifact=warm.artifact.without_files(), device=warm.engine.info.device)

@@ -12,7 +12,7 @@ from typing import Any
 from bei.errors import CheckpointError
 from bei_build.families import deberta, modernbert
 from bei_build.families.base import Family, activation_named
-from bei_build.spec.head_layers import LabelScoresSpec
+from bei_build.spec.head_layers import LabelScoresSpec, Scorer
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
 from bei_build.spec.parts import Pooling
 
@@ -31,6 +31,7 @@ _SUPPORTED: Mapping[str, object] = {
     "multimodal": False,
 }
 _POOLINGS: Mapping[str, Pooling] = {"first": "cls", "avg": "mean", "max": "max", "sum": "sum", "last": "last"}
+_SCORERS: Mapping[str, Scorer] = {"simple": "dot", "weighted-dot": "weighted", "mlp": "mlp"}
 _MLP = (256, 128)  # whatever the config says, as in the library
 
 
@@ -56,7 +57,7 @@ def _scores(config: Any) -> tuple[HeadSpec, ...]:
         width,
         _pooling(settings),
         activation_named(settings.get("projector_hidden_act", "gelu")),
-        {"simple": "dot", "weighted-dot": "weighted", "mlp": "mlp"}[kind],  # type: ignore[arg-type]
+        _SCORERS[kind],
         inner,
         bool(settings.get("normalize_features", False)),
     )

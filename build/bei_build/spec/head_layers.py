@@ -15,6 +15,8 @@ from bei_build.spec.parts import (
     Pooling,
 )
 
+Scorer: TypeAlias = Literal["dot", "weighted", "mlp"]
+
 
 @dataclass(frozen=True)
 class SpanScoresSpec:
@@ -83,7 +85,7 @@ class LabelScoresSpec:
     width: int
     pooling: Pooling
     activation: Activation
-    scorer: Literal["dot", "weighted", "mlp"]
+    scorer: Scorer
     inner: tuple[int, ...] = ()
     normalizes: bool = False
 

@@ -55,7 +55,6 @@ def test_an_export_has_the_weights_of_the_model(tmp_path: Path, name: str) -> No
 
 @pytest.mark.parametrize("name", _NEWER)
 def test_an_export_of_the_newer_exporter_too(tmp_path: Path, name: str) -> None:
-    pytest.importorskip("onnxscript")
     source = saved(tmp_path / "source", name)
     save_onnx(source, tmp_path / "alone", dynamo=True)
     _same_weights(source, tmp_path / "alone")
