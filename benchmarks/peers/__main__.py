@@ -23,6 +23,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from bei.engine.openvino import cpu_capabilities
 from benchmarks.harness.arguments import parsed
 from benchmarks.harness.models import built, checkpoint_folder
 from benchmarks.harness.record import kept, write
@@ -120,6 +121,9 @@ def chosen(model: Model, names: Sequence[str], binaries: Mapping[str, Path]) -> 
         environment = table().environments.get(peer.environment)
         if model.task not in peer.tasks or model.pooling not in peer.settings.get("poolings", [model.pooling]):
             absent[peer.name] = f"not for {model.name}"
+        elif peer.precision == "bf16" and "BF16" not in cpu_capabilities():
+            # PyTorch would emulate it, OpenVINO would compute in FP32 under that name.
+            absent[peer.name] = "this CPU does not compute in BF16"
         elif environment is None and not all(name in binaries for name in _BY_PATH[peer.software]):
             absent[peer.name] = "no binary was given"
         elif environment is not None and environment.checkout and installed(environment) is None:

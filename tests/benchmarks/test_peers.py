@@ -71,7 +71,15 @@ def test_a_comparison_without_the_bei_of_this_commit_does_not_begin(
 ) -> None:
     monkeypatch.setenv("BENCHMARK_PEERS", str(tmp_path))
     with pytest.raises(SystemExit, match="install bei"):
-        chosen(table().models["minilm"], ["infinity torch FP32", "bei BF16"], {})
+        chosen(table().models["minilm"], ["infinity torch FP32", "bei FP32"], {})
+
+
+def test_nothing_is_measured_as_bf16_on_a_cpu_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.peers.__main__.cpu_capabilities", lambda: ["FP32", "INT8"])
+    names = [name for name, peer in table().peers.items() if peer.precision == "bf16"]
+    peers, absent = chosen(table().models["minilm"], names, {})
+    assert not peers
+    assert set(absent.values()) == {"this CPU does not compute in BF16"}
 
 
 def _cells(**rates: float) -> dict[str, Any]:
