@@ -1,25 +1,29 @@
 """The engine alone against eager PyTorch, on the mixed-length workload: tokens per second.
 
-    python -m benchmarks.engine [--shape minilm|bert-base] [--repetitions 7]
+    python -m benchmarks.engine [--shape minilm|bert-base] [--repetitions 7] [--kernels]
 
 Both sides get the same sequences, sorted by length. PyTorch runs the Hugging Face model on padded batches of at most
-512 and of at most 2048 padded tokens, and the better of the two counts.
+512 and of at most 2048 padded tokens, and the better of the two counts. Without BF16 in the CPU nothing is measured in
+BF16. ``--kernels`` compares the engine with ``bei-kernels-cpu`` and without it instead, and their vectors.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from bei.core import Encoding
+import numpy as np
+
+from bei.artifact.manifest import Artifact
+from bei.core import Encoding, Engine, Float32Array, PackedBatch
 from bei.scheduler.cost_measurement import measure as measure_costs
 from bei.utils.cpu_count import usable_cores
 from benchmarks.harness.arguments import parsed
-from benchmarks.harness.engines import loaded, random_encodings, sorted_batches, tokens_per_s
+from benchmarks.harness.engines import loaded, precisions, random_encodings, sorted_batches, tokens_per_s
 from benchmarks.harness.models import built, checkpoint_folder
 from benchmarks.harness.record import write
 from benchmarks.harness.rounds import alternate, seconds
@@ -28,28 +32,74 @@ from benchmarks.harness.texts import mixed_lengths
 _COUNTS = {"minilm": 256, "bert-base": 64}
 _LONGEST = 447
 _PADDED_TOKENS = (512, 2048)
+_PRECISIONS = ("bf16", "fp32", "int8")
+
+Sides: TypeAlias = dict[str, Callable[[], float]]
 
 
 def main() -> None:
-    options = parsed(__doc__, shape=tuple(_COUNTS), repetitions=7)
+    options = parsed(__doc__, shape=tuple(_COUNTS), repetitions=7, kernels=False)
     lengths = mixed_lengths(_COUNTS[options.shape], _LONGEST)
-    sides: dict[str, Callable[[], float]] = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         scratch = Path(folder)
         checkpoint = checkpoint_folder(options.shape, scratch)
-        for precision in ("bf16", "fp32", "int8"):
-            artifact = built(checkpoint, scratch, max_seq_len=512, precision=precision)
-            engine = stack.enter_context(loaded(artifact))
-            encodings = random_encodings(lengths, artifact.manifest.spec.vocab_size)
-            batches = sorted_batches(encodings, engine.info.limits, measure_costs(engine))
-            sides[f"bei {precision}"] = partial(tokens_per_s, engine, batches)
-        for precision in ("bf16", "fp32"):
-            run = _torch_model(checkpoint, precision)
-            for padded in _PADDED_TOKENS:
-                groups = _padded_groups(encodings, padded)
-                sides[f"torch {precision}, {padded}"] = partial(_torch_tokens_per_s, run, groups)
+        artifacts = {
+            precision: built(checkpoint, scratch, max_seq_len=512, precision=precision)
+            for precision in precisions(*_PRECISIONS)
+        }
+        if options.kernels:
+            sides, cosines = _with_and_without_kernels(artifacts, lengths, stack)
+            write(
+                f"kernels-{options.shape}", {"cosine, lowest": cosines, "sides": alternate(sides, options.repetitions)}
+            )
+            return
+        sides = _beside_torch(checkpoint, artifacts, lengths, stack)
         results = alternate(sides, options.repetitions)
     write(f"engine-{options.shape}", {**_summary(results), "sides": results})
+
+
+def _beside_torch(checkpoint: Path, artifacts: Mapping[str, Artifact], lengths: list[int], stack: ExitStack) -> Sides:
+    sides: Sides = {}
+    for precision, artifact in artifacts.items():
+        engine = stack.enter_context(loaded(artifact))
+        batches = _batches(engine, lengths, artifact)
+        sides[f"bei {precision}"] = partial(tokens_per_s, engine, batches)
+    encodings = random_encodings(lengths, artifact.manifest.spec.vocab_size)
+    for precision in precisions("bf16", "fp32"):
+        run = _torch_model(checkpoint, precision)
+        for padded in _PADDED_TOKENS:
+            groups = _padded_groups(encodings, padded)
+            sides[f"torch {precision}, {padded}"] = partial(_torch_tokens_per_s, run, groups)
+    return sides
+
+
+def _with_and_without_kernels(
+    artifacts: Mapping[str, Artifact], lengths: list[int], stack: ExitStack
+) -> tuple[Sides, dict[str, float]]:
+    """And the lowest cosine between the two in each precision. Both run the same batches."""
+    sides: Sides = {}
+    cosines = {}
+    for precision, artifact in artifacts.items():
+        ours, theirs = (stack.enter_context(loaded(artifact, {"use_kernels": use})) for use in (1, 0))
+        if "bei-kernels-cpu" not in ours.info.device:
+            raise SystemExit("bei-kernels-cpu is not installed: pip install ./kernels")
+        batches = _batches(theirs, lengths, artifact)
+        sides[f"{precision} with kernels"] = partial(tokens_per_s, ours, batches)
+        sides[f"{precision} without"] = partial(tokens_per_s, theirs, batches)
+        cosines[precision] = min(float(_cosines(ours, theirs, batch).min()) for batch in batches)
+    return sides, cosines
+
+
+def _batches(engine: Engine, lengths: list[int], artifact: Artifact) -> list[PackedBatch]:
+    encodings = random_encodings(lengths, artifact.manifest.spec.vocab_size)
+    return sorted_batches(encodings, engine.info.limits, measure_costs(engine))
+
+
+def _cosines(first: Engine, second: Engine, batch: PackedBatch) -> Float32Array:
+    """Of the vectors of each sequence."""
+    one, other = (engine.run(batch)["embedding"] for engine in (first, second))
+    shares: Float32Array = (one * other).sum(1) / (np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1))
+    return shares
 
 
 def _torch_tokens_per_s(run: Callable[[Any], object], groups: list[tuple[Any, int]]) -> float:
@@ -96,10 +146,17 @@ def _padded_groups(encodings: list[Encoding], most: int) -> list[tuple[Any, int]
 
 def _summary(results: dict[str, dict[str, Any]]) -> dict[str, float]:
     best = {name: float(side["median"]) for name, side in results.items()}
-    for precision in ("bf16", "fp32"):
+    for precision in precisions("bf16", "fp32"):
         best[f"torch {precision}"] = max(best[f"torch {precision}, {padded}"] for padded in _PADDED_TOKENS)
-    pairs = [("bf16", "torch bf16"), ("bf16", "torch fp32"), ("fp32", "torch fp32"), ("int8", "bei bf16")]
-    return {f"bei {over} / {under}": round(best[f"bei {over}"] / best[under], 3) for over, under in pairs}
+    pairs = [
+        ("bf16", "torch bf16"),
+        ("bf16", "torch fp32"),
+        ("fp32", "torch fp32"),
+        ("int8", "bei bf16"),
+        ("int8", "bei fp32"),
+    ]
+    measured = [(over, under) for over, under in pairs if {f"bei {over}", under} <= best.keys()]
+    return {f"bei {over} / {under}": round(best[f"bei {over}"] / best[under], 3) for over, under in measured}
 
 
 if __name__ == "__main__":

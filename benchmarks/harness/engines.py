@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
@@ -15,15 +15,21 @@ import numpy as np
 from bei.artifact.manifest import TOKENIZER, Artifact
 from bei.core import Encoding, Engine, Limits, PackedBatch
 from bei.engine.load import load_engine
+from bei.engine.openvino import cpu_capabilities
 from bei.port import Lane
 from bei.scheduler.next_batch import LaneView, QueueKey, StepCosts, next_batch, step_bounds
 from bei.tokenizer.encoder import TextEncoder
 from benchmarks.harness.rounds import seconds
 
 
+def precisions(*names: str) -> list[str]:
+    """Those of ``names`` in which this CPU computes: bf16 may be missing."""
+    return [name for name in names if name != "bf16" or "BF16" in cpu_capabilities()]
+
+
 @contextmanager
-def loaded(artifact: Artifact) -> Iterator[Engine]:
-    with closing(load_engine(artifact.engine_dir, artifact.manifest)) as engine:
+def loaded(artifact: Artifact, options: Mapping[str, int] | None = None) -> Iterator[Engine]:
+    with closing(load_engine(artifact.engine_dir, artifact.manifest, options)) as engine:
         engine.warmup()
         yield engine
 
