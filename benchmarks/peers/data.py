@@ -53,7 +53,7 @@ class Peer:
 @dataclass(frozen=True)
 class Model:
     """``checkpoint``: a name of ``benchmarks.harness.models.checkpoint_folder``. ``random``: its weights are, so that
-    quality says nothing. ``pooling``: "mean" or "cls"."""
+    quality says nothing. ``pooling``: "mean", "cls" or "last"."""
 
     name: str
     checkpoint: str
