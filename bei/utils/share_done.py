@@ -31,12 +31,14 @@ class ShareDone:
     ) -> None:
         self._show, self._log, self._clock = show, log, clock
         self._started = self._logged = clock()
+        self._done = 0
 
     def __call__(self, done: int, total: int) -> None:
-        """Tell it. ``done`` 0 begins the work anew."""
+        """Tell it. Less than before, or nothing, begins other work."""
         now = self._clock()
-        if not done:
+        if not done or done < self._done:
             self._started = now
+        self._done = done
         if self._show is not None:
             self._show(self._words(done, total, now))
         if self._log is not None and now - self._logged >= _LOG_INTERVAL_S:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
@@ -73,12 +73,15 @@ def _verify(work: VerificationJob, progress: Progress) -> Certified:
     VerificationError."""
     questions, held_out, found = work.questions, work.questions.held_out, None
     is_enough = partial(questions.budget.is_used, ENGINE_SHARE)
-    with progress.step("Run engine") as step:
-        with _open(work) as engine:
+    with ExitStack() as opened:
+        with progress.step("Run engine") as step:
+            engine = opened.enter_context(_open(work))
             answers = ask_engine(engine, held_out, questions.outputs, is_enough, step.tell)
-            if questions.retrieval is not None:
+            step.details.append(f"{answers.num_texts} texts")
+        if questions.retrieval is not None:
+            with progress.step("Rank by engine") as step:
                 found = ask_retrieval(engine, questions.retrieval, is_enough, step.tell)
-        step.details.append(f"{answers.num_texts} texts")
+                step.details.append(f"{len(questions.retrieval.encodings)} texts")
     expected = questions.expected_answers(progress, answers.num_texts, ranked=found is not None)
     ranked = None
     if questions.retrieval is not None and found is not None and expected.ndcgs is not None:

@@ -98,16 +98,20 @@ class Questions:
     ) -> ExpectedAnswers:
         """The reference's answers to ``num_texts`` texts (None: all) and, if ``ranked``, to the retrieval set."""
         if self._expected is None:
-            with progress.step("Ask reference") as step, _reference(self._job) as reference:
-                texts = ask_reference(
-                    reference, self._of_reference.encodings[:num_texts], self.outputs, self.budget, step.tell
-                )
-                canary = reference.run([self._of_reference.canary], self.outputs[:1])[self.outputs[0]][0]
-                ndcgs = None
+            ndcgs = None
+            with ExitStack() as opened:
+                with progress.step("Ask reference") as step:
+                    reference = opened.enter_context(_reference(self._job))
+                    texts = ask_reference(
+                        reference, self._of_reference.encodings[:num_texts], self.outputs, self.budget, step.tell
+                    )
+                    canary = reference.run([self._of_reference.canary], self.outputs[:1])[self.outputs[0]][0]
+                    step.details.append(f"{texts.num_texts} texts, {texts.name}")
                 if ranked and self.retrieval is not None:
-                    ndcgs = rank_by_reference(reference, self.retrieval, self.budget, step.tell)
-                self._expected = ExpectedAnswers(texts, canary, ndcgs)
-                step.details.append(f"{texts.num_texts} texts, {texts.name}")
+                    with progress.step("Rank by reference") as step:
+                        ndcgs = rank_by_reference(reference, self.retrieval, self.budget, step.tell)
+                        step.details.append(f"{len(self.retrieval.encodings)} texts")
+            self._expected = ExpectedAnswers(texts, canary, ndcgs)
         return self._expected
 
 

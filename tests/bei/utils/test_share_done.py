@@ -40,6 +40,9 @@ def test_work_that_begins_anew_is_timed_anew() -> None:
     clock.now += 10
     tell(5, 10)
     assert shown[-1] == "50%, 10 s left"
+    clock.now += 1000
+    tell(1, 10)
+    assert shown[-1] == "10%"
 
 
 def test_nothing_to_do_is_no_error() -> None:
