@@ -18,6 +18,7 @@ from bei.tasks.questions import AskedQuestion
 from bei.tasks.support import PartialResult
 from bei.tasks.zero_shot import nli_labels
 from bei.tokenizer.encoder import Input
+from bei.utils.threads import off_loop
 
 
 class DecideTask(ModelRequest, frozen=True, kw_only=True):
@@ -42,6 +43,7 @@ async def decide(service: ModelService, task: DecideTask, *, ticket: Ticket) -> 
     reading = reading_of(service)
     asked = [reading.inputs(str(text), question) for text in task.inputs for question in task.questions]
     try:
+        await off_loop(reading.check, service.encoder, task.questions)
         answer = await reading.ask(service, [one for some in asked for one in some], ticket)
     except InputTooLongError as error:
         raise InputTooLongError(
@@ -53,7 +55,7 @@ async def decide(service: ModelService, task: DecideTask, *, ticket: Ticket) -> 
     ends = np.cumsum([len(some) for some in asked]).tolist()
     questions = [*task.questions] * len(task.inputs)
     found = [
-        reading.scores(question, rows[start:end], answer.encodings[start:end])
+        reading.scores(question, rows[start:end])
         for question, start, end in zip(questions, [0, *ends], ends, strict=False)
     ]
     temperature = np.float32(service.manifest.temperature("decide"))

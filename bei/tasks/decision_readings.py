@@ -32,7 +32,7 @@ from bei.tasks.questions import AskedOption, AskedQuestion
 from bei.tasks.rerank import asked_pairs
 from bei.tasks.zero_shot import OUTPUT as LABEL_LOGITS
 from bei.tasks.zero_shot import around_text, label_row, of_markers, own_token
-from bei.tokenizer.encoder import EncodingOptions, Input
+from bei.tokenizer.encoder import EncodingOptions, Input, TextEncoder
 from bei.tokenizer.templates import filled
 
 # Nothing of a text or an option is cut: an answer to half of them would look like one to all.
@@ -44,14 +44,20 @@ _LIKELIHOOD = "token_likelihood"
 Ask: TypeAlias = Callable[[ModelService, Seq[Input], Ticket], Awaitable[InferenceResult]]
 
 
+def _no_check(encoder: TextEncoder, questions: Seq[AskedQuestion]) -> None:
+    """For models that tell any options apart."""
+
+
 class Reading(NamedTuple):
     """``inputs`` of a text and a question, ``ask`` for the ``output`` of inputs, and ``scores`` [options] of their rows
-    of it, and of their encodings."""
+    of it. ``check`` comes first, in a thread: it raises InvalidRequestError for options that the model's tokens do not
+    tell apart."""
 
     inputs: Callable[[str, AskedQuestion], Seq[Input]]
     ask: Ask
-    scores: Callable[[AskedQuestion, Seq[Float32Array], Seq[Encoding]], Float32Array]
+    scores: Callable[[AskedQuestion, Seq[Float32Array]], Float32Array]
     output: str = "logits"
+    check: Callable[[TextEncoder, Seq[AskedQuestion]], None] = _no_check
 
 
 def of_inference(entails: int, contradicts: int) -> Reading:
@@ -63,7 +69,7 @@ def of_inference(entails: int, contradicts: int) -> Reading:
     async def ask(service: ModelService, inputs: Seq[Input], ticket: Ticket) -> InferenceResult:
         return (await logits_of(service, ModelRequest(inputs, _WHOLE), ticket))[0]
 
-    def scores(question: AskedQuestion, rows: Seq[Float32Array], _: Seq[Encoding]) -> Float32Array:
+    def scores(question: AskedQuestion, rows: Seq[Float32Array]) -> Float32Array:
         if len(rows) < len(question.options):  # entailment of the only statement against its contradiction
             return rows[0][[contradicts, entails]]
         return np.stack(rows)[:, entails]
@@ -80,7 +86,7 @@ def of_reranker() -> Reading:
     async def ask(service: ModelService, inputs: Seq[Input], ticket: Ticket) -> InferenceResult:
         return (await logits_of(service, asked_pairs(service, ModelRequest(inputs, _WHOLE)), ticket))[0]
 
-    def scores(question: AskedQuestion, rows: Seq[Float32Array], _: Seq[Encoding]) -> Float32Array:
+    def scores(question: AskedQuestion, rows: Seq[Float32Array]) -> Float32Array:
         return _or_alone(question, np.concatenate(rows))
 
     return Reading(pairs, ask, scores)
@@ -103,7 +109,7 @@ def of_labels(layout: Labelling) -> Reading:
         request = ModelRequest(inputs, _WHOLE)
         return await service.infer(request, ticket=ticket, outputs={LABEL_LOGITS}, reduce=of_markers(layout))
 
-    def scores(question: AskedQuestion, rows: Seq[Float32Array], _: Seq[Encoding]) -> Float32Array:
+    def scores(question: AskedQuestion, rows: Seq[Float32Array]) -> Float32Array:
         count = len(_statements(question))
         logits = label_row(layout, rows[0], count)
         if count < len(question.options):
@@ -140,7 +146,7 @@ def of_tokens(name: str, template: DecideTemplate, tokens: Seq[str]) -> Reading:
     async def ask(service: ModelService, inputs: Seq[Input], ticket: Ticket) -> InferenceResult:
         return await service.infer(ModelRequest(inputs, _PROMPT), ticket=ticket, outputs={"logits"})
 
-    def scores(question: AskedQuestion, rows: Seq[Float32Array], _: Seq[Encoding]) -> Float32Array:
+    def scores(question: AskedQuestion, rows: Seq[Float32Array]) -> Float32Array:
         found = np.empty(len(question.options), np.float32)
         found[_order(question)] = rows[0][: len(found)]
         return found
@@ -168,11 +174,17 @@ def of_likelihoods(template: DecideTemplate) -> Reading:
         request = ModelRequest(inputs, _CONTINUED)
         return await service.infer(request, ticket=ticket, outputs={_LIKELIHOOD}, reduce=_total)
 
-    def scores(question: AskedQuestion, rows: Seq[Float32Array], encodings: Seq[Encoding]) -> Float32Array:
-        _check_apart(question, [one.input_ids[one.num_unpooled :].tobytes() for one in encodings])
+    def scores(question: AskedQuestion, rows: Seq[Float32Array]) -> Float32Array:
         return np.concatenate(rows)
 
-    return Reading(continued, ask, scores, _LIKELIHOOD)
+    def check(encoder: TextEncoder, questions: Seq[AskedQuestion]) -> None:
+        for question in questions:
+            # The prompt's tokens are left out of the comparison: any will do.
+            pairs = [(".", filled(around, {"option": _answer(option)})) for option in question.options]
+            found = encoder.encode(pairs, _CONTINUED)
+            _check_apart(question, [one.input_ids[one.num_unpooled :].tobytes() for one in found])
+
+    return Reading(continued, ask, scores, _LIKELIHOOD, check)
 
 
 def _total(row: Row, encoding: Encoding) -> Row:

@@ -19,6 +19,7 @@ from bei.artifact.manifest import TOKENIZER, Artifact
 from bei.core import Encoding, Float32Array, PackedBatch
 from bei.engine.shared_prefixes import sharing
 from bei.errors import ConfigError, InputTooLongError, InvalidRequestError, TaskNotSupportedError
+from bei.service.service import InferenceService
 from bei.tasks.questions import ChoiceAnswer, NoulAnswer, ScoreAnswer
 from bei_build.config import BuildConfig
 from bei_build.onnx_graph import likelihood
@@ -234,12 +235,15 @@ def test_routes_answer_as_the_model_does(name: str, built: dict[str, Artifact], 
         assert (status, "decide" in found["error"]["message"]) == (400, True)
 
 
-def test_an_option_that_another_begins_with_is_refused_by_name(built: dict[str, Artifact], app: App) -> None:
+def test_an_option_that_another_begins_with_is_refused_by_name_before_the_engine_runs(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = {"q": {"type": "choice", "instructions": "it is", "criteria": {"cat": None, "he": None, "he he": None}}}
+    assert post(app, "/v1/systemone", model="tokens", state="a", questions=asked)[0] == 200
+    monkeypatch.delattr(InferenceService, "infer")
     status, found = post(app, "/v1/systemone", model="likelihoods", state="a", questions=asked)
     assert status == 400
     assert "'he' and 'he he', of which the second begins with the first" in found["error"]["message"]
-    assert post(app, "/v1/systemone", model="tokens", state="a", questions=asked)[0] == 200
 
 
 def test_more_options_than_tokens_are_refused_by_name(app: App) -> None:
