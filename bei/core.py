@@ -82,13 +82,22 @@ class ImagePatches(NamedTuple):
     digest: bytes
 
 
+class LabelVectors(NamedTuple):
+    """Labels of a request as an engine reads them beside a text: ``rows`` float32 [labels, width], of the tower of
+    labels. ``digest`` of them."""
+
+    rows: Float32Array
+    digest: bytes
+
+
 class Encoding(NamedTuple):
     """One tokenized input. ``truncated``: tokens were cut off to fit ``max_seq_len``. ``spans`` where asked for.
 
     Only the first ``num_keys`` tokens serve as attention keys; None: all of them. The first ``num_unpooled`` tokens (of
     a prompt) are left out of the mean, by engines that support it. ``adapter``: the one that reads it, from 1 on in the
     order of the manifest's; 0: the base model's weights alone. ``image``: the input is an image, whose tokens all have
-    id 0.
+    id 0. ``label_vectors``: what a text is scored for, by engines that read labels so. ``is_label``: the input is a
+    label, for the tower of labels.
     """
 
     input_ids: Int32Array
@@ -99,11 +108,18 @@ class Encoding(NamedTuple):
     num_unpooled: int = 0
     adapter: int = 0
     image: ImagePatches | None = None
+    label_vectors: LabelVectors | None = None
+    is_label: bool = False
 
     @property
     def num_tokens(self) -> int:
         """Tokens the engine will see, special tokens included."""
         return len(self.input_ids)
+
+    @property
+    def is_for_second(self) -> bool:
+        """True for what the second tower reads of a model that has two: images or labels, not texts."""
+        return self.image is not None or self.is_label
 
 
 def expanded(encoding: Encoding, expansion: Expansion) -> Encoding:
@@ -134,6 +150,32 @@ class SharedTokens(NamedTuple):
     places: Int32Array
 
 
+class LabelTable(NamedTuple):
+    """The ``label_vectors`` of a batch: ``rows`` float32 [R, width]; sequence i is scored for ``counts[i]`` of them
+    from ``starts[i]`` on, both int32 [B]. Sequences with the same labels share their rows."""
+
+    rows: Float32Array
+    starts: Int32Array
+    counts: Int32Array
+
+    @classmethod
+    def of(cls, encodings: Seq[Encoding]) -> LabelTable | None:
+        """None where no encoding has labels; among others one without has a row of zeros."""
+        given = [encoding.label_vectors for encoding in encodings]
+        width = next((one.rows.shape[1] for one in given if one is not None), 0)
+        if not width:
+            return None
+        nothing = LabelVectors(np.zeros((1, width), np.float32), b"")
+        tables = {one.digest: one.rows for one in (one or nothing for one in given)}
+        starts = dict(zip(tables, accumulate((len(rows) for rows in tables.values()), initial=0), strict=False))
+        keys = [(one or nothing).digest for one in given]
+        return cls(
+            np.concatenate([*tables.values()]),
+            np.array([starts[key] for key in keys], np.int32),
+            np.array([len(tables[key]) for key in keys], np.int32),
+        )
+
+
 @dataclass(frozen=True)
 class PackedBatch:
     """Sequences laid end to end without padding: what an engine runs once.
@@ -144,7 +186,8 @@ class PackedBatch:
     the first so many tokens of each are left out of means; None: no token is. ``adapters`` is int32 [B]: the adapter
     that reads each sequence, 0: none; None: none reads any. ``levels`` is uint8 [T, width], the pixels of images
     (``ImagePatches``), and ``digests`` those of them, one a sequence; None: sequences are texts. ``shared``: tokens to
-    compute once, for engines that can (``EngineInfo.shares_prefixes``); answers are the same without it.
+    compute once, for engines that can (``EngineInfo.shares_prefixes``); answers are the same without it. ``labels``:
+    what the sequences are scored for; None: engines that read labels have one of zeros.
     """
 
     input_ids: Int32Array
@@ -156,6 +199,7 @@ class PackedBatch:
     levels: UInt8Array | None = None
     shared: SharedTokens | None = None
     digests: list[bytes] | None = None
+    labels: LabelTable | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -193,13 +237,16 @@ class PackedBatch:
         adapters = None
         if any([encoding.adapter for encoding in encodings]):
             adapters = np.array([encoding.adapter for encoding in encodings], np.int32)
+        labels = None
+        if any([encoding.label_vectors is not None for encoding in encodings]):
+            labels = LabelTable.of(encodings)
         if not any([encoding.token_type_ids is not None for encoding in encodings]):
-            return cls(input_ids, cu_seqlens, None, key_lens, unpooled_lens, adapters)
+            return cls(input_ids, cu_seqlens, None, key_lens, unpooled_lens, adapters, labels=labels)
         token_type_ids = np.zeros(len(input_ids), np.int32)
         for encoding, start, end in zip(encodings, cu_seqlens[:-1], cu_seqlens[1:], strict=True):
             if encoding.token_type_ids is not None:
                 token_type_ids[start:end] = encoding.token_type_ids
-        return cls(input_ids, cu_seqlens, token_type_ids, key_lens, unpooled_lens, adapters)
+        return cls(input_ids, cu_seqlens, token_type_ids, key_lens, unpooled_lens, adapters, labels=labels)
 
 
 def rows_of_sequences(rows: Float32Array, batch: PackedBatch, *, per_token: bool) -> list[Float32Array]:

@@ -66,6 +66,7 @@ class that a family reads is not named here. Classes without rows of their own:
 | `JinaForRanking` | remote code: Qwen3 on [lists of documents](#lists-of-documents); `tests/bei_build/families/test_jina_reranker.py` |
 | `GLiClassModel` | the library gliclass's models with one encoder, on DeBERTa and ModernBERT; `tests/bei_build/families/test_gliclass.py` |
 | `UniEncoderSpanGLiNER`, `UniEncoderTokenGLiNER` | the library gliner's models of spans and of words, on DeBERTa and ModernBERT; `tests/bei_build/families/test_gliner.py` |
+| `BiEncoderSpanGLiNER`, `BiEncoderTokenGLiNER` | the same with an encoder of labels of any family that gives embeddings; `tests/bei_build/families/test_gliner_bi.py` |
 | `PPLXQwen3Model` | remote code (pplx-embed-v1): Qwen3 without a causal mask; `tests/bei_build/families/test_own_modules.py` |
 | `StaticModel`, `StaticEmbedding` | static embeddings |
 | `SSE` | a module of RikkaBotan's repositories, and SSEQ with a table of 4 bits: static embeddings with a tanh behind; the same tests |
@@ -79,7 +80,11 @@ torch and numpy.
 
 bei builds what the library's `save_pretrained` writes: models with one encoder for labels and text (DeBERTa v3, ModernBERT) that score spans (`markerV0`) or words (token-level). Repositories with no more
 than `gliner_config.json` and weights are built where `model_name` is one of microsoft's DeBERTa v3 and its tokenizer's files (`spm.model`, `tokenizer_config.json`) were put beside them. Equal to gliner 0.2.29
-on 500 texts (random weights; the published ones were not run). Not built, and refused by name: bi-encoders, decoders of labels, relations, other span representations and backbones; GLiNER2 and GLiREL.
+on 500 texts (random weights; the published ones were not run). Not built, and refused by name: decoders of labels, relations, fusion of labels and text, other span representations and backbones; GLiNER2 and GLiREL.
+
+Bi-encoders have a second engine (`labels/` in the artifact) with a row of its own in the certificate. A label is computed once and kept in a cache of 16 MB, thousands of labels, which `bei_sequences_shared`
+counts; its vector goes to the engine of texts beside each text. A label's scores do not depend on the other labels, of which a request may have 256 (64 for models that score words). Config and
+tokenizer of the encoder of labels are read beside the weights (`labels_encoder_config`, `labels_tokenizer/`, as `save_pretrained` of gliner 0.2.29 leaves them), else from the model that `labels_encoder` names.
 
 ### GLiClass
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bei.artifact.held_files import FileInfo
-from bei.artifact.manifest import ENGINE_DIR, IMAGE_ENGINE_DIR, TOKENIZER, Artifact, Manifest
+from bei.artifact.manifest import ENGINE_DIR, IMAGE_ENGINE_DIR, LABEL_ENGINE_DIR, TOKENIZER, Artifact, Manifest
 from bei.errors import SwapRefusedError
 from bei.utils.free_memory import available_bytes
 
@@ -56,6 +56,8 @@ def _model_changes(served: Manifest, new: Manifest) -> Iterator[str]:
         yield f"fewer adapters (not {', '.join(fewer)})"
     if served.image_tower is not None and new.image_tower is None:
         yield "no image tower"
+    if (served.label_tower is None) != (new.label_tower is None):
+        yield "labels that are read otherwise"
     if _tokenizer(new) != _tokenizer(served):
         yield "another tokenizer"
 
@@ -117,7 +119,8 @@ def _tokenizer(manifest: Manifest) -> tuple[object, ...]:
 
 
 def _engine_files(manifest: Manifest) -> list[FileInfo]:
-    return [info for info in manifest.files if info.path.startswith((f"{ENGINE_DIR}/", f"{IMAGE_ENGINE_DIR}/"))]
+    folders = tuple(f"{folder}/" for folder in (ENGINE_DIR, IMAGE_ENGINE_DIR, LABEL_ENGINE_DIR))
+    return [info for info in manifest.files if info.path.startswith(folders)]
 
 
 def _listed(changes: list[str]) -> str:

@@ -7,6 +7,7 @@
     certificate.html   the same as a page
     engine/            the compiled engine, files named by the target
     image_engine/      the engine of images, if the model reads them too
+    labels/            tokenizer.json and engine/ of the tower of labels, if labels have one of their own
     reference/         reference answers, if the engine is not verified yet (bei.verification.stored_answers)
     signature.json     the signature of the manifest, if it is signed (bei.artifact.signature)
 
@@ -28,6 +29,7 @@ from bei.artifact.certificate.record import (
 from bei.artifact.certificate.reliability import CalibratedTask
 from bei.artifact.held_files import FileInfo, Folder, HeldFiles
 from bei.artifact.image_processor import ImageProcessor
+from bei.artifact.label_layouts import Extraction, Labelling, Listwise
 from bei.artifact.sides import Role, Routes, Side
 from bei.artifact.signature import ArtifactSignature
 from bei.core import Limits, ScoreFunction
@@ -44,6 +46,9 @@ CERTIFICATE = "certificate.json"
 CERTIFICATE_PAGE = "certificate.html"
 ENGINE_DIR = "engine"
 IMAGE_ENGINE_DIR = "image_engine"
+LABELS_DIR = "labels"
+LABEL_ENGINE_DIR = f"{LABELS_DIR}/{ENGINE_DIR}"
+LABEL_TOKENIZER = f"{LABELS_DIR}/{TOKENIZER}"
 REFERENCE_DIR = "reference"
 OPENVINO_MODEL = "model.xml"  # in engine/, target cpu
 OPENVINO_WEIGHTS = "model.bin"
@@ -225,61 +230,6 @@ class Classification(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return "sigmoid" if self.function in ("none", "softmax") else self.function
 
 
-class Extraction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a model reads labels and a text's words: each label behind the token ``label_id``, then ``separator_id``,
-    then the words, each tokenized by itself.
-
-    ``reads_marker``: a label is represented by the token in front of it, else by its own first token. ``max_width``:
-    words of the longest span. ``max_words``: most words that the model was trained to read at once. ``by_word``: the
-    scores are those of words as the first of a span, its last, and one inside, else those of spans by their widths.
-    """
-
-    label_id: int
-    separator_id: int
-    reads_marker: bool
-    max_width: int
-    max_words: int
-    by_word: bool = False
-
-    @property
-    def columns(self) -> int:
-        """Scores of a word for one label."""
-        return 3 if self.by_word else self.max_width
-
-
-class Labelling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a model reads labels of a request with a text: each behind the token ``label_token``, then
-    ``separator_token``, in front of the text unless ``text_first``.
-
-    ``reads_marker``: a label is represented by the token in front of it, else by its own first token.
-    """
-
-    label_token: str
-    label_id: int
-    separator_token: str
-    text_first: bool
-    reads_marker: bool
-
-
-class Listwise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a reranker reads a query and many documents in one text (``bei.tokenizer.list_prompt``): a marker behind each
-    document, and one behind the query, whose states it compares.
-
-    ``*_token``, ``*_id``: the markers. ``max_query_tokens``, ``max_document_tokens``: of more, the first are read.
-    ``max_documents``, ``max_tokens``: the model's own code puts no more into one text; further documents are read with
-    the query in another one.
-    """
-
-    document_token: str
-    query_token: str
-    document_id: int
-    query_id: int
-    max_query_tokens: int
-    max_document_tokens: int
-    max_documents: int
-    max_tokens: int
-
-
 class RerankTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The text in which a language model reads a pair: ``prefix``, ``body`` and ``suffix`` are tokenized separately.
 
@@ -338,10 +288,24 @@ class ImageTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_seq_len: int
 
 
+class LabelTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The encoder of labels, of a model that reads them apart from texts: an engine of its own, with its tokenizer.
+    ``embedding``: how a label's vector is pooled."""
+
+    spec: SpecSummary
+    outputs: list[OutputInfo]
+    embedding: Embedding
+    tokenization: Tokenization
+    engine: EngineRequirements
+    max_num_tokens: int
+    max_batch_size: int
+    max_seq_len: int
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All facts of an artifact. ``verification``: the certificate's kind. ``images``: unset in artifacts of models that
-    read texts only, so that their manifests keep their digests; so is ``temperatures``, unless ``bei calibrate`` has
-    written it."""
+    """All facts of an artifact. ``verification``: the certificate's kind. ``images`` and ``labels``: unset in artifacts
+    of models without such a tower, so that their manifests keep their digests; so is ``temperatures``, unless
+    ``bei calibrate`` has written it."""
 
     schema_version: int
     bei_version: str
@@ -368,6 +332,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     routes: Routes | None = None
     adapters: Adapters | msgspec.UnsetType = msgspec.UNSET
     images: ImageTower | msgspec.UnsetType = msgspec.UNSET
+    labels: LabelTower | msgspec.UnsetType = msgspec.UNSET
     extraction: Extraction | msgspec.UnsetType = msgspec.UNSET
     listwise: Listwise | msgspec.UnsetType = msgspec.UNSET
     classify_template: ClassifyTemplate | msgspec.UnsetType = msgspec.UNSET
@@ -386,14 +351,26 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.images or None
 
     @property
-    def of_images(self) -> Manifest:
-        """The manifest of the image tower's engine, by itself."""
-        assert self.images
-        tower = self.images
+    def label_tower(self) -> LabelTower | None:
+        """Its encoder of labels; None: it reads none, or with the text."""
+        return self.labels or None
+
+    @property
+    def second_tower(self) -> ImageTower | LabelTower | None:
+        """The tower beside that of texts, which has an engine of its own."""
+        return self.image_tower or self.label_tower
+
+    @property
+    def of_second(self) -> Manifest:
+        """The manifest of the second tower's engine, by itself."""
+        tower = self.second_tower
+        assert tower is not None, "the caller has asked"
+        own = [info for info in self.outputs if info.name == "embedding"]
         return msgspec.structs.replace(
             self,
             spec=tower.spec,
-            outputs=[info for info in self.outputs if info.name == "embedding"],
+            outputs=tower.outputs if isinstance(tower, LabelTower) else own,
+            embedding=tower.embedding if isinstance(tower, LabelTower) else self.embedding,
             engine=tower.engine,
             max_num_tokens=tower.max_num_tokens,
             max_batch_size=tower.max_batch_size,
@@ -451,9 +428,10 @@ class Artifact(msgspec.Struct, frozen=True, eq=False):
         return self.engine_dir if self.files is None else self.files.below(self.folder)
 
     @property
-    def of_images(self) -> Artifact:
-        """The image tower as an artifact of its own: its engine, and a manifest that describes it alone."""
-        return msgspec.structs.replace(self, manifest=self.manifest.of_images, folder=IMAGE_ENGINE_DIR)
+    def of_second(self) -> Artifact:
+        """The second tower as an artifact of its own: its engine, and a manifest that describes it alone."""
+        folder = IMAGE_ENGINE_DIR if self.manifest.image_tower else LABEL_ENGINE_DIR
+        return msgspec.structs.replace(self, manifest=self.manifest.of_second, folder=folder)
 
     def file(self, name: str) -> Path:
         """A path that opens the file ``name`` as it was verified. Raises ArtifactFileMissingError."""

@@ -61,7 +61,12 @@ def _extraction(manifest: Manifest) -> Iterator[str]:
     if (width is None) != isinstance(found, msgspec.UnsetType):
         yield "extraction and the output span_logits must both be there, or neither"
     elif not isinstance(found, msgspec.UnsetType):
-        for name in ("label_id", "separator_id"):
+        tower = manifest.label_tower
+        if (found.label_width is msgspec.UNSET) != (tower is None):
+            yield "label_width of extraction and a tower of labels must both be there, or neither"
+        elif tower is not None and [one.dimension for one in tower.outputs] != [found.label_width]:
+            yield "the tower of labels has vectors of another width than label_width of extraction"
+        for name in ("label_id", "separator_id") if tower is None else ():
             if not 0 <= (value := getattr(found, name)) < manifest.spec.vocab_size:
                 yield f"{name} of extraction is {shown(value)}, which is in no vocabulary"
         if found.columns != width or found.max_width < 1 or not 1 <= found.max_words <= MOST_TOKENS:

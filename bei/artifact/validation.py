@@ -15,7 +15,17 @@ from bei.artifact.certificate.record import Certificate
 from bei.artifact.certificate.thresholds import PRECISIONS, PRECISIONS_OF_TARGETS
 from bei.artifact.held_files import MOST_FILES
 from bei.artifact.image_processor import MOST_SIDE, processor_faults
-from bei.artifact.manifest import NO_ADAPTER, Adapters, Manifest, Package, Plan
+from bei.artifact.manifest import (
+    LABEL_ENGINE_DIR,
+    LABEL_TOKENIZER,
+    LABELS_DIR,
+    NO_ADAPTER,
+    TOKENIZER,
+    Adapters,
+    Manifest,
+    Package,
+    Plan,
+)
 from bei.artifact.reading_faults import MOST_TOKENS, reading_faults, shown
 from bei.errors import ArtifactFileUnlistedError, ArtifactManifestError
 from bei.printable import printable
@@ -121,6 +131,7 @@ def manifest_fault(manifest: Manifest) -> str | None:
         _engine,
         _filling,
         _images,
+        _labels,
         _files,
     )
     limits = limits_fault(manifest.max_num_tokens, manifest.max_batch_size, manifest.max_seq_len)
@@ -129,15 +140,15 @@ def manifest_fault(manifest: Manifest) -> str | None:
 
 def certificate_fault(manifest: Manifest, certificate: Certificate) -> str | None:
     """The first fault of the ``certificate`` of ``manifest``, or None."""
-    parts = (_tokens, _verdict, _figures, _image_figures)
+    parts = (_tokens, _verdict, _figures, _image_figures, _label_figures)
     found = chain.from_iterable(part(manifest, certificate) for part in parts)
     return next(found, None)
 
 
-def _tokens(manifest: Manifest, certificate: Certificate) -> Iterator[str]:
-    tokenizer = next((info.sha256 for info in manifest.files if info.path == "tokenizer.json"), None)
+def _tokens(manifest: Manifest, certificate: Certificate, path: str = TOKENIZER) -> Iterator[str]:
+    tokenizer = next((info.sha256 for info in manifest.files if info.path == path), None)
     if certificate.tokens is not None and certificate.tokens.sha256 != tokenizer:
-        yield "the certificate's token ids were those of another tokenizer.json"
+        yield f"the certificate's token ids were those of another {path}"
 
 
 def check_files(path: Path, manifest: Manifest) -> None:
@@ -147,7 +158,8 @@ def check_files(path: Path, manifest: Manifest) -> None:
     Raises ArtifactManifestError, ArtifactFileUnlistedError.
     """
     most = {
-        "tokenizer.json": MOST_TOKENIZER_BYTES,
+        TOKENIZER: MOST_TOKENIZER_BYTES,
+        LABEL_TOKENIZER: MOST_TOKENIZER_BYTES,
         "certificate.json": MOST_JSON_BYTES,
         _TABLE: _MOST_HEADER_BYTES + _FLOAT_BYTES * manifest.spec.vocab_size,
     }
@@ -162,7 +174,7 @@ def check_files(path: Path, manifest: Manifest) -> None:
     listed = [*_UNLISTED, *(info.path for info in manifest.files)]
     found = chain(
         unlisted(path, listed),
-        *(_in_linked(path, folder, listed) for folder in ("engine", "image_engine", "reference")),
+        *(_in_linked(path, folder, listed) for folder in ("engine", "image_engine", LABELS_DIR, "reference")),
     )
     if extra := next((name for name in found if not _ALLOWED.fullmatch(name)), None):
         raise ArtifactFileUnlistedError(
@@ -369,6 +381,23 @@ def _images(manifest: Manifest) -> Iterator[str]:
         yield "files has nothing in image_engine/"
 
 
+def _labels(manifest: Manifest) -> Iterator[str]:
+    tower = manifest.label_tower
+    if tower is None:
+        return
+    if manifest.tasks != ["extract"] or manifest.image_tower is not None:
+        yield "labels is set, and the model does not extract alone"
+    if fault := limits_fault(tower.max_num_tokens, tower.max_batch_size, tower.max_seq_len):
+        yield f"labels: {fault}"
+    own = manifest.of_second
+    if [one.name for one in tower.outputs] != ["embedding"] or not 1 <= tower.outputs[0].dimension <= _MOST_WIDTH:
+        yield "labels.outputs must be one embedding"
+    yield from (f"labels: {fault}" for part in (_names, _engine) for fault in part(own))
+    for path in (LABEL_TOKENIZER, f"{LABEL_ENGINE_DIR}/"):
+        if not any(info.path.startswith(path) for info in manifest.files):
+            yield f"files has no {path}"
+
+
 def _image_package(package: Package) -> Iterator[str]:
     if not any(name.startswith("pixel_levels_") for name in package.inputs):
         yield "the package of images has no input pixel_levels: it reads no image"
@@ -447,6 +476,19 @@ def _image_figures(manifest: Manifest, certificate: Certificate) -> Iterator[str
             yield "the output of images has no worst_texts"
     if len(found.canary_row) != manifest.dimension("embedding"):
         yield f"the canary of images has {len(found.canary_row)} components"
+
+
+def _label_figures(manifest: Manifest, certificate: Certificate) -> Iterator[str]:
+    found = certificate.labels or None
+    if (found is None) != (manifest.label_tower is None):
+        yield "the certificate and the manifest disagree whether labels have a tower"
+    if found is None or manifest.label_tower is None:
+        return
+    own = manifest.of_second
+    faults = chain(_tokens(own, found, LABEL_TOKENIZER), _verdict(own, found), _figures(own, found))
+    yield from (f"labels: {fault}" for fault in faults)
+    if found.images or found.labels:
+        yield "labels: they have no further tower"
 
 
 def _repeated(what: str, names: Sequence[str]) -> Iterator[str]:

@@ -10,13 +10,11 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 
-from bei.artifact.certificate.canary import check_canary, check_image_canary
 from bei.bulk.steps import plan_steps
 from bei.bulk.watchdog import watched
 from bei.config.settings import ServeConfig
 from bei.core import Encoding, Engine, Row
 from bei.errors import BeiError, EngineError, InvalidRequestError, JobError
-from bei.image.source import ImageInput
 from bei.port import PortStats
 from bei.scheduler.cost_model import CostModel
 from bei.scheduler.execution import run_isolating
@@ -25,14 +23,14 @@ from bei.service.admission import Admission, Ticket, admission_limits
 from bei.service.call import (
     NOT_YET,
     InferenceResult,
-    ModelInput,
     ModelRequest,
     PendingCall,
     Reduce,
     encoding_of_ids,
 )
-from bei.service.image_side import no_images
+from bei.service.canaries import ask_canaries
 from bei.service.loader import Loaded
+from bei.service.readers import InputReaders
 from bei.tokenizer.pool import AnyInput, TokenizerPool
 from bei.tokenizer.prompts import ChosenPrompt, choose_prompt
 from bei.utils.scarce_resources import scarce_resource
@@ -58,13 +56,12 @@ class ShardService:
         self._certificate = loaded.artifact.certificate
         self._costs = loaded.costs
         self._engine = loaded.engine
-        self._tokenizers = TokenizerPool(loaded.encoder, config.tokenizer_threads)
-        self._streams = ThreadPoolExecutor(self._engine.info.num_streams, "bei-engine")
-        images = loaded.images
-        self._decoders = (
-            None if images is None else TokenizerPool(images.side.encoder, config.tokenizer_threads, "image")
+        self._second = loaded.second
+        side = None if loaded.second is None else loaded.second.side
+        self._readers = InputReaders(
+            self.name, loaded.encoder, side, self.manifest.max_seq_len, config.tokenizer_threads
         )
-        self._images = images
+        self._streams = ThreadPoolExecutor(self._engine.info.num_streams, "bei-engine")
         self._is_closing = threading.Event()
         self._admission = Admission(admission_limits(config), loaded.costs, _no_queue, lambda: None)
 
@@ -94,15 +91,9 @@ class ShardService:
 
     async def check_canary(self) -> None:
         """Raise EngineError unless the engine answers what it did at build time."""
-        output = self._certificate.canary_output
-        asked: list[ModelInput] = [self._certificate.canary_text]
-        if self._images is not None:
-            asked.append(self._images.side.canary)
-        with self.ticket(len(asked)) as ticket:
-            answer = await self.infer(ModelRequest(asked), ticket=ticket, outputs={output})
-        check_canary(self.name, self._certificate, answer.rows[0][output])
-        if self._certificate.images:
-            check_image_canary(self.name, self._certificate.images, answer.rows[1][output])
+        with self.ticket(1) as ticket:
+            check = await ask_canaries(self, self._certificate, self._readers.images, ticket)
+        check()
 
     async def infer(
         self, request: ModelRequest, *, ticket: Ticket, outputs: AbstractSet[str], reduce: Reduce | None = None
@@ -125,19 +116,16 @@ class ShardService:
     def close(self) -> None:
         """End the running steps and the threads, free the engine. Blocks; not for the event loop."""
         self._is_closing.set()
-        self._tokenizers.close()
-        if self._decoders is not None:
-            self._decoders.close()
+        self._readers.close()
         self._streams.shutdown(cancel_futures=True)
         self._engine.close()
-        if self._images is not None:
-            self._images.engine.close()
+        if self._second is not None:
+            self._second.engine.close()
 
     async def _tokenized(self, request: ModelRequest, ticket: Ticket) -> PendingCall:
         """The call with the encodings of all inputs, or their errors. Raises InvalidRequestError."""
         call, loop = PendingCall(0, request, ticket), asyncio.get_running_loop()
-        texts: dict[int, AnyInput] = {}
-        images: dict[int, AnyInput] = {}
+        given: dict[int, AnyInput] = {}
         is_done = call.is_partial and len(call.errors) == len(request.inputs)
 
         def wake() -> None:
@@ -164,19 +152,16 @@ class ShardService:
             if place in call.errors:
                 continue
             if not isinstance(value, list):
-                (images if isinstance(value, ImageInput) else texts)[place] = value
+                given[place] = value
                 continue
             try:
                 call.encodings[place] = encoding_of_ids(value, self.manifest)._replace(adapter=request.adapter)
                 is_done |= call.record(place, {})
             except InvalidRequestError as error:
                 is_done |= call.fail_at(place, error)
-        if texts and not is_done:
-            encode(self._tokenizers, texts)
-        if images and not is_done:
-            if self._decoders is None:
-                raise no_images(self.name, "images")
-            encode(self._decoders, images)
+        if given and not is_done:
+            for pool, by_place in self._readers.by_pool(given):
+                encode(pool, by_place)
         if is_done:
             wake()
         try:
@@ -197,10 +182,10 @@ class ShardService:
                 entry = Entry(encoding._replace(spans=None), Waiter(0, place, float("inf"), outputs), "bulk", 0.0, 0.0)
                 entry = entries.setdefault(entry.identity, entry)
                 places_of.setdefault(entry, []).append(place)
-        towers = [(self._engine, self._costs, [entry for entry in places_of if entry.encoding.image is None])]
-        if self._images is not None:
-            images = [entry for entry in places_of if entry.encoding.image is not None]
-            towers.append((self._images.engine, self._images.side.costs, images))
+        towers = [(self._engine, self._costs, [entry for entry in places_of if not entry.encoding.is_for_second])]
+        if self._second is not None:
+            second = [entry for entry in places_of if entry.encoding.is_for_second]
+            towers.append((self._second.engine, self._second.side.costs, second))
         loop = asyncio.get_running_loop()
         steps: list[list[Entry]] = []
         running = []

@@ -25,6 +25,7 @@ _CUMULATIVE = {"cu_query_lens", "cu_key_lens"}
 _ALL_OWNED = "cu_key_lens"
 _POSITIONS_BUT = "position_ids_but_"
 _PIXEL_LEVELS = "pixel_levels_"
+_LABEL_VECTORS = "label_vectors_"
 # Inputs that can be made where sequences share tokens: a row for each token, which is the same in all of them; places
 # of tokens; and what belongs to sequences and slots.
 _OF_SHARED_TOKENS = {"input_ids", "token_type_ids", "position_ids", "unpad_index"}
@@ -36,6 +37,10 @@ def bucket(size: int, min_step: int = _MIN_STEP) -> int:
     """``size`` rounded up to a bucket: a multiple of a power of two that grows with ``size``."""
     step = max(min_step, 1 << max(0, size.bit_length() - 1 - _BUCKETS_PER_OCTAVE_LOG2))
     return -(-size // step) * step
+
+
+def _fine_bucket(size: int) -> int:
+    return bucket(size, min_step=1)
 
 
 class Sizes(NamedTuple):
@@ -85,6 +90,12 @@ def pixel_levels(width: int) -> str:
     return f"{_PIXEL_LEVELS}{width}"
 
 
+def label_vectors(width: int) -> str:
+    """The name in ``graph_inputs`` of labels that are vectors of ``width`` numbers; a part of the name as in
+    ``pixel_levels``."""
+    return f"{_LABEL_VECTORS}{width}"
+
+
 def can_share(names: Collection[str]) -> bool:
     """True if a graph that reads ``names`` takes batches with shared tokens: its attention gathers the keys of each
     sequence (``pad_index``), and no token knows which sequence it is in.
@@ -125,7 +136,8 @@ def graph_inputs(
     - ``cu_query_lens``, ``cu_key_lens`` [B' + 1]: the packed position of each sequence's first token, then the
       number of tokens. With them filler sequences own a filler token each, included in T' and in ``sequence_ids``.
       With ``cu_key_lens`` they own all filler tokens, so that the last number is T'.
-    - ``word_slots``, ``word_reversal``, ``label_slots``, ``token_words``: ``bei.engine.words``.
+    - ``word_slots``, ``word_reversal``, ``label_slots``, ``token_words``: ``bei.engine.words``; ``label_vectors_N``
+      float32 [R', N]: its ``given_labels``.
     - ``scored_tokens``, ``scored_before``, ``token_scores``: ``bei.engine.scored``.
 
     Filler tokens are id 0 at position 0 and are not used; filler sequences have one token, packed token 0, because
@@ -224,12 +236,15 @@ def graph_inputs(
             unpooled_lens[:batch_size] = batch.unpooled_lens
             tensors["pool_mask"] = slot_mask * (slots >= unpooled_lens[:, None])
     if not words.NAMES.isdisjoint(names):
-        tensors.update(words.word_inputs(batch, sizes.tokens, num_rows, lambda size: bucket(size, min_step=1)))
+        tensors.update(words.word_inputs(batch, sizes.tokens, num_rows, _fine_bucket))
     if not scored.NAMES.isdisjoint(names):
         tensors.update(scored.scored_inputs(batch, sizes.tokens, fits))
     for name in names:
         if name.startswith(_PIXEL_LEVELS):
             tensors[name] = _levels(int(name.removeprefix(_PIXEL_LEVELS)), batch, sizes.tokens)
+        elif name.startswith(_LABEL_VECTORS):
+            labels = words.given_labels(batch, int(name.removeprefix(_LABEL_VECTORS)), num_rows, _fine_bucket)
+            tensors[name], tensors["label_slots"] = labels
         elif name not in tensors:
             tensors[name] = _positions_but(_token_id(name), batch, position_ids)
     return {name: tensors[name] for name in names}

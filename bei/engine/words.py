@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from bei.core import Int32Array, PackedBatch
+from bei.core import Float32Array, Int32Array, PackedBatch
 
 # Rounds a size up to one of few.
 Bucket: TypeAlias = Callable[[int], int]
@@ -56,7 +56,8 @@ def word_inputs(batch: PackedBatch, num_tokens: int, num_rows: int, bucket: Buck
       sequence's last word, repeated.
     - ``word_reversal`` [B', W']: the place in a flat [B' * W'] of the same sequence's word as far from its end.
     - ``word_ends`` [B', W']: the place in a flat [B' * W'] of each word; behind the last one, its place again.
-    - ``label_slots`` [B', C']: the packed position of each label's token; behind the last one, repeated.
+    - ``label_slots`` [B', C']: the packed position of each label's token; behind the last one, repeated. Of graphs
+      that read labels as vectors see ``given_labels``.
     - ``token_words`` [T']: the place in a flat [B' * W'] of the word that starts at a token; 0 for other tokens.
 
     A sequence without words or labels has its first token as the only one.
@@ -77,6 +78,21 @@ def word_inputs(batch: PackedBatch, num_tokens: int, num_rows: int, bucket: Buck
             of_words = np.concatenate([sequences[tokens[kinds == WORD]], sequences[places]])[order]
             return _inputs(words, of_words, labels, sequences, starts, num_tokens, num_rows, bucket)
     return _inputs(words, sequences[words], labels, sequences, starts, num_tokens, num_rows, bucket)
+
+
+def given_labels(batch: PackedBatch, width: int, num_rows: int, bucket: Bucket) -> tuple[Float32Array, Int32Array]:
+    """For graphs that read labels as vectors of ``width`` numbers: the vectors, float32 [R', width], and
+    ``label_slots`` [B', C'], the row of each label of each sequence; behind the last one, repeated. A batch without
+    labels has one of zeros."""
+    table = batch.labels
+    if table is None:
+        return np.zeros((1, width), np.float32), np.zeros((num_rows, 1), np.int32)
+    rows = np.zeros((bucket(len(table.rows)), width), np.float32)
+    rows[: len(table.rows)] = table.rows
+    starts, last = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.int32)
+    starts[: batch.batch_size], last[: batch.batch_size] = table.starts, table.counts - 1
+    places = np.arange(bucket(int(table.counts.max())), dtype=np.int32)
+    return rows, starts[:, None] + np.minimum(places, last[:, None])
 
 
 def _inputs(

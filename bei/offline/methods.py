@@ -64,7 +64,7 @@ from bei.tasks.compare import CompareTask, check_alone, checked_weights, compare
 from bei.tasks.decide import DecideTask, decide, inputs_of, reading_of
 from bei.tasks.embed import CheckedTask, EmbedTask, TaskName, check_task
 from bei.tasks.entities import Entity
-from bei.tasks.extract import THRESHOLD, ExtractTask, Span, checked_labels, extract, extraction_of
+from bei.tasks.extract import THRESHOLD, ExtractTask, Span, checked_labels, extract
 from bei.tasks.questions import Answer, AnyQuestion, AskedQuestion, answer_of, question_of
 from bei.tasks.rerank import RerankTask
 from bei.tasks.support import require
@@ -278,10 +278,9 @@ def extraction(
 ) -> Method[str, list[list[Span]], list[list[Span]]]:
     """Spans of each text for the ``labels``."""
     options = checked(ExtractOptions, given)
-    extraction_of(service)
     asked = [labels] if isinstance(labels, str) else labels
     names = tuple(text(label, index, "labels") for index, label in enumerate(asked))
-    thresholds = checked_labels(names, options.get("threshold", THRESHOLD), service.manifest.max_seq_len)
+    thresholds = checked_labels(names, options.get("threshold", THRESHOLD), service)
     flat, multi_label = options.get("flat", True), options.get("multi_label", False)
 
     async def run(inputs: Seq[str], ticket: Ticket, wrong: Wrong) -> WindowResult[list[list[Span]]]:

@@ -17,8 +17,9 @@ from bei.scheduler.alike import Candidate, WaitingTexts
 from bei.scheduler.fair_queue import FairQueue
 from bei.scheduler.next_batch import LaneView, QueueKey
 
-# Token ids (of an image the digest of its pixels), token types, and how many tokens serve as attention keys.
-Identity: TypeAlias = "tuple[bytes, bytes | None, int | None, int, int]"
+# Token ids (of an image the digest of its pixels), token types, how many tokens serve as attention keys, how many are
+# left out of means, the adapter, and the digest of labels.
+Identity: TypeAlias = "tuple[bytes, bytes | None, int | None, int, int, bytes]"
 
 _NONE: Mapping[Lane, Seq[int]] = {}
 
@@ -75,6 +76,7 @@ class Entry:
             encoding.num_keys,
             encoding.num_unpooled,
             encoding.adapter,
+            b"" if encoding.label_vectors is None else encoding.label_vectors.digest,
         )
         self.waiters = [waiter]
         self.deadline_s = waiter.deadline_s

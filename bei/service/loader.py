@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from bei.artifact import store
 from bei.artifact.compatibility import check_room, check_swap
-from bei.artifact.manifest import TOKEN_WEIGHTS, TOKENIZER, Artifact, Manifest
+from bei.artifact.manifest import LABEL_ENGINE_DIR, TOKEN_WEIGHTS, TOKENIZER, Artifact, Manifest
 from bei.artifact.store import SHOWN_DIGITS
 from bei.artifact.token_weights import read_token_weights
 from bei.config.settings import ServeConfig
@@ -28,9 +28,11 @@ from bei.scheduler.scheduler import SchedulingRules
 from bei.scheduler.tower_port import TowerPort
 from bei.service.build_settings import build_settings, check_built
 from bei.service.image_side import ImageSide, check_reads_images, image_side_of
+from bei.service.label_side import CACHE_MEGABYTES, LabelSide, label_encoder_of
 from bei.service.service import InferenceService, OpenPort
 from bei.service.trusted_artifact import opened
 from bei.tokenizer.encoder import TextEncoder
+from bei.tokenizer.label_encoder import LabelEncoder
 from bei.verification.verify import verified
 
 log = logging.getLogger(__name__)
@@ -57,21 +59,25 @@ def local_port(
     return open_port
 
 
-def config_of_tower(config: ServeConfig, manifest: Manifest) -> ServeConfig:
-    """For a port to one engine of the model: where it has two towers, each has a cache of its own."""
-    if manifest.image_tower is None:
+def config_of_tower(config: ServeConfig, tower: Artifact) -> ServeConfig:
+    """For a port to one engine of a model: where it has two towers, each has a cache of its own; that of labels always
+    has one, so that a request's labels are computed for the first request alone."""
+    if tower.manifest.second_tower is None:
         return config
-    return replace(config, cache_megabytes=config.cache_megabytes // 2)
+    megabytes = config.cache_megabytes // 2
+    return replace(
+        config, cache_megabytes=max(megabytes, CACHE_MEGABYTES) if tower.folder == LABEL_ENGINE_DIR else megabytes
+    )
 
 
-def tower_port(open_texts: OpenPort, open_images: OpenPort) -> OpenPort:
+def tower_port(open_texts: OpenPort, open_second: OpenPort) -> OpenPort:
     """A port to the engines of both towers of a model."""
 
     def open_port(on_answers: OnAnswers, metrics: ModelMetrics) -> EnginePort:
         # The metrics' limits of a step are those of the port that is opened last: of texts.
         return TowerPort(
             lambda on_texts: open_texts(on_texts, metrics),
-            lambda on_images: open_images(on_images, metrics),
+            lambda on_second: open_second(on_second, metrics),
             on_answers,
         )
 
@@ -86,17 +92,17 @@ class WarmEngine(NamedTuple):
     costs: CostModel
 
 
-class LoadedImages(NamedTuple):
-    """The image tower of a model: how it reads images, and its engine, warm. ``reload`` as in ``Loaded``."""
+class LoadedTower(NamedTuple):
+    """The second tower of a model: how its inputs are read, and its engine, warm. ``reload`` as in ``Loaded``."""
 
-    side: ImageSide
+    side: ImageSide | LabelSide
     engine: Engine
     reload: Callable[[], Engine] | None
 
 
 class Loaded(NamedTuple):
     """A verified artifact and its engine, warm: the parts of a service. ``reload`` makes another engine; None: an
-    engine that hangs is not replaced. ``images``: None where the model reads texts only.
+    engine that hangs is not replaced. ``second``: None where the model reads texts only.
     """
 
     artifact: Artifact
@@ -104,24 +110,23 @@ class Loaded(NamedTuple):
     engine: Engine
     costs: CostModel
     reload: Callable[[], Engine] | None
-    images: LoadedImages | None = None
+    second: LoadedTower | None = None
 
     @classmethod
     def of(
-        cls, warm: WarmEngine, encoder: TextEncoder, config: ServeConfig, images: LoadedImages | None = None
+        cls, warm: WarmEngine, encoder: TextEncoder, config: ServeConfig, second: LoadedTower | None = None
     ) -> Loaded:
         """With ``encoder`` of the same artifact, whose files are held for another engine alone."""
-        return cls(warm.artifact.without_files(), encoder, warm.engine, warm.costs, _reload(warm, config), images)
+        return cls(warm.artifact.without_files(), encoder, warm.engine, warm.costs, _reload(warm, config), second)
 
     def service(self, config: ServeConfig, metrics: Metrics, gate: DeviceGate) -> InferenceService:
         """Start it. ``gate`` is shared by all models of the device. Needs a running event loop."""
-        config = config_of_tower(config, self.artifact.manifest)
-        port = local_port(self.engine, self.costs, config, gate, self.reload)
-        images, side = self.images, None
-        if images is not None:
-            side = images.side
-            port = tower_port(port, local_port(images.engine, side.costs, config, gate, images.reload))
-        return InferenceService(self.artifact, self.encoder, config, metrics, port, self.costs, images=side)
+        port = local_port(self.engine, self.costs, config_of_tower(config, self.artifact), gate, self.reload)
+        side = None
+        if (second := self.second) is not None:
+            side, own = second.side, config_of_tower(config, self.artifact.of_second)
+            port = tower_port(port, local_port(second.engine, side.costs, own, gate, second.reload))
+        return InferenceService(self.artifact, self.encoder, config, metrics, port, self.costs, second=side)
 
 
 class Standing(NamedTuple):
@@ -132,23 +137,23 @@ class Standing(NamedTuple):
     target: str
     num_streams: int
     costs: CostModel | None
-    image_streams: int = 0
-    image_costs: CostModel | None = None
+    second_streams: int = 0
+    second_costs: CostModel | None = None
 
     @classmethod
     def of(cls, source: Path | Artifact, loaded: Loaded) -> Standing:
         """After the artifact at ``source`` was loaded."""
         path = source if isinstance(source, Path) else source.path
-        info, images = loaded.engine.info, loaded.images
+        info, second = loaded.engine.info, loaded.second
         found = cls(path, info.target, info.num_streams, loaded.costs)
-        if images is None:
+        if second is None:
             return found
-        return found._replace(image_streams=images.engine.info.num_streams, image_costs=images.side.costs)
+        return found._replace(second_streams=second.engine.info.num_streams, second_costs=second.side.costs)
 
     @property
-    def of_images(self) -> Standing:
-        """Of the image tower, by itself; without one, its engine gets as many streams as that of texts."""
-        return self._replace(costs=self.image_costs, num_streams=self.image_streams or self.num_streams)
+    def of_second(self) -> Standing:
+        """Of the second tower, by itself; without one, its engine gets as many streams as that of texts."""
+        return self._replace(costs=self.second_costs, num_streams=self.second_streams or self.num_streams)
 
 
 def load_service(source: Path | Artifact, config: ServeConfig, metrics: Metrics, gate: DeviceGate) -> InferenceService:
@@ -179,8 +184,8 @@ def load_next(standing: Standing, served: InferenceService, config: ServeConfig)
         return None
     check_reads_images(artifact.manifest)
     warm = warm_next(artifact, standing, config)
-    warm_images = partial(warm_next, standing=standing.of_images, config=config)
-    return _loaded(warm, next_encoder(artifact, served.encoder), config, warm_images)
+    warm_second = partial(warm_next, standing=standing.of_second, config=config)
+    return _loaded(warm, next_encoder(artifact, served.encoder), config, warm_second)
 
 
 # The parts of it: of one process, or of several.
@@ -269,18 +274,27 @@ def _loaded(
     warm: WarmEngine,
     encoder: TextEncoder,
     config: ServeConfig,
-    warm_images: Callable[[Artifact], WarmEngine],
+    warm_second: Callable[[Artifact], WarmEngine],
 ) -> Loaded:
-    """The parts of a service, with the image tower if there is one. Where that one fails, both engines are closed."""
-    if warm.artifact.manifest.image_tower is None:
+    """The parts of a service, with the second tower if there is one. Where that one fails, both engines are closed."""
+    if warm.artifact.manifest.second_tower is None:
         return Loaded.of(warm, encoder, config)
     try:
-        found = warm_images(warm.artifact.of_images)
+        labels = label_encoder_of(warm.artifact)
+        found = warm_second(warm.artifact.of_second)
     except BaseException:
         warm.engine.close()
         raise
-    side = image_side_of(warm.artifact, config, found.costs)
-    return Loaded.of(warm, encoder, config, LoadedImages(side, found.engine, _reload(found, config)))
+    side = side_of_second(warm.artifact, labels, config, found.costs)
+    return Loaded.of(warm, encoder, config, LoadedTower(side, found.engine, _reload(found, config)))
+
+
+def side_of_second(
+    artifact: Artifact, labels: LabelEncoder | None, config: ServeConfig, costs: CostModel
+) -> ImageSide | LabelSide:
+    """What reads the inputs of the second tower, whose steps cost ``costs``. ``labels``: its encoder, if it is one of
+    labels."""
+    return image_side_of(artifact, config, costs) if labels is None else LabelSide(labels, costs)
 
 
 def _reload(warm: WarmEngine, config: ServeConfig) -> Callable[[], Engine] | None:

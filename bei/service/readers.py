@@ -1,4 +1,4 @@
-"""How the inputs of one model become encodings: threads for texts and for images, and what both will cost."""
+"""How the inputs of one model become encodings: threads for texts, images and labels, and what they will cost."""
 
 from __future__ import annotations
 
@@ -11,46 +11,58 @@ from bei.image.source import ImageInput
 from bei.service.admission import NO_DEMAND, Demand, estimated_length
 from bei.service.call import ModelInput
 from bei.service.image_side import ImageSide, no_images
+from bei.service.label_side import LabelSide
 from bei.tokenizer.encoder import EncodingOptions, Input, TextEncoder
+from bei.tokenizer.label_encoder import LabelText
 from bei.tokenizer.pool import AnyInput, TokenizerPool
 
 
 class InputReaders:
-    """The pools of the model ``name``. ``images``: None where it reads texts only. ``close`` ends the threads."""
+    """The pools of the model ``name``. ``second``: what its second tower reads; None where it reads texts only.
+    ``close`` ends the threads."""
 
     def __init__(
-        self, name: str, encoder: TextEncoder, images: ImageSide | None, max_seq_len: int, num_threads: int
+        self,
+        name: str,
+        encoder: TextEncoder,
+        second: ImageSide | LabelSide | None,
+        max_seq_len: int,
+        num_threads: int,
     ) -> None:
-        self.images = images
+        self.images = second if isinstance(second, ImageSide) else None
         self._name = name
         self._max_seq_len = max_seq_len
         self._texts = TokenizerPool(encoder, num_threads)
-        self._decoders = None if images is None else TokenizerPool(images.encoder, num_threads, "image")
+        self._second = None if second is None else second_pool(second, num_threads)
 
     @property
     def is_alive(self) -> bool:
         """True while every thread works."""
-        return self._texts.is_alive and (self._decoders is None or self._decoders.is_alive)
+        return self._texts.is_alive and (self._second is None or self._second.is_alive)
 
     def close(self) -> None:
         """Finish what is queued, then end the threads. Blocks."""
         self._texts.close()
-        if self._decoders is not None:
-            self._decoders.close()
+        if self._second is not None:
+            self._second.close()
 
     def encode_inline(self, value: Input, options: EncodingOptions) -> Encoding:
         """As ``TokenizerPool.encode_inline``."""
-        return self._texts.encode_inline(value, options)
+        ((pool, _),) = self.by_pool({0: value})
+        return pool.encode_inline(value, options)
 
     def by_pool(self, inputs: Mapping[int, AnyInput]) -> Iterator[tuple[TokenizerPool, dict[int, AnyInput]]]:
         """``inputs``, by their places, divided among the pools that read them. Raises InvalidImageError."""
-        images: dict[int, AnyInput] = {place: one for place, one in inputs.items() if isinstance(one, ImageInput)}
-        if images and self._decoders is None:
+        second: dict[int, AnyInput] = {
+            place: one for place, one in inputs.items() if isinstance(one, ImageInput | LabelText)
+        }
+        if self.images is None and any(isinstance(one, ImageInput) for one in second.values()):
             raise no_images(self._name, "input")
-        if len(images) < len(inputs):
-            yield self._texts, {place: value for place, value in inputs.items() if place not in images}
-        if images and self._decoders is not None:
-            yield self._decoders, images
+        if len(second) < len(inputs):
+            yield self._texts, {place: value for place, value in inputs.items() if place not in second}
+        if second:
+            assert self._second is not None, "tasks send labels where there is a tower of labels"
+            yield self._second, second
 
     def estimated_lengths(self, inputs: Seq[ModelInput], *, whole: bool = False) -> list[int]:
         """Tokens of each input; of texts a guess. ``whole``: texts are not cut to what the model takes."""
@@ -75,3 +87,8 @@ class InputReaders:
         if len(texts) < len(inputs) and self.images is not None:
             demand = demand.plus(self.images.demand(len(inputs) - len(texts)))
         return demand
+
+
+def second_pool(side: ImageSide | LabelSide, num_threads: int) -> TokenizerPool:
+    """The threads that read what a model's second tower gets."""
+    return TokenizerPool(side.encoder, num_threads, "image" if isinstance(side, ImageSide) else "label")

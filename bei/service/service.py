@@ -16,7 +16,6 @@ from collections.abc import Set as AbstractSet
 from functools import cached_property
 from typing import TypeAlias
 
-from bei.artifact.certificate.canary import check_canary, check_image_canary
 from bei.artifact.manifest import Artifact
 from bei.config.settings import ServeConfig
 from bei.core import Encoding
@@ -25,11 +24,14 @@ from bei.metrics.last_minute import RecentSteps
 from bei.metrics.registry import Metrics, ModelMetrics
 from bei.port import Answer, EnginePort, Item, Lane, OnAnswers, PortStats, Submission
 from bei.scheduler.cost_model import CostModel
-from bei.service.admission import Admission, Demand, Elsewhere, Ticket, admission_limits
+from bei.service.admission import NO_DEMAND, Admission, Demand, Elsewhere, Ticket, admission_limits
 from bei.service.call import InferenceResult, ModelInput, ModelRequest, PendingCall, Reduce, encoding_of_ids, is_large
+from bei.service.canaries import ask_canaries
 from bei.service.image_side import ImageSide
+from bei.service.label_side import LabelSide
 from bei.service.readers import InputReaders
 from bei.tokenizer.encoder import Input, TextEncoder
+from bei.tokenizer.label_encoder import LabelText
 from bei.tokenizer.pool import AnyInput, TokenizerPool, is_long, is_short
 from bei.tokenizer.prompts import ChosenPrompt, choose_prompt
 from bei.utils.threads import off_loop
@@ -52,7 +54,7 @@ OpenPort: TypeAlias = Callable[[OnAnswers, ModelMetrics], EnginePort]
 class InferenceService:
     """Answers requests for one artifact. Made and used on one event loop; ``close`` ends its threads.
 
-    ``elsewhere``: what other processes have accepted of the model, if any. ``images``: None for a model of texts.
+    ``elsewhere``: what other processes have accepted of the model, if any. ``second``: of a second tower, if any.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class InferenceService:
         open_port: OpenPort,
         costs: CostModel,
         elsewhere: Elsewhere | None = None,
-        images: ImageSide | None = None,
+        second: ImageSide | LabelSide | None = None,
     ) -> None:
         self.manifest = artifact.manifest
         self.name = self.manifest.name  # as clients call it
@@ -85,7 +87,7 @@ class InferenceService:
         self._canary_matched = False
         is_embedder = any(task.startswith("embed") for task in self.manifest.tasks)
         self._metrics = ModelMetrics(metrics, self.manifest.name, is_embedder=is_embedder)
-        self._readers = InputReaders(self.name, encoder, images, self.manifest.max_seq_len, config.tokenizer_threads)
+        self._readers = InputReaders(self.name, encoder, second, self.manifest.max_seq_len, config.tokenizer_threads)
         self._port = open_port(self._on_answers, self._metrics)
         self._admission = Admission(admission_limits(config), costs, self._port.stats, self._idle.set, elsewhere)
         self._metrics.watch_waits(self._admission.wait_s)
@@ -276,22 +278,16 @@ class InferenceService:
             raise EngineError(f"A thread of {self.name} has died: restart the server.")
         if self._canary_matched and (stats.is_busy or time.monotonic() - stats.last_step_s < _FRESH_S):
             return
-        output = self.certificate.canary_output
         with self._admission.admit_anyway() as ticket:
             ticket.is_own = True
             self._idle.clear()
-            asked: list[ModelInput] = [self.certificate.canary_text]
-            if self._readers.images is not None:
-                asked.append(self._readers.images.canary)
-            work = self.infer(ModelRequest(asked), ticket=ticket, outputs={output})
+            work = ask_canaries(self, self.certificate, self._readers.images, ticket)
             try:
-                answer = await asyncio.wait_for(work, _CANARY_TIMEOUT_S)
+                check = await asyncio.wait_for(work, _CANARY_TIMEOUT_S)
             except asyncio.TimeoutError as error:
                 raise EngineError(f"{self.name} did not answer its canary within {_CANARY_TIMEOUT_S:.0f} s.") from error
         self._canary_matched = False
-        check_canary(self.name, self.certificate, answer.rows[0][output])
-        if self.certificate.images:
-            check_image_canary(self.name, self.certificate.images, answer.rows[1][output])
+        check()
         self._canary_matched = True
 
     def begin_drain(self) -> None:
@@ -415,6 +411,8 @@ class InferenceService:
     def _demand_of(self, call: PendingCall, inputs: Seq[AnyInput]) -> Demand:
         """The share of the ticket's estimate that these inputs account for. It is taken off the estimate now that their
         real token count is known."""
+        if isinstance(inputs[0], LabelText):
+            return NO_DEMAND  # a request is admitted with its texts
         if len(inputs) == call.ticket.num_inputs:
             return call.ticket.admitted
         return self._readers.demand(self._admission.demand, inputs, whole=call.request.options.whole)

@@ -21,7 +21,8 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
-from bei.artifact.manifest import DecideTemplate, Labelling
+from bei.artifact.label_layouts import Labelling
+from bei.artifact.manifest import DecideTemplate
 from bei.core import Encoding, Float32Array, Row
 from bei.errors import InvalidRequestError
 from bei.service.admission import Ticket

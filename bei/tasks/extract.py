@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
-from bei.artifact.manifest import Extraction
-from bei.core import Encoding
+from bei.artifact.label_layouts import Extraction
+from bei.core import Encoding, LabelVectors
 from bei.engine.words import num_words
 from bei.errors import InvalidRequestError
 from bei.service.admission import Ticket
@@ -23,9 +24,13 @@ from bei.service.model_service import ModelService
 from bei.tasks.span_choice import Candidates, choose, collect
 from bei.tasks.support import PartialResult, off_loop_if_large, require
 from bei.tokenizer.encoder import EncodingOptions
+from bei.tokenizer.label_encoder import LabelText, vectors_of
 from bei.tokenizer.label_prompt import LabelPrompt, word_spans
 
 THRESHOLD = 0.5  # of the gliner library
+# Of labels that are vectors: scores of spans take 50 bytes a word and label, and a step has tens of thousands of padded
+# words. Models that score words take more.
+MOST_LABELS = 256
 
 
 class ExtractTask(ModelRequest, frozen=True, kw_only=True):
@@ -62,11 +67,19 @@ class _Window(NamedTuple):
     stop: int
 
 
-def checked_labels(labels: Seq[str], threshold: float | Mapping[str, float], most: int) -> tuple[float, ...]:
-    """The threshold of each label. ``most``: tokens that the model reads. Raises InvalidRequestError."""
+def checked_labels(
+    labels: Seq[str], threshold: float | Mapping[str, float], service: ModelService
+) -> tuple[float, ...]:
+    """The threshold of each label. Raises InvalidRequestError, TaskNotSupportedError."""
+    layout, most = extraction_of(service), service.manifest.max_seq_len
     if not labels:
         raise InvalidRequestError("labels is empty: name what to find.", "labels")
-    if len(labels) > most // 2:
+    if layout.label_width is not msgspec.UNSET:
+        if len(labels) > (at_once := MOST_LABELS // 4 if layout.by_word else MOST_LABELS):
+            raise InvalidRequestError(
+                f"There are {len(labels)} labels, and a text is scored for {at_once} at once: send fewer.", "labels"
+            )
+    elif len(labels) > most // 2:
         raise InvalidRequestError(
             f"There are {len(labels)} labels, of two tokens or more each, and the model reads {most}: send fewer.",
             "labels",
@@ -104,10 +117,11 @@ async def extract(service: ModelService, task: ExtractTask, *, ticket: Ticket) -
     num_chars = sum(map(len, texts))
     words = await off_loop_if_large(lambda: [word_spans(text) for text in texts], num_chars)
     refused = frozenset(task.failed or ())
+    vectors = await _vectors(service, task.labels, ticket) if layout.label_width is not msgspec.UNSET else None
     found: list[Candidates] = [{} for _ in texts]
     lengths = [0] * len(texts)
     errors = dict(task.failed or {})
-    options = EncodingOptions(labels=LabelPrompt(task.labels, layout))
+    options = EncodingOptions(labels=LabelPrompt(task.labels, layout, vectors))
     thresholds = np.array(task.thresholds, np.float32)
     waiting = [
         window
@@ -142,6 +156,13 @@ async def extract(service: ModelService, task: ExtractTask, *, ticket: Ticket) -
 
     spans = await off_loop_if_large(chosen, sum(map(len, found)) * 100)
     return Spans(lengths, [], errors, spans=spans)
+
+
+async def _vectors(service: ModelService, labels: Seq[str], ticket: Ticket) -> LabelVectors:
+    """Of the tower of labels, whose port keeps answers: a label that was asked lately is not computed."""
+    request = ModelRequest([LabelText(label) for label in labels])
+    answer = await service.infer(request, ticket=ticket, outputs={"embedding"})
+    return vectors_of(np.stack([row["embedding"] for row in answer.rows]))
 
 
 def _overlap(layout: Extraction) -> int:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bei.artifact.manifest import Listwise
+from bei.artifact.label_layouts import Listwise
 from bei.core import Encoding, Float32Array
 from bei.errors import InvalidRequestError
 from bei.service.admission import Ticket

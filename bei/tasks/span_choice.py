@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from bei.artifact.manifest import Extraction
+from bei.artifact.label_layouts import Extraction
 from bei.core import Encoding, Float32Array
 from bei.engine.postprocess import apply_function
 from bei.engine.words import WORD, kinds_of, num_words, word_numbers

@@ -12,7 +12,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from bei.artifact.manifest import Labelling
+from bei.artifact.label_layouts import Labelling
 from bei.core import Encoding, Float32Array, Row
 from bei.engine.postprocess import apply_function
 from bei.errors import InvalidRequestError, TaskNotSupportedError

@@ -1,4 +1,5 @@
-"""Labels of a request in front of a text's words, as models read them that find spans for any labels (GLiNER).
+"""Labels of a request in front of a text's words, or as vectors beside them, as models read them that find spans for
+any labels (GLiNER).
 
 A text is split as GLiNER's WhitespaceTokenSplitter does, and each word is tokenized by itself. Token types say what
 stands where (``bei.engine.words``); the model's own have none.
@@ -15,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from bei.artifact.manifest import Extraction
-from bei.core import Encoding, Int32Array
+from bei.artifact.label_layouts import Extraction
+from bei.core import Encoding, Int32Array, LabelVectors
 from bei.engine.words import LABEL, OTHER, WORD, with_absent
 from bei.errors import InvalidRequestError
 from bei.tokenizer.special_tokens import Layout
@@ -29,10 +30,11 @@ _MOST_CHARS_PER_TOKEN = 64
 
 
 class LabelPrompt(NamedTuple):
-    """``labels`` of a request, and how the model reads them."""
+    """``labels`` of a request, and how the model reads them; ``vectors`` of them where it reads these."""
 
     labels: tuple[str, ...]
     layout: Extraction
+    vectors: LabelVectors | None = None
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
@@ -41,8 +43,10 @@ def word_spans(text: str) -> list[tuple[int, int]]:
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: LabelPrompt) -> tuple[list[int], list[int]]:
-    """The ids of labels and separator, and what they are. Raises InvalidRequestError for labels that cannot be told
-    apart from the prompt's own tokens, or that have none."""
+    """The ids of labels and separator, and what they are; none where labels are vectors. Raises InvalidRequestError for
+    labels that cannot be told apart from the prompt's own tokens, or that have none."""
+    if prompt.vectors is not None:
+        return [], []
     added = tokenizer.get_added_tokens_decoder()
     spelled = {token.content for token in added.values()}
     layout = prompt.layout
@@ -92,8 +96,8 @@ def encode_words(
         types = np.zeros(len(ids), np.int32)
         start = in_front + len(prompt_tokens)
         types[in_front:start] = prompt_kinds
-        types[start - 1 : start + kept] = kinds  # with the separator, which words without tokens may follow
-        encodings.append(Encoding(ids, types, truncated=not is_whole))
+        types[start - 1 : start + kept] = kinds  # with the token in front, which words without tokens may follow
+        encodings.append(Encoding(ids, types, truncated=not is_whole, label_vectors=prompt.vectors))
     return encodings
 
 

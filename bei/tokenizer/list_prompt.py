@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from bei.artifact.manifest import Listwise
+from bei.artifact.label_layouts import Listwise
 
 _SYSTEM = (
     "<|im_start|>system\n"

@@ -1,4 +1,5 @@
-"""Threads that tokenize texts, or decode images. The tokenizers library and Pillow release the GIL, so threads suffice.
+"""Threads that tokenize texts or labels, or decode images. The tokenizers library and Pillow release the GIL, so
+threads suffice.
 
 Independent of batching: results go to a callback, in a thread of the pool.
 """
@@ -185,7 +186,8 @@ def is_long(inputs: Seq[AnyInput], options: EncodingOptions) -> bool:
 
 def chars_around(options: EncodingOptions) -> int:
     """Characters that are read with every input: what stands around it, or a request's labels."""
-    return sum(map(len, options.kept)) + (sum(map(len, options.labels.labels)) if options.labels else 0)
+    prompt = options.labels
+    return sum(map(len, options.kept)) + (sum(map(len, prompt.labels)) if prompt and prompt.vectors is None else 0)
 
 
 def _num_chars(value: AnyInput) -> int:

@@ -3,6 +3,8 @@ set."""
 
 from __future__ import annotations
 
+import msgspec
+
 from bei.errors import ConfigError
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.heads import tasks_of
@@ -28,6 +30,12 @@ def check_applicable(config: BuildConfig, checkpoint: Checkpoint) -> None:
     if "extract" in tasks:
         if config.target != "cpu":
             raise ConfigError(f"{spec.architecture} finds spans, which engines for cpu compute: use --target cpu.")
+        layout = checkpoint.extraction
+        if config.keep_reference and layout is not None and layout.label_width is not msgspec.UNSET:
+            raise ConfigError(
+                f"{spec.architecture} reads vectors of labels, which are not kept beside a reference's answers: leave "
+                "keep_reference out."
+            )
         if PRECISIONS.get(config.precision, PRECISIONS["fp32"]).quantized is not None:
             raise ConfigError(
                 f"{spec.architecture} finds spans, and no calibration texts have labels: use --precision bf16 or fp32."

@@ -45,6 +45,7 @@ from bei_build.applicable_settings import check_applicable
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.heads import HeadChoice, tasks_of
 from bei_build.checkpoint.image_tower import ImageCheckpoint, has_image_tower, read_image_tower
+from bei_build.checkpoint.label_tower import read_label_tower
 from bei_build.checkpoint.locate import Location, locate
 from bei_build.checkpoint.read import read_checkpoint, source_of
 from bei_build.checkpoint.remote_code import attention_of
@@ -65,6 +66,7 @@ from bei_build.tokenizer.token_table import check_table
 from bei_build.verification.certify import VerificationJob, certify
 from bei_build.verification.emulate import meet_thresholds
 from bei_build.verification.images import add_image_tower, check_buildable
+from bei_build.verification.labels import build_label_tower
 from bei_build.verification.questions import Questions, check_verifiable
 from bei_build.verification.speed import compare_speed
 
@@ -113,6 +115,9 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
         _check_range(checkpoint, precision)
         checkpoint.weights().close()  # invalid weights are reported before anything else is done
         images = _image_tower(config, checkpoint, compiler, precision, progress)
+        labels = read_label_tower(checkpoint)
+        if labels is not None:
+            labels.weights().close()
         step.details.append(f"{checkpoint.spec.architecture}, {checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
     for difference in version_notes(checkpoint, config.attention):  # type: ignore[arg-type]
         progress.note(difference)
@@ -144,15 +149,20 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
     try:
         with checkpoint.weights() as weights:
             with progress.step("Hash checkpoint"):
-                source = source_of(checkpoint)
+                source = source_of(checkpoint, labels)
 
             def describe(needs: EngineRequirements) -> Manifest:
                 return _manifest(config, checkpoint, source, template, precision, limits, needs)
 
+            def describe_labels(config: BuildConfig, limits: Limits, needs: EngineRequirements) -> Manifest:
+                assert labels is not None
+                return _manifest(config, labels, source, None, precision, limits, needs)
+
             job = Job(config, compiler, precision, checkpoint, weights, limits, scratch, describe, open_engine)
             # 3. Tokenizer. The engine's inputs depend on it, so it comes first.
             checkpoint.tokenizer.save(str(scratch / TOKENIZER), pretty=False)
-            questions = Questions(job, progress)
+            built_labels = None if labels is None else build_label_tower(job, labels, describe_labels, progress)
+            questions = Questions(job, progress, None if built_labels is None else built_labels.vectors)
             # 4. Scales, where the precision needs them.
             scales = _scales(job, questions, progress)
             # 5. Spec and weights to engine.
@@ -168,6 +178,8 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             manifest, certificate = certify(work, out.name, progress)
             if scales is not None and config.target == "cpu":
                 compare_speed(job, manifest, progress)
+            if built_labels is not None:
+                manifest, certificate = built_labels.added(manifest, certificate)
             if images is not None:
                 manifest, agreement = add_image_tower(job, images, manifest, progress)
                 passed = certificate.passed and agreement.passed

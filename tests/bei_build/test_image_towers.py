@@ -77,7 +77,7 @@ def unit(rows: Float32Array) -> Float32Array:
 
 def vectors(artifact: Artifact, encodings: list[Encoding]) -> Float32Array:
     """Of the image engine of ``artifact``, several images a step."""
-    alone = artifact.of_images
+    alone = artifact.of_second
     engine = open_engine(alone.engine_dir, alone.manifest)
     try:
         parts = [encodings[start : start + 7] for start in range(0, len(encodings), 7)]

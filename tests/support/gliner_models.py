@@ -11,7 +11,14 @@ import transformers
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer
 
-from tests.support.checkpoints import bpe_tokenizer, change_json, save_tokenizer, unigram_tokenizer, write_json
+from tests.support.checkpoints import (
+    bpe_tokenizer,
+    change_json,
+    save_tokenizer,
+    unigram_tokenizer,
+    wordpiece_tokenizer,
+    write_json,
+)
 
 ENCODERS: dict[str, Any] = {
     "deberta-v2": (
@@ -29,6 +36,7 @@ ENCODERS: dict[str, Any] = {
         },
     ),
     "modernbert": ("ModernBert", bpe_tokenizer, {"pad_token_id": 1, "cls_token_id": 0, "sep_token_id": 2}),
+    "bert": ("Bert", wordpiece_tokenizer, {}),
 }
 SHAPE = {
     "hidden_size": 32,
@@ -54,14 +62,30 @@ def save_gliner(
     width: int = 24,
     spread: float = 0.35,
     encoder: Mapping[str, Any] | None = None,
+    labels: str | None = None,
     **settings: Any,
 ) -> Path:
     """A random model with an encoder of ``kind`` and spans of ``width`` numbers; ``settings`` of gliner_config.json.
-    ``spread``: standard deviation of its matrices. ``encoder``: settings of its config."""
-    prefix, _, own = ENCODERS[kind]
-    tokenizer = gliner_tokenizer(kind)
+    ``spread``: standard deviation of its matrices. ``encoder``: settings of its config. ``labels``: the kind of its
+    encoder of labels; None: labels stand in front of texts."""
+    tokenizer = ENCODERS[kind][1]() if labels else gliner_tokenizer(kind)
     vocab_size = tokenizer.get_vocab_size()
-    config = getattr(transformers, f"{prefix}Config")(**{**SHAPE, **own, "vocab_size": vocab_size, **(encoder or {})})
+    config = _config(kind, vocab_size, **(encoder or {}))
+    if labels:
+        of_labels = ENCODERS[labels][1]()
+        labels_config = _config(labels, of_labels.get_vocab_size(), hidden_size=40)
+        (folder / "labels_tokenizer").mkdir(parents=True)
+        save_tokenizer(folder / "labels_tokenizer", of_labels)
+        pad = next(token for token in ("[PAD]", "<pad>") if of_labels.token_to_id(token) is not None)
+        change_json(folder / "labels_tokenizer" / "tokenizer_config.json", pad_token=pad)
+        settings = {
+            "model_type": "gliner_bi_encoder_span",
+            "labels_encoder": f"random/{labels}",
+            "labels_encoder_config": labels_config.to_dict(),
+            "class_token_index": -1,
+            "vocab_size": -1,
+            **settings,
+        }
     settings = {
         "model_type": "gliner_uni_encoder_span",
         "model_name": f"random/{kind}",
@@ -80,10 +104,15 @@ def save_gliner(
     }
     with torch.random.fork_rng():
         torch.manual_seed(39)
-        model = getattr(transformers, f"{prefix}Model")(config)
-        tensors = {f"token_rep_layer.bert_layer.model.{name}": value for name, value in model.state_dict().items()}
+        tensors = _named("token_rep_layer.bert_layer.model", _model(kind, config))
         if config.hidden_size != width:
             tensors |= _named("token_rep_layer.projection", torch.nn.Linear(config.hidden_size, width))
+        if labels:
+            tensors |= _named("token_rep_layer.labels_encoder.model", _model(labels, labels_config))
+            if labels_config.hidden_size != width:
+                tensors |= _named(
+                    "token_rep_layer.labels_projection", torch.nn.Linear(labels_config.hidden_size, width)
+                )
         if layers := settings["num_rnn_layers"]:
             tensors |= _named("rnn.lstm", torch.nn.LSTM(width, width // 2, layers, bidirectional=True))
         tensors |= _of_words(width) if settings["span_mode"] == "token_level" else _of_spans(width)
@@ -91,15 +120,28 @@ def save_gliner(
         tensors = {
             name: torch.randn_like(value) * spread if value.ndim > 1 else value for name, value in tensors.items()
         }
-        tensors[
-            "scorer.out_mlp.3.weight" if settings["span_mode"] == "token_level" else "prompt_rep_layer.3.weight"
-        ] *= 0.02
+        if settings["span_mode"] == "token_level":
+            tensors["scorer.out_mlp.3.weight"] *= 0.02
+        else:
+            tensors["prompt_rep_layer.3.weight"] *= 0.001 if labels else 0.02
+            if labels:  # else all labels would score nearly the same
+                tensors["prompt_rep_layer.3.bias"] *= 0.0
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: value.detach().contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
     write_json(folder / "gliner_config.json", {**settings, "encoder_config": config.to_dict()})
     save_tokenizer(folder, tokenizer)
     change_json(folder / "tokenizer_config.json", pad_token="<pad>")  # the library pads
     return folder
+
+
+def _config(kind: str, vocab_size: int, **settings: Any) -> Any:
+    prefix, _, own = ENCODERS[kind]
+    return getattr(transformers, f"{prefix}Config")(**{**SHAPE, **own, "vocab_size": vocab_size, **settings})
+
+
+def _model(kind: str, config: Any) -> torch.nn.Module:
+    model: torch.nn.Module = getattr(transformers, f"{ENCODERS[kind][0]}Model")(config)
+    return model
 
 
 def _of_spans(width: int) -> dict[str, torch.Tensor]:

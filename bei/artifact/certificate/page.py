@@ -36,6 +36,7 @@ def certificate_page(name: str, facts: Sequence[tuple[str, str]], certificate: C
         facts_table([*facts, *_comparison_facts(certificate)]),
         *_outputs(certificate),
         *_images(certificate),
+        *_labels(certificate),
         *_retrieval(certificate),
         *_probabilities(certificate),
         *(_quantization(certificate.quantization) if certificate.quantization else ()),
@@ -72,7 +73,7 @@ def _comparison_facts(certificate: Certificate) -> Iterator[tuple[str, str]]:
             yield "Allowed loss of nDCG@10", f"{needed.ndcg_loss:.1%} of the reference's, beyond the standard error"
 
 
-def _outputs(certificate: Certificate) -> Iterator[str]:
+def _outputs(certificate: Certificate, chart_name: str = "cosines") -> Iterator[str]:
     if not certificate.outputs:
         return
     yield "<h2>Outputs</h2>"
@@ -87,7 +88,7 @@ def _outputs(certificate: Certificate) -> Iterator[str]:
     yield table("Each output against the reference", ["Figure", *(row.output for row in certificate.outputs)], rows)
     for index, row in enumerate(certificate.outputs):
         yield f"<h3>Output {safe(row.output)}</h3>"
-        chart = histogram_chart(row, certificate.thresholds, f"cosines-{index}")
+        chart = histogram_chart(row, certificate.thresholds, f"{chart_name}-{index}")
         yield scrolling(f"Chart of the cosines of {row.output}", chart, kind="scroll from-end")
         worst = [[(f"{one.cosine:.6f}", True), (_shortened(one.text), False)] for one in row.worst_texts]
         yield table(f"The texts with the lowest cosines of {row.output}", ["Cosine", "Text"], worst)
@@ -108,6 +109,13 @@ def _images(certificate: Certificate) -> Iterator[str]:
     yield scrolling("Chart of the cosines of images", histogram_chart(row, found.thresholds, "cosines-images"))
     worst = [[(f"{one.cosine:.6f}", True), (_shortened(one.text), False)] for one in row.worst_texts]
     yield table("The images with the lowest cosines", ["Cosine", "Image"], worst)
+
+
+def _labels(certificate: Certificate) -> Iterator[str]:
+    if found := certificate.labels:
+        yield "<h2>The tower of labels</h2>"
+        yield facts_table([*_comparison_facts(found)])
+        yield from _outputs(found, "labels")
 
 
 def _figures(row: Agreement) -> dict[str, str | None]:

@@ -217,7 +217,8 @@ class Certificate(ReferenceComparison, frozen=True, kw_only=True, forbid_unknown
     ``canary_row``: the engine's own ``canary_output`` for ``canary_text`` (vectors at unit length; of a token output
     the first token's row), or the reference's while the certificate is pending. Readiness recomputes it, which shows
     that a server computes what was verified, not that this is right. ``images``: of the image tower, where there is
-    one. ``probabilities``: of each temperature that ``bei calibrate`` has fitted.
+    one; ``labels``: that of the tower of labels, whose texts stand for labels. ``probabilities``: of each temperature
+    that ``bei calibrate`` has fitted.
     """
 
     outputs: list[Agreement]
@@ -225,6 +226,7 @@ class Certificate(ReferenceComparison, frozen=True, kw_only=True, forbid_unknown
     canary_text: str
     canary_row: list[float]
     images: ImageAgreement | msgspec.UnsetType = msgspec.UNSET
+    labels: Certificate | msgspec.UnsetType = msgspec.UNSET
     probabilities: list[ProbabilityCalibration] | msgspec.UnsetType = msgspec.UNSET
 
     @property
@@ -233,7 +235,8 @@ class Certificate(ReferenceComparison, frozen=True, kw_only=True, forbid_unknown
         rows = [(row.output, row.failures) for row in self.outputs]
         rows += [("retrieval", self.retrieval.failures)] if self.retrieval else []
         rows += [("images", self.images.output.failures)] if self.images and self.images.output else []
-        return [f"{name}: {', '.join(failures)}" for name, failures in rows if failures]
+        found = [f"{name}: {', '.join(failures)}" for name, failures in rows if failures]
+        return found + [f"labels: {failure}" for failure in (self.labels.failures if self.labels else ())]
 
     @property
     def retrieval_is_missing(self) -> bool:
@@ -251,5 +254,7 @@ class Certificate(ReferenceComparison, frozen=True, kw_only=True, forbid_unknown
         texts = f"{some if self.num_texts < self.num_held_out_texts else self.num_texts} texts"
         if self.images:
             texts += f" and {self.images.num_images} images"
+        if self.labels:
+            texts += f" and {self.labels.num_texts} labels"
         left_out = ", retrieval not measured" if self.retrieval_is_missing else ""
         return f"{'passed' if self.passed else 'BELOW THRESHOLD'} on {texts}{left_out}"

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from bei.artifact.manifest import IMAGE_ENGINE_DIR, Artifact
+from bei.artifact.manifest import ENGINE_DIR, Artifact
 from bei.config.settings import ServeConfig
 from bei.errors import BeiError
 from bei.utils.msgspec_types import prepare_types
@@ -20,26 +20,26 @@ HEARTBEAT = "heartbeat"  # answered if the process still works
 COSTS = "costs"  # the observed costs of steps, by key
 
 
-def image_key(key: str) -> str:
-    """What the image tower of the model ``key`` is asked for by."""
-    return f"{key}#images"
+def second_key(key: str) -> str:
+    """What the second tower of the model ``key`` is asked for by."""
+    return f"{key}#second"
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
     """A served model: its verified artifact, and facts about its engine.
 
     ``number``: index among the server's models; a new artifact keeps it. ``num_streams``: streams of each device's
-    engine. ``costs``: data of a cost model. ``image_streams`` and ``image_costs``: of the image tower's engine, where
-    there is one. ``device``: the engine's name of its device. Before the first engine is loaded, these are unknown: 0,
-    None, empty.
+    engine. ``costs``: data of a cost model. ``second_streams`` and ``second_costs``: of the second tower's engine,
+    where there is one. ``device``: the engine's name of its device. Before the first engine is loaded, these are
+    unknown: 0, None, empty.
     """
 
     artifact: Artifact
     number: int = 0
     num_streams: int = 0
     costs: dict[str, Any] | None = None
-    image_streams: int = 0
-    image_costs: dict[str, Any] | None = None
+    second_streams: int = 0
+    second_costs: dict[str, Any] | None = None
     device: str = ""
 
     @property
@@ -50,21 +50,21 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     def key(self) -> str:
         """Name and digest. During a swap, two served models have one name but different keys."""
         key = f"{self.name}@{self.artifact.manifest.digest}"
-        return image_key(key) if self.artifact.folder == IMAGE_ENGINE_DIR else key
+        return second_key(key) if self.artifact.folder != ENGINE_DIR else key
 
     @property
-    def of_images(self) -> Served | None:
-        """The image tower as a model of its own; None: it has none."""
-        if self.artifact.manifest.image_tower is None:
+    def of_second(self) -> Served | None:
+        """The second tower as a model of its own; None: it has none."""
+        if self.artifact.manifest.second_tower is None:
             return None
         return msgspec.structs.replace(
-            self, artifact=self.artifact.of_images, num_streams=self.image_streams, costs=self.image_costs
+            self, artifact=self.artifact.of_second, num_streams=self.second_streams, costs=self.second_costs
         )
 
     @property
     def towers(self) -> tuple[Served, ...]:
-        """What has an engine: it, and before it its image tower. Metrics have the limits of the last."""
-        return (self,) if self.of_images is None else (self.of_images, self)
+        """What has an engine: it, and before it its second tower. Metrics have the limits of the last."""
+        return (self,) if self.of_second is None else (self.of_second, self)
 
 
 # Commands of the supervisor. A child answers when it has carried them out.

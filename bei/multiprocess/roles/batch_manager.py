@@ -24,7 +24,7 @@ from bei.multiprocess.control.messages import (
     OpenModel,
     Served,
     Stop,
-    image_key,
+    second_key,
 )
 from bei.multiprocess.remote.engine_pool import Devices, RemoteEngines
 from bei.multiprocess.remote.engine_port_server import PortModel, PortServer
@@ -65,7 +65,7 @@ class ModelQueues:
         ``reload``: see ``BatchManager``."""
         is_embedder = any(task.startswith("embed") for task in served.artifact.manifest.tasks)
         metrics = ModelMetrics(self._metrics, served.name, is_embedder=is_embedder)
-        config = config_of_tower(config, served.artifact.manifest)
+        config = config_of_tower(config, served.artifact)
         port = local_port(engine, costs, config, self._gate, reload)
         model_info = ModelInfo.of(served.key, engine.info, costs)
         self._server.add_model(PortModel(port, model_info, metrics, costs=costs, num_ready=num_ready))
@@ -120,7 +120,7 @@ class ManagerProcess:
             for tower in command.served.towers:
                 self._open(tower)
         elif isinstance(command, Close):
-            for key in (command.key, image_key(command.key)):
+            for key in (command.key, second_key(command.key)):
                 if key in self._engines:
                     self._engines.pop(key).begin_close()
                     self._queues.close(key)

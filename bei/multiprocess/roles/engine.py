@@ -26,7 +26,7 @@ from bei.multiprocess.control.messages import (
     OpenModel,
     Served,
     Stop,
-    image_key,
+    second_key,
 )
 from bei.multiprocess.remote.engine_server import EngineServer
 from bei.multiprocess.remote.recorded_engine import RecordedEngine, StepRecords
@@ -63,7 +63,7 @@ class EngineProcess:
             return self._open(command, descriptors)
         elif isinstance(command, Close):
             self._close(command.key)
-            self._close(image_key(command.key))
+            self._close(second_key(command.key))
         elif isinstance(command, Stop):
             if self._queues is not None:
                 self._queues.end()
@@ -91,22 +91,22 @@ class EngineProcess:
         with received(served.artifact, descriptors) as artifact:
             warm = self._warm(served, artifact, standing, is_first=command.is_first)
             try:
-                images = self._warm_images(command, warm.artifact, standing)
+                second = self._warm_second(command, warm.artifact, standing)
             except BaseException:  # raised again: the first engine would keep its memory
                 warm.engine.close()
                 raise
         found = msgspec.structs.replace(served, artifact=warm.artifact.without_files(), device=warm.engine.info.device)
         if command.is_first:
-            found = _found_out(found, warm, images)
-        for tower, engine in zip(found.towers, (warm,) if images is None else (images, warm), strict=True):
+            found = _found_out(found, warm, second)
+        for tower, engine in zip(found.towers, (warm,) if second is None else (second, warm), strict=True):
             self._add(tower, engine)
         return found
 
-    def _warm_images(self, command: OpenModel, artifact: Artifact, standing: Standing | None) -> WarmEngine | None:
-        if (tower := command.served.of_images) is None:
+    def _warm_second(self, command: OpenModel, artifact: Artifact, standing: Standing | None) -> WarmEngine | None:
+        if (tower := command.served.of_second) is None:
             return None
-        of_images = None if standing is None else standing.of_images
-        return self._warm(tower, artifact.of_images, of_images, is_first=command.is_first)
+        former = None if standing is None else standing.of_second
+        return self._warm(tower, artifact.of_second, former, is_first=command.is_first)
 
     def _add(self, served: Served, warm: WarmEngine) -> None:
         if self._queues is not None:
@@ -145,13 +145,13 @@ class EngineProcess:
             threading.Event().wait()
 
 
-def _found_out(served: Served, warm: WarmEngine, images: WarmEngine | None) -> Served:
+def _found_out(served: Served, warm: WarmEngine, second: WarmEngine | None) -> Served:
     """With what the first process has found out by loading it."""
     found = msgspec.structs.replace(served, num_streams=warm.engine.info.num_streams, costs=warm.costs.to_json())
-    if images is None:
+    if second is None:
         return found
-    streams, costs = images.engine.info.num_streams, images.costs.to_json()
-    return msgspec.structs.replace(found, image_streams=streams, image_costs=costs)
+    streams, costs = second.engine.info.num_streams, second.costs.to_json()
+    return msgspec.structs.replace(found, second_streams=streams, second_costs=costs)
 
 
 def _standing_of(former: Served | None) -> Standing | None:
@@ -159,6 +159,6 @@ def _standing_of(former: Served | None) -> Standing | None:
         return None
     assert former.costs is not None, "the first engine has said what steps cost"
     path, target = former.artifact.path, former.artifact.manifest.target
-    of_images = None if former.image_costs is None else CostModel.from_json(former.image_costs)
+    of_second = None if former.second_costs is None else CostModel.from_json(former.second_costs)
     costs = CostModel.from_json(former.costs)
-    return Standing(path, target, former.num_streams, costs, former.image_streams, of_images)
+    return Standing(path, target, former.num_streams, costs, former.second_streams, of_second)

@@ -47,8 +47,8 @@ from bei.server.process_tuning import collect_rarely, run_on_loop
 from bei.server.status.whole_server import on_loop
 from bei.server.telemetry.access_log import request_log_of
 from bei.server.telemetry.otel_settings import tracing_of
-from bei.service.image_side import image_side_of
-from bei.service.loader import encoder_of, next_encoder, tower_port
+from bei.service.label_side import label_encoder_of
+from bei.service.loader import encoder_of, next_encoder, side_of_second, tower_port
 from bei.service.service import InferenceService, OpenPort
 from bei.utils.log_format import configure
 
@@ -152,13 +152,14 @@ class FrontEnd:
         assert served.costs is not None, "the engine has said what steps cost"
         with received(served.artifact, descriptors) as artifact:
             encoder = encoder_of(artifact, self._config) if former is None else next_encoder(artifact, former.encoder)
+            labels = label_encoder_of(artifact)
         costs = CostModel.from_json(served.costs)
         port = await self._port_to(served, costs)
-        images = None
-        if (tower := served.of_images) is not None:
+        second = None
+        if (tower := served.of_second) is not None:
             assert tower.costs is not None, "the engine has said what steps cost"
-            images = image_side_of(served.artifact, self._config, CostModel.from_json(tower.costs))
-            port = tower_port(port, await self._port_to(tower, images.costs))
+            second = side_of_second(served.artifact, labels, self._config, CostModel.from_json(tower.costs))
+            port = tower_port(port, await self._port_to(tower, second.costs))
         service = InferenceService(
             served.artifact,
             encoder,
@@ -167,7 +168,7 @@ class FrontEnd:
             port,
             costs,
             elsewhere=self._limits.accepted(served.number),
-            images=images,
+            second=second,
         )
         await check_new(service)
         self._opened[served.key] = service

@@ -40,7 +40,7 @@ from bei.multiprocess.control.messages import (
     OpenModel,
     Serve,
     Served,
-    image_key,
+    second_key,
 )
 from bei.multiprocess.remote.recorded_engine import StepRecords
 from bei.multiprocess.shared_memory.limits_page import SharedPage
@@ -93,12 +93,12 @@ class ObservedCosts:
             self._models.update(_costs_decoder.decode(answer))
 
     def applied(self, served: Served) -> Served:
-        places = {"costs": served.key, "image_costs": image_key(served.key)}
+        places = {"costs": served.key, "second_costs": second_key(served.key)}
         known = {field: self._models[key] for field, key in places.items() if key in self._models}
         return msgspec.structs.replace(served, **known) if known else served
 
     def forget(self, key: str) -> None:
-        for known in (key, image_key(key)):
+        for known in (key, second_key(key)):
             self._models.pop(known, None)
 
 

@@ -81,7 +81,7 @@ async def extract_spans(body: ExtractRequest, context: RequestContext) -> Reply:
     extraction_of(service)
     texts = [body.input] if isinstance(body.input, str) else body.input
     context.check_inputs(texts, "input")
-    thresholds = checked_labels(body.labels, body.threshold, service.manifest.max_seq_len)
+    thresholds = checked_labels(body.labels, body.threshold, service)
     task = ExtractTask(
         texts, labels=tuple(body.labels), thresholds=thresholds, flat=body.flat, multi_label=body.multi_label
     )

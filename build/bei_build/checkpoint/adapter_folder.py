@@ -40,7 +40,7 @@ def with_base(location: Location) -> tuple[Location, Adapter | None]:
     scratch = ScratchFolder("bei-adapter-")
     _link(base, scratch.path, lambda path: not _is_replaced(path, folder))
     has_tokenizer = _has_tokenizer(folder)
-    _link(folder, scratch.path, lambda path: (has_tokenizer and _is_tokenizer(path)) or _is_of_modules(path, folder))
+    _link(folder, scratch.path, lambda path: (has_tokenizer and is_tokenizer(path)) or _is_of_modules(path, folder))
     return replace(location, folder=scratch.path, scratch=scratch), Adapter(location.name, (), adapter)
 
 
@@ -71,14 +71,15 @@ def _is_replaced(path: Path, adapter: Path) -> bool:
     """True if the base's ``path`` is one of those that ``adapter`` has itself."""
     if (adapter / _MODULES).is_file() and (path.is_dir() or _is_of_modules(path, path.parent)):
         return True
-    return _has_tokenizer(adapter) and _is_tokenizer(path)
+    return _has_tokenizer(adapter) and is_tokenizer(path)
 
 
 def _has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
 
 
-def _is_tokenizer(path: Path) -> bool:
+def is_tokenizer(path: Path) -> bool:
+    """True for a file of a tokenizer, by its name."""
     return path.is_file() and path.name.startswith(_TOKENIZER) and path.suffix in READ_SUFFIXES
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from bei.artifact.manifest import Extraction, Labelling, Listwise, Tokenization
+from bei.artifact.label_layouts import Extraction, Labelling, Listwise
+from bei.artifact.manifest import Tokenization
 from bei.artifact.sides import Role
 from bei.core import Float32Array
 from bei_build.checkpoint.colbert import Side

@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from bei.artifact.manifest import Labelling
+from bei.artifact.label_layouts import Labelling
 from bei.errors import CheckpointError
 from bei_build.spec.model_spec import ModelSpec
 

@@ -8,23 +8,33 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from bei.artifact.manifest import Extraction
+from bei.artifact.label_layouts import Extraction
 from bei.errors import CheckpointError
+from bei.tokenizer.special_tokens import layout_of
 from bei_build.families.gliner import (
     ARCHITECTURE,
+    BI_ARCHITECTURE,
+    BI_WORDS_ARCHITECTURE,
     ENCODERS,
     FAMILY,
     MODEL_TYPE,
     TOKEN_LEVEL,
     WORDS_ARCHITECTURE,
+    has_two_encoders,
     scores_words,
+    width_of,
 )
 from bei_build.files.json_settings import read_object
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.weights.model_weights import stored_shape
 
 FILE = "gliner_config.json"
-_KINDS = ("gliner", "gliner_uni_encoder_span", TOKEN_LEVEL)  # the first of versions before 0.2.23
+# By the number of encoders; the first of each is that of versions before 0.2.23.
+_KINDS = {
+    1: ("gliner", "gliner_uni_encoder_span", TOKEN_LEVEL[0]),
+    2: ("gliner", "gliner_bi_encoder_span", TOKEN_LEVEL[1]),
+}
+_ARCHITECTURES = {1: (ARCHITECTURE, WORDS_ARCHITECTURE), 2: (BI_ARCHITECTURE, BI_WORDS_ARCHITECTURE)}
 _DEFAULTS: Mapping[str, object] = {
     "max_len": 384,
     "embed_ent_token": True,
@@ -54,10 +64,11 @@ def gliner_config(folder: Path) -> dict[str, Any] | None:
     settings = read_object(path)
     kind = settings.get("model_type", "gliner")
     other = next((key for key in _OTHERS if settings.get(key)), None)
-    if kind not in _KINDS or other:
+    num_encoders = 1 + has_two_encoders(settings)
+    if kind not in _KINDS[num_encoders] or other:
         raise CheckpointError(
-            f"{path} describes a GLiNER of another kind ({other or settings.get('span_mode')}, {kind}); bei builds "
-            f"those with one encoder for labels and text ({ARCHITECTURE}, {WORDS_ARCHITECTURE})."
+            f"{path} describes a GLiNER of another kind ({other or settings.get('span_mode')}, {kind}); with "
+            f"{num_encoders} encoder{'s' * (num_encoders - 1)} bei builds {' and '.join(_ARCHITECTURES[num_encoders])}."
         )
     encoder = settings.get("encoder_config") or _backbone(settings.get("model_name"))
     if not isinstance(encoder, dict):
@@ -77,7 +88,7 @@ def gliner_config(folder: Path) -> dict[str, Any] | None:
             "tokenizer_config.json)."
         )
     own = {key: value for key, value in settings.items() if key != "encoder_config"}
-    vocab_size = settings.get("vocab_size")
+    vocab_size = settings.get("vocab_size") if num_encoders == 1 else None  # tables of two encoders are not resized
     if isinstance(vocab_size, int) and vocab_size > 0:  # after its own tokens were added
         encoder = {**encoder, "vocab_size": vocab_size}
     elif "vocab_size" not in encoder:
@@ -87,7 +98,7 @@ def gliner_config(folder: Path) -> dict[str, Any] | None:
         **encoder,
         "model_type": MODEL_TYPE,
         "encoder_model_type": encoder["model_type"],
-        "architectures": [WORDS_ARCHITECTURE if scores_words(settings) else ARCHITECTURE],
+        "architectures": [_ARCHITECTURES[num_encoders][scores_words(settings)]],
         "gliner": own,
     }
 
@@ -118,16 +129,17 @@ def _backbone(name: object) -> dict[str, Any] | None:
 
 
 def own_tokens(config: Any) -> tuple[str, ...]:
-    """The tokens that the gliner library adds to a tokenizer without them, in its order; none for other models."""
+    """The tokens that the gliner library adds to a tokenizer without them, in its order; none where labels have an
+    encoder of their own, and for other models."""
     settings = getattr(config, "gliner", None)
-    if settings is None:
+    if settings is None or has_two_encoders(settings):
         return ()
     named = [settings.get(key, _DEFAULTS[key]) for key in ("ent_token", "sep_token")]
     return tuple(token for token in ("[FLERT]", *named) if isinstance(token, str))
 
 
 # Keys of the library's other models.
-_OTHERS = ("labels_encoder", "labels_decoder", "relations_layer")
+_OTHERS = ("labels_decoder", "relations_layer")
 _TOKENIZERS = ("tokenizer.json", "spm.model", "vocab.txt")
 
 
@@ -142,6 +154,23 @@ def extraction_of(spec: ModelSpec, config: Any, tokenizer: Tokenizer) -> Extract
     most = settings["max_len"]
     if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= _MOST_WORDS:
         raise CheckpointError(f"{FILE} has max_len = {most!r}: it must be a number of words from 1 to {_MOST_WORDS}.")
+    by_word = scores_words(settings)
+    max_width = most if by_word else spec.dimensions["span_logits"]
+    if has_two_encoders(settings):
+        if layout_of(tokenizer, 1, with_special=True).pieces[0].text is not None:
+            raise CheckpointError(
+                f"The tokenizer beside {FILE} puts no token in front of a text, and bei notes words without tokens at "
+                "it: such models are not supported."
+            )
+        return Extraction(
+            label_id=-1,
+            separator_id=-1,
+            reads_marker=False,
+            max_width=max_width,
+            max_words=most,
+            by_word=by_word,
+            label_width=width_of(settings),
+        )
     ids: dict[str, int] = {}
     for key in ("ent_token", "sep_token"):
         token = settings[key]
@@ -159,7 +188,7 @@ def extraction_of(spec: ModelSpec, config: Any, tokenizer: Tokenizer) -> Extract
         label_id=ids["ent_token"],
         separator_id=ids["sep_token"],
         reads_marker=bool(settings["embed_ent_token"]),
-        max_width=most if (by_word := scores_words(settings)) else spec.dimensions["span_logits"],
+        max_width=max_width,
         max_words=most,
         by_word=by_word,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer
 
-from bei.artifact.manifest import Listwise
+from bei.artifact.label_layouts import Listwise
 from bei.errors import CheckpointError
 from bei.tokenizer.list_prompt import list_prompt
 from bei_build.spec.model_spec import ModelSpec

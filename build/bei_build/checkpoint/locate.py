@@ -18,6 +18,7 @@ from bei.utils.libraries import importing
 from bei.utils.untrusted_files import UnfitError, check_regular, home_expanded
 from bei_build.files.scratch import ScratchFolder
 
+_HUB_SETTINGS = ["*.json", "*.txt", "*.model"]
 _HUB_PATTERNS = ["*.json", "*.txt", "*.model", "*.safetensors", "*.safetensors.index.json", "*_linear.pt"]
 _HUB_PATTERNS += ["artifact.metadata", "*.jinja", "embedding.q4_k_m.bin"]
 # Configs, tokenizers and chat templates; weights are found by ``weight_files``.
@@ -52,8 +53,9 @@ class Location:
         return same.name if same else self.model
 
 
-def locate(model: str, revision: str | None = None) -> Location:
-    """Find ``model``: an existing folder, else an installed package, else a hub repository.
+def locate(model: str, revision: str | None = None, *, with_weights: bool = True) -> Location:
+    """Find ``model``: an existing folder, else an installed package, else a hub repository, of which no weights are
+    downloaded unless ``with_weights``.
 
     Raises CheckpointNotFoundError, HubUnreachableError; ConfigError for a ``revision`` of a model that is not on the
     hub.
@@ -76,7 +78,7 @@ def locate(model: str, revision: str | None = None) -> Location:
         _check_no_revision(revision, f"{model} is an installed package")
         return Location(folder, package, "package", gguf=_only_gguf(folder))
     repository, _, file = (same.repository if same else model).partition(":")
-    return _from_hub(repository, revision, file)
+    return _from_hub(repository, revision, file, with_weights=with_weights)
 
 
 def _only_gguf(folder: Path) -> Path | None:
@@ -143,7 +145,7 @@ def _folders_with_weights(folder: Path) -> list[Path]:
     return [folder, *(path.parent for kind in ("Dense", "LayerNorm") for path in folder.glob(f"*_{kind}/config.json"))]
 
 
-def _from_hub(model: str, revision: str | None, gguf: str = "") -> Location:
+def _from_hub(model: str, revision: str | None, gguf: str, *, with_weights: bool) -> Location:
     """The repository ``model``. ``gguf``: the name of one of its GGUF files, or a part of the name ("Q8_0")."""
     if os.path.expanduser("~") == "~" and not _HUB_FOLDERS & os.environ.keys():
         raise CheckpointNotFoundError(
@@ -157,7 +159,9 @@ def _from_hub(model: str, revision: str | None, gguf: str = "") -> Location:
         return Path(snapshot_download(model, revision=revision, allow_patterns=[*patterns]))
 
     try:
-        folder = download(*_HUB_PATTERNS)
+        folder = download(*(_HUB_PATTERNS if with_weights else _HUB_SETTINGS))
+        if not with_weights:
+            return Location(folder, model, "hub", folder.name)
         if not gguf and any(not list(part.glob("*.safetensors")) for part in _folders_with_weights(folder)):
             folder = download(*_HUB_PATTERNS, *_HUB_FALLBACK)
         file = None

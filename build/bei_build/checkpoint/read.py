@@ -43,7 +43,7 @@ from bei_build.checkpoint.sentence_transformers import (
 )
 from bei_build.checkpoint.transformers_versions import check_versions
 from bei_build.families.base import UNLIMITED, Family
-from bei_build.families.table import family_of
+from bei_build.families.table import family_of, refuse_others
 from bei_build.files.foreign_formats import foreign_kind
 from bei_build.files.json_settings import read_object
 from bei_build.files.size_limits import check_sizes
@@ -118,8 +118,8 @@ def read_checkpoint(
         lowercase=files.do_lower_case,
         markers=files.markers,
         ends_in_eos=getattr(config, "ends_in_eos", False),
-        added=(tokens := own_tokens(config)),
-        model_type=family.model_type if tokens else "",
+        added=own_tokens(config),
+        model_type=family.model_type if hasattr(config, "gliner") else "",
     )
     library = open_tokenizer(folder, tokenizer_settings)
     check_model(stored, library, tokenizer_settings)
@@ -190,8 +190,8 @@ def read_checkpoint(
     )
 
 
-def source_of(checkpoint: Checkpoint) -> CheckpointSource:
-    """The manifest's record of the checkpoint; hashes every file that was read."""
+def source_of(checkpoint: Checkpoint, labels: Checkpoint | None = None) -> CheckpointSource:
+    """The manifest's record of the checkpoint, with its tower of ``labels``; hashes every file that was read."""
     folders = {checkpoint.location.folder, *checkpoint.files.folders}
     found = (path for folder in folders for suffix in READ_SUFFIXES for path in folder.glob(f"*{suffix}"))
     files = {path for path in found if path.is_file()}
@@ -207,6 +207,9 @@ def source_of(checkpoint: Checkpoint) -> CheckpointSource:
     sha = hashlib.sha256()
     folder, adapters = checkpoint.location.folder, _adapter_files(checkpoint)
     named = {path.relative_to(folder).as_posix(): path for path in files if path not in adapters.values()}
+    for path in labels.folder.iterdir() if labels else ():
+        if path.suffix in READ_SUFFIXES:  # the weights are those of both
+            named[f"labels/{path.name}"] = path
     for name, path in sorted({**named, **adapters}.items()):
         sha.update(f"{name} {sha256_of_file(path)}\n".encode())
     location = checkpoint.location
@@ -239,6 +242,7 @@ def _config(
     raw = _raw_config(folder, static)
     quantized = _stored_format(folder, raw)
     path = folder / "config.json"
+    refuse_others(raw["model_type"])
     architectures = raw.get("architectures")
     architecture = architectures[0] if isinstance(architectures, list) and architectures else None
     if not isinstance(architecture, str):

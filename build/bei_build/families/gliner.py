@@ -1,5 +1,5 @@
 """GLiNER (arXiv:2311.08526): an encoder that reads labels in front of a text, and scores spans of words for them, or
-words as parts of spans.
+words as parts of spans. With two encoders (bi-encoders) one reads texts, the other one labels.
 
 Its config is that of the encoder with GLiNER's own settings under ``gliner`` (``checkpoint.gliner``).
 """
@@ -20,8 +20,15 @@ from bei_build.spec.parts import DenseSpec
 MODEL_TYPE = "gliner"
 ARCHITECTURE = "UniEncoderSpanGLiNER"
 WORDS_ARCHITECTURE = "UniEncoderTokenGLiNER"
-TOKEN_LEVEL = "gliner_uni_encoder_token"
+BI_ARCHITECTURE = "BiEncoderSpanGLiNER"
+BI_WORDS_ARCHITECTURE = "BiEncoderTokenGLiNER"
+TWO_ENCODERS = (BI_ARCHITECTURE, BI_WORDS_ARCHITECTURE)
+TOKEN_LEVEL = ("gliner_uni_encoder_token", "gliner_bi_encoder_token")
 _ENCODER = "encoder_model_type"
+_BACKBONE = "token_rep_layer.bert_layer.model."
+_LABELS_BACKBONE = "token_rep_layer.labels_encoder.model."
+LABELS_PROJECTION = "labels_projection"
+_STORED_PROJECTION = "token_rep_layer.labels_projection"
 _MOST_WIDTH = 64
 _MOST_RECURRENT = 8
 
@@ -45,15 +52,17 @@ def _scores(config: Any) -> tuple[HeadSpec, ...]:
             raise CheckpointError(
                 f"gliner_config.json has {key} = {value!r}; bei's spans are computed with {supported!r} only."
             )
-    width = _count(settings, "hidden_size", 512, 1 << 16)
+    width = width_of(settings)
     if width % 2:
         raise CheckpointError(f"gliner_config.json has hidden_size = {width}: two directions of an LSTM halve it.")
     recurrent = _count(settings, "num_rnn_layers", 1, _MOST_RECURRENT, least=0)
+    if given := has_two_encoders(settings):
+        recurrent = 0  # bi-encoders have LSTMs, and do not call them (gliner.modeling.base: BaseBiEncoderModel)
     layer: HeadLayer
     if by_word:
-        layer = WordScoresSpec("words", width, recurrent)
+        layer = WordScoresSpec("words", width, recurrent, given)
     else:
-        layer = SpanScoresSpec("spans", width, _count(settings, "max_width", 12, _MOST_WIDTH), recurrent)
+        layer = SpanScoresSpec("spans", width, _count(settings, "max_width", 12, _MOST_WIDTH), recurrent, given)
     if width == config.hidden_size:
         return (HeadSpec("span_logits", token_layers=(layer,)),)
     return (HeadSpec("span_logits", token_layers=(DenseSpec("projection", config.hidden_size, width), layer)),)
@@ -61,7 +70,17 @@ def _scores(config: Any) -> tuple[HeadSpec, ...]:
 
 def scores_words(settings: Mapping[str, Any]) -> bool:
     """True for models that score words of spans, not spans."""
-    return settings.get("model_type") == TOKEN_LEVEL or settings.get("span_mode") == "token_level"
+    return settings.get("model_type") in TOKEN_LEVEL or settings.get("span_mode") == "token_level"
+
+
+def width_of(settings: Mapping[str, Any]) -> int:
+    """Of the states of words and labels that are scored."""
+    return _count(settings, "hidden_size", 512, 1 << 16)
+
+
+def has_two_encoders(settings: Mapping[str, Any]) -> bool:
+    """True for models with an encoder of labels."""
+    return settings.get("labels_encoder") is not None
 
 
 def _count(settings: Mapping[str, Any], key: str, default: int, most: int, *, least: int = 1) -> int:
@@ -90,7 +109,8 @@ def _weights() -> dict[str, str]:
 
 
 def _variant(raw: Mapping[str, Any]) -> Family | None:
-    return next((family for family in _FAMILIES if family.model_type == raw.get(_ENCODER)), None)
+    families = _OF_TWO_ENCODERS if has_two_encoders(raw["gliner"]) else _FAMILIES
+    return next((family for family in families if family.model_type == raw.get(_ENCODER)), None)
 
 
 def _translate(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -102,7 +122,7 @@ def _of(backbone: Family) -> Family:
         backbone,
         aliases=(MODEL_TYPE,),
         architectures={ARCHITECTURE: _scores, WORDS_ARCHITECTURE: _scores},
-        prefix="token_rep_layer.bert_layer.model.",
+        prefix=_BACKBONE,
         weights={**backbone.weights, **_weights()},
         translate=_translate,
         reference_class=None,  # transformers has no such heads
@@ -110,6 +130,28 @@ def _of(backbone: Family) -> Family:
     )
 
 
+def _beside_labels(family: Family) -> Family:
+    """The family of texts of a model with two encoders."""
+    return replace(
+        family,
+        architectures=dict.fromkeys(TWO_ENCODERS, _scores),
+        unused=(*family.unused, _LABELS_BACKBONE, f"{_STORED_PROJECTION}."),
+    )
+
+
+def of_labels(family: Family) -> Family:
+    """The encoder of labels, which is one of ``family``, in the checkpoint of both."""
+    others = (_BACKBONE, "token_rep_layer.projection.", "span_rep_layer.", "prompt_rep_layer.", "rnn.", "scorer.")
+    return replace(
+        family,
+        prefix=_LABELS_BACKBONE,
+        weights={**family.weights, LABELS_PROJECTION: _STORED_PROJECTION},
+        unused=(*family.unused, *others),
+        reference_class=None,
+    )
+
+
 _FAMILIES = (_of(deberta.FAMILY), _of(modernbert.FAMILY))
+_OF_TWO_ENCODERS = tuple(map(_beside_labels, _FAMILIES))
 FAMILY = _FAMILIES[0]
 ENCODERS = tuple(family.model_type for family in _FAMILIES)

@@ -149,6 +149,19 @@ def vision_family(architecture: str) -> VisionFamily | None:
     return VISION_FAMILIES.get(architecture)
 
 
+# Model types of libraries beside transformers whose models are not built.
+_OTHERS: Mapping[str, str] = {"extractor": "GLiNER2"}
+
+
+def refuse_others(model_type: str) -> None:
+    """Raise UnsupportedArchitectureError for a known type that is not built, whatever its class is called."""
+    if (library := _OTHERS.get(model_type)) is not None:
+        raise UnsupportedArchitectureError(
+            f"config.json describes a model of {library} (model_type {model_type!r}), which bei does not build. "
+            "docs/models.md lists the models that are built."
+        )
+
+
 def family_of(model_type: str, architecture: str, config: Mapping[str, Any]) -> Family:
     """The family whose config class is ``model_type`` and that lists ``architecture``, or its variant for ``config``.
 

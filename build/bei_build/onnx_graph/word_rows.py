@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from bei.engine.packing import label_vectors
 from bei_build.onnx_graph.writer import GraphWriter
 from bei_build.spec.dtypes import DType, FloatArray
 from bei_build.spec.head_layers import SpanScoresSpec, WordScoresSpec
@@ -44,7 +45,11 @@ class WordRows:
         return words
 
     def labels(self, value: str) -> str:
-        """Rows of all labels."""
+        """Rows of all labels: token states, or given vectors."""
+        if self._layer.given_labels:
+            width = self._layer.width
+            given = self.graph.input(label_vectors(width), DType.FP32, ["R", width])
+            value = self.graph.cast(given, self.graph.types.compute, f"{self.name}.label.given")
         return self.rows_at(value, self.label_slots, f"{self.name}.label.tokens")
 
     def of_tokens(self, scores: str) -> str:

@@ -27,6 +27,8 @@ class SpanScoresSpec:
     LSTMs read the words first. With MLPs of one hidden layer of 4 * ``width`` and a ReLU, a span from word i to word j
     scores label c with out(relu([start(w_i), end(w_j)])) * label(l_c).
 
+    With ``given_labels`` labels are no tokens, but vectors of ``width`` numbers that the batch brings.
+
     Its weights are ``{name}.rnn.{i}.{ahead|back}.{input|hidden}`` (gates as PyTorch's LSTM has them), and two
     linear layers ``.0`` and ``.1`` of each MLP, ``{name}.{start|end|out|label}``.
     """
@@ -35,6 +37,7 @@ class SpanScoresSpec:
     width: int
     max_width: int
     recurrent_layers: int
+    given_labels: bool = False
 
     @property
     def columns(self) -> int:
@@ -47,9 +50,9 @@ class WordScoresSpec:
     """Scores of every word as the first of a span, its last, and one inside, for all labels of a sequence (the
     token-level models of GLiNER's code, its ``Scorer``).
 
-    Words, labels and LSTMs are those of ``SpanScoresSpec``. Words and labels are projected to two rows of ``width``
-    each, a and b; the scores are out([a_word, a_label, b_word * b_label]), an MLP with one hidden layer of 4 *
-    ``width`` and a ReLU.
+    Words, labels (also given ones) and LSTMs are those of ``SpanScoresSpec``. Words and labels are projected to two
+    rows of ``width`` each, a and b; the scores are out([a_word, a_label, b_word * b_label]), an MLP with one hidden
+    layer of 4 * ``width`` and a ReLU.
 
     Its weights are those of the LSTMs, two linear layers ``{name}.{word|label}``, and ``.0`` and ``.1`` of
     ``{name}.out``.
@@ -58,6 +61,7 @@ class WordScoresSpec:
     name: str
     width: int
     recurrent_layers: int
+    given_labels: bool = False
 
     @property
     def columns(self) -> int:

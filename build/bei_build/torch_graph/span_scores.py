@@ -10,16 +10,15 @@ from torch import Tensor, nn
 from bei_build.spec.head_layers import SpanScoresSpec, WordScoresSpec
 from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.parameters import Linear, TensorOptions
-from bei_build.torch_graph.word_rows import WordReader
+from bei_build.torch_graph.word_rows import WordReader, labels_of, labels_read
 
 
 class SpanScores(nn.Module):
     """Spans, labels and what reads the words before them; the names of the modules are those of the spec."""
 
-    reads = ("word_slots", "word_reversal", "word_ends", "label_slots", "token_words")
-
     def __init__(self, spec: SpanScoresSpec, options: TensorOptions) -> None:
         super().__init__()
+        self.reads = ("word_slots", "word_reversal", "word_ends", "token_words", *labels_read(spec))
         self._spec = spec
         width = spec.width
         self.rnn = WordReader(width, spec.recurrent_layers, options)
@@ -37,7 +36,7 @@ class SpanScores(nn.Module):
         last = ends[:, -1:].expand(-1, most - 1, -1)
         spans = torch.cat([ends, last], dim=1).unfold(1, most, 1).transpose(2, 3)  # [B, W, max_width, width]
         pairs = torch.cat([starts.unsqueeze(2).expand_as(spans), spans], dim=-1).relu()
-        labels = _through(self.label, value[step["label_slots"].long()])
+        labels = _through(self.label, labels_of(self._spec, value, step))
         scores = torch.einsum("bwkd,bcd->bwck", _through(self.out, pairs), labels)
         return scores.flatten(2).flatten(0, 1)[step["token_words"].long()]
 
@@ -45,10 +44,10 @@ class SpanScores(nn.Module):
 class WordScores(nn.Module):
     """Words and labels, and what scores each pair; the names of the modules are those of the spec."""
 
-    reads = ("word_slots", "word_reversal", "label_slots", "token_words")
-
     def __init__(self, spec: WordScoresSpec, options: TensorOptions) -> None:
         super().__init__()
+        self.reads = ("word_slots", "word_reversal", "token_words", *labels_read(spec))
+        self._spec = spec
         width = spec.width
         self.rnn = WordReader(width, spec.recurrent_layers, options)
         self.word = Linear(width, 2 * width, True, options)
@@ -61,7 +60,7 @@ class WordScores(nn.Module):
         """Scores [T, C * 3] of the token states ``value`` [T, width]."""
         sizes = step["word_slots"].shape
         words = self.word(self.rnn.words(value, step)).reshape(*sizes, 1, -1)
-        labels = self.label(value[step["label_slots"].long()]).unsqueeze(1)
+        labels = self.label(labels_of(self._spec, value, step)).unsqueeze(1)
         words, labels = (side.expand(-1, sizes[1], labels.shape[2], -1).chunk(2, dim=-1) for side in (words, labels))
         pairs = torch.cat([words[0], labels[0], words[1] * labels[1]], dim=-1)
         return _through(self.out, pairs).flatten(2).flatten(0, 1)[step["token_words"].long()]

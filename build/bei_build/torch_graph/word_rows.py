@@ -5,8 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from bei.engine.packing import label_vectors
+from bei_build.spec.head_layers import SpanScoresSpec, WordScoresSpec
 from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.parameters import Linear, TensorOptions
+
+
+def labels_read(spec: SpanScoresSpec | WordScoresSpec) -> tuple[str, ...]:
+    """The tensors of a step that ``labels_of`` reads."""
+    return ("label_slots", *([label_vectors(spec.width)] if spec.given_labels else []))
+
+
+def labels_of(spec: SpanScoresSpec | WordScoresSpec, value: Tensor, step: PackedStep) -> Tensor:
+    """Rows [B, C, width] of all labels: of token states ``value`` [T, width], or of given vectors."""
+    rows = step[label_vectors(spec.width)].to(value.dtype) if spec.given_labels else value
+    return rows[step["label_slots"].long()]
 
 
 class WordReader(nn.ModuleList):

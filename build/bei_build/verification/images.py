@@ -78,7 +78,7 @@ def add_image_tower(
             checkpoint=images.checkpoint,
             weights=weights,
             limits=limits,
-            describe=lambda needs: whole(needs).of_images,
+            describe=lambda needs: whole(needs).of_second,
             engine_dir=IMAGE_ENGINE_DIR,
         )
         with progress.step(f"Compile images ({job.config.target}, {job.precision})") as step:
@@ -87,7 +87,7 @@ def add_image_tower(
         if needs.unit_vectors:
             raise CompileError(f"Engines for {job.config.target} give no vectors of images that compare with texts'.")
         described = whole(needs)
-        agreement = _verified(own, images, described.of_images, progress)
+        agreement = _verified(own, images, described.of_second, progress)
     return described, agreement
 
 

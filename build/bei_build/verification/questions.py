@@ -12,7 +12,7 @@ from bei.artifact.certificate.record import Thresholds, TokenAgreement
 from bei.artifact.certificate.thresholds import min_cosine_of, thresholds_of
 from bei.artifact.manifest import TOKENIZER, EngineRequirements
 from bei.artifact.store import sha256_of_file
-from bei.core import Encoding, Float32Array
+from bei.core import Encoding, Float32Array, LabelVectors
 from bei.errors import ConfigError
 from bei.tokenizer.label_prompt import LabelPrompt
 from bei.verification.comparison import ReferenceAnswers
@@ -65,9 +65,10 @@ class Questions:
     share only the text. ``tokens``: the comparison of the two.
     """
 
-    def __init__(self, job: Job, progress: Progress) -> None:
-        """Raises TokenizerError where the two give different ids."""
-        self.tokens, self.held_out, self._of_reference = _tokenized(job, progress)
+    def __init__(self, job: Job, progress: Progress, labels: LabelVectors | None = None) -> None:
+        """``labels``: the vectors of ``SPAN_LABELS``, for models that read these. Raises TokenizerError where the two
+        give different ids."""
+        self.tokens, self.held_out, self._of_reference = _tokenized(job, progress, labels)
         self.budget = Budget(job.config.verify_budget)
         self.outputs = [str(head.output) for head in job.checkpoint.spec.heads]  # the canary's is the first
         self._job = job
@@ -201,7 +202,7 @@ def _measures_retrieval(job: Job) -> bool:
     return PRECISIONS[job.precision].quantized is not None if asked is None else asked
 
 
-def _tokenized(job: Job, progress: Progress) -> tuple[TokenAgreement, HeldOut, HeldOut]:
+def _tokenized(job: Job, progress: Progress, labels: LabelVectors | None) -> tuple[TokenAgreement, HeldOut, HeldOut]:
     """The agreement of both ways to token ids, and the held-out texts in ids of the artifact and in ids of the library.
 
     The library's tokenizer is loaded again: a large one takes hundreds of MB, and the artifact's was made from the
@@ -250,7 +251,7 @@ def _tokenized(job: Job, progress: Progress) -> tuple[TokenAgreement, HeldOut, H
 
         found = held_out(encode, checkpoint.spec, limit, expansion)
         if (layout := checkpoint.extraction) is not None:
-            prompt = LabelPrompt(SPAN_LABELS, layout)
+            prompt = LabelPrompt(SPAN_LABELS, layout, labels)
             found = with_labels(found, lambda texts: sources.with_labels(texts, prompt, limit, of_library=library))
         return by_adapter(found, len(checkpoint.adapters.names)) if checkpoint.adapters else found
 

@@ -16,7 +16,7 @@ SIZE = _OVERHEAD_BYTES + 4 + 4 * WIDTH  # of a row of 100 floats under a key of 
 
 
 def key(number: int, types: bytes | None = None, num_keys: int | None = None) -> Identity:
-    return number.to_bytes(4, "little"), types, num_keys, 0, 0
+    return number.to_bytes(4, "little"), types, num_keys, 0, 0, b""
 
 
 def row(value: float, name: str = "embedding", width: int = WIDTH) -> Row:

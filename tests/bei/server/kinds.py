@@ -11,7 +11,8 @@ import httpx
 import numpy as np
 
 from bei.artifact.certificate.canary import canary_row
-from bei.artifact.manifest import Artifact, Classification, Extraction, OutputInfo
+from bei.artifact.label_layouts import Extraction
+from bei.artifact.manifest import Artifact, Classification, OutputInfo
 from bei.artifact.sides import Role
 from bei.core import EngineInfo, Expansion, Float32Array, Int32Array, Limits, Outputs, PackedBatch
 from bei.engine.fake import FakeEngine

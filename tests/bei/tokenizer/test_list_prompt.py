@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bei.artifact.manifest import Listwise
+from bei.artifact.label_layouts import Listwise
 from bei.tasks.rerank_lists import _groups
 from bei.tokenizer.list_prompt import list_prompt, without_markers
 from tests.support.listwise import prompt

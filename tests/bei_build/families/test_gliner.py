@@ -23,7 +23,7 @@ from tests.support.gliner_models import MAX_WIDTH, save_gliner
 
 LABELS = ["person", "a place", "日本"]
 TEXT = "the cat sat on a mat, 東京 e\u0301cole don't 👍🏽 hello-world"
-_PARTS = (
+PARTS = (
     *(
         "Ada Lovelace",
         "naïve café",
@@ -156,7 +156,7 @@ def test_a_threshold_may_be_a_labels_own(model: Any) -> None:
         ({"span_mode": "token_level", "represent_spans": True}, "represent_spans"),
         ({"model_type": "gliner_uni_encoder_token_relex"}, "of another kind"),
         ({"subtoken_pooling": "mean"}, "subtoken_pooling"),
-        ({"labels_encoder": "some/encoder"}, "labels_encoder"),
+        ({"labels_decoder": "some/decoder"}, "labels_decoder"),
         ({"max_width": 0}, "max_width = 0"),
         ({"num_rnn_layers": True}, "num_rnn_layers = true"),
         ({"class_token_index": 3}, "class_token_index = 3"),
@@ -235,7 +235,7 @@ def test_spans_labels_and_scores_are_the_gliner_librarys(tmp_path: Path, kind: s
     theirs = gliner.GLiNER.from_pretrained(str(tmp_path / "checkpoint"), local_files_only=True)
     rng = random.Random(39)
     texts = [
-        "".join(rng.choice(_PARTS) + rng.choice([" ", " ", "", ", "]) for _ in range(rng.randint(1, 7)))
+        "".join(rng.choice(PARTS) + rng.choice([" ", " ", "", ", "]) for _ in range(rng.randint(1, 7)))
         for _ in range(500)
     ]
     with Model(artifact, tune="off") as model:
@@ -260,9 +260,7 @@ def test_all_scores_of_modernbert_are_the_gliner_librarys(tmp_path: Path) -> Non
     artifact = built(tmp_path, "modernbert", spread=0.2)
     theirs = library.GLiNER.from_pretrained(str(tmp_path / "checkpoint"), local_files_only=True)
     rng = random.Random(39)
-    texts = [
-        "".join(rng.choice(_PARTS) + rng.choice([" ", ", "]) for _ in range(rng.randint(1, 7))) for _ in range(500)
-    ]
+    texts = ["".join(rng.choice(PARTS) + rng.choice([" ", ", "]) for _ in range(rng.randint(1, 7))) for _ in range(500)]
     options: Any = {"threshold": 0.0, "multi_label": True}
     with Model(artifact, tune="off") as model:
         ours = model.extract(texts, LABELS, flat=False, **options)

@@ -1,0 +1,63 @@
+"""How a model reads what a request brings beside its texts: labels, or a list of documents."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Extraction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a model reads labels and a text's words: each label behind the token ``label_id``, then ``separator_id``,
+    then the words, each tokenized by itself.
+
+    ``reads_marker``: a label is represented by the token in front of it, else by its own first token. ``max_width``:
+    words of the longest span. ``max_words``: most words that the model was trained to read at once. ``by_word``: the
+    scores are those of words as the first of a span, its last, and one inside, else those of spans by their widths.
+    ``label_width``: labels do not stand in front of the words, but are vectors of so many numbers, of the tower of
+    labels; then the two ids are -1, and ``reads_marker`` is false. Unset in artifacts of other models.
+    """
+
+    label_id: int
+    separator_id: int
+    reads_marker: bool
+    max_width: int
+    max_words: int
+    by_word: bool = False
+    label_width: int | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def columns(self) -> int:
+        """Scores of a word for one label."""
+        return 3 if self.by_word else self.max_width
+
+
+class Labelling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a model reads labels of a request with a text: each behind the token ``label_token``, then
+    ``separator_token``, in front of the text unless ``text_first``.
+
+    ``reads_marker``: a label is represented by the token in front of it, else by its own first token.
+    """
+
+    label_token: str
+    label_id: int
+    separator_token: str
+    text_first: bool
+    reads_marker: bool
+
+
+class Listwise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a reranker reads a query and many documents in one text (``bei.tokenizer.list_prompt``): a marker behind each
+    document, and one behind the query, whose states it compares.
+
+    ``*_token``, ``*_id``: the markers. ``max_query_tokens``, ``max_document_tokens``: of more, the first are read.
+    ``max_documents``, ``max_tokens``: the model's own code puts no more into one text; further documents are read with
+    the query in another one.
+    """
+
+    document_token: str
+    query_token: str
+    document_id: int
+    query_id: int
+    max_query_tokens: int
+    max_document_tokens: int
+    max_documents: int
+    max_tokens: int

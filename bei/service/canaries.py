@@ -1,0 +1,38 @@
+"""The canaries of a model's towers, asked through a service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bei.artifact.certificate.canary import check_canary, check_image_canary
+from bei.artifact.certificate.record import Certificate
+from bei.service.admission import Ticket
+from bei.service.call import ModelInput, ModelRequest
+from bei.service.image_side import ImageSide
+from bei.service.model_service import ModelService
+from bei.tokenizer.label_encoder import LabelText
+
+
+async def ask_canaries(
+    service: ModelService, certificate: Certificate, images: ImageSide | None, ticket: Ticket
+) -> Callable[[], None]:
+    """Ask every tower of the model. What is returned raises EngineError where one does not answer what it did at build
+    time. Raises as ``infer`` does."""
+    output, labels = certificate.canary_output, certificate.labels
+    asked: list[ModelInput] = [certificate.canary_text]
+    if images is not None:
+        asked.append(images.canary)
+    answer = await service.infer(ModelRequest(asked), ticket=ticket, outputs={output})
+    of_labels = None
+    if labels:
+        request = ModelRequest([LabelText(labels.canary_text)])
+        of_labels = await service.infer(request, ticket=ticket, outputs={labels.canary_output})
+
+    def check() -> None:
+        check_canary(service.name, certificate, answer.rows[0][output])
+        if certificate.images:
+            check_image_canary(service.name, certificate.images, answer.rows[1][output])
+        if labels and of_labels is not None:
+            check_canary(service.name, labels, of_labels.rows[0][labels.canary_output])
+
+    return check
