@@ -16,7 +16,7 @@ from bei.artifact.manifest import Artifact
 from bei.errors import CheckpointError, ConfigError, InvalidRequestError, TaskNotSupportedError
 from bei.tasks.questions import ChoiceAnswer, NoulAnswer
 from tests.bei.server.app import App
-from tests.bei_build.families.test_gliner import _PARTS
+from tests.bei_build.families.test_gliner import PARTS
 from tests.support.builds import build_artifact, open_engine
 from tests.support.gliclass_models import save_gliclass
 
@@ -200,9 +200,7 @@ def test_scores_are_the_gliclass_librarys(kind: str, name: str, tmp_path: Path) 
 
     artifact = built(tmp_path, kind, **SETTINGS[name])
     rng = random.Random(39)
-    texts = [
-        "".join(rng.choice(_PARTS) + rng.choice([" ", ", "]) for _ in range(rng.randint(1, 7))) for _ in range(500)
-    ]
+    texts = ["".join(rng.choice(PARTS) + rng.choice([" ", ", "]) for _ in range(rng.randint(1, 7))) for _ in range(500)]
     if name != "text first":  # of which the library cuts the labels, and bei the text
         texts += ["the cat sat on a mat, " * 200, "\u65e5\u672c " * 700, "x" * 5000]
     theirs = library.GLiClassModel.from_pretrained(str(tmp_path / "checkpoint"))
