@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 from hypothesis import HealthCheck, settings
+
+# Read when the libraries are imported. As bei's commands set them: threads that wait for each other spin.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # No example has a time limit, nor has drawing one: a machine that others use stands still now and then. What is drawn
 # is the same in every run, so that a failure is the change's; ``--hypothesis-profile=random`` draws anew.

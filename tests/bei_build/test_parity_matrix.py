@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import transformers
 
-from bei.artifact.manifest import Artifact
+from bei.artifact.manifest import Manifest
 from bei.core import Encoding, Float32Array
 from bei_build.checkpoint.locate import locate
 from bei_build.checkpoint.read import read_checkpoint
@@ -36,7 +36,7 @@ from tests.model_matrix import (
     row_start,
     run,
 )
-from tests.support.builds import embed, open_engine
+from tests.support.builds import build_artifact, embed, open_engine
 from tests.support.cpus import needs_bf16
 from tests.support.reading import read
 from tests.support.zoo import (
@@ -53,6 +53,8 @@ from tests.support.zoo import (
 
 TOLERANCE = 2e-4
 BY_NAME = {case.name: case for case in CASES}
+# An encoder, a decoder, and a case that is asked text by text.
+POOLED_OTHERWISE = ("BertModel", "LlamaModel", "Phi3Model")
 
 
 @dataclass(frozen=True)
@@ -71,33 +73,60 @@ def save(case: Case, folder: Path) -> Saved:
     return Saved(case, folder, encodings, hf_outputs(folder, case, encodings))
 
 
+class Saves:
+    """Cases that are saved once each."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._kept: dict[str, Saved] = {}
+
+    def of(self, case: Case) -> Saved:
+        if case.name not in self._kept:
+            self._kept[case.name] = save(case, self._folder / case.name)
+        return self._kept[case.name]
+
+
+@pytest.fixture(scope="module")
+def saves(tmp_path_factory: pytest.TempPathFactory) -> Saves:
+    return Saves(tmp_path_factory.mktemp("matrix"))
+
+
 @pytest.fixture(scope="module", params=by_tier(*FIRST_OF_FAMILY, *SPECIAL))
-def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    return save(request.param, tmp_path_factory.mktemp("matrix") / "checkpoint")
+def saved(request: pytest.FixtureRequest, saves: Saves) -> Saved:
+    return saves.of(request.param)
 
 
-@pytest.mark.parametrize("case", by_tier(*FIRST_OF_FAMILY, *SPECIAL))
-def test_every_case_is_read_with_all_its_weights(case: Case, tmp_path: Path) -> None:
-    checkpoint = read(save_case(tmp_path / "checkpoint", case))
+def test_every_case_is_read_with_all_its_weights(saved: Saved) -> None:
+    checkpoint = read(saved.folder)
     with checkpoint.weights() as weights:
         for name, shape in checkpoint.spec.weights():
             assert weights.read(name).shape == shape
 
 
 def test_the_fp32_engine_equals_the_hf_class_in_batches_and_alone(saved: Saved, tmp_path: Path) -> None:
+    check_fp32(saved, tmp_path, None)
+
+
+# Three in the first tier: how states are pooled is not decided by a family.
+@pytest.mark.parametrize("saved", by_tier(*map(BY_NAME.__getitem__, POOLED_OTHERWISE)), indirect=True)
+def test_the_fp32_engine_pools_in_another_way_too(saved: Saved, tmp_path: Path) -> None:
+    for pooling in poolings_of(saved.case)[1:]:
+        check_fp32(saved, tmp_path, pooling)
+
+
+def check_fp32(saved: Saved, folder: Path, pooling: str | None) -> None:
     case = saved.case
-    for pooling in poolings_of(case):
-        expected = pooled(case, saved.rows, pooling)
-        artifact = build_fp32(saved.folder, tmp_path / "artifact", pooling)
-        assert artifact.manifest.dimension(case.output) == expected[0].shape[-1]
-        in_one_batch, alone = run(artifact, case.output, saved.encodings)
-        assert difference(in_one_batch, expected) <= TOLERANCE
-        assert difference(alone, expected) <= TOLERANCE
-        if embedding := artifact.manifest.embedding:
-            assert embedding.pooling == (pooling or default_pooling(case))
-        # The builder has verified it in its own way: other texts, one at a time, another class of transformers.
-        assert artifact.certificate.reference.startswith("transformers, FP32")
-        assert artifact.certificate.outputs[0].cosine_mean >= 0.99999
+    expected = pooled(case, saved.rows, pooling)
+    artifact = build_fp32(saved.folder, folder / "artifact", pooling)
+    assert artifact.manifest.dimension(case.output) == expected[0].shape[-1]
+    in_one_batch, alone = run(artifact, case.output, saved.encodings)
+    assert difference(in_one_batch, expected) <= TOLERANCE
+    assert difference(alone, expected) <= TOLERANCE
+    if embedding := artifact.manifest.embedding:
+        assert embedding.pooling == (pooling or default_pooling(case))
+    # The builder has verified it in its own way: other texts, one at a time, another class of transformers.
+    assert artifact.certificate.reference.startswith("transformers, FP32")
+    assert artifact.certificate.outputs[0].cosine_mean >= 0.99999
 
 
 # A third of the families in the first tier: which type a graph computes in is not decided by a family.
@@ -310,23 +339,18 @@ FEATURES = [
 ]
 
 
-class Builds:
-    """Cases that are saved and built once each, with the pooling of their class."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._kept: dict[str, tuple[Saved, Artifact]] = {}
-
-    def of(self, name: str) -> tuple[Saved, Artifact]:
-        if name not in self._kept:
-            saved = save(BY_NAME[name], self._folder / name / "checkpoint")
-            self._kept[name] = saved, build_fp32(saved.folder, self._folder / name / "artifact", None)
-        return self._kept[name]
-
-
 @pytest.fixture(scope="module")
-def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
-    return Builds(tmp_path_factory.mktemp("features"))
+def manifest_of(saves: Saves, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Manifest]:
+    """The manifest of a case by name, with the pooling of its class."""
+    folder, kept = tmp_path_factory.mktemp("features"), dict[str, Manifest]()
+
+    def of(name: str) -> Manifest:
+        if name not in kept:
+            checkpoint = saves.of(BY_NAME[name]).folder
+            kept[name] = build_artifact(checkpoint, folder / name, verify=False).manifest
+        return kept[name]
+
+    return of
 
 
 @pytest.mark.parametrize(
@@ -334,15 +358,19 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
     [pytest.param(name, change, id=f"{name}-{feature}".replace(" ", "_")) for name, feature, change in FEATURES],
 )
 def test_an_engine_without_a_feature_is_another_model(
-    name: str, change: Callable[[ModelSpec], ModelSpec], builds: Builds, tmp_path: Path
+    name: str,
+    change: Callable[[ModelSpec], ModelSpec],
+    saves: Saves,
+    manifest_of: Callable[[str], Manifest],
+    tmp_path: Path,
 ) -> None:
-    saved, artifact = builds.of(name)
+    saved, manifest = saves.of(BY_NAME[name]), manifest_of(name)
     checkpoint = read_checkpoint(locate(str(saved.folder)))
     spec = change(checkpoint.spec)
     assert spec != checkpoint.spec
     with checkpoint.weights() as weights:
-        OpenVINOCompiler().compile(spec, weights, Numerics("fp32"), artifact.manifest.limits, tmp_path, print)
-    engine = open_engine(tmp_path, artifact.manifest)
+        OpenVINOCompiler().compile(spec, weights, Numerics("fp32"), manifest.limits, tmp_path, print)
+    engine = open_engine(tmp_path, manifest)
     try:
         actual = list(embed(engine, saved.encodings))
     finally:

@@ -57,7 +57,7 @@ def _verdict(structure: Structure, scratch: Path) -> Verdict:
     folder = scratch / "checkpoint"
     model = save(structure, folder)
     try:
-        artifact = build_artifact(folder, scratch / "artifact", **structure.options)
+        artifact = build_artifact(folder, scratch / "artifact", all_tokens=True, **structure.options)
     except UnsupportedArchitectureError as error:
         if structure.can_be_compared:
             expected_answers(structure, model, folder)  # or the entry would fail when the family comes

@@ -21,6 +21,8 @@ from bei_build.job import OpenEngine
 from bei_build.pipeline import build
 from bei_build.progress import Progress
 from bei_build.reference import held_out
+from bei_build.tokenizer.token_comparison import Probes, make_probes
+from bei_build.verification import questions
 
 CALIBRATION_SIZE = 16  # texts, of int8
 
@@ -36,11 +38,18 @@ def silent() -> Progress:
 
 
 def build_artifact(
-    checkpoint: Path, out: Path, open_engine: OpenEngine = open_engine, *, all_texts: bool = False, **settings: Any
+    checkpoint: Path,
+    out: Path,
+    open_engine: OpenEngine = open_engine,
+    *,
+    all_texts: bool = False,
+    all_tokens: bool = False,
+    **settings: Any,
 ) -> Artifact:
     """Build ``checkpoint`` into ``out`` (target cpu, FP32 unless told otherwise) and load it as a server would.
 
-    Verified with every sixth held-out text unless with ``all_texts``: half of a tiny model's build goes into those.
+    Verified with every sixth held-out text unless with ``all_texts``, and tokens compared in every eighth text unless
+    with ``all_texts`` or ``all_tokens``: most of a tiny model's build goes into those.
     INT8 is calibrated with few texts unless told otherwise. Retrieval is left out unless it is asked for (None: as a
     build decides): a tiny model's order is chance.
     """
@@ -49,10 +58,20 @@ def build_artifact(
         settings = {"calibration_size": CALIBRATION_SIZE, **settings}
     if settings.get("verify", True):
         settings.setdefault("verify_retrieval", False)
+    config = BuildConfig(model=str(checkpoint), out=str(out), **settings)
     texts = held_out.held_out_texts()[:: 1 if all_texts else 6]
-    with mock.patch.object(held_out, "held_out_texts", return_value=texts):
-        build(BuildConfig(model=str(checkpoint), out=str(out), **settings), open_engine, silent())
+    probes = make_probes if all_texts or all_tokens else _few_probes
+    with (
+        mock.patch.object(held_out, "held_out_texts", return_value=texts),
+        mock.patch.object(questions, "make_probes", probes),
+    ):
+        build(config, open_engine, silent())
     return load(out)
+
+
+def _few_probes(*asked: Any) -> Probes:
+    probes = make_probes(*asked)
+    return Probes(probes.texts[::8], probes.pairs[::8])
 
 
 @contextmanager

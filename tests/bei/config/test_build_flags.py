@@ -65,7 +65,7 @@ def all_flags() -> set[str]:
     return {flag for command, words in given for flag in flags_of(main._parser(command, words))}
 
 
-def messages() -> Iterator[tuple[str, str]]:
+def messages_of_the_code() -> Iterator[tuple[str, str]]:
     """Texts in the code that name flags, docstrings apart, by the place; of f-strings the parts that are fixed."""
     for root in (ROOT / "bei", ROOT / "build" / "bei_build"):
         for path in sorted(root.rglob("*.py")):
@@ -93,21 +93,29 @@ def messages() -> Iterator[tuple[str, str]]:
                     yield f"{place}:{node.lineno}", text
 
 
-MESSAGES = list(messages())
-# Those of thresholds.py the runtime says too, behind "Build it again:".
-OF_BUILDS = [one for one in MESSAGES if one[0].startswith(("build/", "bei/artifact/certificate/thresholds.py"))]
+@pytest.fixture(scope="module")
+def messages() -> list[tuple[str, str]]:
+    return list(messages_of_the_code())
 
 
-def test_every_flag_that_is_named_is_a_flag_of_some_command() -> None:
+@pytest.fixture(scope="module")
+def of_builds(messages: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Those of thresholds.py the runtime says too, behind "Build it again:"."""
+    return [one for one in messages if one[0].startswith(("build/", "bei/artifact/certificate/thresholds.py"))]
+
+
+def test_every_flag_that_is_named_is_a_flag_of_some_command(messages: list[tuple[str, str]]) -> None:
     known = all_flags() | OF_OTHERS
-    assert len(MESSAGES) > 150  # else nothing is looked at
-    unknown = {place: flag for place, text in MESSAGES for flag in FLAG.findall(text) if flag not in known}
+    assert len(messages) > 150  # else nothing is looked at
+    unknown = {place: flag for place, text in messages for flag in FLAG.findall(text) if flag not in known}
     assert unknown == {}
 
 
-def test_a_server_s_messages_name_flags_of_builds_only_where_they_speak_of_a_build() -> None:
+def test_a_server_s_messages_name_flags_of_builds_only_where_they_speak_of_a_build(
+    messages: list[tuple[str, str]], of_builds: list[tuple[str, str]]
+) -> None:
     """The runtime's own: what a build says is worded when it is raised."""
-    of_builds = {
+    flags_of_builds = {
         f"--{no}{name.replace('_', '-')}"
         for name in {field.name for field in fields(BuildConfig)} - {field.name for field in fields(ServeConfig)}
         for no in ("", "no-")
@@ -115,25 +123,25 @@ def test_a_server_s_messages_name_flags_of_builds_only_where_they_speak_of_a_bui
     of_other_commands = ("bei/cli/", "bei/bulk/", "bei/ray/")
     mute = [
         f"{place}: {text}"
-        for place, text in MESSAGES
-        if (place, text) not in OF_BUILDS
+        for place, text in messages
+        if (place, text) not in of_builds
         and not place.startswith(of_other_commands)
-        and of_builds & set(FLAG.findall(text))
+        and flags_of_builds & set(FLAG.findall(text))
         and not re.search(r"\bbuil[dt]", text, re.IGNORECASE)
     ]
     assert mute == []
 
 
-@pytest.mark.parametrize(("place", "text"), OF_BUILDS, ids=[place for place, _ in OF_BUILDS])
-def test_what_a_build_of_a_server_says_names_what_the_server_has(place: str, text: str) -> None:
+def test_what_a_build_of_a_server_says_names_what_the_server_has(of_builds: list[tuple[str, str]]) -> None:
     names = {field.name for field in fields(BuildConfig)}
     served = {field.name for field in fields(ServeConfig)}
-    said = with_variable_names(text, BuildConfig)
-    for flag in FLAG.findall(text):
-        name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
-        if name in names - served:
-            assert f"BEI_{name.upper()}" in said, place
-    assert said.startswith(text.rstrip("."))
+    for place, text in of_builds:
+        said = with_variable_names(text, BuildConfig)
+        for flag in FLAG.findall(text):
+            name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+            if name in names - served:
+                assert f"BEI_{name.upper()}" in said, place
+        assert said.startswith(text.rstrip(".")), place
 
 
 def test_switches_have_their_values() -> None:

@@ -148,7 +148,7 @@ def test_the_class_in_python_is_compared_with_tokenizer_json_which_may_be_taken_
     for name, content in kept.items():
         (folder / name).write_bytes(content)
     with pytest.raises(TokenizerError, match="--tokenizer file"):  # they differ in control characters
-        build_artifact(folder, tmp_path / "out", images=False)
+        build_artifact(folder, tmp_path / "out", all_tokens=True, images=False)
     artifact = build_artifact(folder, tmp_path / "out", images=False, tokenizer="file")
     assert artifact.manifest.tokenization.filled_with == 1
     with bei.Model(artifact.path, tune="off") as model:

@@ -83,6 +83,11 @@ def forms_read_by_tensorrt(trt: ModuleType, path: Path, spec: ModelSpec) -> list
     return forms
 
 
+def in_types(first: DType, *others: DType) -> list[Any]:
+    """Parameters: the first tier takes ``first``. Of all three, it has models and lowerings in the tests below."""
+    return [first, *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in others)]
+
+
 def compile_checkpoint(trt: ModuleType, checkpoint: Checkpoint, path: Path) -> bytes:
     return compiled(trt, path, lowerings_of(checkpoint.spec), checkpoint.max_seq_len)
 
@@ -189,7 +194,7 @@ def test_there_is_no_plan_with_packed_attention(trt: ModuleType, tmp_path: Path)
 
 
 @needs_rtx
-@pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
+@pytest.mark.parametrize("dtype", in_types(DType.BF16, DType.FP16))
 @pytest.mark.parametrize("attention", BY_POSITION.values(), ids=BY_POSITION)
 def test_biases_by_position_compile(trt: ModuleType, tmp_path: Path, attention: dict[str, Any], dtype: DType) -> None:
     path = graph_of(tiny_spec(**attention), tmp_path, dtype)
@@ -197,13 +202,13 @@ def test_biases_by_position_compile(trt: ModuleType, tmp_path: Path, attention: 
 
 
 @needs_rtx
-@pytest.mark.parametrize("dtype", [DType.FP32, DType.FP16, DType.BF16])
+@pytest.mark.parametrize("dtype", in_types(DType.BF16, DType.FP16, DType.FP32))
 def test_latent_attention_and_means_behind_a_prompt_compile(trt: ModuleType, tmp_path: Path, dtype: DType) -> None:
     assert compiled(trt, graph_of(latent_spec(), tmp_path, dtype))
 
 
 @needs_rtx
-@pytest.mark.parametrize("dtype", [DType.FP32, DType.FP16, DType.BF16])
+@pytest.mark.parametrize("dtype", in_types(DType.BF16, DType.FP16, DType.FP32))
 @pytest.mark.parametrize("unpooled_id", [None, 1])
 def test_static_embeddings_compile(trt: ModuleType, tmp_path: Path, unpooled_id: int | None, dtype: DType) -> None:
     """Without attention, and so without its inputs: the compiler refuses unused ones."""
@@ -214,7 +219,7 @@ def test_static_embeddings_compile(trt: ModuleType, tmp_path: Path, unpooled_id:
 
 
 @needs_rtx
-@pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16, DType.FP32])
+@pytest.mark.parametrize("dtype", in_types(DType.BF16, DType.FP16, DType.FP32))
 @pytest.mark.parametrize("attention", PARTIAL_KEYS.values(), ids=PARTIAL_KEYS)
 def test_sequences_that_end_in_tokens_without_keys_compile(
     trt: ModuleType, tmp_path: Path, attention: dict[str, Any], dtype: DType
@@ -228,7 +233,7 @@ def test_sequences_that_end_in_tokens_without_keys_compile(
 
 
 @needs_rtx
-@pytest.mark.parametrize("dtype", [DType.FP32, DType.FP16, DType.BF16])
+@pytest.mark.parametrize("dtype", in_types(DType.FP16, DType.BF16, DType.FP32))
 @pytest.mark.parametrize("normalized", [False, True])
 def test_experts_compile(trt: ModuleType, tmp_path: Path, normalized: bool, dtype: DType) -> None:
     """All experts on all tokens; the best are chosen in FP32."""
@@ -256,7 +261,7 @@ def test_experts_compile(trt: ModuleType, tmp_path: Path, normalized: bool, dtyp
     ],
     ids=str,
 )
-@pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
+@pytest.mark.parametrize("dtype", in_types(DType.BF16, DType.FP16))
 def test_attention_of_usual_widths_has_a_fused_kernel(
     trt: ModuleType, tmp_path: Path, name: str, settings: dict[str, Any], dtype: DType
 ) -> None:
@@ -283,7 +288,7 @@ def test_tensorrt_reads_that_attention_is_causal(trt: ModuleType, tmp_path: Path
 
 
 @needs_rtx
-@pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
+@pytest.mark.parametrize("dtype", in_types(DType.FP16, DType.BF16))
 @pytest.mark.parametrize("name", ["LlamaModel", "Qwen3Model", "Gemma2Model", "Gemma3TextModel"])
 def test_tensorrt_squares_states_in_fp32(trt: ModuleType, tmp_path: Path, name: str, dtype: DType) -> None:
     """The squares of a state of 256 overflow FP16, and their sum is short of digits in BF16."""
@@ -298,7 +303,7 @@ def test_tensorrt_squares_states_in_fp32(trt: ModuleType, tmp_path: Path, name: 
 
 
 @needs_rtx
-@pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
+@pytest.mark.parametrize("dtype", in_types(DType.FP16, DType.BF16))
 def test_heads_that_need_fp32_compile(trt: ModuleType, tmp_path: Path, dtype: DType) -> None:
     """BGE-M3's three outputs, ColBERT's lengths and SPLADE's logarithms, which are on tokens."""
     path = graph_of(with_heads_on_tokens(tiny_spec()), tmp_path, dtype)
@@ -308,7 +313,7 @@ def test_heads_that_need_fp32_compile(trt: ModuleType, tmp_path: Path, dtype: DT
 
 
 @needs_rtx
-@pytest.mark.parametrize("dtype", [DType.FP32, DType.FP16, DType.BF16])
+@pytest.mark.parametrize("dtype", in_types(DType.BF16, DType.FP16, DType.FP32))
 @pytest.mark.parametrize("tokens", [("t", "he"), ("he",)], ids=["two", "one"])
 def test_scores_of_tokens_behind_a_soft_cap_compile(
     trt: ModuleType, tmp_path: Path, tokens: tuple[str, ...], dtype: DType
