@@ -6,10 +6,15 @@
 #include <openvino/core/extension.hpp>
 #include <openvino/core/op_extension.hpp>
 #include <openvino/op/op.hpp>
+#include <sstream>
 #include <vector>
 
 #include "attention.hpp"
 #include "rounding_operation.hpp"
+
+// OpenVINO's headers join messages by this constructor, which libstdc++ has since GCC 9 (GLIBCXX_3.4.26). With its code
+// here the library asks for no newer one than OpenVINO's own (manylinux_2_28).
+template std::ostringstream::basic_ostringstream();
 
 namespace {
 
