@@ -35,7 +35,8 @@ DOCUMENTS = [
 KINDS: dict[str, tuple[int | None, tuple[int, int]]] = {"v3": (None, (512, 2048)), "v3.5": (64, (1024, 8192))}
 
 
-@pytest.fixture(scope="module", params=KINDS)
+# The first tier takes the one with windows and the larger limits.
+@pytest.fixture(scope="module", params=["v3.5", pytest.param("v3", marks=pytest.mark.slow)])
 def kind(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
@@ -85,6 +86,13 @@ def test_the_engine_agrees_with_transformers_and_reranks_only(short: Artifact, a
     layout = artifact.manifest.listwise
     assert layout
     assert (layout.max_query_tokens, layout.max_document_tokens) == KINDS[kind][1]
+
+
+def test_a_model_without_windows_has_the_limits_of_v3(tmp_path: Path) -> None:
+    folder = save_listwise(tmp_path / "checkpoint")
+    layout = build_artifact(folder, tmp_path / "artifact", max_seq_len=8192, verify=False).manifest.listwise
+    assert layout
+    assert (layout.max_query_tokens, layout.max_document_tokens) == KINDS["v3"][1]
 
 
 @pytest.mark.parametrize("documents", [DOCUMENTS, DOCUMENTS * 2, DOCUMENTS[:1]], ids=["one text", "several", "one"])
