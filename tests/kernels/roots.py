@@ -28,7 +28,8 @@ chroot "$1" sh -euxc '
   mkdir /source && cd /source
   apt-get source --quiet --download-only {PYTHON}
   tar --extract --strip-components 1 --file {PYTHON}_*.orig.tar.*
-  ./configure --quiet --prefix=/opt/python --without-ensurepip --disable-test-modules CFLAGS="-O0 -g0"
+  ./configure --quiet --prefix=/opt/python --without-ensurepip --disable-test-modules CFLAGS="-O0 -g0" \
+    ac_cv_posix_semaphores_enabled=yes
   make --silent --jobs "$(nproc)" && make --silent install'
 """
 _COMPILER = ("build-essential", "libbz2-dev", "libffi-dev", "liblzma-dev", "libsqlite3-dev", "libssl-dev", "zlib1g-dev")
