@@ -96,4 +96,4 @@ def _places(offset: int, step: PackedStep) -> tuple[Tensor, Tensor]:
     """For each token the place of the token ``offset`` later, [T], and if its sequence has one, [T, 1]."""
     position = step["position_ids"] + offset
     is_there = (position >= 0) & (position < step["token_seq_lens"])
-    return (step.token_index + offset).clamp(0, len(position) - 1), is_there.unsqueeze(1)
+    return (step.token_index + offset).clamp(0, position.shape[0] - 1), is_there.unsqueeze(1)

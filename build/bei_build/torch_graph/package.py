@@ -67,7 +67,12 @@ def _fixed_inputs(program: torch.export.ExportedProgram) -> list[str]:
     """The inputs with a dimension that is a number."""
     names = set(program.graph_signature.user_inputs)
     nodes = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
-    return [node.name for node in nodes if any(isinstance(size, int) for size in node.meta["val"].shape)]
+    return [node.name for node in nodes if any(map(_is_number, node.meta["val"].shape))]
+
+
+def _is_number(size: int | torch.SymInt) -> bool:
+    """True for a symbol too that the code of a module has compared with a number."""
+    return isinstance(size, int) or size.node.maybe_as_int() is not None
 
 
 def write_package(program: torch.export.ExportedProgram, path: Path) -> None:

@@ -2,7 +2,8 @@
 
 python -m tests.bei_build.torch_graph.generated CAPABILITY CASE...
 
-A case is a structure and a precision: "BERT, FP8". Structures are those of ``SPECS``, and the cases of the zoo by name.
+A case is a structure and a precision: "BERT, FP8". Structures are those of ``SPECS``, and by name the cases
+of the zoo and those of ``tests.support.other_models``.
 """
 
 from __future__ import annotations
@@ -49,7 +50,11 @@ SPECS: dict[str, Callable[[], ModelSpec]] = {
 def spec_of(name: str) -> ModelSpec:
     if name in SPECS:
         return SPECS[name]()
+    from tests.support.other_models import OTHERS  # it imports much, and few cases are there
+
     with tempfile.TemporaryDirectory() as folder:
+        if name in OTHERS:
+            return OTHERS[name].read(Path(folder)).spec
         return read_case(case_named(name), Path(folder)).spec
 
 

@@ -13,6 +13,7 @@ import torch
 
 from bei.core import PackedBatch
 from bei.engine.cuda.device import TwinDevice
+from bei.errors import CompileError
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.parts import RopeSpec
 from bei_build.torch_graph.experts import Experts
@@ -138,3 +139,16 @@ def test_a_compiled_package_computes_the_same(dtype: torch.dtype, is_fp8: bool, 
     actual = package.boxed_run(list(tensors_of(model, batch).values()))[0][: len(expected)].numpy()
     cosines = (actual * expected).sum(1) / np.linalg.norm(actual, axis=1) / np.linalg.norm(expected, axis=1)
     assert cosines.min() >= (0.999 if dtype is torch.bfloat16 else 0.999999)
+
+
+def test_a_module_whose_code_fixes_the_number_of_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``len`` of a tensor is a number, and the symbol of its size becomes that number."""
+    whole = PackedModel.forward
+
+    def forward(self: PackedModel, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        assert len(inputs["input_ids"]) > 0
+        return whole(self, inputs)
+
+    monkeypatch.setattr(PackedModel, "forward", forward)
+    with pytest.raises(CompileError, match=r"inputs_input_ids.* with a constant size"):
+        export_model(model_of(tiny_spec()))
