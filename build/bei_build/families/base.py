@@ -93,7 +93,8 @@ class Family:
     Without ``special_tokens`` none are put around texts. Without ``pools_unknown`` means leave out the unknown token.
     ``stored_sizes``: no config gives the shape of the word table. ``shares_rows``: several tokens may have one row of
     it (``shared_rows``). ``fills_texts``: every text is filled up with padding to the model's limit, and padding is
-    attended like any token. ``overflows_fp16``: states of trained models are beyond FP16.
+    attended like any token. ``overflows_fp16``: states of trained models are beyond FP16. ``norm_offset``: the
+    ``offset`` of all norms that have one; other forms of weights (GGUF, ONNX) store norms with it added.
 
     ``translate`` may add keys of ours to a config: ``usual_length``, the default for the tokens of a text that are read
     (None: all); ``unit_length``, true if vectors are normalized; and ``ends_in_eos``, true if every text ends in the
@@ -124,6 +125,7 @@ class Family:
     shares_rows: bool = False
     fills_texts: bool = False
     overflows_fp16: bool = False
+    norm_offset: float = 0.0
     joined_by_head: bool = False
     variant: Callable[[Mapping[str, Any]], Family | None] | None = None
 

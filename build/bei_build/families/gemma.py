@@ -91,8 +91,8 @@ def _gemma3_spec(config: Any, architecture: str) -> ModelSpec:
     return _spec(config, architecture, softcap=config.attn_logit_softcapping, qk_norm=rms(config, _OFFSET))
 
 
-FAMILY = decoder_family("gemma", "Gemma", _gemma_spec)
-GEMMA2_FAMILY = decoder_family("gemma2", "Gemma2", _gemma2_spec, WEIGHTS_OF_BOTH_NORMS)
+FAMILY = replace(decoder_family("gemma", "Gemma", _gemma_spec), norm_offset=_OFFSET)
+GEMMA2_FAMILY = replace(decoder_family("gemma2", "Gemma2", _gemma2_spec, WEIGHTS_OF_BOTH_NORMS), norm_offset=_OFFSET)
 
 _GEMMA3 = decoder_family("gemma3_text", "Gemma3", _gemma3_spec, WEIGHTS_OF_BOTH_NORMS)
 GEMMA3_FAMILY = replace(
@@ -102,4 +102,5 @@ GEMMA3_FAMILY = replace(
         "Gemma3ForCausalLM": _GEMMA3.architectures["Gemma3ForCausalLM"],
         "Gemma3TextForSequenceClassification": score,
     },
+    norm_offset=_OFFSET,
 )

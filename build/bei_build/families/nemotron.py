@@ -3,11 +3,14 @@ squared ReLU, and partial rotations of heads."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from bei_build.families.decoder import decoder_family, decoder_spec, rope_of_all
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.parts import NormSpec
+
+_OFFSET = 1.0
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
@@ -19,9 +22,9 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
         output_bias=bias,
         mlp_bias=config.mlp_bias,
         gated=False,
-        norm=NormSpec(config.norm_eps, offset=1.0),
+        norm=NormSpec(config.norm_eps, offset=_OFFSET),
         rope=rope_of_all(partial=True),
     )
 
 
-FAMILY = decoder_family("nemotron", "Nemotron", _spec_from_config)
+FAMILY = replace(decoder_family("nemotron", "Nemotron", _spec_from_config), norm_offset=_OFFSET)

@@ -62,7 +62,6 @@ ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
     "gemma-embedding": ("gemma3_text",),
 }
 _SKIPS_POSITIONS = ("roberta", "xlm-roberta")
-_NORMS_PLUS_ONE = ("gemma3", "gemma-embedding")
 ROPE_FACTORS = "rope_freqs.weight"
 # Dense modules behind the pooling, which ``gguf_folder`` writes out.
 DENSE = ("dense_2.weight", "dense_3.weight")
@@ -75,6 +74,7 @@ class GgufNames(WrappedStore):
     def __init__(self, store: GgufStore, family: Family) -> None:
         super().__init__(store)
         self._header = store.header
+        self._norm_offset = np.float32(family.norm_offset)
         check_architecture(store.header)
         arch = store.header.architecture
         if family.model_type not in ARCHITECTURES[arch]:
@@ -108,8 +108,8 @@ class GgufNames(WrappedStore):
         array, arch = self._store.read(stored), self._header.architecture
         if stored == "position_embd.weight" and self._first_row:
             return np.concatenate([np.zeros((self._first_row, array.shape[1]), np.float32), array])
-        if arch in _NORMS_PLUS_ONE and stored.endswith("norm.weight"):
-            return array - np.float32(1)
+        if self._norm_offset and stored.endswith("norm.weight"):
+            return array - self._norm_offset
         if arch == "llama" and (part := stored.split(".")[-2]) in ("attn_q", "attn_k"):
             return _rotated_halves(array, num_heads(self._header, kv=part == "attn_k"))
         return array

@@ -5,6 +5,9 @@ another name. Then the node that reads it says which module it belongs to: by it
 (``/encoder/layer.0/output/dense/MatMul``), or in its metadata. Products say which way round a matrix is stored, which
 no shape does where it is square.
 
+Where norms multiply by 1 + weight, the exporter computes that sum s, without a name of its own. s - 1 is read: for
+every s that is such a sum of FP32, 1 + (s - 1) is s.
+
 Only parameters are read. That the graph computes what config.json describes is not looked at, but a graph with fused,
 quantized or conditional operators is refused, and so is a matrix without a name.
 """
@@ -14,7 +17,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -43,8 +46,9 @@ _ROLES: Mapping[str, Mapping[int, str]] = {
     "RMSNormalization": {1: "weight"},
     "Conv": {1: "weight", 2: "bias"},
 }
+_OF_NORMS = ("Mul", "LayerNormalization", "RMSNormalization")
 _PARAMETER = re.compile(r"[A-Za-z_]\w*(\.\w+)+")  # a path of modules and a part; exporters' own names have no dot
-_COMPUTED = "inv_freq"  # buffers of rotary embeddings, which config.json describes
+_COMPUTED = ("inv_freq", "embed_scale")  # buffers that config.json describes
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _MOST_STEPS = 8  # operators between a stored tensor and the one that reads it
 _CALLED_AGAIN = re.compile(r"_\d+(?=\.|$)")  # what the exporter appends to a module's name in its second call
@@ -52,10 +56,12 @@ _CALLED_AGAIN = re.compile(r"_\d+(?=\.|$)")  # what the exporter appends to a mo
 
 @dataclass(frozen=True)
 class _Use:
-    """A stored tensor in the library's place of it: as it is, or transposed."""
+    """A stored tensor in the library's place of it: as it is, transposed, or with ``added`` in it, a family's
+    ``norm_offset``."""
 
     stored: str
     transposed: bool = False
+    added: float = 0.0
 
 
 class OnnxNames(WrappedStore):
@@ -82,6 +88,8 @@ class OnnxNames(WrappedStore):
                     shared.append((scope, use))
                 elif part == "weight" and node.op_type in ("MatMul", "Gemm") and len(self._shapes[use.stored]) == 2:
                     self._add(self._known(scope, node, use), use)
+                elif family.norm_offset and self._is_vector(node, use) and self._is_known(scope):
+                    self._add(scope, replace(use, added=family.norm_offset))
         # Equal tensors are stored once: the others' names are their users'.
         for scope, use in shared:
             if scope and scope not in self._uses and self._is_known(scope):
@@ -100,8 +108,11 @@ class OnnxNames(WrappedStore):
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """The tensor called ``name``, float32."""
-        array = self._store.read(self._uses[name].stored)
-        return np.ascontiguousarray(array.T) if self._uses[name].transposed else array
+        use = self._uses[name]
+        array = self._store.read(use.stored)
+        if use.added:
+            return array - np.float32(use.added)
+        return np.ascontiguousarray(array.T) if use.transposed else array
 
     def type_of(self, name: str) -> str:
         """The element type of the tensor called ``name``."""
@@ -132,6 +143,10 @@ class OnnxNames(WrappedStore):
                 raise WeightsError(f"The ONNX file's operator {node.name[:80]!a} scales a matrix. {_FROM_THE_ORIGINAL}")
             return _Use(stored, flipped == ("transB" in numbers and bool(numbers["transB"].i)))
         return _Use(stored)
+
+    def _is_vector(self, node: NodeProto, use: _Use) -> bool:
+        """True if ``node`` multiplies by ``use`` as norms do by their weights."""
+        return node.op_type in _OF_NORMS and len(self._shapes[use.stored]) == 1
 
     def _known(self, scope: str, node: NodeProto, use: _Use) -> str:
         """The name of a matrix that has none of its own. Raises WeightsError."""

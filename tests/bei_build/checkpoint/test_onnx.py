@@ -196,10 +196,30 @@ def test_an_export_beside_another_model_s_settings_is_refused(tmp_path: Path) ->
     refused(tmp_path / "alone", WeightsError, "is not part of this architecture")
 
 
-def test_norms_that_an_exporter_has_computed_are_not_taken_for_the_model_s(tmp_path: Path) -> None:
-    """Gemma multiplies by one more than its weights, and the exporter adds that one."""
-    save_onnx(saved(tmp_path / "source", "Gemma3TextModel"), tmp_path / "alone")
-    refused(tmp_path / "alone", WeightsError, r"norm\.weight is missing")
+def _named_norms(model: ModelProto) -> list[str]:
+    return [each.name for each in model.graph.initializer if each.name.endswith("norm.weight")]
+
+
+@pytest.mark.parametrize(
+    ("name", "dynamo"),
+    [
+        ("Gemma3TextModel", False),
+        ("NemotronModel", False),
+        pytest.param("Gemma3TextModel", True, marks=pytest.mark.slow),
+    ],
+)
+def test_norms_to_which_the_exporter_adds_one_multiply_by_the_same_numbers(
+    tmp_path: Path, name: str, dynamo: bool
+) -> None:
+    """They multiply by one more than their weights, and the file has the sum alone."""
+    source = saved(tmp_path / "source", name)
+    assert not _named_norms(onnx.load(save_onnx(source, tmp_path / "alone", dynamo=dynamo)))
+    one, other = read(source), read(tmp_path / "alone")
+    assert one.spec == other.spec
+    with one.weights() as stored, other.weights() as weights:
+        for weight, _ in one.spec.weights():
+            added = np.float32("norm" in weight and weight.endswith(".weight"))
+            np.testing.assert_array_equal(weights.read(weight) + added, stored.read(weight) + added, weight)
 
 
 def test_of_several_files_none_is_chosen(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import transformers
 from bei.errors import UnsupportedArchitectureError
 from bei_build.families.base import Family
 from bei_build.families.table import FAMILIES, family_of
+from tests.support.zoo import FIRST_OF_FAMILY, config_of, spec_of
 
 # Classes that came with their authors' own code.
 REMOTE_CODE = (
@@ -70,3 +71,13 @@ def test_a_model_type_of_remote_code_finds_the_native_family(family: Family) -> 
 def test_an_architecture_belongs_to_its_model_type() -> None:
     with pytest.raises(UnsupportedArchitectureError, match=r"RobertaModel of model_type 'bert' is not supported"):
         family_of("bert", "RobertaModel", {})
+
+
+def test_what_norms_add_to_their_weights_is_the_familys() -> None:
+    """Stores of other forms of weights ask the family, graphs the norms."""
+    for case in FIRST_OF_FAMILY:
+        spec = spec_of(case)
+        norms = [layer.norm for layer in spec.layers]
+        norms += [norm for norm in (spec.final_norm, *(attention.qk_norm for attention in spec.attentions)) if norm]
+        family = family_of(config_of(case).model_type, case.architecture, {})
+        assert {norm.offset for norm in norms} == {family.norm_offset}, case.name
