@@ -289,8 +289,8 @@ class EngineInfo:
     second stream prepares its inputs while the first one's step runs. ``token_buckets``: the sizes that a step's tokens
     are filled up to, ascending; empty where any size runs as it is, or nearly so. ``memory_bytes``: what the engine
     holds of the device's own memory; None where it computes in the process's. ``is_replaceable``: another engine can
-    be loaded in this process while a step of this one does not end. ``shares_prefixes``: it computes the ``shared``
-    tokens of a batch once.
+    be loaded in this process while a step of this one does not end. ``unshared``: why it computes what sequences begin
+    with in common for each of them, for people; None: it computes the ``shared`` tokens of a batch once.
     """
 
     target: str
@@ -303,7 +303,12 @@ class EngineInfo:
     token_buckets: tuple[int, ...] = ()
     memory_bytes: int | None = None
     is_replaceable: bool = True
-    shares_prefixes: bool = False
+    unshared: str | None = "this engine computes every text whole"
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """True if it computes the ``shared`` tokens of a batch once."""
+        return self.unshared is None
 
 
 class Engine(Protocol):

@@ -93,6 +93,7 @@ class PortStats(NamedTuple):
     ``step_cap_s``: the longest step of bulk work while interactive work waits or is expected. ``overtaking``: how many
     times as long as in the order of arrival a sequence may wait, as later ones that are nearer in length go before it.
     ``device``: what the engine runs on, in its own words; ``num_streams``: how many steps it runs side by side.
+    ``unshared``: as ``EngineInfo`` has it.
     """
 
     lanes: Mapping[Lane, LaneStats]
@@ -108,6 +109,7 @@ class PortStats(NamedTuple):
     overtaking: float
     device: str
     num_streams: int
+    unshared: str | None
 
 
 class EnginePort(Protocol):

@@ -46,7 +46,7 @@ class _Unsharing:
 
     def __init__(self, engine: Engine, *, shares: bool) -> None:
         self._engine = engine
-        self.info: EngineInfo = replace(engine.info, shares_prefixes=shares and engine.info.shares_prefixes)
+        self.info: EngineInfo = replace(engine.info, unshared=engine.info.unshared if shares else "not asked for")
 
     def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
         return self._engine.run(batch, outputs)

@@ -23,7 +23,7 @@ from bei.artifact.manifest import (
 from bei.core import EngineInfo, Float32Array, Outputs, PackedBatch
 from bei.engine.cpu_features import EXACT_INT8, sums_int8_exactly
 from bei.engine.packed_attention import Kernels, installed_kernels, use_kernels
-from bei.engine.packing import can_share, graph_inputs, rows_of_tokens
+from bei.engine.packing import graph_inputs, rows_of_tokens, why_unshared
 from bei.engine.rounded_rows import use_rounding_kernel
 from bei.errors import ArtifactFileMissingError, ArtifactWrongDeviceError, EngineError
 from bei.utils.cpu_count import usable_cores
@@ -97,7 +97,7 @@ class OpenVINOEngine:
             outputs={output.name: output.dimension for output in manifest.outputs},
             per_token=frozenset(output.name for output in manifest.outputs if output.per_token),
             num_streams=num_streams,
-            shares_prefixes=manifest.spec.attention == "causal" and can_share(self._input_names),
+            unshared=why_unshared(self._input_names, is_causal=manifest.spec.attention == "causal"),
         )
         self._pack()
 

@@ -31,6 +31,13 @@ _LABEL_VECTORS = "label_vectors_"
 _OF_SHARED_TOKENS = {"input_ids", "token_type_ids", "position_ids", "unpad_index"}
 _PLACES = {"pad_index", "first_index", "last_index"}
 _OF_SEQUENCES = {"slot_mask", "slot_ids", "seq_lens", "pool_mask", "key_lens", "key_mask"}
+# Inputs that are in the way of that, and what they say of a model or an engine.
+_NOT_SHARED = {
+    "cu_query_lens": "its attention reads packed tokens by the starts of texts (bei-kernels-cpu, FlashAttention)",
+    "token_adapters": "each text reads its adapter",
+    "token_seq_lens": "its tokens turn by the length of their text (LongRoPE)",
+    _POSITIONS_BUT: "its positions pass over a token",
+}
 
 
 def bucket(size: int, min_step: int = _MIN_STEP) -> int:
@@ -103,6 +110,16 @@ def can_share(names: Collection[str]) -> bool:
     Right only for causal models, whose states of a token depend on nothing behind it.
     """
     return _OF_SHARED_TOKENS.union(_PLACES, _OF_SEQUENCES, scored.NAMES).issuperset(names)
+
+
+def why_unshared(names: Collection[str], *, is_causal: bool) -> str | None:
+    """Why an engine whose graph reads ``names`` computes each text whole, for people; None: it takes shared tokens."""
+    if not is_causal:
+        return "its tokens see those behind them"
+    if can_share(names):
+        return None
+    reasons = (reason for start, reason in _NOT_SHARED.items() if any(name.startswith(start) for name in names))
+    return next(reasons, "its graph reads packed tokens by text")
 
 
 def graph_inputs(

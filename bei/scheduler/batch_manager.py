@@ -152,6 +152,7 @@ class BatchManager:
                 overtaking=self._scheduler.overtaking,
                 device=self._engine.info.device,
                 num_streams=num_streams,
+                unshared=self._engine.info.unshared,
             )
 
     def close(self) -> None:

@@ -64,6 +64,7 @@ class TowerPort:
             overtaking=max(texts.overtaking, second.overtaking),
             device=texts.device,
             num_streams=texts.num_streams,
+            unshared=texts.unshared,
         )
 
     def close(self) -> None:

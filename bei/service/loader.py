@@ -321,10 +321,17 @@ def _warmed(artifact: Artifact, engine: Engine, costs_of: Callable[[Artifact], C
     try:
         engine.warmup()
         artifact = verified(artifact, engine)
+        _say_what_is_unshared(artifact.manifest, engine)
         return WarmEngine(artifact, engine, costs_of(artifact))
     except BaseException:
         engine.close()
         raise
+
+
+def _say_what_is_unshared(manifest: Manifest, engine: Engine) -> None:
+    """Of models that could compute common beginnings of texts once, where their engine does not."""
+    if manifest.spec.attention == "causal" and (why := engine.info.unshared):
+        log.info("%s: what texts begin with in common is computed for each of them: %s", manifest.name, why)
 
 
 def _opener(artifact: Artifact, config: ServeConfig) -> Callable[[int | None], Engine]:

@@ -20,7 +20,7 @@ from bei.engine.cuda.device import CudaDevice, LoadedPackage, TorchDevice, TwinD
 from bei.engine.cuda.device_stream import NoMemoryError, PackageStream, first_line
 from bei.engine.cuda.requirements import check
 from bei.engine.cuda.step_sizes import recorded_sizes
-from bei.engine.packing import can_share, graph_inputs
+from bei.engine.packing import graph_inputs, why_unshared
 from bei.engine.pytorch import load_torch
 from bei.engine.tensorrt.stream_pool import StreamPool
 from bei.errors import ConfigError, EngineDeadError, EngineError
@@ -101,7 +101,7 @@ class CudaEngine:
             token_buckets=tuple(sorted({sizes.tokens for sizes in self._planned})),
             memory_bytes=about.weight_bytes if device.is_gpu else None,
             is_replaceable=not device.is_gpu,  # a new one would share the CUDA context
-            shares_prefixes=manifest.spec.attention == "causal" and can_share(about.inputs),
+            unshared=why_unshared(about.inputs, is_causal=manifest.spec.attention == "causal"),
         )
 
     @property

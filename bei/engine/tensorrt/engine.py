@@ -18,7 +18,7 @@ from bei.artifact.held_files import Folder
 from bei.artifact.manifest import Manifest
 from bei.core import EngineInfo, Outputs, PackedBatch
 from bei.engine.nvidia import load_cuda, load_library
-from bei.engine.packing import can_share
+from bei.engine.packing import why_unshared
 from bei.engine.tensorrt.cuda import Cuda
 from bei.engine.tensorrt.cuda_graphs import planned_sizes
 from bei.engine.tensorrt.device_stream import PlanStream
@@ -96,7 +96,7 @@ class TensorRTEngine:
                 token_buckets=tuple(sorted({sizes.tokens for sizes in planned})),
                 memory_bytes=self._plan.weight_bytes + sum(stream.device_bytes for stream in streams),
                 is_replaceable=False,  # a new one would share the CUDA context, where a stuck kernel blocks loading
-                shares_prefixes=manifest.spec.attention == "causal" and can_share(self._plan.input_names),
+                unshared=why_unshared(self._plan.input_names, is_causal=manifest.spec.attention == "causal"),
             )
             self._resources = resources.pop_all()
 

@@ -61,6 +61,7 @@ _MODEL_EXAMPLE = {
     "target": "cpu",
     "precision": "bf16",
     "device": "Intel(R) Xeon(R) Processor",
+    "unshared_prefixes": "its tokens see those behind them",
     "is_alive": True,
     "open_requests": 0,
     "queue": {"interactive": _NOTHING_WAITS, "bulk": _NOTHING_WAITS},

@@ -87,12 +87,14 @@ class TokensPerSecond(TypedDict):
 
 
 class ModelStats(TypedDict):
-    """One model. Rates are means of the last minute; `busy` is the share of it in which the engine ran steps."""
+    """One model. Rates are means of the last minute; `busy` is the share of it in which the engine ran steps.
+    `unshared_prefixes`: why what texts of a step begin with in common is computed for each of them; null: once."""
 
     name: str
     target: str
     precision: str
     device: str
+    unshared_prefixes: str | None
     is_alive: bool
     open_requests: int
     queue: QueuesByLane
@@ -175,6 +177,7 @@ def _model(service: InferenceService, others: Seq[Part]) -> ModelStats:
         "target": manifest.target,
         "precision": manifest.precision,
         "device": port.device,
+        "unshared_prefixes": port.unshared,
         "is_alive": service.is_alive and not any(service.name in other.dead for other in others),
         "open_requests": service.num_open,
         "queue": {"interactive": _queue(port.lanes["interactive"]), "bulk": _queue(port.lanes["bulk"])},

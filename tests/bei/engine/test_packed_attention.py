@@ -144,6 +144,7 @@ def test_the_kernel_gives_what_the_graph_gives(kind: str, precision: str, made: 
     for kernels in (False, True):
         with closing(engine_of(artifact, kernels=kernels)) as engine:
             assert ("bei-kernels-cpu" in engine.info.device) == (kernels and kind != "disentangled")
+            assert ("bei-kernels-cpu" in (engine.info.unshared or "")) == (kernels and kind in ("causal", "softcap"))
             rows.append(embed(engine, encodings))
     if precision == "fp32":
         np.testing.assert_allclose(rows[1], rows[0], atol=2e-4)

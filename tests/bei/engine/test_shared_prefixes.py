@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bei.core import Encoding, PackedBatch
-from bei.engine.packing import Sizes, bucket, can_share, graph_inputs
+from bei.engine.packing import Sizes, bucket, can_share, graph_inputs, why_unshared
 from bei.engine.shared_prefixes import LEAST_SHARED, common_length, num_shared, shared_lengths, sharing
 from tests.support.engines import ids
 from tests.support.prefixes import encodings_with_prefixes, texts_with_prefixes
@@ -136,3 +136,19 @@ def test_a_graph_whose_tokens_know_their_sequence_cannot_share(name: str) -> Non
     assert not can_share([*NAMES, name])
     with pytest.raises(ValueError, match="share"):
         graph_inputs(batch, [*NAMES, name])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("cu_query_lens", "starts of texts (bei-kernels-cpu"),
+        ("token_adapters", "each text reads its adapter"),
+        ("token_seq_lens", "LongRoPE"),
+        ("position_ids_but_0", "pass over a token"),
+        ("sequence_ids", "packed tokens by text"),
+    ],
+)
+def test_an_engine_says_why_it_computes_each_text_whole(name: str, said: str) -> None:
+    assert why_unshared(NAMES, is_causal=True) is None
+    assert said in (why_unshared([*NAMES, name], is_causal=True) or "")
+    assert why_unshared(NAMES, is_causal=False) == "its tokens see those behind them"

@@ -23,6 +23,7 @@ STATS = PortStats(
     overtaking=1.0,
     device="a CPU",
     num_streams=1,
+    unshared=None,
 )
 
 

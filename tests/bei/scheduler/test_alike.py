@@ -101,7 +101,7 @@ class SharingEngine(FakeEngine):
 
     def __init__(self) -> None:
         super().__init__(LIMITS)
-        self.info = replace(self.info, shares_prefixes=True)
+        self.info = replace(self.info, unshared=None)
 
 
 def test_a_manager_asks_its_engine_to_share_and_counts_the_tokens(make_front: MakeFront) -> None:

@@ -60,6 +60,7 @@ def stats_of(
         overtaking=overtaking,
         device="a CPU",
         num_streams=num_streams,
+        unshared=None,
     )
 
 

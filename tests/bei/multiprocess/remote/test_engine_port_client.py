@@ -405,6 +405,7 @@ _STATS = PortStats(
     overtaking=3.0,
     device="a device",
     num_streams=2,
+    unshared=None,
 )
 
 

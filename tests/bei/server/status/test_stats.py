@@ -51,6 +51,7 @@ def test_a_server_that_nobody_has_asked(make_app: MakeApp) -> None:
         "target": "fake",
         "precision": "fp32",
         "device": "none",
+        "unshared_prefixes": "this engine computes every text whole",
         "is_alive": True,
         "open_requests": 0,
         "queue": {"interactive": empty, "bulk": empty},
