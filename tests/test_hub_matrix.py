@@ -15,7 +15,7 @@ import transformers
 from tests.hub_matrix import published
 from tests.hub_matrix.document import DOCUMENT, document, written_comparisons
 from tests.hub_matrix.entries import CHAPTERS, ENTRIES
-from tests.hub_matrix.listed import NEWEST
+from tests.hub_matrix.listed import NEWEST, UNKNOWN
 from tests.hub_matrix.sources import COMMITS, OF_CLASSES, SOURCES
 from tests.hub_matrix.structures import Entry
 from tests.hub_matrix.table import (
@@ -132,6 +132,8 @@ def test_the_newest_models_are_two_hundred_and_counted() -> None:
     kinds = Counter(listed()[name].verdict if name in listed() else "" for name in names)
     counts = f"{kinds['builds and matches']} build and match, {kinds['refused']} are refused, {kinds['']} have no row"
     assert counts in DOCUMENT.read_text()
+    unknown = [name for names in UNKNOWN.values() for name in names]
+    assert sorted(unknown) == sorted(name for name in names if name not in listed())
 
 
 def test_the_page_counts_the_rows_and_names_what_is_refused() -> None:

@@ -73,7 +73,11 @@ The 200 newest open text models of MTEB's list ({package}), of any size, by mont
 |---|---|---|---|---|
 {months}
 
-Without a row, as their structure is not known: {unknown}.
+Without a row, as their structure is not known:
+
+| repositories | what is known, and what is not |
+|---|---|
+{unknown}
 
 ## Refused
 
@@ -168,7 +172,7 @@ def _newest(table: list[Row]) -> dict[str, str]:
         "package": listed.PACKAGE,
         "newest": "{} build and match, {} are refused, {} have no row".format(*totals),
         "months": _lines(lines),
-        "unknown": ", ".join(name for names in listed.NEWEST.values() for name in names if name not in verdicts),
+        "unknown": _lines((", ".join(names), what) for what, names in listed.UNKNOWN.items()),
     }
 
 

@@ -20,3 +20,8 @@ NEWEST: Mapping[str, tuple[str, ...]] = {
 }
 # The file of the package that lists a repository.
 FILES: Mapping[str, str] = {name: file for files in _MONTHS.values() for file, names in files.items() for name in names}
+# What the list and other texts say of those without a row, and what is missing: by that text, the repositories.
+UNKNOWN: Mapping[str, tuple[str, ...]] = {
+    what: tuple(names)
+    for what, names in yaml.safe_load((Path(__file__).parent / "unknown.yaml").read_text(encoding="utf-8")).items()
+}

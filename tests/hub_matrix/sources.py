@@ -29,11 +29,13 @@ _FLAG_POOLING = f"{_FLAG}/inference/embedder/model_mapping.py"
 _VLLM_MODELS = f"{_VLLM} tests/models/registry.py"
 _VLLM_ROPE = f"{_VLLM} vllm/model_executor/models/bert_with_rope.py"
 _LFM2_5 = "github:huggingface/transformers src/transformers/models/lfm2_bidirectional/modular_lfm2_bidirectional.py"
+_JASPER = "github:xiaobang1010/Jasper-Token-Compression-600M-20251114"
 _CANDLE = f"{_TEI} backends/candle"
 
 TRANSFORMERS = "5.24.0"
 COMMITS: Mapping[str, str] = {
     "AnswerDotAI/rerankers": "7bb2521",
+    "BlessedTatonka/StarSE": "eb5015b",
     "CheshireClef/Indra_Desktop_Pet": "66df757",
     "FlagOpen/FlagEmbedding": "7ed43d6",
     "Gomez12/OpenTeddy": "4de9ec8",
@@ -78,6 +80,7 @@ COMMITS: Mapping[str, str] = {
     "urchade/GLiNER": "c2bb58d",
     "vllm-project/vllm": "0008d35",
     "vminh16/VI-Legal-RAG": "0d3b35b",
+    "xiaobang1010/Jasper-Token-Compression-600M-20251114": "8999df6",
 }
 
 
@@ -298,6 +301,10 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "LiquidAI/LFM2.5-Embedding-350M": ("card:LiquidAI/LFM2.5-Embedding-350M", _LFM2_5),
     "antoinelouis/colbert-xm": (f"{_PYLATE} tests/test_model_loading.py",),
     # Static embeddings.
+    "BorisTM/starse": (
+        "github:BlessedTatonka/StarSE README.md",
+        "github:BlessedTatonka/StarSE src/starse/project.py",
+    ),
     "minishlab/potion-base-8M": ("github:gursharanmakol/rag-debugging-lab-pilot models/potion-base-8M/config.json",),
     "sentence-transformers/static-retrieval-mrl-en-v1": (
         f"{_ST} tests/sentence_transformer/test_pretrained.py",
@@ -371,6 +378,12 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
         f"{_FLAG}/inference/reranker/decoder_only/models/gemma_config.py",
     ),
     "jinaai/jina-reranker-v3": (f"{_VLLM} vllm/model_executor/models/jina.py", "card:jinaai/jina-reranker-v3"),
+    "infgrad/Jasper-Token-Compression-600M": (
+        f"{_JASPER} config.json",
+        f"{_JASPER} modeling_qwen3_jasper.py",
+        f"{_JASPER} modules.json",
+    ),
+    "Kingsoft-LLM/QZhou-Embedding-Zh": ("card:Kingsoft-LLM/QZhou-Embedding-Zh",),
     # Language models read as embedders.
     "meta-llama/Llama-3.2-1B": (_VLLM_MODELS, _config("llama")),
     "Qwen/Qwen2.5-0.5B-Instruct": (_VLLM_MODELS, _config("qwen2")),
