@@ -75,11 +75,12 @@ class Expansion:
 
 class ImagePatches(NamedTuple):
     """An image as an engine reads it: ``levels`` uint8 [tokens, 3 * patch_size**2], one row a token, zeros for a class
-    token. In a row pixels follow each other from left to right and top to bottom, each with red, green, blue.
-    ``digest`` of them."""
+    token. In a row pixels follow each other from left to right and top to bottom, each with red, green, blue. ``grid``:
+    rows and columns of patches. ``digest`` of both."""
 
     levels: UInt8Array
     digest: bytes
+    grid: tuple[int, int]
 
 
 class LabelVectors(NamedTuple):
@@ -185,9 +186,10 @@ class PackedBatch:
     first so many tokens of each sequence serve as attention keys; None: all of them. ``unpooled_lens`` is int32 [B]:
     the first so many tokens of each are left out of means; None: no token is. ``adapters`` is int32 [B]: the adapter
     that reads each sequence, 0: none; None: none reads any. ``levels`` is uint8 [T, width], the pixels of images
-    (``ImagePatches``), and ``digests`` those of them, one a sequence; None: sequences are texts. ``shared``: tokens to
-    compute once, for engines that can (``EngineInfo.shares_prefixes``); answers are the same without it. ``labels``:
-    what the sequences are scored for; None: engines that read labels have one of zeros.
+    (``ImagePatches``), ``grids`` int32 [B, 2] their rows and columns, and ``digests`` those of them, one a sequence;
+    None: sequences are texts. ``shared``: tokens to compute once, for engines that can
+    (``EngineInfo.shares_prefixes``); answers are the same without it. ``labels``: what the sequences are scored for;
+    None: engines that read labels have one of zeros.
     """
 
     input_ids: Int32Array
@@ -200,6 +202,7 @@ class PackedBatch:
     shared: SharedTokens | None = None
     digests: list[bytes] | None = None
     labels: LabelTable | None = None
+    grids: Int32Array | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -227,7 +230,9 @@ class PackedBatch:
             if len(images) < len(encodings):
                 raise ValueError("a batch holds texts or images, not both: they have engines of their own")
             levels = np.concatenate([image.levels for image in images])
-            return cls(input_ids, cu_seqlens, levels=levels, digests=[image.digest for image in images])
+            grids = np.array([image.grid for image in images], np.int32)
+            digests = [image.digest for image in images]
+            return cls(input_ids, cu_seqlens, levels=levels, digests=digests, grids=grids)
         key_lens = None
         if any([encoding.num_keys is not None for encoding in encodings]):
             key_lens = np.array([e.num_tokens if e.num_keys is None else e.num_keys for e in encodings], np.int32)

@@ -1,12 +1,14 @@
-"""Vectors of images: ``bei.Model`` beside sentence-transformers, from JPEG files to vectors, in one process.
+"""Vectors of images: ``bei.Model`` beside sentence-transformers and transformers, from JPEG files to vectors.
 
-    python -m benchmarks.images [--images 32] [--width 640] [--height 480] [--repetitions 5] [--kept FOLDER]
+    python -m benchmarks.images [--shape clip-vit-b32|siglip-base] [--images 32] [--width 640] [--height 480]
+        [--repetitions 5] [--kept FOLDER]
 
 ``--kept``: a folder in which the checkpoint and the artifacts stay for further runs (``--repetitions 0``: only these).
 
-Needs the package ``sentence-transformers``. CLIP ViT-B/32's shape, both towers, with random weights. In each repetition
-every side decodes and computes the same JPEG files once: by one call of ``Model.embed``, without a cache, and by
-``encode`` in batches of 32 of images that Pillow opens, with transformers' own CLIP module.
+Needs the package ``sentence-transformers``. CLIP ViT-B/32's or SigLIP base's shape (patches of 16 pixels, images of
+224), both towers, with random weights. In each repetition every side decodes and computes the same JPEG files once, in
+one process: by one call of ``Model.embed``, without a cache; by sentence-transformers' ``encode``; and by transformers'
+image processor and ``get_image_features``. The libraries get batches of 32 of images that Pillow opens.
 """
 
 from __future__ import annotations
@@ -36,63 +38,84 @@ from benchmarks.harness.servers import ROOT, revision
 
 _BATCH = 32
 _PRECISIONS = {"FP32": "float32", "BF16": "bfloat16"}
-_PROCESSOR = {
-    "image_processor_type": "CLIPImageProcessor",
-    "size": {"shortest_edge": 224},
-    "crop_size": {"height": 224, "width": 224},
+_SHAPES = ("clip-vit-b32", "siglip-base")
+_PROCESSORS = {
+    "clip-vit-b32": {
+        "image_processor_type": "CLIPImageProcessor",
+        "size": {"shortest_edge": 224},
+        "crop_size": {"height": 224, "width": 224},
+    },
+    "siglip-base": {
+        "image_processor_type": "SiglipImageProcessor",
+        "size": {"height": 224, "width": 224},
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    },
 }
 _TOKENIZER = {"model_input_names": ["input_ids"], "pad_token": "[PAD]", "tokenizer_class": "PreTrainedTokenizerFast"}
 
 
 def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's threads would spin beside bei's
-    options = parsed(__doc__, images=32, width=640, height=480, repetitions=5, kept="")
+    options = parsed(__doc__, shape=_SHAPES, images=32, width=640, height=480, repetitions=5, kept="")
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = Path(options.kept or scratch)
-        checkpoint = _checkpoint(folder)
-        artifacts = {precision: _artifact(checkpoint, folder, precision) for precision in _PRECISIONS}
+        checkpoint = _checkpoint(options.shape, folder)
+        artifacts = {
+            precision: _artifact(checkpoint, folder, f"{options.shape}-{precision.lower()}", precision)
+            for precision in _PRECISIONS
+        }
         if not options.repetitions:
             return
         files = [*_drawn(options.images, options.width, options.height)]
         sides: dict[str, Callable[[Sequence[bytes]], Float32Array]] = {}
         for precision, dtype in _PRECISIONS.items():
             sides[f"bei, {precision}"] = stack.enter_context(Model(artifacts[precision], tune="off")).embed
-            sides[f"sentence-transformers, {precision}"] = _theirs(checkpoint, dtype)
+            sides[f"sentence-transformers, {precision}"] = _sentence_transformers(checkpoint, dtype)
+            sides[f"transformers, {precision}"] = _transformers(checkpoint, dtype)
         _check_same(sides, files[:2])
         rates = alternate({name: partial(_rate, run, files) for name, run in sides.items()}, options.repetitions)
-    pairs = {precision: (f"bei, {precision}", f"sentence-transformers, {precision}") for precision in _PRECISIONS}
+    ratios = {
+        f"bei / {other}": {
+            precision: ratio(rates, f"bei, {precision}", f"{other}, {precision}") for precision in _PRECISIONS
+        }
+        for other in ("sentence-transformers", "transformers")
+    }
     results = {
         "images a second": rates,
-        "bei / sentence-transformers": {precision: ratio(rates, *pair) for precision, pair in pairs.items()},
+        **ratios,
+        "shape": options.shape,
         "images": options.images,
         "pixels": [options.width, options.height],
         "sentence-transformers": version("sentence-transformers"),
+        "transformers": version("transformers"),
         "commit": revision(ROOT),
     }
+    name = "images" if options.shape == _SHAPES[0] else f"images-{options.shape}"
     is_usual = (options.width, options.height) == (640, 480)
-    write("images" if is_usual else f"images-{options.width}x{options.height}", results)
+    write(name if is_usual else f"{name}-{options.width}x{options.height}", results)
 
 
-def _checkpoint(folder: Path) -> Path:
+def _checkpoint(shape: str, folder: Path) -> Path:
     """Both towers with random weights, MiniLM's tokenizer, and the image processor's settings."""
     import torch
     import transformers
 
-    out = folder / "checkpoint"
+    out = folder / f"checkpoint-{shape}"
     if out.is_dir():
         return out
     torch.manual_seed(0)
     out.mkdir(parents=True)
-    model: Any = transformers.CLIPModel(transformers.CLIPConfig())
+    model_class: Any = transformers.CLIPModel if shape == _SHAPES[0] else transformers.SiglipModel
+    model = model_class(model_class.config_class())  # the defaults are those of the shape
     model.save_pretrained(out)
     shutil.copy(minilm_folder() / "tokenizer.json", out)
     (out / "tokenizer_config.json").write_bytes(json.encode(_TOKENIZER))
-    (out / "preprocessor_config.json").write_bytes(json.encode(_PROCESSOR))
+    (out / "preprocessor_config.json").write_bytes(json.encode(_PROCESSORS[shape]))
     return out
 
 
-def _artifact(checkpoint: Path, folder: Path, precision: str) -> Path:
-    name = f"clip-{precision.lower()}"
+def _artifact(checkpoint: Path, folder: Path, name: str, precision: str) -> Path:
     out = folder / f"{name}-{precision.lower()}"
     if not out.is_dir():
         built(checkpoint, folder, name, precision.lower())
@@ -115,7 +138,7 @@ def _drawn(count: int, width: int, height: int) -> Iterator[bytes]:
         yield file.getvalue()
 
 
-def _theirs(checkpoint: Path, dtype: str) -> Callable[[Sequence[bytes]], Float32Array]:
+def _sentence_transformers(checkpoint: Path, dtype: str) -> Callable[[Sequence[bytes]], Float32Array]:
     from PIL import Image
 
     library = import_module("sentence_transformers").SentenceTransformer
@@ -125,6 +148,28 @@ def _theirs(checkpoint: Path, dtype: str) -> Callable[[Sequence[bytes]], Float32
         images = [Image.open(io.BytesIO(file)) for file in files]
         found: Float32Array = model.encode(images, batch_size=_BATCH, normalize_embeddings=True)
         return found
+
+    return embed
+
+
+def _transformers(checkpoint: Path, dtype: str) -> Callable[[Sequence[bytes]], Float32Array]:
+    import torch
+    from PIL import Image
+    from transformers import AutoImageProcessor, AutoModel
+
+    model: Any = AutoModel.from_pretrained(checkpoint, dtype=getattr(torch, dtype)).eval()
+    processors: Any = AutoImageProcessor
+    processor = processors.from_pretrained(checkpoint, backend="pil")
+
+    def embed(files: Sequence[bytes]) -> Float32Array:
+        parts = []
+        with torch.inference_mode():
+            for first in range(0, len(files), _BATCH):
+                images = [Image.open(io.BytesIO(file)) for file in files[first : first + _BATCH]]
+                pixels = processor(images=images, return_tensors="pt")["pixel_values"].to(model.dtype)
+                vectors = model.get_image_features(pixel_values=pixels).pooler_output.float()
+                parts.append(torch.nn.functional.normalize(vectors, dim=-1).numpy())
+        return np.concatenate(parts)
 
     return embed
 

@@ -54,6 +54,9 @@ class that a family reads is not named here. Classes without rows of their own:
 | `ElectraForPreTraining` | read as its base model |
 | `CLIPModel` | its text tower's rows; of the image tower: `tests/bei_build/test_image_towers.py` |
 | `SiglipModel`, `SiglipTextModel` | SigLIP's towers: `tests/bei_build/families/test_siglip.py`, `tests/bei_build/test_image_towers.py` |
+| `Siglip2Model`, `Siglip2TextModel` | SigLIP 2 for images in their own proportions: `tests/bei_build/test_naflex.py` |
+| `NomicVisionModel` | remote code (nomic-embed-vision): `tests/bei_build/families/test_nomic_vision.py` |
+| `CLIPVisionModelWithProjection`, `CLIPVisionModel`, `SiglipVisionModel`, `Siglip2VisionModel`, `ViTModel`, `Dinov2Model` | read images alone ([images](images.md)): `tests/bei_build/test_image_models.py`, `tests/bei_build/test_naflex.py` |
 | `Contriever` | facebook/contriever's own class: BERT |
 | `HF_ColBERT` | remote code: BERT and a linear layer on every token |
 | `JinaBertModel`, `JinaBertForMaskedLM`, `JinaBertForSequenceClassification` | remote code in two forms |

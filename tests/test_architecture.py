@@ -33,7 +33,7 @@ ROOMS = (
     *("bei_build.weights", "bei_build.tokenizer", "bei_build.checkpoint", "bei_build.config"),
     *("bei_build.applicable_settings", "bei_build.onnx_graph", "bei_build.torch_graph", "bei_build.reference"),
     *("bei_build.targets", "bei_build.job", "bei_build.quantization", "bei_build.verification"),
-    *("bei_build.pipeline", "bei_build.cache"),
+    *("bei_build.limits", "bei_build.output_folder", "bei_build.image_model", "bei_build.pipeline", "bei_build.cache"),
     *("bei.service", "bei.tasks", "bei.offline", "bei"),
     *("bei.bulk.watchdog", "bei.bulk.file_systems", "bei.bulk.sources", "bei.bulk"),
     *(

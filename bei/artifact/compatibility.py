@@ -113,6 +113,8 @@ def _same_steps(served: Manifest, new: Manifest) -> bool:
 
 def _tokenizer(manifest: Manifest) -> tuple[object, ...]:
     """The settings that determine token ids, without the version of the library that wrote the file."""
+    if manifest.tokenization is None:
+        return ()
     file = next(info.sha256 for info in manifest.files if info.path == TOKENIZER)
     settings = manifest.tokenization
     return file, settings.truncation_side, settings.splits_special_tokens, settings.filled_with

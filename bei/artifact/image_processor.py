@@ -13,15 +13,17 @@ Resample: TypeAlias = Literal["nearest", "lanczos", "bilinear", "bicubic", "box"
 
 # No image tower reads larger ones; bounds what a manifest can make a server allocate.
 MOST_SIDE = 4096
+MOST_PATCHES = 4096
 
 
 class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Steps in order; those of an image processor that is off are None.
 
     ``shortest_edge``: the shorter side is resized to it, and the other in proportion. ``resize``: height and width
-    without regard to proportions. At most one of the two is set. ``crop``: height and width of the centre, with level 0
-    around an image that is smaller. Levels (0 to 255) times ``rescale``, minus ``mean``, divided by ``std`` of the
-    channel are the model's pixel values.
+    without regard to proportions. ``max_num_patches``: in proportion, to as many whole patches as these are at most;
+    unset in artifacts of other processors. At most one of the three is set. ``crop``: height and width of the centre,
+    with level 0 around an image that is smaller. Levels (0 to 255) times ``rescale``, minus ``mean``, divided by
+    ``std`` of the channel are the model's pixel values.
     """
 
     shortest_edge: int | None
@@ -31,6 +33,7 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     rescale: float
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+    max_num_patches: int | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def scales(self) -> tuple[float, float, float]:
@@ -53,7 +56,10 @@ def processor_faults(processor: ImageProcessor) -> Iterator[str]:
     sides = [processor.shortest_edge or 1, *(processor.resize or ()), *(processor.crop or ())]
     if not all(1 <= side <= MOST_SIDE for side in sides):
         yield f"sizes must be from 1 to {MOST_SIDE}"
-    if processor.shortest_edge is not None and processor.resize is not None:
-        yield "shortest_edge and resize exclude each other"
+    most = processor.max_num_patches
+    if sum(bool(way) for way in (processor.shortest_edge, processor.resize, most)) > 1 or (most and processor.crop):
+        yield "shortest_edge, resize and max_num_patches exclude each other, and the last one crop"
+    if most is not msgspec.UNSET and not 1 <= most <= MOST_PATCHES:
+        yield f"max_num_patches must be from 1 to {MOST_PATCHES}"
     if not all(map(isfinite, (processor.rescale, *processor.mean, *processor.std))) or 0.0 in processor.std:
         yield "rescale, mean and std must be finite numbers, std other than 0"

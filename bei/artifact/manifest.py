@@ -1,12 +1,12 @@
 """The contract between ``bei build`` and ``bei serve``: an artifact is a directory described by its manifest.
 
     manifest.json      the artifact's facts; every other file with size and sha256
-    tokenizer.json     the tokenizer, ready to use (truncation and padding off)
+    tokenizer.json     the tokenizer, ready to use (truncation and padding off), if the model reads texts
     token_weights.npy  a weight for each token, if sparse vectors of a side are looked up (bei.artifact.token_weights)
     certificate.json   the engine's agreement with the reference (bei.artifact.certificate)
     certificate.html   the same as a page
     engine/            the compiled engine, files named by the target
-    image_engine/      the engine of images, if the model reads them too
+    image_engine/      the engine of images, if the model reads texts and images
     labels/            tokenizer.json and engine/ of the tower of labels, if labels have one of their own
     reference/         reference answers, if the engine is not verified yet (bei.verification.stored_answers)
     signature.json     the signature of the manifest, if it is signed (bei.artifact.signature)
@@ -17,6 +17,7 @@ that it has hashed (``bei.artifact.held_files``). No file is a pickle.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -272,9 +273,12 @@ class DecideTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class ImageTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The image side of a model with two towers, whose vectors are comparable with those of texts: an engine of its
-    own, for images of ``image_size`` (height and width) in patches of ``patch_size`` pixels, with a ``class_token``
-    before them or not. ``max_seq_len``: the tokens of an image."""
+    """The image side of a model: an engine for images of ``image_size`` (height and width) in patches of
+    ``patch_size`` pixels, with a ``class_token`` before them or not. ``max_seq_len``: the tokens of an image. Where
+    images have many sizes (``processor.max_num_patches``), these are the size of the canary and the most tokens. Of a
+    model with two towers vectors are comparable with those of texts. Of a model that reads images alone, ``spec``,
+    ``engine`` and the limits are the manifest's own.
+    """
 
     processor: ImageProcessor
     image_size: tuple[int, int]
@@ -286,6 +290,10 @@ class ImageTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_num_tokens: int
     max_batch_size: int
     max_seq_len: int
+
+    def num_pixels(self, num_tokens: int) -> int:
+        """Pixels of an image with so many tokens; 0 of one that has none, as it could not be read."""
+        return max(0, num_tokens - self.class_token) * self.patch_size**2
 
 
 class LabelTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -303,9 +311,9 @@ class LabelTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All facts of an artifact. ``verification``: the certificate's kind. ``images`` and ``labels``: unset in artifacts
-    of models without such a tower, so that their manifests keep their digests; so is ``temperatures``, unless
-    ``bei calibrate`` has written it."""
+    """All facts of an artifact. ``tokenization``: None if the model reads images alone. ``verification``: the
+    certificate's kind. ``images`` and ``labels``: unset in artifacts of models without such a tower, so that their
+    manifests keep their digests; so is ``temperatures``, unless ``bei calibrate`` has written it."""
 
     schema_version: int
     bei_version: str
@@ -317,7 +325,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     embedding: Embedding | None
     classification: Classification | None
     rerank_template: RerankTemplate | None
-    tokenization: Tokenization
+    tokenization: Tokenization | None
     prompts: dict[str, str]
     default_prompt_name: str | None
     roles: dict[Side, Role]
@@ -356,9 +364,24 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.labels or None
 
     @property
+    def reads_texts(self) -> bool:
+        """False if it reads images alone."""
+        return self.tokenization is not None
+
+    @property
+    def modalities(self) -> Sequence[Literal["text", "image"]]:
+        """What it reads."""
+        return [*(["text"] if self.reads_texts else []), *(["image"] if self.images else [])]  # type: ignore[list-item]
+
+    @property
     def second_tower(self) -> ImageTower | LabelTower | None:
-        """The tower beside that of texts, which has an engine of its own."""
-        return self.image_tower or self.label_tower
+        """The tower beside that of texts, which has an engine of its own; None: the model has one engine."""
+        return (self.image_tower if self.reads_texts else None) or self.label_tower
+
+    @property
+    def of_images(self) -> Manifest:
+        """The manifest of the engine that reads images, by itself."""
+        return self.of_second if self.reads_texts else self
 
     @property
     def of_second(self) -> Manifest:

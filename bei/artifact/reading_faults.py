@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -99,3 +99,12 @@ def _labelling(manifest: Manifest) -> Iterator[str]:
             yield f"label_id of labelling is {shown(found.label_id)}, which is in no vocabulary"
         if "" in (found.label_token, found.separator_token) or found.label_token == found.separator_token:
             yield "label_token and separator_token of labelling are no two tokens"
+
+
+def repeated(what: str, names: Sequence[str]) -> Iterator[str]:
+    """Faults of names that stand twice in ``what``."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            yield f"{what} has {shown(name)} twice"
+        seen.add(name)

@@ -20,9 +20,10 @@ from bei.artifact.certificate.record import (
     Certificate,
 )
 from bei.artifact.certificate.reliability import CalibratedTask, reliability_fault
+from bei.artifact.certificate_faults import certificate_fault
 from bei.artifact.held_files import FileInfo, HeldFiles, open_files, read_file
 from bei.artifact.signature import read_signature, write_signature
-from bei.artifact.validation import certificate_fault, check_files, manifest_fault
+from bei.artifact.validation import check_files, manifest_fault
 from bei.errors import (
     ArtifactError,
     ArtifactFileMissingError,
@@ -225,7 +226,8 @@ def load(path: Path, *, sealed: bool = False) -> Artifact:
     signed = read_signature(path, manifest.digest)
     check_files(path, manifest)
     certificate = _certificate_of(path, manifest, _certificate_content(path, manifest) if raw is None else raw)
-    _listed(path, manifest, TOKENIZER)
+    if manifest.reads_texts:
+        _listed(path, manifest, TOKENIZER)
     return Artifact(path, manifest, certificate, signed, open_files(path, files_to_hold(manifest), sealed=sealed))
 
 

@@ -1,4 +1,4 @@
-"""Validates the values of a manifest and a certificate before they are used.
+"""Validates the values of a manifest before they are used; those of a certificate: ``certificate_faults``.
 
 Decoding checks their forms, and hashes show later changes; but the builder of an artifact writes both. This module
 finds values that no build writes: a fault is a sentence that names the field and the reason.
@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-from bei.artifact.certificate.record import Certificate
 from bei.artifact.certificate.thresholds import PRECISIONS, PRECISIONS_OF_TARGETS
 from bei.artifact.held_files import MOST_FILES
 from bei.artifact.image_processor import MOST_SIDE, processor_faults
@@ -22,11 +21,12 @@ from bei.artifact.manifest import (
     NO_ADAPTER,
     TOKENIZER,
     Adapters,
+    ImageTower,
     Manifest,
     Package,
     Plan,
 )
-from bei.artifact.reading_faults import MOST_TOKENS, reading_faults, shown
+from bei.artifact.reading_faults import MOST_TOKENS, reading_faults, repeated, shown
 from bei.errors import ArtifactFileUnlistedError, ArtifactManifestError
 from bei.printable import printable
 from bei.utils.untrusted_files import (
@@ -70,6 +70,9 @@ _ALLOWED = re.compile(
     r"|\.(certificate|signature)\.[a-z0-9_]{8}/.*"  # of bei, while it replaces a certificate or a signature
 )
 
+# Fields of the image tower that are the manifest's own, where it has no other.
+_OF_ITS_ENGINE = ("spec", "engine", "max_num_tokens", "max_batch_size", "max_seq_len")
+
 _TABLE = "token_weights.npy"
 _FLOAT_BYTES = 4
 _MOST_HEADER_BYTES = 10_000  # numpy's own limit
@@ -77,7 +80,6 @@ _MOST_HEADER_BYTES = 10_000  # numpy's own limit
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _OUTPUT = re.compile(r"[a-z][a-z0-9_]{0,99}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_ROUNDING = 1e-4  # tolerance for cosines
 _LEAST_STEP = 1e-6  # of int8 vectors, times 127: a hundredth of what vectors of a million components have
 
 
@@ -136,19 +138,6 @@ def manifest_fault(manifest: Manifest) -> str | None:
     )
     limits = limits_fault(manifest.max_num_tokens, manifest.max_batch_size, manifest.max_seq_len)
     return limits or next(chain.from_iterable(part(manifest) for part in parts), None)
-
-
-def certificate_fault(manifest: Manifest, certificate: Certificate) -> str | None:
-    """The first fault of the ``certificate`` of ``manifest``, or None."""
-    parts = (_tokens, _verdict, _figures, _image_figures, _label_figures)
-    found = chain.from_iterable(part(manifest, certificate) for part in parts)
-    return next(found, None)
-
-
-def _tokens(manifest: Manifest, certificate: Certificate, path: str = TOKENIZER) -> Iterator[str]:
-    tokenizer = next((info.sha256 for info in manifest.files if info.path == path), None)
-    if certificate.tokens is not None and certificate.tokens.sha256 != tokenizer:
-        yield f"the certificate's token ids were those of another {path}"
 
 
 def check_files(path: Path, manifest: Manifest) -> None:
@@ -214,7 +203,7 @@ def _names(manifest: Manifest) -> Iterator[str]:
 def _tasks(manifest: Manifest) -> Iterator[str]:
     if not manifest.tasks:
         yield "tasks is empty: it serves nothing"
-    yield from _repeated("tasks", manifest.tasks)
+    yield from repeated("tasks", manifest.tasks)
     outputs = {output.name for output in manifest.outputs}
     for task in manifest.tasks:
         if task not in OUTPUTS_OF:
@@ -226,7 +215,7 @@ def _tasks(manifest: Manifest) -> Iterator[str]:
 def _outputs(manifest: Manifest) -> Iterator[str]:
     if not manifest.outputs:
         yield "outputs is empty: the engine gives nothing"
-    yield from _repeated("outputs", [output.name for output in manifest.outputs])
+    yield from repeated("outputs", [output.name for output in manifest.outputs])
     for output in manifest.outputs:
         if not _OUTPUT.fullmatch(output.name):
             yield f"outputs has {shown(output.name)}, which is no name of an output"
@@ -305,7 +294,7 @@ def _routes(manifest: Manifest) -> Iterator[str]:
 
 def _adapters(manifest: Manifest) -> Iterator[str]:
     names = manifest.adapter_names
-    yield from _repeated("adapters", list(names))
+    yield from repeated("adapters", list(names))
     for name in names:
         if fault := adapter_fault(name):
             yield f"adapters: {fault}"
@@ -325,11 +314,11 @@ def _engine(manifest: Manifest) -> Iterator[str]:
     if engine.plan is not None:
         yield from _plan(engine.plan)
     if engine.package is not None:
-        yield from _package(engine.package)
+        yield from _package(engine.package, reads_texts=manifest.reads_texts)
 
 
 def _plan(plan: Plan) -> Iterator[str]:
-    yield from _repeated("the plan's profiles", [profile.name for profile in plan.profiles])
+    yield from repeated("the plan's profiles", [profile.name for profile in plan.profiles])
     for profile in plan.profiles:
         for field in ("tokens", "sequences", "longest"):
             least, usual, most = getattr(profile, field)
@@ -340,18 +329,19 @@ def _plan(plan: Plan) -> Iterator[str]:
                 )
 
 
-def _package(package: Package) -> Iterator[str]:
+def _package(package: Package, *, reads_texts: bool) -> Iterator[str]:
     if package.cuda is not None and (fault := name_fault(package.cuda)):
         yield f"the package's cuda: {fault}"
-    yield from _repeated("the package's inputs", package.inputs)
-    if "input_ids" not in package.inputs:
-        yield "the package's inputs have no input_ids: it reads no text"
+    yield from repeated("the package's inputs", package.inputs)
+    wanted = "input_ids" if reads_texts else "pixel_levels_"
+    if not any(name.startswith(wanted) for name in package.inputs):
+        yield f"the package's inputs have no {wanted.rstrip('_')}: it reads no {'text' if reads_texts else 'image'}"
     if not 0 <= package.weight_bytes < 1 << 62:
         yield f"the package has weight_bytes {shown(package.weight_bytes)}, which is not a possible size"
 
 
 def _filling(manifest: Manifest) -> Iterator[str]:
-    token = manifest.tokenization.filled_with
+    token = None if manifest.tokenization is None else manifest.tokenization.filled_with
     if token is not None and not 0 <= token < manifest.spec.vocab_size:
         yield f"tokenization.filling_id is {shown(token)}, which the model has no row for"
 
@@ -359,6 +349,8 @@ def _filling(manifest: Manifest) -> Iterator[str]:
 def _images(manifest: Manifest) -> Iterator[str]:
     tower = manifest.image_tower
     if tower is None:
+        if not manifest.reads_texts:
+            yield "tokenization and images are both missing: the model reads nothing"
         return
     if fault := limits_fault(tower.max_num_tokens, tower.max_batch_size, tower.max_seq_len):
         yield f"images: {fault}"
@@ -366,7 +358,7 @@ def _images(manifest: Manifest) -> Iterator[str]:
     patch, (height, width) = tower.patch_size, tower.image_size
     if patch < 1 or not all(1 <= side <= MOST_SIDE and side % patch == 0 for side in (height, width)):
         yield f"images has patches of {shown(patch)} pixels in {shown(height)} x {shown(width)}"
-    elif tower.max_seq_len != (height // patch) * (width // patch) + tower.class_token:
+    elif not _has_tokens(tower, (height // patch) * (width // patch) + tower.class_token):
         yield f"images.max_seq_len is {shown(tower.max_seq_len)}, which is not the number of an image's patches"
     if tower.processor.output_size not in (None, tower.image_size):
         yield "images.processor makes images of another size than image_size"
@@ -376,8 +368,11 @@ def _images(manifest: Manifest) -> Iterator[str]:
         if fault := name_fault(word):
             yield f"images.engine: {fault}"
     if tower.engine.package is not None:
-        yield from _image_package(tower.engine.package)
-    if not any(info.path.startswith("image_engine/") for info in manifest.files):
+        yield from _package(tower.engine.package, reads_texts=False)
+    if not manifest.reads_texts:
+        if any(getattr(tower, field) != getattr(manifest, field) for field in _OF_ITS_ENGINE):
+            yield "images describes another engine than the manifest, whose only one it is"
+    elif not any(info.path.startswith("image_engine/") for info in manifest.files):
         yield "files has nothing in image_engine/"
 
 
@@ -385,8 +380,9 @@ def _labels(manifest: Manifest) -> Iterator[str]:
     tower = manifest.label_tower
     if tower is None:
         return
-    if manifest.tasks != ["extract"] or manifest.image_tower is not None:
+    if manifest.tasks != ["extract"] or manifest.image_tower is not None or not manifest.reads_texts:
         yield "labels is set, and the model does not extract alone"
+        return
     if fault := limits_fault(tower.max_num_tokens, tower.max_batch_size, tower.max_seq_len):
         yield f"labels: {fault}"
     own = manifest.of_second
@@ -398,13 +394,15 @@ def _labels(manifest: Manifest) -> Iterator[str]:
             yield f"files has no {path}"
 
 
-def _image_package(package: Package) -> Iterator[str]:
-    if not any(name.startswith("pixel_levels_") for name in package.inputs):
-        yield "the package of images has no input pixel_levels: it reads no image"
+def _has_tokens(tower: ImageTower, num_tokens: int) -> bool:
+    """True if images have ``num_tokens``, or up to a maximum which holds these."""
+    if most := tower.processor.max_num_patches:
+        return num_tokens <= tower.max_seq_len == most + tower.class_token
+    return tower.max_seq_len == num_tokens
 
 
 def _files(manifest: Manifest) -> Iterator[str]:
-    yield from _repeated("files", [info.path for info in manifest.files])
+    yield from repeated("files", [info.path for info in manifest.files])
     if len(manifest.files) > MOST_FILES:
         yield f"files has {len(manifest.files)} entries, more than the {MOST_FILES} that a server holds open"
     for info in manifest.files:
@@ -414,86 +412,3 @@ def _files(manifest: Manifest) -> Iterator[str]:
             yield f"files has {shown(info.path)} with an invalid size or sha256"
     if not any(info.path.startswith("engine/") for info in manifest.files):
         yield "files has nothing in engine/"
-
-
-def _verdict(manifest: Manifest, certificate: Certificate) -> Iterator[str]:
-    kind, outputs = certificate.kind, certificate.outputs
-    if kind != manifest.verification:
-        yield f"its kind is {kind}, and the manifest says {manifest.verification}"
-    if not 0 <= certificate.num_texts <= certificate.num_held_out_texts <= _MOST_COUNT:
-        counts = f"{shown(certificate.num_texts)} of {shown(certificate.num_held_out_texts)}"
-        yield f"it compares {counts} texts, which is not possible"
-    was_compared = kind in ("reference", "self-consistency")
-    if was_compared and (not certificate.num_texts or not outputs or certificate.thresholds is None):
-        yield f"its kind is {kind}, but it lacks texts, outputs or thresholds"
-    if certificate.passed != (was_compared and not certificate.failures):
-        yield f"passed is {str(certificate.passed).lower()}, which its figures contradict"
-
-
-def _figures(manifest: Manifest, certificate: Certificate) -> Iterator[str]:
-    """Faults of cosines and thresholds; NaN and Inf are no JSON numbers, and were refused before."""
-    thresholds = certificate.thresholds
-    if thresholds is not None:
-        for field in ("mean", "p1", "min"):
-            if not -1 <= (value := getattr(thresholds, field)) <= 1:
-                yield f"the threshold {field} is {value}, which is no cosine"
-    yield from _repeated("its outputs", [one.output for one in certificate.outputs])
-    for one in certificate.outputs:
-        if manifest.dimension(one.output) is None:
-            yield f"it has figures for {shown(one.output)}, which the engine does not give"
-        for field in ("cosine_mean", "cosine_p1", "cosine_min"):
-            if not abs(value := getattr(one, field)) <= 1 + _ROUNDING:
-                yield f"{field} of {one.output} is {value}, which is no cosine"
-        if not 0 <= one.ranking_overlap <= 1 or not one.max_abs_difference >= 0:
-            yield f"{one.output} has an invalid ranking_overlap or max_abs_difference"
-        if not one.worst_texts:
-            yield f"{one.output} has no worst_texts"
-    width = manifest.dimension(certificate.canary_output)
-    if width is None:
-        yield f"its canary is for {shown(certificate.canary_output)}, which the engine does not give"
-    elif len(certificate.canary_row) != width:
-        yield f"its canary has {len(certificate.canary_row)} components, and {certificate.canary_output} has {width}"
-
-
-def _image_figures(manifest: Manifest, certificate: Certificate) -> Iterator[str]:
-    found, tower = certificate.images or None, manifest.image_tower
-    if (found is None) != (tower is None):
-        yield "the certificate and the manifest disagree whether the model reads images"
-    if found is None:
-        return
-    if not 0 <= found.num_images <= _MOST_COUNT:
-        yield f"it compares {shown(found.num_images)} images, which is not possible"
-    was_compared = found.kind in ("reference", "self-consistency")
-    if found.kind == "pending" or was_compared != (found.output is not None):
-        yield f"its kind of images is {found.kind}, which its figures contradict"
-    if found.passed != (found.output is not None and not found.output.failures):
-        yield f"images.passed is {str(found.passed).lower()}, which its figures contradict"
-    if found.output is not None:
-        for field in ("cosine_mean", "cosine_p1", "cosine_min"):
-            if not abs(value := getattr(found.output, field)) <= 1 + _ROUNDING:
-                yield f"{field} of images is {value}, which is no cosine"
-        if not found.output.worst_texts:
-            yield "the output of images has no worst_texts"
-    if len(found.canary_row) != manifest.dimension("embedding"):
-        yield f"the canary of images has {len(found.canary_row)} components"
-
-
-def _label_figures(manifest: Manifest, certificate: Certificate) -> Iterator[str]:
-    found = certificate.labels or None
-    if (found is None) != (manifest.label_tower is None):
-        yield "the certificate and the manifest disagree whether labels have a tower"
-    if found is None or manifest.label_tower is None:
-        return
-    own = manifest.of_second
-    faults = chain(_tokens(own, found, LABEL_TOKENIZER), _verdict(own, found), _figures(own, found))
-    yield from (f"labels: {fault}" for fault in faults)
-    if found.images or found.labels:
-        yield "labels: they have no further tower"
-
-
-def _repeated(what: str, names: Sequence[str]) -> Iterator[str]:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            yield f"{what} has {shown(name)} twice"
-        seen.add(name)

@@ -31,6 +31,7 @@ from bei.service.call import (
 from bei.service.canaries import ask_canaries
 from bei.service.loader import Loaded
 from bei.service.readers import InputReaders
+from bei.tokenizer.encoder import TextEncoder
 from bei.tokenizer.pool import AnyInput, TokenizerPool
 from bei.tokenizer.prompts import ChosenPrompt, choose_prompt
 from bei.utils.scarce_resources import scarce_resource
@@ -48,7 +49,6 @@ class ShardService:
     def __init__(self, loaded: Loaded, config: ServeConfig) -> None:
         self.manifest = loaded.artifact.manifest
         self.name = self.manifest.name
-        self.encoder = loaded.encoder
         self.untrained_dimensions = config.untrained_dimensions
         self._busy_s = 0.0
         self._busy_since_s = 0.0
@@ -64,6 +64,11 @@ class ShardService:
         self._streams = ThreadPoolExecutor(self._engine.info.num_streams, "bei-engine")
         self._is_closing = threading.Event()
         self._admission = Admission(admission_limits(config), loaded.costs, _no_queue, lambda: None)
+
+    @property
+    def encoder(self) -> TextEncoder:
+        """The tokenizer. Raises InvalidRequestError where the model reads no texts."""
+        return self._readers.encoder
 
     @cached_property
     def embedding_width(self) -> int:
@@ -119,7 +124,7 @@ class ShardService:
         self._readers.close()
         self._streams.shutdown(cancel_futures=True)
         self._engine.close()
-        if self._second is not None:
+        if self._second is not None and self._second.engine is not self._engine:
             self._second.engine.close()
 
     async def _tokenized(self, request: ModelRequest, ticket: Ticket) -> PendingCall:
@@ -159,9 +164,12 @@ class ShardService:
                 is_done |= call.record(place, {})
             except InvalidRequestError as error:
                 is_done |= call.fail_at(place, error)
-        if given and not is_done:
-            for pool, by_place in self._readers.by_pool(given):
+        for pool, by_place in () if is_done else self._readers.by_pool(given):
+            if isinstance(pool, TokenizerPool):
                 encode(pool, by_place)
+            else:
+                for place in by_place:
+                    is_done |= call.fail_at(place, pool)
         if is_done:
             wake()
         try:

@@ -33,10 +33,9 @@ def _tables(artifact: Artifact) -> Iterator[Table]:
     certificate = artifact.certificate
     yield _table("", [], list(_facts(artifact.manifest.name, certificate)))
     for row in certificate.outputs:
-        yield _table(f"Output {row.output}", [], list(_figures(row)))
-        yield _table(f"Cosines of {row.output}", ["from", "count", ""], list(_histogram(row.histogram)))
-        worst = [(f"{one.cosine:.6f}", repr(one.text[:78])) for one in row.worst_texts]
-        yield _table(f"Worst texts of {row.output}", ["cosine", "text"], worst)
+        yield from _agreement_tables(row.output, "texts", row)
+    if certificate.images and certificate.images.output:
+        yield from _agreement_tables("images", "images", certificate.images.output)
     for one in certificate.probabilities or []:
         rows = [
             (f"{place / 10:.1f}", *(f"{row.count}", f"{row.confidence:.3f}", f"{row.accuracy:.3f}"))
@@ -47,6 +46,13 @@ def _tables(artifact: Artifact) -> Iterator[Table]:
         yield _table("Reliability after it", ["from", "texts", "mean probability", "right"], rows)
     if certificate.quantization is not None and certificate.quantization.layers:
         yield _layers(certificate.quantization)
+
+
+def _agreement_tables(name: str, inputs: str, row: Agreement) -> Iterator[Table]:
+    yield _table(f"Output {name}", [], list(_figures(row)))
+    yield _table(f"Cosines of {name}", ["from", "count", ""], list(_histogram(row.histogram)))
+    worst = [(f"{one.cosine:.6f}", repr(one.text[:78])) for one in row.worst_texts]
+    yield _table(f"Worst {inputs} of {name}", ["cosine", "text"], worst)
 
 
 def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -78,7 +84,10 @@ def _facts(name: str, certificate: Certificate) -> Iterator[tuple[str, str]]:
         own = "independent of bei" if certificate.reference_is_independent else "bei's own: self-consistency"
         yield "reference", f"{certificate.reference} ({own})"
     yield "engine answered on", certificate.device or "nothing yet"
-    yield "texts", f"{certificate.num_texts} of {certificate.num_held_out_texts}, sha256 {certificate.texts_sha256}"
+    if certificate.num_held_out_texts:
+        yield "texts", f"{certificate.num_texts} of {certificate.num_held_out_texts}, sha256 {certificate.texts_sha256}"
+    if images := certificate.images:
+        yield "images", f"{images.num_images}, sha256 {images.images_sha256}"
     if (needed := certificate.thresholds) is not None:
         yield "needed cosines", f"mean {needed.mean:g}, p1 {needed.p1:g}, min {needed.min:g}"
         if needed.ndcg_loss is not None:

@@ -51,7 +51,7 @@ def _model_rows(artifact: Artifact) -> list[tuple[str, str]]:
         ("source", f"{manifest.source.model} ({manifest.source.kind}{revision})"),
         ("source sha256", manifest.source.sha256),
         ("read by", f"transformers {manifest.source.transformers}"),
-        ("tokenizer", _tokenizer(manifest.tokenization)),
+        *([("tokenizer", _tokenizer(manifest.tokenization))] if manifest.tokenization else []),
         ("architecture", f"{spec.architecture}, {spec.num_layers} layers, hidden {spec.hidden_size}"),
         ("parameters", f"{spec.num_parameters:,}"),
         *([("attention", spec.attention + _ASKED * spec.attention_asked)] if spec.attention else []),
@@ -217,6 +217,9 @@ def _verified_rows(artifact: Artifact) -> list[tuple[str, str]]:
             ("largest difference", f"{one.max_abs_difference:.2e}"),
             ("worst text", f"{one.worst_texts[0].cosine:.6f}: {one.worst_texts[0].text[:70]!r}"),
         ]
+    if certificate.images and (of := certificate.images.output):
+        rows.append(("images", f"mean {of.cosine_mean:.6f}, p1 {of.cosine_p1:.6f}, min {of.cosine_min:.6f}"))
+        rows += [("FAILED", failure) for failure in of.failures]
     if ranked := certificate.retrieval:
         rows.append(("nDCG@10", f"{ranked.ndcg_engine:.5f}, the reference's {ranked.ndcg_reference:.5f}"))
         rows += [("FAILED", failure) for failure in ranked.failures]

@@ -47,6 +47,7 @@ BUILD_SETTINGS = frozenset(
         "adapter",
         "lora",
         "images",
+        "texts",
         "rerank_prefix",
         "rerank_body",
         "rerank_suffix",

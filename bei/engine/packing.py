@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bei.core import Float32Array, Int32Array, PackedBatch, SharedTokens
-from bei.engine import scored, words
+from bei.engine import image_positions, scored, words
 
 # Sixteen buckets an octave: filler is at most 1/16 of a dimension, and an engine meets few distinct shapes. CPU engines
 # keep memory for each shape (docs/decisions.md, "Memory grew with traffic").
@@ -103,6 +103,11 @@ def label_vectors(width: int) -> str:
     return f"{_LABEL_VECTORS}{width}"
 
 
+def has_fixed_width(name: str) -> bool:
+    """True if ``name``, or a longer one that an exporter made of it, is of an input whose second dimension it says."""
+    return any(start in name for start in (_PIXEL_LEVELS, _LABEL_VECTORS, image_positions.NAME))
+
+
 def can_share(names: Collection[str]) -> bool:
     """True if a graph that reads ``names`` takes batches with shared tokens: its attention gathers the keys of each
     sequence (``pad_index``), and no token knows which sequence it is in.
@@ -134,6 +139,7 @@ def graph_inputs(
       those that are N.
     - ``pixel_levels_N`` float32 [T', N]: per token of an image, the levels (0 to 255) of its patch; zeros where the
       batch has none.
+    - ``position_shares_N`` float32 [T', N * N]: ``bei.engine.image_positions``.
     - ``token_seq_lens`` [T']: per token, how many tokens its sequence has.
     - ``sequence_ids`` [T']: per token, the number of its sequence.
     - ``key_lens`` [B']: how many leading tokens of each sequence are keys; all, unless the batch says otherwise.
@@ -262,6 +268,8 @@ def graph_inputs(
         elif name.startswith(_LABEL_VECTORS):
             labels = words.given_labels(batch, int(name.removeprefix(_LABEL_VECTORS)), num_rows, _fine_bucket)
             tensors[name], tensors["label_slots"] = labels
+        elif (side := image_positions.side_in(name)) is not None:
+            tensors[name] = image_positions.shares_of(side, batch, sizes.tokens)
         elif name not in tensors:
             tensors[name] = _positions_but(_token_id(name), batch, position_ids)
     return {name: tensors[name] for name in names}

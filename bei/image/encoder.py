@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 _DIGEST_BYTES = 32
 # A side of a resized image that is then cropped: a stripe of 100,000 by 1 pixels would have 22 million columns.
 _MOST_RESIZED_PIXELS = 64_000_000
+_LEAST_SCALE, _MOST_SCALE, _SCALE_TOLERANCE = 1e-6, 100.0, 1e-5
 
 
 class ImageEncoder:
     """Encodings of images for a tower with patches of ``patch_size`` pixels, of images of ``image_size`` (height and
-    width). Safe in threads."""
+    width), or of any that the processor makes (``max_num_patches``). ``num_tokens``: of an image, at most. Safe in
+    threads."""
 
     def __init__(
         self,
@@ -43,7 +45,8 @@ class ImageEncoder:
         self._class_token = class_token
         self._limits = limits
         height, width = image_size
-        self.num_tokens = (height // patch_size) * (width // patch_size) + class_token
+        most = processor.max_num_patches or (height // patch_size) * (width // patch_size)
+        self.num_tokens = most + class_token
 
     def encode(
         self,
@@ -62,8 +65,9 @@ class ImageEncoder:
 
     def levels(self, source: ImageInput) -> UInt8Array:
         """The image as the processor makes it, before normalization: uint8 [height, width, 3]."""
-        levels = processed(decoded(source, self._limits), self._processor, source.param)
-        if levels.shape[:2] != self._image_size:  # a processor that does not resize
+        levels = processed(decoded(source, self._limits), self._processor, self._patch_size, source.param)
+        # A processor that does not resize.
+        if not self._processor.max_num_patches and levels.shape[:2] != self._image_size:
             height, width = self._image_size
             raise InvalidImageError(
                 f"An image has {levels.shape[1]} x {levels.shape[0]} pixels, and the model reads {width} x {height} "
@@ -74,17 +78,19 @@ class ImageEncoder:
 
     def encoding_of(self, levels: UInt8Array) -> Encoding:
         """The encoding of an image that is processed, uint8 [height, width, 3]."""
-        rows = patches(levels, self._patch_size, class_token=self._class_token)
-        digest = hashlib.blake2b(rows.data, digest_size=_DIGEST_BYTES).digest()
-        return Encoding(np.zeros(len(rows), np.int32), image=ImagePatches(rows, digest))
+        rows, size = patches(levels, self._patch_size, class_token=self._class_token), self._patch_size
+        grid = (levels.shape[0] // size, levels.shape[1] // size)
+        digest = hashlib.blake2b(rows.data, digest_size=_DIGEST_BYTES)
+        digest.update(np.array(grid, np.int32).data)  # the same patches can stand in rows of another length
+        return Encoding(np.zeros(len(rows), np.int32), image=ImagePatches(rows, digest.digest(), grid))
 
 
-def processed(image: Image, processor: ImageProcessor, param: str = "input") -> UInt8Array:
+def processed(image: Image, processor: ImageProcessor, patch_size: int, param: str = "input") -> UInt8Array:
     """``image`` (RGB) resized and cropped, uint8 [height, width, 3]: transformers.image_transforms on Pillow. Raises
     InvalidImageError for a stripe whose resized form would be huge."""
     from PIL.Image import Resampling
 
-    if size := _resized(image.height, image.width, processor):
+    if size := _resized(image.height, image.width, processor, patch_size):
         height, width = size
         if height * width > _MOST_RESIZED_PIXELS:
             raise InvalidImageError(
@@ -95,13 +101,32 @@ def processed(image: Image, processor: ImageProcessor, param: str = "input") -> 
     return _centre(levels, *processor.crop) if processor.crop else levels
 
 
-def _resized(height: int, width: int, processor: ImageProcessor) -> tuple[int, int] | None:
+def _resized(height: int, width: int, processor: ImageProcessor, patch_size: int) -> tuple[int, int] | None:
     """Height and width after resizing; None: it is not resized."""
+    if processor.max_num_patches:
+        return whole_patches(height, width, patch_size, processor.max_num_patches)
     if processor.shortest_edge is None:
         return processor.resize
     short, long = sorted((height, width))
     longer = int(processor.shortest_edge * long / short)
     return (longer, processor.shortest_edge) if width <= height else (processor.shortest_edge, longer)
+
+
+def whole_patches(height: int, width: int, patch_size: int, most: int) -> tuple[int, int]:
+    """The largest size in the image's proportions that is whole patches, ``most`` of them at most, each side rounded up
+    (transformers.models.siglip2: get_image_size_for_max_num_patches, with its bounds and its tolerance)."""
+    low, high = _LEAST_SCALE, _MOST_SCALE
+
+    def grid(scale: float) -> tuple[int, int]:
+        rows, columns = (max(1, ceil(side * scale / patch_size)) for side in (height, width))
+        return rows, columns
+
+    while high - low >= _SCALE_TOLERANCE:
+        middle = (low + high) / 2
+        rows, columns = grid(middle)
+        low, high = (middle, high) if rows * columns <= most else (low, middle)
+    rows, columns = grid(low)
+    return rows * patch_size, columns * patch_size
 
 
 def _centre(levels: UInt8Array, height: int, width: int) -> UInt8Array:

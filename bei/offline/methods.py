@@ -55,7 +55,7 @@ from bei.offline.results import Predictions, Rank, SparseVector, Token
 from bei.offline.windows import WINDOW
 from bei.service.admission import Ticket
 from bei.service.call import ModelInput, ModelRequest
-from bei.service.image_side import no_images
+from bei.service.image_side import no_images, no_texts
 from bei.service.model_service import ModelService
 from bei.tasks import classify, embed, rerank
 from bei.tasks import zero_shot as zero_shot_task
@@ -102,6 +102,8 @@ def embedding(service: ModelService, given: Given) -> Method[TextOrImage, Vector
         found = text_or_image(value, index)
         if isinstance(found, ImageInput) and service.manifest.image_tower is None:
             raise InvalidImageError(f"inputs {index} is an image. {no_images(service.name, 'inputs')}", "inputs")
+        if not isinstance(found, ImageInput) and not service.manifest.reads_texts:
+            raise InvalidRequestError(f"inputs {index} is a text. {no_texts(service.name, 'inputs')}", "inputs")
         return found
 
     async def run(inputs: Seq[TextOrImage], ticket: Ticket, wrong: Wrong) -> WindowResult[Vectors]:

@@ -19,6 +19,7 @@ from bei.image.source import ImageInput
 from bei.metrics.request_timing import CallTimes
 from bei.port import Item
 from bei.service.admission import Ticket
+from bei.service.image_side import no_texts
 from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions, Input
 
 T = TypeVar("T")
@@ -174,6 +175,8 @@ class PendingCall:
 
 def encoding_of_ids(ids: Seq[int], manifest: Manifest) -> Encoding:
     """Token ids as the engine gets them. Raises InvalidRequestError for ids that the model cannot read."""
+    if not manifest.reads_texts:
+        raise no_texts(manifest.name, "input")
     if not ids:
         raise InvalidRequestError("An input of token ids is empty: leave it out.", "input")
     if len(ids) > manifest.max_seq_len:

@@ -19,7 +19,7 @@ async def ask_canaries(
     """Ask every tower of the model. What is returned raises EngineError where one does not answer what it did at build
     time. Raises as ``infer`` does."""
     output, labels = certificate.canary_output, certificate.labels
-    asked: list[ModelInput] = [certificate.canary_text]
+    asked: list[ModelInput] = [certificate.canary_text] if service.manifest.reads_texts else []
     if images is not None:
         asked.append(images.canary)
     answer = await service.infer(ModelRequest(asked), ticket=ticket, outputs={output})
@@ -29,9 +29,10 @@ async def ask_canaries(
         of_labels = await service.infer(request, ticket=ticket, outputs={labels.canary_output})
 
     def check() -> None:
-        check_canary(service.name, certificate, answer.rows[0][output])
+        if service.manifest.reads_texts:
+            check_canary(service.name, certificate, answer.rows[0][output])
         if certificate.images:
-            check_image_canary(service.name, certificate.images, answer.rows[1][output])
+            check_image_canary(service.name, certificate.images, answer.rows[-1][output])
         if labels and of_labels is not None:
             check_canary(service.name, labels, of_labels.rows[0][labels.canary_output])
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from bei.artifact.certificate.canary import canary_levels
 from bei.artifact.manifest import Artifact, Manifest
 from bei.config.settings import ServeConfig
-from bei.errors import InvalidImageError
+from bei.errors import InvalidImageError, InvalidRequestError
 from bei.image.decode import ImageLimits, check_able
 from bei.image.encoder import ImageEncoder
 from bei.image.fetch import ImageFetcher
@@ -63,3 +63,8 @@ def image_side_of(artifact: Artifact, config: ServeConfig, costs: CostModel) -> 
 def no_images(name: str, param: str) -> InvalidImageError:
     """The error of an image for a model that reads texts only."""
     return InvalidImageError(f"{name} reads no images: send texts, or ask a model that has an image tower.", param)
+
+
+def no_texts(name: str, param: str) -> InvalidRequestError:
+    """The error of a text, or of token ids, for a model that reads images only."""
+    return InvalidRequestError(f"{name} reads no texts: send images, or ask a model that has a text tower.", param)

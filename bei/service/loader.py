@@ -93,7 +93,8 @@ class WarmEngine(NamedTuple):
 
 
 class LoadedTower(NamedTuple):
-    """The second tower of a model: how its inputs are read, and its engine, warm. ``reload`` as in ``Loaded``."""
+    """The second tower of a model, or its only one that reads no texts: how its inputs are read, and its engine, warm.
+    ``reload`` as in ``Loaded``."""
 
     side: ImageSide | LabelSide
     engine: Engine
@@ -102,11 +103,12 @@ class LoadedTower(NamedTuple):
 
 class Loaded(NamedTuple):
     """A verified artifact and its engine, warm: the parts of a service. ``reload`` makes another engine; None: an
-    engine that hangs is not replaced. ``second``: None where the model reads texts only.
+    engine that hangs is not replaced. ``encoder``: None where the model reads images only, ``second``: where texts
+    only.
     """
 
     artifact: Artifact
-    encoder: TextEncoder
+    encoder: TextEncoder | None
     engine: Engine
     costs: CostModel
     reload: Callable[[], Engine] | None
@@ -114,7 +116,7 @@ class Loaded(NamedTuple):
 
     @classmethod
     def of(
-        cls, warm: WarmEngine, encoder: TextEncoder, config: ServeConfig, second: LoadedTower | None = None
+        cls, warm: WarmEngine, encoder: TextEncoder | None, config: ServeConfig, second: LoadedTower | None = None
     ) -> Loaded:
         """With ``encoder`` of the same artifact, whose files are held for another engine alone."""
         return cls(warm.artifact.without_files(), encoder, warm.engine, warm.costs, _reload(warm, config), second)
@@ -122,10 +124,10 @@ class Loaded(NamedTuple):
     def service(self, config: ServeConfig, metrics: Metrics, gate: DeviceGate) -> InferenceService:
         """Start it. ``gate`` is shared by all models of the device. Needs a running event loop."""
         port = local_port(self.engine, self.costs, config_of_tower(config, self.artifact), gate, self.reload)
-        side = None
-        if (second := self.second) is not None:
-            side, own = second.side, config_of_tower(config, self.artifact.of_second)
-            port = tower_port(port, local_port(second.engine, side.costs, own, gate, second.reload))
+        second, side = self.second, None if self.second is None else self.second.side
+        if second is not None and second.engine is not self.engine:
+            own = config_of_tower(config, self.artifact.of_second)
+            port = tower_port(port, local_port(second.engine, second.side.costs, own, gate, second.reload))
         return InferenceService(self.artifact, self.encoder, config, metrics, port, self.costs, second=side)
 
 
@@ -185,7 +187,7 @@ def load_next(standing: Standing, served: InferenceService, config: ServeConfig)
     check_reads_images(artifact.manifest)
     warm = warm_next(artifact, standing, config)
     warm_second = partial(warm_next, standing=standing.of_second, config=config)
-    return _loaded(warm, next_encoder(artifact, served.encoder), config, warm_second)
+    return _loaded(warm, next_encoder(artifact, served.text_encoder), config, warm_second)
 
 
 # The parts of it: of one process, or of several.
@@ -228,27 +230,33 @@ def next_artifact(path: Path, served: Manifest, config: ServeConfig, num_engines
     return artifact
 
 
-def encoder_of(artifact: Artifact, config: ServeConfig) -> TextEncoder:
-    """The tokenizer of ``artifact``, and its table of weights. Raises ArtifactError."""
+def encoder_of(artifact: Artifact, config: ServeConfig) -> TextEncoder | None:
+    """The tokenizer of ``artifact``, and its table of weights; None where it reads images only. Raises
+    ArtifactError."""
+    tokenization = artifact.manifest.tokenization
+    if tokenization is None:
+        return None
     encoder = TextEncoder(
         artifact.file(TOKENIZER),
         artifact.manifest.max_seq_len,
         auto_truncate=config.auto_truncate,
         frame=_frame_of(artifact),
-        truncation_side=artifact.manifest.tokenization.truncation_side,
-        split_special_tokens=artifact.manifest.tokenization.splits_special_tokens,
+        truncation_side=tokenization.truncation_side,
+        split_special_tokens=tokenization.splits_special_tokens,
         vocab_size=artifact.manifest.spec.vocab_size,
-        filling_id=artifact.manifest.tokenization.filled_with,
+        filling_id=tokenization.filled_with,
     )
     artifact.check_files()
     return encoder.with_weights(_token_weights_of(artifact))
 
 
-def next_encoder(artifact: Artifact, served: TextEncoder) -> TextEncoder:
+def next_encoder(artifact: Artifact, served: TextEncoder | None) -> TextEncoder | None:
     """The tokenizer of ``artifact``, which takes the place of the one of ``served``.
 
     It is the same file: reading a large one would hold the interpreter's lock for a second. Raises ArtifactError.
     """
+    if served is None:
+        return None
     encoder = served.fitted(artifact.manifest.max_seq_len, _frame_of(artifact))
     return encoder.with_weights(_token_weights_of(artifact))
 
@@ -272,12 +280,16 @@ def warm_next(artifact: Artifact, standing: Standing, config: ServeConfig) -> Wa
 
 def _loaded(
     warm: WarmEngine,
-    encoder: TextEncoder,
+    encoder: TextEncoder | None,
     config: ServeConfig,
     warm_second: Callable[[Artifact], WarmEngine],
 ) -> Loaded:
     """The parts of a service, with the second tower if there is one. Where that one fails, both engines are closed."""
-    if warm.artifact.manifest.second_tower is None:
+    manifest = warm.artifact.manifest
+    if not manifest.reads_texts:
+        side = image_side_of(warm.artifact, config, warm.costs)
+        return Loaded.of(warm, encoder, config, LoadedTower(side, warm.engine, None))
+    if manifest.second_tower is None:
         return Loaded.of(warm, encoder, config)
     try:
         labels = label_encoder_of(warm.artifact)
@@ -285,8 +297,8 @@ def _loaded(
     except BaseException:
         warm.engine.close()
         raise
-    side = side_of_second(warm.artifact, labels, config, found.costs)
-    return Loaded.of(warm, encoder, config, LoadedTower(side, found.engine, _reload(found, config)))
+    own = side_of_second(warm.artifact, labels, config, found.costs)
+    return Loaded.of(warm, encoder, config, LoadedTower(own, found.engine, _reload(found, config)))
 
 
 def side_of_second(

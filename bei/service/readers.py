@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 
 from bei.core import Encoding
+from bei.errors import BeiError
 from bei.image.source import ImageInput
 from bei.service.admission import NO_DEMAND, Demand, estimated_length
 from bei.service.call import ModelInput
-from bei.service.image_side import ImageSide, no_images
+from bei.service.image_side import ImageSide, no_images, no_texts
 from bei.service.label_side import LabelSide
 from bei.tokenizer.encoder import EncodingOptions, Input, TextEncoder
 from bei.tokenizer.label_encoder import LabelText
@@ -18,51 +19,60 @@ from bei.tokenizer.pool import AnyInput, TokenizerPool
 
 
 class InputReaders:
-    """The pools of the model ``name``. ``second``: what its second tower reads; None where it reads texts only.
-    ``close`` ends the threads."""
+    """The pools of the model ``name``. ``encoder``: None where it reads images only. ``second``: what its second tower
+    reads, or its only one that reads no texts; None where it reads texts only. ``close`` ends the threads."""
 
     def __init__(
         self,
         name: str,
-        encoder: TextEncoder,
+        encoder: TextEncoder | None,
         second: ImageSide | LabelSide | None,
         max_seq_len: int,
         num_threads: int,
     ) -> None:
         self.images = second if isinstance(second, ImageSide) else None
         self._name = name
+        self._encoder = encoder
         self._max_seq_len = max_seq_len
-        self._texts = TokenizerPool(encoder, num_threads)
+        self._texts = None if encoder is None else TokenizerPool(encoder, num_threads)
         self._second = None if second is None else second_pool(second, num_threads)
+
+    @property
+    def encoder(self) -> TextEncoder:
+        """Of texts. Raises InvalidRequestError where the model reads none."""
+        if self._encoder is None:
+            raise no_texts(self._name, "input")
+        return self._encoder
 
     @property
     def is_alive(self) -> bool:
         """True while every thread works."""
-        return self._texts.is_alive and (self._second is None or self._second.is_alive)
+        return all(pool.is_alive for pool in self._pools)
 
     def close(self) -> None:
         """Finish what is queued, then end the threads. Blocks."""
-        self._texts.close()
-        if self._second is not None:
-            self._second.close()
+        for pool in self._pools:
+            pool.close()
 
     def encode_inline(self, value: Input, options: EncodingOptions) -> Encoding:
-        """As ``TokenizerPool.encode_inline``."""
+        """As ``TokenizerPool.encode_inline``. Raises InvalidRequestError where the model reads no texts."""
         ((pool, _),) = self.by_pool({0: value})
+        if isinstance(pool, BeiError):
+            raise pool
         return pool.encode_inline(value, options)
 
-    def by_pool(self, inputs: Mapping[int, AnyInput]) -> Iterator[tuple[TokenizerPool, dict[int, AnyInput]]]:
-        """``inputs``, by their places, divided among the pools that read them. Raises InvalidImageError."""
-        second: dict[int, AnyInput] = {
-            place: one for place, one in inputs.items() if isinstance(one, ImageInput | LabelText)
-        }
-        if self.images is None and any(isinstance(one, ImageInput) for one in second.values()):
-            raise no_images(self._name, "input")
+    def by_pool(self, inputs: Mapping[int, AnyInput]) -> Iterator[tuple[TokenizerPool | BeiError, dict[int, AnyInput]]]:
+        """``inputs``, by their places, divided among the pools that read them; in place of a pool that the model has
+        not, the error of such inputs."""
+        second = {place: one for place, one in inputs.items() if isinstance(one, ImageInput | LabelText)}
         if len(second) < len(inputs):
-            yield self._texts, {place: value for place, value in inputs.items() if place not in second}
-        if second:
+            texts = {place: value for place, value in inputs.items() if place not in second}
+            yield self._texts or no_texts(self._name, "input"), texts
+        if image := next((one for one in second.values() if isinstance(one, ImageInput)), None):
+            yield (None if self.images is None else self._second) or no_images(self._name, image.param), {**second}
+        elif second:
             assert self._second is not None, "tasks send labels where there is a tower of labels"
-            yield self._second, second
+            yield self._second, {**second}
 
     def estimated_lengths(self, inputs: Seq[ModelInput], *, whole: bool = False) -> list[int]:
         """Tokens of each input; of texts a guess. ``whole``: texts are not cut to what the model takes."""
@@ -87,6 +97,10 @@ class InputReaders:
         if len(texts) < len(inputs) and self.images is not None:
             demand = demand.plus(self.images.demand(len(inputs) - len(texts)))
         return demand
+
+    @property
+    def _pools(self) -> list[TokenizerPool]:
+        return [pool for pool in (self._texts, self._second) if pool is not None]
 
 
 def second_pool(side: ImageSide | LabelSide, num_threads: int) -> TokenizerPool:

@@ -40,13 +40,11 @@ from bei.utils.threads import off_loop
 # one, instead of computing the canary anew: probes then neither queue behind bulk work nor add to it.
 _FRESH_S = 5.0
 _CANARY_TIMEOUT_S = 10.0
-
 # Most items of one submission: the port's lock is held meanwhile, and others ask for its state (25 ms for 2,560).
 _MOST_ITEMS = 256
 
 # Gets inputs as they are read, and what they were admitted with.
 OnItems: TypeAlias = Callable[[list[Item], Demand], None]
-
 # Opens the engine port of a service, which gets the answers.
 OpenPort: TypeAlias = Callable[[OnAnswers, ModelMetrics], EnginePort]
 
@@ -54,13 +52,13 @@ OpenPort: TypeAlias = Callable[[OnAnswers, ModelMetrics], EnginePort]
 class InferenceService:
     """Answers requests for one artifact. Made and used on one event loop; ``close`` ends its threads.
 
-    ``elsewhere``: what other processes have accepted of the model, if any. ``second``: of a second tower, if any.
+    ``encoder``: None where it reads no texts, ``second``: no others. ``elsewhere``: what other processes have accepted.
     """
 
     def __init__(
         self,
         artifact: Artifact,
-        encoder: TextEncoder,
+        encoder: TextEncoder | None,
         config: ServeConfig,
         metrics: Metrics,
         open_port: OpenPort,
@@ -72,7 +70,7 @@ class InferenceService:
         self.name = self.manifest.name  # as clients call it
         self.certificate = artifact.certificate
         self.signed = artifact.signed
-        self.encoder = encoder
+        self.text_encoder = encoder
         self.untrained_dimensions = config.untrained_dimensions
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
@@ -91,6 +89,11 @@ class InferenceService:
         self._port = open_port(self._on_answers, self._metrics)
         self._admission = Admission(admission_limits(config), costs, self._port.stats, self._idle.set, elsewhere)
         self._metrics.watch_waits(self._admission.wait_s)
+
+    @property
+    def encoder(self) -> TextEncoder:
+        """The tokenizer. Raises InvalidRequestError where the model reads no texts."""
+        return self._readers.encoder
 
     @cached_property
     def embedding_width(self) -> int:
@@ -386,7 +389,11 @@ class InferenceService:
         """Tokenize texts and decode images, by their places in the call. ``on_items`` gets them in chunks, with the
         demand that they were admitted for, in a thread of the pool."""
         for pool, by_place in self._readers.by_pool(inputs):
-            self._encode_in(pool, call, by_place, on_items)
+            if isinstance(pool, TokenizerPool):
+                self._encode_in(pool, call, by_place, on_items)
+            else:
+                for place in by_place:
+                    self._fail_at(call, place, pool)
 
     def _encode_in(
         self, pool: TokenizerPool, call: PendingCall, by_place: Mapping[int, AnyInput], on_items: OnItems

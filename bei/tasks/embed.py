@@ -23,7 +23,6 @@ from bei.image.source import ImageInput
 from bei.port import UNIT_EMBEDDING
 from bei.service.admission import Ticket
 from bei.service.call import InferenceResult, ModelInput, ModelRequest
-from bei.service.image_side import no_images
 from bei.service.model_service import ModelService
 from bei.tasks.dimensions import check_dimensions
 from bei.tasks.support import PartialResult, computed, off_loop_if_large, require
@@ -291,12 +290,11 @@ def _token_vectors(answer: InferenceResult, role: Role | None, unit: bool) -> li
 
 
 def _check_images(service: ModelService, task: EmbedTask, name: TaskName) -> None:
-    """Raise InvalidImageError for images that the model, or this kind of vectors, does not take."""
+    """Raise InvalidImageError for images that this kind of vectors does not take. That the model reads none is an error
+    of each."""
     image = next((value for value in task.inputs if isinstance(value, ImageInput)), None)
     if image is None:
         return
-    if service.manifest.image_tower is None:
-        raise no_images(service.name, image.param)
     if name != "embed" or task.late_chunking:
         raise InvalidImageError("Images have dense vectors only, one each: send texts.", image.param)
     if task.adapter:

@@ -112,6 +112,7 @@ class BuildConfig:
         None, "route of the checkpoint's Router to build, where its modules differ for queries and documents"
     )
     images: bool = _option(True, "build the image tower too, where the checkpoint has one")
+    texts: bool = _option(True, "build the text tower too, where the checkpoint has one beside its image tower")
     token_embeddings: bool = _option(False, "give every token's state too: late chunking, /embed_all")
     rerank_prefix: str = _option("", "text in front of a pair, tokenized by itself")
     rerank_body: str = _option("", "text of a pair, with {query}, {document} and {instruction}")
@@ -246,6 +247,8 @@ class BuildConfig:
             raise ConfigError("sign_passphrase_file needs a signing key: set sign too, or leave it out.")
         if self.plan_of is not None and not self.strip_weights:
             raise ConfigError("plan_of takes a plan without weights: add --strip-weights, which keeps them beside it.")
+        if not self.texts and not self.images:
+            raise ConfigError("Without texts and images nothing is left to build: leave --no-texts or --no-images out.")
         self._check_score_tokens()
         self._check_decisions()
         self._check_rerank_template()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +10,6 @@ import msgspec
 
 from bei.artifact.manifest import (
     ENGINE_DIR,
-    MANIFEST,
     SCHEMA_VERSION,
     TOKEN_WEIGHTS,
     TOKENIZER,
@@ -30,21 +27,23 @@ from bei.artifact.manifest import (
     SpecSummary,
 )
 from bei.artifact.sides import SIDES, Routes, names_of
-from bei.artifact.signature import SIGNATURE
 from bei.artifact.signing_keys import exposure, private_key
-from bei.artifact.store import save, sign
 from bei.artifact.token_weights import write_token_weights
-from bei.artifact.validation import certificate_fault, limits_fault, manifest_fault, name_fault
+from bei.artifact.validation import name_fault
 from bei.core import Limits
-from bei.errors import BuildError, CheckpointError, CompileError, ConfigError
-from bei.utils.full_disk import full_disk, naming_full_disk
+from bei.errors import CheckpointError, CompileError, ConfigError
 from bei.utils.units import shown_size
-from bei.utils.untrusted_files import home_expanded, read_bounded
 from bei.version import __version__
 from bei_build.applicable_settings import check_applicable
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.heads import HeadChoice, tasks_of
-from bei_build.checkpoint.image_tower import ImageCheckpoint, has_image_tower, read_image_tower
+from bei_build.checkpoint.image_tower import (
+    ImageCheckpoint,
+    has_image_tower,
+    read_image_tower,
+    read_images_alone,
+    reads_images_alone,
+)
 from bei_build.checkpoint.label_tower import read_label_tower
 from bei_build.checkpoint.locate import Location, locate
 from bei_build.checkpoint.read import read_checkpoint, source_of
@@ -52,7 +51,10 @@ from bei_build.checkpoint.remote_code import attention_of
 from bei_build.checkpoint.transformers_versions import version_notes
 from bei_build.config import BuildConfig
 from bei_build.families.base import UNLIMITED
+from bei_build.image_model import build_image_model, check_image_model
 from bei_build.job import Job, OpenEngine
+from bei_build.limits import limits_of
+from bei_build.output_folder import check_names, output_folder, scratch_folder, seal, size_of
 from bei_build.progress import Progress
 from bei_build.quantization.calibrate import Calibration, calibrate
 from bei_build.reference.held_out import held_out_texts
@@ -90,35 +92,22 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
     # 2. Checkpoint to spec.
     with progress.step("Read checkpoint") as step:
         location = locate(config.model, config.revision)
-        # BuildConfig has checked that the pooling is one of POOLINGS.
-        choice = HeadChoice(
-            config.task,
-            config.pooling,  # type: ignore[arg-type]
-            config.score_tokens,
-            config.token_embeddings,
-            config.include_prompt,
-            config.relevant_label,
-            config.score_labels,
-        )
-        checkpoint = read_checkpoint(
-            location,
-            choice,
-            config.max_seq_len,
-            config.document_length,
-            config.attention,  # type: ignore[arg-type]
-            config.adapter,
-            config.tokenizer,  # type: ignore[arg-type]
-            config.route,
-            {name: locate(path).folder for name, path in config.lora_paths.items()},
-        )
-        check_applicable(config, checkpoint)
-        _check_range(checkpoint, precision)
-        checkpoint.weights().close()  # invalid weights are reported before anything else is done
-        images = _image_tower(config, checkpoint, compiler, precision, progress)
-        labels = read_label_tower(checkpoint)
-        if labels is not None:
-            labels.weights().close()
+        labels = None
+        if reads_texts := config.texts and not reads_images_alone(location):
+            checkpoint = _read(config, location, precision)
+            images = _image_tower(config, checkpoint, compiler, precision, progress)
+            labels = read_label_tower(checkpoint)
+            if labels is not None:
+                labels.weights().close()
+        else:
+            images = read_images_alone(location)
+            checkpoint = images.checkpoint
+            check_image_model(config, images, compiler, precision)
         step.details.append(f"{checkpoint.spec.architecture}, {checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
+    if images is not None and not reads_texts:
+        check_names(config, location)
+        out = output_folder(config, location, precision, progress)
+        return build_image_model(config, images, compiler, precision, out, key, open_engine, progress)
     for difference in version_notes(checkpoint, config.attention):  # type: ignore[arg-type]
         progress.note(difference)
     longest = max(compiler.longest_by_default, config.document_length or 0)
@@ -131,22 +120,13 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
         progress.note(f"the checkpoint does not name its pooling; using {'+'.join(embedding.pooling)}")
     if (routing := checkpoint.files.routing) and routing.absent:
         progress.note(f"only the route {routing.default} of the checkpoint's Router is built; it reads no other texts")
-    _check_names(config, location)
-    name = location.name.replace("/", "--")
-    out = home_expanded(config.out or f"{name}-{config.target}-{precision}").resolve()
-    _check_replaceable(out)
-    if key is None and (out / SIGNATURE).exists():
-        progress.note(
-            f"{out} is signed, and what replaces it will not be: sign it again with 'bei sign', or build with --sign"
-        )
+    check_names(config, location)
+    out = output_folder(config, location, precision, progress)
     _check_prompts(config, checkpoint)
     template = _rerank_template(config, checkpoint)
-    limits = _limits(config, compiler, checkpoint.max_seq_len)
+    limits = limits_of(config, compiler, checkpoint.max_seq_len)
     check_verifiable(config, compiler, checkpoint)
-    with naming_full_disk(out.parent):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
+    with scratch_folder(out) as scratch:
         with checkpoint.weights() as weights:
             with progress.step("Hash checkpoint"):
                 source = source_of(checkpoint, labels)
@@ -168,7 +148,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
             # 5. Spec and weights to engine.
             with progress.step(f"Compile ({config.target}, {precision})") as step:
                 requirements = job.compile(Numerics(precision, scales.quantization if scales else None), step.say)
-                step.details.append(shown_size(_size(scratch / ENGINE_DIR)))
+                step.details.append(shown_size(size_of(scratch / ENGINE_DIR)))
             for compiled in (requirements.plan, requirements.package):
                 for fallback in compiled.fallbacks if compiled else ():
                     progress.note(fallback)
@@ -185,24 +165,38 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
                 passed = certificate.passed and agreement.passed
                 certificate = msgspec.structs.replace(certificate, images=agreement, passed=passed)
         # 7. Seal it and put it in place.
-        with progress.step("Write artifact") as step:
-            artifact = save(scratch, manifest, certificate)
-            if fault := manifest_fault(artifact.manifest) or certificate_fault(artifact.manifest, certificate):
-                raise BuildError(f"No server would load this artifact: {fault}. Correct the checkpoint's files.")
-            if key is not None:
-                artifact = sign(artifact, key)
-            _put_in_place(scratch, out)
-            step.details.append(shown_size(_size(out)))
-            if artifact.signed is not None:
-                step.details.append(f"signed by {artifact.signed.key}")
-    except BaseException as error:
-        full = full_disk(error, out.parent)  # before space is freed
-        shutil.rmtree(scratch, ignore_errors=True)
-        if full is not None:
-            raise full from error
-        raise
+        artifact = seal(scratch, out, manifest, certificate, key, progress)
     progress.finish(f"Built {out}")
-    return msgspec.structs.replace(artifact, path=out)
+    return artifact
+
+
+def _read(config: BuildConfig, location: Location, precision: str) -> Checkpoint:
+    """The checkpoint as the settings want it read. Raises CheckpointError and its subclasses, ConfigError."""
+    # BuildConfig has checked that the pooling is one of POOLINGS.
+    choice = HeadChoice(
+        config.task,
+        config.pooling,  # type: ignore[arg-type]
+        config.score_tokens,
+        config.token_embeddings,
+        config.include_prompt,
+        config.relevant_label,
+        config.score_labels,
+    )
+    checkpoint = read_checkpoint(
+        location,
+        choice,
+        config.max_seq_len,
+        config.document_length,
+        config.attention,  # type: ignore[arg-type]
+        config.adapter,
+        config.tokenizer,  # type: ignore[arg-type]
+        config.route,
+        {name: locate(path).folder for name, path in config.lora_paths.items()},
+    )
+    check_applicable(config, checkpoint)
+    _check_range(checkpoint, precision)
+    checkpoint.weights().close()  # invalid weights are reported before anything else is done
+    return checkpoint
 
 
 def _check_range(checkpoint: Checkpoint, precision: str) -> None:
@@ -228,7 +222,7 @@ def _image_tower(
             "read"
         )
         return None
-    check_buildable(config.target, precision, compiler)
+    check_buildable(config.target, precision, compiler, has_texts=True)
     images.checkpoint.weights().close()
     return images
 
@@ -266,32 +260,6 @@ def _scales(job: Job, questions: Questions, progress: Progress) -> Calibration |
     return found if job.compiler.cannot_run() is None else meet_thresholds(job, found, questions, progress)
 
 
-def _put_in_place(scratch: Path, out: Path) -> None:
-    """Rename; an existing artifact is moved aside first, so that a crash between the two renames loses neither."""
-    scratch.chmod(0o755)  # mkdtemp gives 0700
-    if out.exists():
-        _check_replaceable(out)  # again, because the build took a while
-        replaced = scratch.with_name(scratch.name + ".replaced")
-        out.rename(replaced)
-        scratch.rename(out)
-        shutil.rmtree(replaced)
-    else:
-        scratch.rename(out)
-
-
-def _check_replaceable(out: Path) -> None:
-    if out.exists() and not _is_ours(out) and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} exists and is not an artifact; it will not be overwritten. Choose another --out.")
-
-
-def _check_names(config: BuildConfig, location: Location) -> None:
-    """Raise ConfigError for names that cannot be written into a manifest, or displayed."""
-    if fault := name_fault(location.model):
-        raise ConfigError(f"The checkpoint's name cannot be kept ({fault}): rename its folder.")
-    if config.name is not None and (fault := name_fault(config.name)):
-        raise ConfigError(f"--name: {fault}.")
-
-
 def _check_prompts(config: BuildConfig, checkpoint: Checkpoint) -> None:
     prompts = _prompts(config, checkpoint)
     for name in prompts:
@@ -317,30 +285,6 @@ def _prompts(config: BuildConfig, checkpoint: Checkpoint) -> dict[str, str]:
     sides = [*checkpoint.roles, *([routing.default] if routing and routing.default in SIDES else [])]
     unnamed = [side for side in sides if not any(name in prompts for name in names_of(side))]
     return {**dict.fromkeys(unnamed, ""), **prompts}
-
-
-def _is_ours(folder: Path) -> bool:
-    """True if bei, in any version, wrote ``folder``: many tools write a manifest.json."""
-    try:
-        keys = msgspec.json.decode(read_bounded(folder / MANIFEST), type=dict[str, msgspec.Raw]).keys()
-    except (OSError, msgspec.DecodeError, ValueError, RecursionError):
-        return False
-    return {"schema_version", "bei_version"} <= keys
-
-
-def _limits(config: BuildConfig, compiler: Compiler, max_seq_len: int) -> Limits:
-    """The target's limits with the user's. Raises ConfigError for contradictory ones."""
-    limits = compiler.default_limits(max_seq_len)
-    if config.max_num_tokens is not None and config.max_num_tokens < max_seq_len:
-        raise ConfigError(
-            f"max_num_tokens {config.max_num_tokens} cannot hold one sequence of max_seq_len {max_seq_len}: "
-            "raise --max-num-tokens or lower --max-seq-len."
-        )
-    max_num_tokens = config.max_num_tokens or limits.max_num_tokens
-    max_batch_size = config.max_batch_size or min(limits.max_batch_size, max_num_tokens)
-    if fault := limits_fault(max_num_tokens, max_batch_size, max_seq_len):
-        raise ConfigError(f"{fault}: change --max-num-tokens, --max-batch-size or --max-seq-len.")
-    return replace(limits, max_num_tokens=max_num_tokens, max_batch_size=max_batch_size)
 
 
 def _manifest(
@@ -488,9 +432,3 @@ def _rerank_template(config: BuildConfig, checkpoint: Checkpoint) -> RerankTempl
         )
     default = files.prompts.get(files.default_prompt_name or "")
     return derive_template(checkpoint.folder, checkpoint.config.model_type, files.chat, default, checkpoint.tokenizer)
-
-
-def _size(folder: Path) -> int:
-    if not folder.is_dir():
-        raise BuildError(f"{folder} was not written. This is a bug.")
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -17,12 +17,14 @@ import transformers
 from bei.artifact.manifest import Artifact
 from bei.artifact.store import load
 from bei.core import Encoding, Float32Array, PackedBatch
+from bei.engine.load import load_engine
 from bei.engine.packing import graph_inputs
 from bei.errors import ArtifactManifestError, CheckpointError, ConfigError
 from bei.image.source import ImageInput
 from bei_build.checkpoint.image_tower import ImageCheckpoint, read_image_tower
 from bei_build.checkpoint.locate import locate
 from bei_build.checkpoint.read import read_checkpoint
+from bei_build.job import OpenEngine
 from bei_build.onnx_graph.attention import AttentionCore
 from bei_build.onnx_graph.transformer import write_graph
 from bei_build.onnx_graph.writer import GraphTypes
@@ -30,6 +32,7 @@ from bei_build.spec.dtypes import DType
 from bei_build.torch_graph.model import packed_model, run
 from bei_build.verification.images import encoder_of_tower
 from tests.support.builds import build_artifact, open_engine
+from tests.support.cpus import needs_bf16
 from tests.support.two_towers import (
     CLIP_PROCESSOR,
     TEXTS,
@@ -75,10 +78,10 @@ def unit(rows: Float32Array) -> Float32Array:
     return found
 
 
-def vectors(artifact: Artifact, encodings: list[Encoding]) -> Float32Array:
+def vectors(artifact: Artifact, encodings: list[Encoding], opened: OpenEngine = open_engine) -> Float32Array:
     """Of the image engine of ``artifact``, several images a step."""
     alone = artifact.of_second
-    engine = open_engine(alone.engine_dir, alone.manifest)
+    engine = opened(alone.engine_dir, alone.manifest)
     try:
         parts = [encodings[start : start + 7] for start in range(0, len(encodings), 7)]
         return unit(np.concatenate([engine.run(PackedBatch.from_encodings(part))["embedding"] for part in parts]))
@@ -86,7 +89,7 @@ def vectors(artifact: Artifact, encodings: list[Encoding]) -> Float32Array:
         engine.close()
 
 
-@pytest.mark.parametrize(("precision", "most"), [("fp32", 2e-4), ("bf16", None)])
+@pytest.mark.parametrize(("precision", "most"), [("fp32", 2e-4), pytest.param("bf16", None, marks=needs_bf16)])
 def test_artifacts_give_the_librarys_vectors(
     precision: str, most: float | None, family: tuple[Path, Any], expected: Float32Array, tmp_path: Path
 ) -> None:
@@ -160,6 +163,23 @@ def test_without_a_processor_or_with_no_images_texts_alone_are_built(clip: Path,
         artifact = build_artifact(one, tmp_path / "out", verify=False, images=images)
         assert artifact.manifest.image_tower is None
         assert not (artifact.path / "image_engine").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_packages_for_pytorch_give_the_librarys_vectors(
+    precision: str, family: tuple[Path, Any], expected: Float32Array, tmp_path: Path
+) -> None:
+    artifact = build_artifact(family[0], tmp_path / "out", load_engine, target="cuda-twin", precision=precision)
+    found = vectors(artifact, encodings_of(tower_of(family[0])), load_engine)
+    if precision == "fp32":
+        np.testing.assert_allclose(found, expected, atol=2e-4)
+    assert (found * expected).sum(axis=1).min() > 0.999
+
+
+def test_other_targets_are_refused_by_name(clip: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not for tensorrt: use --target cpu, or the text tower alone"):
+        build_artifact(clip, tmp_path / "out", target="tensorrt", precision="bf16", verify=False)
 
 
 def test_a_quantized_precision_is_refused_and_names_the_way(clip: Path, tmp_path: Path) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -20,12 +18,11 @@ from PIL import Image
 
 import bei
 from bei.artifact.manifest import Artifact
-from bei.config.settings import ServeConfig
 from bei.core import Float32Array
 from bei.errors import InvalidImageError
 from bei.image.fetch import ImageFetcher
-from bei.server.make_app import make_app
 from tests.support.builds import build_artifact
+from tests.support.served import Served
 from tests.support.two_towers import PATCH, SIDE, TEXTS, WIDTH, data_url, drawn_files, library_vectors, png, save_clip
 
 FILES = drawn_files()[:12]
@@ -50,32 +47,6 @@ def artifact(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Arti
 def expected(checkpoint: Path) -> Float32Array:
     """Of FILES, then of TEXTS."""
     return library_vectors(checkpoint, transformers.CLIPModel, FILES, TEXTS)
-
-
-class Served:
-    """The application over one artifact, on an event loop of its own."""
-
-    def __init__(self, artifact: Artifact, **settings: Any) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._app = self._run(make_app([artifact], ServeConfig(tune="off", **settings)))
-        transport = httpx.ASGITransport(self._app.app, raise_app_exceptions=False)
-        self._client = httpx.AsyncClient(transport=transport, base_url="http://bei.test")
-
-    def _run(self, work: Any) -> Any:
-        return self._loop.run_until_complete(asyncio.wait_for(work, 60))
-
-    def post(self, path: str, body: object, **headers: str) -> httpx.Response:
-        found: httpx.Response = self._run(self._client.post(path, json=body, headers=headers))
-        return found
-
-    def get(self, path: str) -> httpx.Response:
-        found: httpx.Response = self._run(self._client.get(path))
-        return found
-
-    def close(self) -> None:
-        self._run(self._client.aclose())
-        self._run(self._app.aclose())
-        self._loop.close()
 
 
 @pytest.fixture(scope="module")

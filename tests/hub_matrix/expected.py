@@ -21,6 +21,7 @@ from tests.hub_matrix.structures import LayerNorm, Structure
 from tests.support.checkpoints import WEIGHTS, Dense, Normalize
 from tests.support.oracle import static_embed
 from tests.support.stable_static import stable_embed
+from tests.support.two_towers import drawn_files
 
 TEXTS = (
     "hello world",
@@ -52,7 +53,9 @@ _FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def expected_answers(structure: Structure, model: Any, folder: Path) -> Answers:
-    """The answers of the repository's own code to TEXTS, or to PAIRS, by task."""
+    """The answers of the repository's own code to TEXTS, to PAIRS, or to drawn images, by task."""
+    if structure.images:
+        return {"embed": list(structure.images(folder, drawn_files()))}
     with torch.no_grad():
         return {task: [row.numpy() for row in rows] for task, rows in _Oracle(structure, model, folder).answers()}
 

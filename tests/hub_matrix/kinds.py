@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import Tokenizer
 
-from bei.core import Encoding
+from bei.core import Encoding, Float32Array
 from tests.bei_build.families import jina, lfm2, nomic
+from tests.bei_build.families import nomic_vision as vision_of_nomic
 from tests.hub_matrix import shapes, stored, stored_modules, tokenizers
-from tests.hub_matrix.structures import Late, Settings, Structure, Template
+from tests.hub_matrix.structures import ImagesOf, Late, Settings, Structure, Template
 from tests.support.checkpoints import Normalize, bpe_tokenizer, read_tensors, unigram_tokenizer, wordpiece_tokenizer
 from tests.support.listwise import OwnCode, save_listwise
+from tests.support.two_towers import library_vectors, save_naflex, save_siglip, save_tower, tower_vectors
 
 UNIT = (Normalize(),)
 
@@ -104,6 +107,37 @@ def late_interaction(width: int = 16, query: str = "[Q] ", document: str = "[D] 
     }
     late = {key: given.pop(key) for key in ("mask", "attended") if key in given}
     return Structure("embed_tokens", late=Late(width, query, document, **late), **given)
+
+
+def two_towers(hf_class: str, save: Callable[[Path], Path]) -> Structure:
+    """A model of texts and images, whose vectors of images are compared."""
+    model_class = getattr(transformers, hf_class)
+
+    def vectors(folder: Path, files: list[bytes]) -> Float32Array:
+        return library_vectors(folder, model_class, files, [])
+
+    return _of_images(hf_class, save, vectors)
+
+
+def image_tower(hf_class: str, output: str, settings: Settings | None = None) -> Structure:
+    """A model that reads images alone. ``output``: of the class, their vectors."""
+    save = partial(save_tower, name=hf_class, **(settings or {}))
+    return _of_images(hf_class, save, partial(tower_vectors, output=output))
+
+
+def nomic_vision() -> Structure:
+    """NomicVisionModel, which transformers does not have."""
+
+    def vectors(folder: Path, files: list[bytes]) -> Float32Array:
+        return vision_of_nomic.Oracle(folder).vectors(files)
+
+    files = {"config.json": vision_of_nomic.config_of()}
+    return Structure("embed", prepare=(vision_of_nomic.save,), files=files, images=vectors)
+
+
+def _of_images(hf_class: str, save: Callable[[Path], Path], vectors: ImagesOf) -> Structure:
+    config = {"model_type": getattr(transformers, hf_class).config_class.model_type, "architectures": [hf_class]}
+    return Structure("embed", prepare=(save,), files={"config.json": config}, images=vectors)
 
 
 # Scores.
@@ -206,6 +240,10 @@ KINDS: dict[str, Callable[..., Structure]] = {
     "nomic": nomic_bert,
     "jina": jina_bert,
     "late_interaction": late_interaction,
+    "siglip": partial(two_towers, "SiglipModel", save_siglip),
+    "naflex": partial(two_towers, "Siglip2Model", save_naflex),
+    "image_tower": image_tower,
+    "nomic_vision": nomic_vision,
     "lfm2_5": partial(embedder, **_LFM2_5, pooling="cls", tokenizer=tokenizers.plain),
     "lfm2_5_late_interaction": partial(late_interaction, **_LFM2_5),
     "reranker": partial(Structure, "rerank", labels=1, function="sigmoid"),

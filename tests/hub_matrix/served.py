@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bei import Model
 from bei.artifact.manifest import TOKENIZER, Artifact
 from bei.config.settings import ServeConfig
 from bei.core import Float32Array, Int32Array
@@ -23,10 +24,15 @@ from bei.tokenizer.encoder import TextEncoder
 from tests.hub_matrix.expected import PAIRS, TEXTS, Answers
 from tests.hub_matrix.structures import Structure
 from tests.support.builds import open_engine
+from tests.support.two_towers import drawn_files
 
 
 def served_answers(structure: Structure, artifact: Artifact) -> Answers:
-    """Answers to TEXTS, or to PAIRS, by task; the tasks are those that the artifact has and the list compares."""
+    """Answers to TEXTS, to PAIRS, or to drawn images, by task; the tasks are those that the artifact has and the list
+    compares."""
+    if structure.images:
+        with Model(artifact.path, tune="off", engine_threads=1) as model:
+            return {structure.task: list(model.embed(drawn_files()))}
 
     async def main() -> Answers:
         service = _service(artifact)

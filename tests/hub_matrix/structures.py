@@ -21,6 +21,9 @@ Task = Literal["embed", "embed_sparse", "embed_tokens", "rerank", "classify", "c
 # From a checkpoint's folder to the last layer's states of a text.
 StatesOf: TypeAlias = Callable[[Path], Callable[[Encoding], torch.Tensor]]
 
+# From a checkpoint's folder and the files of images to their vectors.
+ImagesOf: TypeAlias = Callable[[Path, list[bytes]], Float32Array]
+
 # From a checkpoint's folder to the scores of a query's documents.
 RanksOf: TypeAlias = Callable[[Path], Callable[[str, list[str]], Float32Array]]
 
@@ -78,7 +81,8 @@ class Structure:
     ``behind``: what remote code computes of the states, other states or a score.
     ``static``: means of a table's rows, of tokens in no vocabulary too or not, or with a tanh behind (SSE).
     ``rounded``: vectors are pplx-embed's before it rounds them: a tanh. ``ranks``: scores of a query's
-    documents by remote code, which reads them together.
+    documents by remote code, which reads them together. ``images``: vectors of images by the class, which are
+    compared in place of texts'.
     """
 
     task: Task
@@ -110,6 +114,7 @@ class Structure:
     static: Literal["", "with unknown", "without unknown", "stable"] = ""
     rounded: bool = False
     ranks: RanksOf | None = None
+    images: ImagesOf | None = None
 
     @property
     def named_tokenizer_class(self) -> str:
@@ -138,7 +143,7 @@ class Structure:
     @property
     def can_be_compared(self) -> bool:
         """True if there is a reference to compare with."""
-        return bool(self.hf_class or self.states or self.static or self.ranks)
+        return bool(self.hf_class or self.states or self.static or self.ranks or self.images)
 
 
 @dataclass(frozen=True)

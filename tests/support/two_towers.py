@@ -33,6 +33,17 @@ SIGLIP_PROCESSOR = {
     "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.5, 0.5, 0.5],
 }
+NAFLEX_PROCESSOR = {
+    "image_processor_type": "Siglip2ImageProcessor",
+    "do_convert_rgb": None,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "max_num_patches": 30,
+    "patch_size": PATCH,
+    "resample": 2,
+}
+VIT_PROCESSOR = {**SIGLIP_PROCESSOR, "image_processor_type": "ViTImageProcessor", "resample": 2}
+BIT_PROCESSOR = {**CLIP_PROCESSOR, "image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 56}}
 TEXTS = ["a cat on a mat", "hello world"]
 
 
@@ -76,6 +87,58 @@ def save_siglip(folder: Path, vocab_size: int = 300, **vision: Any) -> Path:
     return folder
 
 
+def save_tower(folder: Path, name: str, **settings: Any) -> Path:
+    """A checkpoint of transformers' class ``name``, which reads images alone. ``settings`` of its config."""
+    processors = {"CLIP": CLIP_PROCESSOR, "Siglip": SIGLIP_PROCESSOR, "ViT": VIT_PROCESSOR, "Dinov2": BIT_PROCESSOR}
+    processor = next(settings for kind, settings in processors.items() if name.startswith(kind))
+    model_class = getattr(transformers, name)
+    config = model_class.config_class(
+        **{
+            **{"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4},
+            **{"image_size": SIDE, "patch_size": PATCH, "projection_dim": WIDTH},
+            **settings,
+        }
+    )
+    torch.manual_seed(0)
+    model = model_class(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    write_processor(folder, processor)
+    return folder
+
+
+def tower_vectors(folder: Path, files: list[bytes], output: str) -> Float32Array:
+    """Vectors of unit length by ``output`` of the checkpoint's own class, one image at a time, float32 [n, width]; of
+    token states the first."""
+    name = json.loads((folder / "config.json").read_text())["architectures"][0]
+    model = getattr(transformers, name).from_pretrained(folder).eval()
+    with torch.no_grad():
+        found = [getattr(model(**model_inputs(folder, content)), output) for content in files]
+    rows = torch.cat([one[:, 0] if one.ndim == 3 else one for one in found])
+    vectors: Float32Array = torch.nn.functional.normalize(rows, dim=-1).numpy()
+    return vectors
+
+
+def save_naflex(folder: Path, **processor: Any) -> Path:
+    """SigLIP 2's two towers, for images in their own proportions. ``processor``: settings of the image processor."""
+    shared = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.Siglip2Config(
+        text_config={
+            **shared,
+            **{"vocab_size": 300, "max_position_embeddings": MAX_TOKENS},
+            **{"hidden_size": 32, "projection_size": WIDTH},
+        },
+        vision_config={**shared, "patch_size": PATCH, "num_patches": 16},
+    )
+    torch.manual_seed(0)
+    save(transformers.Siglip2Model(config), folder)
+    change_tokenizer(folder, model_input_names=["input_ids"], padding_side="right")  # as the repositories have it
+    write_processor(folder, {**NAFLEX_PROCESSOR, **processor})
+    return folder
+
+
 def change_tokenizer(folder: Path, **settings: Any) -> None:
     """Change ``tokenizer_config.json``."""
     path = folder / "tokenizer_config.json"
@@ -98,11 +161,17 @@ def write_processor(folder: Path, settings: dict[str, Any]) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
 
 
-def pixel_values(folder: Path, content: bytes) -> Any:
-    """What the library makes of a file, float32 [1, 3, height, width]."""
+def model_inputs(folder: Path, content: bytes) -> Any:
+    """What the library makes of a file for a model."""
     processor: Any = transformers.AutoImageProcessor
     image = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
-    return processor.from_pretrained(folder, backend="pil")(images=image, return_tensors="pt")["pixel_values"]
+    read = processor.from_pretrained(folder, backend="pil")
+    return read(images=image, do_convert_rgb=True, return_tensors="pt")
+
+
+def pixel_values(folder: Path, content: bytes) -> Any:
+    """Of ``model_inputs``, float32 [1, 3, height, width]."""
+    return model_inputs(folder, content)["pixel_values"]
 
 
 def library_vectors(folder: Path, model_class: Any, files: list[bytes], texts: list[str]) -> Float32Array:
@@ -111,7 +180,7 @@ def library_vectors(folder: Path, model_class: Any, files: list[bytes], texts: l
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
     filled = {"padding": "max_length"} if "siglip" in model.config.model_type else {}
     with torch.no_grad():
-        found = [model.get_image_features(pixel_values=pixel_values(folder, content)) for content in files]
+        found = [model.get_image_features(**model_inputs(folder, content)) for content in files]
         found += [
             model.get_text_features(**tokenizer(text, return_tensors="pt", truncation=True, **filled)) for text in texts
         ]

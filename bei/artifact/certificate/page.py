@@ -40,7 +40,7 @@ def certificate_page(name: str, facts: Sequence[tuple[str, str]], certificate: C
         *_retrieval(certificate),
         *_probabilities(certificate),
         *(_quantization(certificate.quantization) if certificate.quantization else ()),
-        *(_legend() if certificate.outputs else ()),
+        *(_legend() if certificate.outputs or certificate.images else ()),
     ]
     return document(f"Certificate of {name}", parts)
 
@@ -65,8 +65,9 @@ def _comparison_facts(certificate: Certificate) -> Iterator[tuple[str, str]]:
     yield "Reference", certificate.reference
     yield "The reference is", _KINDS["reference" if certificate.reference_is_independent else "self-consistency"]
     yield "Engine answered on", certificate.device or "nothing yet"
-    yield "Held-out texts", f"{certificate.num_texts} of {certificate.num_held_out_texts} compared"
-    yield "SHA-256 of the texts", certificate.texts_sha256
+    if certificate.num_held_out_texts:  # a model that reads images has none
+        yield "Held-out texts", f"{certificate.num_texts} of {certificate.num_held_out_texts} compared"
+        yield "SHA-256 of the texts", certificate.texts_sha256
     if (needed := certificate.thresholds) is not None:
         yield "Needed cosines", f"mean {needed.mean:g}, first percentile {needed.p1:g}, minimum {needed.min:g}"
         if needed.ndcg_loss is not None:

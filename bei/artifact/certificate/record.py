@@ -217,8 +217,9 @@ class Certificate(ReferenceComparison, frozen=True, kw_only=True, forbid_unknown
     ``canary_row``: the engine's own ``canary_output`` for ``canary_text`` (vectors at unit length; of a token output
     the first token's row), or the reference's while the certificate is pending. Readiness recomputes it, which shows
     that a server computes what was verified, not that this is right. ``images``: of the image tower, where there is
-    one; ``labels``: that of the tower of labels, whose texts stand for labels. ``probabilities``: of each temperature
-    that ``bei calibrate`` has fitted.
+    one; ``labels``: that of the tower of labels, whose texts stand for labels. Of a model that reads images alone all
+    figures are there: it has no texts and ``outputs``, and ``canary_row`` is that of ``images``. ``probabilities``: of
+    each temperature that ``bei calibrate`` has fitted.
     """
 
     outputs: list[Agreement]
@@ -252,9 +253,8 @@ class Certificate(ReferenceComparison, frozen=True, kw_only=True, forbid_unknown
             return "PENDING: the engine could not run where it was built; 'bei verify' compares it on its own device"
         some = f"{self.num_texts} of {self.num_held_out_texts}"
         texts = f"{some if self.num_texts < self.num_held_out_texts else self.num_texts} texts"
-        if self.images:
-            texts += f" and {self.images.num_images} images"
-        if self.labels:
-            texts += f" and {self.labels.num_texts} labels"
+        images = f"{self.images.num_images} images" if self.images else ""
+        labels = f"{self.labels.num_texts} labels" if self.labels else ""
+        inputs = " and ".join(filter(None, (texts if self.num_held_out_texts else "", images, labels)))
         left_out = ", retrieval not measured" if self.retrieval_is_missing else ""
-        return f"{'passed' if self.passed else 'BELOW THRESHOLD'} on {texts}{left_out}"
+        return f"{'passed' if self.passed else 'BELOW THRESHOLD'} on {inputs}{left_out}"

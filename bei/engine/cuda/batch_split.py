@@ -28,4 +28,6 @@ def _part(batch: PackedBatch, first: int, end: int) -> PackedBatch:
         None if unpooled_lens is None else unpooled_lens[first:end],
         None if batch.adapters is None else batch.adapters[first:end],
         None if batch.levels is None else batch.levels[tokens],
+        digests=None if batch.digests is None else batch.digests[first:end],
+        grids=None if batch.grids is None else batch.grids[first:end],
     )

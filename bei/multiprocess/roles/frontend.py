@@ -47,6 +47,7 @@ from bei.server.process_tuning import collect_rarely, run_on_loop
 from bei.server.status.whole_server import on_loop
 from bei.server.telemetry.access_log import request_log_of
 from bei.server.telemetry.otel_settings import tracing_of
+from bei.service.image_side import image_side_of
 from bei.service.label_side import label_encoder_of
 from bei.service.loader import encoder_of, next_encoder, side_of_second, tower_port
 from bei.service.service import InferenceService, OpenPort
@@ -151,7 +152,9 @@ class FrontEnd:
         former = None if command.replaces is None else self._opened.get(command.replaces.key)
         assert served.costs is not None, "the engine has said what steps cost"
         with received(served.artifact, descriptors) as artifact:
-            encoder = encoder_of(artifact, self._config) if former is None else next_encoder(artifact, former.encoder)
+            encoder = (
+                encoder_of(artifact, self._config) if former is None else next_encoder(artifact, former.text_encoder)
+            )
             labels = label_encoder_of(artifact)
         costs = CostModel.from_json(served.costs)
         port = await self._port_to(served, costs)
@@ -160,6 +163,8 @@ class FrontEnd:
             assert tower.costs is not None, "the engine has said what steps cost"
             second = side_of_second(served.artifact, labels, self._config, CostModel.from_json(tower.costs))
             port = tower_port(port, await self._port_to(tower, second.costs))
+        elif not served.artifact.manifest.reads_texts:
+            second = image_side_of(served.artifact, self._config, costs)
         service = InferenceService(
             served.artifact,
             encoder,

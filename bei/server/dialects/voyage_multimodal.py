@@ -80,10 +80,10 @@ async def embed_multimodal(body: Request, context: RequestContext) -> Reply:
     found = await embedded(context, service, asked, forms=[form], around_bytes=AROUND_BYTES)
     images = [index for index, value in enumerate(inputs) if isinstance(value, ImageInput)]
     tower, lengths = service.manifest.image_tower, found.answer.lengths
-    of_image = 0 if tower is None else tower.image_size[0] * tower.image_size[1]
+    pixels = 0 if tower is None else sum(tower.num_pixels(lengths[index]) for index in images)
     usage: PixelUsage = {
         "text_tokens": found.answer.num_tokens - sum(lengths[index] for index in images),
-        "image_pixels": len(images) * of_image,
+        "image_pixels": pixels,
         "video_pixels": 0,
         "total_tokens": found.answer.num_tokens,
     }

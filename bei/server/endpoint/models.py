@@ -207,8 +207,8 @@ def _the_only(services: list[InferenceService], otherwise: str) -> InferenceServ
 class ModelEntry(TypedDict):
     """OpenAI's first, then what a client may want to know. ``created`` is when the server was started. ``alias_of``:
     the model that the id is another name of; null: it is the model's own. ``adapter_of``: the model with
-    the adapter that the id names (MODEL:ADAPTER). ``adapters``: those of the model. ``input_modalities``: text, and
-    image where it has an image tower."""
+    the adapter that the id names (MODEL:ADAPTER). ``adapters``: those of the model. ``input_modalities``: text,
+    image, or both."""
 
     id: str
     object: Literal["model"]
@@ -291,7 +291,7 @@ def _describe(name: str, service: InferenceService, created: int) -> ModelEntry:
         "max_model_len": manifest.max_seq_len,
         "embedding_dimension": manifest.dimension("embedding"),
         "tasks": manifest.tasks,
-        "input_modalities": ["text"] if manifest.image_tower is None else ["text", "image"],
+        "input_modalities": [*manifest.modalities],
         "prompts": sorted(manifest.prompts),
         "labels": manifest.classification.labels if manifest.classification else None,
         "target": manifest.target,

@@ -80,7 +80,8 @@ class SignatureInfo(TypedDict):
 
 
 class ImagesInfo(TypedDict):
-    """The size of images as the model reads them, whatever size they come in, and the tokens that one counts for."""
+    """The size of images as the model reads them, whatever size they come in, and the tokens that one counts for. Where
+    images keep their proportions: the size of a square one, and the most tokens."""
 
     width: int
     height: int

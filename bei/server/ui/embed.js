@@ -20,7 +20,7 @@ export const embed = {
   verb: 'embed texts',
   needs: 'an embedding model',
   example: 'sentence-transformers/all-MiniLM-L6-v2',
-  can: (model) => model.tasks.includes('embed'),
+  can: (model) => model.tasks.includes('embed') && model.input_modalities.includes('text'),
   fields: [
     {
       name: 'texts',

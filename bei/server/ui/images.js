@@ -15,7 +15,7 @@ export const images = {
   verb: 'read images',
   needs: 'a model of texts and images: CLIP or SigLIP',
   example: 'openai/clip-vit-base-patch32',
-  can: (model) => model.tasks.includes('embed') && model.input_modalities.includes('image'),
+  can: (model) => model.tasks.includes('embed') && ['text', 'image'].every((one) => model.input_modalities.includes(one)),
   fields: [
     { name: 'query', kind: 'line', label: 'Text', value: 'a red square' },
     { name: 'pictures', kind: 'pictures', label: 'Images', hint: 'Or drop files here: PNG, JPEG, WEBP, GIF, BMP.' },

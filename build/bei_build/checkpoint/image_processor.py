@@ -1,4 +1,4 @@
-"""preprocessor_config.json of a two-tower model as an ``ImageProcessor``. What is not honoured is refused."""
+"""preprocessor_config.json of a model that reads images as an ``ImageProcessor``. What is not honoured is refused."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
+
+import msgspec
 
 from bei.artifact.image_processor import ImageProcessor, Resample, processor_faults
 from bei.errors import CheckpointError
@@ -20,25 +22,34 @@ _COMMON = {
     "rescale_factor": 1 / 255,
     "resample": 3,
 }
-# What transformers' classes take where the file says nothing.
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "CLIP": {
-        **_COMMON,
-        "size": {"shortest_edge": 224},
-        "do_center_crop": True,
-        "crop_size": {"height": 224, "width": 224},
-        "image_mean": _CLIP_MEAN,
-        "image_std": _CLIP_STD,
-    },
-    "Siglip": {
-        **_COMMON,
-        "size": {"height": 224, "width": 224},
-        "do_center_crop": False,
-        "crop_size": None,
-        "image_mean": (0.5, 0.5, 0.5),
-        "image_std": (0.5, 0.5, 0.5),
-    },
+_CLIP = {
+    **_COMMON,
+    "size": {"shortest_edge": 224},
+    "do_center_crop": True,
+    "crop_size": {"height": 224, "width": 224},
+    "image_mean": _CLIP_MEAN,
+    "image_std": _CLIP_STD,
 }
+_SIGLIP = {
+    **_COMMON,
+    "size": {"height": 224, "width": 224},
+    "do_center_crop": False,
+    "crop_size": None,
+    "image_mean": (0.5, 0.5, 0.5),
+    "image_std": (0.5, 0.5, 0.5),
+}
+# What transformers' classes take where the file says nothing. DINOv2 has BiT's.
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "CLIP": _CLIP,
+    "Siglip": _SIGLIP,
+    "ViT": {**_SIGLIP, "resample": 2},
+    "Bit": _CLIP,
+    "Siglip2": {**_SIGLIP, "resample": 2, "size": None, "patch_size": 16, "max_num_patches": 256},
+}
+# Processors that pass images of other modes on as they are, which their models refuse: as RGB they can be read.
+_OF_ANY_MODE = ("ViT", "Siglip2")
+# Processors for which one number as size is a square's, not the shortest edge.
+_SQUARE = ("ViT",)
 _CLASS_ENDINGS = ("FeatureExtractor", "ImageProcessor", "ImageProcessorFast", "ImageProcessorPil")
 # Settings without a meaning for pixel values.
 _NAMES = ("image_processor_type", "feature_extractor_type", "processor_class", "_valid_processor_keys", "auto_map")
@@ -57,13 +68,24 @@ _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
 }
 
 
-def read_image_processor(folder: Path) -> ImageProcessor | None:
-    """The image processor of the checkpoint in ``folder``; None where it has none. Raises CheckpointError."""
+def has_image_processor(folder: Path) -> bool:
+    """True if the checkpoint in ``folder`` says how images are read."""
+    return _settings(folder) is not None
+
+
+def read_image_processor(folder: Path, patch_size: int | None = None) -> ImageProcessor | None:
+    """The image processor of the checkpoint in ``folder``, whose patches are of ``patch_size``; None where it has none.
+    Raises CheckpointError."""
+    found = _settings(folder)
+    return None if found is None else found.processor(patch_size)
+
+
+def _settings(folder: Path) -> _Settings | None:
     path = folder / "preprocessor_config.json"
     whole = folder / "processor_config.json"
     if whole.is_file() and isinstance(own := read_object(whole).get("image_processor"), dict):
-        return _Settings(whole, own).processor()  # transformers prefers it
-    return _Settings(path, read_object(path)).processor() if path.is_file() else None
+        return _Settings(whole, own)  # transformers prefers it
+    return _Settings(path, read_object(path)) if path.is_file() else None
 
 
 @dataclass(frozen=True)
@@ -71,7 +93,8 @@ class _Settings:
     path: Path
     given: Mapping[str, Any]
 
-    def processor(self) -> ImageProcessor:
+    def processor(self, patch_size: int | None) -> ImageProcessor:
+        """``patch_size``: of the model, which such a setting of the processor must be."""
         named = self.given.get("image_processor_type") or self.given.get("feature_extractor_type") or ""
         kind = next((kind for kind in _DEFAULTS if named in [f"{kind}{ending}" for ending in _CLASS_ENDINGS]), None)
         if kind is None:
@@ -82,9 +105,18 @@ class _Settings:
                 continue
             if value not in _WITHOUT_EFFECT.get(name, (None,)):
                 raise self._unsupported(name, "bei does not read it; build without the images (--no-images)")
-        if not values["do_convert_rgb"]:
+        if (own := values.get("patch_size")) not in (None, patch_size):
+            raise self._unsupported(
+                "patch_size", f"it is {own}, and the model's patches have {patch_size} pixels a side"
+            )
+        if not values["do_convert_rgb"] and kind not in _OF_ANY_MODE:
             raise self._unsupported("do_convert_rgb", "images are always read as RGB")
-        shortest, exact = self._size(values["size"]) if values["do_resize"] else (None, None)
+        shortest, exact = None, None
+        if "max_num_patches" in values:
+            if not values["do_resize"] or values["size"] is not None:
+                raise self._unsupported("do_resize", "images are resized to max_num_patches patches, and to no size")
+        elif values["do_resize"]:
+            shortest, exact = self._size(values["size"], kind)
         normalizes = values["do_normalize"]
         found = ImageProcessor(
             shortest_edge=shortest,
@@ -94,15 +126,16 @@ class _Settings:
             rescale=self._number("rescale_factor", values["rescale_factor"]) if values["do_rescale"] else 1.0,
             mean=self._channels("image_mean", values["image_mean"]) if normalizes else (0.0, 0.0, 0.0),
             std=self._channels("image_std", values["image_std"]) if normalizes else (1.0, 1.0, 1.0),
+            max_num_patches=self._count("max_num_patches", values),
         )
         if fault := next(processor_faults(found), None):
             raise CheckpointError(f"{self.path}: {fault}. Download the checkpoint again.")
         return found
 
-    def _size(self, value: object) -> tuple[int | None, tuple[int, int] | None]:
+    def _size(self, value: object, kind: str) -> tuple[int | None, tuple[int, int] | None]:
         """The shortest edge, or height and width."""
-        if isinstance(value, int) and not isinstance(value, bool):  # of the first versions: CLIP's and SigLIP's class
-            return value, None
+        if _is_side(value) and kind not in _SQUARE:  # of the first versions
+            return value, None  # type: ignore[return-value]
         if isinstance(value, dict) and set(value) == {"shortest_edge"} and _is_side(value["shortest_edge"]):
             return value["shortest_edge"], None
         return None, self._sides("size", value)
@@ -118,6 +151,13 @@ class _Settings:
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < len(_FILTERS):
             raise self._unsupported("resample", f"it must be a number from 0 to {len(_FILTERS) - 1}")
         return _FILTERS[value]
+
+    def _count(self, name: str, values: Mapping[str, Any]) -> int | msgspec.UnsetType:
+        if name not in values:
+            return msgspec.UNSET
+        if not _is_side(values[name]):
+            raise self._unsupported(name, "it must be a number of patches")
+        return values[name]  # type: ignore[no-any-return]
 
     def _number(self, name: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):

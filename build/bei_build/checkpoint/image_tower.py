@@ -1,25 +1,40 @@
-"""The image tower of a checkpoint that has two: its spec, read from the same folder as the text tower's."""
+"""The image tower of a checkpoint: its spec, read beside the text tower's from one folder, or alone."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import isqrt
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from bei.artifact.image_processor import ImageProcessor
-from bei.artifact.manifest import EngineRequirements, ImageTower, SpecSummary
+from bei.artifact.manifest import EngineRequirements, ImageTower, SpecSummary, Tokenization
 from bei.core import Limits
-from bei.errors import CheckpointError
+from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError, UnsupportedArchitectureError
 from bei_build.checkpoint.checkpoint import Checkpoint
-from bei_build.checkpoint.image_processor import read_image_processor
-from bei_build.families.table import vision_family
+from bei_build.checkpoint.image_processor import has_image_processor, read_image_processor
+from bei_build.checkpoint.locate import Location, check_entries
+from bei_build.checkpoint.remote_code import check_remote_code
+from bei_build.checkpoint.sentence_transformers import read_sentence_transformers
+from bei_build.families import table
+from bei_build.families.base import Family
+from bei_build.families.vision import VisionFamily
 from bei_build.files.json_settings import read_object
 from bei_build.files.size_limits import check_sizes
+from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.parts import PatchesSpec
+from bei_build.tokenizer.library_tokenizer import TokenizerSettings
+from bei_build.weights.tensor_store import check_weights
 
 
 @dataclass(frozen=True)
 class ImageCheckpoint:
-    """``checkpoint``: spec, config and family of the tower, whose tokenizer is the text tower's. ``output``: of the
-    reference class, the vectors of images."""
+    """``checkpoint``: spec, config and family of the tower, whose tokenizer is the text tower's, or an empty one.
+    ``output``: of the reference class, the vectors of images."""
 
     checkpoint: Checkpoint
     processor: ImageProcessor
@@ -62,47 +77,168 @@ class ImageCheckpoint:
 
 def has_image_tower(checkpoint: Checkpoint) -> bool:
     """True if the checkpoint's class has two towers."""
-    return vision_family(checkpoint.spec.architecture) is not None
+    return table.vision_family(checkpoint.spec.architecture) is not None
+
+
+def reads_images_alone(location: Location) -> bool:
+    """True if the checkpoint's class has an image tower and no other. False for a folder that is no such checkpoint,
+    whatever else it may be. Raises CheckpointError for files that cannot be read."""
+    path = location.folder / "config.json"
+    check_entries(location.folder)  # a pipe of that name would block
+    return path.is_file() and table.reads_images_alone(_architecture(read_object(path)) or "")
 
 
 def read_image_tower(checkpoint: Checkpoint) -> ImageCheckpoint | None:
     """The image tower beside the text tower of ``checkpoint``; None where its folder has no image processor's
     settings. Raises CheckpointError.
     """
-    vision, processor = vision_family(checkpoint.spec.architecture), read_image_processor(checkpoint.folder)
-    if vision is None or processor is None:
+    architecture, folder = checkpoint.spec.architecture, checkpoint.folder
+    vision = table.vision_family(architecture)
+    if vision is None or not has_image_processor(folder):
         return None
-    family, path = vision.family, checkpoint.folder / "config.json"
-    assert family.translate is not None, "the part of the whole config"
-    raw = family.translate(read_object(path))
+    read = _tower(folder, architecture, vision)
+    spec = read.spec
+    embedding = checkpoint.spec.head("embedding")
+    if embedding is None or embedding.dimension(checkpoint.spec.hidden_size) != spec.dimensions["embedding"]:
+        raise CheckpointError(
+            f"{folder / 'config.json'} gives vectors of images another width than those of texts. Download "
+            "the checkpoint again."
+        )
+    tower = replace(
+        checkpoint,
+        family=vision.family,
+        spec=spec,
+        config=read.config,
+        max_seq_len=read.max_tokens,
+        modules={},
+    )
+    return ImageCheckpoint(tower, read.processor, read.image_size, vision.output)
+
+
+def read_images_alone(location: Location) -> ImageCheckpoint:
+    """The image tower of the checkpoint at ``location``, whose texts, if it reads any, are left out.
+
+    Raises CheckpointError and its subclasses; ConfigError where it has no image tower.
+    """
+    if location.gguf is not None:
+        raise ConfigError(f"{location.model} is a GGUF file, which has no image tower: leave --no-texts out.")
+    check_entries(location.folder)
+    files = read_sentence_transformers(location.folder)
+    folder = files.transformer_folder
+    check_weights(folder)
+    path = folder / "config.json"
+    if not path.is_file():
+        raise CheckpointNotFoundError(f"{folder} has no config.json: it is not a Hugging Face checkpoint.")
+    raw = read_object(path)
     check_sizes(path, raw)
-    from transformers import CONFIG_MAPPING
+    architecture = _architecture(raw)
+    if architecture is None or (vision := table.vision_family(architecture)) is None:
+        raise ConfigError(f"{architecture or location.model} has no image tower: leave --no-texts out.")
+    check_remote_code(raw, vision.family, architecture, None)
+    if raw.get("quantization_config"):
+        raise CheckpointError(f"{path}: the checkpoint is quantized. Build from the original 16- or 32-bit one.")
+    if not has_image_processor(folder):
+        raise CheckpointError(
+            f"{folder} has no preprocessor_config.json, which says how images are read. Download the checkpoint again."
+        )
+    read = _tower(folder, architecture, vision)
+    checkpoint = Checkpoint(
+        location,
+        files,
+        vision.family,
+        read.spec,
+        tokenizer=Tokenizer(WordLevel({}, "")),
+        tokenizer_settings=TokenizerSettings(),
+        tokenization=Tokenization(library="none", tokenizer_class="none"),
+        rowless=(),
+        max_seq_len=read.max_tokens,
+        labels=None,
+        modules={},
+        config=read.config,
+        roles={},
+        adapter=None,
+    )
+    return ImageCheckpoint(checkpoint, read.processor, read.image_size, vision.output)
+
+
+class _Tower(NamedTuple):
+    """What the files of an image tower say: ``image_size`` of its images, of the canary where they have many, and the
+    most tokens of one."""
+
+    config: Any
+    spec: ModelSpec
+    processor: ImageProcessor
+    image_size: tuple[int, int]
+    max_tokens: int
+
+
+def _tower(folder: Path, architecture: str, vision: VisionFamily) -> _Tower:
+    """The image tower in ``folder``, which has an image processor. Raises CheckpointError."""
+    family, path = vision.family, folder / "config.json"
+    raw = read_object(path)
+    config, spec = _read(path, family.translate(raw) if family.translate else raw, family, architecture)
+    patches = spec.embeddings.patches
+    assert patches is not None, "families of images have them"
+    processor = read_image_processor(folder, patches.size)
+    assert processor is not None, "the caller has asked"
+    config.return_dict, config.chunk_size_feed_forward = True, 0
+    most = processor.max_num_patches
+    if bool(most) != patches.fits_images:
+        raise CheckpointError(
+            f"{folder / 'preprocessor_config.json'} is of images of {'many sizes' if most else 'one size'}, and "
+            f"{architecture} reads others. Download the checkpoint again."
+        )
+    if most:
+        side = isqrt(most) * patches.size
+        patches = replace(patches, scales=processor.scales, shifts=processor.shifts)
+        spec = replace(spec, embeddings=replace(spec.embeddings, patches=patches))
+        return _Tower(config, spec, processor, (side, side), most)
+    size = processor.output_size
+    if not vision.resizes_positions or size is None:
+        if size not in (None, (config.image_size, config.image_size)):
+            raise CheckpointError(
+                f"The image processor makes images of {size}, and {path} says image_size = {config.image_size}: "
+                "transformers refuses such images. Correct preprocessor_config.json."
+            )
+        size = (config.image_size, config.image_size)
+    spec = _with_images(spec, processor, size)
+    return _Tower(config, spec, processor, size, spec.embeddings.max_positions)
+
+
+def _read(path: Path, raw: Mapping[str, Any], family: Family, architecture: str) -> tuple[Any, ModelSpec]:
+    """The config and spec of the tower that ``raw`` describes. Raises CheckpointError."""
+    check_sizes(path, raw)
+    from transformers import CONFIG_MAPPING, PreTrainedConfig
 
     try:
-        config = CONFIG_MAPPING[family.model_type].from_dict({**raw, "model_type": family.model_type})
-        spec = family.spec_from_config(config, checkpoint.spec.architecture)
-        side = int(config.image_size)
+        is_known = family.model_type in CONFIG_MAPPING  # remote code is not
+        config_class = CONFIG_MAPPING[family.model_type] if is_known else PreTrainedConfig
+        config = config_class.from_dict({**raw, "model_type": family.model_type})
+        return config, family.spec_from_config(config, architecture)
     except CheckpointError:
         raise
     except Exception as error:  # transformers validates with several exception types
         reason = " ".join(str(error).split())[:1000]
         raise CheckpointError(f"{path} describes no image tower ({reason}). Download the checkpoint again.") from error
-    embedding = checkpoint.spec.head("embedding")
-    if embedding is None or embedding.dimension(checkpoint.spec.hidden_size) != spec.dimensions["embedding"]:
-        raise CheckpointError(
-            f"{path} gives vectors of images another width than those of texts. Download the checkpoint again."
-        )
-    if processor.output_size not in (None, (side, side)):
-        raise CheckpointError(
-            f"The image processor makes images of {processor.output_size}, and {path} says image_size = {side}: "
-            "transformers refuses such images. Correct preprocessor_config.json."
-        )
+
+
+def _with_images(spec: ModelSpec, processor: ImageProcessor, size: tuple[int, int]) -> ModelSpec:
+    """``spec`` for the images of ``size`` (height, width) that ``processor`` makes. Raises
+    UnsupportedArchitectureError."""
     patches = spec.embeddings.patches
     assert patches is not None, "families of images have them"
-    patches = replace(patches, scales=processor.scales, shifts=processor.shifts)
-    spec = replace(spec, embeddings=replace(spec.embeddings, patches=patches))
-    config.return_dict, config.chunk_size_feed_forward = True, 0
-    tower = replace(
-        checkpoint, family=family, spec=spec, config=config, max_seq_len=spec.embeddings.max_positions, modules={}
-    )
-    return ImageCheckpoint(tower, processor, (side, side), vision.output)
+    if any(side % patches.size for side in size):
+        raise UnsupportedArchitectureError(
+            f"The image processor makes images of {size[0]} x {size[1]} pixels, which patches of {patches.size} do not "
+            "fill: the model's own code would cut off the rest. Such models are not supported."
+        )
+    grid = (size[0] // patches.size, size[1] // patches.size)
+    patches = replace(patches, scales=processor.scales, shifts=processor.shifts, grid=grid)
+    count = patches.class_token + grid[0] * grid[1]
+    return replace(spec, embeddings=replace(spec.embeddings, patches=patches, max_positions=count))
+
+
+def _architecture(raw: Mapping[str, Any]) -> str | None:
+    architectures = raw.get("architectures")
+    found = architectures[0] if isinstance(architectures, list) and architectures else None
+    return found if isinstance(found, str) else None

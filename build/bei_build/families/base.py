@@ -12,6 +12,7 @@ import numpy.typing as npt
 from bei.errors import CheckpointError
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
 from bei_build.spec.parts import Activation, ActivationSpec, DenseSpec, NormLayerSpec, NormSpec, Pooling
+from bei_build.spec.stored_forms import StoredForms
 
 # transformers' ACT2FN names -> ours. "gelu" there is the exact form; of the tanh form there are five, which differ in
 # rounding. Left out are those with parameters (prelu, xielu), and two from mechanisms that are not built (laplace,
@@ -95,6 +96,7 @@ class Family:
     it (``shared_rows``). ``fills_texts``: every text is filled up with padding to the model's limit, and padding is
     attended like any token. ``overflows_fp16``: states of trained models are beyond FP16. ``norm_offset``: the
     ``offset`` of all norms that have one; other forms of weights (GGUF, ONNX) store norms with it added.
+    ``stored_forms``: tensors are not stored as specs read them.
 
     ``translate`` may add keys of ours to a config: ``usual_length``, the default for the tokens of a text that are read
     (None: all); ``unit_length``, true if vectors are normalized; and ``ends_in_eos``, true if every text ends in the
@@ -128,6 +130,7 @@ class Family:
     norm_offset: float = 0.0
     joined_by_head: bool = False
     variant: Callable[[Mapping[str, Any]], Family | None] | None = None
+    stored_forms: StoredForms | None = None
 
     @property
     def is_decoder(self) -> bool:

@@ -7,11 +7,13 @@ A family reads one of the two towers, and ignores the other's config and tensors
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from bei.errors import CheckpointError
 from bei_build.families.base import Family, activation_named, require
 from bei_build.families.vision import VisionFamily, encoder_layers, patches_of, vision_part
+from bei_build.spec.head_layers import HeadLayer
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
 from bei_build.spec.parts import (
     AttentionSpec,
@@ -25,6 +27,7 @@ from bei_build.spec.parts import (
 )
 
 _LAYER = "encoder.layers.{i}"
+_UNPROJECTED = "CLIPVisionModel"
 # Configs before transformers 4.31 say 2, whatever the vocabulary: their models pool at the largest id, which was that
 # of the end token.
 _UNKNOWN_END = 2
@@ -114,7 +117,9 @@ FAMILY = Family(
 def _vision_spec(config: Any, architecture: str) -> ModelSpec:
     norm = NormSpec(config.layer_norm_eps)
     width, out = config.hidden_size, config.projection_dim
-    layers = (NormLayerSpec("post_norm", width, norm), DenseSpec("projection", width, out, bias=False))
+    layers: tuple[HeadLayer, ...] = (NormLayerSpec("post_norm", width, norm),)
+    if architecture != _UNPROJECTED:
+        layers += (DenseSpec("projection", width, out, bias=False),)
     return ModelSpec(
         family="clip",
         architecture=architecture,
@@ -138,7 +143,7 @@ def _of_image(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 VISION = VisionFamily(
     Family(
         model_type="clip_vision_model",
-        architectures={"CLIPModel": lambda config: ()},
+        architectures={"CLIPModel": lambda config: (), "CLIPVisionModelWithProjection": lambda config: ()},
         prefix="vision_model.",
         weights={
             "embeddings.patch": "embeddings.patch_embedding",
@@ -155,4 +160,15 @@ VISION = VisionFamily(
         reference_class="CLIPVisionModelWithProjection",
     ),
     output="image_embeds",
+)
+
+# The tower before its projection.
+UNPROJECTED_VISION = VisionFamily(
+    replace(
+        VISION.family,
+        architectures={_UNPROJECTED: lambda config: ()},
+        unused=(*VISION.family.unused, "visual_projection."),
+        reference_class=_UNPROJECTED,
+    ),
+    output="pooler_output",
 )

@@ -19,6 +19,7 @@ from bei_build.families import (
     clip,
     cohere,
     deberta,
+    dinov2,
     distilbert,
     dpr,
     electra,
@@ -45,6 +46,7 @@ from bei_build.families import (
     mpnet,
     nemotron,
     nomic,
+    nomic_vision,
     nv_embed,
     olmo,
     olmo2,
@@ -61,6 +63,7 @@ from bei_build.families import (
     starcoder2,
     static,
     t5,
+    vit,
 )
 from bei_build.families.base import Family
 from bei_build.families.vision import VisionFamily
@@ -94,6 +97,7 @@ FAMILIES: tuple[Family, ...] = (
     gliner.FAMILY,
     clip.FAMILY,
     siglip.FAMILY,
+    siglip.NAFLEX_FAMILY,
     t5.FAMILY,
     t5.MT5_FAMILY,
     bart.FAMILY,
@@ -140,8 +144,20 @@ FAMILIES: tuple[Family, ...] = (
     static.SSE_FAMILY,
 )
 
-# Image towers, by the classes that have two.
-VISION_FAMILIES: Mapping[str, VisionFamily] = {"CLIPModel": clip.VISION, "SiglipModel": siglip.VISION}
+# Image towers, by the classes that have one.
+VISION_FAMILIES: Mapping[str, VisionFamily] = {
+    name: vision
+    for vision in (
+        clip.VISION,
+        clip.UNPROJECTED_VISION,
+        siglip.VISION,
+        siglip.NAFLEX_VISION,
+        vit.VISION,
+        dinov2.VISION,
+        nomic_vision.VISION,
+    )
+    for name in vision.family.architectures
+}
 
 
 def vision_family(architecture: str) -> VisionFamily | None:
@@ -160,6 +176,12 @@ def refuse_others(model_type: str) -> None:
             f"config.json describes a model of {library} (model_type {model_type!r}), which bei does not build. "
             "docs/models.md lists the models that are built."
         )
+
+
+def reads_images_alone(architecture: str) -> bool:
+    """True if the class ``architecture`` has an image tower and no other."""
+    of_texts = any(architecture in family.architectures for family in FAMILIES)
+    return architecture in VISION_FAMILIES and not of_texts
 
 
 def family_of(model_type: str, architecture: str, config: Mapping[str, Any]) -> Family:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from bei.errors import CheckpointError
 from bei_build.families.base import Family, activation_named, require
@@ -13,13 +13,18 @@ from bei_build.spec.parts import AttentionSpec, LayerSpec, MLPSpec, NormSpec, Pa
 
 @dataclass(frozen=True)
 class VisionFamily:
-    """The image tower of a family. ``output``: of ``family.reference_class``, [B, width], the vectors of images."""
+    """The image tower of a family. ``output``: of ``family.reference_class``, the vectors of images, [B, width], or
+    the states of their tokens, [B, T, width], of which the first is the vector. ``resizes_positions``: the class fits
+    its position table to the size of the images that it gets."""
 
     family: Family
     output: str
+    resizes_positions: bool = False
 
 
-def patches_of(config: Any, *, bias: bool, class_token: bool) -> PatchesSpec:
+def patches_of(
+    config: Any, *, bias: bool, class_token: bool, flat: Literal["", "pixels", "channels"] = ""
+) -> PatchesSpec:
     """The patches of ``config``; the image processor's settings give their normalization later."""
     require(config, "num_channels", 3)
     size, whole = config.patch_size, config.image_size
@@ -30,7 +35,7 @@ def patches_of(config: Any, *, bias: bool, class_token: bool) -> PatchesSpec:
             f"config.json has image_size = {whole}, which is no multiple of patch_size = {size}: the model's own code "
             "would cut off the rest. Such models are not supported."
         )
-    return PatchesSpec(size, bias, class_token, scales=(1.0, 1.0, 1.0), shifts=(0.0, 0.0, 0.0))
+    return PatchesSpec(size, bias, class_token, scales=(1.0, 1.0, 1.0), shifts=(0.0, 0.0, 0.0), flat=flat)
 
 
 def encoder_layers(config: Any) -> tuple[LayerSpec, ...]:
@@ -47,8 +52,10 @@ def encoder_layers(config: Any) -> tuple[LayerSpec, ...]:
 
 
 def vision_part(raw: Mapping[str, Any], *shared: str) -> Mapping[str, Any]:
-    """``vision_config`` of a whole model's config.json, with the keys ``shared`` of the whole. Raises
-    CheckpointError."""
+    """``vision_config`` of a whole model's config.json, with the keys ``shared`` of the whole; that of an image tower
+    alone is unchanged. Raises CheckpointError."""
+    if str(raw.get("model_type", "")).endswith("_vision_model"):
+        return raw
     vision = raw.get("vision_config")
     if not isinstance(vision, dict):
         raise CheckpointError("config.json has no vision_config: download the checkpoint again.")

@@ -44,7 +44,14 @@ def emit_attention_pool(
     attended = linear(biased, "output")
     norm = [graph.fp32(f"{name}.norm.{kind}", read(f"{pool.name}.norm.{kind}")) for kind in ("weight", "bias")]
     entering = graph.op("LayerNormalization", [attended, *norm], f"{name}.norm", axis=-1, epsilon=pool.norm.eps)
-    inner = emit_activation(graph, linear(entering, "mlp.up"), pool.activation, f"{name}.act", in_fp32=True)
+    activating = linear(entering, "mlp.gate" if pool.gated else "mlp.up")
+    inner = emit_activation(graph, activating, pool.activation, f"{name}.act", in_fp32=True)
+    if pool.gated:
+        inner = graph.op("Mul", [inner, linear(entering, "mlp.up")], f"{name}.gated")
+    if pool.adds_first:
+        first_index = graph.input("first_index", DType.INT32, ["B"])
+        first = graph.op("Gather", [hidden, first_index], f"{name}.first", axis=0)
+        attended = graph.cast(first, DType.FP32, f"{name}.first.fp32")
     return graph.op("Add", [linear(inner, "mlp.down"), attended], name)
 
 

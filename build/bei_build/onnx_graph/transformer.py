@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.artifact.manifest import OPENVINO_ATTENTION, OPENVINO_ROUNDINGS
+from bei.engine.image_positions import position_shares
 from bei.engine.packed_attention import encoded
 from bei.engine.packing import pixel_levels, position_ids_but
 from bei.engine.rounded_rows import encoded_roundings
@@ -233,8 +234,10 @@ class _TransformerEmitter:
         scales, shifts = (np.tile(np.array(of, np.float32), spec.size**2) for of in (spec.scales, spec.shifts))
         scaled = graph.op("Mul", [levels, graph.fp32(f"{name}.scales", scales)], f"{name}.scaled")
         pixels = graph.op("Add", [scaled, graph.fp32(f"{name}.shifts", shifts)], f"{name}.normalized")
-        weight = self._read(f"{name}.patch.weight")  # [width, channel, row, column]
-        matrix = weight.transpose(0, 2, 3, 1).reshape(len(weight), -1)
+        matrix = self._read(f"{name}.patch.weight")
+        if spec.flat != "pixels":  # [width, channel, row, column]
+            by_channel = matrix.reshape(-1, 3, spec.size, spec.size)
+            matrix = by_channel.transpose(0, 2, 3, 1).reshape(len(matrix), -1)
         bias = self._read(f"{name}.patch.bias") if spec.bias else None
         product = graph.linear(f"{name}.patch", graph.cast(pixels, graph.types.compute, f"{name}.pixels"), matrix, bias)
         if not spec.class_token:
@@ -313,7 +316,12 @@ class _TransformerEmitter:
     def _position_and_type_rows(self, spec: EmbeddingsSpec, name: str) -> list[str]:
         graph = self._graph
         parts = []
-        if spec.max_positions:
+        if spec.patches and (side := spec.patches.fitted_side):
+            shares = graph.input(position_shares(side), DType.FP32, ["T", side * side])
+            table = graph.fp32(f"{name}.position.weight", self._read(f"{name}.position.weight"))
+            resized = graph.op("MatMul", [shares, table], f"{name}.positions")
+            parts.append(graph.cast(resized, graph.types.compute, f"{name}.positions.cast"))
+        elif spec.max_positions:
             rows = graph.input(position_rows(spec), DType.INT32, ["T"])
             parts.append(graph.lookup(self._table(f"{name}.position"), rows, f"{name}.positions"))
         if spec.type_vocab_size == 1:
@@ -415,6 +423,8 @@ class _TransformerEmitter:
             inner = graph.op("Mul", [emit_activation(graph, gate, spec.activation, f"{name}.act"), up], f"{name}.inner")
         else:
             inner = emit_activation(graph, up, spec.activation, f"{name}.act")
+        if spec.inner_norm:
+            inner = self._norm(inner, spec.inner_norm, f"{name}.norm")
         return self._linear(inner, f"{name}.down", spec.down_bias)
 
     def _position_tables(self, spec: AttentionSpec, name: str) -> PositionTables:

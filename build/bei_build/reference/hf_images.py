@@ -52,13 +52,15 @@ class HFImageReference:
         rows = []
         with self._torch.inference_mode():
             for content in files:
-                found = self._model(pixel_values=self.pixel_values(content))
-                rows.append(getattr(found, self._output)[0].numpy())
+                found = getattr(self._model(**self.inputs(content)), self._output)[0]
+                rows.append((found if found.ndim == 1 else found[0]).numpy())
         return rows
 
-    def pixel_values(self, content: bytes) -> Any:
-        """What the image processor makes of a file, a float32 tensor [1, 3, height, width]."""
+    def inputs(self, content: bytes) -> Any:
+        """What the image processor makes of a file for the model: ``pixel_values``, a float32 tensor [1, 3, height,
+        width], or the class's own."""
         from PIL import Image, ImageOps
 
         image = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
-        return self._processor(images=image, return_tensors="pt")["pixel_values"]
+        # Some processors leave modes other than RGB as they are, which their models refuse.
+        return self._processor(images=image, do_convert_rgb=True, return_tensors="pt")

@@ -83,7 +83,11 @@ class PatchesSpec:
     3.1), in rows from the top; with ``class_token`` a learned row goes before them.
 
     Levels 0 to 255 of the three channels are first multiplied by ``scales``, and ``shifts`` are added. ``bias``: of the
-    product.
+    product. ``stored_side``: the stored position table is for a square of so many patches a side, and is resized at
+    build time to those of an image, ``grid`` (rows, columns); None: it is for the model's images. ``fits_images``: it
+    is for such a square, and is resized to each image as it is computed (``bei.engine.image_positions``). ``flat``: the
+    matrix is stored as [width, numbers of a patch], in the order of its pixels, or of its channels; else it is stored
+    as a convolution's.
     """
 
     size: int
@@ -91,11 +95,20 @@ class PatchesSpec:
     class_token: bool
     scales: tuple[float, float, float]
     shifts: tuple[float, float, float]
+    stored_side: int | None = None
+    grid: tuple[int, int] | None = None
+    fits_images: bool = False
+    flat: Literal["", "pixels", "channels"] = ""
 
     @property
     def width(self) -> int:
         """Numbers of one patch."""
         return 3 * self.size * self.size
+
+    @property
+    def fitted_side(self) -> int | None:
+        """The side of the square that the position table is for, where it is resized to each image."""
+        return self.stored_side if self.fits_images else None
 
 
 @dataclass(frozen=True)
@@ -136,7 +149,9 @@ class RopeSpec:
 
     ``interleaved``: neighbouring components rotate together instead of halves (the graph reorders the rows of the query
     and key weights). Sequences of more than ``long_from`` tokens rotate by ``long_inv_freq`` instead (LongRoPE,
-    arXiv:2402.13753).
+    arXiv:2402.13753). With ``grid`` tokens are an image's: the first does not rotate, and of the patches behind it, in
+    so many rows and columns, the first half of ``inv_freq`` rotates by the row and the other by the column, each times
+    ``grid_scale`` (EVA-02, arXiv:2303.11331).
     """
 
     inv_freq: tuple[float, ...]
@@ -144,6 +159,8 @@ class RopeSpec:
     long_inv_freq: tuple[float, ...] | None = None
     long_from: int = 0
     interleaved: bool = False
+    grid: tuple[int, int] | None = None
+    grid_scale: tuple[float, float] = (1.0, 1.0)
 
     @property
     def rotary_dim(self) -> int:
@@ -238,9 +255,9 @@ class ExpertsSpec:
 class MLPSpec:
     """``down(act(up(x)))``, or gated (arXiv:2002.05202) ``down(act(gate(x)) * up(x))``.
 
-    ``bias``: up and gate have biases. With ``experts`` there are several MLPs, without gates and ``bias``;
-    ``down_bias`` is then one bias for all of them, added once. Their matrices are stacked, [count * intermediate_size,
-    hidden_size]: up's as [out, in], down's as [in, out].
+    ``bias``: up and gate have biases. ``inner_norm`` is in front of down. With ``experts`` there are several MLPs,
+    without gates and ``bias``; ``down_bias`` is then one bias for all of them, added once. Their matrices are stacked,
+    [count * intermediate_size, hidden_size]: up's as [out, in], down's as [in, out].
     """
 
     intermediate_size: int
@@ -249,6 +266,7 @@ class MLPSpec:
     bias: bool = True
     down_bias: bool = True
     experts: ExpertsSpec | None = None
+    inner_norm: NormSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -421,8 +439,9 @@ class AttentionPoolSpec:
     """Pooling "attention": a learned row, the probe, attends to a sequence's tokens, and goes through an MLP with a
     norm in front and a residual sum (arXiv:2106.04560, section 3.1: the MAP head of SigLIP, arXiv:2303.15343).
 
-    Its weights are ``{name}.probe`` [1, 1, width] and those of ``input`` (query, key, value), ``output``, ``norm``,
-    ``mlp.up`` and ``mlp.down``.
+    ``gated``: the MLP has a gate. ``adds_first``: the sum's other part is the sequence's first state, not what the
+    probe has attended to. Its weights are ``{name}.probe`` [1, 1, width] and those of ``input`` (query, key, value),
+    ``output``, ``norm``, ``mlp.up``, ``mlp.gate`` and ``mlp.down``.
     """
 
     name: str
@@ -431,3 +450,5 @@ class AttentionPoolSpec:
     intermediate_size: int
     activation: Activation
     norm: NormSpec
+    gated: bool = False
+    adds_first: bool = False

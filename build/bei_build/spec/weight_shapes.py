@@ -28,7 +28,8 @@ def embedding_weights(embeddings: EmbeddingsSpec, hidden: int) -> Iterator[tuple
     """Weights of the embedding tables."""
     width = embeddings.width or hidden
     if patches := embeddings.patches:
-        yield "embeddings.patch.weight", (width, 3, patches.size, patches.size)
+        shape = (patches.width,) if patches.flat else (3, patches.size, patches.size)
+        yield "embeddings.patch.weight", (width, *shape)
         if patches.bias:
             yield "embeddings.patch.bias", (width,)
         if patches.class_token:
@@ -78,7 +79,8 @@ def attention_pool_weights(pool: AttentionPoolSpec) -> Iterator[tuple[str, Shape
     yield from linear_weights(f"{name}.input", 3 * width, width, bias=True)
     yield from linear_weights(f"{name}.output", width, width, bias=True)
     yield from norm_weights(f"{name}.norm", pool.norm, width)
-    yield from linear_weights(f"{name}.mlp.up", pool.intermediate_size, width, bias=True)
+    for part in ("up", *(["gate"] if pool.gated else [])):
+        yield from linear_weights(f"{name}.mlp.{part}", pool.intermediate_size, width, bias=True)
     yield from linear_weights(f"{name}.mlp.down", width, pool.intermediate_size, bias=True)
 
 
@@ -185,6 +187,8 @@ def _mlp_weights(prefix: str, mlp: MLPSpec, hidden: int) -> Iterator[tuple[str, 
     if mlp.gated:
         yield from linear_weights(f"{prefix}.gate", inner, hidden, mlp.bias)
     yield from linear_weights(f"{prefix}.up", inner, hidden, mlp.bias)
+    if mlp.inner_norm:
+        yield from norm_weights(f"{prefix}.norm", mlp.inner_norm, inner)
     yield from linear_weights(f"{prefix}.down", hidden, inner, mlp.down_bias)
 
 

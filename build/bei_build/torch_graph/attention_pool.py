@@ -14,11 +14,10 @@ from bei_build.torch_graph.parameters import Linear, TensorOptions
 class AttentionPool(nn.Module):
     """Keys and values are products in the model's type; from the scores on it computes in FP32."""
 
-    reads = ("cu_query_lens", "sequence_ids")
-
     def __init__(self, spec: AttentionPoolSpec, options: TensorOptions) -> None:
         super().__init__()
         self._spec = spec
+        self.reads = ("cu_query_lens", "sequence_ids", *(("first_index",) if spec.adds_first else ()))
         width, wide = spec.width, options.fp32
         self.probe = wide.empty(1, 1, width)
         self.input = Linear(width, 3 * width, True, options)
@@ -27,6 +26,7 @@ class AttentionPool(nn.Module):
         self.mlp = nn.ModuleDict(
             {
                 "up": Linear(width, spec.intermediate_size, True, wide),
+                **({"gate": Linear(width, spec.intermediate_size, True, wide)} if spec.gated else {}),
                 "down": Linear(spec.intermediate_size, width, True, wide),
             }
         )
@@ -41,5 +41,9 @@ class AttentionPool(nn.Module):
         scores = (scores - step.of_sequences(scores, "max").index_select(0, of_token)).exp()
         shares = scores / step.of_sequences(scores, "sum").index_select(0, of_token)
         attended = self.output(step.of_sequences((value * shares.unsqueeze(-1)).flatten(1), "sum"))
-        inner = activated(self.mlp["up"](self.norm(attended)), self._spec.activation)
-        return self.mlp["down"](inner) + attended  # type: ignore[no-any-return]
+        entering = self.norm(attended)
+        inner = activated(self.mlp["gate" if self._spec.gated else "up"](entering), self._spec.activation)
+        if self._spec.gated:
+            inner = inner * self.mlp["up"](entering)
+        beside = hidden.index_select(0, step["first_index"]).float() if self._spec.adds_first else attended
+        return self.mlp["down"](inner) + beside  # type: ignore[no-any-return]

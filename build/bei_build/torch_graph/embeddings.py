@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bei.engine.image_positions import position_shares
 from bei.engine.packing import pixel_levels, position_ids_but
 from bei_build.spec.parts import DecoderSpec, EmbeddingsSpec, MaskDropoutSpec, PatchesSpec
 from bei_build.spec.position_tables import position_rows
@@ -21,7 +22,8 @@ class Patches(nn.Module):
     def __init__(self, spec: PatchesSpec, width: int, options: TensorOptions) -> None:
         super().__init__()
         self._spec = spec
-        self.weight = options.empty(width, 3, spec.size, spec.size)
+        shape = (spec.width,) if spec.flat else (3, spec.size, spec.size)
+        self.weight = options.empty(width, *shape)
         self.bias = options.empty(width) if spec.bias else None
         self.class_row = options.empty(width) if spec.class_token else None
         self.reads = (pixel_levels(spec.width), *(("position_ids",) if spec.class_token else ()))
@@ -34,7 +36,10 @@ class Patches(nn.Module):
         channels = zip(levels.unbind(2), spec.scales, spec.shifts, strict=True)
         pixels = torch.stack([level * scale + shift for level, scale, shift in channels], 2)
         pixels = pixels.flatten(1).to(self.weight.dtype)
-        product = functional.linear(pixels, self.weight.permute(0, 2, 3, 1).flatten(1), self.bias)
+        matrix: Tensor = self.weight
+        if spec.flat != "pixels":
+            matrix = matrix.view(-1, 3, spec.size, spec.size).permute(0, 2, 3, 1).flatten(1)
+        product = functional.linear(pixels, matrix, self.bias)
         if self.class_row is None:
             return product
         return torch.where((step["position_ids"] == 0).unsqueeze(1), self.class_row, product)
@@ -51,10 +56,13 @@ class Embeddings(nn.Module):
     ) -> None:
         super().__init__()
         self._spec = spec
+        self._fitted_side = spec.patches.fitted_side if spec.patches else None
         width = spec.width or hidden_size
         self.patch = Patches(spec.patches, width, options) if spec.patches else None
         self.word = Table(spec.vocab_size, width, options) if with_words and not spec.patches else None
-        if spec.max_positions:
+        if self._fitted_side:
+            self.position = Table(spec.max_positions, width, options.fp32)
+        elif spec.max_positions:
             self.position = Table(spec.max_positions, width, options)
         if spec.type_vocab_size:
             self.types = Table(spec.type_vocab_size, width, options)
@@ -65,7 +73,8 @@ class Embeddings(nn.Module):
         self.reads = tuple(
             name
             for name, is_read in {
-                position_rows(spec): bool(spec.max_positions),
+                position_rows(spec): bool(spec.max_positions) and not self._fitted_side,
+                position_shares(self._fitted_side or 0): bool(self._fitted_side),
                 "token_type_ids": spec.type_vocab_size > 1,
                 "cu_query_lens": spec.mask_dropout is not None,
                 "sequence_ids": spec.mask_dropout is not None,
@@ -85,7 +94,10 @@ class Embeddings(nn.Module):
             total = total * spec.scale
         if spec.mask_dropout:
             total = total * _factors(input_ids, spec.mask_dropout, step).unsqueeze(1).to(total.dtype)
-        if spec.max_positions:
+        if self._fitted_side:
+            resized = step[position_shares(self._fitted_side)] @ self.position.weight
+            total = total + resized.to(total.dtype)
+        elif spec.max_positions:
             total = total + self.position(step[position_rows(spec)])
         if spec.type_vocab_size == 1:
             adapted = isinstance(self.types, AdaptedTable)

@@ -98,7 +98,7 @@ class Head:
     def reads(self) -> set[str]:
         """The tensors of a step that the pooling reads."""
         if self._attention_pool is not None:
-            return set(AttentionPool.reads)
+            return set(self._attention_pool.reads)
         of_layers = [layer.pooling for layer in self.spec.token_layers if isinstance(layer, LabelScoresSpec)]
         names = {name for mode in (*self.spec.pooling, *of_layers) for name in _READS.get(mode, ("cu_query_lens",))}
         if "last" in self.spec.pooling and self.spec.passed_id is not None:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from bei_build.spec.parts import MLPSpec
 from bei_build.torch_graph.activation import gated
 from bei_build.torch_graph.fp8 import LinearInput, Rounding, common_rounding, round_once, rounding_of, with_ones
+from bei_build.torch_graph.norms import Norm
 from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.parameters import Linear, TensorOptions, project
 
@@ -23,6 +24,7 @@ class MLP(nn.Module):
         if spec.gated:
             self.gate = Linear(hidden_size, spec.intermediate_size, spec.bias, options)
         self.down = Linear(spec.intermediate_size, hidden_size, spec.down_bias, options)
+        self.norm = Norm(spec.inner_norm, spec.intermediate_size, options) if spec.inner_norm else None
         self.joinable = (self._names,) if spec.gated else ()
 
     @property
@@ -34,5 +36,8 @@ class MLP(nn.Module):
         """Result [T, hidden] for ``value`` [T, hidden]."""
         first, *others = project(self, round_once(value, self.rounding, step), self._names)
         rounding = rounding_of(self.down)
+        assert self.norm is None or rounding is None, "such models are not quantized"
         inner = gated(first, others[0] if others else None, self._spec.activation, rounding, self._fusions)
+        if self.norm:
+            inner = self.norm(inner)
         return self.down(inner if rounding is None else with_ones(inner, step))  # type: ignore[no-any-return]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bei.core import Encoding, PackedBatch
+from bei.engine.packing import has_fixed_width
 from bei.errors import CompileError
 from bei_build.torch_graph.model import PackedModel, tensors_of
 from bei_build.weights.safetensors_file import StoredTensor, write_safetensors
@@ -54,8 +55,11 @@ def export_model(model: PackedModel) -> torch.export.ExportedProgram:
     """
     encodings = [Encoding(np.zeros(length, np.int32)) for length in _EXAMPLE_LENGTHS]
     inputs = tensors_of(model, PackedBatch.from_encodings(encodings))
-    auto = torch.export.Dim.AUTO
-    shapes = {name: dict.fromkeys(range(tensor.ndim), auto) for name, tensor in inputs.items()}
+    auto, fixed_width = torch.export.Dim.AUTO, torch.export.Dim.STATIC
+    shapes = {
+        name: {0: auto, 1: fixed_width} if has_fixed_width(name) else dict.fromkeys(range(tensor.ndim), auto)
+        for name, tensor in inputs.items()
+    }
     program = torch.export.export(model, (inputs,), dynamic_shapes=(shapes,))
     fixed = _fixed_inputs(program)
     if fixed:
@@ -64,10 +68,14 @@ def export_model(model: PackedModel) -> torch.export.ExportedProgram:
 
 
 def _fixed_inputs(program: torch.export.ExportedProgram) -> list[str]:
-    """The inputs with a dimension that is a number."""
+    """The inputs with a dimension that is a number, but for widths that are a part of their names."""
     names = set(program.graph_signature.user_inputs)
-    nodes = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
-    return [node.name for node in nodes if any(map(_is_number, node.meta["val"].shape))]
+    found = []
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name in names:
+            shape = node.meta["val"].shape
+            found += [node.name] if any(map(_is_number, shape[:1] if has_fixed_width(node.name) else shape)) else []
+    return found
 
 
 def _is_number(size: int | torch.SymInt) -> bool:

@@ -109,7 +109,7 @@ def _verify(work: VerificationJob, progress: Progress) -> Certified:
         work.calibration.write(work.job.root)
     if work.job.config.keep_reference:
         _store_reference(work, expected)
-    return _with_bytes(work.manifest, answers.rows), certificate
+    return with_bytes(work.manifest, answers.rows), certificate
 
 
 def _skip_verification(work: VerificationJob, progress: Progress) -> Certified:
@@ -167,7 +167,7 @@ def _prepare_verification(work: VerificationJob, progress: Progress) -> Certifie
     certificate = _store_reference(work, expected)
     if work.calibration is not None:
         work.calibration.write(work.job.root)
-    return _with_bytes(work.manifest, expected.texts.rows), certificate
+    return with_bytes(work.manifest, expected.texts.rows), certificate
 
 
 def _store_reference(work: VerificationJob, expected: ExpectedAnswers) -> Certificate:
@@ -225,7 +225,7 @@ def check_certificate(config: BuildConfig, certificate: Certificate, progress: P
     progress.note(f"kept although {message}")
 
 
-def _with_bytes(manifest: Manifest, rows: Rows) -> Manifest:
+def with_bytes(manifest: Manifest, rows: Rows) -> Manifest:
     """``manifest`` with the range of int8 vectors, measured on ``rows`` for the held-out texts."""
     embeddings = rows.get("embedding")
     if manifest.embedding is None or not embeddings:

@@ -19,7 +19,7 @@ from bei.image.decode import ImageLimits, check_able
 from bei.image.encoder import ImageEncoder
 from bei.image.source import ImageInput
 from bei.verification.comparison import ReferenceAnswers, compare, kept_canary
-from bei.verification.engine_answers import EngineAnswers, HeldOut, ask_canary, ask_engine
+from bei.verification.engine_answers import EngineAnswers, HeldOut, Rows, ask_canary, ask_engine
 from bei_build.checkpoint.image_tower import ImageCheckpoint
 from bei_build.job import Job, open_fp32
 from bei_build.progress import Progress
@@ -34,21 +34,27 @@ _CANARY = "ramps and squares"
 _OUTPUT = "embedding"
 # The drawn images are far below these.
 _LIMITS = ImageLimits(max_bytes=10_000_000, max_pixels=10_000_000)
-_TARGETS = ("cpu",)
+_TARGETS = ("cpu", "cuda", "cuda-twin")
 
 
-def check_buildable(target: str, precision: str, compiler: Compiler) -> None:
-    """Raise ConfigError or MissingDependencyError for an image tower that could not be built."""
+def check_buildable(target: str, precision: str, compiler: Compiler, *, has_texts: bool) -> None:
+    """Raise ConfigError or MissingDependencyError for an image tower that could not be built. ``has_texts``: a text
+    tower is built beside it."""
     check_able("Building a model that reads images")
-    if target not in _TARGETS or compiler.cannot_run() is not None:
+    otherwise = ", or the text tower alone with --no-images" if has_texts else ""
+    if target not in _TARGETS:
         raise ConfigError(
-            f"Image towers are built for the target {_TARGETS[0]}, not for {target}: build the text tower "
-            "alone with --no-images."
+            f"Image towers are built for the targets {', '.join(_TARGETS)}, not for {target}: use --target "
+            f"cpu{otherwise}."
+        )
+    if (absent := compiler.cannot_run()) is not None:
+        raise ConfigError(
+            f"Image towers are verified where they are built, and {absent}: build there, or use --target "
+            f"cpu{otherwise}."
         )
     if PRECISIONS[precision].quantized is not None:
         raise ConfigError(
-            f"Image towers are not quantized, and --precision {precision} is: build with bf16 or fp32, or the text "
-            "tower alone with --no-images."
+            f"Image towers are not quantized, and --precision {precision} is: build with bf16 or fp32{otherwise}."
         )
 
 
@@ -78,32 +84,44 @@ def add_image_tower(
             checkpoint=images.checkpoint,
             weights=weights,
             limits=limits,
-            describe=lambda needs: whole(needs).of_second,
+            describe=whole,
             engine_dir=IMAGE_ENGINE_DIR,
         )
-        with progress.step(f"Compile images ({job.config.target}, {job.precision})") as step:
-            needs = own.compile(Numerics(job.precision), step.say)
-            step.details.append(f"{images.checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
-        if needs.unit_vectors:
-            raise CompileError(f"Engines for {job.config.target} give no vectors of images that compare with texts'.")
-        described = whole(needs)
-        agreement = _verified(own, images, described.of_second, progress)
+        described, agreement, _ = compile_and_verify(own, images, progress)
     return described, agreement
 
 
-def _verified(job: Job, images: ImageCheckpoint, manifest: Manifest, progress: Progress) -> ImageAgreement:
+def compile_and_verify(job: Job, images: ImageCheckpoint, progress: Progress) -> tuple[Manifest, ImageAgreement, Rows]:
+    """Compile and verify the tower, which ``job`` is of; returns what ``job.describe`` makes of its engine, and the
+    engine's rows. Raises what ``add_image_tower`` raises."""
+    with progress.step(f"Compile images ({job.config.target}, {job.precision})") as step:
+        needs = job.compile(Numerics(job.precision), step.say)
+        step.details.append(f"{images.checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
+    if needs.unit_vectors:
+        raise CompileError(f"Engines for {job.config.target} give no vectors of images that compare with texts'.")
+    described = job.describe(needs)
+    own = replace(job, describe=lambda needs: job.describe(needs).of_images)
+    agreement, rows = _verified(own, images, described.of_images, progress)
+    return described, agreement, rows
+
+
+def _verified(job: Job, images: ImageCheckpoint, manifest: Manifest, progress: Progress) -> tuple[ImageAgreement, Rows]:
+    from PIL import Image
+
     encoder, files = encoder_of_tower(images), held_out_images()
-    held_out = HeldOut(
-        [name for name, _ in files],
-        encoder.encode([ImageInput(content) for _, content in files]),
-        _CANARY,
-        encoder.encoding_of(canary_levels(*images.image_size)),
+    # The server's way: a processor may resize what is of the model's size too, before it crops.
+    *encodings, canary = encoder.encode(
+        [
+            *(ImageInput(content) for _, content in files),
+            ImageInput(Image.fromarray(canary_levels(*images.image_size))),
+        ]
     )
+    held_out = HeldOut([name for name, _ in files], encodings, _CANARY, canary)
     with progress.step("Run image engine") as step:
-        with closing(job.open_engine(job.root / IMAGE_ENGINE_DIR, manifest)) as engine:
+        with closing(job.open_engine(job.root / job.engine_dir, manifest)) as engine:
             if not job.config.verify:
                 answers = ask_canary(engine, held_out, _OUTPUT)
-                return _agreement(answers, files, kept_canary(answers.canary, _OUTPUT))
+                return _agreement(answers, files, kept_canary(answers.canary, _OUTPUT)), answers.rows
             answers = ask_engine(engine, held_out, [_OUTPUT], tell=step.tell)
         step.details.append(f"{answers.num_texts} images")
     with progress.step("Verify images") as step:
@@ -122,7 +140,7 @@ def _verified(job: Job, images: ImageCheckpoint, manifest: Manifest, progress: P
                 "engine with --allow-below-threshold."
             )
         progress.note(f"kept although {message}")
-    return _agreement(answers, files, found.canary_row, expected, thresholds, output)
+    return _agreement(answers, files, found.canary_row, expected, thresholds, output), answers.rows
 
 
 def _thresholds(job: Job) -> Thresholds:
@@ -135,7 +153,7 @@ def _expected(
 ) -> ReferenceAnswers:
     """The reference's vectors, of transformers where torch is, else of bei's own FP32 engine."""
     wants_own = job.config.reference in ("engine", "module")
-    if hf.is_available() and not wants_own:
+    if hf.is_available() and not wants_own and images.checkpoint.family.reference_class is not None:
         reference = HFImageReference(images)
         rows: list[Float32Array] = reference.run([content for _, content in files])
         return ReferenceAnswers(reference.name, False, {_OUTPUT: rows})

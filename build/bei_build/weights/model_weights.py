@@ -18,6 +18,7 @@ from bei_build.spec.dtypes import FloatArray
 from bei_build.spec.head_layers import HeadLayer
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
 from bei_build.spec.parts import DenseSpec
+from bei_build.spec.position_tables import resized_grid
 from bei_build.spec.weight_shapes import Shape
 from bei_build.weights.adapted import adapters_spec, stacked_factor
 from bei_build.weights.dequantize import open_dequantized
@@ -31,6 +32,7 @@ from bei_build.weights.packed import PackedStore
 from bei_build.weights.packed_format import StoredPacked
 from bei_build.weights.quantized_format import StoredFP8
 from bei_build.weights.shared_rows import SharedRowsStore
+from bei_build.weights.stored_forms import FormedStore
 from bei_build.weights.stored_names import StoredNames, layer_of
 from bei_build.weights.table_of_4_bits import FORM, TableOf4Bits
 from bei_build.weights.tensor_store import (
@@ -134,7 +136,8 @@ class ModelWeights:
         try:
             store = self._opened(_open(folder, family, fp8, packed))
             self.stored_types = store.types
-            self.is_renamed = isinstance(store, (RenamedStore, GgufNames, OnnxNames)) or packed is not None
+            renamed = (RenamedStore, FormedStore, GgufNames, OnnxNames)
+            self.is_renamed = isinstance(store, renamed) or packed is not None
             self.dequantized: tuple[str, ...] = (packed.name,) if packed else ()
             if isinstance(store, TableOf4Bits):
                 self.dequantized = (FORM,)
@@ -166,7 +169,7 @@ class ModelWeights:
         if name in self._rows:
             return np.stack([_combination(array, row) for row in self._rows[name]])
         if name in _POSITIONS:
-            return array[self._position_offset(name) :]
+            return self._fitted(array[self._position_offset(name) :])
         return self._rows_of(source, name, array)
 
     def is_untied(self, name: str) -> bool:
@@ -239,7 +242,7 @@ class ModelWeights:
             if name in self._rows:  # the table may have any number of rows
                 shape = (stored.get(tensor, shape)[0], shape[1])
             if name in _POSITIONS:
-                shape = (shape[0] + self._position_offset(name), shape[1])
+                shape = (self._stored_positions(shape[0]) + self._position_offset(name), shape[1])
             if layer := layer_of(name):  # parts of one layer may be joined in a tensor; a table is one tensor
                 start = taken.get((tensor, layer), 0)
                 taken[tensor, layer] = start + shape[0]
@@ -262,6 +265,21 @@ class ModelWeights:
         decoder = self._spec.decoder
         of = decoder.embeddings if decoder and name.startswith("decoder.") else self._spec.embeddings
         return of.position_offset
+
+    def _stored_positions(self, num_rows: int) -> int:
+        """Rows of the stored position table, of which ``num_rows`` are made."""
+        patches = self._spec.embeddings.patches
+        if patches is None or patches.stored_side is None:
+            return num_rows
+        return patches.class_token + patches.stored_side**2
+
+    def _fitted(self, table: FloatArray) -> FloatArray:
+        """The position table for the images that the model reads."""
+        patches = self._spec.embeddings.patches
+        if patches is None or patches.stored_side is None or patches.grid is None:
+            return table
+        first, grid = np.split(table, [int(patches.class_token)])
+        return np.concatenate([first, resized_grid(grid, patches.stored_side, patches.grid)])
 
     def _check_labels(
         self, head: HeadSpec, chosen: Mapping[str, str], shapes: Mapping[str, Shape], stored: Shapes
@@ -312,6 +330,8 @@ def _open(
         library = names.unwrapped(store.shapes)
         if any(stored != name for stored, name in library.items()):
             store = RenamedStore(store, library)
+        if family.stored_forms is not None:
+            store = FormedStore(store, family.stored_forms)
         return SharedRowsStore(store, names.find(_WORDS, store.shapes)) if family.shares_rows else store
     except BaseException:  # an interrupt too must unmap the files
         store.close()

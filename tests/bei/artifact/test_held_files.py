@@ -157,7 +157,9 @@ def test_a_table_of_weights_is_held_too(tmp_path: Path) -> None:
     expected = (artifact.path / TOKEN_WEIGHTS).read_bytes()
     shutil.rmtree(artifact.path)
     assert artifact.file(TOKEN_WEIGHTS).read_bytes() == expected
-    assert encoder_of(artifact, ServeConfig()).token_weights is not None
+    encoder = encoder_of(artifact, ServeConfig())
+    assert encoder is not None
+    assert encoder.token_weights is not None
 
 
 def test_a_new_certificate_is_no_other_build(path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from bei.scheduler.queue import Entry, Waiter
 
 def test_a_batch_holds_texts_or_images() -> None:
     text = Encoding(np.zeros(3, np.int32))
-    image = Encoding(np.zeros(2, np.int32), image=ImagePatches(np.full((2, 12), 7, np.uint8), b"x"))
+    image = Encoding(np.zeros(2, np.int32), image=ImagePatches(np.full((2, 12), 7, np.uint8), b"x", (1, 2)))
     batch = PackedBatch.from_encodings([image, image])
     assert batch.levels is not None
     assert batch.levels.shape == (4, 12)
@@ -25,7 +25,7 @@ def test_images_are_known_by_their_pixels() -> None:
     waiter = Waiter(0, 0, 1.0, frozenset())
 
     def identity(digest: bytes) -> object:
-        encoding = Encoding(np.zeros(2, np.int32), image=ImagePatches(np.zeros((2, 12), np.uint8), digest))
+        encoding = Encoding(np.zeros(2, np.int32), image=ImagePatches(np.zeros((2, 12), np.uint8), digest, (1, 2)))
         return Entry(encoding, waiter, "bulk", 0.0, 0.0).identity
 
     assert identity(b"a") == identity(b"a") != identity(b"b")
@@ -48,7 +48,7 @@ def test_sequences_go_to_their_tower_and_come_back_one_call_at_a_time() -> None:
 
     port = TowerPort(opening(engines[0]), opening(engines[1]), answers.extend)  # type: ignore[arg-type]
     text = Encoding(np.ones(3, np.int32))
-    image = Encoding(np.zeros(2, np.int32), image=ImagePatches(np.zeros((2, 12), np.uint8), b"x"))
+    image = Encoding(np.zeros(2, np.int32), image=ImagePatches(np.zeros((2, 12), np.uint8), b"x", (1, 2)))
     outputs = frozenset({"embedding"})
     port.submit(Submission(1, "interactive", outputs, [Item(0, text)]))
     port.submit(Submission(1, "interactive", outputs, [Item(1, image)]))

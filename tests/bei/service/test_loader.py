@@ -34,7 +34,7 @@ class Served:
     def __init__(self, loaded: loader.Loaded) -> None:
         self.name = loaded.artifact.manifest.name
         self.manifest = loaded.artifact.manifest
-        self.encoder = loaded.encoder
+        self.text_encoder = loaded.encoder
 
 
 class CountedEngine(FakeEngine):

@@ -31,6 +31,7 @@ def artifact(tmp_path: Path) -> Artifact:
 def note_urgency(service: InferenceService, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether what the tokenizers' threads are given is urgent, from now on."""
     found: list[bool] = []
+    assert service._readers._texts is not None
     submit = service._readers._texts.submit
 
     def noted(*args: Any, is_urgent: bool, **options: Any) -> None:

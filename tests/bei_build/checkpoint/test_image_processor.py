@@ -24,7 +24,7 @@ def read(folder: Path, **changed: Any) -> ImageProcessor:
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"image_processor_type": "ViTImageProcessor"}, "image_processor_type"),
+        ({"image_processor_type": "DPTImageProcessor"}, "image_processor_type"),
         ({"image_processor_type": None}, "image_processor_type"),
         ({"do_convert_rgb": False}, "do_convert_rgb"),
         ({"do_pad": True}, "do_pad"),

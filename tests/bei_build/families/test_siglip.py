@@ -40,6 +40,13 @@ def artifact(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Arti
     return build_artifact(checkpoint, tmp_path_factory.mktemp("artifact") / "siglip")
 
 
+def filling_of(artifact: Artifact) -> int:
+    assert artifact.manifest.tokenization is not None
+    filling = artifact.manifest.tokenization.filled_with
+    assert filling is not None
+    return filling
+
+
 def test_texts_have_the_librarys_vectors(checkpoint: Path, artifact: Artifact) -> None:
     assert artifact.certificate.reference.startswith("transformers, FP32")
     with bei.Model(artifact.path, tune="off") as model:
@@ -75,8 +82,7 @@ def test_the_filling_changes_the_vector(checkpoint: Path, artifact: Artifact) ->
 
 
 def test_every_text_is_filled_up_to_the_limit_and_counted_without_it(artifact: Artifact) -> None:
-    filling = artifact.manifest.tokenization.filled_with
-    assert filling is not None
+    filling = filling_of(artifact)
     encoder = TextEncoder(artifact.path / TOKENIZER, LIMIT, filling_id=filling)
     short, long = encoder.encode(["x", TEXTS[3]], EncodingOptions(truncate=True))
     assert short.num_tokens == long.num_tokens == LIMIT
@@ -150,7 +156,7 @@ def test_the_class_in_python_is_compared_with_tokenizer_json_which_may_be_taken_
     with pytest.raises(TokenizerError, match="--tokenizer file"):  # they differ in control characters
         build_artifact(folder, tmp_path / "out", all_tokens=True, images=False)
     artifact = build_artifact(folder, tmp_path / "out", images=False, tokenizer="file")
-    assert artifact.manifest.tokenization.filled_with == 1
+    assert filling_of(artifact) == 1
     with bei.Model(artifact.path, tune="off") as model:
         texts = ["A cat, on a mat!", "hello"]
         np.testing.assert_allclose(

@@ -160,6 +160,7 @@ def test_a_build_says_where_the_class_reads_otherwise_than_tokenizer_json(tmp_pa
     assert ids[0] != ids[1]
     assert ids[1] == wordpiece_tokenizer().encode("the cat").ids
     tokenization = store.load(tmp_path / "file").manifest.tokenization
+    assert tokenization is not None
     assert (tokenization.library.split()[0], tokenization.tokenizer_class) == ("tokenizers", "tokenizer.json")
 
 

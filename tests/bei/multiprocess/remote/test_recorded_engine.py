@@ -26,7 +26,8 @@ def batch_of(*sequences: Sequence[int]) -> PackedBatch:
 def images(*digests: bytes) -> PackedBatch:
     """Images of the same size and so of the same token ids, with other pixels."""
     encodings = [
-        Encoding(ids(0, 0), image=ImagePatches(np.full((2, 12), digest[0], np.uint8), digest)) for digest in digests
+        Encoding(ids(0, 0), image=ImagePatches(np.full((2, 12), digest[0], np.uint8), digest, (1, 2)))
+        for digest in digests
     ]
     return PackedBatch.from_encodings(encodings)
 

@@ -1,0 +1,122 @@
+"""The folder that a build writes: a scratch folder beside its place, renamed when it is whole."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from bei.artifact.certificate.record import Certificate
+from bei.artifact.certificate_faults import certificate_fault
+from bei.artifact.manifest import MANIFEST, Artifact, Manifest
+from bei.artifact.signature import SIGNATURE
+from bei.artifact.store import save, sign
+from bei.artifact.validation import manifest_fault, name_fault
+from bei.errors import BuildError, ConfigError
+from bei.utils.full_disk import full_disk, naming_full_disk
+from bei.utils.units import shown_size
+from bei.utils.untrusted_files import home_expanded, read_bounded
+from bei_build.checkpoint.locate import Location
+from bei_build.config import BuildConfig
+from bei_build.progress import Progress
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+
+def output_folder(config: BuildConfig, location: Location, precision: str, progress: Progress) -> Path:
+    """The folder of the artifact, as it is asked for, or by the checkpoint's name. Raises ConfigError if something else
+    than an artifact lies there."""
+    name = location.name.replace("/", "--")
+    out = home_expanded(config.out or f"{name}-{config.target}-{precision}").resolve()
+    _check_replaceable(out)
+    if config.sign is None and (out / SIGNATURE).exists():
+        progress.note(
+            f"{out} is signed, and what replaces it will not be: sign it again with 'bei sign', or build with --sign"
+        )
+    return out
+
+
+def check_names(config: BuildConfig, location: Location) -> None:
+    """Raise ConfigError for names that cannot be written into a manifest, or displayed."""
+    if fault := name_fault(location.model):
+        raise ConfigError(f"The checkpoint's name cannot be kept ({fault}): rename its folder.")
+    if config.name is not None and (fault := name_fault(config.name)):
+        raise ConfigError(f"--name: {fault}.")
+
+
+@contextmanager
+def scratch_folder(out: Path) -> Iterator[Path]:
+    """A new folder beside ``out``, removed if the block fails. Raises DiskFullError where the disk is full."""
+    with naming_full_disk(out.parent):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        yield scratch
+    except BaseException as error:
+        full = full_disk(error, out.parent)  # before space is freed
+        shutil.rmtree(scratch, ignore_errors=True)
+        if full is not None:
+            raise full from error
+        raise
+
+
+def seal(
+    scratch: Path,
+    out: Path,
+    manifest: Manifest,
+    certificate: Certificate,
+    key: Ed25519PrivateKey | None,
+    progress: Progress,
+) -> Artifact:
+    """Complete the artifact in ``scratch``, sign it if there is a ``key``, and put it in place. Raises BuildError."""
+    with progress.step("Write artifact") as step:
+        artifact = save(scratch, manifest, certificate)
+        if fault := manifest_fault(artifact.manifest) or certificate_fault(artifact.manifest, certificate):
+            raise BuildError(f"No server would load this artifact: {fault}. Correct the checkpoint's files.")
+        if key is not None:
+            artifact = sign(artifact, key)
+        _put_in_place(scratch, out)
+        step.details.append(shown_size(size_of(out)))
+        if artifact.signed is not None:
+            step.details.append(f"signed by {artifact.signed.key}")
+    return msgspec.structs.replace(artifact, path=out)
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files of ``folder``."""
+    if not folder.is_dir():
+        raise BuildError(f"{folder} was not written. This is a bug.")
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _put_in_place(scratch: Path, out: Path) -> None:
+    """Rename; an existing artifact is moved aside first, so that a crash between the two renames loses neither."""
+    scratch.chmod(0o755)  # mkdtemp gives 0700
+    if out.exists():
+        _check_replaceable(out)  # again, because the build took a while
+        replaced = scratch.with_name(scratch.name + ".replaced")
+        out.rename(replaced)
+        scratch.rename(out)
+        shutil.rmtree(replaced)
+    else:
+        scratch.rename(out)
+
+
+def _check_replaceable(out: Path) -> None:
+    if out.exists() and not _is_ours(out) and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} exists and is not an artifact; it will not be overwritten. Choose another --out.")
+
+
+def _is_ours(folder: Path) -> bool:
+    """True if bei, in any version, wrote ``folder``: many tools write a manifest.json."""
+    try:
+        keys = msgspec.json.decode(read_bounded(folder / MANIFEST), type=dict[str, msgspec.Raw]).keys()
+    except (OSError, msgspec.DecodeError, ValueError, RecursionError):
+        return False
+    return {"schema_version", "bei_version"} <= keys
