@@ -65,7 +65,8 @@ def checkpoint_folder(shape: str, scratch: Path) -> Path:
     config = getattr(transformers, _SHAPES[shape][0])(**_SHAPES[shape][1])
     torch.manual_seed(0)
     folder = scratch / shape
-    transformers.AutoModel.from_config(config).save_pretrained(folder)
+    auto: Any = transformers.AutoModel
+    auto.from_config(config).save_pretrained(folder)
     if isinstance(config, transformers.BertConfig):
         shutil.copy(minilm_folder() / "tokenizer.json", folder)
     else:

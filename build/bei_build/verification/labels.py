@@ -87,6 +87,7 @@ def build_label_tower(
             step.details.append(f"{labels.spec.num_parameters / 1e6:.1f} M parameters")
         manifest, certificate = certify(VerificationJob(own, own.describe(needs), questions), LABELS_DIR, progress)
     assert manifest.embedding is not None, "its only head"
+    assert manifest.tokenization is not None, "it reads texts"
     tower = LabelTower(
         spec=manifest.spec,
         outputs=manifest.outputs,
