@@ -25,6 +25,7 @@ from bei_build.torch_graph.model import packed_model, run
 from bei_build.verification.images import encoder_of_tower
 from tests.support.builds import build_artifact, running
 from tests.support.cpus import needs_bf16
+from tests.support.reading import saved
 from tests.support.two_towers import (
     VIT_PROCESSOR,
     drawn_files,
@@ -152,9 +153,9 @@ def test_position_tables_are_resized_as_by_torch(grid: tuple[int, int]) -> None:
         ({"task": "rerank"}, "task"),
         ({"verify_retrieval": True}, "verify_retrieval"),
         ({"images": False}, "--no-images"),
-        ({"precision": "int8"}, "int8"),
+        ({"precision": "int8"}, "calibration_size"),
+        ({"precision": "int8", "calibration_size": 128}, "not quantized, and --precision int8 is"),
         ({"verify_budget": 3.0}, "verify_budget"),
-        ({"target": "tensorrt"}, "target"),
     ],
 )
 def test_settings_of_texts_are_refused_by_name(
@@ -165,11 +166,8 @@ def test_settings_of_texts_are_refused_by_name(
 
 
 def test_without_texts_a_model_of_texts_is_refused(tmp_path: Path) -> None:
-    config = transformers.BertConfig(architectures=["BertModel"])
-    config.save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(ConfigError, match="BertModel has no image tower: leave --no-texts out"):
-        build_artifact(tmp_path, tmp_path / "out", texts=False)
+        build_artifact(saved(tmp_path / "bert", "BertModel"), tmp_path / "out", texts=False)
 
 
 def test_without_texts_and_images_nothing_is_left(clip: Path, tmp_path: Path) -> None:
