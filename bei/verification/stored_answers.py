@@ -151,10 +151,17 @@ def complete_certificate(artifact: Artifact, engine: Engine, tell: Tell = untold
         quantization=artifact.certificate.quantization,
         retrieval=_ranked(engine, retrieval, record.thresholds, tell) if retrieval else None,
     )
-    kept = artifact.certificate
-    certificate = msgspec.structs.replace(certificate, tokens=kept.tokens, probabilities=kept.probabilities)
+    certificate = _beside(certificate, artifact.certificate)
     completed = msgspec.structs.replace(artifact, certificate=certificate)
     return completed, certificate.passed or record.allow_below_threshold
+
+
+def _beside(found: Certificate, kept: Certificate) -> Certificate:
+    """``found``, of the answers to texts, with what ``kept`` says of anything else."""
+    found = msgspec.structs.replace(
+        found, tokens=kept.tokens, probabilities=kept.probabilities, images=kept.images, labels=kept.labels
+    )
+    return msgspec.structs.replace(found, passed=found.passed and not found.failures)
 
 
 def _ranked(engine: Engine, reference: RetrievalReference, thresholds: Thresholds, tell: Tell) -> RetrievalAgreement:

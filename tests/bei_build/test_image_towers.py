@@ -21,6 +21,7 @@ from bei.engine.load import load_engine
 from bei.engine.packing import graph_inputs
 from bei.errors import ArtifactManifestError, CheckpointError, ConfigError
 from bei.image.source import ImageInput
+from bei.verification.verify import verify
 from bei_build.checkpoint.image_tower import ImageCheckpoint, read_image_tower
 from bei_build.checkpoint.locate import locate
 from bei_build.checkpoint.read import read_checkpoint
@@ -203,6 +204,15 @@ def test_a_damaged_image_engine_is_not_served(clip: Path, tmp_path: Path) -> Non
         (artifact.path / "manifest.json").write_bytes(content)
         with pytest.raises(ArtifactManifestError, match="patches of 7 pixels"):
             load(artifact.path)
+
+
+def test_texts_that_are_verified_anew_leave_what_is_known_of_images(clip: Path, tmp_path: Path) -> None:
+    built = build_artifact(clip, tmp_path / "out", keep_reference=True)
+    verified, is_good = verify(built.path)
+    assert is_good
+    assert load(built.path).certificate == verified.certificate
+    assert verified.certificate.images == built.certificate.images
+    assert verified.certificate.verdict == built.certificate.verdict
 
 
 def test_texts_are_as_before(clip: Path, tmp_path: Path) -> None:
