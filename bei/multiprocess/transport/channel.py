@@ -28,6 +28,7 @@ import numpy.typing as npt
 # Bytes of the message, descriptors, bytes behind the message.
 _PREFIX = struct.Struct("<IIQ")
 _READ_BYTES = 1 << 16
+_MANY_BYTES = 1 << 12  # an array of so many that is in a message again is sent once: labels stand beside each text
 _MOST_BUFFERS = 256  # of one call; Linux takes 1,024
 MOST_DESCRIPTORS = 250  # of a frame; Linux takes 253
 _DESCRIPTORS = socket.CMSG_SPACE(MOST_DESCRIPTORS * array.array("i").itemsize)
@@ -69,6 +70,8 @@ class Channel(Generic[MessageT]):
         self._writer: threading.Thread | None = None
         self._is_closed = False
         self._arrays: list[npt.NDArray[Any]] = []  # of the message that is being encoded
+        self._places: dict[int, int] = {}  # of its large arrays, by what they are
+        self._found: list[npt.NDArray[Any]] = []  # of the message that is being decoded
         self._input = bytearray()  # what has been read and not been used
         self._fds: deque[int] = deque()
         # Of the frame that is being read, once its message is there: its message, its descriptors, its arrays.
@@ -94,7 +97,7 @@ class Channel(Generic[MessageT]):
         with self._lock:
             if self._is_closed:
                 raise ChannelClosedError
-            self._arrays = []
+            self._arrays, self._places = [], {}
             header = self._encoder.encode(message)
             arrays = [values for values in self._arrays if values.nbytes]
             payload_size = sum([values.nbytes for values in arrays])
@@ -142,7 +145,10 @@ class Channel(Generic[MessageT]):
         assert self._header is not None
         (header, num_fds), self._header, self._num_used = self._header, None, 0
         descriptors = [self._fds.popleft() for _ in range(num_fds)]
-        return Frame(self._decoder.decode(header), descriptors, len(self._payload))
+        try:
+            return Frame(self._decoder.decode(header), descriptors, len(self._payload))
+        finally:
+            self._found = []
 
     def wait_readable(self, timeout_s: float) -> bool:
         """Whether ``receive`` has something to do by then."""
@@ -270,6 +276,10 @@ class Channel(Generic[MessageT]):
 
     def _plain(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
+            if value.nbytes >= _MANY_BYTES:
+                place = self._places.setdefault(id(value), len(self._arrays))
+                if place < len(self._arrays):
+                    return place
             self._arrays.append(np.ascontiguousarray(value))
             return (value.dtype.str, *value.shape)
         if isinstance(value, Path):
@@ -279,7 +289,10 @@ class Channel(Generic[MessageT]):
     def _typed(self, kind: Any, value: Any) -> Any:
         if isinstance(value, str):
             return kind(value)
+        if isinstance(value, int):
+            return self._found[value]
         dtype, *shape = value
         values: npt.NDArray[Any] = np.ndarray(shape, dtype, self._payload.data, self._num_used)
         self._num_used += values.nbytes
+        self._found.append(values)
         return values

@@ -91,6 +91,18 @@ def test_arrays_that_do_not_lie_one_after_the_other_arrive(channels: Pair) -> No
     assert [found.tolist() for found in frame.message.arrays] == [values[:, ::2].tolist(), values.T.tolist()]
 
 
+def test_a_large_array_that_is_in_a_message_again_is_sent_once(channels: Pair) -> None:
+    sender, receiver = channels
+    large, small = np.arange(5000, dtype=np.int32), np.arange(3, dtype=np.int32)
+    for number, arrays in enumerate(([large, small, large, small, large[::2], large], [large, small, large])):
+        sender.send(Arrays(number, arrays))
+        frame = receiver.receive()
+        assert frame is not None
+        check_same(frame.message, Arrays(number, arrays))
+        sizes = [one.nbytes for one in arrays if one is not large]
+        assert frame.num_bytes == large.nbytes + sum(sizes)
+
+
 def bytes_of(messages: Sequence[object]) -> bytes:
     """What is sent for ``messages``."""
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bei.core import Encoding, PackedBatch, TokenSpans
+from bei.core import Encoding, ImagePatches, LabelVectors, PackedBatch, TokenSpans
 from bei.multiprocess.remote.engine_port_client import without_spans
 from bei.multiprocess.transport.channel import Channel
 from bei.multiprocess.transport.messages import Run, Submit
@@ -47,7 +47,7 @@ def sent(message: Submit | Run) -> Any:
     return frame.message
 
 
-def same(one: npt.NDArray[np.int32] | None, other: npt.NDArray[np.int32] | None) -> bool:
+def same(one: npt.NDArray[Any] | None, other: npt.NDArray[Any] | None) -> bool:
     return one is other if one is None or other is None else one.tolist() == other.tolist()
 
 
@@ -78,3 +78,41 @@ def test_a_step_arrives(given_encodings: list[Encoding], outputs: frozenset[str]
     found = message.batch
     for field in ("input_ids", "cu_seqlens", "token_type_ids", "key_lens", "unpooled_lens", "adapters"):
         assert same(getattr(found, field), getattr(batch, field)), field
+
+
+def test_labels_of_many_texts_arrive_once() -> None:
+    labels = LabelVectors(np.arange(4096, dtype=np.float32).reshape(16, 256), b"labels")
+    texts = [Encoding(np.full(3, number, np.int32), label_vectors=labels) for number in range(9)]
+    submission = Submission(7, "bulk", frozenset({"a"}), [Item(place, text) for place, text in enumerate(texts)])
+    found = [item.encoding.label_vectors for item in sent(Submit(1, submission)).submission.items]
+    assert len({id(one.rows) for one in found}) == 1
+    for one in found:
+        assert one.digest == labels.digest
+        assert same(one.rows, labels.rows)
+    batch = PackedBatch.from_encodings(texts)
+    table = sent(Run(batch, None)).batch.labels
+    assert batch.labels is not None
+    for field in ("rows", "starts", "counts"):
+        assert same(getattr(table, field), getattr(batch.labels, field)), field
+
+
+def test_labels_to_be_computed_and_images_arrive() -> None:
+    images = [
+        ImagePatches(np.full((6, 12), number, np.uint8), bytes([number]), grid)
+        for number, grid in enumerate([(2, 3), (6, 1)])
+    ]
+    given = [
+        Encoding(np.ones(2, np.int32), is_label=True),
+        *(Encoding(np.zeros(6, np.int32), image=image) for image in images),
+    ]
+    submission = Submission(7, "bulk", frozenset({"a"}), [Item(place, one) for place, one in enumerate(given)])
+    label, *found = (item.encoding for item in sent(Submit(1, submission)).submission.items)
+    assert (label.is_label, label.image) == (True, None)
+    for one, image in zip(found, images, strict=True):
+        assert (one.image.digest, one.image.grid) == (image.digest, image.grid)
+        assert same(one.image.levels, image.levels)
+    batch = PackedBatch.from_encodings(given[1:])
+    step = sent(Run(batch, None)).batch
+    assert step.digests == batch.digests
+    assert same(step.grids, batch.grids)
+    assert same(step.levels, batch.levels)
