@@ -88,7 +88,7 @@ class OnnxNames(WrappedStore):
                     shared.append((scope, use))
                 elif part == "weight" and node.op_type in ("MatMul", "Gemm") and len(self._shapes[use.stored]) == 2:
                     self._add(self._known(scope, node, use), use)
-                elif family.norm_offset and self._is_vector(node, use) and self._is_known(scope):
+                elif part == "weight" and family.norm_offset and self._is_vector(node, use) and self._is_known(scope):
                     self._add(scope, replace(use, added=family.norm_offset))
         # Equal tensors are stored once: the others' names are their users'.
         for scope, use in shared:

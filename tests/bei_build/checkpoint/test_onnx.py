@@ -222,6 +222,19 @@ def test_norms_to_which_the_exporter_adds_one_multiply_by_the_same_numbers(
             np.testing.assert_array_equal(weights.read(weight) + added, stored.read(weight) + added, weight)
 
 
+def test_one_is_not_taken_off_a_norm_s_bias_that_lost_its_name(tmp_path: Path) -> None:
+    path = save_onnx(saved(tmp_path / "source", "NemotronModel"), tmp_path / "alone")
+    model = onnx.load(path)
+    names = {each.name: f"onnx::{place}" for place, each in enumerate(model.graph.initializer) if "norm" in each.name}
+    assert any(name.endswith("norm.bias") for name in names)
+    for each in model.graph.initializer:
+        each.name = names.get(each.name, each.name)
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+    onnx.save(model, path)
+    refused(tmp_path / "alone", WeightsError, r"norm\.bias is missing")
+
+
 def test_of_several_files_none_is_chosen(tmp_path: Path) -> None:
     file = save_onnx(saved(tmp_path / "source", "BertModel"), tmp_path / "alone", "onnx/model_fp16.onnx")
     file.with_name("model_quantized.onnx").touch()
