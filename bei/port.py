@@ -40,7 +40,8 @@ class Submission(msgspec.Struct, frozen=True):
 
     ``outputs``: the engine's outputs that the request wants, and nothing else is computed into its answers.
     ``deadline_s``: when the answer is of no use any more; None: never. ``flow``: whose it is: flows that wait in a lane
-    share the engine's time. 0: the server's own, or of callers in its process.
+    share the engine's time. 0: the server's own, or of callers in its process. ``is_fresh``: answers
+    of a cache do not do.
     """
 
     request_id: int
@@ -49,6 +50,7 @@ class Submission(msgspec.Struct, frozen=True):
     items: Seq[Item]
     deadline_s: float | None = None
     flow: int = 0
+    is_fresh: bool = False
 
 
 class StepTimes(NamedTuple):

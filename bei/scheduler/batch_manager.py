@@ -104,9 +104,10 @@ class BatchManager:
             if self._closing:
                 raise ShuttingDownError("The server is shutting down: send the request to another replica.")
             fresh: dict[Identity, Entry] = {}
+            cache = None if submission.is_fresh else self._cache
             for item in submission.items:
                 entry = self._entry(submission, item, now_s)
-                row = self._cache.get(entry.identity, entry.outputs) if self._cache is not None else None
+                row = cache.get(entry.identity, entry.outputs) if cache is not None else None
                 if row is not None:
                     hits.append(Answer(submission.request_id, item.place, row))
                     continue

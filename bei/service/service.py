@@ -432,10 +432,9 @@ class InferenceService:
         if call.is_done:  # cancelled meanwhile
             return
         items = call.adapted(items)
-        num_tokens = 0
+        num_tokens = sum([encoding.num_tokens for _, encoding in items])
         for index, encoding in items:
             call.encodings[index] = encoding if encoding.image is None else encoding._replace(image=None)
-            num_tokens += encoding.num_tokens
         ticket = call.ticket
         ticket.moved(admitted, num_tokens if call.outputs else 0)
         if call.times is not None:
@@ -447,7 +446,8 @@ class InferenceService:
             return
         if items[0].encoding.spans is not None:  # engines do not read them
             items = [Item(index, encoding._replace(spans=None)) for index, encoding in items]
-        self._port.submit(Submission(call.request_id, ticket.lane, call.outputs, items, ticket.deadline_s, ticket.flow))
+        about = ticket.deadline_s, ticket.flow, ticket.is_own  # canaries are computed anew
+        self._port.submit(Submission(call.request_id, ticket.lane, call.outputs, items, *about))
         # The call may have ended meanwhile, and its cancel may have come before the submission.
         if call.request_id not in self._calls:
             self._port.cancel(call.request_id)

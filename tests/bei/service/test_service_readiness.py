@@ -51,6 +51,21 @@ def test_after_the_first_canary_a_fresh_answer_is_proof_enough(
     run_async(test)
 
 
+def test_an_answer_of_a_cache_is_no_proof(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bei.service.service._FRESH_S", 0.0)
+
+    async def test() -> None:
+        engine = FakeEngine(LIMITS)
+        async with running_service(artifact, engine, cache_megabytes=1) as service:
+            for _ in range(2):
+                await infer(service, ["cat"])  # the second time from the cache
+                await service.check_ready()
+        canary = [token_ids(CANARY_TEXT)]
+        assert [sequences_of(batch) for batch in engine.batches] == [[token_ids("cat")], canary, canary]
+
+    run_async(test)
+
+
 def test_a_wrong_canary_vector_is_not_ready_however_often_one_asks(tmp_path: Path) -> None:
     artifact = save_artifact(tmp_path / "other", canary=[0, 0, 0, 0, 1, 0, 0, 0])
 
