@@ -11,6 +11,8 @@ from bei.artifact.reading_faults import repeated, shown
 
 _MOST_COUNT = 1 << 31
 _ROUNDING = 1e-4  # tolerance for cosines
+# Of a model that reads images alone these are those of images.
+SHARED_WITH_IMAGES = ("kind", "reference", "reference_is_independent", "device", "thresholds", "passed", "canary_row")
 
 
 def certificate_fault(manifest: Manifest, certificate: Certificate) -> str | None:
@@ -87,6 +89,12 @@ def _image_figures(manifest: Manifest, certificate: Certificate) -> Iterator[str
             yield "the output of images has no worst_texts"
     if len(found.canary_row) != manifest.dimension("embedding"):
         yield f"the canary of images has {len(found.canary_row)} components"
+    if not manifest.reads_texts and (
+        certificate.outputs
+        or certificate.num_held_out_texts
+        or any(getattr(certificate, field) != getattr(found, field) for field in SHARED_WITH_IMAGES)
+    ):
+        yield "it differs from its images, which are all that the model reads"
 
 
 def _label_figures(manifest: Manifest, certificate: Certificate) -> Iterator[str]:

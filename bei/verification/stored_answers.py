@@ -176,9 +176,11 @@ def check_stored(artifact: Artifact) -> None:
         return
     was_verified = artifact.certificate.kind != "none"
     how = "its engine was verified when it was built" if was_verified else "it was built with --no-verify"
+    can_keep = artifact.manifest.reads_texts and artifact.manifest.label_tower is None
+    remedy = "; 'bei build --keep-reference' verifies anew and keeps them." if can_keep else "."
     raise ConfigError(
-        f"{artifact.path} keeps no answers of a reference to compare with: {how}. 'bei inspect' shows the certificate; "
-        "'bei build --keep-reference' verifies anew and keeps them."
+        f"{artifact.path} keeps no answers of a reference to compare with: {how}. 'bei inspect' shows the certificate"
+        f"{remedy}"
     )
 
 

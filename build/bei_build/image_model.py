@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bei.artifact.certificate.record import Certificate, ImageAgreement
+from bei.artifact.certificate_faults import SHARED_WITH_IMAGES
 from bei.artifact.manifest import (
     SCHEMA_VERSION,
     Artifact,
@@ -30,7 +31,7 @@ from bei_build.progress import Progress
 from bei_build.spec.model_spec import Output
 from bei_build.targets.base import Compiler
 from bei_build.verification.certify import with_bytes
-from bei_build.verification.images import check_buildable, compile_and_verify
+from bei_build.verification.images import check_buildable, check_reference, compile_and_verify
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -61,6 +62,7 @@ def check_image_model(config: BuildConfig, images: ImageCheckpoint, compiler: Co
     if not config.images:
         raise ConfigError(f"{what}: leave --no-images out.")
     check_buildable(config.target, precision, compiler, has_texts=False)
+    check_reference(config, images)
     images.checkpoint.weights().close()
 
 
@@ -143,9 +145,8 @@ def _manifest(
 
 def _certificate(agreement: ImageAgreement) -> Certificate:
     """That of a model without texts, whose figures are those of images."""
-    shared = ("kind", "reference", "reference_is_independent", "device", "thresholds", "passed", "canary_row")
     return Certificate(
-        **{name: getattr(agreement, name) for name in shared},
+        **{name: getattr(agreement, name) for name in SHARED_WITH_IMAGES},
         num_texts=0,
         num_held_out_texts=0,
         texts_sha256=hashlib.sha256().hexdigest(),

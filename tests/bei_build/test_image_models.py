@@ -14,16 +14,19 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
+from bei.artifact.certificate_faults import certificate_fault
 from bei.artifact.manifest import Artifact
 from bei.core import Encoding, Float32Array, PackedBatch
 from bei.errors import CheckpointError, ConfigError, WeightsError
 from bei.image.source import ImageInput
+from bei.verification.verify import verify
 from bei_build.checkpoint.image_tower import ImageCheckpoint, read_images_alone
 from bei_build.checkpoint.locate import locate
 from bei_build.spec.position_tables import resized_grid
 from bei_build.torch_graph.model import packed_model, run
 from bei_build.verification.images import encoder_of_tower
 from tests.support.builds import build_artifact, running
+from tests.support.checkpoints import add_modules
 from tests.support.cpus import needs_bf16
 from tests.support.reading import saved
 from tests.support.two_towers import (
@@ -218,3 +221,31 @@ def test_a_manifest_of_another_engine_than_its_tower_is_refused(checkpoints: dic
         fault = manifest_fault(msgspec.structs.replace(manifest, **changed))
         assert fault is not None
         assert message in fault
+
+
+def test_modules_behind_an_image_tower_are_refused(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoints["ViT"], tmp_path / "vit")
+    add_modules(folder, ("mean",), hidden=48)
+    with pytest.raises(CheckpointError, match=r"modules\.json asks for a pooling"):
+        tower_of(folder)
+
+
+def test_a_certificate_that_differs_from_its_images_is_refused(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    artifact = build_artifact(checkpoints["ViT"], tmp_path / "out")
+    manifest, certificate = artifact.manifest, artifact.certificate
+    assert certificate.images
+    assert certificate_fault(manifest, certificate) is None
+    unverified = msgspec.structs.replace(certificate.images, kind="none", output=None, passed=False)
+    for changed in ({"images": unverified}, {"device": "another"}, {"num_held_out_texts": 3}):
+        fault = certificate_fault(manifest, msgspec.structs.replace(certificate, **changed))
+        assert fault is not None
+        assert "which are all that the model reads" in fault
+
+
+def test_what_verifies_such_an_artifact_names_no_setting_that_its_build_refuses(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    artifact = build_artifact(checkpoints["ViT"], tmp_path / "out", verify=False)
+    with pytest.raises(ConfigError, match="keeps no answers of a reference") as caught:
+        verify(artifact.path)
+    assert "keep-reference" not in str(caught.value)

@@ -134,6 +134,11 @@ def read_images_alone(location: Location) -> ImageCheckpoint:
     architecture = _architecture(raw)
     if architecture is None or (vision := table.vision_family(architecture)) is None:
         raise ConfigError(f"{architecture or location.model} has no image tower: leave --no-texts out.")
+    if (location.folder / "modules.json").is_file():
+        raise CheckpointError(
+            "modules.json asks for a pooling and layers of sentence-transformers behind the image tower, and bei "
+            "builds image towers as their own classes have them. Such models are not supported."
+        )
     check_remote_code(raw, vision.family, architecture, None)
     if raw.get("quantization_config"):
         raise CheckpointError(f"{path}: the checkpoint is quantized. Build from the original 16- or 32-bit one.")

@@ -21,6 +21,7 @@ from bei.image.source import ImageInput
 from bei.verification.comparison import ReferenceAnswers, compare, kept_canary
 from bei.verification.engine_answers import EngineAnswers, HeldOut, Rows, ask_canary, ask_engine
 from bei_build.checkpoint.image_tower import ImageCheckpoint
+from bei_build.config import BuildConfig
 from bei_build.job import Job, open_fp32
 from bei_build.progress import Progress
 from bei_build.reference import hf_model as hf
@@ -56,6 +57,18 @@ def check_buildable(target: str, precision: str, compiler: Compiler, *, has_text
         raise ConfigError(
             f"Image towers are not quantized, and --precision {precision} is: build with bf16 or fp32{otherwise}."
         )
+
+
+def check_reference(config: BuildConfig, images: ImageCheckpoint) -> None:
+    """Raise ConfigError where the user asks for a reference that is not possible."""
+    if not config.verify or config.reference != "hf":
+        return
+    if images.checkpoint.family.reference_class is None:
+        raise ConfigError(
+            f"--reference hf: transformers has no {images.checkpoint.spec.architecture}. Use --reference engine."
+        )
+    if not hf.is_available():
+        raise ConfigError("--reference hf needs torch, which is not installed: use --reference engine.")
 
 
 def encoder_of_tower(images: ImageCheckpoint) -> ImageEncoder:

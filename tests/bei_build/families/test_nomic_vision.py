@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bei.core import Float32Array, PackedBatch
-from bei.errors import CheckpointError
+from bei.errors import CheckpointError, ConfigError
 from bei.image.source import ImageInput
 from bei_build.checkpoint.image_tower import ImageCheckpoint, read_images_alone
 from bei_build.checkpoint.locate import locate
@@ -75,3 +75,8 @@ def test_what_the_family_does_not_describe_is_refused(changes: dict[str, Any], n
     (folder / "config.json").write_text(json.dumps(config_of(**changes)))
     with pytest.raises(CheckpointError, match=named):
         tower_of(folder)
+
+
+def test_a_reference_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--reference hf: transformers has no NomicVisionModel"):
+        build_artifact(save(tmp_path / "checkpoint"), tmp_path / "out", reference="hf")
