@@ -36,6 +36,8 @@ def _tables(artifact: Artifact) -> Iterator[Table]:
         yield from _agreement_tables(row.output, "texts", row)
     if certificate.images and certificate.images.output:
         yield from _agreement_tables("images", "images", certificate.images.output)
+    for row in certificate.labels.outputs if certificate.labels else ():
+        yield from _agreement_tables("labels", "labels", row)
     for one in certificate.probabilities or []:
         rows = [
             (f"{place / 10:.1f}", *(f"{row.count}", f"{row.confidence:.3f}", f"{row.accuracy:.3f}"))
@@ -88,6 +90,8 @@ def _facts(name: str, certificate: Certificate) -> Iterator[tuple[str, str]]:
         yield "texts", f"{certificate.num_texts} of {certificate.num_held_out_texts}, sha256 {certificate.texts_sha256}"
     if images := certificate.images:
         yield "images", f"{images.num_images}, sha256 {images.images_sha256}"
+    if labels := certificate.labels:
+        yield "labels", f"{labels.num_texts} of {labels.num_held_out_texts}, sha256 {labels.texts_sha256}"
     if (needed := certificate.thresholds) is not None:
         yield "needed cosines", f"mean {needed.mean:g}, p1 {needed.p1:g}, min {needed.min:g}"
         if needed.ndcg_loss is not None:

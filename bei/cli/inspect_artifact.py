@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bei.artifact.certificate.record import Certificate
+from bei.artifact.certificate.record import Agreement, Certificate
 from bei.artifact.manifest import Artifact, Package, Plan, Tokenization
 from bei.artifact.sides import Role
 from bei.artifact.signature import ArtifactSignature
@@ -217,8 +217,12 @@ def _verified_rows(artifact: Artifact) -> list[tuple[str, str]]:
             ("largest difference", f"{one.max_abs_difference:.2e}"),
             ("worst text", f"{one.worst_texts[0].cosine:.6f}: {one.worst_texts[0].text[:70]!r}"),
         ]
-    if certificate.images and (of := certificate.images.output):
-        rows.append(("images", f"mean {of.cosine_mean:.6f}, p1 {of.cosine_p1:.6f}, min {of.cosine_min:.6f}"))
+    others: list[tuple[str, Agreement]] = []
+    if certificate.images and certificate.images.output:
+        others.append(("images", certificate.images.output))
+    others += [("labels", one) for one in certificate.labels.outputs] if certificate.labels else []
+    for name, of in others:
+        rows.append((name, f"mean {of.cosine_mean:.6f}, p1 {of.cosine_p1:.6f}, min {of.cosine_min:.6f}"))
         rows += [("FAILED", failure) for failure in of.failures]
     if ranked := certificate.retrieval:
         rows.append(("nDCG@10", f"{ranked.ndcg_engine:.5f}, the reference's {ranked.ndcg_reference:.5f}"))

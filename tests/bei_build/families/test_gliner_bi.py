@@ -20,6 +20,8 @@ import pytest
 
 from bei import Model, Span
 from bei.artifact.manifest import LABEL_ENGINE_DIR, LABEL_TOKENIZER, Artifact
+from bei.cli.certificate import as_tables
+from bei.cli.inspect_artifact import as_table as inspected
 from bei.config.settings import ServeConfig
 from bei.core import Encoding, LabelTable, LabelVectors, Outputs, PackedBatch
 from bei.engine.openvino import OpenVINOEngine
@@ -61,6 +63,9 @@ def test_both_towers_are_certified_and_described(artifact: Artifact) -> None:
     assert artifact.manifest.spec.architecture == "BiEncoderSpanGLiNER"
     assert {LABEL_TOKENIZER, f"{LABEL_ENGINE_DIR}/model.bin"} <= {info.path for info in artifact.manifest.files}
     assert "The tower of labels" in (artifact.path / "certificate.html").read_text()
+    of_labels = f"mean {certificate.labels.outputs[0].cosine_mean:.6f}"
+    assert of_labels in inspected(artifact)
+    assert of_labels in as_tables(artifact)
 
 
 def test_a_label_is_computed_for_the_first_request_alone(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
