@@ -274,7 +274,7 @@ def warm_next(artifact: Artifact, standing: Standing, config: ServeConfig) -> Wa
     if streams == 0 and artifact.manifest.target == standing.target:
         streams = standing.num_streams  # chosen when the server started; measuring would disturb requests
     engine = _opener(artifact, config)(streams or None)
-    former = standing.costs or CostModel.assumed(engine.info.limits)  # the former one may have had no image tower
+    former = standing.costs or CostModel.assumed(engine.info.limits)  # the former one may have had no such tower
     return _warmed(artifact, engine, lambda artifact: costs_while_serving(artifact, engine, config, former))
 
 

@@ -35,7 +35,7 @@ class InputReaders:
         self._encoder = encoder
         self._max_seq_len = max_seq_len
         self._texts = None if encoder is None else TokenizerPool(encoder, num_threads)
-        self._second = None if second is None else second_pool(second, num_threads)
+        self._second = None if second is None else _second_pool(second, num_threads)
 
     @property
     def encoder(self) -> TextEncoder:
@@ -103,6 +103,6 @@ class InputReaders:
         return [pool for pool in (self._texts, self._second) if pool is not None]
 
 
-def second_pool(side: ImageSide | LabelSide, num_threads: int) -> TokenizerPool:
+def _second_pool(side: ImageSide | LabelSide, num_threads: int) -> TokenizerPool:
     """The threads that read what a model's second tower gets."""
     return TokenizerPool(side.encoder, num_threads, "image" if isinstance(side, ImageSide) else "label")

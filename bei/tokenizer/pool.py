@@ -43,7 +43,7 @@ AnyInput: TypeAlias = "Input | ImageInput"
 
 
 class InputEncoder(Protocol):
-    """Makes encodings of texts and pairs (``TextEncoder``), or of images (``ImageEncoder``)."""
+    """Makes encodings of texts and pairs (``TextEncoder``), images (``ImageEncoder``) or labels (``LabelEncoder``)."""
 
     def encode(
         self,
