@@ -26,6 +26,7 @@ from bei_build.onnx_graph import likelihood
 from tests.bei.server.app import App
 from tests.support.builds import build_artifact, open_engine, running
 from tests.support.checkpoints import change_config
+from tests.support.cpus import needs_bf16
 from tests.support.reading import saved
 
 TOLERANCE = 2e-4
@@ -138,6 +139,7 @@ def test_likelihoods_of_texts_are_those_of_transformers(
     assert spread > 20 * TOLERANCE
 
 
+@needs_bf16
 def test_bf16_is_certified(tmp_path: Path) -> None:
     checkpoint = checkpoint_of(tmp_path / "checkpoint", "Qwen3ForCausalLM")
     certificate = build_artifact(checkpoint, tmp_path / "artifact", precision="bf16", **LIKELIHOODS).certificate

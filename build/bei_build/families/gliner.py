@@ -109,7 +109,7 @@ def _weights() -> dict[str, str]:
 
 
 def _variant(raw: Mapping[str, Any]) -> Family | None:
-    families = _OF_TWO_ENCODERS if has_two_encoders(raw["gliner"]) else _FAMILIES
+    families = _OF_TWO_ENCODERS if has_two_encoders(raw.get("gliner", {})) else _FAMILIES
     return next((family for family in families if family.model_type == raw.get(_ENCODER)), None)
 
 

@@ -40,7 +40,14 @@ REMOTE_CODE = (
 ARCHITECTURES = [(family, name) for family in FAMILIES for name in family.architectures]
 
 
-OF_SEVERAL_TOWERS = ("CLIPModel", "CLIPTextModel", "SiglipModel", "EmbeddingGemma2Model", "EmbeddingGemma2TextModel")
+OF_SEVERAL_TOWERS = (
+    "CLIPModel",
+    "CLIPTextModel",
+    "SiglipModel",
+    "Siglip2Model",
+    "EmbeddingGemma2Model",
+    "EmbeddingGemma2TextModel",
+)
 
 
 @pytest.mark.parametrize(("family", "architecture"), ARCHITECTURES, ids=[name for _, name in ARCHITECTURES])

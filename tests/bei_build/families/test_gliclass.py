@@ -18,6 +18,7 @@ from bei.tasks.questions import ChoiceAnswer, NoulAnswer
 from tests.bei.server.app import App
 from tests.bei_build.families.test_gliner import PARTS
 from tests.support.builds import build_artifact, open_engine
+from tests.support.cpus import needs_bf16
 from tests.support.gliclass_models import save_gliclass
 
 LABELS = ["Cats", "a place", "\u65e5\u672c", "\u0130stanbul"]
@@ -58,6 +59,7 @@ def test_the_engine_agrees_with_the_module(name: str, tmp_path: Path) -> None:
     assert built_artifact.manifest.tasks == ["zero_shot"]
 
 
+@needs_bf16
 def test_bf16_is_certified(tmp_path: Path) -> None:
     folder = save_gliclass(tmp_path / "checkpoint", spread=0.05)
     certificate = build_artifact(folder, tmp_path / "artifact", precision="bf16").certificate

@@ -19,6 +19,7 @@ from bei_build.config import BuildConfig
 from bei_build.pipeline import build
 from bei_build.progress import Progress
 from tests.support.checkpoints import save_tokenizer, unigram_tokenizer
+from tests.support.cpus import needs_bf16
 from tests.support.gliner_models import MAX_WIDTH, save_gliner
 
 LABELS = ["person", "a place", "日本"]
@@ -72,6 +73,7 @@ def test_the_engine_agrees_with_the_module_that_computes_every_span_whole(artifa
     assert load_manifest(artifact).spec.architecture == "UniEncoderSpanGLiNER"
 
 
+@needs_bf16
 def test_bf16_is_certified_by_scores_and_spans(tmp_path: Path) -> None:
     # With matrices as wide as in the other tests, attention is so sharp that rounding by itself changes what it reads.
     folder, artifact = save_gliner(tmp_path / "checkpoint", spread=0.1), tmp_path / "artifact"

@@ -105,9 +105,9 @@ def test_a_tokenizer_that_is_swapped_after_the_builds_start_is_found(
 ) -> None:
     folder, source_of = with_marker(tmp_path / "bert"), read.source_of
 
-    def swapped(checkpoint: Checkpoint) -> CheckpointSource:
+    def swapped(checkpoint: Checkpoint, labels: Checkpoint | None) -> CheckpointSource:
         (folder / name).write_text(content)
-        return source_of(checkpoint)
+        return source_of(checkpoint, labels)
 
     monkeypatch.setattr(pipeline, "source_of", swapped)
     with pytest.raises(TokenizerError, match=r"give .* other tokens|fails on a text"):

@@ -30,6 +30,7 @@ from bei_build.weights.peft_adapter import CONFIG, WEIGHTS, read_adapter
 from tests.bei_build.targets.rtx import needs_rtx
 from tests.support.builds import build_artifact, random_encodings, running
 from tests.support.checkpoints import read_tensors, write_json, write_tensors
+from tests.support.cpus import BF16
 from tests.support.reading import saved
 
 HAS_PEFT = importlib.util.find_spec("peft") is not None
@@ -144,7 +145,7 @@ def by_peft(base: Path, adapter: Path, model: str, text: Encoding) -> Float32Arr
     return mean_state(adapted, text)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@pytest.mark.parametrize("precision", [BF16, "int8"])
 def test_precisions_are_verified_with_every_adapter(precision: str, tmp_path: Path) -> None:
     base = saved(tmp_path / "base", "BertModel")
     lora = save_lora(tmp_path / "one", base, "BertModel", 1)
