@@ -50,7 +50,13 @@ def few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_texts")
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
+@pytest.mark.parametrize(
+    "recipe",
+    [  # the classes that they name are built in the first tier by their families' tests
+        pytest.param(recipe, id=recipe.stem, marks=pytest.mark.slow if number % 3 else ())
+        for number, recipe in enumerate(RECIPES)
+    ],
+)
 def test_a_recipe_builds_its_repository_made_small(recipe: Path, tmp_path: Path) -> None:
     config, repository = _config(recipe), REPOSITORIES[recipe.stem]
     artifact = _built(config, repository, tmp_path)

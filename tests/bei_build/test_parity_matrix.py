@@ -355,7 +355,15 @@ def manifest_of(saves: Saves, tmp_path_factory: pytest.TempPathFactory) -> Calla
 
 @pytest.mark.parametrize(
     ("name", "change"),
-    [pytest.param(name, change, id=f"{name}-{feature}".replace(" ", "_")) for name, feature, change in FEATURES],
+    [
+        pytest.param(
+            name,
+            change,
+            id=f"{name}-{feature}".replace(" ", "_"),
+            marks=pytest.mark.slow if number % 3 else (),
+        )
+        for number, (name, feature, change) in enumerate(FEATURES)
+    ],
 )
 def test_an_engine_without_a_feature_is_another_model(
     name: str,

@@ -116,6 +116,7 @@ def test_a_front_end_that_is_killed_under_load_loses_its_own_calls_only(
 _SMALL_WINDOW = (("grpc.max_receive_message_length", -1), ("grpc.http2.bdp_probe", 0))
 
 
+@pytest.mark.slow  # its megabytes take half a minute
 def test_a_slow_reader_is_waited_for_and_holds_nobody_up(tiny: Artifact, env: Mapping[str, str], home: Path) -> None:
     """Of 300 answers of a quarter of a megabyte some dozens are made before the first is taken. Others are answered
     meanwhile, and in the end all are taken, in order."""

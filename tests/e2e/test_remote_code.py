@@ -51,6 +51,7 @@ def server(
         yield server
 
 
+@pytest.mark.slow  # the first tier compares the engines with it, without a server
 def test_vectors_over_http_are_those_of_the_original_code(server: Server, checkpoints: dict[str, Path]) -> None:
     for name, (_, states) in MODELS.items():
         assert_same(server, name, checkpoints[name], states)

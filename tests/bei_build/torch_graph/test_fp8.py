@@ -121,8 +121,14 @@ def test_a_number_that_is_farther_from_the_value_is_found(of: str, tmp_path: Pat
         run()
 
 
-@pytest.mark.parametrize("smooth", [False, True])
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(
+    ("name", "smooth"),
+    [
+        pytest.param(name, smooth, marks=() if not smooth or name == next(iter(MODULES)) else pytest.mark.slow)
+        for name in MODULES
+        for smooth in (False, True)
+    ],
+)
 def test_the_module_computes_what_the_rounded_hf_model_does(name: str, smooth: bool, tmp_path: Path) -> None:
     case = case_named(name)
     checkpoint = read_case(case, tmp_path, pooling="mean")
