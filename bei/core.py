@@ -176,6 +176,10 @@ class LabelTable(NamedTuple):
             np.array([len(tables[key]) for key in keys], np.int32),
         )
 
+    def part(self, first: int, end: int) -> LabelTable:
+        """Of the sequences ``first`` to ``end`` - 1."""
+        return self._replace(starts=self.starts[first:end], counts=self.counts[first:end])
+
 
 @dataclass(frozen=True)
 class PackedBatch:

@@ -389,9 +389,11 @@ def _labels(manifest: Manifest) -> Iterator[str]:
     if [one.name for one in tower.outputs] != ["embedding"] or not 1 <= tower.outputs[0].dimension <= _MOST_WIDTH:
         yield "labels.outputs must be one embedding"
     yield from (f"labels: {fault}" for part in (_names, _engine) for fault in part(own))
-    for path in (LABEL_TOKENIZER, f"{LABEL_ENGINE_DIR}/"):
-        if not any(info.path.startswith(path) for info in manifest.files):
-            yield f"files has no {path}"
+    paths = [info.path for info in manifest.files]
+    if LABEL_TOKENIZER not in paths:
+        yield f"files has no {LABEL_TOKENIZER}"
+    if not any(path.startswith(f"{LABEL_ENGINE_DIR}/") for path in paths):
+        yield f"files has nothing in {LABEL_ENGINE_DIR}/"
 
 
 def _has_tokens(tower: ImageTower, num_tokens: int) -> bool:

@@ -30,4 +30,5 @@ def _part(batch: PackedBatch, first: int, end: int) -> PackedBatch:
         None if batch.levels is None else batch.levels[tokens],
         digests=None if batch.digests is None else batch.digests[first:end],
         grids=None if batch.grids is None else batch.grids[first:end],
+        labels=None if batch.labels is None else batch.labels.part(first, end),
     )
