@@ -86,8 +86,9 @@ than `gliner_config.json` and weights are built where `model_name` is one of mic
 on 500 texts (random weights; the published ones were not run). Not built, and refused by name: decoders of labels, relations, fusion of labels and text, other span representations and backbones; GLiNER2 and GLiREL.
 
 Bi-encoders have a second engine (`labels/` in the artifact) with a row of its own in the certificate. A label is computed once and kept in a cache of 16 MB, thousands of labels, which `bei_sequences_shared`
-counts; its vector goes to the engine of texts beside each text. A label's scores do not depend on the other labels, of which a request may have 256 (64 for models that score words). Config and
+counts; its vector goes to the engine of texts beside each text. A label's scores do not depend on the other labels, of which a request may have 256 (fewer where spans have more than 12 words; 64 for models that score words). Config and
 tokenizer of the encoder of labels are read beside the weights (`labels_encoder_config`, `labels_tokenizer/`, as `save_pretrained` of gliner 0.2.29 leaves them), else from the model that `labels_encoder` names.
+Labels are read up to 512 tokens; `--tokenizer`, `--max-seq-len` and limits of a step are the text engine's alone.
 
 ### GLiClass
 

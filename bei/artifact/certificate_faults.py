@@ -7,9 +7,8 @@ from itertools import chain
 
 from bei.artifact.certificate.record import Certificate
 from bei.artifact.manifest import LABEL_TOKENIZER, TOKENIZER, Manifest
-from bei.artifact.reading_faults import repeated, shown
+from bei.artifact.reading_faults import MOST_COUNT, repeated, shown
 
-_MOST_COUNT = 1 << 31
 _ROUNDING = 1e-4  # tolerance for cosines
 # Of a model that reads images alone these are those of images.
 SHARED_WITH_IMAGES = ("kind", "reference", "reference_is_independent", "device", "thresholds", "passed", "canary_row")
@@ -32,7 +31,7 @@ def _verdict(manifest: Manifest, certificate: Certificate) -> Iterator[str]:
     kind, outputs = certificate.kind, certificate.outputs
     if kind != manifest.verification:
         yield f"its kind is {kind}, and the manifest says {manifest.verification}"
-    if not 0 <= certificate.num_texts <= certificate.num_held_out_texts <= _MOST_COUNT:
+    if not 0 <= certificate.num_texts <= certificate.num_held_out_texts <= MOST_COUNT:
         counts = f"{shown(certificate.num_texts)} of {shown(certificate.num_held_out_texts)}"
         yield f"it compares {counts} texts, which is not possible"
     was_compared = kind in ("reference", "self-consistency")
@@ -74,7 +73,7 @@ def _image_figures(manifest: Manifest, certificate: Certificate) -> Iterator[str
         yield "the certificate and the manifest disagree whether the model reads images"
     if found is None:
         return
-    if not 0 <= found.num_images <= _MOST_COUNT:
+    if not 0 <= found.num_images <= MOST_COUNT:
         yield f"it compares {shown(found.num_images)} images, which is not possible"
     was_compared = found.kind in ("reference", "self-consistency")
     if found.kind == "pending" or was_compared != (found.output is not None):

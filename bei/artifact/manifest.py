@@ -371,7 +371,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def modalities(self) -> Sequence[Literal["text", "image"]]:
         """What it reads."""
-        return [*(["text"] if self.reads_texts else []), *(["image"] if self.images else [])]  # type: ignore[list-item]
+        if not self.images:
+            return ["text"]
+        return ["text", "image"] if self.reads_texts else ["image"]
 
     @property
     def second_tower(self) -> ImageTower | LabelTower | None:

@@ -10,6 +10,7 @@ from bei.artifact.manifest import Manifest
 
 # 16 million tokens are a thousand times a batch.
 MOST_TOKENS = 1 << 24
+MOST_COUNT = 1 << 31  # token ids are int32
 
 
 def shown(value: object) -> str:

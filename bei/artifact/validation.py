@@ -26,7 +26,7 @@ from bei.artifact.manifest import (
     Package,
     Plan,
 )
-from bei.artifact.reading_faults import MOST_TOKENS, reading_faults, repeated, shown
+from bei.artifact.reading_faults import MOST_COUNT, MOST_TOKENS, reading_faults, repeated, shown
 from bei.errors import ArtifactFileUnlistedError, ArtifactManifestError
 from bei.printable import printable
 from bei.utils.untrusted_files import (
@@ -56,7 +56,6 @@ _OF_LABELS = ("span_logits", "label_logits")  # rows of tokens
 # Limits for sizes of tables.
 MOST_SEQUENCES = 1 << 20
 _MOST_WIDTH = 1 << 24
-_MOST_COUNT = 1 << 31  # token ids are int32
 _MOST_NAME_CHARS = 500
 
 # The manifest cannot hold its own hash, nor that of its signature.
@@ -195,7 +194,7 @@ def _names(manifest: Manifest) -> Iterator[str]:
     spec = manifest.spec
     for field in ("num_layers", "hidden_size", "num_heads", "vocab_size", "num_parameters"):
         least = 1 if field in ("hidden_size", "vocab_size") else 0
-        most = 1 << 62 if field == "num_parameters" else _MOST_COUNT
+        most = 1 << 62 if field == "num_parameters" else MOST_COUNT
         if not least <= (value := getattr(spec, field)) <= most:
             yield f"spec.{field} is {shown(value)}, and must be from {least} to {most}"
 
@@ -262,9 +261,9 @@ def _prompts(manifest: Manifest) -> Iterator[str]:
 
 def _roles(manifest: Manifest) -> Iterator[str]:
     for side, role in manifest.roles.items():
-        if role.max_tokens is not None and not 1 <= role.max_tokens <= _MOST_COUNT:
-            yield f"the role {side} has max_tokens {shown(role.max_tokens)}, which must be from 1 to {_MOST_COUNT}"
-        if any(not 0 <= token < _MOST_COUNT for token in role.skip_ids):
+        if role.max_tokens is not None and not 1 <= role.max_tokens <= MOST_COUNT:
+            yield f"the role {side} has max_tokens {shown(role.max_tokens)}, which must be from 1 to {MOST_COUNT}"
+        if any(not 0 <= token < MOST_COUNT for token in role.skip_ids):
             yield f"the role {side} skips a token id that is negative or too large"
         if role.table and manifest.dimension("sparse") is None:
             yield f"the role {side} has a table of weights, and the model gives no sparse vectors"

@@ -28,9 +28,10 @@ from bei.tokenizer.label_encoder import LabelText, vectors_of
 from bei.tokenizer.label_prompt import LabelPrompt, word_spans
 
 THRESHOLD = 0.5  # of the gliner library
-# Of labels that are vectors: scores of spans take 50 bytes a word and label, and a step has tens of thousands of padded
-# words. Models that score words take more.
+# Of labels that are vectors, with spans of up to 12 words: their scores take 50 bytes a word and label, and a step has
+# tens of thousands of padded words. Wider spans take more, and models that score words four times as much.
 MOST_LABELS = 256
+_USUAL_WIDTH = 12
 
 
 class ExtractTask(ModelRequest, frozen=True, kw_only=True):
@@ -75,7 +76,7 @@ def checked_labels(
     if not labels:
         raise InvalidRequestError("labels is empty: name what to find.", "labels")
     if layout.label_width is not msgspec.UNSET:
-        if len(labels) > (at_once := MOST_LABELS // 4 if layout.by_word else MOST_LABELS):
+        if len(labels) > (at_once := _most_vectors(layout)):
             raise InvalidRequestError(
                 f"There are {len(labels)} labels, and a text is scored for {at_once} at once: send fewer.", "labels"
             )
@@ -163,6 +164,10 @@ async def _vectors(service: ModelService, labels: Seq[str], ticket: Ticket) -> L
     request = ModelRequest([LabelText(label) for label in labels])
     answer = await service.infer(request, ticket=ticket, outputs={"embedding"})
     return vectors_of(np.stack([row["embedding"] for row in answer.rows]))
+
+
+def _most_vectors(layout: Extraction) -> int:
+    return MOST_LABELS // 4 if layout.by_word else MOST_LABELS * _USUAL_WIDTH // max(_USUAL_WIDTH, layout.max_width)
 
 
 def _overlap(layout: Extraction) -> int:

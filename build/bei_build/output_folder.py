@@ -58,7 +58,7 @@ def scratch_folder(out: Path) -> Iterator[Path]:
         scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
         yield scratch
-    except BaseException as error:
+    except BaseException as error:  # raised again: whatever ends the build, nothing of it stays
         full = full_disk(error, out.parent)  # before space is freed
         shutil.rmtree(scratch, ignore_errors=True)
         if full is not None:

@@ -172,7 +172,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
 
 def _read(config: BuildConfig, location: Location, precision: str) -> Checkpoint:
     """The checkpoint as the settings want it read. Raises CheckpointError and its subclasses, ConfigError."""
-    # BuildConfig has checked that the pooling is one of POOLINGS.
+    # BuildConfig has checked that pooling, attention and tokenizer are of the words that mypy asks for.
     choice = HeadChoice(
         config.task,
         config.pooling,  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeGuard, get_args
 
 import msgspec
 
@@ -104,7 +104,9 @@ class _Settings:
             if name in _DEFAULTS[kind] or name in _NAMES:
                 continue
             if value not in _WITHOUT_EFFECT.get(name, (None,)):
-                raise self._unsupported(name, "bei does not read it; build without the images (--no-images)")
+                raise self._unsupported(
+                    name, "bei does not read it; a model that reads texts too can be built without images (--no-images)"
+                )
         if (own := values.get("patch_size")) not in (None, patch_size):
             raise self._unsupported(
                 "patch_size", f"it is {own}, and the model's patches have {patch_size} pixels a side"
@@ -135,14 +137,14 @@ class _Settings:
     def _size(self, value: object, kind: str) -> tuple[int | None, tuple[int, int] | None]:
         """The shortest edge, or height and width."""
         if _is_side(value) and kind not in _SQUARE:  # of the first versions
-            return value, None  # type: ignore[return-value]
+            return value, None
         if isinstance(value, dict) and set(value) == {"shortest_edge"} and _is_side(value["shortest_edge"]):
             return value["shortest_edge"], None
         return None, self._sides("size", value)
 
     def _sides(self, name: str, value: object) -> tuple[int, int]:
         if _is_side(value):
-            return value, value  # type: ignore[return-value]
+            return value, value
         if isinstance(value, dict) and set(value) == {"height", "width"} and all(map(_is_side, value.values())):
             return value["height"], value["width"]
         raise self._unsupported(name, 'bei reads {"shortest_edge": n} and {"height": n, "width": n}')
@@ -155,9 +157,9 @@ class _Settings:
     def _count(self, name: str, values: Mapping[str, Any]) -> int | msgspec.UnsetType:
         if name not in values:
             return msgspec.UNSET
-        if not _is_side(values[name]):
+        if not _is_side(count := values[name]):
             raise self._unsupported(name, "it must be a number of patches")
-        return values[name]  # type: ignore[no-any-return]
+        return count
 
     def _number(self, name: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -174,5 +176,5 @@ class _Settings:
         return CheckpointError(f"{self.path} has {name} = {str(self.given.get(name))[:80]!r}: {reason}.")
 
 
-def _is_side(value: object) -> bool:
+def _is_side(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)

@@ -46,4 +46,5 @@ class AttentionPool(nn.Module):
         if self._spec.gated:
             inner = inner * self.mlp["up"](entering)
         beside = hidden.index_select(0, step["first_index"]).float() if self._spec.adds_first else attended
-        return self.mlp["down"](inner) + beside  # type: ignore[no-any-return]
+        result: Tensor = self.mlp["down"](inner) + beside
+        return result
