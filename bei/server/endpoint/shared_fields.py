@@ -26,7 +26,7 @@ from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions
 from bei.tokenizer.truncation import encoding_options
 
 if TYPE_CHECKING:
-    from typing import Self  # Python 3.11
+    from typing_extensions import Self  # typing's, of Python 3.11
 
 Model: TypeAlias = Annotated[str, Meta(description="May be left out where one served model has the task.")]
 Dimensions: TypeAlias = Annotated[int, Meta(ge=1, description="Vectors are cut to their first components.")]
