@@ -19,6 +19,8 @@ import numpy.typing as npt
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 Float32Array: TypeAlias = npt.NDArray[np.float32]
 UInt8Array: TypeAlias = npt.NDArray[np.uint8]
+# Of an image's pixels, 0 to 255.
+Levels: TypeAlias = npt.NDArray[np.uint8 | np.float32]
 
 # What an engine answers: output name -> float32 array, row i for sequence i ("embedding" is [B, E]) or, for outputs
 # per token, row t for packed token t ("token_embedding" is [T, D]).
@@ -74,11 +76,11 @@ class Expansion:
 
 
 class ImagePatches(NamedTuple):
-    """An image as an engine reads it: ``levels`` uint8 [tokens, 3 * patch_size**2], one row a token, zeros for a class
-    token. In a row pixels follow each other from left to right and top to bottom, each with red, green, blue. ``grid``:
-    rows and columns of patches. ``digest`` of both."""
+    """An image as an engine reads it: ``levels`` [tokens, 3 * patch_size**2], one row a token, zeros for tokens before
+    the patches. In a row pixels follow each other from left to right and top to bottom, each with red, green, blue.
+    ``grid``: rows and columns of patches. ``digest`` of both."""
 
-    levels: UInt8Array
+    levels: Levels
     digest: bytes
     grid: tuple[int, int]
 
@@ -189,7 +191,7 @@ class PackedBatch:
     ``token_type_ids`` is int32 [T], or None where every token is of type 0. ``key_lens`` is int32 [B]: only the
     first so many tokens of each sequence serve as attention keys; None: all of them. ``unpooled_lens`` is int32 [B]:
     the first so many tokens of each are left out of means; None: no token is. ``adapters`` is int32 [B]: the adapter
-    that reads each sequence, 0: none; None: none reads any. ``levels`` is uint8 [T, width], the pixels of images
+    that reads each sequence, 0: none; None: none reads any. ``levels`` is [T, width], the pixels of images
     (``ImagePatches``), ``grids`` int32 [B, 2] their rows and columns, and ``digests`` those of them, one a sequence;
     None: sequences are texts. ``shared``: tokens to compute once, for engines that can
     (``EngineInfo.shares_prefixes``); answers are the same without it. ``labels``: what the sequences are scored for;
@@ -202,7 +204,7 @@ class PackedBatch:
     key_lens: Int32Array | None = None
     unpooled_lens: Int32Array | None = None
     adapters: Int32Array | None = None
-    levels: UInt8Array | None = None
+    levels: Levels | None = None
     shared: SharedTokens | None = None
     digests: list[bytes] | None = None
     labels: LabelTable | None = None

@@ -56,7 +56,7 @@ class that a family reads is not named here. Classes without rows of their own:
 | `SiglipModel`, `SiglipTextModel` | SigLIP's towers: `tests/bei_build/families/test_siglip.py`, `tests/bei_build/test_image_towers.py` |
 | `Siglip2Model`, `Siglip2TextModel` | SigLIP 2 for images in their own proportions: `tests/bei_build/test_naflex.py` |
 | `NomicVisionModel` | remote code (nomic-embed-vision): `tests/bei_build/families/test_nomic_vision.py` |
-| `CLIPVisionModelWithProjection`, `CLIPVisionModel`, `SiglipVisionModel`, `Siglip2VisionModel`, `ViTModel`, `Dinov2Model` | read images alone ([images](images.md)): `tests/bei_build/test_image_models.py`, `tests/bei_build/test_naflex.py` |
+| `CLIPVisionModelWithProjection`, `CLIPVisionModel`, `SiglipVisionModel`, `Siglip2VisionModel`, `ViTModel`, `Dinov2Model`, `Dinov2WithRegistersModel`, `DINOv3ViTModel` | read images alone ([images](images.md)): `tests/bei_build/test_image_models.py`, `tests/bei_build/test_naflex.py` |
 | `Contriever` | facebook/contriever's own class: BERT |
 | `HF_ColBERT` | remote code: BERT and a linear layer on every token |
 | `JinaBertModel`, `JinaBertForMaskedLM`, `JinaBertForSequenceClassification` | remote code in two forms |
@@ -88,7 +88,7 @@ on 500 texts (random weights; the published ones were not run). Not built, and r
 Bi-encoders have a second engine (`labels/` in the artifact) with a row of its own in the certificate. A label is computed once and kept in a cache of 16 MB, thousands of labels, which `bei_sequences_shared`
 counts; its vector goes to the engine of texts beside each text. A label's scores do not depend on the other labels, of which a request may have 256 (fewer where spans have more than 12 words; 64 for models that score words). Config and
 tokenizer of the encoder of labels are read beside the weights (`labels_encoder_config`, `labels_tokenizer/`, as `save_pretrained` of gliner 0.2.29 leaves them), else from the model that `labels_encoder` names.
-Labels are read up to 512 tokens; `--tokenizer`, `--max-seq-len` and limits of a step are the text engine's alone.
+Labels are read up to 512 tokens, fewer by `--max-seq-len`; `--tokenizer`, `--max-num-tokens` and `--max-batch-size` are of both engines.
 
 ### GLiClass
 

@@ -10,10 +10,13 @@ import msgspec
 
 # Pillow's names of filters; their numbers are those of ``resample`` in preprocessor_config.json.
 Resample: TypeAlias = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
+# Those that are the same in torch with antialias as in Pillow.
+FRACTION_FILTERS: tuple[Resample, ...] = ("bilinear", "bicubic")
 
 # No image tower reads larger ones; bounds what a manifest can make a server allocate.
 MOST_SIDE = 4096
 MOST_PATCHES = 4096
+MOST_REGISTERS = 64
 
 
 class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,7 +26,8 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     without regard to proportions. ``max_num_patches``: in proportion, to as many whole patches as these are at most;
     unset in artifacts of other processors. At most one of the three is set. ``crop``: height and width of the centre,
     with level 0 around an image that is smaller. Levels (0 to 255) times ``rescale``, minus ``mean``, divided by
-    ``std`` of the channel are the model's pixel values.
+    ``std`` of the channel are the model's pixel values. ``fractions``: levels are not rounded to whole numbers after
+    resizing (DINOv3's processor resizes numbers from 0 to 1); unset in artifacts of other processors.
     """
 
     shortest_edge: int | None
@@ -34,6 +38,7 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     max_num_patches: int | msgspec.UnsetType = msgspec.UNSET
+    fractions: bool | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def scales(self) -> tuple[float, float, float]:
@@ -61,5 +66,7 @@ def processor_faults(processor: ImageProcessor) -> Iterator[str]:
         yield "shortest_edge, resize and max_num_patches exclude each other, and the last one crop"
     if most is not msgspec.UNSET and not 1 <= most <= MOST_PATCHES:
         yield f"max_num_patches must be from 1 to {MOST_PATCHES}"
+    if processor.fractions and (not processor.resize or processor.crop or processor.resample not in FRACTION_FILTERS):
+        yield f"fractions are of resizing to one size by {' or '.join(FRACTION_FILTERS)}, without crop"
     if not all(map(isfinite, (processor.rescale, *processor.mean, *processor.std))) or 0.0 in processor.std:
         yield "rescale, mean and std must be finite numbers, std other than 0"

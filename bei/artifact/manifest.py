@@ -274,10 +274,10 @@ class DecideTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 class ImageTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The image side of a model: an engine for images of ``image_size`` (height and width) in patches of
-    ``patch_size`` pixels, with a ``class_token`` before them or not. ``max_seq_len``: the tokens of an image. Where
-    images have many sizes (``processor.max_num_patches``), these are the size of the canary and the most tokens. Of a
-    model with two towers vectors are comparable with those of texts. Of a model that reads images alone, ``spec``,
-    ``engine`` and the limits are the manifest's own.
+    ``patch_size`` pixels, with a ``class_token`` before them or not, and so many ``registers`` behind that (unset: 0).
+    ``max_seq_len``: the tokens of an image. Where images have many sizes (``processor.max_num_patches``), these are the
+    size of the canary and the most tokens. Of a model with two towers vectors are comparable with those of texts. Of a
+    model that reads images alone, ``spec``, ``engine`` and the limits are the manifest's own.
     """
 
     processor: ImageProcessor
@@ -290,10 +290,16 @@ class ImageTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_num_tokens: int
     max_batch_size: int
     max_seq_len: int
+    registers: int | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def num_leading(self) -> int:
+        """Tokens before the patches."""
+        return self.class_token + (self.registers or 0)
 
     def num_pixels(self, num_tokens: int) -> int:
         """Pixels of an image with so many tokens; 0 of one that has none, as it could not be read."""
-        return max(0, num_tokens - self.class_token) * self.patch_size**2
+        return max(0, num_tokens - self.num_leading) * self.patch_size**2
 
 
 class LabelTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bei.artifact.certificate.thresholds import PRECISIONS, PRECISIONS_OF_TARGETS
 from bei.artifact.held_files import MOST_FILES
-from bei.artifact.image_processor import MOST_SIDE, processor_faults
+from bei.artifact.image_processor import MOST_REGISTERS, MOST_SIDE, processor_faults
 from bei.artifact.manifest import (
     LABEL_ENGINE_DIR,
     LABEL_TOKENIZER,
@@ -21,6 +21,7 @@ from bei.artifact.manifest import (
     NO_ADAPTER,
     TOKENIZER,
     Adapters,
+    EngineRequirements,
     ImageTower,
     Manifest,
     Package,
@@ -306,14 +307,17 @@ def _adapters(manifest: Manifest) -> Iterator[str]:
 
 
 def _engine(manifest: Manifest) -> Iterator[str]:
-    engine = manifest.engine
+    yield from _requirements(manifest.engine, reads_texts=manifest.reads_texts)
+
+
+def _requirements(engine: EngineRequirements, *, reads_texts: bool) -> Iterator[str]:
     for word in (engine.compiler, engine.compiler_version, engine.device, *engine.capabilities):
         if fault := name_fault(word):
             yield f"engine: {fault}"
     if engine.plan is not None:
         yield from _plan(engine.plan)
     if engine.package is not None:
-        yield from _package(engine.package, reads_texts=manifest.reads_texts)
+        yield from _package(engine.package, reads_texts=reads_texts)
 
 
 def _plan(plan: Plan) -> Iterator[str]:
@@ -357,17 +361,15 @@ def _images(manifest: Manifest) -> Iterator[str]:
     patch, (height, width) = tower.patch_size, tower.image_size
     if patch < 1 or not all(1 <= side <= MOST_SIDE and side % patch == 0 for side in (height, width)):
         yield f"images has patches of {shown(patch)} pixels in {shown(height)} x {shown(width)}"
-    elif not _has_tokens(tower, (height // patch) * (width // patch) + tower.class_token):
+    elif not _has_tokens(tower, (height // patch) * (width // patch) + tower.num_leading):
         yield f"images.max_seq_len is {shown(tower.max_seq_len)}, which is not the number of an image's patches"
+    if isinstance(tower.registers, int) and not 1 <= tower.registers <= MOST_REGISTERS:
+        yield f"images.registers is {shown(tower.registers)}: it must be from 1 to {MOST_REGISTERS}"
     if tower.processor.output_size not in (None, tower.image_size):
         yield "images.processor makes images of another size than image_size"
     if "embed" not in manifest.tasks:
         yield "images is set, and the model does not embed"
-    for word in (tower.engine.compiler, tower.engine.compiler_version, tower.engine.device, *tower.engine.capabilities):
-        if fault := name_fault(word):
-            yield f"images.engine: {fault}"
-    if tower.engine.package is not None:
-        yield from _package(tower.engine.package, reads_texts=False)
+    yield from (f"images: {fault}" for fault in _requirements(tower.engine, reads_texts=False))
     if not manifest.reads_texts:
         if any(getattr(tower, field) != getattr(manifest, field) for field in _OF_ITS_ENGINE):
             yield "images describes another engine than the manifest, whose only one it is"
@@ -398,7 +400,7 @@ def _labels(manifest: Manifest) -> Iterator[str]:
 def _has_tokens(tower: ImageTower, num_tokens: int) -> bool:
     """True if images have ``num_tokens``, or up to a maximum which holds these."""
     if most := tower.processor.max_num_patches:
-        return num_tokens <= tower.max_seq_len == most + tower.class_token
+        return num_tokens <= tower.max_seq_len == most + tower.num_leading
     return tower.max_seq_len == num_tokens
 
 

@@ -20,9 +20,11 @@ from bei.offline.results import Predictions, SparseVector
 from bei.service.admission import Ticket
 from bei.service.call import ModelInput
 from bei.tasks import rerank
-from bei.tasks.extract import Span
+from bei.tasks.extract import Span, extraction_of
 from bei.tasks.rerank import RerankTask
 from bei.tasks.support import require
+from bei.tokenizer.encoder import EncodingOptions
+from bei.tokenizer.label_prompt import LabelPrompt
 from bei.tokenizer.truncation import encoding_options
 
 if TYPE_CHECKING:
@@ -180,7 +182,11 @@ def extract(service: ShardService, options: Mapping[str, object]) -> RowTask:
     labels = options.get("labels")
     if not isinstance(labels, (list, tuple)):
         raise ConfigError("--task extract needs --labels: name what to find.")
-    method = methods.extraction(service, [str(label) for label in labels], given)
+    names = tuple(str(label) for label in labels)
+    method = methods.extraction(service, names, given)
+    layout = extraction_of(service)
+    if layout.label_width is msgspec.UNSET:  # labels that cannot be put in front of texts: no row would have an answer
+        service.encoder.encode(["a"], EncodingOptions(labels=LabelPrompt(names, layout)))
     parts = [("start", pa.int32()), ("end", pa.int32()), ("text", pa.string()), ("label", pa.string())]
     span = pa.struct([*parts, ("score", pa.float32())])
     field = pa.field("spans", pa.list_(pa.field("element", span)))

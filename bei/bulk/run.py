@@ -20,6 +20,7 @@ import msgspec
 from bei.artifact.manifest import Artifact, Manifest
 from bei.bulk.chunks import ChunkSize
 from bei.bulk.folder import JobFolder, folder_at
+from bei.bulk.input_check import check_inputs
 from bei.bulk.job import Job, OnError, OnShard, Output
 from bei.bulk.output_formats import FORMATS
 from bei.bulk.parts import PLAN, SUCCESS, PartFormat, ShardRecord
@@ -173,6 +174,7 @@ class OpenJob:
         folder, form = folder_at(options.output), FORMATS[options.output_format]()
         stored = _stored_plan(folder)
         verified = verified_at(artifact, config)
+        _check_inputs(source, options, verified.manifest)
         contents = _contents(source, stored, options, verified.manifest)
         loaded = load_model(verified, config)
         self._source = source
@@ -215,6 +217,12 @@ class OpenJob:
         """End the threads, free the engine. Blocks; not for the event loop."""
         self._job.close()
         self._service.close()
+
+
+def _check_inputs(source: Source, options: JobOptions, manifest: Manifest) -> None:
+    file, kinds = source.kinds()
+    chunks = options.chunk_size is not None
+    check_inputs(kinds, file, manifest, options.task, options.task_options, chunks=chunks)
 
 
 def _task(service: ShardService, options: JobOptions) -> RowTask:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bei.artifact.image_processor import ImageProcessor
-from bei.core import Encoding, ImagePatches, UInt8Array
+from bei.core import Encoding, ImagePatches, Levels, UInt8Array
 from bei.errors import InvalidImageError
 from bei.image.decode import ImageLimits, decoded
 from bei.image.source import ImageInput
@@ -27,8 +27,8 @@ _LEAST_SCALE, _MOST_SCALE, _SCALE_TOLERANCE = 1e-6, 100.0, 1e-5
 
 class ImageEncoder:
     """Encodings of images for a tower with patches of ``patch_size`` pixels, of images of ``image_size`` (height and
-    width), or of any that the processor makes (``max_num_patches``). ``num_tokens``: of an image, at most. Safe in
-    threads."""
+    width), or of any that the processor makes (``max_num_patches``), behind ``num_leading`` tokens without pixels.
+    ``num_tokens``: of an image, at most. Safe in threads."""
 
     def __init__(
         self,
@@ -36,17 +36,17 @@ class ImageEncoder:
         image_size: tuple[int, int],
         patch_size: int,
         *,
-        class_token: bool,
+        num_leading: int,
         limits: ImageLimits,
     ) -> None:
         self._processor = processor
         self._image_size = image_size
         self._patch_size = patch_size
-        self._class_token = class_token
+        self._num_leading = num_leading
         self._limits = limits
         height, width = image_size
         most = processor.max_num_patches or (height // patch_size) * (width // patch_size)
-        self.num_tokens = most + class_token
+        self.num_tokens = most + num_leading
 
     def encode(
         self,
@@ -63,8 +63,8 @@ class ImageEncoder:
             encodings.append(self.encoding_of(self.levels(source)))
         return encodings
 
-    def levels(self, source: ImageInput) -> UInt8Array:
-        """The image as the processor makes it, before normalization: uint8 [height, width, 3]."""
+    def levels(self, source: ImageInput) -> Levels:
+        """The image as the processor makes it, before normalization: [height, width, 3]."""
         levels = processed(decoded(source, self._limits), self._processor, self._patch_size, source.param)
         # A processor that does not resize.
         if not self._processor.max_num_patches and levels.shape[:2] != self._image_size:
@@ -76,18 +76,18 @@ class ImageEncoder:
             )
         return levels
 
-    def encoding_of(self, levels: UInt8Array) -> Encoding:
-        """The encoding of an image that is processed, uint8 [height, width, 3]."""
-        rows, size = patches(levels, self._patch_size, class_token=self._class_token), self._patch_size
+    def encoding_of(self, levels: Levels) -> Encoding:
+        """The encoding of an image that is processed, [height, width, 3]."""
+        rows, size = patches(levels, self._patch_size, self._num_leading), self._patch_size
         grid = (levels.shape[0] // size, levels.shape[1] // size)
         digest = hashlib.blake2b(rows.data, digest_size=_DIGEST_BYTES)
         digest.update(np.array(grid, np.int32).data)  # the same patches can stand in rows of another length
         return Encoding(np.zeros(len(rows), np.int32), image=ImagePatches(rows, digest.digest(), grid))
 
 
-def processed(image: Image, processor: ImageProcessor, patch_size: int, param: str = "input") -> UInt8Array:
-    """``image`` (RGB) resized and cropped, uint8 [height, width, 3]: transformers.image_transforms on Pillow. Raises
-    InvalidImageError for a stripe whose resized form would be huge."""
+def processed(image: Image, processor: ImageProcessor, patch_size: int, param: str = "input") -> Levels:
+    """``image`` (RGB) resized and cropped, [height, width, 3], uint8, or float32 with ``fractions``:
+    transformers.image_transforms on Pillow. Raises InvalidImageError for a stripe whose resized form would be huge."""
     from PIL.Image import Resampling
 
     if size := _resized(image.height, image.width, processor, patch_size):
@@ -96,7 +96,11 @@ def processed(image: Image, processor: ImageProcessor, patch_size: int, param: s
             raise InvalidImageError(
                 f"An image has {image.width} x {image.height} pixels, too narrow to be resized: crop it.", param
             )
-        image = image.resize((width, height), resample=Resampling[processor.resample.upper()])
+        resample = Resampling[processor.resample.upper()]
+        if processor.fractions:
+            channels = (image.getchannel(index).convert("F") for index in range(3))
+            return np.stack([np.asarray(channel.resize((width, height), resample)) for channel in channels], axis=2)
+        image = image.resize((width, height), resample=resample)
     levels = np.asarray(image)
     return _centre(levels, *processor.crop) if processor.crop else levels
 
@@ -143,11 +147,11 @@ def _centre(levels: UInt8Array, height: int, width: int) -> UInt8Array:
     return padded[max(0, top) : min(tall, top + height), max(0, left) : min(wide, left + width)]
 
 
-def patches(levels: UInt8Array, size: int, *, class_token: bool) -> UInt8Array:
-    """Rows of patches (``ImagePatches.levels``) of uint8 [height, width, 3], behind a row of zeros for a class
-    token."""
+def patches(levels: Levels, size: int, num_leading: int) -> Levels:
+    """Rows of patches (``ImagePatches.levels``) of ``levels`` [height, width, 3], behind ``num_leading`` rows of
+    zeros."""
     height, width = levels.shape[0] // size, levels.shape[1] // size
-    rows = np.zeros((class_token + height * width, 3 * size * size), np.uint8)
+    rows = np.zeros((num_leading + height * width, 3 * size * size), levels.dtype)
     cut = levels.reshape(height, size, width, size, 3).transpose(0, 2, 1, 3, 4)
-    rows[class_token:].reshape(height, width, size, size, 3)[...] = cut
+    rows[num_leading:].reshape(height, width, size, size, 3)[...] = cut
     return rows

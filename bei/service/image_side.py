@@ -55,7 +55,7 @@ def image_side_of(artifact: Artifact, config: ServeConfig, costs: CostModel) -> 
         fetcher = ImageFetcher(config.image_url_hosts, max_bytes, config.image_url_seconds)
     limits = ImageLimits(max_bytes, config.image_megapixels * 1_000_000, fetcher)
     encoder = ImageEncoder(
-        tower.processor, tower.image_size, tower.patch_size, class_token=tower.class_token, limits=limits
+        tower.processor, tower.image_size, tower.patch_size, num_leading=tower.num_leading, limits=limits
     )
     return ImageSide(encoder, costs, tower.image_size)
 

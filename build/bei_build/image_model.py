@@ -41,6 +41,9 @@ _HONOURED = frozenset(
     (
         *("model", "out", "target", "precision", "name", "revision", "task", "normalize", "images", "texts"),
         *("max_num_tokens", "max_batch_size", "compute_capability"),
+        # TensorRT's.
+        *("attention_lowering", "latency_tokens", "latency_sequences", "hardware_compatible", "strip_weights"),
+        *("plan_of", "timing_cache"),
         *("min_cosine", "allow_below_threshold", "reference", "verify", "verify_retrieval"),
         *("sign", "sign_passphrase", "sign_passphrase_file"),
     )
@@ -61,7 +64,7 @@ def check_image_model(config: BuildConfig, images: ImageCheckpoint, compiler: Co
         raise ConfigError(f"The bundled retrieval set has texts, and {what}: leave verify_retrieval out.")
     if not config.images:
         raise ConfigError(f"{what}: leave --no-images out.")
-    check_buildable(config.target, precision, compiler, has_texts=False)
+    check_buildable(config, precision, compiler, has_texts=False)
     check_reference(config, images)
     images.checkpoint.weights().close()
 

@@ -96,9 +96,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
         if reads_texts := config.texts and not reads_images_alone(location):
             checkpoint = _read(config, location, precision)
             images = _image_tower(config, checkpoint, compiler, precision, progress)
-            labels = read_label_tower(checkpoint)
-            if labels is not None:
-                labels.weights().close()
+            labels = _label_tower(config, checkpoint, compiler)
         else:
             images = read_images_alone(location)
             checkpoint = images.checkpoint
@@ -222,9 +220,19 @@ def _image_tower(
             "read"
         )
         return None
-    check_buildable(config.target, precision, compiler, has_texts=True)
+    check_buildable(config, precision, compiler, has_texts=True)
+    limits_of(config, compiler, images.checkpoint.max_seq_len)
     images.checkpoint.weights().close()
     return images
+
+
+def _label_tower(config: BuildConfig, checkpoint: Checkpoint, compiler: Compiler) -> Checkpoint | None:
+    """The checkpoint's encoder of labels, if it has one. Raises CheckpointError, ConfigError."""
+    labels = read_label_tower(checkpoint, config.tokenizer, config.max_seq_len)  # type: ignore[arg-type]
+    if labels is not None:
+        limits_of(config, compiler, labels.max_seq_len)
+        labels.weights().close()
+    return labels
 
 
 def _write_table(checkpoint: Checkpoint, scratch: Path, progress: Progress) -> None:

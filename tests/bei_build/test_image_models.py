@@ -48,6 +48,29 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ViT": ("ViTModel", "last_hidden_state", {"qkv_bias": False}),
     "DINOv2": ("Dinov2Model", "pooler_output", {"image_size": 80, "layerscale_value": 0.7, "mlp_ratio": 2}),
     "DINOv2 with SwiGLU": ("Dinov2Model", "pooler_output", {"use_swiglu_ffn": True, "patch_size": 8}),
+    "DINOv2 with registers": (
+        "Dinov2WithRegistersModel",
+        "pooler_output",
+        {"image_size": 80, "size": (48, 32), "layerscale_value": 0.7, "num_register_tokens": 3},
+    ),
+    "DINOv2 with registers and SwiGLU": (
+        "Dinov2WithRegistersModel",
+        "pooler_output",
+        {"image_size": 32, "use_swiglu_ffn": True},
+    ),
+    "DINOv3": (
+        "DINOv3ViTModel",
+        "pooler_output",
+        {"image_size": 80, "size": (48, 64), "layerscale_value": 0.7, "num_register_tokens": 4},
+    ),
+    "DINOv3 with gates": (
+        "DINOv3ViTModel",
+        "pooler_output",
+        {
+            **{"use_gated_mlp": True, "hidden_act": "silu", "num_register_tokens": 1, "rope_theta": 50.0},
+            **{"query_bias": False, "value_bias": False, "proj_bias": False, "mlp_bias": False},
+        },
+    ),
 }
 FILES = drawn_files()
 
@@ -98,8 +121,8 @@ def test_the_module_gives_the_librarys_vectors(kind: str, checkpoints: dict[str,
     ("kind", "precision"),
     [
         ("ViT", "fp32"),
-        ("DINOv2", "fp32"),
-        *(pytest.param(kind, "fp32", marks=pytest.mark.slow) for kind in MODELS if kind not in ("ViT", "DINOv2")),
+        ("DINOv3", "fp32"),
+        *(pytest.param(kind, "fp32", marks=pytest.mark.slow) for kind in MODELS if kind not in ("ViT", "DINOv3")),
         *(pytest.param(kind, "bf16", marks=[pytest.mark.slow, needs_bf16]) for kind in MODELS),
     ],
 )
@@ -119,7 +142,7 @@ def test_artifacts_without_a_tokenizer_give_the_librarys_vectors(
     assert (found * expected).sum(axis=1).min() > 0.999
 
 
-@pytest.mark.parametrize("kind", ["ViT", "DINOv2"])
+@pytest.mark.parametrize("kind", ["ViT", "DINOv2", "DINOv3"])
 def test_pixels_are_those_of_the_image_processor(kind: str, checkpoints: dict[str, Path]) -> None:
     folder, images = checkpoints[kind], tower_of(checkpoints[kind])
     encoder = encoder_of_tower(images)
@@ -138,13 +161,17 @@ def test_the_image_tower_of_a_two_tower_checkpoint_is_built_alone(clip: Path, tm
     np.testing.assert_allclose(found, library_vectors(clip, transformers.CLIPModel, FILES, []), atol=2e-4)
 
 
+@pytest.mark.parametrize("antialias", [False, True])
 @pytest.mark.parametrize("grid", [(16, 16), (5, 9), (37, 37), (40, 3)])
-def test_position_tables_are_resized_as_by_torch(grid: tuple[int, int]) -> None:
+def test_position_tables_are_resized_as_by_torch(grid: tuple[int, int], antialias: bool) -> None:
     table = np.random.default_rng(0).normal(size=(37 * 37, 5)).astype(np.float32)
     square = torch.from_numpy(table).reshape(1, 37, 37, 5).permute(0, 3, 1, 2)
-    resized = torch.nn.functional.interpolate(square, size=grid, mode="bicubic", align_corners=False)
+    resized = torch.nn.functional.interpolate(
+        square, size=grid, mode="bicubic", align_corners=False, antialias=antialias
+    )
     expected = resized.permute(0, 2, 3, 1).reshape(-1, 5).numpy()
-    np.testing.assert_allclose(resized_grid(table, 37, grid), expected, atol=1e-4)  # torch has places in FP32
+    found = resized_grid(table, 37, grid, antialias=antialias)
+    np.testing.assert_allclose(found, expected, atol=1e-4)  # torch has places in FP32
 
 
 @pytest.mark.parametrize(
@@ -191,6 +218,42 @@ def test_images_that_patches_do_not_fill_are_refused(checkpoints: dict[str, Path
     write_processor(folder, {**settings, "crop_size": {"height": 40, "width": 48}})
     with pytest.raises(CheckpointError, match="40 x 48 pixels, which patches of 16 do not fill"):
         tower_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "named"),
+    [
+        ("DINOv2 with registers", {"num_register_tokens": 0}, "num_register_tokens = 0"),
+        ("DINOv3", {"num_register_tokens": 65}, "from 1 to 64"),
+        ("DINOv3", {"num_register_tokens": 3}, "embeddings.register_tokens"),
+        ("DINOv3", {"value_bias": False}, "value_bias"),
+        ("DINOv3", {"key_bias": 1}, "key_bias"),
+        ("DINOv3", {"rope_theta": 0.0}, "rope_theta"),
+        ("DINOv3", {"num_attention_heads": 8}, "4 must divide it"),
+    ],
+)
+def test_configs_that_the_weights_or_the_family_contradict_are_refused(
+    kind: str, changes: dict[str, Any], named: str, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(checkpoints[kind], tmp_path / "model")
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, **changes}))
+    with pytest.raises((CheckpointError, WeightsError), match=named):
+        tower_of(folder).checkpoint.weights()
+
+
+def test_layers_of_dinov3_are_read_by_the_names_of_its_module(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoints["DINOv3"], tmp_path / "dinov3")
+    tensors = load_file(folder / "model.safetensors")
+    assert any(name.startswith("layer.0.") for name in tensors)
+    save_file(
+        {f"model.{name}" if name.startswith("layer.") else name: array for name, array in tensors.items()},
+        folder / "model.safetensors",
+    )
+    own, other = (tower_of(one).checkpoint.weights() for one in (checkpoints["DINOv3"], folder))
+    with own, other:
+        name = "layers.1.mlp.down.weight"
+        np.testing.assert_array_equal(other.read(name), own.read(name))
 
 
 def test_a_layer_without_its_factors_is_refused(checkpoints: dict[str, Path], tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from bei.verification.verify import verify
 from bei_build.checkpoint.image_tower import ImageCheckpoint, read_image_tower
 from bei_build.checkpoint.locate import locate
 from bei_build.checkpoint.read import read_checkpoint
+from bei_build.config import BuildConfig
 from bei_build.job import OpenEngine
 from bei_build.onnx_graph.attention import AttentionCore
 from bei_build.onnx_graph.transformer import write_graph
@@ -180,8 +181,23 @@ def test_packages_for_pytorch_give_the_librarys_vectors(
 
 def test_other_targets_are_refused_by_name() -> None:
     for has_texts, way in ((True, "use --target cpu, or the text tower alone"), (False, r"use --target cpu\.$")):
-        with pytest.raises(ConfigError, match=f"not for tensorrt: {way}"):
-            check_buildable("tensorrt", "bf16", mock.Mock(), has_texts=has_texts)
+        with pytest.raises(ConfigError, match=f"not for trtllm: {way}"):
+            check_buildable(BuildConfig(model="clip", target="trtllm"), "bf16", mock.Mock(), has_texts=has_texts)
+
+
+def test_a_lent_plan_is_refused_for_two_towers() -> None:
+    config = BuildConfig(model="clip", target="tensorrt", strip_weights=True, plan_of="other")
+    able = mock.Mock(cannot_run=lambda: None)
+    with pytest.raises(ConfigError, match="plan_of lends one plan, and two towers have two"):
+        check_buildable(config, "bf16", able, has_texts=True)
+    check_buildable(config, "bf16", able, has_texts=False)
+
+
+def test_limits_of_steps_are_of_both_engines(clip: Path, tmp_path: Path) -> None:
+    limits: dict[str, Any] = {"max_num_tokens": 120, "max_batch_size": 7}
+    manifest = build_artifact(clip, tmp_path / "out", verify=False, **limits).manifest
+    for side in (manifest, manifest.image_tower):
+        assert {name: getattr(side, name) for name in limits} == limits
 
 
 def test_a_quantized_precision_is_refused_and_names_the_way(clip: Path, tmp_path: Path) -> None:

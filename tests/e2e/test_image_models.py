@@ -13,8 +13,10 @@ import pytest
 
 import bei
 from bei.artifact.manifest import Artifact
+from bei.bulk.run import JobOptions, opened_source, run_job
+from bei.config.settings import ServeConfig
 from bei.core import Float32Array
-from bei.errors import InvalidRequestError
+from bei.errors import ConfigError, InvalidRequestError
 from tests.bei.image.test_decode import HOSTILE
 from tests.e2e.process import Server
 from tests.e2e.test_images import bulk
@@ -116,6 +118,18 @@ def test_a_bulk_job_reads_a_column_of_images(artifact: Artifact, expected: Float
     found = bulk(artifact, table, tmp_path / "job", "--on-error", "null")["embedding"].to_pylist()
     assert found.pop() is None
     assert_close(found, expected)
+
+
+def test_a_bulk_job_of_texts_is_refused_at_its_start(artifact: Artifact, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "a cat"}\n')
+    job = JobOptions((str(tmp_path / "rows.jsonl"),), str(tmp_path / "out"))
+    with (
+        pytest.raises(
+            ConfigError, match=r"The column 'text' of rows\.jsonl holds JSON's values, and dinov2 reads images"
+        ),
+        opened_source(job) as source,
+    ):
+        run_job(source, artifact.path, job, ServeConfig(tune="off"), lambda _: None)
 
 
 @pytest.mark.slow

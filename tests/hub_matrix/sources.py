@@ -452,6 +452,8 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "google/siglip-base-patch16-224": (_config("siglip"), _VLLM_MODELS),
     "google/siglip2-base-patch16-naflex": (_config("siglip2"), "transformers:models/siglip2/modeling_siglip2.py"),
     "facebook/dinov2-base": (_config("dinov2"),),
+    "facebook/dinov2-with-registers-base": (_config("dinov2_with_registers"),),
+    "facebook/dinov3-vits16-pretrain-lvd1689m": (_config("dinov3_vit"),),
     "google/vit-base-patch16-224-in21k": ("transformers:models/vit/modeling_vit.py",),
     "jinaai/jina-clip-v2": (f"{_MTEB}/jina_clip.py",),
     "jinaai/jina-embeddings-v4": (f"{_MTEB}/jina_models.py",),

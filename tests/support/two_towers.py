@@ -44,6 +44,14 @@ NAFLEX_PROCESSOR = {
 }
 VIT_PROCESSOR = {**SIGLIP_PROCESSOR, "image_processor_type": "ViTImageProcessor", "resample": 2}
 BIT_PROCESSOR = {**CLIP_PROCESSOR, "image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 56}}
+DINOV3_PROCESSOR = {
+    **VIT_PROCESSOR,
+    "image_processor_type": "DINOv3ViTImageProcessorFast",
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "image_mean": [0.485, 0.456, 0.406],
+    "image_std": [0.229, 0.224, 0.225],
+}
 TEXTS = ["a cat on a mat", "hello world"]
 
 
@@ -87,10 +95,17 @@ def save_siglip(folder: Path, vocab_size: int = 300, **vision: Any) -> Path:
     return folder
 
 
-def save_tower(folder: Path, name: str, **settings: Any) -> Path:
-    """A checkpoint of transformers' class ``name``, which reads images alone. ``settings`` of its config."""
-    processors = {"CLIP": CLIP_PROCESSOR, "Siglip": SIGLIP_PROCESSOR, "ViT": VIT_PROCESSOR, "Dinov2": BIT_PROCESSOR}
+def save_tower(folder: Path, name: str, size: tuple[int, int] | None = None, **settings: Any) -> Path:
+    """A checkpoint of transformers' class ``name``, which reads images alone. ``size``: height and width that its
+    processor makes. ``settings`` of its config."""
+    processors = {
+        **{"CLIP": CLIP_PROCESSOR, "Siglip": SIGLIP_PROCESSOR, "ViT": VIT_PROCESSOR, "Dinov2": BIT_PROCESSOR},
+        "DINOv3": DINOV3_PROCESSOR,
+    }
     processor = next(settings for kind, settings in processors.items() if name.startswith(kind))
+    if size:
+        key = "crop_size" if "crop_size" in processor else "size"
+        processor = {**processor, key: {"height": size[0], "width": size[1]}}
     model_class = getattr(transformers, name)
     config = model_class.config_class(
         **{
@@ -161,17 +176,33 @@ def write_processor(folder: Path, settings: dict[str, Any]) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
 
 
-def model_inputs(folder: Path, content: bytes) -> Any:
-    """What the library makes of a file for a model."""
+def model_inputs(folder: Path, content: bytes, *, exact: bool = False) -> Any:
+    """What the library makes of a file for a model; ``exact``: with places in FP64, where it resizes in torch."""
     processor: Any = transformers.AutoImageProcessor
     image = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    if settings["image_processor_type"].startswith("DINOv3"):
+        return {"pixel_values": _resized_fractions(image, settings, torch.float64 if exact else torch.float32)}
     read = processor.from_pretrained(folder, backend="pil")
     return read(images=image, do_convert_rgb=True, return_tensors="pt")
 
 
+def _resized_fractions(image: Image.Image, settings: dict[str, Any], dtype: torch.dtype) -> Any:
+    """DINOv3ViTImageProcessor's steps, with the function of torch that torchvision's ``resize`` calls: transformers has
+    it for torchvision alone. Its places in FP32 move pixel values of noise by up to 2e-4."""
+    levels = torch.from_numpy(transformers.image_transforms.convert_to_rgb(image, return_numpy=True))
+    fractions = levels.permute(2, 0, 1).unsqueeze(0).to(dtype) * settings["rescale_factor"]
+    size, filter_name = settings["size"], {2: "bilinear", 3: "bicubic"}[settings["resample"]]
+    resized = torch.nn.functional.interpolate(
+        fractions, size=(size["height"], size["width"]), mode=filter_name, align_corners=False, antialias=True
+    )
+    mean, std = (torch.tensor(settings[name]).view(1, 3, 1, 1) for name in ("image_mean", "image_std"))
+    return ((resized - mean) / std).float()
+
+
 def pixel_values(folder: Path, content: bytes) -> Any:
     """Of ``model_inputs``, float32 [1, 3, height, width]."""
-    return model_inputs(folder, content)["pixel_values"]
+    return model_inputs(folder, content, exact=True)["pixel_values"]
 
 
 def library_vectors(folder: Path, model_class: Any, files: list[bytes], texts: list[str]) -> Float32Array:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
+from bei.bulk.sources.kinds import ColumnKinds, kinds_of
 from bei.bulk.sources.rows import Columns, RowPlace, RowRange, Rows
 from bei.errors import JobInputError
 
@@ -47,14 +48,24 @@ class ColumnarFile(ABC):
         """As ``RowFile`` has it."""
         import pyarrow as pa
 
+        types = self._types_with((*columns.read, *columns.copied))
+        return pa.schema([types.field(name).remove_metadata() for name in columns.copied])
+
+    def kinds(self, columns: Columns) -> Mapping[str, ColumnKinds]:
+        """As ``RowFile`` has it."""
+        types = self._types_with(columns.read)
+        return {name: kinds_of(types.field(name).type) for name in columns.read}
+
+    def _types_with(self, names: Iterable[str]) -> pa.Schema:
+        """Of all columns. Raises JobInputError where one of ``names`` is missing."""
         with self._reading():
             types = self._types()
-        for name in (*columns.read, *columns.copied):
+        for name in names:
             if types.get_field_index(name) < 0:
                 raise JobInputError(
                     f"{self.name} has no column {name!r}; it has {', '.join(types.names)}: name another one."
                 )
-        return pa.schema([types.field(name).remove_metadata() for name in columns.copied])
+        return types
 
     def check(self, columns: Columns, schema: pa.Schema) -> None:
         """As ``RowFile`` has it."""

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 import msgspec
 
 from bei.bulk.sources.columnar import without_columns
+from bei.bulk.sources.kinds import JSON_VALUES, STRINGS, ColumnKinds
 from bei.bulk.sources.rows import Columns, Open, RowPlace, RowRange, Rows
 from bei.errors import BeiError, JobInputError, MalformedRequestError
 from bei.utils.surrogates import check_characters
@@ -74,6 +75,8 @@ class Lines:
 class LineFile(ABC):
     """Rows of a file of lines."""
 
+    _kinds: ClassVar = STRINGS
+
     def __init__(self, name: str, open_file: Open) -> None:
         self.name = name
         self.digest = ""
@@ -90,6 +93,10 @@ class LineFile(ABC):
     @abstractmethod
     def schema(self, columns: Columns) -> pa.Schema:
         """As ``RowFile`` has it."""
+
+    def kinds(self, columns: Columns) -> Mapping[str, ColumnKinds]:
+        """As ``RowFile`` has it; which columns there are is not looked at."""
+        return dict.fromkeys(columns.read, self._kinds)
 
     def check(self, columns: Columns, schema: pa.Schema) -> None:  # noqa: B027  # of most formats any row is taken
         """As ``RowFile`` has it. JSON rows may lack a column, and have other types: then they are bad ones."""
@@ -115,6 +122,7 @@ class LineFile(ABC):
 class JsonLines(LineFile):
     """A JSON object in each line; blank lines are no rows."""
 
+    _kinds: ClassVar = JSON_VALUES
     _decoder: ClassVar = msgspec.json.Decoder(dict[str, Any])
 
     def schema(self, columns: Columns) -> pa.Schema:

@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
+from bei.bulk.sources.kinds import ColumnKinds
 from bei.errors import BeiError
 
 if TYPE_CHECKING:
@@ -90,6 +91,9 @@ class RowFile(Protocol):
 
     def schema(self, columns: Columns) -> pa.Schema:
         """The types of the columns for the output. Raises JobInputError where a column of ``columns`` is missing."""
+
+    def kinds(self, columns: Columns) -> Mapping[str, ColumnKinds]:
+        """What each column that the model reads can hold. Raises JobInputError where one is missing."""
 
     def check(self, columns: Columns, schema: pa.Schema) -> None:
         """Raise JobInputError where rows of this file cannot stand beside those of a file with ``schema``."""

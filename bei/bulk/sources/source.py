@@ -17,6 +17,7 @@ import msgspec
 
 from bei.bulk.file_systems import FileSystem, file_system_of
 from bei.bulk.sources.columnar import ArrowRows, ParquetRows
+from bei.bulk.sources.kinds import ColumnKinds
 from bei.bulk.sources.lance_rows import ENDING as ENDING_OF_LANCE
 from bei.bulk.sources.lance_rows import LanceRows, dataset_of, opened_dataset
 from bei.bulk.sources.lines import CsvRecords, JsonLines, TextLines, TsvRecords
@@ -132,6 +133,11 @@ class Source:
             files.append(InputFile(found.name, found.size, num_rows, opened.digest, found.stamp))
         assert schema is not None  # there is at least one file
         return Contents(files, schema.serialize().to_pybytes(), size, cutter.shards)
+
+    def kinds(self) -> tuple[str, Mapping[str, ColumnKinds]]:
+        """The name of the first file, and what its columns for the model can hold."""
+        first = self.files[0]
+        return first.name, self._opened(first).kinds(self.columns)
 
     def is_as_before(self, files: Seq[InputFile]) -> bool:
         """True if these are the files, unchanged as far as can be told without reading them."""

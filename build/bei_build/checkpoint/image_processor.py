@@ -9,7 +9,7 @@ from typing import Any, TypeGuard, get_args
 
 import msgspec
 
-from bei.artifact.image_processor import ImageProcessor, Resample, processor_faults
+from bei.artifact.image_processor import FRACTION_FILTERS, ImageProcessor, Resample, processor_faults
 from bei.errors import CheckpointError
 from bei_build.files.json_settings import read_object
 
@@ -17,6 +17,7 @@ from bei_build.files.json_settings import read_object
 _FILTERS: tuple[Resample, ...] = get_args(Resample)
 
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _COMMON = {
     **dict.fromkeys(("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"), True),
     "rescale_factor": 1 / 255,
@@ -44,10 +45,13 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "Siglip": _SIGLIP,
     "ViT": {**_SIGLIP, "resample": 2},
     "Bit": _CLIP,
+    "DINOv3ViT": {**_SIGLIP, "resample": 2, "image_mean": _IMAGENET_MEAN, "image_std": _IMAGENET_STD},
     "Siglip2": {**_SIGLIP, "resample": 2, "size": None, "patch_size": 16, "max_num_patches": 256},
 }
 # Processors that pass images of other modes on as they are, which their models refuse: as RGB they can be read.
-_OF_ANY_MODE = ("ViT", "Siglip2")
+_OF_ANY_MODE = ("ViT", "DINOv3ViT", "Siglip2")
+# Processors that rescale levels before they resize.
+_WITH_FRACTIONS = ("DINOv3ViT",)
 # Processors for which one number as size is a square's, not the shortest edge.
 _SQUARE = ("ViT",)
 _CLASS_ENDINGS = ("FeatureExtractor", "ImageProcessor", "ImageProcessorFast", "ImageProcessorPil")
@@ -119,6 +123,8 @@ class _Settings:
                 raise self._unsupported("do_resize", "images are resized to max_num_patches patches, and to no size")
         elif values["do_resize"]:
             shortest, exact = self._size(values["size"], kind)
+        if kind in _WITH_FRACTIONS and values["do_resize"]:
+            self._check_fractions(values, exact)
         normalizes = values["do_normalize"]
         found = ImageProcessor(
             shortest_edge=shortest,
@@ -129,10 +135,23 @@ class _Settings:
             mean=self._channels("image_mean", values["image_mean"]) if normalizes else (0.0, 0.0, 0.0),
             std=self._channels("image_std", values["image_std"]) if normalizes else (1.0, 1.0, 1.0),
             max_num_patches=self._count("max_num_patches", values),
+            fractions=(kind in _WITH_FRACTIONS and bool(values["do_resize"])) or msgspec.UNSET,
         )
         if fault := next(processor_faults(found), None):
             raise CheckpointError(f"{self.path}: {fault}. Download the checkpoint again.")
         return found
+
+    def _check_fractions(self, values: Mapping[str, Any], exact: tuple[int, int] | None) -> None:
+        """Refuse what such processors' resizing of fractions is not read for."""
+        if exact is None:
+            raise self._unsupported("size", 'bei reads {"height": n, "width": n} of this image processor')
+        if values["do_center_crop"] or not values["do_rescale"]:
+            name = "do_center_crop" if values["do_center_crop"] else "do_rescale"
+            raise self._unsupported(name, "bei reads this image processor without a crop, and with rescaling")
+        if self._resample(values["resample"]) not in FRACTION_FILTERS:
+            raise self._unsupported(
+                "resample", f"bei reads {' and '.join(FRACTION_FILTERS)} (2 and 3) of this image processor"
+            )
 
     def _size(self, value: object, kind: str) -> tuple[int | None, tuple[int, int] | None]:
         """The shortest edge, or height and width."""

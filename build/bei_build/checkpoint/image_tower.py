@@ -8,6 +8,7 @@ from math import isqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -26,7 +27,7 @@ from bei_build.families.vision import VisionFamily
 from bei_build.files.json_settings import read_object
 from bei_build.files.size_limits import check_sizes
 from bei_build.spec.model_spec import ModelSpec
-from bei_build.spec.parts import PatchesSpec
+from bei_build.spec.parts import LayerSpec, PatchesSpec
 from bei_build.tokenizer.library_tokenizer import TokenizerSettings
 from bei_build.weights.tensor_store import check_weights
 
@@ -56,6 +57,7 @@ class ImageCheckpoint:
             image_size=self.image_size,
             patch_size=self.patches.size,
             class_token=self.patches.class_token,
+            registers=self.patches.registers or msgspec.UNSET,
             pooling=spec.heads[0].pooling[0],
             spec=SpecSummary(
                 family=spec.family,
@@ -206,8 +208,8 @@ def _tower(folder: Path, architecture: str, vision: VisionFamily) -> _Tower:
                 "transformers refuses such images. Correct preprocessor_config.json."
             )
         size = (config.image_size, config.image_size)
-    spec = _with_images(spec, processor, size)
-    return _Tower(config, spec, processor, size, spec.embeddings.max_positions)
+    spec, count = _with_images(spec, processor, size)
+    return _Tower(config, spec, processor, size, count)
 
 
 def _read(path: Path, raw: Mapping[str, Any], family: Family, architecture: str) -> tuple[Any, ModelSpec]:
@@ -227,8 +229,8 @@ def _read(path: Path, raw: Mapping[str, Any], family: Family, architecture: str)
         raise CheckpointError(f"{path} describes no image tower ({reason}). Download the checkpoint again.") from error
 
 
-def _with_images(spec: ModelSpec, processor: ImageProcessor, size: tuple[int, int]) -> ModelSpec:
-    """``spec`` for the images of ``size`` (height, width) that ``processor`` makes. Raises
+def _with_images(spec: ModelSpec, processor: ImageProcessor, size: tuple[int, int]) -> tuple[ModelSpec, int]:
+    """``spec`` for the images of ``size`` (height, width) that ``processor`` makes, and the tokens of each. Raises
     UnsupportedArchitectureError."""
     patches = spec.embeddings.patches
     assert patches is not None, "families of images have them"
@@ -239,8 +241,18 @@ def _with_images(spec: ModelSpec, processor: ImageProcessor, size: tuple[int, in
         )
     grid = (size[0] // patches.size, size[1] // patches.size)
     patches = replace(patches, scales=processor.scales, shifts=processor.shifts, grid=grid)
-    count = patches.class_token + grid[0] * grid[1]
-    return replace(spec, embeddings=replace(spec.embeddings, patches=patches, max_positions=count))
+    count = patches.num_leading + grid[0] * grid[1]
+    rows = count if spec.embeddings.max_positions else 0
+    embeddings = replace(spec.embeddings, patches=patches, max_positions=rows)
+    return replace(spec, embeddings=embeddings, layers=tuple(_turned(layer, grid) for layer in spec.layers)), count
+
+
+def _turned(layer: LayerSpec, grid: tuple[int, int]) -> LayerSpec:
+    """``layer`` for images of ``grid`` patches, whose rotations are by their places in it."""
+    rope = layer.attention.rope if layer.attention else None
+    if rope is None or not rope.centred:
+        return layer
+    return layer.with_attention(rope=replace(rope, grid=grid))
 
 
 def _architecture(raw: Mapping[str, Any]) -> str | None:

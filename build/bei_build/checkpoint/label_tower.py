@@ -21,6 +21,7 @@ from bei_build.families.table import FAMILIES
 from bei_build.files.json_settings import read_object
 from bei_build.files.scratch import ScratchFolder
 from bei_build.spec.parts import DenseSpec
+from bei_build.tokenizer.library_tokenizer import TokenizerChoice
 from bei_build.weights.tensor_store import weight_files
 
 _TOKENIZER = "labels_tokenizer"  # the folder in which the library saves it
@@ -28,8 +29,11 @@ _CONFIG = "labels_encoder_config"
 _LONGEST = 512  # tokens of a label, of encoders that read more
 
 
-def read_label_tower(checkpoint: Checkpoint) -> Checkpoint | None:
-    """The encoder of labels beside that of texts, ``checkpoint``; None: it has none.
+def read_label_tower(
+    checkpoint: Checkpoint, tokenizer_choice: TokenizerChoice = "auto", max_seq_len: int | None = None
+) -> Checkpoint | None:
+    """The encoder of labels beside that of texts, ``checkpoint``; None: it has none. A label has ``max_seq_len`` tokens
+    at most.
 
     Config and tokenizer are those in the checkpoint's folder, as the library saves them, else those of the model that
     ``labels_encoder`` names. Raises CheckpointError and its subclasses.
@@ -45,7 +49,7 @@ def read_label_tower(checkpoint: Checkpoint) -> Checkpoint | None:
     scratch = ScratchFolder("bei-labels-")
     _lay_out(scratch.path, config, tokenizer, folder)
     location = replace(checkpoint.location, folder=scratch.path, scratch=scratch, gguf=None)
-    found = read_checkpoint(location, HeadChoice("embed", "mean"))
+    found = read_checkpoint(location, HeadChoice("embed", "mean"), tokenizer_choice=tokenizer_choice)
     head, width = found.spec.heads[0], width_of(settings)
     if found.spec.hidden_size != width:
         head = replace(head, layers=(DenseSpec(LABELS_PROJECTION, found.spec.hidden_size, width),))
@@ -53,7 +57,7 @@ def read_label_tower(checkpoint: Checkpoint) -> Checkpoint | None:
         found,
         family=of_labels(found.family),
         spec=replace(found.spec, heads=(head,)),
-        max_seq_len=min(found.max_seq_len, _LONGEST),
+        max_seq_len=min(found.max_seq_len, max_seq_len or _LONGEST, _LONGEST),
     )
 
 

@@ -1,4 +1,5 @@
-"""DINOv2 (Oquab et al. 2023, arXiv:2304.07193): the last state of the class token.
+"""DINOv2 (Oquab et al. 2023, arXiv:2304.07193), also with registers (Darcet et al. 2023, arXiv:2309.16588): the last
+state of the class token.
 
 LayerScale (arXiv:2103.17239) multiplies the outputs of attention and MLP by stored factors. They are multiplied into
 the matrices in front. The position table is resized to the images that the image processor makes.
@@ -9,14 +10,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from bei.artifact.image_processor import MOST_REGISTERS
+from bei.errors import CheckpointError
 from bei_build.families.base import Family, activation_named
-from bei_build.families.vision import VisionFamily, patches_of
+from bei_build.families.vision import VisionFamily, attention_of, class_token_model, encoder_layers, patches_of
 from bei_build.families.vit import EMBEDDINGS, RANKS
-from bei_build.spec.model_spec import HeadSpec, ModelSpec
-from bei_build.spec.parts import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormSpec
+from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.parts import MLPSpec
 from bei_build.spec.stored_forms import StoredForms
 
 _LAYER = "encoder.layer.{i}"
+_WITH_REGISTERS = "Dinov2WithRegistersModel"
+_FACTORS = {
+    "layer_scale1.lambda1": ("attention.output.dense", "attention.o_proj"),
+    "layer_scale2.lambda1": ("mlp.fc2", "mlp.weights_out", "mlp.down_proj"),
+}
 
 
 def _mlp(config: Any) -> MLPSpec:
@@ -27,20 +35,26 @@ def _mlp(config: Any) -> MLPSpec:
 
 
 def _spec(config: Any, architecture: str) -> ModelSpec:
-    num_heads, norm = config.num_attention_heads, NormSpec(config.layer_norm_eps)
-    head_dim = config.hidden_size // num_heads
-    attention = AttentionSpec(num_heads, head_dim, num_heads, scale=head_dim**-0.5, bias=config.qkv_bias)
+    registers = registers_of(config) if architecture == _WITH_REGISTERS else 0
     side = config.image_size // config.patch_size
-    patches = replace(patches_of(config, bias=True, class_token=True), stored_side=side)
-    return ModelSpec(
-        family="dinov2",
-        architecture=architecture,
-        hidden_size=config.hidden_size,
-        embeddings=EmbeddingsSpec(0, 1 + side**2, patches=patches),
-        layers=(LayerSpec(attention, _mlp(config), norm, placement="pre"),) * config.num_hidden_layers,
-        final_norm=norm,
-        heads=(HeadSpec("embedding", ("cls",)),),
+    patches = replace(
+        patches_of(config, bias=True, class_token=True),
+        stored_side=side,
+        registers=registers,
+        antialias=registers > 0,  # one class resizes its position table with it, the other without
     )
+    layers = encoder_layers(config, attention_of(config, bias=config.qkv_bias), _mlp(config))
+    return class_token_model(config, "dinov2", architecture, patches, 1 + registers + side**2, layers)
+
+
+def registers_of(config: Any) -> int:
+    """The number of learned rows between the class token and the patches. Raises CheckpointError."""
+    count = config.num_register_tokens
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_REGISTERS:
+        raise CheckpointError(
+            f"config.json has num_register_tokens = {count!r}: it must be a number from 1 to {MOST_REGISTERS}."
+        )
+    return count
 
 
 VISION = VisionFamily(
@@ -64,14 +78,24 @@ VISION = VisionFamily(
         unused=("embeddings.mask_token", "classifier."),
         spec_from_config=_spec,
         reference_class="Dinov2Model",
-        stored_forms=StoredForms(
-            RANKS,
-            factors={
-                "layer_scale1.lambda1": ("attention.output.dense", "attention.o_proj"),
-                "layer_scale2.lambda1": ("mlp.fc2", "mlp.weights_out", "mlp.down_proj"),
-            },
-        ),
+        stored_forms=StoredForms(RANKS, factors=_FACTORS),
     ),
     output="pooler_output",
     resizes_positions=True,
+)
+
+REGISTERS = {"embeddings.patch.registers": "embeddings.register_tokens"}
+REGISTER_RANKS = {"embeddings.register_tokens": 2}
+
+REGISTERS_VISION = replace(
+    VISION,
+    family=replace(
+        VISION.family,
+        model_type="dinov2_with_registers",
+        architectures={_WITH_REGISTERS: lambda config: ()},
+        prefix="dinov2_with_registers.",
+        weights={**VISION.family.weights, **REGISTERS},
+        reference_class=_WITH_REGISTERS,
+        stored_forms=StoredForms({**RANKS, **REGISTER_RANKS}, factors=_FACTORS),
+    ),
 )

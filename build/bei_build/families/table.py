@@ -20,6 +20,7 @@ from bei_build.families import (
     cohere,
     deberta,
     dinov2,
+    dinov3,
     distilbert,
     dpr,
     electra,
@@ -154,6 +155,8 @@ VISION_FAMILIES: Mapping[str, VisionFamily] = {
         siglip.NAFLEX_VISION,
         vit.VISION,
         dinov2.VISION,
+        dinov2.REGISTERS_VISION,
+        dinov3.VISION,
         nomic_vision.VISION,
     )
     for name in vision.family.architectures

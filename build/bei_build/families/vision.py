@@ -1,4 +1,4 @@
-"""What vision transformers of two-tower models have in common (Dosovitskiy et al. 2020, arXiv:2010.11929)."""
+"""What vision transformers have in common (Dosovitskiy et al. 2020, arXiv:2010.11929)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any, Literal
 
 from bei.errors import CheckpointError
 from bei_build.families.base import Family, activation_named, require
-from bei_build.spec.parts import AttentionSpec, LayerSpec, MLPSpec, NormSpec, PatchesSpec
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
+from bei_build.spec.parts import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormSpec, PatchesSpec, RopeSpec
 
 
 @dataclass(frozen=True)
 class VisionFamily:
     """The image tower of a family. ``output``: of ``family.reference_class``, the vectors of images, [B, width], or
     the states of their tokens, [B, T, width], of which the first is the vector. ``resizes_positions``: the class fits
-    its position table to the size of the images that it gets."""
+    its positions to the size of the images that it gets."""
 
     family: Family
     output: str
@@ -38,17 +39,49 @@ def patches_of(
     return PatchesSpec(size, bias, class_token, scales=(1.0, 1.0, 1.0), shifts=(0.0, 0.0, 0.0), flat=flat)
 
 
-def encoder_layers(config: Any) -> tuple[LayerSpec, ...]:
-    """The layers of CLIP's and SigLIP's vision transformers."""
-    num_heads, head_dim = config.num_attention_heads, config.hidden_size // config.num_attention_heads
+def attention_of(
+    config: Any,
+    *,
+    bias: bool = True,
+    key_bias: bool = True,
+    output_bias: bool = True,
+    rope: RopeSpec | None = None,
+) -> AttentionSpec:
+    """The attention of ``config``'s layers."""
+    count: int = config.num_attention_heads
+    head_dim = config.hidden_size // count
+    return AttentionSpec(
+        count, head_dim, count, head_dim**-0.5, bias=bias, key_bias=key_bias, output_bias=output_bias, rope=rope
+    )
+
+
+def encoder_layers(
+    config: Any, attention: AttentionSpec | None = None, mlp: MLPSpec | None = None
+) -> tuple[LayerSpec, ...]:
+    """The layers of a vision transformer, with CLIP's and SigLIP's attention and MLP where none is given."""
     layer = LayerSpec(
-        AttentionSpec(num_heads, head_dim, num_kv_heads=num_heads, scale=head_dim**-0.5),
-        MLPSpec(config.intermediate_size, activation_named(config.hidden_act)),
+        attention or attention_of(config),
+        mlp or MLPSpec(config.intermediate_size, activation_named(config.hidden_act)),
         NormSpec(config.layer_norm_eps),
         placement="pre",
     )
     count: int = config.num_hidden_layers
     return (layer,) * count
+
+
+def class_token_model(
+    config: Any, family: str, architecture: str, patches: PatchesSpec, max_positions: int, layers: tuple[LayerSpec, ...]
+) -> ModelSpec:
+    """A model whose vector is the class token's last state behind a norm, without a projection."""
+    return ModelSpec(
+        family=family,
+        architecture=architecture,
+        hidden_size=config.hidden_size,
+        embeddings=EmbeddingsSpec(0, max_positions, patches=patches),
+        layers=layers,
+        final_norm=NormSpec(config.layer_norm_eps),
+        heads=(HeadSpec("embedding", ("cls",)),),
+    )
 
 
 def vision_part(raw: Mapping[str, Any], *shared: str) -> Mapping[str, Any]:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from bei_build.families.base import Family, activation_named
-from bei_build.families.vision import VisionFamily, patches_of
-from bei_build.spec.model_spec import HeadSpec, ModelSpec
-from bei_build.spec.parts import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSpec, NormSpec
+from bei_build.families.base import Family
+from bei_build.families.vision import VisionFamily, attention_of, class_token_model, encoder_layers, patches_of
+from bei_build.spec.model_spec import ModelSpec
 from bei_build.spec.stored_forms import StoredForms
 
 # Those of transformers 5 second.
@@ -26,23 +25,10 @@ RANKS = {"embeddings.cls_token": 1, "embeddings.position_embeddings": 2}
 
 
 def _spec(config: Any, architecture: str) -> ModelSpec:
-    num_heads, norm = config.num_attention_heads, NormSpec(config.layer_norm_eps)
-    head_dim = config.hidden_size // num_heads
-    attention = AttentionSpec(num_heads, head_dim, num_heads, scale=head_dim**-0.5, bias=config.qkv_bias)
-    mlp = MLPSpec(config.intermediate_size, activation_named(config.hidden_act))
-    return ModelSpec(
-        family="vit",
-        architecture=architecture,
-        hidden_size=config.hidden_size,
-        embeddings=EmbeddingsSpec(
-            0,
-            1 + (config.image_size // config.patch_size) ** 2,
-            patches=patches_of(config, bias=True, class_token=True),
-        ),
-        layers=(LayerSpec(attention, mlp, norm, placement="pre"),) * config.num_hidden_layers,
-        final_norm=norm,
-        heads=(HeadSpec("embedding", ("cls",)),),
-    )
+    patches = patches_of(config, bias=True, class_token=True)
+    count = 1 + (config.image_size // config.patch_size) ** 2
+    layers = encoder_layers(config, attention_of(config, bias=config.qkv_bias))
+    return class_token_model(config, "vit", architecture, patches, count, layers)
 
 
 VISION = VisionFamily(

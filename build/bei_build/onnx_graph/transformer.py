@@ -240,12 +240,22 @@ class _TransformerEmitter:
             matrix = by_channel.transpose(0, 2, 3, 1).reshape(len(matrix), -1)
         bias = self._read(f"{name}.patch.bias") if spec.bias else None
         product = graph.linear(f"{name}.patch", graph.cast(pixels, graph.types.compute, f"{name}.pixels"), matrix, bias)
-        if not spec.class_token:
-            return product
-        is_first = graph.op("Equal", [self._position_ids(), graph.constant(0, np.int32)], f"{name}.is_class")
-        column = graph.op("Unsqueeze", [is_first, graph.constant([1])], f"{name}.column")
-        class_row = graph.vector(f"{name}.patch.class_row", self._read(f"{name}.patch.class_row"))
-        return graph.op("Where", [column, class_row, product], f"{name}.rows")
+        return self._behind_leading(product, spec, name) if spec.num_leading else product
+
+    def _behind_leading(self, patches: str, spec: PatchesSpec, name: str) -> str:
+        """Rows ``patches`` [T, width], with learned ones where tokens lead an image."""
+        graph, count, parts = self._graph, spec.num_leading, []
+        if spec.class_token:
+            parts.append(self._read(f"{name}.patch.class_row")[None])
+        if spec.registers:
+            parts.append(self._read(f"{name}.patch.registers"))
+        is_leading = graph.op("Less", [self._position_ids(), graph.constant(count, np.int32)], f"{name}.is_leading")
+        column = graph.op("Unsqueeze", [is_leading, graph.constant([1])], f"{name}.column")
+        rows = graph.vector(f"{name}.patch.leading", np.concatenate(parts))
+        if count > 1:
+            places = graph.op("Min", [self._position_ids(), graph.constant(count - 1, np.int32)], f"{name}.places")
+            rows = graph.op("Gather", [rows, places], f"{name}.leading", axis=0)
+        return graph.op("Where", [column, rows, patches], f"{name}.rows")
 
     def _layer(
         self, hidden: str, spec: LayerSpec, name: str, encoded: str | None = None, own_input: str | None = None

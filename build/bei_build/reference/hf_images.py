@@ -9,14 +9,21 @@ import inspect
 import io
 import os
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from bei.artifact.image_processor import ImageProcessor
 from bei.core import Float32Array
 from bei.errors import VerificationError
 from bei.utils.libraries import importing
 from bei_build import memory
 from bei_build.checkpoint.image_tower import ImageCheckpoint
 from bei_build.reference.hf_model import load_model
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 class HFImageReference:
@@ -28,7 +35,6 @@ class HFImageReference:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in HFReference
         with importing("torch", "cuda", "Verifying with transformers' model", remedy="install its CPU build"):
             import torch
-        from transformers import AutoImageProcessor
         from transformers.utils import logging
 
         logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -37,15 +43,12 @@ class HFImageReference:
         memory.require(4 * images.checkpoint.spec.num_parameters, "The reference, a copy of the image tower in FP32,")
         self._output = images.output
         self._model: Any = load_model(images.checkpoint, "eager", torch.float32)
-        try:
-            # Later versions of transformers 5 have the word "backend".
-            source = inspect.getsource(AutoImageProcessor.from_pretrained)
-            pillow: dict[str, Any] = {"backend": "pil"} if '"backend"' in source else {"use_fast": False}
-            processors: Any = AutoImageProcessor
-            self._processor = processors.from_pretrained(images.checkpoint.folder, **pillow)
-        except Exception as error:  # transformers raises ValueError, OSError, ImportError and its own
-            reason = next(iter(str(error).splitlines()), "")
-            raise VerificationError(f"transformers does not load the image processor ({reason}).") from error
+        self._processor: Any
+        if images.processor.fractions:  # transformers has it for torchvision alone
+            self.name = "transformers, FP32, on pixels of its image processor's steps in torch, one image at a time"
+            self._processor = FractionsInTorch(images.processor)
+        else:
+            self._processor = _on_pillow(images.checkpoint.folder)
 
     def run(self, files: Sequence[bytes]) -> list[Float32Array]:
         """The vector of each file, float32 [width]."""
@@ -64,3 +67,37 @@ class HFImageReference:
         image = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
         # Some processors leave modes other than RGB as they are, which their models refuse.
         return self._processor(images=image, do_convert_rgb=True, return_tensors="pt")
+
+
+def _on_pillow(folder: Path) -> Any:
+    from transformers import AutoImageProcessor
+
+    try:
+        # Later versions of transformers 5 have the word "backend".
+        source = inspect.getsource(AutoImageProcessor.from_pretrained)
+        pillow: dict[str, Any] = {"backend": "pil"} if '"backend"' in source else {"use_fast": False}
+        processors: Any = AutoImageProcessor
+        return processors.from_pretrained(folder, **pillow)
+    except Exception as error:  # transformers raises ValueError, OSError, ImportError and its own
+        reason = next(iter(str(error).splitlines()), "")
+        raise VerificationError(f"transformers does not load the image processor ({reason}).") from error
+
+
+class FractionsInTorch:
+    """The steps of an image processor that rescales before it resizes, as torchvision calls torch for them."""
+
+    def __init__(self, processor: ImageProcessor) -> None:
+        self._processor = processor
+
+    def __call__(self, images: Image, do_convert_rgb: bool, return_tensors: str) -> dict[str, Any]:
+        """``pixel_values`` of an image, float32 [1, 3, height, width]."""
+        import torch
+        from transformers.image_transforms import convert_to_rgb
+
+        processor = self._processor
+        levels = torch.from_numpy(np.array(convert_to_rgb(images))).permute(2, 0, 1)[None]
+        resized = torch.nn.functional.interpolate(
+            levels * processor.rescale, processor.resize, mode=processor.resample, align_corners=False, antialias=True
+        )
+        mean, std = (torch.tensor(of).view(3, 1, 1) for of in (processor.mean, processor.std))
+        return {"pixel_values": (resized - mean) / std}

@@ -80,14 +80,15 @@ class MaskDropoutSpec:
 @dataclass(frozen=True)
 class PatchesSpec:
     """An image's tokens: patches of ``size`` by ``size`` pixels, each a product of a matrix (arXiv:2010.11929, section
-    3.1), in rows from the top; with ``class_token`` a learned row goes before them.
+    3.1), in rows from the top. With ``class_token`` a learned row goes before them, and ``registers`` more behind that
+    one (arXiv:2309.16588), which have no positions.
 
     Levels 0 to 255 of the three channels are first multiplied by ``scales``, and ``shifts`` are added. ``bias``: of the
     product. ``stored_side``: the stored position table is for a square of so many patches a side, and is resized at
-    build time to those of an image, ``grid`` (rows, columns); None: it is for the model's images. ``fits_images``: it
-    is for such a square, and is resized to each image as it is computed (``bei.engine.image_positions``). ``flat``: the
-    matrix is stored as [width, numbers of a patch], in the order of its pixels, or of its channels; else it is stored
-    as a convolution's.
+    build time to those of an image, ``grid`` (rows, columns), with ``antialias`` or without; None: it is for the
+    model's images. ``fits_images``: it is for such a square, and is resized to each image as it is computed
+    (``bei.engine.image_positions``). ``flat``: the matrix is stored as [width, numbers of a patch], in the order of its
+    pixels, or of its channels; else it is stored as a convolution's.
     """
 
     size: int
@@ -99,6 +100,13 @@ class PatchesSpec:
     grid: tuple[int, int] | None = None
     fits_images: bool = False
     flat: Literal["", "pixels", "channels"] = ""
+    registers: int = 0
+    antialias: bool = False
+
+    @property
+    def num_leading(self) -> int:
+        """Tokens before the patches."""
+        return self.class_token + self.registers
 
     @property
     def width(self) -> int:
@@ -149,9 +157,10 @@ class RopeSpec:
 
     ``interleaved``: neighbouring components rotate together instead of halves (the graph reorders the rows of the query
     and key weights). Sequences of more than ``long_from`` tokens rotate by ``long_inv_freq`` instead (LongRoPE,
-    arXiv:2402.13753). With ``grid`` tokens are an image's: the first does not rotate, and of the patches behind it, in
-    so many rows and columns, the first half of ``inv_freq`` rotates by the row and the other by the column, each times
-    ``grid_scale`` (EVA-02, arXiv:2303.11331).
+    arXiv:2402.13753). With ``grid`` tokens are an image's: the first ``num_leading`` do not rotate, and of the patches
+    behind them, in so many rows and columns, the first half of ``inv_freq`` rotates by the row and the other by the
+    column, each times ``grid_scale`` (EVA-02, arXiv:2303.11331), or, if ``centred``, by the place of the patch's middle
+    between -1 and 1 (DINOv3, arXiv:2508.10104).
     """
 
     inv_freq: tuple[float, ...]
@@ -161,6 +170,8 @@ class RopeSpec:
     interleaved: bool = False
     grid: tuple[int, int] | None = None
     grid_scale: tuple[float, float] = (1.0, 1.0)
+    num_leading: int = 1
+    centred: bool = False
 
     @property
     def rotary_dim(self) -> int:

@@ -16,35 +16,50 @@ def position_rows(spec: EmbeddingsSpec) -> str:
     return "position_ids" if spec.uncounted_id is None else position_ids_but(spec.uncounted_id)
 
 
-def resized_grid(table: npt.NDArray[np.float32], side: int, grid: tuple[int, int]) -> npt.NDArray[np.float32]:
+def resized_grid(
+    table: npt.NDArray[np.float32], side: int, grid: tuple[int, int], *, antialias: bool
+) -> npt.NDArray[np.float32]:
     """The rows of a square of ``side`` patches a side, [side * side, width], for ``grid`` patches (rows, columns), by
-    bicubic interpolation: torch's ``interpolate`` of mode "bicubic", without antialias and aligned corners."""
+    bicubic interpolation: torch's ``interpolate`` of mode "bicubic", without aligned corners."""
     if grid == (side, side):
         return table
     square = table.reshape(side, side, -1).astype(np.float64)
-    down, across = (_bicubic(side, count) for count in grid)
+    down, across = ((_antialiased if antialias else _bicubic)(side, count) for count in grid)
     resized = np.einsum("yi,xj,ijw->yxw", down, across, square, optimize=True)
     rows: npt.NDArray[np.float32] = resized.reshape(grid[0] * grid[1], -1).astype(np.float32)
     return rows
 
 
 def _bicubic(count: int, new: int) -> npt.NDArray[np.float64]:
-    """What each of ``new`` places takes of ``count`` ones, [new, count] (Keys 1981, with a = -0.75 as in torch)."""
-    a, weights = -0.75, np.zeros((new, count))
-    for place in range(new):
-        center = (place + 0.5) * count / new - 0.5
-        for source in range(math.floor(center) - 1, math.floor(center) + 3):
-            x = abs(center - source)
-            near, far = ((a + 2) * x - (a + 3)) * x * x + 1, ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-            weights[place, min(max(source, 0), count - 1)] += near if x <= 1 else far
+    """What each of ``new`` places takes of ``count`` ones, [new, count]; places beyond the ends are the last ones."""
+    centers = (np.arange(new) + 0.5) * count / new - 0.5
+    sources = np.floor(centers)[:, None].astype(np.int64) + np.arange(-1, 3)
+    weights = np.zeros((new, count))
+    shares = _cubic(np.abs(centers[:, None] - sources), -0.75)
+    np.add.at(weights, (np.arange(new)[:, None], np.clip(sources, 0, count - 1)), shares)
     return weights
+
+
+def _antialiased(count: int, new: int) -> npt.NDArray[np.float64]:
+    """As ``_bicubic``, with a filter as wide as places lie apart; of places within the ends alone."""
+    apart = count / new
+    centers = (np.arange(new) + 0.5) * apart - 0.5
+    weights = _cubic(np.abs(centers[:, None] - np.arange(count)) / max(apart, 1.0), -0.5)
+    shares: npt.NDArray[np.float64] = weights / weights.sum(1, keepdims=True)
+    return shares
+
+
+def _cubic(x: npt.NDArray[np.float64], a: float) -> npt.NDArray[np.float64]:
+    """Keys' kernel (1981) at distances ``x``; torch has two values of ``a``."""
+    near, far = ((a + 2) * x - (a + 3)) * x * x + 1, ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
 
 
 def rotation_angles(spec: RopeSpec, max_seq_len: int) -> npt.NDArray[np.float32]:
     """The angle of each position and frequency, [max_seq_len, rotary_dim / 2]; where ``turns_long_texts``, followed by
     the angles of long texts, [2 * max_seq_len, rotary_dim / 2]."""
     if spec.grid is not None:
-        return _angles_of_grid(spec.inv_freq, spec.grid, spec.grid_scale)
+        return _angles_of_grid(spec, spec.grid)
     angles = _angles(spec.inv_freq, max_seq_len)
     if spec.long_inv_freq is None or not turns_long_texts(spec, max_seq_len):
         return angles
@@ -109,17 +124,24 @@ def _angles(inv_freq: tuple[float, ...], num_positions: int) -> npt.NDArray[np.f
     return angles
 
 
-def _angles_of_grid(
-    inv_freq: tuple[float, ...], grid: tuple[int, int], scale: tuple[float, float]
-) -> npt.NDArray[np.float32]:
-    """Angles [1 + rows * columns, rotary_dim / 2]: none of the first token, then those of patches."""
-    rows, columns = (np.arange(count, dtype=np.float32) * np.float32(by) for count, by in zip(grid, scale, strict=True))
-    by_row, by_column = np.split(np.array(inv_freq, np.float32), 2)
+def _angles_of_grid(spec: RopeSpec, grid: tuple[int, int]) -> npt.NDArray[np.float32]:
+    """Angles [leading + rows * columns, rotary_dim / 2]: none of leading tokens, then those of patches."""
+    rows, columns = (
+        _middles(count) if spec.centred else np.arange(count, dtype=np.float32) * np.float32(by)
+        for count, by in zip(grid, spec.grid_scale, strict=True)
+    )
+    inv_freq = np.array(spec.inv_freq, np.float32)
+    by_row, by_column = np.split(inv_freq, 2)
     angles = np.zeros((len(rows), len(columns), len(inv_freq)), np.float32)
     angles[:, :, : len(by_row)] = rows[:, None, None] * by_row
     angles[:, :, len(by_row) :] = columns[None, :, None] * by_column
-    none = np.zeros((1, len(inv_freq)), np.float32)
+    none = np.zeros((spec.num_leading, len(inv_freq)), np.float32)
     return np.concatenate([none, angles.reshape(-1, len(inv_freq))])
+
+
+def _middles(count: int) -> npt.NDArray[np.float32]:
+    """Where the middles of ``count`` equal parts lie between -1 and 1."""
+    return ((2 * np.arange(count) + 1) / count - 1).astype(np.float32)
 
 
 def _disentangled_bucket(distances: npt.NDArray[np.int64], spec: DisentangledSpec) -> npt.NDArray[np.int64]:

@@ -34,6 +34,8 @@ def embedding_weights(embeddings: EmbeddingsSpec, hidden: int) -> Iterator[tuple
             yield "embeddings.patch.bias", (width,)
         if patches.class_token:
             yield "embeddings.patch.class_row", (width,)
+        if patches.registers:
+            yield "embeddings.patch.registers", (patches.registers, width)
     else:
         yield "embeddings.word.weight", (embeddings.vocab_size, width)
     yield from _position_and_type_weights("embeddings", embeddings, width)

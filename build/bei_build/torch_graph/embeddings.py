@@ -17,7 +17,7 @@ from bei_build.torch_graph.parameters import Linear, Table, TensorOptions
 
 
 class Patches(nn.Module):
-    """Rows of an image's tokens: products of their normalized pixels, and the class token's."""
+    """Rows of an image's tokens: products of their normalized pixels, and learned ones of those before them."""
 
     def __init__(self, spec: PatchesSpec, width: int, options: TensorOptions) -> None:
         super().__init__()
@@ -26,7 +26,8 @@ class Patches(nn.Module):
         self.weight = options.empty(width, *shape)
         self.bias = options.empty(width) if spec.bias else None
         self.class_row = options.empty(width) if spec.class_token else None
-        self.reads = (pixel_levels(spec.width), *(("position_ids",) if spec.class_token else ()))
+        self.registers = options.empty(spec.registers, width) if spec.registers else None
+        self.reads = (pixel_levels(spec.width), *(("position_ids",) if spec.num_leading else ()))
 
     def forward(self, step: PackedStep) -> Tensor:
         """[T, width]."""
@@ -40,9 +41,17 @@ class Patches(nn.Module):
         if spec.flat != "pixels":
             matrix = matrix.view(-1, 3, spec.size, spec.size).permute(0, 2, 3, 1).flatten(1)
         product = functional.linear(pixels, matrix, self.bias)
-        if self.class_row is None:
-            return product
-        return torch.where((step["position_ids"] == 0).unsqueeze(1), self.class_row, product)
+        return self._behind_leading(product, step["position_ids"]) if spec.num_leading else product
+
+    def _behind_leading(self, patches: Tensor, position_ids: Tensor) -> Tensor:
+        rows = [] if self.class_row is None else [self.class_row.unsqueeze(0)]
+        if self.registers is not None:
+            rows.append(self.registers)
+        count = self._spec.num_leading
+        leading = torch.cat(rows)
+        if count > 1:
+            leading = leading.index_select(0, position_ids.clamp(max=count - 1))
+        return torch.where((position_ids < count).unsqueeze(1), leading, patches)
 
 
 class Embeddings(nn.Module):

@@ -23,6 +23,7 @@ from bei.verification.engine_answers import EngineAnswers, HeldOut, Rows, ask_ca
 from bei_build.checkpoint.image_tower import ImageCheckpoint
 from bei_build.config import BuildConfig
 from bei_build.job import Job, open_fp32
+from bei_build.limits import limits_of
 from bei_build.progress import Progress
 from bei_build.reference import hf_model as hf
 from bei_build.reference.held_out import EngineReference
@@ -35,12 +36,13 @@ _CANARY = "ramps and squares"
 _OUTPUT = "embedding"
 # The drawn images are far below these.
 _LIMITS = ImageLimits(max_bytes=10_000_000, max_pixels=10_000_000)
-_TARGETS = ("cpu", "cuda", "cuda-twin")
+_TARGETS = ("cpu", "cuda", "cuda-twin", "tensorrt", "tensorrt-rtx")
 
 
-def check_buildable(target: str, precision: str, compiler: Compiler, *, has_texts: bool) -> None:
+def check_buildable(config: BuildConfig, precision: str, compiler: Compiler, *, has_texts: bool) -> None:
     """Raise ConfigError or MissingDependencyError for an image tower that could not be built. ``has_texts``: a text
     tower is built beside it."""
+    target = config.target
     check_able("Building a model that reads images")
     otherwise = ", or the text tower alone with --no-images" if has_texts else ""
     if target not in _TARGETS:
@@ -53,6 +55,8 @@ def check_buildable(target: str, precision: str, compiler: Compiler, *, has_text
             f"Image towers are verified where they are built, and {absent}: build there, or use --target "
             f"cpu{otherwise}."
         )
+    if has_texts and config.plan_of is not None:
+        raise ConfigError(f"plan_of lends one plan, and two towers have two: leave it out{otherwise}.")
     if PRECISIONS[precision].quantized is not None:
         raise ConfigError(
             f"Image towers are not quantized, and --precision {precision} is: build with bf16 or fp32{otherwise}."
@@ -75,7 +79,7 @@ def encoder_of_tower(images: ImageCheckpoint) -> ImageEncoder:
     """The runtime's encoder of the tower's images."""
     patches = images.patches
     return ImageEncoder(
-        images.processor, images.image_size, patches.size, class_token=patches.class_token, limits=_LIMITS
+        images.processor, images.image_size, patches.size, num_leading=patches.num_leading, limits=_LIMITS
     )
 
 
@@ -86,7 +90,7 @@ def add_image_tower(
 
     Raises CompileError, VerificationError, and the errors of engine and reference.
     """
-    limits = job.compiler.default_limits(images.checkpoint.max_seq_len)
+    limits = limits_of(job.config, job.compiler, images.checkpoint.max_seq_len)
 
     def whole(needs: EngineRequirements) -> Manifest:
         return msgspec.structs.replace(manifest, images=images.tower(needs, limits))

@@ -19,6 +19,7 @@ from bei.verification.engine_answers import run
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.config import BuildConfig
 from bei_build.job import Job
+from bei_build.limits import limits_of
 from bei_build.progress import Progress
 from bei_build.targets.base import Numerics
 from bei_build.verification.certify import VerificationJob, certify
@@ -69,7 +70,7 @@ def build_label_tower(
     """Into the artifact of ``job``, which is that of texts. Raises what a build raises."""
     root, config = job.root / LABELS_DIR, config_of_labels(job.config)
     root.mkdir()
-    limits = job.compiler.default_limits(labels.max_seq_len)
+    limits = limits_of(job.config, job.compiler, labels.max_seq_len)
     labels.tokenizer.save(str(root / TOKENIZER), pretty=False)
     with labels.weights() as weights:
         own = replace(

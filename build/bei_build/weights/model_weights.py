@@ -278,8 +278,10 @@ class ModelWeights:
         patches = self._spec.embeddings.patches
         if patches is None or patches.stored_side is None or patches.grid is None:
             return table
-        first, grid = np.split(table, [int(patches.class_token)])
-        return np.concatenate([first, resized_grid(grid, patches.stored_side, patches.grid)])
+        first, square = np.split(table, [int(patches.class_token)])
+        none = np.zeros((patches.registers, table.shape[1]), np.float32)
+        grid = resized_grid(square, patches.stored_side, patches.grid, antialias=patches.antialias)
+        return np.concatenate([first, none, grid])
 
     def _check_labels(
         self, head: HeadSpec, chosen: Mapping[str, str], shapes: Mapping[str, Shape], stored: Shapes

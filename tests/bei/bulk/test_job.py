@@ -311,8 +311,8 @@ def test_inputs_of_token_ids_are_run_as_they_are(run: RunJob, tmp_path: Path) ->
 
 
 def test_token_ids_are_not_cut_into_chunks_of_their_digits(run: RunJob, tmp_path: Path) -> None:
-    pq.write_table(pa.table({"text": [token_ids(text) for text in _GOOD[:3]]}), tmp_path / "ids.parquet")
-    done = run(inputs=(str(tmp_path / "ids.parquet"),), columns=Columns(), chunk_size=ChunkSize(6, 2))
+    (tmp_path / "ids.jsonl").write_text("".join(json.dumps({"text": token_ids(text)}) + "\n" for text in _GOOD[:3]))
+    done = run(inputs=(str(tmp_path / "ids.jsonl"),), columns=Columns(), chunk_size=ChunkSize(6, 2))
     assert (done.rows, done.dead) == (0, 3)
     (line, *_) = (tmp_path / "out" / "_dead" / "dead-00000.jsonl").read_text().splitlines()
     assert "--chunk-tokens" in json.loads(line)["reason"]

@@ -15,6 +15,7 @@ from bei import Model
 from bei.bulk.run import JobOptions, opened_source, run_job
 from bei.bulk.sources.rows import Columns
 from bei.config.settings import ServeConfig
+from bei.errors import InvalidRequestError
 from bei.tasks.vector_formats import DenseDType
 from tests.bei.offline.test_parity import canary_of
 from tests.bei.server.kinds import save_kind
@@ -87,6 +88,15 @@ def test_vectors_of_tokens(job: Callable[[str], tuple[Model, _Job]]) -> None:
         strict=True,
     ):
         np.testing.assert_array_equal(np.array(row["token_embeddings"], np.float32), vectors)
+
+
+def test_labels_that_no_text_can_be_read_behind_are_refused_at_the_start(
+    job: Callable[[str], tuple[Model, _Job]], tmp_path: Path
+) -> None:
+    _, run = job("spans")
+    with pytest.raises(InvalidRequestError, match="shorter labels"):
+        run(task="extract", task_options={"labels": ["cat " * 100]})
+    assert not list((tmp_path / "out").glob("*"))
 
 
 @pytest.mark.parametrize("dtype", get_args(DenseDType))

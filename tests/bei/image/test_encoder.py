@@ -13,13 +13,20 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from bei.artifact.image_processor import ImageProcessor
-from bei.core import Float32Array, UInt8Array
+from bei.core import Float32Array, Levels
 from bei.errors import InvalidImageError
 from bei.image.decode import ImageLimits
 from bei.image.encoder import ImageEncoder, patches
 from bei.image.source import ImageInput
 from bei_build.checkpoint.image_processor import read_image_processor
-from tests.support.two_towers import CLIP_PROCESSOR, drawn_files, pixel_values, png, write_processor
+from tests.support.two_towers import (
+    CLIP_PROCESSOR,
+    DINOV3_PROCESSOR,
+    drawn_files,
+    pixel_values,
+    png,
+    write_processor,
+)
 
 LIMITS = ImageLimits(max_bytes=1_000_000, max_pixels=1_000_000)
 SIGLIP = {"image_processor_type": "SiglipImageProcessor", "size": {"height": 32, "width": 32}}
@@ -34,10 +41,12 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "no rescaling": {**SIGLIP, "do_rescale": False},
     "no normalization": {**CLIP_PROCESSOR, "do_normalize": False},
     "no resizing": {**CLIP_PROCESSOR, "do_resize": False},
+    "fractions": DINOV3_PROCESSOR,
+    "fractions, bicubic": {**DINOV3_PROCESSOR, "resample": 3, "size": {"height": 300, "width": 300}},
 }
 
 
-def normalized(levels: UInt8Array, processor: ImageProcessor) -> Float32Array:
+def normalized(levels: Levels, processor: ImageProcessor) -> Float32Array:
     """Pixel values [3, height, width], as the graph computes them of levels."""
     scales, shifts = (np.array(of, np.float32) for of in (processor.scales, processor.shifts))
     found: Float32Array = (levels * scales + shifts).transpose(2, 0, 1)
@@ -46,7 +55,7 @@ def normalized(levels: UInt8Array, processor: ImageProcessor) -> Float32Array:
 
 def encoder_of(processor: ImageProcessor, side: int) -> ImageEncoder:
     """One whose patches are the whole image."""
-    return ImageEncoder(processor, (side, side), side, class_token=False, limits=LIMITS)
+    return ImageEncoder(processor, (side, side), side, num_leading=0, limits=LIMITS)
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
@@ -65,9 +74,9 @@ def test_pixel_values_are_the_librarys(name: str, tmp_path: Path) -> None:
 @given(rows=st.integers(1, 4), columns=st.integers(1, 4), size=st.integers(1, 5), seed=st.integers(0, 9))
 def test_patches_are_rows_of_the_image_from_the_top(rows: int, columns: int, size: int, seed: int) -> None:
     levels = np.random.default_rng(seed).integers(0, 256, (rows * size, columns * size, 3)).astype(np.uint8)
-    found = patches(levels, size, class_token=True)
-    assert not found[0].any()
-    for place, row in enumerate(found[1:]):
+    found = patches(levels, size, 2)
+    assert not found[:2].any()
+    for place, row in enumerate(found[2:]):
         top, left = place // columns * size, place % columns * size
         np.testing.assert_array_equal(row.reshape(size, size, 3), levels[top : top + size, left : left + size])
 

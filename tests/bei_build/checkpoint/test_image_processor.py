@@ -11,7 +11,7 @@ import pytest
 from bei.artifact.image_processor import ImageProcessor
 from bei.errors import CheckpointError
 from bei_build.checkpoint.image_processor import read_image_processor
-from tests.support.two_towers import CLIP_PROCESSOR, write_processor
+from tests.support.two_towers import CLIP_PROCESSOR, DINOV3_PROCESSOR, write_processor
 
 
 def read(folder: Path, **changed: Any) -> ImageProcessor:
@@ -46,6 +46,23 @@ def read(folder: Path, **changed: Any) -> ImageProcessor:
 def test_what_is_not_honoured_is_refused_by_name(changed: dict[str, Any], named: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=named):
         read(tmp_path, **changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"size": {"shortest_edge": 48}}, "size"),
+        ({"do_center_crop": True, "crop_size": 48}, "do_center_crop"),
+        ({"do_rescale": False}, "do_rescale"),
+        ({"resample": 1}, "resample"),
+    ],
+)
+def test_a_processor_that_resizes_fractions_is_refused_where_torch_and_pillow_may_differ(
+    changed: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    write_processor(tmp_path, {**DINOV3_PROCESSOR, **changed})
+    with pytest.raises(CheckpointError, match=named):
+        read_image_processor(tmp_path)
 
 
 def test_settings_without_an_effect_are_accepted(tmp_path: Path) -> None:

@@ -170,6 +170,19 @@ def test_without_its_tokenizer_the_encoder_of_labels_is_looked_for_by_name(tmp_p
     assert build_artifact(checkpoint, tmp_path / "out").manifest.label_tower
 
 
+def test_settings_of_the_tokenizer_and_of_steps_are_of_both_engines(tmp_path: Path) -> None:
+    checkpoint = save_gliner(tmp_path / "checkpoint", labels="bert")
+    limits: dict[str, Any] = {"max_seq_len": 40, "max_num_tokens": 300, "max_batch_size": 5}
+    artifact = build_artifact(checkpoint, tmp_path / "out", verify=False, tokenizer="file", **limits)
+    tower = artifact.manifest.label_tower
+    assert tower
+    assert tower.tokenization.tokenizer_class == "tokenizer.json"
+    for side in (artifact.manifest, tower):
+        assert {name: getattr(side, name) for name in limits} == limits
+    with pytest.raises(ConfigError, match="max_num_tokens 100 cannot hold one sequence of max_seq_len"):
+        build_artifact(checkpoint, tmp_path / "none", max_num_tokens=100)
+
+
 def test_reference_answers_are_not_kept_without_the_labels(tmp_path: Path) -> None:
     checkpoint = save_gliner(tmp_path / "checkpoint", labels="bert")
     with pytest.raises(ConfigError, match="keep_reference"):

@@ -53,7 +53,8 @@ def add_profile(
     config: TensorRTModule.IBuilderConfig,
     profile: PlanProfile,
 ) -> None:
-    """Add ``profile`` to the builder's ``config``: sizes for every dimension of every input, by the dimensions' names.
+    """Add ``profile`` to the builder's ``config``: sizes for every dimension of every input, by their names where they
+    vary.
 
     Raises CompileError if TensorRT refuses it.
     """
@@ -66,8 +67,11 @@ def add_profile(
     }
     ranges = builder.create_optimization_profile()
     for tensor in inputs_of(network):
-        names = [tensor.get_dimension_name(axis) for axis in range(len(tensor.shape))]
-        ranges.set_shape(tensor.name, *zip(*(sizes[name] for name in names), strict=True))
+        dimensions = [
+            sizes[tensor.get_dimension_name(axis)] if size < 0 else (size, size, size)  # of an image's patches
+            for axis, size in enumerate(tensor.shape)
+        ]
+        ranges.set_shape(tensor.name, *zip(*dimensions, strict=True))
     if config.add_optimization_profile(ranges) < 0:
         raise CompileError(f"TensorRT refused the profile {profile.name} ({sizes}). This is a bug.")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -96,9 +97,10 @@ def test_labels_of_many_texts_arrive_once() -> None:
         assert same(getattr(table, field), getattr(batch.labels, field)), field
 
 
-def test_labels_to_be_computed_and_images_arrive() -> None:
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_labels_to_be_computed_and_images_arrive(dtype: Any) -> None:
     images = [
-        ImagePatches(np.full((6, 12), number, np.uint8), bytes([number]), grid)
+        ImagePatches(np.full((6, 12), number + 0.5, dtype), bytes([number]), grid)
         for number, grid in enumerate([(2, 3), (6, 1)])
     ]
     given = [

@@ -1,0 +1,69 @@
+"""Refuses jobs in which every row would be an error, before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bei.artifact.manifest import Manifest
+from bei.bulk.sources.kinds import ColumnKinds, Kind
+from bei.errors import ConfigError
+
+_WORDS: Mapping[Kind, str] = {
+    "text": "texts",
+    "ids": "token ids",
+    "texts": "pairs of texts",
+    "image": "images (bytes of files, or structs with such bytes)",
+}
+_READ_BY: Mapping[str, tuple[Kind, ...]] = {
+    "embed": ("text", "ids"),
+    "sparse": ("text", "ids"),
+    "tokens": ("text",),
+    "classify": ("text", "texts"),
+    "rerank": ("text",),
+    "extract": ("text",),
+}
+# Options that say how texts are read, by bei.Model's names, and the flags that give them.
+_OF_TEXTS: Mapping[str, str] = {
+    "prompt": "--prompt",
+    "prompt_name": "--prompt-name",
+    "input_type": "--input-type",
+    "truncate": "--truncate",
+    "truncation_direction": "--truncate",
+    "truncate_prompt_tokens": "--max-tokens",
+}
+
+
+def check_inputs(
+    columns: Mapping[str, ColumnKinds],
+    file: str,
+    manifest: Manifest,
+    task: str,
+    options: Mapping[str, Any],
+    *,
+    chunks: bool,
+) -> None:
+    """Raise ConfigError where the model reads nothing of what ``columns`` of ``file`` hold, or reads images alone and
+    gets ``options`` of texts. ``chunks``: texts are to be cut into such."""
+    if not manifest.reads_texts:
+        for name, flag in {**_OF_TEXTS, "chunks": "--chunk-tokens"}.items():
+            if options.get(name) is not None or (name == "chunks" and chunks):
+                raise ConfigError(f"{flag} is for texts, and {manifest.name} reads images alone: leave it out.")
+    read = _read(manifest, task, chunks=chunks)
+    for column, found in columns.items():
+        if not read & found.kinds:
+            words = " or ".join(_WORDS[kind] for kind in _WORDS if kind in read)
+            raise ConfigError(
+                f"The column {column!r} of {file} holds {found.shown}, and {manifest.name} reads {words} for --task "
+                f"{task}{' with --chunk-tokens' * chunks}: every row would be an error. Name a column of these by "
+                f"{'--text-column' if task != 'rerank' else '--text-column and --query-column'}, or ask another model."
+            )
+
+
+def _read(manifest: Manifest, task: str, *, chunks: bool) -> frozenset[Kind]:
+    if chunks:
+        return frozenset(("text",))
+    if task != "embed":
+        return frozenset(_READ_BY[task])
+    images: tuple[Kind, ...] = () if manifest.image_tower is None else ("image",)
+    return frozenset((*(_READ_BY[task] if manifest.reads_texts else ()), *images))
