@@ -32,8 +32,8 @@ ROOMS = (
     *("bei_build.progress", "bei_build.memory", "bei_build.files", "bei_build.spec", "bei_build.families"),
     *("bei_build.weights", "bei_build.tokenizer", "bei_build.checkpoint", "bei_build.config"),
     *("bei_build.applicable_settings", "bei_build.onnx_graph", "bei_build.torch_graph", "bei_build.reference"),
-    *("bei_build.targets", "bei_build.job", "bei_build.quantization", "bei_build.verification"),
-    *("bei_build.limits", "bei_build.output_folder", "bei_build.image_model", "bei_build.pipeline", "bei_build.cache"),
+    *("bei_build.targets", "bei_build.limits", "bei_build.job", "bei_build.quantization", "bei_build.verification"),
+    *("bei_build.output_folder", "bei_build.image_model", "bei_build.pipeline", "bei_build.cache"),
     *("bei.service", "bei.tasks", "bei.offline", "bei"),
     *("bei.bulk.watchdog", "bei.bulk.file_systems", "bei.bulk.sources", "bei.bulk"),
     *(
