@@ -70,6 +70,7 @@ class that a family reads is not named here. Classes without rows of their own:
 | `GLiClassModel` | the library gliclass's models with one encoder, on DeBERTa and ModernBERT; `tests/bei_build/families/test_gliclass.py` |
 | `UniEncoderSpanGLiNER`, `UniEncoderTokenGLiNER` | the library gliner's models of spans and of words, on DeBERTa and ModernBERT; `tests/bei_build/families/test_gliner.py` |
 | `BiEncoderSpanGLiNER`, `BiEncoderTokenGLiNER` | the same with an encoder of labels of any family that gives embeddings; `tests/bei_build/families/test_gliner_bi.py` |
+| `GLiNER2` | the library gliner2's models of spans, whose config.json has the type `extractor`, on DeBERTa and ModernBERT: [entities and classifications](#gliner2); `tests/bei_build/families/test_gliner2.py` |
 | `PPLXQwen3Model` | remote code (pplx-embed-v1): Qwen3 without a causal mask; `tests/bei_build/families/test_own_modules.py` |
 | `StaticModel`, `StaticEmbedding` | static embeddings |
 | `SSE` | a module of RikkaBotan's repositories, and SSEQ with a table of 4 bits: static embeddings with a tanh behind; the same tests |
@@ -83,12 +84,24 @@ torch and numpy.
 
 bei builds what the library's `save_pretrained` writes: models with one encoder for labels and text (DeBERTa v3, ModernBERT) that score spans (`markerV0`) or words (token-level). Repositories with no more
 than `gliner_config.json` and weights are built where `model_name` is one of microsoft's DeBERTa v3 and its tokenizer's files (`spm.model`, `tokenizer_config.json`) were put beside them. Equal to gliner 0.2.29
-on 500 texts (random weights; the published ones were not run). Not built, and refused by name: decoders of labels, relations, fusion of labels and text, other span representations and backbones; GLiNER2 and GLiREL.
+on 500 texts (random weights; the published ones were not run). Not built, and refused by name: decoders of labels, relations, fusion of labels and text, other span representations and backbones; GLiREL.
 
 Bi-encoders have a second engine (`labels/` in the artifact) with a row of its own in the certificate. A label is computed once and kept in a cache of 16 MB, thousands of labels, which `bei_sequences_shared`
 counts; its vector goes to the engine of texts beside each text. A label's scores do not depend on the other labels, of which a request may have 256 (fewer where spans have more than 12 words; 64 for models that score words). Config and
 tokenizer of the encoder of labels are read beside the weights (`labels_encoder_config`, `labels_tokenizer/`, as `save_pretrained` of gliner 0.2.29 leaves them), else from the model that `labels_encoder` names.
 Labels are read up to 512 tokens, fewer by `--max-seq-len`; `--tokenizer`, `--max-num-tokens` and `--max-batch-size` are of both engines.
+
+### GLiNER2
+
+Models of the library gliner2 (`model_type` "extractor", architecture `span`: gliner2-base-v1, -large-v1, -multi-v1; counting layers `count_lstm` and `count_lstm_v2`; DeBERTa v3 and ModernBERT) find entities, as task
+`extract`, and classify, as task `zero_shot`. Labels stand in front of the text as the library's schema has them, words are split and made lower case as there, and nothing is found where the model counts 0 instances. A label's scores depend on the other labels.
+With `multi_label` each label's spans are chosen by themselves, as the library does; `flat: false` is its `overlap_policy` "nested". Without `multi_label` (the default) spans of all labels compete, as with every other model.
+The library puts a full stop behind a text that has none: bei's model reads it too, and no span ends there. Words without tokens (zero-width spaces) begin and end no span. Long texts are read in windows of `max_len` words, 384 unless
+config.json has it.
+
+Classifications are those of [GLiClass](#gliclass), but not on the decision routes, nor on `POST /`, which finds entities unless the model was built with `--task zero_shot`: labels share one whole, or have a probability each (`multi_label`, or a single label). The library's tasks have names; bei's is always "category". A text that is too
+long is cut. Equal to gliner2 2.1.0 within 2e-4 on 500 texts, both (random weights; the published ones were not run). Not built: structures, relations and descriptions of labels
+([why](decisions.md#gliner2-what-fits-one-step)). Refused by name: the architecture `boundary`, the counting layer `count_lstm_moe`, and mean and max of a word's tokens.
 
 ### GLiClass
 

@@ -5,6 +5,19 @@ from __future__ import annotations
 import msgspec
 
 
+class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tokens around labels that are read as a schema (GLiNER2, arXiv:2507.18546): ``before`` and ``behind`` them.
+
+    Token ``place`` of ``before`` is the schema's own: a model that finds spans reads from its state whether there are
+    any. ``behind`` ends in the separator. Words are read in lower case, a text that ends in no full stop gets one, and
+    there are no tokens around a text.
+    """
+
+    before: list[int]
+    place: int
+    behind: list[int]
+
+
 class Extraction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a model reads labels and a text's words: each label behind the token ``label_id``, then ``separator_id``,
     then the words, each tokenized by itself.
@@ -13,7 +26,8 @@ class Extraction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     words of the longest span. ``max_words``: most words that the model was trained to read at once. ``by_word``: the
     scores are those of words as the first of a span, its last, and one inside, else those of spans by their widths.
     ``label_width``: labels do not stand in front of the words, but are vectors of so many numbers, of the tower of
-    labels; then the two ids are -1, and ``reads_marker`` is false. Unset in artifacts of other models.
+    labels; then the two ids are -1, and ``reads_marker`` is false. ``schema``: what stands around the labels; then the
+    first column is not a label's, but the schema's own. Both are unset in artifacts of other models.
     """
 
     label_id: int
@@ -23,6 +37,7 @@ class Extraction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_words: int
     by_word: bool = False
     label_width: int | msgspec.UnsetType = msgspec.UNSET
+    schema: Schema | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def columns(self) -> int:
@@ -34,7 +49,9 @@ class Labelling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How a model reads labels of a request with a text: each behind the token ``label_token``, then
     ``separator_token``, in front of the text unless ``text_first``.
 
-    ``reads_marker``: a label is represented by the token in front of it, else by its own first token.
+    ``reads_marker``: a label is represented by the token in front of it, else by its own first token. ``schema``: what
+    stands around the labels, which with the words are then read as those of ``Extraction``. Unset in artifacts of other
+    models.
     """
 
     label_token: str
@@ -42,6 +59,7 @@ class Labelling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     separator_token: str
     text_first: bool
     reads_marker: bool
+    schema: Schema | msgspec.UnsetType = msgspec.UNSET
 
 
 class Listwise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

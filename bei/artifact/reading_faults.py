@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from bei.artifact.label_layouts import Schema
 from bei.artifact.manifest import Manifest
 
 # 16 million tokens are a thousand times a batch.
@@ -70,8 +71,20 @@ def _extraction(manifest: Manifest) -> Iterator[str]:
         for name in ("label_id", "separator_id") if tower is None else ():
             if not 0 <= (value := getattr(found, name)) < manifest.spec.vocab_size:
                 yield f"{name} of extraction is {shown(value)}, which is in no vocabulary"
+        if found.schema and (tower is not None or found.by_word):
+            yield "extraction has a schema, which goes with scores of spans, and with labels in front of the text"
+        yield from _schema("extraction", found.schema, manifest.spec.vocab_size)
         if found.columns != width or found.max_width < 1 or not 1 <= found.max_words <= MOST_TOKENS:
             yield "extraction has an invalid max_width or max_words"
+
+
+def _schema(what: str, found: Schema | msgspec.UnsetType, vocab_size: int) -> Iterator[str]:
+    if isinstance(found, msgspec.UnsetType):
+        return
+    if not found.behind or not all(0 <= value < vocab_size for value in (*found.before, *found.behind)):
+        yield f"the schema of {what} has a token that is in no vocabulary, or no separator"
+    if not 0 <= found.place < len(found.before):
+        yield f"the schema of {what} has no token of its own"
 
 
 def _listwise(manifest: Manifest) -> Iterator[str]:
@@ -100,6 +113,7 @@ def _labelling(manifest: Manifest) -> Iterator[str]:
             yield f"label_id of labelling is {shown(found.label_id)}, which is in no vocabulary"
         if "" in (found.label_token, found.separator_token) or found.label_token == found.separator_token:
             yield "label_token and separator_token of labelling are no two tokens"
+        yield from _schema("labelling", found.schema, manifest.spec.vocab_size)
 
 
 def repeated(what: str, names: Sequence[str]) -> Iterator[str]:

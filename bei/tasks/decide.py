@@ -78,7 +78,7 @@ def reading_of(service: ModelService) -> Reading:
         if manifest.classification is None:
             return of_likelihoods(template)
         return of_tokens(service.name, template, manifest.classification.labels)
-    if (layout := manifest.labelling) is not msgspec.UNSET:
+    if (layout := manifest.labelling) is not msgspec.UNSET and not layout.schema:
         return of_labels(layout)
     if "rerank" in manifest.tasks and manifest.classification is not None:  # models of lists have cosines
         return of_reranker()

@@ -116,7 +116,7 @@ async def extract(service: ModelService, task: ExtractTask, *, ticket: Ticket) -
     layout = extraction_of(service)
     texts = [str(text) for text in task.inputs]
     num_chars = sum(map(len, texts))
-    words = await off_loop_if_large(lambda: [word_spans(text) for text in texts], num_chars)
+    words = await off_loop_if_large(lambda: [word_spans(text, layout) for text in texts], num_chars)
     refused = frozenset(task.failed or ())
     vectors = await _vectors(service, task.labels, ticket) if layout.label_width is not msgspec.UNSET else None
     found: list[Candidates] = [{} for _ in texts]
@@ -142,7 +142,8 @@ async def extract(service: ModelService, task: ExtractTask, *, ticket: Ticket) -
                 continue
             encoding = answer.encodings[place]
             lengths[window.text] += encoding.num_tokens
-            collect(found[window.text], next(rows)["span_logits"], encoding, window.first, thresholds, layout)
+            places = range(window.first, window.stop)
+            collect(found[window.text], next(rows)["span_logits"], encoding, places, thresholds, layout)
             read = window.first + _num_read(encoding)
             if read < window.stop:
                 first = max(window.first + 1, read - min(_overlap(layout), _num_read(encoding) // 2))
@@ -186,8 +187,9 @@ def _windows(index: int, first: int, stop: int, layout: Extraction) -> Iterator[
 
 
 def _text_of(text: str, words: Seq[tuple[int, int]], window: _Window) -> str:
-    """The window's part of ``text``, which has the same words."""
-    return text[words[window.first][0] : words[window.stop - 1][1]]
+    """The window's part of ``text``, which has the same words; the last one's to the text's end, whose blanks GLiNER2
+    reads as one without a full stop."""
+    return text[words[window.first][0] : words[window.stop - 1][1] if window.stop < len(words) else None]
 
 
 def _num_read(encoding: Encoding) -> int:
@@ -198,6 +200,7 @@ def _num_read(encoding: Encoding) -> int:
 def _spans(
     found: Candidates, text: str, words: Seq[tuple[int, int]], task: ExtractTask, layout: Extraction
 ) -> list[Span]:
-    chosen = choose(found, flat=task.flat, multi_label=task.multi_label, by_word=layout.by_word)
+    apart = task.multi_label and bool(layout.schema)
+    chosen = choose(found, flat=task.flat, multi_label=task.multi_label, by_word=layout.by_word, apart=apart)
     places = ((words[first][0], words[last][1], label, score) for first, last, label, score in chosen)
     return [Span(start, end, text[start:end], task.labels[label], score) for start, end, label, score in places]

@@ -1,4 +1,5 @@
-"""From scores of words to the spans of a text, as the gliner library chooses them (its SpanDecoder, TokenDecoder)."""
+"""From scores of words to the spans of a text, as the gliner library chooses them (its SpanDecoder, TokenDecoder), and
+gliner2 (its finalize_spans)."""
 
 from __future__ import annotations
 
@@ -21,34 +22,46 @@ def collect(
     found: Candidates,
     logits: Float32Array,
     encoding: Encoding,
-    first_word: int,
+    window: range,
     thresholds: Float32Array,
     layout: Extraction,
 ) -> None:
     """Add a window's spans above their thresholds to ``found``. ``logits`` [tokens, columns]: by labels, then by the
-    layout's columns, with further labels of other sequences behind. ``first_word``: of the window, in its text."""
+    layout's columns, with further labels of other sequences behind; in front of them the margin of a schema, which is
+    above 0 where there is anything to find. ``window``: its words, in the text."""
     types = encoding.token_type_ids
     assert types is not None
     starts, count = word_numbers(types), num_words(types)
-    rows = logits[kinds_of(types) == WORD].reshape(len(starts), -1, layout.columns)[:, : len(thresholds)]
+    rows = logits[kinds_of(types) == WORD].reshape(len(starts), -1, layout.columns)
+    if layout.schema:
+        if rows[0, 0, 0] <= 0:
+            return
+        rows = rows[:, 1:]
+    rows = rows[:, : len(thresholds)]
     scores = apply_function(rows, "sigmoid")
     if layout.by_word:
         whole = np.full((count, len(thresholds), 3), -1.0, np.float32)  # words without tokens are in no span
         whole[starts] = scores
         places = _of_words(whole, thresholds)
     else:
-        places = _of_spans(scores, starts, count, thresholds)
+        is_end = np.ones(count, np.bool_)
+        if layout.schema:  # it gives a word without tokens the next one's state: no span ends there, as none begins
+            is_end[:] = False
+            is_end[starts[starts < len(window)]] = True  # nor in the full stop that the text lacks
+        places = _of_spans(scores, starts, is_end, thresholds)
     for first, last, label, score in places:
-        key = (first_word + first, first_word + last, label)
+        key = (window.start + first, window.start + last, label)
         found[key] = max(found.get(key, 0.0), score)
 
 
 def _of_spans(
-    scores: Float32Array, starts: npt.NDArray[np.int32], count: int, thresholds: Float32Array
+    scores: Float32Array, starts: npt.NDArray[np.int32], is_end: npt.NDArray[np.bool_], thresholds: Float32Array
 ) -> Iterator[tuple[int, int, int, float]]:
-    """First word, last word, label and score of spans of ``scores`` [words, labels, widths] that end in the window."""
+    """First word, last word, label and score of spans of ``scores`` [words, labels, widths]. ``is_end``: for
+    each word of the window, true if a span may end with it."""
     above: npt.NDArray[np.bool_] = scores > thresholds[:, None]
-    above &= (starts[:, None] + np.arange(scores.shape[2]) < count)[:, None, :]
+    width = scores.shape[2]
+    above &= np.pad(is_end, (0, width))[starts[:, None] + np.arange(width)][:, None, :]
     for (word, label, width), score in zip(np.argwhere(above).tolist(), scores[above].tolist(), strict=True):
         first = int(starts[word])
         yield first, first + width, label, score
@@ -69,9 +82,11 @@ def _of_words(scores: Float32Array, thresholds: Float32Array) -> Iterator[tuple[
             yield word, word + place, label, float(min(bound[place], ends[place]))
 
 
-def choose(found: Candidates, *, flat: bool, multi_label: bool, by_word: bool) -> Iterator[tuple[int, int, int, float]]:
+def choose(
+    found: Candidates, *, flat: bool, multi_label: bool, by_word: bool, apart: bool = False
+) -> Iterator[tuple[int, int, int, float]]:
     """First word, last word, label and score of the candidates that are left when those are taken out that overlap a
-    better one, in the text's order."""
+    better one, in the text's order. ``apart``: one of the same label, as in GLiNER2."""
     # Equal scores are ranked as the library lists them: by first word, then width and label, or label and width.
     if by_word:
         ranked = sorted(found.items(), key=lambda item: (-item[1], item[0][0], item[0][2], item[0][1]))
@@ -81,7 +96,7 @@ def choose(found: Candidates, *, flat: bool, multi_label: bool, by_word: bool) -
     kept: dict[int, list[tuple[int, int, int, float]]] = {}  # by first word
     for (first, last, label), score in ranked:
         near = range(first - longest, last + 1)
-        others = (other for place in near for other in kept.get(place, ()))
+        others = (other for place in near for other in kept.get(place, ()) if not apart or other[2] == label)
         if not any(_excludes(first, last, other, flat=flat, multi_label=multi_label) for other in others):
             kept.setdefault(first, []).append((first, last, label, score))
     for place in sorted(kept):

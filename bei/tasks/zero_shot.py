@@ -1,7 +1,8 @@
 """Scores of labels that a request brings.
 
 natural language inference   how each text entails "This example is LABEL." (arXiv:1909.00161)
-GLiClass                     all labels in one text with the text (arXiv:2508.07662); they see each other
+GLiClass, GLiNER2            all labels in one text with the text (arXiv:2508.07662, arXiv:2507.18546); they see each
+                             other
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from bei.artifact.label_layouts import Labelling
+from bei.artifact.label_layouts import Extraction, Labelling, Schema
 from bei.core import Encoding, Float32Array, Row
 from bei.engine.postprocess import apply_function
+from bei.engine.words import LABEL, kinds_of
 from bei.errors import InvalidRequestError, TaskNotSupportedError
 from bei.service.admission import Ticket
 from bei.service.call import ModelInput, ModelRequest, Reduce
 from bei.service.model_service import ModelService
 from bei.tasks.classify import Scores, logits_of
 from bei.tasks.support import computed, require
+from bei.tokenizer.label_prompt import LabelPrompt
 from bei.tokenizer.templates import AroundTemplate
 
 # How a model of natural language inference is asked for a label (transformers' default).
@@ -102,7 +105,7 @@ def nli_labels(service: ModelService) -> tuple[int, int]:
     if entails is None or contradicts is None:
         raise TaskNotSupportedError(
             f"{service.name} has the labels {', '.join(classification.labels)}: labels of a request need a model of "
-            "natural language inference, with entailment and contradiction, or GLiClass.",
+            "natural language inference, with entailment and contradiction, GLiClass or GLiNER2.",
             "model",
         )
     return entails, contradicts
@@ -147,6 +150,25 @@ def label_row(layout: Labelling, rows: Float32Array, count: int) -> Float32Array
     return found
 
 
+def _prompt(layout: Labelling, schema: Schema, labels: Seq[str]) -> LabelPrompt:
+    read = Extraction(
+        label_id=layout.label_id,
+        separator_id=schema.behind[-1],
+        reads_marker=layout.reads_marker,
+        max_width=1,
+        max_words=1,
+        schema=schema,
+    )
+    return LabelPrompt(tuple(labels), read, may_be_cut=False)
+
+
+def _of_schema(row: Row, encoding: Encoding) -> Row:
+    """Keeps the rows of the labels' tokens, [labels, 1]."""
+    assert encoding.token_type_ids is not None
+    places = np.flatnonzero(kinds_of(encoding.token_type_ids) == LABEL)
+    return {OUTPUT: row[OUTPUT][places[1:]]}  # the first one is the schema's own
+
+
 async def _by_markers(service: ModelService, layout: Labelling, task: ZeroShotTask, ticket: Ticket) -> Scores:
     most = service.manifest.max_seq_len
     if len(task.labels) >= most:
@@ -155,9 +177,19 @@ async def _by_markers(service: ModelService, layout: Labelling, task: ZeroShotTa
             "labels",
         )
     around = around_text(layout, task.labels)
-    options = replace(task.options, template=around, kept=(around.before, around.behind))
+    reduce: Reduce
+    if layout.schema:
+        if task.options.direction == "left":
+            raise InvalidRequestError(
+                f"{service.name} reads words of texts from their beginnings: leave truncation_direction out.",
+                "truncation_direction",
+            )
+        options, reduce = replace(task.options, labels=_prompt(layout, layout.schema, task.labels)), _of_schema
+    else:
+        options = replace(task.options, template=around, kept=(around.before, around.behind))
+        reduce = of_markers(layout)
     request = ModelRequest(task.inputs, options)
-    answer = await service.infer(request, ticket=ticket, outputs={OUTPUT}, reduce=of_markers(layout))
+    answer = await service.infer(request, ticket=ticket, outputs={OUTPUT}, reduce=reduce)
     logits = np.stack([label_row(layout, row[OUTPUT], len(task.labels)) for row in answer.rows])
     values = apply_function(logits, "sigmoid" if task.multi_label or len(task.labels) == 1 else "softmax")
     return Scores(answer.lengths, answer.truncated, values=values, labels=list(task.labels))

@@ -189,8 +189,11 @@ class TextEncoder:
             options = replace(options, direction="left")
         if options.labels is not None:
             texts = [text if isinstance(text, str) else text[0] for text in inputs]
-            layout, limit = self._layouts[1, True], self._limit(options)
-            return encode_words(self._tokenizer, texts, options.labels, layout, limit, check)
+            layout, limit = self._layouts[1, not options.labels.layout.schema], self._limit(options)
+            encodings = encode_words(self._tokenizer, texts, options.labels, layout, limit, check)
+            for encoding in () if options.labels.may_be_cut else encodings:
+                self._check(encoding, truncate, options)
+            return encodings
         if options.template is not None:
             inputs = [options.template.filled(pair) for pair in inputs]
         words = self._words if options.is_plain else None

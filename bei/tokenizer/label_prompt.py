@@ -1,13 +1,15 @@
 """Labels of a request in front of a text's words, or as vectors beside them, as models read them that find spans for
 any labels (GLiNER).
 
-A text is split as GLiNER's WhitespaceTokenSplitter does, and each word is tokenized by itself. Token types say what
-stands where (``bei.engine.words``); the model's own have none.
+A text is split as GLiNER's WhitespaceTokenSplitter does, or as GLiNER2's, and each word is tokenized by itself. Token
+types say what stands where (``bei.engine.words``); the model's own have none.
 """
 
 from __future__ import annotations
 
+import functools
 import re
+import unicodedata
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
@@ -25,21 +27,39 @@ from bei.tokenizer.special_tokens import Layout
 # Words, with hyphens and underscores inside, and all other characters but blanks, each by itself.
 _WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")
 
+# Words of GLiNER2 are also addresses and names of accounts, and may have combining marks and joiners. Marks lie in the
+# first two planes of Unicode, and in the one of variation selectors.
+_MARKED_PLANES = (range(0x20000), range(0xE0000, 0xE0200))
+_ENDS = (".", "!", "?")  # of a text, in GLiNER2
+
 # Of a longer word no more is tokenized: its first tokens alone fill the model.
 _MOST_CHARS_PER_TOKEN = 64
 
 
 class LabelPrompt(NamedTuple):
-    """``labels`` of a request, and how the model reads them; ``vectors`` of them where it reads these."""
+    """``labels`` of a request, and how the model reads them; ``vectors`` of them where it reads these. ``may_be_cut``:
+    words that do not fit are left out whatever the request and the server say of truncation."""
 
     labels: tuple[str, ...]
     layout: Extraction
     vectors: LabelVectors | None = None
+    may_be_cut: bool = True
 
 
-def word_spans(text: str) -> list[tuple[int, int]]:
+def word_spans(text: str, layout: Extraction) -> list[tuple[int, int]]:
     """First and one past the last character of each word of ``text``."""
-    return [found.span() for found in _WORD.finditer(text)]
+    pattern = _schema_words() if layout.schema else _WORD
+    return [found.span() for found in pattern.finditer(text)]
+
+
+@functools.cache
+def _schema_words() -> re.Pattern[str]:
+    """Words of GLiNER2 (its processing.word_splitter)."""
+    codes = (code for plane in _MARKED_PLANES for code in plane)
+    marks = "".join(chr(code) for code in codes if unicodedata.category(chr(code)).startswith("M"))
+    part = rf"[\w{marks}\u200c\u200d]+"
+    address = r"https?://[^\s]+|www\.[^\s]+|[a-z0-9._%+-]+@[a-z0-9.-]+\.[a-z]{2,}|@[a-z0-9_]+"
+    return re.compile(rf"{address}|{part}(?:[-_]{part})*|\S", re.IGNORECASE)
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: LabelPrompt) -> tuple[list[int], list[int]]:
@@ -52,6 +72,9 @@ def prompt_ids(tokenizer: Tokenizer, prompt: LabelPrompt) -> tuple[list[int], li
     layout = prompt.layout
     ids: list[int] = []
     kinds: list[int] = []
+    if schema := layout.schema:
+        ids, kinds = [*schema.before], [OTHER] * len(schema.before)
+        kinds[schema.place] = LABEL
     for place, label in enumerate(prompt.labels):
         if (special := next((token for token in spelled if token in label), None)) is not None:
             raise InvalidRequestError(
@@ -63,7 +86,8 @@ def prompt_ids(tokenizer: Tokenizer, prompt: LabelPrompt) -> tuple[list[int], li
         ids += [layout.label_id, *found]
         kinds += [LABEL, OTHER] if layout.reads_marker else [OTHER, LABEL]
         kinds += [OTHER] * (len(found) - 1)
-    return [*ids, layout.separator_id], [*kinds, OTHER]
+    behind = schema.behind if schema else [layout.separator_id]
+    return [*ids, *behind], [*kinds, *[OTHER] * len(behind)]
 
 
 def encode_words(
@@ -89,7 +113,11 @@ def encode_words(
     for text in texts:
         check()
         longest = room * _MOST_CHARS_PER_TOKEN
-        words = [text[start : min(stop, start + longest)] for start, stop in word_spans(text)]
+        if prompt.layout.schema and not text.endswith(_ENDS):
+            text += "."
+        words = [text[start : min(stop, start + longest)] for start, stop in word_spans(text, prompt.layout)]
+        if prompt.layout.schema:
+            words = [word.lower() for word in words]
         found = tokenizer.encode(words, is_pretokenized=True, add_special_tokens=False)
         kept, kinds, is_whole = _whole_words(np.array(found.word_ids, np.int64), len(words), room)
         ids, _ = around.around([np.array([*prompt_tokens, *found.ids[:kept]], np.int32)])

@@ -33,7 +33,6 @@ def main() -> int:
         return SKIPPED
     with tempfile.TemporaryDirectory(prefix="bei-kernels-") as temporary:
         work = (arguments.work or Path(temporary)).absolute()
-        work.mkdir(parents=True, exist_ok=True)
         try:
             _try(work, arguments.out)
         except subprocess.CalledProcessError as error:

@@ -1,6 +1,7 @@
 """``/v1/extract``: spans of texts for labels that the request brings, by a model that finds any (GLiNER).
 
 ``threshold``, ``flat`` and ``multi_label`` are those of the gliner library's ``inference``; ``flat`` is its flat_ner.
+With ``multi_label`` GLiNER2 chooses each label's spans by themselves, as the gliner2 library does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``/v1/classify``: with ``labels`` in the request Jina's zero-shot classification, without them vLLM's ``/classify``.
 
 Jina compares embeddings of texts and labels. Here a model of natural language inference says how a text entails "This
-example is LABEL.", as transformers' pipeline does, or GLiClass scores the labels; other models are refused. Reference:
-jina.ai, "Classifier API".
+example is LABEL.", as transformers' pipeline does, or GLiClass or GLiNER2 scores the labels; other models are refused.
+Reference: jina.ai, "Classifier API".
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def parse(content: bytes) -> LabelsRequest | ClassifyRequest:
 
 async def classify(body: LabelsRequest | ClassifyRequest, context: RequestContext) -> Reply:
     """A score for each label of each text: with `labels` those of the request (Jina; models of natural language
-    inference, GLiClass), without them the model's own (vLLM)."""
+    inference, GLiClass, GLiNER2), without them the model's own (vLLM)."""
     if isinstance(body, ClassifyRequest):
         return await classify_texts(body, context)
     if body.classifier_id is not None:

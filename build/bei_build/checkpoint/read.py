@@ -17,6 +17,7 @@ from bei.artifact.manifest import CheckpointSource
 from bei.artifact.store import sha256_of_file
 from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 from bei.utils.libraries import importing
+from bei_build.checkpoint import gliner2
 from bei_build.checkpoint.adapter_folder import with_base
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.colbert import Sides, roles_of
@@ -43,7 +44,8 @@ from bei_build.checkpoint.sentence_transformers import (
 )
 from bei_build.checkpoint.transformers_versions import check_versions
 from bei_build.families.base import UNLIMITED, Family
-from bei_build.families.table import family_of, refuse_others
+from bei_build.families.gliner2 import MODEL_TYPE as GLINER2
+from bei_build.families.table import family_of
 from bei_build.files.foreign_formats import foreign_kind
 from bei_build.files.json_settings import read_object
 from bei_build.files.size_limits import check_sizes
@@ -118,7 +120,7 @@ def read_checkpoint(
         lowercase=files.do_lower_case,
         markers=files.markers,
         ends_in_eos=getattr(config, "ends_in_eos", False),
-        added=own_tokens(config),
+        added=(*own_tokens(config), *gliner2.own_tokens(config)),
         model_type=family.model_type if hasattr(config, "gliner") else "",
     )
     library = open_tokenizer(folder, tokenizer_settings)
@@ -165,6 +167,7 @@ def read_checkpoint(
     if adapters:
         tied = bool(getattr(config, "tie_word_embeddings", True))
         spec = with_adapters(spec, family, folder, adapters, tied=tied, fp8=fp8, packed=packed)
+    has_schema = hasattr(config, "gliner2")
     return Checkpoint(
         location,
         files,
@@ -184,9 +187,9 @@ def read_checkpoint(
         fp8,
         packed,
         token_weights,
-        extraction_of(spec, config, tokenizer),
+        (gliner2.extraction_of if has_schema else extraction_of)(spec, config, tokenizer),
         listwise_of(spec, tokenizer, longest, said),
-        labelling_of(spec, config, tokenizer),
+        (gliner2.labelling_of if has_schema else labelling_of)(spec, config, tokenizer),
     )
 
 
@@ -196,6 +199,7 @@ def source_of(checkpoint: Checkpoint, labels: Checkpoint | None = None) -> Check
     found = (path for folder in folders for suffix in READ_SUFFIXES for path in folder.glob(f"*{suffix}"))
     files = {path for path in found if path.is_file()}
     files.update(weights := weight_files(checkpoint.folder))
+    files.update((checkpoint.folder / gliner2.ENCODER_FOLDER).glob("*.json"))
     files.update(beside for file in weights if file.suffix == ONNX for beside in external_files(file))
     beside = [module.location for module in checkpoint.modules.values()]
     if checkpoint.files.layer_pooling:
@@ -242,7 +246,6 @@ def _config(
     raw = _raw_config(folder, static)
     quantized = _stored_format(folder, raw)
     path = folder / "config.json"
-    refuse_others(raw["model_type"])
     architectures = raw.get("architectures")
     architecture = architectures[0] if isinstance(architectures, list) and architectures else None
     if not isinstance(architecture, str):
@@ -309,6 +312,9 @@ def _raw_config(folder: Path, static: StaticClass | None) -> dict[str, Any]:
     check_sizes(path, raw)
     if not isinstance(raw.get("model_type"), str):
         raise CheckpointError(f"{path} does not name a model_type. Download the checkpoint again.")
+    if raw["model_type"] == GLINER2:
+        raw = gliner2.gliner2_config(folder, raw)
+        check_sizes(path, raw)
     return raw
 
 

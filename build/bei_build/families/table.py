@@ -32,6 +32,7 @@ from bei_build.families import (
     gemma,
     gliclass,
     gliner,
+    gliner2,
     glm,
     gpt,
     granite,
@@ -96,6 +97,7 @@ FAMILIES: tuple[Family, ...] = (
     deberta.FAMILY,
     gliclass.FAMILY,
     gliner.FAMILY,
+    gliner2.FAMILY,
     clip.FAMILY,
     siglip.FAMILY,
     siglip.NAFLEX_FAMILY,
@@ -166,19 +168,6 @@ VISION_FAMILIES: Mapping[str, VisionFamily] = {
 def vision_family(architecture: str) -> VisionFamily | None:
     """The image tower of the class ``architecture``; None: it has none."""
     return VISION_FAMILIES.get(architecture)
-
-
-# Model types of libraries beside transformers whose models are not built.
-_OTHERS: Mapping[str, str] = {"extractor": "GLiNER2"}
-
-
-def refuse_others(model_type: str) -> None:
-    """Raise UnsupportedArchitectureError for a known type that is not built, whatever its class is called."""
-    if (library := _OTHERS.get(model_type)) is not None:
-        raise UnsupportedArchitectureError(
-            f"config.json describes a model of {library} (model_type {model_type!r}), which bei does not build. "
-            "docs/models.md lists the models that are built."
-        )
 
 
 def reads_images_alone(architecture: str) -> bool:

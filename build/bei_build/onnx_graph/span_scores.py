@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from bei_build.onnx_graph.counted_labels import emit_counted_labels, with_margin
 from bei_build.onnx_graph.word_rows import WordRows
 from bei_build.onnx_graph.writer import GraphWriter
 from bei_build.spec.dtypes import DType, FloatArray
@@ -29,7 +30,7 @@ def emit_span_scores(
     places = graph.input("word_ends", DType.INT32, ["B", "W"])
     ends = graph.op("Gather", [_projected(rows, words, layer, "end"), places], f"{name}.ends", axis=0)
     ends = graph.op("Pad", [ends, graph.constant([0, 0, 0, 0, most - 1, 0])], f"{name}.padded", mode="edge")
-    factors, offsets = _labels(rows, value)
+    factors, offsets = _labels(rows, value, layer)
     scores = []
     for width in range(most):
         part = f"{name}.{width}"
@@ -40,7 +41,8 @@ def emit_span_scores(
         product = graph.op("MatMul", [hidden, factors], f"{part}.product")
         scores.append(graph.op("Unsqueeze", [product, graph.constant([3])], f"{part}.column"))
     joined = graph.op("Concat", scores, f"{name}.joined", axis=3)
-    return rows.of_tokens(graph.op("Add", [joined, offsets], f"{name}.complete"))
+    complete = graph.op("Add", [joined, offsets], f"{name}.complete")
+    return rows.of_tokens(with_margin(rows, value, complete) if layer.counting else complete)
 
 
 def _projected(rows: WordRows, words: str, layer: SpanScoresSpec, part: str) -> str:
@@ -52,10 +54,11 @@ def _projected(rows: WordRows, words: str, layer: SpanScoresSpec, part: str) -> 
     return rows.graph.linear(f"{name}.out", value, half, bias)
 
 
-def _labels(rows: WordRows, value: str) -> tuple[str, str]:
+def _labels(rows: WordRows, value: str, layer: SpanScoresSpec) -> tuple[str, str]:
     """The factors of a span's numbers, [B, 4 * width, C], and what is added to their sum, [B, 1, C, 1]."""
     graph, name = rows.graph, f"{rows.name}.label"
-    labels = _mlp(rows, rows.labels(value), "label")
+    states = rows.labels(value)
+    labels = emit_counted_labels(rows, states, layer) if layer.counting else _mlp(rows, states, "label")
     factors = graph.linear(f"{name}.factors", labels, rows.read("out.1.weight").T)
     offsets = graph.linear(f"{name}.offsets", labels, rows.read("out.1.bias")[None])
     by_sequence = rows.by_sequence(factors, rows.label_slots)

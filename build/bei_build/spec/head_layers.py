@@ -16,6 +16,39 @@ from bei_build.spec.parts import (
 )
 
 Scorer: TypeAlias = Literal["dot", "weighted", "mlp"]
+Counting: TypeAlias = Literal["mlp", "transformer"]
+
+
+@dataclass(frozen=True)
+class CountingSpec:
+    """Labels of a schema, as its first instance reads them (GLiNER2, arXiv:2507.18546, its CountLSTM and CountLSTMv2).
+
+    A GRU whose state is the label l makes one step to h, with the first row of ``position`` as its input. Then
+    the label is projector([h, l]), an MLP of one hidden layer of 4 * width (``mlp``), or out([t, h + l]) with t, the
+    states of a small ``transformer`` over h + l of all labels of a sequence, and an MLP of two hidden layers.
+
+    The first marked token of several is no label, but the schema's own. A column of margins stands in its place: an MLP
+    scores ``num_counts`` numbers of instances from its state, and the margin is the largest score of 1 and more above
+    that of 0. At 0 and below nothing is found.
+
+    Its weights are those of the head's ``schema``: ``position``, the GRU's ``gru.{input|hidden}`` (gates as PyTorch's
+    GRU has them), ``count.{0|1}``, ``label.{i}``, and of the transformer ``narrow`` and
+    ``blocks.{i}.{input|output|up|down|attention_norm|mlp_norm}``.
+    """
+
+    kind: Counting
+    num_counts: int = 20
+    # Of the transformer.
+    num_layers: int = 2
+    num_heads: int = 4
+    inner_width: int = 128
+    eps: float = 1e-5
+
+    def label_widths(self, width: int) -> tuple[int, ...]:
+        """Of the MLP ``label``: what enters, the hidden layers, and what leaves."""
+        if self.kind == "mlp":
+            return (2 * width, 4 * width, width)
+        return (self.inner_width + width, width, width, width)
 
 
 @dataclass(frozen=True)
@@ -31,6 +64,8 @@ class SpanScoresSpec:
 
     Its weights are ``{name}.rnn.{i}.{ahead|back}.{input|hidden}`` (gates as PyTorch's LSTM has them), and two
     linear layers ``.0`` and ``.1`` of each MLP, ``{name}.{start|end|out|label}``.
+
+    ``counting``: labels are a schema's (``CountingSpec``), in place of the MLP ``label``.
     """
 
     name: str
@@ -38,6 +73,7 @@ class SpanScoresSpec:
     max_width: int
     recurrent_layers: int
     given_labels: bool = False
+    counting: CountingSpec | None = None
 
     @property
     def columns(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import TypeAlias
 
-from bei_build.spec.head_layers import LabelScoresSpec, SpanScoresSpec, WordScoresSpec
+from bei_build.spec.head_layers import CountingSpec, LabelScoresSpec, SpanScoresSpec, WordScoresSpec
 from bei_build.spec.parts import (
     AttentionPoolSpec,
     AttentionSpec,
@@ -115,9 +115,34 @@ def span_scores_weights(layer: SpanScoresSpec | WordScoresSpec) -> Iterator[tupl
         yield from linear_weights(f"{name}.out.0", 4 * width, 3 * width, bias=True)
         yield from linear_weights(f"{name}.out.1", layer.columns, 4 * width, bias=True)
         return
-    for part, entering in (("start", width), ("end", width), ("out", 2 * width), ("label", width)):
-        yield from linear_weights(f"{name}.{part}.0", 4 * width, entering, bias=True)
+    entering = {"start": width, "end": width, "out": 2 * width} | ({} if layer.counting else {"label": width})
+    for part, first in entering.items():
+        yield from linear_weights(f"{name}.{part}.0", 4 * width, first, bias=True)
         yield from linear_weights(f"{name}.{part}.1", width, 4 * width, bias=True)
+    if layer.counting:
+        yield from _counting_weights(f"{name}.schema", width, layer.counting)
+
+
+def _counting_weights(name: str, width: int, counting: CountingSpec) -> Iterator[tuple[str, Shape]]:
+    yield f"{name}.position.weight", (counting.num_counts, width)
+    for part in ("input", "hidden"):
+        yield from linear_weights(f"{name}.gru.{part}", 3 * width, width, bias=True)
+    yield from linear_weights(f"{name}.count.0", 2 * width, width, bias=True)
+    yield from linear_weights(f"{name}.count.1", counting.num_counts, 2 * width, bias=True)
+    for index, (entering, leaving) in enumerate(pairwise(counting.label_widths(width))):
+        yield from linear_weights(f"{name}.label.{index}", leaving, entering, bias=True)
+    if counting.kind != "transformer":
+        return
+    inner = counting.inner_width
+    yield from linear_weights(f"{name}.narrow", inner, width, bias=True)
+    for index in range(counting.num_layers):
+        part = f"{name}.blocks.{index}"
+        yield from linear_weights(f"{part}.input", 3 * inner, inner, bias=True)
+        yield from linear_weights(f"{part}.output", inner, inner, bias=True)
+        yield from linear_weights(f"{part}.up", 2 * inner, inner, bias=True)
+        yield from linear_weights(f"{part}.down", inner, 2 * inner, bias=True)
+        for norm in ("attention_norm", "mlp_norm"):
+            yield from norm_weights(f"{part}.{norm}", NormSpec(counting.eps), inner)
 
 
 def decoder_weights(decoder: DecoderSpec, hidden: int) -> Iterator[tuple[str, Shape]]:

@@ -189,7 +189,8 @@ class TokenSources:
         runs = self.library.runs
         if not of_library or runs is None:
             return self.encoder.encode(texts, EncodingOptions(labels=prompt))
-        return encode_words(runs, texts, prompt, layout_of(runs, 1, with_special=True), max_length, lambda: None)
+        around = layout_of(runs, 1, with_special=not prompt.layout.schema)
+        return encode_words(runs, texts, prompt, around, max_length, lambda: None)
 
     def is_same(self, library: TokenIds, artifact: TokenIds | None) -> bool:
         """True if a model gets equal inputs; None means that there are no tokens."""

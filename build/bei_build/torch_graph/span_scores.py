@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bei_build.spec.head_layers import SpanScoresSpec, WordScoresSpec
+from bei_build.torch_graph.counted_labels import SchemaLabels
 from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.parameters import Linear, TensorOptions
 from bei_build.torch_graph.word_rows import WordReader, labels_of, labels_read
@@ -24,8 +25,10 @@ class SpanScores(nn.Module):
         self.rnn = WordReader(width, spec.recurrent_layers, options)
         self.start = _mlp(width, width, options)
         self.end = _mlp(width, width, options)
-        self.label = _mlp(width, width, options)
         self.out = _mlp(2 * width, width, options)
+        self.schema = SchemaLabels(spec.counting, width, options) if spec.counting else None
+        if self.schema is None:
+            self.label = _mlp(width, width, options)
 
     def forward(self, value: Tensor, step: PackedStep) -> Tensor:
         """Scores [T, C * max_width] of the token states ``value`` [T, width]."""
@@ -36,8 +39,14 @@ class SpanScores(nn.Module):
         last = ends[:, -1:].expand(-1, most - 1, -1)
         spans = torch.cat([ends, last], dim=1).unfold(1, most, 1).transpose(2, 3)  # [B, W, max_width, width]
         pairs = torch.cat([starts.unsqueeze(2).expand_as(spans), spans], dim=-1).relu()
-        labels = _through(self.label, labels_of(self._spec, value, step))
+        slots = step["label_slots"].long()
+        if self.schema is None:
+            labels = _through(self.label, labels_of(self._spec, value, step))
+        else:
+            labels = self.schema(value, slots)
         scores = torch.einsum("bwkd,bcd->bwck", _through(self.out, pairs), labels)
+        if self.schema is not None:
+            scores = self.schema.with_margin(scores, value, slots)
         return scores.flatten(2).flatten(0, 1)[step["token_words"].long()]
 
 

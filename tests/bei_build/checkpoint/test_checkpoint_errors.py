@@ -219,12 +219,6 @@ def test_an_unknown_type_names_the_nearest_of_its_stem_and_no_other(
     refused(folder, UnsupportedArchitectureError, message)
 
 
-@pytest.mark.parametrize("architectures", [["Extractor"], None])
-def test_gliner2_is_refused_by_name(architectures: list[str] | None, folder: Path) -> None:
-    change_config(folder, model_type="extractor", architectures=architectures)
-    refused(folder, UnsupportedArchitectureError, r"a model of GLiNER2 \(model_type 'extractor'\), which bei does not")
-
-
 @pytest.mark.parametrize(
     ("model_type", "architecture", "supported"),
     [

@@ -14,6 +14,7 @@ from tests.support.zoo import FIRST_OF_FAMILY, config_of, spec_of
 REMOTE_CODE = (
     "Contriever",
     "GLiClassModel",
+    "GLiNER2",
     "HF_ColBERT",
     "JinaBertForMaskedLM",
     "JinaBertForSequenceClassification",
