@@ -26,7 +26,7 @@ from benchmarks.harness.arguments import parsed
 from benchmarks.harness.engines import loaded, precisions, random_encodings, sorted_batches, tokens_per_s
 from benchmarks.harness.models import built, checkpoint_folder
 from benchmarks.harness.record import write
-from benchmarks.harness.rounds import alternate, seconds
+from benchmarks.harness.rounds import alternate, ratio, seconds
 from benchmarks.harness.texts import mixed_lengths
 
 _COUNTS = {"minilm": 256, "bert-base": 64}
@@ -49,9 +49,9 @@ def main() -> None:
         }
         if options.kernels:
             sides, cosines = _with_and_without_kernels(artifacts, lengths, stack)
-            write(
-                f"kernels-{options.shape}", {"cosine, lowest": cosines, "sides": alternate(sides, options.repetitions)}
-            )
+            results = alternate(sides, options.repetitions)
+            ratios = {name: ratio(results, f"{name} with kernels", f"{name} without") for name in artifacts}
+            write(f"kernels-{options.shape}", {"with / without": ratios, "cosine, lowest": cosines, "sides": results})
             return
         sides = _beside_torch(checkpoint, artifacts, lengths, stack)
         results = alternate(sides, options.repetitions)

@@ -8,7 +8,8 @@
 Needs the package ``sentence-transformers``. CLIP ViT-B/32's or SigLIP base's shape (patches of 16 pixels, images of
 224), both towers, with random weights. In each repetition every side decodes and computes the same JPEG files once, in
 one process: by one call of ``Model.embed``, without a cache; by sentence-transformers' ``encode``; and by transformers'
-image processor and ``get_image_features``. The libraries get batches of 32 of images that Pillow opens.
+image processor and ``get_image_features``. The libraries get batches of 32 of images that Pillow opens. Without BF16 in
+the CPU nothing is measured in BF16.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ from msgspec import json
 from bei import Model
 from bei.core import Float32Array
 from benchmarks.harness.arguments import parsed
+from benchmarks.harness.engines import precisions
 from benchmarks.harness.models import built, minilm_folder
 from benchmarks.harness.record import write
 from benchmarks.harness.rounds import alternate, ratio, seconds
 from benchmarks.harness.servers import ROOT, revision
 
 _BATCH = 32
-_PRECISIONS = {"FP32": "float32", "BF16": "bfloat16"}
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 _SHAPES = ("clip-vit-b32", "siglip-base")
 _PROCESSORS = {
     "clip-vit-b32": {
@@ -61,23 +63,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = Path(options.kept or scratch)
         checkpoint = _checkpoint(options.shape, folder)
-        artifacts = {
-            precision: _artifact(checkpoint, folder, f"{options.shape}-{precision.lower()}", precision)
-            for precision in _PRECISIONS
-        }
+        measured = precisions(*_DTYPES)
+        artifacts = {precision: _artifact(checkpoint, folder, options.shape, precision) for precision in measured}
         if not options.repetitions:
             return
         files = [*_drawn(options.images, options.width, options.height)]
         sides: dict[str, Callable[[Sequence[bytes]], Float32Array]] = {}
-        for precision, dtype in _PRECISIONS.items():
-            sides[f"bei, {precision}"] = stack.enter_context(Model(artifacts[precision], tune="off")).embed
-            sides[f"sentence-transformers, {precision}"] = _sentence_transformers(checkpoint, dtype)
-            sides[f"transformers, {precision}"] = _transformers(checkpoint, dtype)
+        for precision in measured:
+            label, dtype = precision.upper(), _DTYPES[precision]
+            sides[f"bei, {label}"] = stack.enter_context(Model(artifacts[precision], tune="off")).embed
+            sides[f"sentence-transformers, {label}"] = _sentence_transformers(checkpoint, dtype)
+            sides[f"transformers, {label}"] = _transformers(checkpoint, dtype)
         _check_same(sides, files[:2])
         rates = alternate({name: partial(_rate, run, files) for name, run in sides.items()}, options.repetitions)
     ratios = {
         f"bei / {other}": {
-            precision: ratio(rates, f"bei, {precision}", f"{other}, {precision}") for precision in _PRECISIONS
+            label: ratio(rates, f"bei, {label}", f"{other}, {label}") for label in map(str.upper, measured)
         }
         for other in ("sentence-transformers", "transformers")
     }
@@ -116,9 +117,9 @@ def _checkpoint(shape: str, folder: Path) -> Path:
 
 
 def _artifact(checkpoint: Path, folder: Path, name: str, precision: str) -> Path:
-    out = folder / f"{name}-{precision.lower()}"
+    out = folder / f"{name}-{precision}"
     if not out.is_dir():
-        built(checkpoint, folder, name, precision.lower())
+        built(checkpoint, folder, name, precision)
     return out
 
 

@@ -1,32 +1,39 @@
 """The cost of the largest legal requests to everybody else: the slowest /health while each is served, and memory.
 
     python -m benchmarks.stalls [--repetitions 1] [--cases NAME...]
+    python -m benchmarks.stalls --images [--repetitions 1]
 
 The server is a process of its own with models of every kind whose engine costs nothing (tests/e2e/wide_server.py), so
 stalls and memory are the server's. A thread asks for /health every 5 ms on a connection of its own; the request is
 sent, and its answer read and dropped, by another process. Memory is the server's: RSS before, the peak (VmHWM, reset
 before each case) and two seconds after the answer. Then some cases on a server with 2 GB of address space and the
-default limits.
+default limits. ``--images``: `bei serve` of a tiny CLIP instead, and images as large as its limits let in.
 """
 
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
 
 from benchmarks.harness.arguments import parsed
 from benchmarks.harness.record import write
 from benchmarks.harness.sampling import repeating
 from benchmarks.harness.servers import free_port, running
 from tests.e2e.wide_server import save_models
+from tests.support.builds import build_artifact
+from tests.support.two_towers import data_url, save_clip
 
 _EVERY_S = 0.005
 _AFTER_S = 2.0
@@ -54,6 +61,14 @@ def lists(*sizes: int) -> list[list[str]]:
 
 def field_documents(count: int) -> list[dict[str, Any]]:
     return [{"text": "abcd", **{f"f{i}": i for i in range(60)}} for _ in range(count)]
+
+
+def jpeg(side: int) -> str:
+    """The data URL of a square JPEG of noise: 1.4 bytes a pixel."""
+    levels = np.random.default_rng(side).integers(0, 256, (side, side, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(levels).save(file, "JPEG", quality=97)
+    return data_url(file.getvalue())
 
 
 _MANY = 16_384
@@ -109,35 +124,61 @@ CASES: dict[str, Case] = {
         "/v1/rerank", lambda: {"query": "word", "documents": [""] * 2_600_000, **_RERANKER}
     ),
 }
+_IMAGE_FLAGS = ("--payload-limit", "16000000", "--image-megabytes", "9")
+IMAGE_CASES: dict[str, Case] = {
+    "nothing": CASES["nothing"],
+    "/v1/embeddings, a JPEG of 8 MB": Case("/v1/embeddings", lambda: {"input": [{"image": jpeg(2400)}]}),
+    "/v1/embeddings, 16 JPEGs of 0.6 MB": Case("/v1/embeddings", lambda: {"input": [{"image": jpeg(660)}] * 16}),
+    "/v1/embeddings, a base64 of 8 MB that is no image": Case(
+        "/v1/embeddings", lambda: {"input": [{"image": data_url(bytes(8_000_000))}]}
+    ),
+}
 # What a server with 2 GB of address space is asked; what its limits refuse is refused, the others are answered.
 SMALL = ["/tokenize, a text of 7 MB", "/embed_all, 2,048 texts of 256 tokens", "/embed_all, 200 texts of 256 tokens"]
 SMALL += ["/predict_tokens, raw scores", "/predict_tokens, 2,048 texts of 256 tokens", "/v1/embeddings, 16,384 texts"]
 
 
 def main() -> None:
-    options = parsed(__doc__, cases=list(CASES), repetitions=1)
-    results: dict[str, Any] = {"cases": {}, "2 GB of address space": {}}
+    options = parsed(__doc__, images=False, cases=list(CASES), repetitions=1)
     with tempfile.TemporaryDirectory() as folder:
-        paths = save_models(Path(folder))
-        with _serving(paths, *_FLAGS) as (port, pid):
-            for name in options.cases * options.repetitions:
-                results["cases"].setdefault(name, []).append(measured(port, pid, CASES[name]))
-                print(name, results["cases"][name][-1], flush=True)
-        if set(SMALL) <= set(options.cases):
-            with _serving(paths, memory=2_000_000_000) as (port, pid):
-                for name in SMALL:
-                    results["2 GB of address space"][name] = measured(port, pid, CASES[name])
-                    print("2 GB:", name, results["2 GB of address space"][name], flush=True)
+        if options.images:
+            _measure_images(Path(folder), options.repetitions)
+        else:
+            _measure_texts(Path(folder), options.cases, options.repetitions)
+
+
+def _measure_images(folder: Path, repetitions: int) -> None:
+    artifact = build_artifact(save_clip(folder / "checkpoint"), folder / "clip")
+    with _serving(["-m", "bei", "serve", artifact.path], *_IMAGE_FLAGS) as (port, pid):
+        write("stalls-images", {"cases": _all_measured(port, pid, IMAGE_CASES, repetitions)})
+
+
+def _measure_texts(folder: Path, cases: list[str], repetitions: int) -> None:
+    command = ["-m", "tests.e2e.wide_server"]
+    paths = save_models(folder)
+    results: dict[str, Any] = {"cases": {}, "2 GB of address space": {}}
+    with _serving([*command, *paths], *_FLAGS) as (port, pid):
+        results["cases"] = _all_measured(port, pid, {name: CASES[name] for name in cases}, repetitions)
+    if set(SMALL) <= set(cases):
+        with _serving([*command, "--memory", 2_000_000_000, *paths]) as (port, pid):
+            small = _all_measured(port, pid, {name: CASES[name] for name in SMALL}, 1)
+            results["2 GB of address space"] = {name: rows[0] for name, rows in small.items()}
     write("stalls", results)
 
 
+def _all_measured(port: int, pid: int, cases: Mapping[str, Case], repetitions: int) -> dict[str, list[dict[str, Any]]]:
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for name in [*cases] * repetitions:
+        rows.setdefault(name, []).append(measured(port, pid, cases[name]))
+        print(name, rows[name][-1], flush=True)
+    return rows
+
+
 @contextmanager
-def _serving(paths: list[Path], *flags: str, memory: int = 0) -> Iterator[tuple[int, int]]:
-    """Port and pid of a wide server."""
+def _serving(command: Sequence[object], *flags: str) -> Iterator[tuple[int, int]]:
+    """Port and pid of a server that ``command`` starts."""
     port = free_port()
-    limit = ["--memory", memory] if memory else []
-    command = [sys.executable, "-m", "tests.e2e.wide_server", *limit, *paths, "--port", port, *flags]
-    with running(command, port) as server:
+    with running([sys.executable, *command, "--port", port, *flags], port) as server:
         yield port, server.process.pid
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ tests.api_docs` from the server's own `/openapi.json`; `tests/test_api_docs.py` 
 _COMMON = 4
 
 
+@cache
 def page() -> dict[str, Any]:
     """What /openapi.json is, of a server with default settings."""
     application = create_app(Models([]), ServeConfig(), Metrics())

@@ -33,6 +33,7 @@ def main() -> int:
         return SKIPPED
     with tempfile.TemporaryDirectory(prefix="bei-kernels-") as temporary:
         work = (arguments.work or Path(temporary)).absolute()
+        work.mkdir(parents=True, exist_ok=True)
         try:
             _try(work, arguments.out)
         except subprocess.CalledProcessError as error:

@@ -145,22 +145,22 @@ def long_id_lists(content: bytes, field: str, max_lists: int) -> LongIdLists | N
     would keep the garbage collector busy for seconds.
 
     None where the body is short, or anything else than expected: all is then the ordinary decoder's, errors too. The
-    field was found by its name, which may also stand deeper in the body: the caller sees by the placeholder.
+    field is the first of its name, which may also stand deeper in the body: the caller sees by the placeholder.
     """
     if len(content) <= PIECE_BYTES:
         return None
-    found = re.search(rb'"%s"\s*:\s*(?=\[\s*([\[0-9]))' % field.encode(), content)
-    if found is None:
+    found = re.search(rb'"%s"\s*:\s*(?:(\[)\s*([\[0-9]))?' % field.encode(), content)
+    if found is None or found[1] is None:
         return None
-    read = _lists_from if found[1] == b"[" else _ids_from
+    read = _lists_from if found[2] == b"[" else _ids_from
     try:
-        there = read(content, content.index(b"[", found.end()) + 1, max_lists)
+        there = read(content, found.end(1), max_lists)
     except msgspec.DecodeError:
         return None
     if there is None:
         return None
     lists, stop = there
-    return LongIdLists(lists, content[: found.end()] + PLACEHOLDER + content[stop:])
+    return LongIdLists(lists, content[: found.start(1)] + PLACEHOLDER + content[stop:])
 
 
 def _ids_from(content: bytes, start: int, _: int) -> tuple[list[list[int]], int] | None:

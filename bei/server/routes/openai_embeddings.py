@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -136,26 +137,30 @@ _part_decoder = msgspec.json.Decoder(InputPart)
 _mixed_decoder = msgspec.json.Decoder(list[str | list[TokenId] | InputPart])
 
 
+# The bracket of a list, and the first character of its first element; of no list, no bracket and the first character.
+_BEGIN = re.compile(rb"\s*(\[?)\s*(.?)", re.DOTALL)
+
+
 def parse_input(raw: bytes) -> list[ModelInput]:
-    """``input`` as texts, lists of token ids, and images. Raises InvalidRequestError."""
-    compact = raw.lstrip()
-    inner = compact[1:].lstrip()[:1] if compact[:1] == b"[" else b""
+    """``input`` as texts, lists of token ids, and images. ``raw`` may have megabytes: nothing copies it.
+
+    Raises InvalidRequestError.
+    """
+    begin = _BEGIN.match(raw)
+    assert begin is not None, "the pattern fits everything"
+    is_list, first = bool(begin[1]), begin[2]
     try:
-        if compact[:1] == b'"':
-            return [_text_decoder.decode(raw)]
-        if inner == b'"':
-            return _texts_or_mixed(_texts_decoder, raw)
-        if inner == b"[":
+        if first == b'"':
+            return _texts_or_mixed(_texts_decoder, raw) if is_list else [_text_decoder.decode(raw)]
+        if first == b"{":
+            return _mixed(raw) if is_list else [_part_decoder.decode(raw).model_input("input")]
+        if is_list and first == b"[":
             return _texts_or_mixed(_id_lists_decoder, raw)
-        if compact[:1] == b"{":
-            return [_part_decoder.decode(raw).model_input("input")]
-        if inner == b"{":
-            return _mixed(raw)
-        if inner and inner in b"-0123456789":
+        if is_list and first and first in b"-0123456789":
             return [_ids_decoder.decode(raw)]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedRequestError(f"input must be {_INPUT_FORMS}, in UTF-8: {error}.", "input") from error
-    if inner == b"]":
+    if is_list and first == b"]":
         raise EmptyInputError("input is an empty list: send at least one input.", "input")
     raise MalformedRequestError(f"input must be {_INPUT_FORMS}.", "input")
 
@@ -192,7 +197,7 @@ def parse(
                 raise too_many_inputs(len(found.lists), max_inputs, "input")
             return ParsedRequest(body, found.lists)
     body = parse_request(content)
-    inputs = parse_input(bytes(body.input))
+    inputs = parse_input(body.input)
     if len(inputs) > max_inputs:
         raise too_many_inputs(len(inputs), max_inputs, "input")
     body.input = msgspec.Raw(b"null")  # or it would keep the whole content

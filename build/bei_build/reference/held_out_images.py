@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -21,9 +22,10 @@ class HeldOutImage(NamedTuple):
     content: bytes
 
 
-def held_out_images() -> list[HeldOutImage]:
-    """48 images. Equal calls give equal pixels."""
-    return list(_drawn())
+@cache
+def held_out_images() -> tuple[HeldOutImage, ...]:
+    """48 images, drawn once: that takes a second or two. In every process they have the same pixels."""
+    return tuple(_drawn())
 
 
 def _drawn() -> Iterator[HeldOutImage]:
