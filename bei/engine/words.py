@@ -1,9 +1,9 @@
 """Words and labels of a batch, as inputs of graphs that score spans of words for labels.
 
-A sequence's token types mark them: its labels' tokens have the type ``LABEL``, the first token of each of its words
-``WORD``. Words that have no tokens are counted in the type of the token in front of them: their states are zeros, as in
-GLiNER's code, and no span begins with them. In a batch without types (measurements, canaries) every token is a word,
-and a sequence's first token its only label.
+A sequence's token types mark them: its labels' tokens have the type ``LABEL`` (and in front of them that of a schema),
+the first token of each of its words ``WORD``. Words that have no tokens are counted in the type of the token in front
+of them: their states are zeros, as in GLiNER's code, and no span begins with them. In a batch without types
+(measurements, canaries) every token is a word, and a sequence's first token its only label.
 """
 
 from __future__ import annotations

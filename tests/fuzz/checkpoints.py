@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from bei_build.checkpoint.gliner import extraction_of, own_tokens
+from bei_build.checkpoint.gliner2 import ENCODER_FOLDER
+from bei_build.checkpoint.gliner2 import extraction_of as schema_of
 from bei_build.checkpoint.locate import check_entries, locate
 from bei_build.checkpoint.read import _config, _spec, read_checkpoint
 from bei_build.checkpoint.sentence_transformers import read_sentence_transformers
@@ -36,6 +38,7 @@ from tests.support.checkpoints import (
     wordpiece_tokenizer,
     write_json,
 )
+from tests.support.gliner2_models import gliner2_tokenizer, save_gliner2
 from tests.support.gliner_models import gliner_tokenizer, save_gliner
 from tests.support.hostile_checkpoints import INDEX, SHARD
 from tests.support.inference_free import save_inference_free
@@ -98,6 +101,25 @@ def gliner(folder: Path) -> Trial:
         heads = family.architectures[architecture](found)
         own_tokens(found)
         extraction_of(replace(_spec(family, found, architecture), heads=heads), found, tokenizer)
+
+    return trial
+
+
+def gliner2(folder: Path) -> Trial:
+    """GLiNER2's config.json, and its encoder's."""
+    save_gliner2(folder)
+    tokenizer = gliner2_tokenizer()
+    files = [folder / "config.json", folder / ENCODER_FOLDER / "config.json"]
+    contents = [json.loads(file.read_text()) for file in files]
+    contents[0] |= {"architecture": "span", "span_head": {"max_width": 5, "span_mode": "markerV0"}}
+
+    def trial(random: Random) -> None:
+        place = random.randrange(2)
+        files[1 - place].write_text(json.dumps(contents[1 - place]))
+        files[place].write_bytes(changed_body(random, [contents[place]], ROUGH))
+        found, architecture, family, _ = _config(folder, None, static=None)
+        heads = family.architectures[architecture](found)
+        schema_of(replace(_spec(family, found, architecture), heads=heads), found, tokenizer)
 
     return trial
 

@@ -24,14 +24,19 @@ _COUNTS = 20
 _INNER = 128
 
 
+def gliner2_tokenizer(kind: str = "deberta-v2") -> Tokenizer:
+    tokenizer: Tokenizer = ENCODERS[kind][1]()
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in TOKENS])
+    return tokenizer
+
+
 def save_gliner2(
     folder: Path, kind: str = "deberta-v2", *, spread: float = 0.2, none: float = 0.0, **settings: Any
 ) -> Path:
     """A random model with an encoder of ``kind``; ``settings`` of config.json. ``spread``: standard deviation of its
     matrices. ``none``: what is added to its score of a count of 0."""
-    prefix, make_tokenizer, own = ENCODERS[kind]
-    tokenizer: Tokenizer = make_tokenizer()
-    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in TOKENS])
+    prefix, _, own = ENCODERS[kind]
+    tokenizer = gliner2_tokenizer(kind)
     width = SHAPE["hidden_size"]
     shape = {**SHAPE, **own, "vocab_size": tokenizer.get_vocab_size()}
     config = getattr(transformers, f"{prefix}Config")(**shape)

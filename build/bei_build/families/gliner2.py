@@ -36,25 +36,30 @@ def _scores(config: Any) -> tuple[HeadSpec, ...]:
                 f"config.json has {key} = {value!r}; bei's GLiNER2 is computed with {supported!r} only: choose a "
                 "model with that."
             )
-    kind = settings.get("counting_layer") or "count_lstm"
-    if kind not in _COUNTING:
+    if (kind := _counting(settings)) is None:
         raise CheckpointError(
-            f"config.json has counting_layer = {kind!r}; bei's GLiNER2 is computed with {' and '.join(_COUNTING)} "
-            "only: choose a model with one of them."
+            f"config.json has counting_layer = {settings['counting_layer']!r}; bei's GLiNER2 is computed with "
+            f"{' and '.join(_COUNTING)} only: choose a model with one of them."
         )
     head = settings.get("span_head") or {}
-    if head.get("span_mode", "markerV0") != "markerV0":
-        raise CheckpointError(f"config.json has span_mode = {head['span_mode']!r}; GLiNER2 has markerV0 only.")
+    if not isinstance(head, dict) or head.get("span_mode", "markerV0") != "markerV0":
+        raise CheckpointError(f"config.json has span_head = {head!r}; GLiNER2 has span_mode markerV0 only.")
     width = head.get("max_width", settings.get("max_width", 8))
     if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= _MOST_WIDTH:
         raise CheckpointError(f"config.json has max_width = {width!r}: it must be a number from 1 to {_MOST_WIDTH}.")
     hidden = config.hidden_size
-    spans = SpanScoresSpec(_NAME, hidden, width, 0, counting=CountingSpec(_COUNTING[kind]))
+    spans = SpanScoresSpec(_NAME, hidden, width, 0, counting=CountingSpec(kind))
     classifier = (
         DenseSpec("label_scores.0", hidden, 2 * hidden, activation="relu"),
         DenseSpec("label_scores.1", 2 * hidden, 1),
     )
     return HeadSpec("span_logits", token_layers=(spans,)), HeadSpec("label_logits", token_layers=classifier)
+
+
+def _counting(settings: Mapping[str, Any]) -> Counting | None:
+    """None: a layer that is not built."""
+    name = settings.get("counting_layer") or "count_lstm"
+    return _COUNTING.get(name) if isinstance(name, str) else None
 
 
 def _weights() -> dict[str, str]:
@@ -92,7 +97,7 @@ _LABELS: Mapping[Counting, Mapping[str, str]] = {
 
 
 def _variant(raw: Mapping[str, Any]) -> Family | None:
-    kind = _COUNTING.get(raw.get("gliner2", {}).get("counting_layer") or "count_lstm", "mlp")
+    kind = _counting(raw.get("gliner2", {})) or "mlp"
     return next((one for one in _FAMILIES[kind] if one.model_type == raw.get(ENCODER)), None)
 
 
