@@ -16,6 +16,7 @@ from bei.utils.durable_files import sync_folder
 from bei.utils.full_disk import naming_full_disk
 
 _PARTIAL = ".partial"
+_LOCAL = "file://"
 
 
 class JobFolder(Protocol):
@@ -50,6 +51,8 @@ def folder_at(path: str) -> JobFolder:
     """The folder ``path``, which need not be there: of this machine, or a URL of fsspec. Raises JobError."""
     if "://" not in path:
         return LocalJobFolder(Path(path).expanduser())
+    if path.startswith(_LOCAL):
+        return LocalJobFolder(Path(path.removeprefix(_LOCAL)))
     with _reaching(path):
         file_system, root = file_system_of(path)
         return RemoteJobFolder(path, file_system, root)
@@ -138,7 +141,8 @@ class RemoteJobFolder:
     def opened(self, name: str) -> Iterator[IO[bytes]]:
         if not self.exists(name):
             raise FileNotFoundError(name)
-        with _reaching(self.shown), self._file_system.open(self._at(name), "rb") as stream:
+        # ValueErrors are the reader's: pyarrow's of a damaged file are.
+        with _reaching(self.shown, errors=(OSError,)), self._file_system.open(self._at(name), "rb") as stream:
             yield stream
 
     def exists(self, name: str) -> bool:
@@ -175,12 +179,14 @@ class RemoteJobFolder:
 
 
 @contextmanager
-def _reaching(shown: str, num_bytes: int = 0) -> Iterator[None]:
+def _reaching(
+    shown: str, num_bytes: int = 0, errors: tuple[type[Exception], ...] = (OSError, ValueError)
+) -> Iterator[None]:
     """A context in which errors of a file system become JobError, for a call that writes ``num_bytes``."""
     try:
         with watched_store(shown, num_bytes):
             yield
-    except (OSError, ValueError) as error:
+    except errors as error:
         raise JobError(f"{shown} cannot be used: {error or type(error).__name__}.") from error
 
 

@@ -243,9 +243,10 @@ def _task(service: ShardService, options: JobOptions) -> RowTask:
 def _stored_plan(folder: JobFolder) -> JobPlan | None:
     """The plan of the job that has the folder. Raises JobDiffersError where there is something else."""
     content = folder.read(PLAN)
+    # Read again: another process may have begun the job.
+    if content is None and not folder.is_empty() and (content := folder.read(PLAN)) is None:
+        raise JobDiffersError(f"{folder.shown} has files and no {PLAN}: it is not a job's. Name an empty folder.")
     if content is None:
-        if not folder.is_empty():
-            raise JobDiffersError(f"{folder.shown} has files and no {PLAN}: it is not a job's. Name an empty folder.")
         return None
     try:
         return _PLAN.decode(content)

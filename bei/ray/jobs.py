@@ -249,7 +249,9 @@ def _placement(ray: Any, target: str, cluster: Cluster) -> _Placement:
         raise JobError("No node of the cluster has a CPU for workers.")
     if cluster.workers is None:
         return _Placement(len(cpus), min(cpus), 0)
-    return _Placement(cluster.workers, max(1, sum(cpus) // cluster.workers), 0)
+    # An actor is on one node: the most CPUs of which every worker finds as many on one.
+    fitting = (most for most in range(max(cpus), 1, -1) if sum(count // most for count in cpus) >= cluster.workers)
+    return _Placement(cluster.workers, next(fitting, 1), 0)
 
 
 def _shipped(ray: Any, path: Path, digest: str) -> ShippedArtifact:

@@ -28,7 +28,8 @@ _SURGE_PERCENT = 20
 # Settings of sockets and processes, which are Ray's here.
 _NOT_HERE = frozenset(
     (
-        *("host", "port", "tcp", "uds", "uds_mode", "tls_cert", "tls_key", "tls_client_ca", "http_workers", "devices"),
+        *("host", "port", "grpc_port"),
+        *("tcp", "uds", "uds_mode", "tls_cert", "tls_key", "tls_client_ca", "http_workers", "devices"),
         *("max_connections", "keep_alive_timeout", "header_timeout"),
     )
 )

@@ -38,6 +38,7 @@ from bei.multiprocess.control.messages import (
     Hung,
     Offer,
     OpenModel,
+    Reload,
     Serve,
     Served,
     second_key,
@@ -367,6 +368,8 @@ class Fleet:
                 await child.wait()
             return False
         self._ready.add(child)
+        if place.role == "front":  # a SIGHUP since it was configured was told to those that were ready
+            await asyncio.gather(child.call(Reload()), return_exceptions=True)
         log.info("%s is ready again after %.1f s", child.name, time.monotonic() - started_s)
         return True
 

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import orjson
 from starlette.types import ASGIApp, Message, Scope
 
-from bei.errors import OverloadedError
+from bei.errors import BeiError, NotAcceptableError, OverloadedError
 from bei.server.auth.keys import Key
-from bei.server.http.errors import JSON, UNEXPECTED, headers_of, own_form, status_of
+from bei.server.http.accept import OCTETS
+from bei.server.http.errors import JSON, UNEXPECTED, own_form, status_of
 from bei.server.http.request_id import HEADER as REQUEST_ID
 from bei.server.scope import SCOPE_API_KEY, SCOPE_CONNECTION
 
@@ -104,22 +105,25 @@ class _Exchange:
         """What was sent."""
         if not self._is_complete:  # it had to yield to others, as of a client that takes its answer slowly
             return _failed(OverloadedError("The answer was ended: retry.", 1.0))
-        retry_s = _number(self._headers.get(b"retry-after-ms")) / 1000 or _number(self._headers.get(b"retry-after"))
-        is_refusal = self._status == OVERLOADED
+        if self._status < 400 and self._headers.get(b"content-type", b"").startswith(OCTETS.encode()):
+            return _failed(
+                NotAcceptableError(
+                    "A line of a batch holds JSON, and this answer is bytes: ask for numbers or base64.", "body"
+                )
+            )
+        # By this header: dialects give such errors statuses of their own.
+        retry_ms = self._headers.get(b"retry-after-ms")
         return LineAnswer(
             self._status,
             self._headers.get(REQUEST_ID, b"").decode("latin-1"),
             _in_one_line(b"".join(self._pieces), self._headers.get(b"content-type", b"")),
-            max(retry_s, _LEAST_RETRY_S) if is_refusal else 0.0,
+            0.0 if retry_ms is None else max(_number(retry_ms) / 1000, _LEAST_RETRY_S),
         )
 
 
-OVERLOADED = status_of(OverloadedError("", 1.0))
-
-
-def _failed(error: OverloadedError | None = None) -> LineAnswer:
-    status, body = own_form(error or UNEXPECTED, status_of(error or UNEXPECTED), "")
-    retry_s = _number(headers_of(error)["retry-after"].encode()) if error is not None else 0.0
+def _failed(error: BeiError = UNEXPECTED) -> LineAnswer:
+    status, body = own_form(error, status_of(error), "")
+    retry_s = error.retry_after_s if isinstance(error, OverloadedError) else 0.0
     return LineAnswer(status, "", orjson.dumps(body), retry_s)
 
 

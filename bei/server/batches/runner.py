@@ -16,7 +16,7 @@ import orjson
 
 from bei.errors import EngineDeadError
 from bei.server.batches.answer_files import AnswerFiles, LineResult, answered, unanswered
-from bei.server.batches.in_process import OVERLOADED, LineAnswer
+from bei.server.batches.in_process import LineAnswer
 from bei.server.batches.lines import RequestLine
 from bei.server.http.errors import status_of
 
@@ -138,7 +138,7 @@ class LineRunner:
         waits = iter(_WAITS_S)
         while True:
             answer = await self._ask(line)
-            if answer.status == OVERLOADED:
+            if answer.retry_after_s:
                 self._ask_again_s = max(self._ask_again_s, time.monotonic() + answer.retry_after_s)
                 if not await self._is_turn():
                     return None

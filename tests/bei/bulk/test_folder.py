@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from bei.bulk.folder import JobFolder, LocalJobFolder, folder_at
-from bei.errors import DiskFullError, JobError, MissingDependencyError
+from bei.bulk.parts import PLAN
+from bei.bulk.run import _stored_plan as stored_plan
+from bei.errors import DiskFullError, JobDiffersError, JobError, MissingDependencyError
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(params=["", "file://", "s3"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> JobFolder:
-    if request.param == "local":
-        return folder_at(str(tmp_path / "out"))
+    if request.param != "s3":
+        return folder_at(f"{request.param}{tmp_path}/new/out")
     return folder_at(f"{request.getfixturevalue('bucket')}/{tmp_path.name}")
 
 
@@ -34,6 +36,19 @@ def test_files_are_read_as_they_were_committed(folder: JobFolder) -> None:
         assert stream.read() == b"second"
     with pytest.raises(FileNotFoundError), folder.opened("a/c"):
         pass
+    with pytest.raises(ValueError, match="no Parquet"), folder.opened("a/b"):  # what its reader says
+        raise ValueError("no Parquet")
+
+
+def test_a_job_that_another_process_begins_meanwhile_is_one_and_no_folder_of_other_files(
+    folder: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, plans = folder.read, [None]  # the first look finds none
+
+    monkeypatch.setattr(folder, "read", lambda name: plans.pop() if plans else read(name))
+    folder.create(PLAN, b"{}")
+    with pytest.raises(JobDiffersError, match="is not a plan of this version"):
+        stored_plan(folder)
 
 
 def test_of_many_who_create_a_file_one_does(folder: JobFolder) -> None:

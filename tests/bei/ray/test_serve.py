@@ -56,6 +56,7 @@ def test_replicas_that_are_busy_are_kept_though_nothing_waits(busy: list[float],
     ("settings", "named"),
     [
         ({"port": 9000}, "port"),
+        ({"grpc_port": 9000}, "grpc_port"),
         ({"http_workers": 2}, "http_workers"),
         ({"batch_dir": "/var/lib/bei"}, "batch_dir"),
         ({"min_replicas": 2}, "min_replicas"),

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,7 +20,7 @@ from bei.artifact.store import load
 from bei.config.devices import Device
 from bei.config.settings import ServeConfig
 from bei.errors import EngineError
-from bei.multiprocess.control.messages import COSTS, Served
+from bei.multiprocess.control.messages import COSTS, Reload, Served
 from bei.multiprocess.supervisor import fleet as fleets
 from bei.multiprocess.supervisor.child import Child, Role
 from bei.multiprocess.supervisor.fleet import Fleet
@@ -97,6 +98,32 @@ def test_a_process_that_hangs_is_ended_and_another_one_takes_its_place(
     expected = ["front-1", "front-1", "engine-0"] if num_devices == 1 else ["front-1", "front-1", "engine-1", "manager"]
     assert [line.split()[0] for line in said] == expected
     assert all(line.endswith("s: the process is ended") for line in said)
+
+
+def test_a_front_end_that_follows_looks_at_its_keys_once_more_when_it_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are ready alone hear of a SIGHUP, and it has read its keys long before."""
+    told: list[tuple[Child, object]] = []
+    call = Child.call
+
+    async def recorded(child: Child, command: Any, *rest: Any) -> Any:
+        found = await call(child, command, *rest)
+        told.append((child, command))
+        return found
+
+    async def test(fleet: Fleet, swaps: Swaps) -> None:
+        former = fleet.of("front")[-1]
+        psutil.Process(former.pid).kill()
+        new = await another(fleet, "front", former)
+        give_up_s = time.monotonic() + DEADLINE_S
+        while (new, Reload()) not in told:
+            assert time.monotonic() < give_up_s, "it was not told"
+            await asyncio.sleep(0.02)
+        assert [child for child, command in told if command == Reload()] == [new]
+
+    monkeypatch.setattr(Child, "call", recorded)
+    with_fleet(tmp_path, test, 1)
 
 
 def test_without_a_hang_timeout_nobody_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

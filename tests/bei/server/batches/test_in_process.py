@@ -18,6 +18,7 @@ from tests.support.artifacts import LIMITS
 from tests.support.services import run_async
 
 ANYBODY = BatchClient(flow=7)
+JSON_TYPE = (b"content-type", b"application/json")
 
 
 def ask(app: App, url: str, body: object, client: BatchClient = ANYBODY) -> LineAnswer:
@@ -74,6 +75,30 @@ def test_a_line_has_the_rights_of_its_key_and_no_secret(make_app: MakeApp) -> No
     limited = ask(app, "/v1/embeddings", body, client)
     assert limited.status == 429
     assert 0.5 < limited.retry_after_s <= 1.1
+
+
+def test_an_answer_of_bytes_is_an_error_of_its_line(app: App) -> None:
+    answer = ask(app, "/pooling", {"input": "hello", "encoding_format": "bytes"})
+    assert answer.status == 406
+    assert json.loads(answer.body)["error"]["code"] == "not_acceptable"
+
+
+def test_a_refusal_is_known_by_its_header_whatever_status_its_dialect_gives_it() -> None:
+    """NIM's is the status of a dead engine."""
+
+    async def answer(headers: list[tuple[bytes, bytes]]) -> LineAnswer:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            start = {"type": "http.response.start", "status": 503, "headers": [*headers, JSON_TYPE]}
+            await send(start)
+            await send({"type": "http.response.body", "body": b"{}"})
+
+        return await post(app, "/nim/v1/embeddings", b"{}", ANYBODY)
+
+    async def test() -> None:
+        assert (await answer([(b"retry-after", b"1"), (b"retry-after-ms", b"250")])).retry_after_s == 0.25
+        assert (await answer([])).retry_after_s == 0
+
+    run_async(test)
 
 
 def test_a_bug_costs_its_own_line_the_answer() -> None:
