@@ -82,6 +82,12 @@ class LaneStats(NamedTuple):
     num_tokens: int
     cost_s: float
 
+    def plus(self, other: LaneStats) -> LaneStats:
+        """Both queues together."""
+        return LaneStats(
+            self.num_sequences + other.num_sequences, self.num_tokens + other.num_tokens, self.cost_s + other.cost_s
+        )
+
 
 class PortStats(NamedTuple):
     """The state of an engine and its queue.

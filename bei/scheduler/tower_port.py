@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-from bei.port import LANES, Answer, EnginePort, LaneStats, OnAnswers, PortStats, Submission
+from bei.port import LANES, Answer, EnginePort, OnAnswers, PortStats, Submission
 
 
 class TowerPort:
@@ -51,7 +51,7 @@ class TowerPort:
         both = texts.is_busy and second.is_busy
         slowdown = max(texts.slowdown, second.slowdown) - (1 / texts.num_streams if both else 0.0)
         return PortStats(
-            lanes={lane: _sum(texts.lanes[lane], second.lanes[lane]) for lane in LANES},
+            lanes={lane: texts.lanes[lane].plus(second.lanes[lane]) for lane in LANES},
             num_running=texts.num_running + second.num_running,
             running_s=texts.running_s + second.running_s,
             slowdown=max(slowdown, 1 / texts.num_streams),
@@ -71,9 +71,3 @@ class TowerPort:
         """As ``EnginePort`` has it."""
         self._texts.close()
         self._second.close()
-
-
-def _sum(one: LaneStats, other: LaneStats) -> LaneStats:
-    return LaneStats(
-        one.num_sequences + other.num_sequences, one.num_tokens + other.num_tokens, one.cost_s + other.cost_s
-    )

@@ -22,6 +22,7 @@ from bei.multiprocess.transport.channel import Channel, ChannelClosedError
 from bei.multiprocess.transport.connect import connect, started
 from bei.multiprocess.transport.messages import Failed, ModelInfo, Ran, Run, ToRemoteEngine, arrived
 from bei.scheduler.cost_model import CostModel
+from bei.scheduler.execution import longest_s
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +32,6 @@ _CLOSING_PATIENCE_S = 5.0
 # When one process is there, the others have so long to come too. Who comes later is taken to have as many streams.
 _OTHERS_WAIT_S = 5.0
 
-# As in the batch manager, which watches the engines of its own process.
-_OVERDUE_FACTOR = 20.0
 _WATCH_EVERY_S = 0.25
 # Between attempts, where the process refuses: it may be about to load the engine.
 _PAUSE_S = 0.2
@@ -245,11 +244,9 @@ class RemoteEngines:
     def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
         """As engines do. Raises EngineDiedError if the process died meanwhile, EngineDeadError if none came back in
         time, EngineError."""
-        limit_s = inf
-        if self._hang_timeout_s:
-            longest = int(np.diff(batch.cu_seqlens).max())
-            predicted_s = self._costs.seconds(batch.num_tokens, batch.batch_size, longest)
-            limit_s = max(self._hang_timeout_s, _OVERDUE_FACTOR * predicted_s)
+        longest = int(np.diff(batch.cu_seqlens).max())
+        predicted_s = self._costs.seconds(batch.num_tokens, batch.batch_size, longest)
+        limit_s = longest_s(predicted_s, self._hang_timeout_s)
         wanted = None if outputs is None else frozenset(outputs)
         while (link := self._devices.take(self._links, lambda: self._patience_s)) is not None:
             try:

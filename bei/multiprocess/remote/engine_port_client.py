@@ -199,7 +199,7 @@ class RemotePort:
             for unseen in self._unseen:
                 unseen.stats = unseen.stats or self._stats_of(unseen.submission)
                 lane = unseen.submission.lane
-                lanes[lane] = _added(lanes[lane], unseen.stats)
+                lanes[lane] = lanes[lane].plus(unseen.stats)
             return stats._replace(
                 lanes=lanes,
                 running_s=max(0.0, stats.running_s - silent_s),
@@ -388,12 +388,6 @@ def _result(result: dict[str, Any] | CarriedError, *, copies: bool) -> Row | Bei
     if isinstance(result, CarriedError):
         return arrived(result)
     return {name: values.copy() for name, values in result.items()} if copies else result
-
-
-def _added(one: LaneStats, other: LaneStats) -> LaneStats:
-    return LaneStats(
-        one.num_sequences + other.num_sequences, one.num_tokens + other.num_tokens, one.cost_s + other.cost_s
-    )
 
 
 def _try_send(channel: Channel[Any], message: object) -> None:
