@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 from bei.artifact.cache import EntryUse, ModelCache
@@ -12,12 +15,17 @@ from bei.artifact.manifest import SCHEMA_VERSION, Artifact
 from bei.artifact.store import load
 from bei.errors import ArtifactError
 from bei.version import __version__
+from bei_build.checkpoint.adapter_folder import base_of
+from bei_build.checkpoint.gliner import FILE as GLINER
+from bei_build.checkpoint.label_tower import labels_encoder_of
 from bei_build.checkpoint.locate import Location, locate
 from bei_build.config import BuildConfig
+from bei_build.files.json_settings import read_object
 from bei_build.job import OpenEngine
 from bei_build.pipeline import build
 from bei_build.progress import Progress
 from bei_build.targets.choose import compiler_for, with_target
+from bei_build.weights.peft_adapter import CONFIG
 
 
 def build_cached(
@@ -26,8 +34,9 @@ def build_cached(
     """The verified artifact of ``config`` in ``cache``; it is built, with a note, unless it is there. ``out`` is set
     here. It stays in the cache until the returned use is closed.
 
-    The key covers the checkpoint's files by name, size and time of change, the settings, the compiler's record of the
-    machine, and the versions of bei. Raises the errors of ``build``.
+    The key covers the files that are read by name, size and time of change, of the checkpoint and of what its files and
+    the settings name; the settings, the compiler's record of the machine, and the versions of bei and of the libraries
+    that read checkpoints. Raises the errors of ``build``.
     """
     config = with_target(config)
     location = locate(config.model, config.revision)
@@ -36,7 +45,8 @@ def build_cached(
     config = replace(config, precision=precision)
     name = config.name or location.name
     named = replace(config, model=location.model, name=name)  # the same, whatever the user called it
-    facts = (__version__, SCHEMA_VERSION, named, compiler.machine(), _fingerprint(location))
+    files = [_fingerprint(path, location.gguf) for path in _sources(config, location)]
+    facts = (__version__, SCHEMA_VERSION, _libraries(), named, compiler.machine(), files)
     key = hashlib.sha256(repr(facts).encode())
     use = cache.use(f"{name.replace('/', '--')}-{config.target}-{precision}-{key.hexdigest()[:12]}")
     try:
@@ -63,8 +73,26 @@ def _built(config: BuildConfig, path: Path, open_engine: OpenEngine, progress: P
     return build(replace(config, out=str(path)), open_engine, progress)
 
 
-def _fingerprint(location: Location) -> list[tuple[str, int, int]]:
-    read = location.gguf  # of several GGUF files in a folder one is read
-    paths = (path for path in sorted(location.folder.rglob("*")) if path.is_file())
-    files = [(path, path.stat()) for path in paths if read is None or path == read or path.suffix != ".gguf"]
-    return [(str(path), stat.st_size, stat.st_mtime_ns) for path, stat in files]
+def _sources(config: BuildConfig, location: Location) -> Iterator[Path]:
+    """Files and folders that a build reads."""
+    folder = location.folder
+    yield folder
+    yield from (locate(path).folder for path in config.lora_paths.values())
+    yield from (Path(path) for path in (config.calibration_data, config.plan_of, config.sign) if path is not None)
+    if (folder / CONFIG).is_file():
+        yield base_of(folder)
+    if (settings := folder / GLINER).is_file():
+        encoder = labels_encoder_of(folder, read_object(settings))
+        yield from () if encoder is None else (encoder,)
+
+
+def _fingerprint(source: Path, gguf: Path | None) -> list[tuple[str, int, int]]:
+    """``gguf``: the file that is read of several GGUF files in a folder."""
+    paths = [path for path in sorted(source.rglob("*")) if path.is_file()] if source.is_dir() else [source]
+    read = [path for path in paths if gguf is None or path == gguf or path.suffix != ".gguf"]
+    return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in read if path.exists()]
+
+
+def _libraries() -> list[str]:
+    """Versions of the libraries whose defaults and tokenizers an artifact has."""
+    return [f"{name} {version(name)}" for name in ("transformers", "tokenizers") if find_spec(name) is not None]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -98,6 +100,40 @@ def serve(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("bei.server.run.run", run)
     monkeypatch.setenv("BEI_VERIFY", "false")
     return serve
+
+
+def test_files_that_settings_and_the_checkpoint_name_count(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A retrained adapter, other texts to calibrate with, and another base model at the same places."""
+    seen: list[str] = []
+
+    def place(**settings: Any) -> str:
+        class Stop(Exception):
+            pass
+
+        def use(self: ModelCache, name: str) -> Any:
+            seen.append(name)
+            raise Stop
+
+        monkeypatch.setattr(ModelCache, "use", use)
+        config = BuildConfig(**{"model": str(checkpoint), "precision": "fp32", **settings})
+        with pytest.raises(Stop):
+            build_cached(config, ModelCache(tmp_path / "cache"), open_engine, Progress(Console(file=io.StringIO())))
+        return seen[-1]
+
+    texts, adapter = tmp_path / "texts.txt", tmp_path / "adapter"
+    adapter.mkdir()
+    files: dict[Path, dict[str, Any]] = {texts: {"calibration_data": str(texts), "precision": "int8"}}
+    files[adapter / "adapter_model.safetensors"] = {"lora": (f"one={adapter}",)}
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(checkpoint)}))
+    files[checkpoint / "model.safetensors"] = {"model": str(adapter)}
+    for file, settings in files.items():
+        file.touch()
+        first = place(**settings)
+        assert place(**settings) == first
+        os.utime(file, ns=(0, 1_000_000_000))
+        assert place(**settings) != first, file
 
 
 def test_a_start_hashes_each_file_of_the_artifact_once(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def with_base(location: Location) -> tuple[Location, Adapter | None]:
             "Build the base model with --lora NAME=PATH of the adapter, or take one of the two out."
         )
     adapter = read_adapter(folder)
-    base = _base_of(folder)
+    base = base_of(folder)
     scratch = ScratchFolder("bei-adapter-")
     _link(base, scratch.path, lambda path: not _is_replaced(path, folder))
     has_tokenizer = _has_tokenizer(folder)
@@ -44,8 +44,8 @@ def with_base(location: Location) -> tuple[Location, Adapter | None]:
     return replace(location, folder=scratch.path, scratch=scratch), Adapter(location.name, (), adapter)
 
 
-def _base_of(folder: Path) -> Path:
-    """The folder of the base model that the adapter in ``folder`` names."""
+def base_of(folder: Path) -> Path:
+    """The folder of the base model that the adapter in ``folder`` names. Raises CheckpointError and its subclasses."""
     settings = read_object(folder / CONFIG)
     name, revision = settings.get("base_model_name_or_path"), settings.get("revision")
     build = f"build that model with --lora NAME={folder}"

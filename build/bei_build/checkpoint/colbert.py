@@ -105,6 +105,17 @@ def module_sides(transformer: Path | None, mask: Path | None) -> Sides:
     return sides
 
 
+def check_no_sides(transformer: Path) -> None:
+    """Raise CheckpointError where ``transformer``'s settings read queries or documents of a model with one vector a
+    text otherwise than other texts, as sentence-transformers 6 does."""
+    settings = read_object(transformer)
+    if found := [key for key in _MODULE_KEYS if settings.get(key) is not None]:
+        raise CheckpointError(
+            f"{transformer} has {', '.join(found)}, by which sentence-transformers cuts or fills queries or documents "
+            "alone; bei does that for late interaction. Take it out, and set max_seq_length if all texts may be cut."
+        )
+
+
 def check_token_pooling(folder: Path) -> None:
     """Raise CheckpointError where a HierarchicalTokenPooling would reduce a text's vectors. PyLate's files have no such
     setting: there it is an argument of a call."""

@@ -42,10 +42,9 @@ def read_label_tower(
         return None
     settings, folder = checkpoint.config.gliner, checkpoint.folder
     config, tokenizer = settings.get(_CONFIG), folder / _TOKENIZER
-    if not config or not (tokenizer / "tokenizer_config.json").is_file():
-        source = _located(settings["labels_encoder"])
+    if (source := labels_encoder_of(folder, settings)) is not None:
         config = config or read_object(source / "config.json")
-        tokenizer = tokenizer if (tokenizer / "tokenizer_config.json").is_file() else source
+        tokenizer = tokenizer if _is_tokenizer(tokenizer) else source
     scratch = ScratchFolder("bei-labels-")
     _lay_out(scratch.path, config, tokenizer, folder)
     location = replace(checkpoint.location, folder=scratch.path, scratch=scratch, gguf=None)
@@ -59,6 +58,19 @@ def read_label_tower(
         spec=replace(found.spec, heads=(head,)),
         max_seq_len=min(found.max_seq_len, max_seq_len or _LONGEST, _LONGEST),
     )
+
+
+def labels_encoder_of(folder: Path, settings: Mapping[str, Any]) -> Path | None:
+    """The folder of the encoder of labels that ``settings`` of the model in ``folder`` name, where the model's own
+    lacks the encoder's config or tokenizer; None: it has both, or reads labels otherwise. Raises CheckpointError and
+    its subclasses."""
+    if not settings.get("labels_encoder") or (settings.get(_CONFIG) and _is_tokenizer(folder / _TOKENIZER)):
+        return None
+    return _located(settings["labels_encoder"])
+
+
+def _is_tokenizer(folder: Path) -> bool:
+    return (folder / "tokenizer_config.json").is_file()
 
 
 def _located(name: object) -> Path:

@@ -13,9 +13,17 @@ from typing import Any, Literal
 
 from bei.errors import CheckpointError, ConfigError
 from bei.utils.untrusted_files import UnfitError, within
-from bei_build.checkpoint.colbert import Sides, check_token_pooling, module_sides, original_sides, pylate_sides
+from bei_build.checkpoint.colbert import (
+    Sides,
+    check_no_sides,
+    check_token_pooling,
+    module_sides,
+    original_sides,
+    pylate_sides,
+)
 from bei_build.checkpoint.remote_code import check_module_types
 from bei_build.checkpoint.router import Routing, class_of, select_route
+from bei_build.checkpoint.transformer_arguments import check_arguments, tokenizer_args
 from bei_build.files.json_settings import read_json, read_object, setting
 from bei_build.spec.head_layers import HeadLayer
 from bei_build.spec.parts import (
@@ -176,6 +184,8 @@ def read_sentence_transformers(folder: Path, route: str | None = None) -> Senten
             "The checkpoint puts texts into a chat template (modality_config with message) before it embeds them; bei "
             "does that for rerankers only."
         )
+    if form not in ("per_token", "classifier", "LogitScore") and (found := _transformer_config(modules[0][1])):
+        check_no_sides(found)
     tables = [routing.table[1]] if routing and routing.table else []
     return SentenceTransformersFiles(
         transformer_folder=modules[0][1],
@@ -386,14 +396,6 @@ def torch_class(path: str) -> str:
     return path.rsplit(".", 1)[-1] if path.startswith("torch.") else ""
 
 
-# Arguments that sentence-transformers passes to transformers' class; the first name is the one before version 5.4.
-_TOKENIZER_ARGS = ("tokenizer_args", "processor_kwargs")
-# Those of them that locate files.
-_HUB_ARGS = frozenset(
-    {"trust_remote_code", "revision", "local_files_only", "token", "cache_dir", "use_fast", "subfolder"}
-)
-
-
 def _transformer_config(folder: Path) -> Path | None:
     return next((folder / name for name in _TRANSFORMER_CONFIGS if (folder / name).is_file()), None)
 
@@ -404,18 +406,13 @@ def _transformer_settings(folder: Path) -> tuple[str | None, dict[str, Any]]:
     if path is None:
         return None, {}
     config = read_object(path)
+    check_arguments(path, config)
     return setting(path, config, "transformer_task", str), {
         "max_seq_length": setting(path, config, "max_seq_length", int),
         "do_lower_case": bool(setting(path, config, "do_lower_case", bool)),
-        "tokenizer_args": _tokenizer_args(path, config),
+        "tokenizer_args": tokenizer_args(path, config),
         "chat": chat_settings(path, config),
     }
-
-
-def _tokenizer_args(path: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of the tokenizer's class besides its files."""
-    found = {key: value for name in _TOKENIZER_ARGS for key, value in (setting(path, config, name, dict) or {}).items()}
-    return {key: value for key, value in found.items() if key not in _HUB_ARGS}
 
 
 def _model_settings(folder: Path) -> dict[str, Any]:

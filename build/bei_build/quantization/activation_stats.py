@@ -21,13 +21,14 @@ PRODUCT = "product:"  # the same for its product
 # Sampled tokens, whose inputs choose scales by the error of products. More tokens changed nothing on MiniLM.
 _MOST_SAMPLES = 768
 _MOST_SAMPLE_BYTES = 1 << 30  # for all layers together
+_LEAST_OF_TEXT = 6  # samples of a text that gives any: its ends are two of them
 
 
 @dataclass
 class ActivationStats:
     """``channel_amax`` [in]: the largest absolute value of each channel over all tokens; ``channel_max``: the largest
     value; ``least``: that of all channels. ``sample`` [n, in]: the inputs of some tokens, the first and the last of
-    each text among them."""
+    their texts among them."""
 
     channel_amax: FloatArray
     channel_max: FloatArray
@@ -66,7 +67,10 @@ def collect_stats(
     """
     random = np.random.default_rng(seed)
     most = min(_MOST_SAMPLES, _MOST_SAMPLE_BYTES // (4 * sum(widths.values())))
-    a_text = max(1, -(-most // len(encodings)))
+    # Of many texts some give samples, so that most of these are tokens between the ends.
+    num_sampled = min(len(encodings), max(1, most // _LEAST_OF_TEXT))
+    sampled = {*np.linspace(0, len(encodings) - 1, num_sampled, dtype=np.int64).tolist()}
+    a_text = max(1, -(-most // len(sampled)))
     collected = {group: _Collected() for group in widths}
     outputs = {OUTPUT + group for group in widths}
     for num_done, encoding in enumerate(encodings):
@@ -76,7 +80,7 @@ def collect_stats(
         # The first and the last token, often special tokens with unusual values, and some between.
         ends = np.unique([0, count - 1])
         between = random.permutation(np.arange(1, count - 1))[: max(0, a_text - len(ends))]
-        chosen = np.sort(np.concatenate([ends, between]))
+        chosen = np.sort(np.concatenate([ends, between]))[: None if num_done in sampled else 0]
         for group, it in collected.items():
             it.add(rows[OUTPUT + group], chosen)
     return {group: _stats(it, most) for group, it in collected.items()}

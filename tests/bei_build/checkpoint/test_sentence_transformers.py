@@ -13,6 +13,7 @@ from bei_build.spec.parts import DenseSpec, NormalizeSpec
 from tests.support.checkpoints import HIDDEN, POOLINGS, Dense, Normalize, add_modules, write_json
 
 PROMPTS = "config_sentence_transformers.json"
+SETTINGS = "sentence_bert_config.json"
 
 
 def test_a_folder_without_any_of_them_gives_the_defaults(tmp_path: Path) -> None:
@@ -71,7 +72,7 @@ def test_the_transformer_may_lie_in_a_folder_of_its_own(tmp_path: Path) -> None:
         {"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
     ]
     write_json(tmp_path / "modules.json", modules)
-    write_json(tmp_path / "0_Transformer" / "sentence_bert_config.json", {"max_seq_length": 12})
+    write_json(tmp_path / "0_Transformer" / SETTINGS, {"max_seq_length": 12})
     files = read_sentence_transformers(tmp_path)
     assert files.transformer_folder == tmp_path / "0_Transformer"
     assert files.max_seq_length == 12
@@ -103,7 +104,7 @@ def test_null_settings_are_absent_settings(tmp_path: Path) -> None:
     add_modules(tmp_path)
     nothing = {"prompts": None, "default_prompt_name": None, "similarity_fn_name": None, "matryoshka_dims": None}
     write_json(tmp_path / PROMPTS, nothing)
-    write_json(tmp_path / "sentence_bert_config.json", {"max_seq_length": None, "do_lower_case": None})
+    write_json(tmp_path / SETTINGS, {"max_seq_length": None, "do_lower_case": None})
     files = read_sentence_transformers(tmp_path)
     assert (files.prompts, files.similarity, files.max_seq_length, files.do_lower_case) == ({}, None, None, False)
 
@@ -145,9 +146,14 @@ def test_unknown_modules_are_refused_by_name(kinds: list[str], tmp_path: Path) -
         ),
         ("2_Dense/config.json", {"in_features": 2}, "lacks in_features or out_features"),
         ("2_Dense/config.json", {"in_features": "2", "out_features": 2}, "in_features = '2'"),
-        ("sentence_bert_config.json", [1], "does not hold a JSON object"),
-        ("sentence_bert_config.json", {"max_seq_length": "128"}, "max_seq_length = '128'"),
-        ("sentence_bert_config.json", {"do_lower_case": "yes"}, "do_lower_case = 'yes'"),
+        (SETTINGS, [1], "does not hold a JSON object"),
+        (SETTINGS, {"max_seq_length": "128"}, "max_seq_length = '128'"),
+        (SETTINGS, {"do_lower_case": "yes"}, "do_lower_case = 'yes'"),
+        (SETTINGS, {"config_args": {"use_bidirectional_attention": True}}, "config_args = use_bidirectional_attention"),
+        (SETTINGS, {"model_kwargs": {"dtype": "auto", "is_causal": False}}, "model_kwargs = is_causal, which"),
+        (SETTINGS, {"model_args": ["a"]}, "model_args"),
+        (SETTINGS, {"tokenizer_name_or_path": "other"}, "another model's tokenizer"),
+        (SETTINGS, {"query_length": 8, "max_seq_length": 16}, "has query_length, by which"),
         (PROMPTS, [], "does not hold a JSON object"),
         (PROMPTS, {"prompts": ["query: "]}, "prompts ="),
         (PROMPTS, {"prompts": {"query": 3}}, "prompts that are not texts"),
@@ -162,6 +168,14 @@ def test_malformed_files_are_refused(file: str, content: Any, message: str, tmp_
     write_json(tmp_path / file, content)
     with pytest.raises(CheckpointError, match=message):
         read_sentence_transformers(tmp_path)
+
+
+def test_arguments_by_which_no_number_changes_are_left_aside(tmp_path: Path) -> None:
+    add_modules(tmp_path)
+    idle = {"attn_implementation": "eager", "add_pooling_layer": False, "trust_remote_code": True}
+    settings = {"model_args": idle, "config_kwargs": {"unpad_inputs": False}, "max_seq_length": 12}
+    write_json(tmp_path / SETTINGS, settings)
+    assert read_sentence_transformers(tmp_path).max_seq_length == 12
 
 
 def test_a_pooling_config_that_is_not_there_is_refused(tmp_path: Path) -> None:
