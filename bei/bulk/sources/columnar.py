@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager, contextmanager
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from bei.bulk.sources.kinds import ColumnKinds, kinds_of
 from bei.bulk.sources.rows import Columns, RowPlace, RowRange, Rows
@@ -15,12 +16,20 @@ from bei.errors import JobInputError
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
+    from typing_extensions import Self
 
 ROWS_AT_ONCE = 2048
 _BUFFER_BYTES = 1 << 20
 # Of Parquet: the length of the footer and the letters PAR1.
 _TAIL_BYTES = 8
 _MOST_FOOTER_BYTES = 1 << 28
+
+
+class FileTypes(NamedTuple):
+    """``schema``: of all columns."""
+
+    schema: pa.Schema
+    has_rows: bool
 
 
 class ColumnarFile(ABC):
@@ -33,8 +42,8 @@ class ColumnarFile(ABC):
         self._open = open_file
 
     @abstractmethod
-    def _types(self) -> pa.Schema:
-        """Of all columns."""
+    def _types(self) -> FileTypes:
+        """What the file says of itself."""
 
     @abstractmethod
     def _batches(self, names: list[str], first_row: int) -> Iterator[pa.RecordBatch]:
@@ -44,37 +53,29 @@ class ColumnarFile(ABC):
     def pieces(self, columns: Columns) -> Generator[RowRange, None, None]:
         """As ``RowFile`` has it."""
 
-    def schema(self, columns: Columns) -> pa.Schema:
+    @classmethod
+    def schema(cls, files: Seq[Self], columns: Columns) -> pa.Schema:
         """As ``RowFile`` has it."""
         import pyarrow as pa
 
-        types = self._types_with((*columns.read, *columns.copied))
-        return pa.schema([types.field(name).remove_metadata() for name in columns.copied])
+        telling = _telling(files, (*columns.read, *columns.copied))
+        _, types = next(telling)
+        schema = pa.schema([types.field(name).remove_metadata() for name in columns.copied])
+        for file, types in telling:
+            for field in schema:
+                own = types.field(field.name).type
+                if field.type != own:
+                    raise JobInputError(
+                        f"The column {field.name!r} is {own} in {file.name} and {field.type} in the files before: "
+                        "make them alike, or give the files to two jobs."
+                    )
+        return schema
 
-    def kinds(self, columns: Columns) -> Mapping[str, ColumnKinds]:
-        """As ``RowFile`` has it."""
-        types = self._types_with(columns.read)
-        return {name: kinds_of(types.field(name).type) for name in columns.read}
-
-    def _types_with(self, names: Iterable[str]) -> pa.Schema:
-        """Of all columns. Raises JobInputError where one of ``names`` is missing."""
-        with self._reading():
-            types = self._types()
-        for name in names:
-            if types.get_field_index(name) < 0:
-                raise JobInputError(
-                    f"{self.name} has no column {name!r}; it has {', '.join(types.names)}: name another one."
-                )
-        return types
-
-    def check(self, columns: Columns, schema: pa.Schema) -> None:
-        """As ``RowFile`` has it."""
-        for field, own in zip(schema, self.schema(columns), strict=True):
-            if field.type != own.type:
-                raise JobInputError(
-                    f"The column {field.name!r} is {own.type} in {self.name} and {field.type} in the files before: "
-                    "make them alike, or give the files to two jobs."
-                )
+    @classmethod
+    def kinds(cls, files: Seq[Self], columns: Columns) -> tuple[str, Mapping[str, ColumnKinds]]:
+        """As ``RowFile`` has it: the first file with rows tells them."""
+        file, types = next(_telling(files, columns.read))
+        return file.name, {name: kinds_of(types.field(name).type) for name in columns.read}
 
     def rows(self, columns: Columns, schema: pa.Schema, start: RowPlace) -> Iterator[Rows]:
         """As ``RowFile`` has it."""
@@ -116,9 +117,10 @@ class ParquetRows(ColumnarFile):
                 sizes = [p.total_uncompressed_size for p in parts if p.path_in_schema.partition(".")[0] in wanted]
                 yield RowRange(group.num_rows, sum(sizes))
 
-    def _types(self) -> pa.Schema:
+    def _types(self) -> FileTypes:
         with self._open() as stream:
-            return self._parquet(stream).schema_arrow
+            file = self._parquet(stream)
+            return FileTypes(file.schema_arrow, file.metadata.num_rows > 0)
 
     def _batches(self, names: list[str], first_row: int) -> Iterator[pa.RecordBatch]:
         with self._open() as stream:
@@ -160,11 +162,13 @@ class ArrowRows(ColumnarFile):
                 batch = file.get_batch(index)
                 yield RowRange(batch.num_rows, batch.nbytes)
 
-    def _types(self) -> pa.Schema:
+    def _types(self) -> FileTypes:
         import pyarrow as pa
 
         with self._open() as stream:
-            return pa.ipc.open_file(stream).schema
+            file = pa.ipc.open_file(stream)
+            has_rows = any(file.get_batch(index).num_rows for index in range(file.num_record_batches))
+            return FileTypes(file.schema, has_rows)
 
     def _batches(self, names: list[str], first_row: int) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -178,6 +182,32 @@ class ArrowRows(ColumnarFile):
                     first_row += part.num_rows
                     yield part
                 first_row -= batch.num_rows
+
+
+def _telling(files: Seq[ColumnarFile], names: Seq[str]) -> Iterator[tuple[ColumnarFile, pa.Schema]]:
+    """The files with rows and their types; where none has any, the first one. Raises JobInputError where such a file
+    lacks one of ``names``."""
+
+    def checked(file: ColumnarFile, types: pa.Schema) -> tuple[ColumnarFile, pa.Schema]:
+        for name in names:
+            if types.get_field_index(name) < 0:
+                raise JobInputError(
+                    f"{file.name} has no column {name!r}; it has {', '.join(types.names)}: name another one."
+                )
+        return file, types
+
+    empty: pa.Schema | None = None
+    is_told = False
+    for file in files:
+        with file._reading():
+            types, has_rows = file._types()
+        if has_rows:
+            is_told = True
+            yield checked(file, types)
+        elif empty is None:
+            empty = types
+    if not is_told:
+        yield checked(files[0], empty)
 
 
 def without_columns(num_rows: int) -> pa.Table:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from bei.bulk.file_systems import FileSystem, load_lance
-from bei.bulk.sources.columnar import ROWS_AT_ONCE, ColumnarFile
+from bei.bulk.sources.columnar import ROWS_AT_ONCE, ColumnarFile, FileTypes
 from bei.bulk.sources.rows import Columns, RowRange
 from bei.bulk.watchdog import watched_store
 
@@ -32,9 +32,9 @@ class LanceRows(ColumnarFile):
                 sizes = [file.file_size_bytes or 0 for file in fragment.metadata.files]
                 yield RowRange(fragment.count_rows(), sum(sizes))
 
-    def _types(self) -> pa.Schema:
+    def _types(self) -> FileTypes:
         with self._open() as dataset:
-            return dataset.schema
+            return FileTypes(dataset.schema, dataset.count_rows() > 0)
 
     def _batches(self, names: list[str], first_row: int) -> Iterator[pa.RecordBatch]:
         with self._open() as dataset:

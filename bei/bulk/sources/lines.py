@@ -7,6 +7,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import closing
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -20,10 +21,11 @@ from bei.utils.surrogates import check_characters
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from typing_extensions import Self
 
 # A longer line is a bad row, and is passed over without being held.
 MOST_LINE_BYTES = 1 << 26
-# The types of the columns are those of so many rows of the first file.
+# The types of the columns are those of so many rows.
 SAMPLED_ROWS = 1000
 _ROWS_AT_ONCE = 1024
 _MARK = b"\xef\xbb\xbf"  # what some editors put in front of UTF-8
@@ -90,16 +92,15 @@ class LineFile(ABC):
         """The rows from ``offset`` on, 0 or where a row begins."""
         return self._records(Lines(stream, offset, seen))
 
+    @classmethod
     @abstractmethod
-    def schema(self, columns: Columns) -> pa.Schema:
+    def schema(cls, files: Seq[Self], columns: Columns) -> pa.Schema:
         """As ``RowFile`` has it."""
 
-    def kinds(self, columns: Columns) -> Mapping[str, ColumnKinds]:
+    @classmethod
+    def kinds(cls, files: Seq[Self], columns: Columns) -> tuple[str, Mapping[str, ColumnKinds]]:
         """As ``RowFile`` has it; which columns there are is not looked at."""
-        return dict.fromkeys(columns.read, self._kinds)
-
-    def check(self, columns: Columns, schema: pa.Schema) -> None:  # noqa: B027  # of most formats any row is taken
-        """As ``RowFile`` has it. JSON rows may lack a column, and have other types: then they are bad ones."""
+        return files[0].name, dict.fromkeys(columns.read, cls._kinds)
 
     def pieces(self, columns: Columns) -> Generator[RowRange, None, None]:
         """As ``RowFile`` has it."""
@@ -125,17 +126,20 @@ class JsonLines(LineFile):
     _kinds: ClassVar = JSON_VALUES
     _decoder: ClassVar = msgspec.json.Decoder(dict[str, Any])
 
-    def schema(self, columns: Columns) -> pa.Schema:
-        """As ``RowFile`` has it: the types of the first rows. Where these are all null, strings."""
+    @classmethod
+    def schema(cls, files: Seq[Self], columns: Columns) -> pa.Schema:
+        """As ``RowFile`` has it: the types of the first rows, in the order of the files. Where these are all null,
+        strings. Later rows may lack a column, and have other types: then they are bad ones."""
         import pyarrow as pa
 
-        with self._open() as stream:
-            sample = [one.values for one in islice(self._begun(stream, 0), SAMPLED_ROWS) if one.error is None]
+        with closing(_all_records(files)) as records:
+            sample = [one.values for one in islice(records, SAMPLED_ROWS) if one.error is None]
+        sampled = f"the first {len(sample)} rows, from {files[0].name} on,"
         fields = []
         for name in (*columns.read, *columns.copied):
             if sample and not any(name in values for values in sample):
                 raise JobInputError(
-                    f"{self.name} has no {name!r} in its first {len(sample)} rows; it has "
+                    f"No {name!r} is in {sampled} which have "
                     f"{', '.join(dict.fromkeys(key for values in sample for key in values))}: name another one."
                 )
         for name in columns.copied:
@@ -143,8 +147,8 @@ class JsonLines(LineFile):
                 found = pa.array([values.get(name) for values in sample]).type
             except (pa.ArrowException, OverflowError) as error:
                 raise JobInputError(
-                    f"{name!r} of {self.name} has several types in its first {len(sample)} rows, and a column of the "
-                    f"output has one: leave it out, or make them alike ({error})."
+                    f"{name!r} has several types in {sampled} and a column of the output has one: leave it out, or "
+                    f"make them alike ({error})."
                 ) from error
             fields.append((name, pa.string() if pa.types.is_null(found) else found))
         return pa.schema(fields)
@@ -165,13 +169,14 @@ class JsonLines(LineFile):
 class TextLines(LineFile):
     """A text in each line. Empty ones are rows too, and bad ones, so that a row's number is its line's."""
 
-    def schema(self, columns: Columns) -> pa.Schema:
+    @classmethod
+    def schema(cls, files: Seq[Self], columns: Columns) -> pa.Schema:
         """As ``RowFile`` has it: no column."""
         import pyarrow as pa
 
         if columns != Columns():
             raise JobInputError(
-                f"{self.name} is a text file, which has no columns: leave out the flags that name some."
+                f"{files[0].name} is a text file, which has no columns: leave out the flags that name some."
             )
         return pa.schema([])
 
@@ -183,24 +188,25 @@ class TextLines(LineFile):
 
 
 class CsvRecords(LineFile):
-    """Records of RFC 4180 behind a header. All values are strings; empty lines are no rows."""
+    """Records of RFC 4180 behind a header. All values are strings; empty lines are no rows, and a file of such alone
+    needs no header."""
 
     delimiter = ","
 
-    def schema(self, columns: Columns) -> pa.Schema:
+    @classmethod
+    def schema(cls, files: Seq[Self], columns: Columns) -> pa.Schema:
         """As ``RowFile`` has it: strings."""
         import pyarrow as pa
 
-        with self._open() as stream:
-            names = self._header(_CsvLines(Lines(stream)))
-        for name in (*columns.read, *columns.copied):
-            if name not in names:
-                raise JobInputError(f"{self.name} has no column {name!r}; it has {', '.join(names)}: name another one.")
+        for file in files:
+            with file._open() as stream:
+                names = file._header(_CsvLines(Lines(stream)))
+            for name in (*columns.read, *columns.copied) if names else ():
+                if name not in names:
+                    raise JobInputError(
+                        f"{file.name} has no column {name!r}; it has {', '.join(names)}: name another one."
+                    )
         return pa.schema([(name, pa.string()) for name in columns.copied])
-
-    def check(self, columns: Columns, schema: pa.Schema) -> None:
-        """As ``RowFile`` has it."""
-        self.schema(columns)
 
     def _begun(self, stream: IO[bytes], offset: int, seen: Callable[[bytes], object] | None = None) -> Iterator[Record]:
         lines = Lines(stream, 0, seen)
@@ -231,8 +237,9 @@ class CsvRecords(LineFile):
                 yield Record(start, lines.stop - start, dict(zip(names, values, strict=True)))
 
     def _header(self, text: _CsvLines) -> list[str]:
+        """The names of the columns; none: the file has no records."""
         try:
-            names = next(self._reader(text), [])
+            names = next(filter(None, self._reader(text)), [])
         except csv.Error as error:
             raise JobInputError(f"{self.name} has no CSV header: {error}.") from error
         if len({*names}) < len(names):
@@ -265,6 +272,12 @@ class _CsvLines:
         text, error = ("\n", _too_long()) if line is None else _decoded(line)
         self.error = self.error or error
         return text
+
+
+def _all_records(files: Seq[LineFile]) -> Generator[Record, None, None]:
+    for file in files:
+        with file._open() as stream:
+            yield from file._begun(stream, 0)
 
 
 def _rows_of(records: Seq[Record], columns: Columns, schema: pa.Schema) -> Rows:

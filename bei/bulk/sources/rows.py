@@ -14,6 +14,7 @@ from bei.errors import BeiError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from typing_extensions import Self
 
 # Opens a file anew, for reading bytes.
 Open: TypeAlias = Callable[[], AbstractContextManager[IO[bytes]]]
@@ -89,14 +90,15 @@ class RowFile(Protocol):
     def name(self) -> str:
         """Its name in messages."""
 
-    def schema(self, columns: Columns) -> pa.Schema:
-        """The types of the columns for the output. Raises JobInputError where a column of ``columns`` is missing."""
+    @classmethod
+    def schema(cls, files: Seq[Self], columns: Columns) -> pa.Schema:
+        """The types of the columns for the output, of all rows of ``files`` (at least one). Files without rows tell
+        nothing. Raises JobInputError where a column of ``columns`` is missing, or rows of two files do not fit."""
 
-    def kinds(self, columns: Columns) -> Mapping[str, ColumnKinds]:
-        """What each column that the model reads can hold. Raises JobInputError where one is missing."""
-
-    def check(self, columns: Columns, schema: pa.Schema) -> None:
-        """Raise JobInputError where rows of this file cannot stand beside those of a file with ``schema``."""
+    @classmethod
+    def kinds(cls, files: Seq[Self], columns: Columns) -> tuple[str, Mapping[str, ColumnKinds]]:
+        """What each column that the model reads can hold, and the name of the file that tells it. Raises JobInputError
+        where one is missing."""
 
     def pieces(self, columns: Columns) -> Generator[RowRange, None, None]:
         """All rows. ``digest`` is known when it has ended, or was closed."""

@@ -111,16 +111,12 @@ class Source:
 
     def contents(self, size: ShardSize) -> Contents:
         """Look through all files. Reads all bytes of those with lines, of Parquet files the footers."""
-        schema: pa.Schema | None = None
+        schema: pa.Schema = FORMATS[self.form].schema(self._all_opened(), self.columns)
         files: list[InputFile] = []
         cutter = _Cutter(size)
         room = sys.maxsize if size.max_rows is None else size.max_rows
         for index, found in enumerate(self.files):
             opened = self._opened(found)
-            if schema is None:
-                schema = opened.schema(self.columns)
-            else:
-                opened.check(self.columns, schema)
             num_rows = 0
             with closing(opened.pieces(self.columns)) as pieces:
                 for piece in pieces if room else ():
@@ -131,13 +127,12 @@ class Source:
                     if not room:
                         break
             files.append(InputFile(found.name, found.size, num_rows, opened.digest, found.stamp))
-        assert schema is not None  # there is at least one file
         return Contents(files, schema.serialize().to_pybytes(), size, cutter.shards)
 
     def kinds(self) -> tuple[str, Mapping[str, ColumnKinds]]:
-        """The name of the first file, and what its columns for the model can hold."""
-        first = self.files[0]
-        return first.name, self._opened(first).kinds(self.columns)
+        """As ``RowFile`` has it."""
+        found: tuple[str, Mapping[str, ColumnKinds]] = FORMATS[self.form].kinds(self._all_opened(), self.columns)
+        return found
 
     def is_as_before(self, files: Seq[InputFile]) -> bool:
         """True if these are the files, unchanged as far as can be told without reading them."""
@@ -153,7 +148,10 @@ class Source:
 
     def reader(self, contents: Contents) -> Reader:
         """Reads shards of what ``contents`` has seen."""
-        return Reader([self._opened(found) for found in self.files], self.columns, contents, self.check_unchanged)
+        return Reader(self._all_opened(), self.columns, contents, self.check_unchanged)
+
+    def _all_opened(self) -> list[RowFile]:
+        return [self._opened(found) for found in self.files]
 
     def _opened(self, found: FoundFile) -> RowFile:
         opener = opened_dataset if self.form == "lance" else opened_file
@@ -225,6 +223,8 @@ class Reader:
         for index in range(place.file, len(self._files)):
             first = place if index == place.file else RowPlace(index, 0)
             num_rows = first.row
+            if not self._counts[index]:  # such a file may lack the columns
+                continue
             for part in self._files[index].rows(self._columns, self.schema, first):
                 num_rows += part.copied.num_rows
                 yield part

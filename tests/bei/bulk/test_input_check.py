@@ -96,6 +96,6 @@ def test_what_the_model_does_not_read_is_refused_by_name(
 @pytest.mark.parametrize("column", [pa.binary(), pa.float64()])
 def test_a_job_over_a_column_of_another_kind_leaves_no_plan(column: pa.DataType, run: RunJob, tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": pa.array([None, None], column)}), tmp_path / "rows.parquet")
-    with pytest.raises(ConfigError, match=r"The column 'text' of rows\.parquet holds"):
+    with pytest.raises(ConfigError, match=r"The column 'text' of .*rows\.parquet holds"):
         run(inputs=(str(tmp_path / "rows.parquet"),), columns=Columns())
     assert not (tmp_path / "out" / PLAN).exists()

@@ -196,6 +196,42 @@ def test_a_value_of_another_type_than_the_first_rows_have_makes_its_row_a_bad_on
     assert "int64" in str(rows.errors[2])
 
 
+@pytest.mark.parametrize("first", ["", "\n", '{"id": null, "text": "z"}\n'])
+def test_types_of_json_are_those_of_the_first_rows_of_all_files(first: str, tmp_path: Path) -> None:
+    (tmp_path / "part-0.jsonl").write_text(first)
+    (tmp_path / "part-1.jsonl").write_text("".join(json.dumps({"id": n, "text": f"text {n}"}) + "\n" for n in (1, 2)))
+    source = Source((str(tmp_path),), Columns(id="id"))
+    rows = source.reader(source.contents(ShardSize(100))).shard(0)
+    assert not rows.errors
+    assert rows.copied.column("id").to_pylist()[-2:] == [1, 2]
+
+
+def test_an_empty_file_of_csv_has_no_rows_wherever_it_stands(tmp_path: Path) -> None:
+    for name, content in {"a": "", "b": "text,n\nx,1\n", "c": "\n", "d": "\nn,text\n2,y\n"}.items():
+        (tmp_path / f"{name}.csv").write_text(content)
+    source = Source((str(tmp_path),), Columns(carried=("n",)))
+    rows = source.reader(source.contents(ShardSize(100))).shard(0)
+    assert ([*rows.inputs], rows.copied.column("n").to_pylist(), rows.errors) == (["x", "y"], ["1", "2"], {})
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow", "lance"])
+def test_a_file_without_rows_decides_neither_columns_nor_types(form: str, tmp_path: Path) -> None:
+    tables = {"a": pa.table({"other": pa.nulls(0)}), "b": pa.table({"text": ["x"], "n": [1]})}
+    tables["c"] = pa.table({"text": pa.array([], pa.float64()), "n": pa.array([], pa.string())})
+    for name, table in tables.items():
+        path = tmp_path / f"{name}.{form}"
+        if form == "lance":
+            lance.write_dataset(table, path)
+        else:
+            (pq.write_table if form == "parquet" else feather.write_feather)(table, str(path))
+    # Each by its name: in a folder a dataset of Lance without rows is not seen.
+    source = Source([str(tmp_path / f"{name}.{form}") for name in tables], Columns(carried=("n",)))
+    file, kinds = source.kinds()
+    assert Path(file).name == f"b.{form}"
+    assert kinds["text"].kinds == {"text"}
+    assert _read(source, source.contents(ShardSize(100)), [0]) == [{"text": "x", "n": 1}]
+
+
 def _touch(path: Path, content: bytes = b"") -> Path:
     path.write_bytes(content)
     return path
@@ -213,7 +249,7 @@ def _touch(path: Path, content: bytes = b"") -> Path:
         (lambda folder: _touch(folder / "a.jsonl.gz", b"no"), Columns(), "cannot be read"),
         (lambda folder: _touch(folder / "a.csv", b"title\nx\n"), Columns(), "it has title"),
         (lambda folder: _touch(folder / "a.csv", b"text,text\nx,y\n"), Columns(), "two columns of one name"),
-        (lambda folder: _touch(folder / "a.jsonl", b'{"title": "x"}\n'), Columns(), "it has title"),
+        (lambda folder: _touch(folder / "a.jsonl", b'{"title": "x"}\n'), Columns(), "which have title"),
         (
             lambda folder: _touch(folder / "a.jsonl", b'{"text": "x", "n": 1}\n{"text": "y", "n": "z"}'),
             Columns(carried=("n",)),
