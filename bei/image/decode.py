@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bei.errors import InvalidImageError
@@ -65,7 +66,7 @@ def decoded(source: ImageInput, limits: ImageLimits) -> Image:
     """
     pil, param = _pillow("Reading images"), source.param
     try:
-        image = _opened(pil, source, limits) if isinstance(source.content, bytes | str) else source.content
+        image = _opened(pil, source, limits) if isinstance(source.content, bytes | str | Path) else source.content
         _check_size(image.width, image.height, limits, param)
         _check_mode(image.mode, param)
         image.load()
@@ -85,9 +86,10 @@ def decoded(source: ImageInput, limits: ImageLimits) -> Image:
 
 def _opened(pil: Any, source: ImageInput, limits: ImageLimits) -> Image:
     """The image of a file, of which only the header is read. Raises what Pillow raises, InvalidImageError."""
-    if source.num_bytes > limits.max_bytes:
+    num_bytes = source.num_bytes
+    if num_bytes > limits.max_bytes:
         raise InvalidImageError(
-            f"An image has {source.num_bytes:,} bytes, the limit is {limits.max_bytes:,}: make it smaller.",
+            f"An image has {num_bytes:,} bytes, the limit is {limits.max_bytes:,}: make it smaller.",
             source.param,
         )
     content = source.file_bytes(limits.fetcher)

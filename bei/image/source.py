@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bei.errors import InvalidImageError
@@ -17,26 +20,40 @@ _DATA_URL = "data:"
 _FETCHED = ("http", "https")
 _SHOWN_CHARS = 60
 _PIECE_CHARS = 1 << 18
+_PIXEL_BYTES = 4  # of a pixel in Pillow's memory
 
 
 @dataclass(frozen=True, slots=True)
 class ImageInput:
-    """``content``: the bytes of a file, the same as a data URL or base64, or an opened image. ``param``: the field that
-    errors blame."""
+    """``content``: the bytes of a file, the same as a data URL or base64, an opened image, or the path of a file of
+    this machine, which is read where the image is decoded. ``param``: the field that errors blame."""
 
-    content: bytes | str | Image
+    content: bytes | str | Path | Image
     param: str = "input"
 
     @property
     def num_bytes(self) -> int:
-        """About the size of the file; 0 of an opened image."""
+        """About the size of the file; 0 of an opened image. Raises InvalidImageError for a path without a file."""
+        if isinstance(self.content, Path):
+            with self._reading(self.content):
+                return self.content.stat().st_size
         if isinstance(self.content, bytes):
             return len(self.content)
         return len(self.content) * 3 // 4 if isinstance(self.content, str) else 0
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that it keeps in memory, about: none of a path, and all pixels of an opened image."""
+        if isinstance(self.content, bytes | str):
+            return len(self.content)
+        return 0 if isinstance(self.content, Path) else self.content.width * self.content.height * _PIXEL_BYTES
+
     def file_bytes(self, fetcher: ImageFetcher | None = None) -> bytes:
         """The bytes of the file, whose content is not an opened image. Raises InvalidImageError, also for URLs without
         ``fetcher``."""
+        if isinstance(self.content, Path):
+            with self._reading(self.content):
+                return self.content.read_bytes()
         if isinstance(self.content, bytes):
             return self.content
         assert isinstance(self.content, str)
@@ -46,6 +63,15 @@ class ImageInput:
             return _from_base64(self.content, _base64_start(self.content, self.param))
         except ValueError as error:  # binascii.Error is one
             raise InvalidImageError(f"An image is not base64 ({error}): encode the file's bytes.", self.param) from None
+
+    @contextmanager
+    def _reading(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise InvalidImageError(
+                f"An image cannot be read ({error.strerror}: {path}): name a file.", self.param
+            ) from error
 
 
 def _from_base64(value: str, start: int) -> bytes:

@@ -16,7 +16,7 @@ from msgspec import Meta
 from bei.artifact.manifest import Manifest
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
-from bei.offline.input_checks import EncodeInput, is_opened_image
+from bei.offline.input_checks import EncodeInput, is_one
 from bei.offline.method import Vectors
 from bei.offline.options import PromptOptions, checked
 from bei.service.model_service import ModelService
@@ -66,14 +66,14 @@ def encode(
     given: EncodeOptions,
     side: str | None = None,
 ) -> Any:
-    """The vectors of ``inputs``: [width] for one text, else [n, width], in numpy or as the options say.
+    """The vectors of ``inputs``: [width] for one text or image, else [n, width], in numpy or as the options say.
 
     ``embed``: the Model's. ``side``: query or document. Raises InvalidRequestError, and MissingDependencyError where
     tensors are asked for and there is no PyTorch. Warns (UserWarning) as ``embed`` does.
     """
     options = checked(EncodeOptions, given)
-    is_one = isinstance(inputs, str) or is_opened_image(inputs)
-    texts = [inputs] if is_one else list(inputs)  # type: ignore[arg-type]  # several
+    is_single = is_one(inputs)
+    texts = [inputs] if is_single else list(inputs)  # type: ignore[arg-type]  # several
     width, normalize = options.get("truncate_dim"), options.get("normalize_embeddings", False)
     if width is not None and width < service.embedding_width:
         _check_width(service, width)
@@ -88,7 +88,7 @@ def encode(
         vectors = _unit(vectors) if normalize else vectors
     dtype = options.get("precision", "float32")
     found = _in_form(numbers_of("float" if dtype == "float32" else dtype, vectors, None), options)
-    return found[0] if is_one else found
+    return found[0] if is_single else found
 
 
 def _check_width(service: ModelService, width: int) -> None:

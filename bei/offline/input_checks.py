@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
-from bei.errors import EmptyInputError, InvalidImageError, MalformedRequestError
+from bei.errors import EmptyInputError, MalformedRequestError
 from bei.image.source import ImageInput
 from bei.tokenizer.encoder import Input
 from bei.utils.surrogates import check_characters
@@ -23,7 +23,7 @@ TextOrImage: TypeAlias = "str | list[int] | ImageInput"
 # What a caller may give for one.
 GivenInput: TypeAlias = "str | list[int] | bytes | Path | Image"
 # Of methods with sentence-transformers' names: one, or several.
-EncodeInput: TypeAlias = "str | Image | Iterable[str | bytes | Path | Image]"
+EncodeInput: TypeAlias = "str | bytes | Path | Image | Iterable[str | bytes | Path | Image]"
 
 # Takes an input and its place, returns the input; raises InvalidRequestError that names the place.
 Check: TypeAlias = Callable[[object, int], InputT]
@@ -62,19 +62,27 @@ def text_or_ids(value: object, index: int) -> TextOrIds:
 
 def text_or_image(value: object, index: int) -> TextOrImage:
     """Check that ``value`` is a text, the token ids of one input, or an image: a Pillow image, the bytes of a file, or
-    its path. Raises InvalidImageError for a file that cannot be read."""
-    if isinstance(value, dict) and isinstance(value.get("bytes"), bytes):  # a row of the datasets library's
-        value = value["bytes"]
+    its path. Files are not read yet."""
+    if _is_dataset_row(value):
+        value = value["bytes"]  # type: ignore[index]
     if isinstance(value, bytes | bytearray | memoryview):
         return ImageInput(bytes(value), "inputs")
     if isinstance(value, Path):
-        try:
-            return ImageInput(value.read_bytes(), "inputs")
-        except OSError as error:
-            raise InvalidImageError(f"inputs {index}: {error.strerror}: {value}.", "inputs") from error
+        return ImageInput(value, "inputs")
     if is_opened_image(value):
         return ImageInput(value, "inputs")  # type: ignore[arg-type]
     return text_or_ids(value, index)
+
+
+def is_one(value: object) -> bool:
+    """True of a single input, which is not iterated: a text, or an image in any form."""
+    is_plain = isinstance(value, str | bytes | bytearray | memoryview | Path)
+    return is_plain or _is_dataset_row(value) or is_opened_image(value)
+
+
+def _is_dataset_row(value: object) -> bool:
+    """True of an image as the datasets library has it in a row."""
+    return isinstance(value, dict) and isinstance(value.get("bytes"), bytes)
 
 
 def is_opened_image(value: object) -> bool:

@@ -8,16 +8,16 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, aclosing, closing
 from functools import partial
-from pathlib import Path
 from typing import Generic, TypeVar
 
 from bei.errors import EmptyInputError, InvalidRequestError, MalformedRequestError
-from bei.offline.input_checks import is_opened_image
+from bei.image.source import ImageInput
+from bei.offline.input_checks import is_one
 from bei.offline.method import Method, WindowResult
 from bei.offline.progress import reporting
 from bei.offline.results import Chunk
 from bei.offline.service_thread import ServiceThread
-from bei.offline.windows import UNBOUNDED, Cutter, InFlightWindows, InputWindow, bounds
+from bei.offline.windows import UNBOUNDED, Cutter, InFlightWindows, InputWindow, as_tokens, bounds
 from bei.port import Lane
 from bei.service.adapted import adapted
 from bei.service.call import ModelInput
@@ -81,7 +81,8 @@ class Runner:
     def chunks(
         self, method: Method[InputT, PartT, ResultT], inputs: Iterable[object], size: int
     ) -> Iterator[Chunk[InputT, PartT]]:
-        """``inputs`` in chunks of ``size`` with their results, each as soon as it is computed. Blocks."""
+        """``inputs`` in chunks of ``size``, or fewer where they are large, with their results: each when it is computed
+        and the next input was read, or all are. Blocks."""
         return self._stream(method, _iterable(inputs), size).chunks()
 
     def async_chunks(
@@ -132,9 +133,12 @@ class _RunningCall(Generic[InputT, PartT, ResultT]):
         # With a report an invalid input fails alone, where the method has a stand-in for it.
         self._stand_in = None if self._report is None else method.stand_in
         limits = UNBOUNDED if method.is_one else bounds(window_inputs, method.bytes_per_token)
-        lengths = self._service.estimated_lengths
+        lengths, tower = self._service.estimated_lengths, self._service.manifest.image_tower
+        of_image = 0 if tower is None else tower.image_bytes
 
         def num_tokens_of(value: InputT) -> int:
+            if isinstance(value, ImageInput):  # waits as it was given, and as the model reads it
+                return as_tokens(value.held_bytes + of_image)
             return sum(lengths(method.model_inputs([value]), whole=method.whole))
 
         self._cutter = Cutter(method.check, num_tokens_of, limits, self._stand_in)
@@ -162,8 +166,8 @@ class _RunningCall(Generic[InputT, PartT, ResultT]):
             for value in self._inputs:
                 if window := self._cutter.add(value):
                     self._submit(window)
-                    while in_flight.is_due:
-                        yield self._taken(in_flight.oldest.result(), advance)
+                while in_flight.is_due:
+                    yield self._taken(in_flight.oldest.result(), advance)
             if window := self._cutter.rest():
                 self._submit(window)
             while in_flight:
@@ -175,8 +179,8 @@ class _RunningCall(Generic[InputT, PartT, ResultT]):
             async for value in _async(self._inputs):
                 if window := self._cutter.add(value):
                     self._submit(window)
-                    while in_flight.is_due:
-                        yield self._taken(await asyncio.wrap_future(in_flight.oldest), advance)
+                while in_flight.is_due:
+                    yield self._taken(await asyncio.wrap_future(in_flight.oldest), advance)
             if window := self._cutter.rest():
                 self._submit(window)
             while in_flight:
@@ -218,7 +222,7 @@ async def _async(inputs: Iterable[object] | AsyncIterable[object]) -> AsyncItera
 
 
 def _iterable(inputs: object) -> Iterable[object]:
-    if isinstance(inputs, str | bytes | Path) or is_opened_image(inputs):
+    if is_one(inputs):
         return [inputs]
     if not isinstance(inputs, Iterable):
         kind = type(inputs).__name__

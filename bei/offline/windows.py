@@ -21,9 +21,9 @@ AnswerT = TypeVar("AnswerT")
 
 # Inputs of a window. A step of an engine holds tens of sequences; a call of the service costs 0.2 ms.
 WINDOW = 256
-# In flight of a call: inputs, tokens, and bytes of results that grow with tokens. The engine picks sequences of similar
-# lengths from the queue: with 128 waiting texts it loses 4 % against all of them (docs/decisions.md, "Batches are cut
-# late"), with thousands nothing measurable.
+# In flight of a call: inputs, tokens, and bytes of images, or of results that grow with tokens. The engine picks
+# sequences of similar lengths from the queue: with 128 waiting texts it loses 4 % against all of them
+# (docs/decisions.md, "Batches are cut late"), with thousands nothing measurable.
 _MOST_INPUTS = 16 * WINDOW
 _MOST_TOKENS = 1 << 20
 _MOST_BYTES = 64 << 20
@@ -47,6 +47,11 @@ def bounds(window_inputs: int, bytes_per_token: int) -> Bounds:
     """The bounds of a call. ``bytes_per_token``: growth of its results with each token."""
     tokens = min(_MOST_TOKENS, _MOST_BYTES // bytes_per_token) if bytes_per_token else _MOST_TOKENS
     return Bounds(window_inputs, max(1, tokens // 16), max(_MOST_INPUTS, 4 * window_inputs), tokens)
+
+
+def as_tokens(num_bytes: int) -> int:
+    """As many tokens as an input counts that has so many bytes in memory while it waits."""
+    return num_bytes * _MOST_TOKENS // _MOST_BYTES
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import struct
 import time
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -147,6 +148,17 @@ def test_no_url_is_fetched(url: str) -> None:
 def test_text_that_is_not_base64_is_refused() -> None:
     with pytest.raises(InvalidImageError, match="not base64"):
         decoded(ImageInput("cat.png"), LIMITS)
+
+
+def test_the_file_of_a_path_is_read_as_it_is_decoded(tmp_path: Path) -> None:
+    image, large = ImageInput(tmp_path / "a.png"), ImageInput(tmp_path / "large")
+    with pytest.raises(InvalidImageError, match=r"No such file or directory: .*a\.png"):
+        decoded(image, LIMITS)
+    (tmp_path / "a.png").write_bytes(png_of(3, 2, b"\0" * 20))
+    assert decoded(image, LIMITS).size == (3, 2)
+    (tmp_path / "large").write_bytes(bytes(LIMITS.max_bytes + 1))
+    with pytest.raises(InvalidImageError, match="500,001 bytes"):
+        decoded(large, LIMITS)
 
 
 def test_an_exif_that_refers_to_itself_ends() -> None:

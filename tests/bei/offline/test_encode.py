@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ import pytest
 from bei import Model
 from bei.artifact.manifest import Artifact
 from bei.engine.fake import FakeEngine
-from bei.errors import InvalidRequestError, MissingDependencyError
+from bei.errors import InvalidImageError, InvalidRequestError, MissingDependencyError
 from bei.offline.encode import similarity
 from tests.bei.offline.conftest import OpenModel
 from tests.support.artifacts import LIMITS, save_artifact
@@ -36,6 +37,13 @@ def test_one_text_gives_one_vector_and_several_give_rows(model: Model) -> None:
     np.testing.assert_array_equal(model.encode(text for text in TEXTS), rows)
     np.testing.assert_array_equal(model.encode(np.array(TEXTS)), rows)
     assert model.encode([]).shape == (0, rows.shape[1])
+
+
+@pytest.mark.parametrize("image", [Path("none.png"), b"cat", bytearray(b"cat"), {"bytes": b"cat"}], ids=repr)
+@pytest.mark.parametrize("method", ["encode", "embed"])
+def test_one_image_is_one_input_in_any_form(method: str, image: Any, model: Model) -> None:
+    with pytest.raises(InvalidImageError, match="inputs 0 is an image"):
+        getattr(model, method)(image)
 
 
 def test_vectors_are_cut_and_then_of_unit_length_where_that_is_asked_for(model: Model) -> None:
