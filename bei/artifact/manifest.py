@@ -297,6 +297,11 @@ class ImageTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Tokens before the patches."""
         return self.class_token + (self.registers or 0)
 
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of ``bei.core.ImagePatches.levels`` of an image, at most: float32 with ``fractions``, else uint8."""
+        return self.max_seq_len * 3 * self.patch_size**2 * (4 if self.processor.fractions else 1)
+
     def num_pixels(self, num_tokens: int) -> int:
         """Pixels of an image with so many tokens; 0 of one that has none, as it could not be read."""
         return max(0, num_tokens - self.num_leading) * self.patch_size**2

@@ -18,7 +18,10 @@ from bei.version import __version__
 # Of the flags in /proc/cpuinfo those that engines choose their instructions by.
 _INSTRUCTIONS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")
 _INSTRUCTIONS_OF_ARM = ("asimd", "asimddp", "asimdhp", "bf16", "i8mm", "sve", "sve2")
-_OF_TARGETS: Mapping[str, str] = {"cpu": "openvino", "cuda": "torch", "cuda-twin": "torch", "tensorrt": "tensorrt"}
+_OF_TARGETS: Mapping[str, str] = {
+    **{"cpu": "openvino", "cuda": "torch", "cuda-twin": "torch", "trtllm": "tensorrt-llm"},
+    **{"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx_cu13_libs"},
+}
 # CPU engines use it where it is installed.
 _KERNELS = "bei-kernels-cpu"
 
@@ -62,9 +65,9 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
             yield f"the rows of a shard ({self.contents.size.rows}, now {other.contents.size.rows})"
 
 
-def versions_for(target: str, package: str | None = None) -> dict[str, str]:
-    """The versions that the bytes of an output depend on. ``package``: the one of its format."""
-    names = ["numpy", "pyarrow", "tokenizers", *filter(None, (_OF_TARGETS.get(target), package))]
+def versions_for(target: str, *packages: str | None) -> dict[str, str]:
+    """The versions that the bytes of an output depend on. ``packages``: those of its format and of its input."""
+    names = ["numpy", "pyarrow", "tokenizers", *filter(None, (_OF_TARGETS.get(target), *packages))]
     found = {"bei": __version__, **{name: _version(name) or "unknown" for name in names}}
     kernels = _version(_KERNELS) if target == "cpu" else None
     return {**found, _KERNELS: kernels} if kernels else found

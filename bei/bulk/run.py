@@ -17,13 +17,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from bei.artifact.manifest import Artifact, Manifest
+from bei.artifact.manifest import Artifact, ImageTower, Manifest
 from bei.bulk.chunks import ChunkSize
 from bei.bulk.folder import JobFolder, folder_at
 from bei.bulk.input_check import check_inputs
 from bei.bulk.job import Job, OnError, OnShard, Output
 from bei.bulk.output_formats import FORMATS
-from bei.bulk.parts import PLAN, SUCCESS, PartFormat, ShardRecord
+from bei.bulk.parts import PLAN, SUCCESS, ShardRecord
 from bei.bulk.plan import JobPlan, machine_for, versions_for
 from bei.bulk.row_task import TASKS, RowTask
 from bei.bulk.shard_service import ShardService
@@ -44,6 +44,8 @@ _PLAN = msgspec.json.Decoder(JobPlan)
 # The output of a shard, and rows of it at most and at least.
 _SHARD_BYTES = 1 << 26
 _MOST_ROWS, _LEAST_ROWS = 10_000, 100
+# The images of a shard, as the model reads them.
+_IMAGES_BYTES = 1 << 27
 
 _OF_CHUNKS = ("chunk", "start", "stop")
 
@@ -174,8 +176,8 @@ class OpenJob:
         folder, form = folder_at(options.output), FORMATS[options.output_format]()
         stored = _stored_plan(folder)
         verified = verified_at(artifact, config)
-        _check_inputs(source, options, verified.manifest)
-        contents = _contents(source, stored, options, verified.manifest)
+        tower = _image_tower(source, options, verified.manifest)
+        contents = _contents(source, stored, options, verified.manifest, tower)
         loaded = load_model(verified, config)
         self._source = source
         self._service = ShardService(loaded, config)
@@ -184,7 +186,7 @@ class OpenJob:
             form.check(task.fields, options.on_error)
             reader = source.reader(contents)
             form.check_columns(reader.schema)
-            plan = _plan(contents, loaded, options, form)
+            plan = _plan(contents, loaded, options, form.package, "pillow" if tower else None)
             _agree(folder, plan, stored)
             folder.clean()
             self.num_shards = len(contents.shards)
@@ -219,10 +221,12 @@ class OpenJob:
         self._service.close()
 
 
-def _check_inputs(source: Source, options: JobOptions, manifest: Manifest) -> None:
+def _image_tower(source: Source, options: JobOptions, manifest: Manifest) -> ImageTower | None:
+    """The tower that reads the rows, where these are images. Raises ConfigError where the model reads none of them."""
     file, kinds = source.kinds()
     chunks = options.chunk_size is not None
     check_inputs(kinds, file, manifest, options.task, options.task_options, chunks=chunks)
+    return manifest.image_tower if "image" in kinds[options.columns.text].kinds else None
 
 
 def _task(service: ShardService, options: JobOptions) -> RowTask:
@@ -256,25 +260,32 @@ def _stored_plan(folder: JobFolder) -> JobPlan | None:
         ) from error
 
 
-def _contents(source: Source, stored: JobPlan | None, options: JobOptions, manifest: Manifest) -> Contents:
-    """What the files have; not looked through again where they are as the plan has seen them."""
-    rows = options.shard_rows or _shard_rows(manifest, options)
+def _contents(
+    source: Source, stored: JobPlan | None, options: JobOptions, manifest: Manifest, tower: ImageTower | None
+) -> Contents:
+    """What the files have; not looked through again where they are as the plan has seen them. Unless the options say
+    how many rows a shard has, those of the plan stay."""
+    planned = None if stored is None else stored.contents.size.rows
+    rows = options.shard_rows or planned or _shard_rows(manifest, options, tower)
     size = ShardSize(rows, max_rows=options.max_rows)
     if stored is not None and stored.contents.size == size and source.is_as_before(stored.contents.files):
         return stored.contents
     return source.contents(size)
 
 
-def _shard_rows(manifest: Manifest, options: JobOptions) -> int:
-    """So many that a shard's output has some dozen megabytes."""
+def _shard_rows(manifest: Manifest, options: JobOptions, tower: ImageTower | None) -> int:
+    """So many that a shard's output has some dozen megabytes, and so have images as ``tower`` reads them, which takes
+    150 kB for a thumbnail of 1 kB (ViT-B/32)."""
     width = manifest.dimension("token_embedding" if options.task == "tokens" else "embedding") or 1
     if options.task in ("classify", "rerank", "extract"):
         width = 1
     a_row = 4 * width * (manifest.max_seq_len if options.task == "tokens" else 1)
-    return max(_LEAST_ROWS, min(_MOST_ROWS, _SHARD_BYTES // a_row))
+    rows = max(_LEAST_ROWS, min(_MOST_ROWS, _SHARD_BYTES // a_row))
+    return rows if tower is None else max(1, min(rows, _IMAGES_BYTES // tower.image_bytes))
 
 
-def _plan(contents: Contents, loaded: Loaded, options: JobOptions, form: PartFormat) -> JobPlan:
+def _plan(contents: Contents, loaded: Loaded, options: JobOptions, *packages: str | None) -> JobPlan:
+    """``packages``: besides the engine's, those that the output's bytes depend on."""
     manifest = loaded.artifact.manifest
     return JobPlan(
         contents=contents,
@@ -282,7 +293,7 @@ def _plan(contents: Contents, loaded: Loaded, options: JobOptions, form: PartFor
         artifact=manifest.digest,
         task=options.task,
         options=options.lasting,
-        versions=versions_for(manifest.target, form.package),
+        versions=versions_for(manifest.target, *packages),
         machine=machine_for(manifest.target, loaded.engine.info.device),
     )
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
+from bei.artifact.image_processor import ImageProcessor
+from bei.artifact.manifest import ImageTower
 from bei.bulk.folder import folder_at
 from bei.bulk.parts import PLAN
 from bei.bulk.plan import JobPlan, machine_for, versions_for
+from bei.bulk.run import JobOptions, _shard_rows
 from bei.errors import JobDiffersError
 from tests.bei.bulk.conftest import RunJob
 
@@ -37,3 +42,27 @@ def test_kernels_that_cpu_engines_use_belong_to_the_plan_where_they_are_installe
     monkeypatch.setattr("bei.bulk.plan.version", lambda name: f"1.0 of {name}")
     assert versions_for("cpu")["bei-kernels-cpu"] == "1.0 of bei-kernels-cpu"
     assert "bei-kernels-cpu" not in versions_for("cuda")
+
+
+@pytest.mark.parametrize(
+    ("target", "package"), [("tensorrt-rtx", "tensorrt_rtx_cu13_libs"), ("trtllm", "tensorrt-llm"), ("cpu", "pillow")]
+)
+def test_what_runs_and_what_decodes_belong_to_the_plan(
+    target: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bei.bulk.plan.version", lambda name: f"1.0 of {name}")
+    assert versions_for(target, None, "pillow")[package] == f"1.0 of {package}"
+
+
+def test_shards_of_images_are_bounded_by_what_these_take_as_the_model_reads_them() -> None:
+    size, half = (224, 224), (0.5, 0.5, 0.5)
+    processor = ImageProcessor(
+        shortest_edge=None, resize=size, resample="bicubic", crop=None, rescale=1 / 255, mean=half, std=half
+    )
+    manifest: Any = SimpleNamespace(dimension=lambda _: 384, max_seq_len=77)
+    options = JobOptions((), "out")
+    for given, most in ((processor, 900), (msgspec.structs.replace(processor, fractions=True), 225)):
+        tower: Any = SimpleNamespace(processor=given, max_seq_len=50, patch_size=32)
+        tower.image_bytes = ImageTower.image_bytes.fget(tower)  # type: ignore[attr-defined]
+        assert most // 2 < _shard_rows(manifest, options, tower) < most
+    assert _shard_rows(manifest, options, None) == 10_000
