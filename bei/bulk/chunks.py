@@ -33,10 +33,11 @@ class ChunkSize(NamedTuple):
 
 
 class TextChunk(NamedTuple):
-    """Characters ``start`` to ``stop`` of the text."""
+    """Characters ``start`` to ``stop`` of the text. ``number``: among its chunks, from 0."""
 
     start: int
     stop: int
+    number: int
 
 
 async def chunks_of(service: ShardService, texts: Seq[str], size: ChunkSize) -> list[list[TextChunk]]:
@@ -44,7 +45,7 @@ async def chunks_of(service: ShardService, texts: Seq[str], size: ChunkSize) -> 
     with service.ticket(len(texts)) as ticket:
         encodings = await service.encode(ModelRequest(texts, _WHOLE, failed={}), ticket=ticket)
     return [
-        [TextChunk(0, len(text))] if encoding.spans is None or not encoding.num_tokens else cut(encoding.spans, size)
+        [TextChunk(0, len(text), 0)] if encoding.spans is None or not encoding.num_tokens else cut(encoding.spans, size)
         for text, encoding in zip(texts, encodings, strict=True)
     ]
 
@@ -65,7 +66,7 @@ def cut(spans: TokenSpans, size: ChunkSize) -> list[TextChunk]:
     while True:
         most = min(start + size.tokens, num_tokens)
         stop = last_boundary(done, most) or most
-        chunks.append(TextChunk(offsets[start][0], offsets[stop - 1][1]))
+        chunks.append(TextChunk(offsets[start][0], offsets[stop - 1][1], len(chunks)))
         if stop == num_tokens:
             return chunks
         # As many words of the last chunk as are asked for, unless no further one would then be whole.

@@ -197,6 +197,8 @@ def _is_alive(partial: Path) -> bool:
         return True
     try:
         os.kill(int(process), 0)
+    except PermissionError:  # it runs, for another user
+        return True
     except (OSError, ValueError):
         return False
     return True

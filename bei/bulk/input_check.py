@@ -24,7 +24,7 @@ _READ_BY: Mapping[str, tuple[Kind, ...]] = {
     "extract": ("text",),
 }
 # Options that say how texts are read, by bei.Model's names, and the flags that give them.
-_OF_TEXTS: Mapping[str, str] = {
+FLAGS_OF_TEXTS: Mapping[str, str] = {
     "prompt": "--prompt",
     "prompt_name": "--prompt-name",
     "input_type": "--input-type",
@@ -46,7 +46,7 @@ def check_inputs(
     """Raise ConfigError where the model reads nothing of what ``columns`` of ``file`` hold, or reads images alone and
     gets ``options`` of texts. ``chunks``: texts are to be cut into such."""
     if not manifest.reads_texts:
-        for name, flag in {**_OF_TEXTS, "chunks": "--chunk-tokens"}.items():
+        for name, flag in {**FLAGS_OF_TEXTS, "chunks": "--chunk-tokens"}.items():
             if options.get(name) is not None or (name == "chunks" and chunks):
                 raise ConfigError(f"{flag} is for texts, and {manifest.name} reads images alone: leave it out.")
     read = _read(manifest, task, chunks=chunks)

@@ -139,7 +139,7 @@ class Job:
         if self._output.id is not None:
             found["id"] = rows.copied.column(self._output.id)[own].as_py()
         if asked.chunks is not None:
-            found["chunk"] = asked.chunk_number(place)
+            found["chunk"] = asked.chunks[place].number
         return found | {"code": error.code, "reason": str(error)}
 
     def _bad_row(self, shard: int, rows: Rows, asked: _Inputs, errors: Mapping[int, BeiError]) -> BadRowError:
@@ -191,11 +191,6 @@ class _Inputs(NamedTuple):
         """The row of the shard that the input at ``place`` is of."""
         return place if self.rows is None else self.rows[place]
 
-    def chunk_number(self, place: int) -> int:
-        """Among the chunks of its row."""
-        assert self.rows is not None  # there are chunks
-        return place - self.rows.index(self.rows[place])
-
 
 def _checked_as_text(check: Check) -> Check:
     """``check`` for what is cut into chunks."""
@@ -230,19 +225,10 @@ def _table(rows: Rows, asked: _Inputs, kept: Seq[int | None], first: int | None)
         columns |= {name: copied.column(name) for name in copied.column_names}
     if asked.chunks is not None:
         chunks = [asked.chunks[place] for place in places]
-        columns["chunk"] = pa.array(_numbers_of(asked, places), pa.int32())
+        columns["chunk"] = pa.array([chunk.number for chunk in chunks], pa.int32())
         columns["start"] = pa.array([chunk.start for chunk in chunks], pa.int64())
         columns["stop"] = pa.array([chunk.stop for chunk in chunks], pa.int64())
     return pa.table(columns)
-
-
-def _numbers_of(asked: _Inputs, places: Seq[int]) -> list[int]:
-    """The number of each chunk among those of its row."""
-    assert asked.rows is not None  # there are chunks
-    numbers = [0] * len(asked.rows)
-    for place in range(1, len(numbers)):
-        numbers[place] = numbers[place - 1] + 1 if asked.rows[place] == asked.rows[place - 1] else 0
-    return [numbers[place] for place in places]
 
 
 def _taken(column: pa.Array, places: Seq[int | None]) -> pa.Array:

@@ -184,8 +184,11 @@ def _values(column: pa.ChunkedArray) -> list[object]:
     """What orjson writes: rows of vectors as arrays, in as few digits as give the same float32."""
     import pyarrow as pa
 
-    if pa.types.is_fixed_size_list(column.type) and not column.null_count and column.type.value_type != pa.float16():
-        return list(_matrix(column))
+    if pa.types.is_fixed_size_list(column.type) and not column.null_count:
+        element = column.type.value_type
+        are_numbers = pa.types.is_integer(element) or element in (pa.float32(), pa.float64())
+        if are_numbers and not column.combine_chunks().flatten().null_count:
+            return list(_matrix(column))
     if pa.types.is_timestamp(column.type) and column.type.unit == "ns":  # Python has none, but where pandas is there
         column = column.cast(pa.string())
     return list(column.to_pylist())

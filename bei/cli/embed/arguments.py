@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bei.bulk.chunks import ChunkSize
+from bei.bulk.input_check import FLAGS_OF_TEXTS
 from bei.bulk.output_formats import FORMATS
 from bei.bulk.row_task import TASKS
 from bei.bulk.run import JobOptions
@@ -178,8 +179,8 @@ def _task_options(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in asked:
         if name not in _OPTIONS_OF[given["task"]]:
             able = ", ".join(task for task, names in _OPTIONS_OF.items() if name in names)
-            flag = name.replace("_", "-")
-            raise ConfigError(f"--{flag} is for --task {able}, not for {given['task']}: leave it out.")
+            flag = FLAGS_OF_TEXTS.get(name) or f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} is for --task {able}, not for {given['task']}: leave it out.")
     return asked
 
 

@@ -86,6 +86,17 @@ def test_what_a_process_that_has_ended_left_is_removed_and_what_another_one_writ
     assert all(path.exists() for path in others)
 
 
+def test_what_another_user_s_process_writes_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.kill", forbidden)
+    path = tmp_path / f".part.{os.uname().nodename}.1.abc.partial"
+    path.touch()
+    LocalJobFolder(tmp_path).clean()
+    assert path.exists()
+
+
 def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = LocalJobFolder(tmp_path)
     folder.commit("part", b"whole")

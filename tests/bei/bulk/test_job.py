@@ -116,6 +116,14 @@ def test_parts_that_are_missing_or_broken_are_made_again(form: str, run: RunJob,
     assert digests(tmp_path / "out") == whole
 
 
+def test_a_job_keeps_the_shards_of_its_plan_where_nobody_says_how_many_rows_they_have(
+    run: RunJob, tmp_path: Path
+) -> None:
+    run()
+    (tmp_path / "out" / "part-00002.parquet").unlink()
+    assert run(shard_rows=None).resumed == 4
+
+
 def test_parts_of_a_job_make_the_whole(run: RunJob, tmp_path: Path) -> None:
     run()
     shared = tmp_path / "shared"
@@ -211,6 +219,8 @@ def test_a_bad_row_of_chunks_is_one_dead_row(run: RunJob, bad_rows: str, tmp_pat
     done = run(inputs=(bad_rows,), chunk_size=ChunkSize(3))
     assert done.dead == 12
     assert {row["n"] for row in _read(tmp_path / "out")} == {*range(NUM_ROWS)} - {0, 7, *range(20, 30)}
+    lines = (tmp_path / "out" / "_dead" / "dead-00000.jsonl").read_text().splitlines()
+    assert [json.loads(line)["chunk"] for line in lines] == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -335,6 +345,22 @@ def test_json_has_times_to_the_nanosecond_whatever_is_installed(run: RunJob, tmp
     lines = (tmp_path / "out" / "part-00000.jsonl").read_text().splitlines()
     found = [json.loads(line)["at"] for line in lines]
     assert found == ["1970-01-01 00:00:00.000000001", None, "2001-09-09 01:46:40.000000001"]
+
+
+def test_json_has_lists_of_one_length_as_they_are(run: RunJob, tmp_path: Path) -> None:
+    lists: dict[str, tuple[list[Any], pa.DataType]] = {
+        "holes": ([[1, None], [3, 4]], pa.int32()),
+        "whole": ([[1, 2], [3, 4]], pa.int32()),
+        "words": ([["a", "b"], ["c", None]], pa.string()),
+    }
+    arrays = {name: pa.array(values, pa.list_(kind, 2)) for name, (values, kind) in lists.items()}
+    pq.write_table(pa.table({"text": _GOOD[:2], **arrays}), tmp_path / "rows.parquet")
+    run(inputs=(str(tmp_path / "rows.parquet"),), columns=Columns(carried=tuple(lists)), output_format="jsonl")
+    lines = (tmp_path / "out" / "part-00000.jsonl").read_text().splitlines()
+    assert not any("." in line.partition('"embedding"')[0] for line in lines)
+    assert {name: [json.loads(line)[name] for line in lines] for name in lists} == {
+        name: values for name, (values, _) in lists.items()
+    }
 
 
 def test_an_engine_that_lacks_memory_ends_the_job_and_costs_no_row(

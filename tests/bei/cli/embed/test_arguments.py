@@ -66,6 +66,7 @@ def test_parts_come_from_the_flag_or_where_it_says_so_from_the_environment(
         (("--shard", "auto"), {"JOB_COMPLETION_INDEX": "4", "JOB_COMPLETIONS": "4"}, "JOB_COMPLETION_INDEX"),
         (("--chunk-overlap", "2"), {}, "--chunk-tokens"),
         (("--task", "sparse", "--dimensions", "8"), {}, "--dimensions is for --task embed"),
+        (("--task", "extract", "--max-tokens", "5"), {}, "--max-tokens is for"),
         (("--top-k", "8"), {}, "--top-k is for --task sparse"),
         (("--task", "rerank"), {}, "--query-column"),
     ],
