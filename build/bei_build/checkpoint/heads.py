@@ -353,7 +353,7 @@ def _require_token_scores(family: Family, config: Any) -> None:
 def _of_options(family: Family, config: Any, tokens: tuple[str, ...], tokenizer: Tokenizer) -> HeadSpec:
     """What options are told apart by: the scores of ``tokens``, a column each; without any, likelihoods of texts."""
     if not tokens:
-        factor = family.score_factor(config) if family.score_factor else 1.0
+        factor = family.score_factor(config)
         layer = LikelihoodSpec("lm_head", config.hidden_size, config.vocab_size, factor, _score_cap(config))
         return HeadSpec("token_likelihood", token_layers=(layer,))
     ids = _ids_of(tokens, tokenizer)
@@ -370,7 +370,7 @@ def _token_score(family: Family, config: Any, ids: tuple[int, ...]) -> HeadSpec:
     if len(ids) > 2:
         return _token_scores(family, config, ids)
     signs = (1.0, -1.0)[: len(ids)]
-    cap, factor = _score_cap(config), family.score_factor(config) if family.score_factor else 1.0
+    cap, factor = _score_cap(config), family.score_factor(config)
     if cap is None:
         row = tuple((index, sign * factor) for index, sign in zip(ids[::-1], signs, strict=True))
         layer = DenseSpec("lm_head", config.hidden_size, 1, bias=False, rows=(row,))
@@ -388,7 +388,7 @@ def _token_scores(family: Family, config: Any, ids: tuple[int, ...]) -> HeadSpec
             f"{config.model_type} bends its scores (final_logit_softcapping), and bei compares two of such at most: "
             "name two score_tokens, or build with --task decide and none."
         )
-    factor = family.score_factor(config) if family.score_factor else 1.0
+    factor = family.score_factor(config)
     rows = tuple(((index, factor),) for index in ids)
     layer = DenseSpec("lm_head", config.hidden_size, len(ids), bias=False, rows=rows)
     return HeadSpec("logits", ("last",), layers=(layer,))

@@ -119,7 +119,7 @@ class Family:
     reference_heads: tuple[str, ...] = ()
     position_limit: bool = True
     usual_length: int | None = None
-    score_factor: Callable[[Any], float] | None = None
+    score_factor: Callable[[Any], float] = lambda config: 1.0
     asks_about_prompts: bool = False
     special_tokens: bool = True
     pools_unknown: bool = True
