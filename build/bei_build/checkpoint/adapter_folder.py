@@ -15,6 +15,9 @@ from bei_build.weights.peft_adapter import CONFIG, read_adapter
 from bei_build.weights.tensor_store import check_weights
 
 _MODULES = "modules.json"
+# Beginnings of the names of sentence-transformers' settings: sentence_bert_config.json, sentence_roberta_config.json,
+# ..., config_sentence_transformers.json.
+_OF_MODULES = ("sentence_", "config_sentence_transformers")
 # Files of a tokenizer, which are taken from one of the two folders.
 _TOKENIZER = ("tokenizer", "vocab", "merges", "special_tokens_map", "added_tokens", "spiece", "sentencepiece")
 
@@ -87,7 +90,7 @@ def _is_of_modules(path: Path, folder: Path) -> bool:
     """True for sentence-transformers' files, and for the folders of its modules."""
     if path.is_dir():
         return (folder / _MODULES).is_file()
-    return path.name == _MODULES or "sentence" in path.name
+    return path.name == _MODULES or path.name.startswith(_OF_MODULES)
 
 
 def _link(source: Path, folder: Path, is_wanted: Callable[[Path], bool]) -> None:

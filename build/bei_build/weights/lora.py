@@ -205,10 +205,8 @@ class AdaptedStore(WrappedStore):
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """The tensor called ``name``, float32."""
-        if name not in self._modules:
-            return self._store.read(name)
-        weight = self._store.read(self._modules[name])
-        if self._name == NONE:
+        weight = super().read(name)
+        if not self._is_changed(name):
             return weight
         a, b = self.factors(name, self._name)
         merged: npt.NDArray[np.float32] = weight + (a @ b.T if self.is_table(name) else b @ a)
@@ -230,9 +228,11 @@ class AdaptedStore(WrappedStore):
         a, b = (self._store.read(self._factor(name, kind))[index] for kind in "AB")
         return Factors(a, (b.T if self.is_table(name) else b) * np.float32(self._factors.scale))
 
-    def type_of(self, name: str) -> str:
-        """The element type of the tensor called ``name``."""
-        return self._store.type_of(self._modules.get(name, name))
+    def _stored_name(self, name: str) -> str:
+        return self._modules.get(name, name)
+
+    def _is_changed(self, name: str) -> bool:
+        return name in self._modules and self._name != NONE
 
     def _check(self, name: str, shape: tuple[int, ...], stored: Mapping[str, tuple[int, ...]]) -> None:
         """Raise WeightsError unless the factors of ``name`` have the shapes for a matrix or for a table."""

@@ -114,13 +114,8 @@ class OnnxNames(WrappedStore):
             return array - np.float32(use.added)
         return np.ascontiguousarray(array.T) if use.transposed else array
 
-    def type_of(self, name: str) -> str:
-        """The element type of the tensor called ``name``."""
-        return self._store.type_of(self._uses[name].stored)
-
-    def read_integers(self, name: str) -> npt.NDArray[np.int64]:
-        """The integer tensor called ``name``. Raises WeightsError."""
-        return self._store.read_integers(self._uses[name].stored)
+    def _stored_name(self, name: str) -> str:
+        return self._uses[name].stored
 
     def _use_of(self, node: NodeProto, place: int, value: str) -> _Use | None:
         """The stored tensor that is input ``place`` of ``node``, as its library has it; None where it is none, or no

@@ -179,12 +179,15 @@ class PeftStore(WrappedStore):
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """The tensor called ``name``, float32."""
-        weight = self._store.read(name)
-        if name not in self._factors.tensors:
+        weight = super().read(name)
+        if not self._is_changed(name):
             return weight
         a, b = self._factors.read(name)
         merged: npt.NDArray[np.float32] = weight + (a @ b.T if self._factors.is_table(name) else b @ a)
         return merged
+
+    def _is_changed(self, name: str) -> bool:
+        return name in self._factors.tensors
 
     def close(self) -> None:
         """Unmap the files."""

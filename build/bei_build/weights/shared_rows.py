@@ -58,6 +58,9 @@ class SharedRowsStore(WrappedStore):
             rows = rows[self._mapping]
         return rows * self._store.read(_WEIGHTS)[:, None] if self._has_weights else rows
 
+    def _is_changed(self, name: str) -> bool:
+        return name == self._table
+
 
 def _row_indices(store: TensorStore, stored: Mapping[str, tuple[int, ...]], table: str) -> npt.NDArray[np.int64]:
     """The row of each token. Raises WeightsError where the table has no such rows."""

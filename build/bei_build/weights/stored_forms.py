@@ -57,6 +57,9 @@ class FormedStore(WrappedStore):
             return values
         return (values.T * self._store.read(factors)).T
 
+    def _is_changed(self, name: str) -> bool:
+        return name in self._joined or name in self._factors
+
 
 def _modules(stored: Mapping[str, object], end: str) -> list[str]:
     """What stands before ``end`` in the names that have it."""

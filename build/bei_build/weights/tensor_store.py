@@ -251,10 +251,18 @@ class TorchStore(TensorStore):
 
 
 class WrappedStore(TensorStore):
-    """A store that changes some tensors of ``store`` and passes the others through."""
+    """A store that changes or renames some tensors of ``store`` and passes the others through."""
 
     def __init__(self, store: TensorStore) -> None:
         self._store = store
+
+    def _stored_name(self, name: str) -> str:
+        """The name in ``store`` of the tensor called ``name``."""
+        return name
+
+    def _is_changed(self, name: str) -> bool:
+        """True if ``read`` gives other numbers than are stored, so that the scales of an FP8 matrix are not theirs."""
+        return False
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -268,15 +276,23 @@ class WrappedStore(TensorStore):
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """The tensor called ``name``, float32."""
-        return self._store.read(name)
+        return self._store.read(self._stored_name(name))
 
     def type_of(self, name: str) -> str:
         """The element type of the tensor called ``name``."""
-        return self._store.type_of(name)
+        return self._store.type_of(self._stored_name(name))
 
     def read_integers(self, name: str) -> npt.NDArray[np.int64]:
         """The integer tensor called ``name``. Raises WeightsError."""
-        return self._store.read_integers(name)
+        return self._store.read_integers(self._stored_name(name))
+
+    def row_scales(self, name: str) -> npt.NDArray[np.float32] | None:
+        """The scale of each row of the matrix called ``name``; None if its numbers are not those stored in FP8."""
+        return None if self._is_changed(name) else self._store.row_scales(self._stored_name(name))
+
+    def input_scale(self, name: str) -> float | None:
+        """The scale for inputs of the matrix called ``name``; None if its numbers are not those stored with it."""
+        return None if self._is_changed(name) else self._store.input_scale(self._stored_name(name))
 
     def close(self) -> None:
         """Unmap the files."""
@@ -296,25 +312,8 @@ class RenamedStore(WrappedStore):
         shapes = self._store.shapes
         return {name: shapes[stored] for name, stored in self._stored.items()}
 
-    def read(self, name: str) -> npt.NDArray[np.float32]:
-        """The tensor called ``name``, float32."""
-        return self._store.read(self._stored[name])
-
-    def type_of(self, name: str) -> str:
-        """The element type of the tensor called ``name``."""
-        return self._store.type_of(self._stored[name])
-
-    def read_integers(self, name: str) -> npt.NDArray[np.int64]:
-        """The integer tensor called ``name``. Raises WeightsError."""
-        return self._store.read_integers(self._stored[name])
-
-    def row_scales(self, name: str) -> npt.NDArray[np.float32] | None:
-        """The scale of each row of the matrix called ``name``."""
-        return self._store.row_scales(self._stored[name])
-
-    def input_scale(self, name: str) -> float | None:
-        """The scale for inputs of the matrix called ``name``."""
-        return self._store.input_scale(self._stored[name])
+    def _stored_name(self, name: str) -> str:
+        return self._stored[name]
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from bei.errors import CheckpointError, CheckpointNotFoundError
+from bei_build.checkpoint.adapter_folder import with_base
 from bei_build.checkpoint.locate import locate
 from bei_build.checkpoint.read import read_checkpoint
-from bei_build.weights.peft_adapter import CONFIG
+from bei_build.weights.peft_adapter import CONFIG, WEIGHTS
+from tests.bei_build.quantization.fp8 import quantize
 from tests.bei_build.weights.test_peft_adapters import by_hand, rows_of, save_lora
 from tests.support.builds import build_artifact, random_encodings
 from tests.support.checkpoints import read_tensors, write_json, write_tensors
@@ -71,6 +73,29 @@ def test_the_repositorys_own_modules_and_tokenizer_are_read(tmp_path: Path) -> N
     assert checkpoint.tokenizer.token_to_id("hallo") == read_checkpoint(locate(str(base))).tokenizer.token_to_id(
         "hello"
     )
+
+
+def test_the_base_s_sentencepiece_is_none_of_sentence_transformers_files(tmp_path: Path) -> None:
+    base, repository = save_repository(tmp_path)
+    write_json(repository / "modules.json", [])
+    for name in ("sentencepiece.bpe.model", "sentence_bert_config.json", "config_sentence_transformers.json"):
+        (base / name).write_text("{}")
+    location, _ = with_base(locate(str(repository)))
+    linked = {path.name for path in location.folder.iterdir()}
+    assert "sentencepiece.bpe.model" in linked
+    assert not linked & {"sentence_bert_config.json", "config_sentence_transformers.json"}
+
+
+def test_fp8_scales_of_the_base_stay_those_of_matrices_that_the_adapter_leaves_as_they_are(tmp_path: Path) -> None:
+    base, repository = save_repository(tmp_path)
+    kept = {name: tensor for name, tensor in read_tensors(repository, WEIGHTS).items() if ".query." in name}
+    write_tensors(repository, kept, WEIGHTS)
+    quantize(base)
+    with read_checkpoint(locate(str(repository))).weights() as weights:
+        for kind, is_kept in (("query", False), ("key", True), ("value", True)):
+            name = f"layers.0.attention.{kind}.weight"
+            assert (weights.row_scales(name) is not None) == is_kept
+            assert (weights.input_scale(name) is not None) == is_kept
 
 
 @pytest.mark.parametrize(
