@@ -17,8 +17,9 @@ import torch
 from bei_build.checkpoint.gliner import extraction_of, own_tokens
 from bei_build.checkpoint.gliner2 import ENCODER_FOLDER
 from bei_build.checkpoint.gliner2 import extraction_of as schema_of
+from bei_build.checkpoint.heads import reading_config
 from bei_build.checkpoint.locate import check_entries, locate
-from bei_build.checkpoint.read import _config, _spec, read_checkpoint
+from bei_build.checkpoint.read import _config, _spec, read_checkpoint, with_task_prompts
 from bei_build.checkpoint.sentence_transformers import read_sentence_transformers
 from bei_build.tokenizer.artifact_tokenizer import artifact_tokenizer, model_max_length, stored_truncation
 from bei_build.tokenizer.library_tokenizer import TokenizerSettings, open_tokenizer, stored_tokenizer
@@ -38,6 +39,7 @@ from tests.support.checkpoints import (
     wordpiece_tokenizer,
     write_json,
 )
+from tests.support.gliclass_models import save_gliclass
 from tests.support.gliner2_models import gliner2_tokenizer, save_gliner2
 from tests.support.gliner_models import gliner_tokenizer, save_gliner
 from tests.support.hostile_checkpoints import INDEX, SHARD
@@ -52,7 +54,10 @@ def _saved(folder: Path) -> Path:
     """A tiny BERT with modules behind it, and all settings that sentence-transformers writes."""
     save_checkpoint(folder)
     add_modules(folder, ("mean", "cls"), (Dense(8), Normalize()))
-    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 32, "do_lower_case": True})
+    processing = {"chat_template": {"add_generation_prompt": True}, "text": {"padding": True}, "common": {}}
+    modalities = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
+    transformer = {"max_seq_length": 32, "do_lower_case": True, "processing_kwargs": processing}
+    write_json(folder / "sentence_bert_config.json", {**transformer, "modality_config": modalities})
     prompts = {"query": "query: ", "passage": "passage: "}
     settings = {"prompts": prompts, "default_prompt_name": "query", "similarity_fn_name": "cosine"}
     write_json(folder / "config_sentence_transformers.json", {**settings, "truncate_dim": None})
@@ -72,17 +77,22 @@ def _of_json(folder: Path) -> list[tuple[Path, Any, bytes]]:
 
 
 def config(folder: Path) -> Trial:
-    """config.json, of every family."""
-    contents = []
+    """config.json, of every family, and what its heads and prompts are made of."""
+    save_gliclass(folder)
+    contents = [json.loads((folder / "config.json").read_text())]
     for case in CASES:
         (architecture,) = case.changes.get("architectures", [case.architecture])
         contents.append({**config_of(case).to_dict(), "architectures": [architecture], **case.changes})
-    file = folder / "config.json"
+    contents.append({**contents[-1], "task_instructions": {"retrieval": "Find: "}})
+    file, files = folder / "config.json", read_sentence_transformers(folder)
 
     def trial(random: Random) -> None:
         file.write_bytes(changed_body(random, contents, ROUGH))
         found, architecture, family, _ = _config(folder, None, static=None)
         _spec(family, found, architecture)
+        with reading_config():
+            family.architectures[architecture](found)
+        with_task_prompts(files, getattr(found, "task_instructions", None))
 
     return trial
 

@@ -51,6 +51,7 @@ TARGETS = {
     "safetensors": Target("checkpoints", "safetensors", 60),
     "shards": Target("checkpoints", "shards", 20),
     "GGUF": Target("gguf_files", "gguf_file", 20),
+    "GGUF metadata": Target("gguf_files", "metadata", 20),
     "GGUF checkpoint": Target("gguf_files", "checkpoint", 3),
     "packed matrices": Target("packed", "packed", 10),
     "pytorch_model.bin": Target("checkpoints", "pickles", 10),

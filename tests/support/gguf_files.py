@@ -7,7 +7,9 @@ are those of the package's table.
 from __future__ import annotations
 
 import json
+import math
 import re
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -203,6 +205,28 @@ def header_bytes(keys: Sequence[bytes] = (), tensors: Sequence[bytes] = (), *, v
     """A header of the given entries."""
     counts = (len(tensors).to_bytes(8, "little"), len(keys).to_bytes(8, "little"))
     return b"GGUF" + version.to_bytes(4, "little") + b"".join((*counts, *keys, *tensors))
+
+
+def zeros_file(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bytes:
+    """A whole file of ``metadata`` of any type and, of zeros in float32, tensors of ``shapes``."""
+    places, end = [], 0
+    for name, shape in shapes.items():
+        places.append(tensor_bytes(name, shape[::-1], 0, end))
+        end += -(-4 * math.prod(shape) // 32) * 32
+    header = header_bytes([key_bytes(key, *_value_bytes(value)) for key, value in metadata.items()], places)
+    return header + bytes(-len(header) % 32 + end)
+
+
+def _value_bytes(value: Any) -> tuple[int, bytes]:
+    """The number of the type of ``value``, and its bytes."""
+    if isinstance(value, list):
+        items = [_value_bytes(one) for one in value] or [(4, b"")]
+        return 9, struct.pack("<IQ", items[0][0], len(value)) + b"".join(content for _, content in items)
+    if isinstance(value, str):
+        return 8, text_bytes(value)
+    kinds = {bool: (7, "<?"), int: (11, "<q")}
+    kind, form = kinds.get(type(value), (6, "<f"))
+    return kind, struct.pack(form, value)
 
 
 def key_bytes(name: str, kind: int, value: bytes) -> bytes:

@@ -69,7 +69,8 @@ def _add_config(folder: Path, store: GgufStore) -> None:
     config = config_of(store.header)
     if ROPE_FACTORS in store.shapes:
         factors = store.read(ROPE_FACTORS).reshape(-1)
-        scaling = llama3_scaling(factors, config["rope_theta"], config["head_dim"])
+        rotates = "rope_theta" in config and "head_dim" in config
+        scaling = llama3_scaling(factors, config["rope_theta"], config["head_dim"]) if rotates else None
         if scaling is None:
             raise CheckpointError(
                 f"The GGUF file's {ROPE_FACTORS} are none of Llama 3's. Put the model's own config.json beside it."
@@ -106,7 +107,11 @@ def _modules(folder: Path, store: GgufStore, dense: list[str], pooling: dict[str
     yield {"name": "1", "path": "1_Pooling", "type": f"{_MODULE}Pooling"}
     for at, name in enumerate(dense, 2):
         module = _made(folder / f"{at}_Dense")
-        rows, columns = store.shapes[name]
+        if len(shape := store.shapes[name]) != 2:
+            raise CheckpointError(
+                f"{name} in the GGUF file has shape {list(shape)}, and is no matrix: download it again."
+            )
+        rows, columns = shape
         settings = {"in_features": columns, "out_features": rows, "bias": False}
         _write(module / "config.json", {**settings, "activation_function": "torch.nn.modules.linear.Identity"})
         save_file({"linear.weight": store.read(name)}, module / "model.safetensors")

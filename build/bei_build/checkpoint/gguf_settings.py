@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from bei.errors import CheckpointError
+from bei_build.files.size_limits import largest
 from bei_build.weights.gguf_file import GgufHeader
-from bei_build.weights.gguf_names import ROPE_FACTORS, num_heads
+from bei_build.weights.gguf_names import ROPE_FACTORS, num_heads, padding_id
 
 # Keys after "ARCHITECTURE." that are read, by all architectures and by each of them.
 _SHAPE = (
@@ -24,6 +25,16 @@ _SHAPE = (
 _ROPE = ("rope.freq_base", "rope.dimension_count", "attention.key_length", "attention.value_length")
 _SCALING = ("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length")
 _ROPE_KEYS = (*_ROPE, *_SCALING, "rope.scaling.finetuned", "rope.scaling.attn_factor")
+# Keys of sizes -> the keys of config.json whose bounds they have.
+_SIZES = {
+    **dict.fromkeys(("block_count", "attention.sliding_window_pattern"), "num_hidden_layers"),
+    **dict.fromkeys(
+        ("context_length", "rope.scaling.original_context_length", "attention.sliding_window"),
+        "max_position_embeddings",
+    ),
+    **{"embedding_length": "hidden_size", "feed_forward_length": "intermediate_size"},
+    **dict.fromkeys(("attention.key_length", "rope.dimension_count"), "head_dim"),
+}
 _POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
 _NO_POOLING, _RANK = 0, 4
 _BESIDE = "Put the model's own config.json and tokenizer.json beside the file"
@@ -45,18 +56,18 @@ class Metadata:
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
         """The value of the architecture's ``key``. Raises CheckpointError for one of another type."""
-        value = self.header.metadata.get(f"{self._arch}.{key}", default)
-        if value is not None and type(value) is not kind:
-            raise CheckpointError(
-                f"The GGUF file has {self._arch}.{key} = {value!r:.60}: it must be of type {kind.__name__}."
-            )
-        return value
+        return self.header.value(f"{self._arch}.{key}", kind, default)
 
-    def number(self, key: str) -> int:
-        """The whole number under ``key``. Raises CheckpointError where it is missing."""
-        value = self.get(key, int)
+    def number(self, key: str, default: int | None = None) -> int:
+        """The size under ``key``, one of ``_SIZES``; ``default`` where it is missing. Raises CheckpointError for one
+        that no model has, before anything of that size is made, and where it is missing without a default."""
+        value, most = self.get(key, int), largest(_SIZES[key])
+        if value is None and default is not None:
+            return default
         if value is None:
             raise self.refused(f"has no {self._arch}.{key}")
+        if most is None or not 1 <= value <= most:
+            raise self.refused(f"has {self._arch}.{key} = {value}, and models have from 1 to {most:,}")
         return int(value)
 
     def real(self, key: str, default: float | None = None) -> float:
@@ -121,7 +132,7 @@ def _encoder(metadata: Metadata) -> dict[str, Any]:
 def _bert(metadata: Metadata) -> dict[str, Any]:
     """BERT, DistilBERT (which has no token types), RoBERTa and XLM-RoBERTa, told apart by the kind of vocabulary."""
     metadata.check_keys("classifier.output_labels")
-    vocabulary = metadata.header.metadata.get("tokenizer.ggml.model")
+    vocabulary = metadata.header.value("tokenizer.ggml.model", str)
     config = _encoder(metadata)
     if vocabulary == "bert":
         if metadata.get("pooling_type", int) == _RANK or "cls.output.weight" in metadata.shapes:
@@ -133,7 +144,7 @@ def _bert(metadata: Metadata) -> dict[str, Any]:
     if vocabulary not in kinds:
         raise metadata.refused(f"has a BERT with tokenizer.ggml.model = {vocabulary!r:.40}")
     model_type, prefix = kinds[vocabulary]
-    padding = metadata.header.metadata.get("tokenizer.ggml.padding_token_id", 1)
+    padding = padding_id(metadata.header)
     config["max_position_embeddings"] += padding + 1
     labels = _labels(metadata)
     task = "ForSequenceClassification" if labels else "Model"
@@ -158,6 +169,8 @@ def _labels(metadata: Metadata) -> dict[str, Any]:
     count = metadata.rows("cls.output.weight")
     if not count:
         return {}
+    if count > (most := largest("num_labels") or 0):
+        raise metadata.refused(f"has {count:,} scores, and no model has more than {most:,}")
     labels = metadata.get("classifier.output_labels", list)
     if labels is not None and (len(labels) != count or count > 10):  # the converter sorts "10" before "2"
         raise metadata.refused(f"has {len(labels)} labels for {count} scores, in an order that it does not say")
@@ -205,7 +218,7 @@ def _modern_bert(metadata: Metadata) -> dict[str, Any]:
         "architectures": ["ModernBertModel"],
         "norm_eps": metadata.real("attention.layer_norm_epsilon"),
         "hidden_activation": metadata.get("hidden_act", str, "gelu"),
-        "global_attn_every_n_layers": metadata.get("attention.sliding_window_pattern", int, 3),
+        "global_attn_every_n_layers": metadata.number("attention.sliding_window_pattern", 3),
         "local_attention": metadata.number("attention.sliding_window"),
         "global_rope_theta": metadata.real("rope.freq_base", 160000.0),
         "local_rope_theta": metadata.real("rope.freq_base_swa", 10000.0),
@@ -215,7 +228,7 @@ def _modern_bert(metadata: Metadata) -> dict[str, Any]:
 def _decoder(metadata: Metadata, *known: str) -> dict[str, Any]:
     metadata.check_keys(*_ROPE_KEYS, *known)
     heads, width = num_heads(metadata.header, kv=False), metadata.number("embedding_length")
-    head_dim = metadata.get("attention.key_length", int) or metadata.get("rope.dimension_count", int) or width // heads
+    head_dim = metadata.number("attention.key_length", metadata.number("rope.dimension_count", width // heads))
     metadata.require("attention.value_length", head_dim)
     metadata.require("rope.dimension_count", head_dim)
     if metadata.get("pooling_type", int) == _RANK or "cls.output.weight" in metadata.shapes:
@@ -278,10 +291,9 @@ def _gemma3(metadata: Metadata) -> dict[str, Any]:
         config["query_pre_attn_scalar"] = config["hidden_size"] // config["num_attention_heads"]
     else:
         config["query_pre_attn_scalar"] = config["head_dim"]
-    window = metadata.get("attention.sliding_window", int)
+    window = metadata.number("attention.sliding_window", 0)
     types = [
-        ["sliding_attention", "full_attention"][window is None or at % 6 == 5]
-        for at in range(config["num_hidden_layers"])
+        ["sliding_attention", "full_attention"][not window or at % 6 == 5] for at in range(config["num_hidden_layers"])
     ]
     return {**config, "layer_types": types, "sliding_window": window or 4096, "rope_local_base_freq": 10000.0}
 
@@ -317,11 +329,13 @@ def llama3_scaling(
     factors: np.ndarray[Any, np.dtype[np.float32]], theta: float, head_dim: int
 ) -> dict[str, Any] | None:
     """``rope_scaling`` of the Llama whose file has ``factors``; None where they are none of Llama 3's."""
+    if 2 * factors.size != head_dim:
+        return None
     plain = 1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     waves = 2 * np.pi / plain
     for factor, low, high, context in _LLAMA3:
         ramp = np.clip((context / waves - low) / (high - low), 0, 1)
-        if factors.shape == ramp.shape and np.allclose(factors, 1 / ((1 - ramp) / factor + ramp), rtol=1e-4):
+        if np.allclose(factors, 1 / ((1 - ramp) / factor + ramp), rtol=1e-4):
             names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
             return {"rope_type": "llama3", **dict(zip(names, (factor, low, high, context), strict=True))}
     return None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -96,6 +97,16 @@ class Labels:
     function: ScoreFunction
 
 
+@contextmanager
+def reading_config() -> Iterator[None]:
+    """Raise CheckpointError where a family's code fails: transformers checks the types of the values that it knows, not
+    of a family's own, nor that they describe a model."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(f"config.json describes no model ({error}). Download the checkpoint again.") from error
+
+
 def choose_heads(
     family: Family,
     config: Any,
@@ -105,7 +116,8 @@ def choose_heads(
     tokenizer: Tokenizer,
 ) -> tuple[HeadSpec, ...]:
     """The heads to build; for a named task only the heads that serve it. Raises CheckpointError, ConfigError."""
-    own = family.architectures[architecture](config)
+    with reading_config():
+        own = family.architectures[architecture](config)
     heads = _all_heads(family, config, own, files, choice, tokenizer)
     if choice.task == "decide" and not choice.token_states:
         return heads

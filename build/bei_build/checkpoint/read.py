@@ -26,7 +26,7 @@ from bei_build.checkpoint.gguf_folder import laid_out
 from bei_build.checkpoint.gliclass import labelling_of
 from bei_build.checkpoint.gliner import FILE as GLINER_CONFIG
 from bei_build.checkpoint.gliner import extraction_of, gliner_config, own_tokens
-from bei_build.checkpoint.heads import HeadChoice, choose_heads, labels_of, side_modules
+from bei_build.checkpoint.heads import HeadChoice, choose_heads, labels_of, reading_config, side_modules
 from bei_build.checkpoint.layer_pooling import with_layer_shares
 from bei_build.checkpoint.listwise import listwise_of
 from bei_build.checkpoint.locate import READ_SUFFIXES, Location, check_entries
@@ -343,11 +343,9 @@ def _stored_format(folder: Path, raw: dict[str, Any]) -> _Quantized:
 
 
 def _spec(family: Family, config: Any, architecture: str) -> ModelSpec:
-    """The family's spec for ``config``. transformers checks the types of its values, not that they describe a model."""
-    try:
+    """The family's spec for ``config``. Raises CheckpointError."""
+    with reading_config():
         spec = family.spec_from_config(config, architecture)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise CheckpointError(f"config.json describes no model ({error}). Download the checkpoint again.") from error
     if not spec.layers and family.has_layers:
         raise CheckpointError("config.json describes a model without layers. Download the checkpoint again.")
     return spec
@@ -481,7 +479,7 @@ def with_task_prompts(
     files: SentenceTransformersFiles, instructions: Mapping[str, str] | None
 ) -> SentenceTransformersFiles:
     """``files`` with ``instructions``, config.json's prompts by task, beside their own. Raises CheckpointError."""
-    prompts = {**(instructions or {}), **files.prompts}
-    if not all(isinstance(text, str) for text in prompts.values()):
+    given = {} if instructions is None else instructions
+    if not isinstance(given, Mapping) or not all(isinstance(text, str) for text in given.values()):
         raise CheckpointError("config.json has task_instructions that are not texts: download the checkpoint again.")
-    return replace(files, prompts=prompts)
+    return replace(files, prompts={**given, **files.prompts})

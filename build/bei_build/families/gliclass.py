@@ -76,7 +76,7 @@ def _pooling(settings: Mapping[str, Any]) -> Pooling:
                 "of a batch; bei builds it with first."
             )
         return "first_marked"
-    if name not in _POOLINGS:
+    if not isinstance(name, str) or name not in _POOLINGS:
         raise CheckpointError(f"config.json has pooling_strategy = {name!r}; bei builds {', '.join(_POOLINGS)}.")
     return _POOLINGS[name]
 

@@ -31,14 +31,21 @@ _NO_SIZE = re.compile(r"\w*auto_\w*|mscale_all_dim")
 def check_sizes(path: Path, config: Mapping[str, Any]) -> None:
     """Raise CheckpointError for a size in ``config``, the content of ``path``, beyond that of any model."""
     for key, value in _entries(config):
-        most = next((most for pattern, most in _MOST if pattern.fullmatch(key)), None)
-        if most is None or _NO_SIZE.fullmatch(key) or not isinstance(value, (int, float, str)):
+        most = largest(key)
+        if most is None or not isinstance(value, (int, float, str)):
             continue
         if type(value) is not int:
             raise CheckpointError(f"{path} has {key} = {json.dumps(value)[:80]}: correct it to a whole number.")
         if not -1 <= value <= most:  # some configs write -1 for "none"
             shown = str(value) if abs(value) < 10**30 else "a number of more than 30 digits"
             raise CheckpointError(f"{path} has {key} = {shown}, and no model has more than {most:,}: correct it.")
+
+
+def largest(key: str) -> int | None:
+    """The largest number that a config may have under ``key``; None where ``key`` is no size."""
+    if _NO_SIZE.fullmatch(key):
+        return None
+    return next((most for pattern, most in _MOST if pattern.fullmatch(key)), None)
 
 
 def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -54,7 +54,7 @@ class ChatSettings:
 def chat_settings(path: Path, config: dict[str, Any]) -> ChatSettings | None:
     """The settings at ``path`` that turn texts into messages; None where texts stay texts. Raises CheckpointError."""
     modalities = setting(path, config, "modality_config", dict) or {}
-    arguments = dict(_processing(path, config).get("chat_template") or {})
+    arguments = {**(setting(path, _processing(path, config), "chat_template", dict) or {})}
     if "message" not in modalities:
         return None
     message = modalities["message"]
@@ -76,7 +76,7 @@ def _processing(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     processing = setting(path, config, "processing_kwargs", dict) or {}
     idle = {*_IDLE_ARGUMENTS, "pad_to_multiple_of", "logits_to_keep"}
     for kind in ("common", "text"):
-        asked = sorted((processing.get(kind) or {}).keys() - idle)
+        asked = sorted((setting(path, processing, kind, dict) or {}).keys() - idle)
         if asked:
             raise CheckpointError(f"{path} has processing_kwargs with {kind} {asked[0]}: not supported.")
     return processing

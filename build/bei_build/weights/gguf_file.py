@@ -66,6 +66,15 @@ class GgufHeader:
         """llama.cpp's name of the model's architecture."""
         return str(self.metadata.get("general.architecture", ""))
 
+    def value(self, key: str, kind: type, default: Any = None) -> Any:
+        """The value of ``key``. Raises WeightsError for one of another type."""
+        value = self.metadata.get(key, default)
+        if value is not None and type(value) is not kind:
+            raise WeightsError(
+                f"The GGUF file has {key} = {value!r:.60}: it must be of type {kind.__name__}. Download it again."
+            )
+        return value
+
 
 def read_header(file: Path) -> GgufHeader:
     """The header of ``file``. Raises WeightsError."""

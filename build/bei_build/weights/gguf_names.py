@@ -114,20 +114,15 @@ class GgufNames(WrappedStore):
             return _rotated_halves(array, num_heads(self._header, kv=part == "attn_k"))
         return array
 
-    def type_of(self, name: str) -> str:
-        """The element type of the tensor called ``name``."""
-        return self._store.type_of(self._stored[name])
-
-    def read_integers(self, name: str) -> npt.NDArray[np.int64]:
-        """The integer tensor called ``name``. Raises WeightsError."""
-        return self._store.read_integers(self._stored[name])
+    def _stored_name(self, name: str) -> str:
+        return self._stored[name]
 
     def rope_frequencies(self) -> npt.NDArray[np.float32] | None:
         """The frequencies of scaled rotations, which Llama's files have as factors; None where there are none."""
         if ROPE_FACTORS not in self._store.shapes:
             return None
         factors = self._store.read(ROPE_FACTORS).reshape(-1)
-        theta = np.float32(self._header.metadata.get(f"{self._header.architecture}.rope.freq_base", 10000.0))
+        theta = np.float32(self._header.value(f"{self._header.architecture}.rope.freq_base", float, 10000.0))
         exponents = np.arange(len(factors), dtype=np.float32) / np.float32(len(factors))
         frequencies: npt.NDArray[np.float32] = (1 / theta**exponents / factors).astype(np.float32)
         return frequencies
@@ -150,6 +145,16 @@ def num_heads(header: GgufHeader, *, kv: bool) -> int:
     if type(found) is not int or not 1 <= found <= 1 << 20:
         raise WeightsError(f"The GGUF file's {arch}.attention.head_count is {found!r:.40}: it must be one number.")
     return found
+
+
+def padding_id(header: GgufHeader) -> int:
+    """The id of RoBERTa's padding, behind which its positions begin. Raises WeightsError."""
+    padding = header.metadata.get("tokenizer.ggml.padding_token_id", 1)
+    if type(padding) is not int or not 0 <= padding < 100:
+        raise WeightsError(
+            f"The GGUF file's tokenizer.ggml.padding_token_id is {padding!r:.40}: it must be a number below 100."
+        )
+    return padding
 
 
 def _library_name(stored: str, family: Family) -> str:
@@ -191,10 +196,7 @@ def _first_position(header: GgufHeader, family: Family) -> int:
     """The row of the library's position table that the file has first."""
     if family.model_type not in _SKIPS_POSITIONS:
         return 0
-    padding = header.metadata.get("tokenizer.ggml.padding_token_id", 1)
-    if type(padding) is not int or not 0 <= padding < 100:
-        raise WeightsError(f"The GGUF file's tokenizer.ggml.padding_token_id is {padding!r:.40}.")
-    return padding + 1
+    return padding_id(header) + 1
 
 
 def _rotated_halves(array: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:

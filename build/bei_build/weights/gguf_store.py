@@ -31,7 +31,7 @@ class GgufStore(TensorStore):
         self._dequantize: Any = quants.dequantize
         self._sizes: Mapping[Any, tuple[int, int]] = constants.GGML_QUANT_SIZES
         self._kind_of: Any = constants.GGMLQuantizationType
-        if int(self.header.metadata.get("split.count", 0) or 0) > 1:
+        if self.header.value("split.count", int, 0) > 1:
             raise WeightsError(
                 f"{file} is one of several parts: join them (llama-gguf-split --merge) and name the whole."
             )

@@ -312,7 +312,11 @@ def test_a_bidirectional_llama_scores_its_pooled_state(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"pooling": "colbert"}, "pooling 'colbert'; supported: avg, cls, last"), ({"temperature": 0.02}, "temperature")],
+    [
+        ({"pooling": "colbert"}, "pooling 'colbert'; supported: avg, cls, last"),
+        ({"pooling": ["avg"]}, "config.json describes no model"),
+        ({"temperature": 0.02}, "temperature"),
+    ],
 )
 def test_settings_of_the_bidirectional_llama_that_bei_does_not_have_are_refused(
     changes: dict[str, Any], message: str, tmp_path: Path

@@ -167,6 +167,7 @@ def test_what_the_model_does_not_do_is_refused(model: Model) -> None:
         ({"class_token_pooling": "average"}, "class_token_pooling"),
         ({"scorer_type": "hopfield"}, "scorer_type = 'hopfield'"),
         ({"pooling_strategy": "rms"}, "pooling_strategy = 'rms'"),
+        ({"pooling_strategy": []}, r"pooling_strategy = \[\]"),
         ({"extract_text_features": True, "pooling_strategy": "avg"}, "padding of a batch"),
         ({"use_calibrator": True}, "use_calibrator"),
         ({"class_token_index": 3}, "class_token_index = 3"),

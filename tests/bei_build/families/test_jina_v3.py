@@ -196,6 +196,7 @@ def test_adapters_that_the_config_does_not_name_are_refused(adapted: Path) -> No
         ({"lora_rank": None}, "lora_rank None"),
         ({"lora_adaptations": "text-matching"}, "lora_adaptations 'text-matching'"),
         ({"task_instructions": {"text-matching": 3}}, "task_instructions that are not texts"),
+        ({"task_instructions": ["a"]}, "task_instructions that are not texts"),
     ],
 )
 def test_adapters_that_are_not_described_are_refused(changes: dict[str, Any], message: str, adapted: Path) -> None:

@@ -279,6 +279,15 @@ def test_settings_of_messages_that_bei_does_not_have_are_refused(
         read(folder)
 
 
+@pytest.mark.parametrize(
+    ("processing", "key"),
+    [({"chat_template": "x"}, "chat_template"), ({"text": [1]}, "text"), ({"common": "ab"}, "common")],
+)
+def test_settings_of_messages_that_are_no_objects_are_refused(processing: dict[str, Any], key: str) -> None:
+    with pytest.raises(CheckpointError, match=f"has {key} = .*a value of type dict"):
+        chat_template.chat_settings(Path("sentence_bert_config.json"), {"processing_kwargs": processing})
+
+
 def test_an_embedder_that_puts_texts_into_a_chat_template_is_refused(tmp_path: Path) -> None:
     folder = save_reranker(tmp_path / "embedder")
     modules = json.loads((folder / "modules.json").read_text())
