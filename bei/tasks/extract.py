@@ -25,7 +25,7 @@ from bei.tasks.span_choice import Candidates, choose, collect
 from bei.tasks.support import PartialResult, off_loop_if_large, require
 from bei.tokenizer.encoder import EncodingOptions
 from bei.tokenizer.label_encoder import LabelText, vectors_of
-from bei.tokenizer.label_prompt import LabelPrompt, word_spans
+from bei.tokenizer.label_prompt import LOOKED_AHEAD, LabelPrompt, word_spans
 
 THRESHOLD = 0.5  # of the gliner library
 # Of labels that are vectors, with spans of up to 12 words: their scores take 50 bytes a word and label, and a step has
@@ -115,7 +115,7 @@ async def extract(service: ModelService, task: ExtractTask, *, ticket: Ticket) -
     """The spans of each text. Raises as ``ModelService.infer`` does, and InvalidRequestError for labels."""
     layout = extraction_of(service)
     texts = [str(text) for text in task.inputs]
-    num_chars = sum(map(len, texts))
+    num_chars = sum(map(len, texts)) * (LOOKED_AHEAD if layout.schema else 1)
     words = await off_loop_if_large(lambda: [word_spans(text, layout) for text in texts], num_chars)
     refused = frozenset(task.failed or ())
     vectors = await _vectors(service, task.labels, ticket) if layout.label_width is not msgspec.UNSET else None

@@ -32,6 +32,8 @@ def collect(
     types = encoding.token_type_ids
     assert types is not None
     starts, count = word_numbers(types), num_words(types)
+    if not len(starts):  # no word has a token
+        return
     rows = logits[kinds_of(types) == WORD].reshape(len(starts), -1, layout.columns)
     if layout.schema:
         if rows[0, 0, 0] <= 0:
@@ -48,6 +50,7 @@ def collect(
         if layout.schema:  # it gives a word without tokens the next one's state: no span ends there, as none begins
             is_end[:] = False
             is_end[starts[starts < len(window)]] = True  # nor in the full stop that the text lacks
+            thresholds = np.nextafter(thresholds, np.float32(-1))  # which are spans too, in the gliner2 library
         places = _of_spans(scores, starts, is_end, thresholds)
     for first, last, label, score in places:
         key = (window.start + first, window.start + last, label)

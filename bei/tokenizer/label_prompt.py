@@ -31,6 +31,8 @@ _WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")
 # first two planes of Unicode, and in the one of variation selectors.
 _MARKED_PLANES = (range(0x20000), range(0xE0000, 0xE0200))
 _ENDS = (".", "!", "?")  # of a text, in GLiNER2
+# Characters of an address before its @ and behind it (RFC 5321, section 4.5.3.1); the first are looked at from each.
+LOOKED_AHEAD, _MOST_OF_HOST = 64, 255
 
 # Of a longer word no more is tokenized: its first tokens alone fill the model.
 _MOST_CHARS_PER_TOKEN = 64
@@ -58,7 +60,9 @@ def _schema_words() -> re.Pattern[str]:
     codes = (code for plane in _MARKED_PLANES for code in plane)
     marks = "".join(chr(code) for code in codes if unicodedata.category(chr(code)).startswith("M"))
     part = rf"[\w{marks}\u200c\u200d]+"
-    address = r"https?://[^\s]+|www\.[^\s]+|[a-z0-9._%+-]+@[a-z0-9.-]+\.[a-z]{2,}|@[a-z0-9_]+"
+    # Bounded, where the library's are not: it looks from each character of a run of dots or letters to the run's end.
+    mail = rf"[a-z0-9._%+-]{{1,{LOOKED_AHEAD}}}@[a-z0-9.-]{{1,{_MOST_OF_HOST}}}\.[a-z]{{2,}}"
+    address = rf"https?://[^\s]+|www\.[^\s]+|{mail}|@[a-z0-9_]+"
     return re.compile(rf"{address}|{part}(?:[-_]{part})*|\S", re.IGNORECASE)
 
 

@@ -52,9 +52,10 @@ def server(artifacts: Mapping[str, Artifact], env: Mapping[str, str], home: Path
 
 
 def of_the_engine(artifact: Artifact) -> Float32Array:
-    tokenizer = Tokenizer.from_file(str(artifact.path / TOKENIZER))
+    """With the last of the model's adapters, if it has any."""
+    tokenizer, adapter = Tokenizer.from_file(str(artifact.path / TOKENIZER)), len(artifact.manifest.adapter_names)
     tokenizer.enable_truncation(artifact.manifest.max_seq_len)
-    encodings = [Encoding(np.array(one.ids, np.int32)) for one in tokenizer.encode_batch(TEXTS)]
+    encodings = [Encoding(np.array(one.ids, np.int32), adapter=adapter) for one in tokenizer.encode_batch(TEXTS)]
     with running(artifact) as engine:
         return unit_length(embed(engine, encodings))
 
@@ -63,10 +64,11 @@ def of_the_engine(artifact: Artifact) -> Float32Array:
 def test_routes_answer_what_the_engine_computes(name: str, artifacts: Mapping[str, Artifact], server: Server) -> None:
     artifact = artifacts[name]
     expected = of_the_engine(artifact)
+    model = ":".join((artifact.manifest.name, *artifact.manifest.adapter_names[-1:]))
     with httpx.Client(base_url=server.url, timeout=DEADLINE_S) as client:
 
         def answer(texts: list[str]) -> Float32Array:
-            response = client.post("/embed", json={"model": artifact.manifest.name, "inputs": texts, "truncate": True})
+            response = client.post("/embed", json={"model": model, "inputs": texts, "truncate": True})
             assert response.status_code == 200, response.text
             return unit_length(np.array(response.json(), np.float32))
 

@@ -31,6 +31,10 @@ UNNAMED = frozenset((None, "default/not-specified"))
 _OF_TEI = frozenset(("tei", "text-embeddings-inference"))
 
 
+_LONGEST_NAME = 512
+_MOST_KEPT = 1000
+
+
 class Models:
     """Services by the name that clients use. Names are unique.
 
@@ -79,6 +83,10 @@ class Models:
 
         Raises ModelNotFoundError, and InvalidRequestError where it means several.
         """
+        if name is not None and len(name) > _LONGEST_NAME:
+            raise ModelNotFoundError(
+                f"No model has a name of {len(name)} characters. Served: {self._names()}.", "model"
+            )
         if name is None or self._is_unnamed(name):
             return _the_only(list(self), "Several models are served")
         service = self._services.get(name)
@@ -99,7 +107,10 @@ class Models:
         """
         found = self._able.get((task, name))
         if found is None:
-            found = self._able[task, name] = self._find_able(task, name)
+            found = self._find_able(task, name)
+            if len(self._able) >= _MOST_KEPT:  # many names mean the same model
+                self._able.clear()
+            self._able[task, name] = found
         return found
 
     def _find_able(self, task: str, name: str | None) -> InferenceService:

@@ -296,5 +296,9 @@ def _is_same(value: object, same: object) -> bool:
 
 
 def _error(name: str, value: object, remedy: str) -> InvalidRequestError:
-    shown = str(value) if len(str(value)) <= 40 else f"{str(value)[:40]}..."
+    if isinstance(value, (list, dict)):  # of megabytes, perhaps
+        shown = f"({'an object' if isinstance(value, dict) else 'a list'})"
+    else:
+        text = str(value)
+        shown = text if len(text) <= 40 else f"{text[:40]}..."
     return InvalidRequestError(f"{name} {shown} is not supported here: {remedy}.", name)

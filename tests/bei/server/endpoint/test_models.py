@@ -59,6 +59,12 @@ def test_an_unknown_model_is_404_and_names_those_that_are_served(app: App, name:
     check_error(app.get(f"/v1/models/{name}"), 404, "Served: tiny", param="model", code="model_not_found")
 
 
+def test_a_name_of_many_characters_is_no_model_s_and_is_not_kept(app: App) -> None:
+    response = app.embed(input="a", model="a-" * 10_000)
+    check_error(response, 404, "a name of 20000 characters. Served: tiny", param="model", code="model_not_found")
+    assert len(response.content) < 1000
+
+
 @pytest.mark.parametrize("called", SPELLINGS)
 def test_a_request_may_call_a_model_by_each_of_its_names(tmp_path: Path, called: str) -> None:
     """Without a warning that no model is called so."""

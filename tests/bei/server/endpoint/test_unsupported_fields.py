@@ -58,6 +58,12 @@ def test_a_field_that_changes_what_vectors_mean_is_refused_by_name(field: str, v
     check_error(app.embed(input="cats", **{field: value}), 400, "is not supported here: ", param=field)
 
 
+@pytest.mark.parametrize(("value", "shown"), [([1] * 1000, "(a list)"), ({"a": "b" * 1000}, "(an object)")])
+def test_of_a_list_or_an_object_the_error_says_no_more_than_that(value: object, shown: str, app: App) -> None:
+    response = app.embed(input="cats", endianness=value)
+    check_error(response, 400, f"endianness {shown} is not supported here: ", param="endianness")
+
+
 @pytest.mark.parametrize("fields", HARMLESS_OF_EMBEDDINGS)
 def test_what_is_done_anyway_may_be_asked_for(fields: dict[str, Any], app: App) -> None:
     assert app.embed(input="cats", **fields).status_code == 200
