@@ -67,10 +67,12 @@ class Sizes(NamedTuple):
         return _ALL_OWNED not in names or spare <= fillers * self.longest
 
 
-def filled(sizes: Sizes, token_id: int) -> PackedBatch:
-    """A batch that uses all of ``sizes``: one long sequence, and others of about equal lengths."""
+def filled(sizes: Sizes, token_id: int, max_seq_len: int) -> PackedBatch:
+    """A batch that uses all of ``sizes``: one long sequence, and others of about equal lengths. None is longer than the
+    model's ``max_seq_len``, where its tables of positions end and sizes, which are rounded up, may not; ``sizes`` are
+    such that so many of these hold all tokens."""
     others = sizes.sequences - 1
-    longest = min(sizes.longest, sizes.tokens - others)
+    longest = min(sizes.longest, sizes.tokens - others, max_seq_len)
     ends = longest + _ends(sizes.tokens - longest, others)
     cu_seqlens = np.concatenate([[0, longest], ends]).astype(np.int32)
     return PackedBatch(np.full(cu_seqlens[-1], token_id, np.int32), cu_seqlens)

@@ -100,6 +100,9 @@ def encode_words(
     """One encoding of each text behind the labels, with as many whole words as ``most`` tokens hold, but of one word at
     least the beginning; ``truncated`` where words are left out. Raises InvalidRequestError, and the errors of
     ``check``."""
+    for place, label in enumerate(prompt.labels):
+        if len(label) > most * _MOST_CHARS_PER_TOKEN:
+            raise InvalidRequestError(f"labels {place} has {len(label)} characters: shorten it.", "labels")
     prompt_tokens, prompt_kinds = prompt_ids(tokenizer, prompt)
     room = most - around.num_special - len(prompt_tokens)
     if room < 1:
@@ -122,15 +125,30 @@ def encode_words(
         words = [text[start : min(stop, start + longest)] for start, stop in word_spans(text, prompt.layout)]
         if prompt.layout.schema:
             words = [word.lower() for word in words]
-        found = tokenizer.encode(words, is_pretokenized=True, add_special_tokens=False)
-        kept, kinds, is_whole = _whole_words(np.array(found.word_ids, np.int64), len(words), room)
-        ids, _ = around.around([np.array([*prompt_tokens, *found.ids[:kept]], np.int32)])
+        tokens, word_ids = _first_tokens(tokenizer, words, room, check)
+        kept, kinds, is_whole = _whole_words(np.array(word_ids, np.int64), len(words), room)
+        ids, _ = around.around([np.array([*prompt_tokens, *tokens[:kept]], np.int32)])
         types = np.zeros(len(ids), np.int32)
         start = in_front + len(prompt_tokens)
         types[in_front:start] = prompt_kinds
         types[start - 1 : start + kept] = kinds  # with the token in front, which words without tokens may follow
         encodings.append(Encoding(ids, types, truncated=not is_whole, label_vectors=prompt.vectors))
     return encodings
+
+
+def _first_tokens(
+    tokenizer: Tokenizer, words: Seq[str], room: int, check: Callable[[], None]
+) -> tuple[list[int], list[int | None]]:
+    """The tokens of ``words``, and the numbers of their words. Where they are more than ``room``, of two words at
+    least, those behind may be missing: a book would take seconds, in which the tokenizer holds the interpreter's lock."""
+    count = room + 1
+    while True:
+        check()
+        found = tokenizer.encode(words[:count], is_pretokenized=True, add_special_tokens=False)
+        numbers = found.word_ids
+        if count >= len(words) or (len(numbers) > room and numbers[-1] != numbers[0]):
+            return found.ids, numbers
+        count *= 4
 
 
 def _whole_words(words: npt.NDArray[np.int64], count: int, room: int) -> tuple[int, Int32Array, bool]:

@@ -152,12 +152,13 @@ class PackageStream:
         """Memory of the recorded steps."""
         return self._device.graph_bytes(self._stream)
 
-    def record(self, sizes: Sizes) -> None:
-        """Record the step of ``sizes``, and compare its outputs with those of the unrecorded step.
+    def record(self, sizes: Sizes, max_seq_len: int) -> None:
+        """Record the step of ``sizes``, and compare its outputs with those of the unrecorded step. ``max_seq_len``: the
+        model's.
 
         Raises EngineError if recording fails or outputs differ, NoMemoryError, EngineDeadError.
         """
-        first, second = filled(sizes, 0), filled(sizes, 1)
+        first, second = (filled(sizes, token_id, max_seq_len) for token_id in (0, 1))
         try:
             expected = self._computed(second, sizes, self._outputs)  # also loads the kernels before recording
             recorded = self._newly_recorded(sizes, first)

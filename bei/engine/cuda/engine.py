@@ -175,7 +175,7 @@ class CudaEngine:
                     log.info("memory for CUDA graphs is used up: %d of %d recorded", num_recorded, len(self._planned))
                     return
                 for stream in streams:
-                    stream.record(sizes)
+                    stream.record(sizes, self._info.limits.max_seq_len)
                 num_recorded += 1
         except EngineDeadError:
             raise

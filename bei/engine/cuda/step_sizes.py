@@ -51,7 +51,7 @@ def recorded_sizes(limits: Limits, inputs: Sequence[str]) -> list[Sizes]:
         most = min(tokens, bucket(limits.max_seq_len))
         for index, sequences in enumerate(_SEQUENCES):
             is_needed = index == 0 or limits.max_batch_size > _SEQUENCES[index - 1]
-            if not is_needed or sequences > tokens // 2 or sequences * most < tokens:
+            if not is_needed or sequences > tokens // 2 or sequences * min(most, limits.max_seq_len) < tokens:
                 continue
             usual = min(most, max(_LEAST_TOKENS, 2 * tokens // sequences))
             found += [Sizes(tokens, sequences, longest) for longest in ({usual, most} if pads(inputs) else {most})]

@@ -27,11 +27,12 @@ class CapturedStep:
     context: Any
 
 
-def planned_sizes(profile: PlanProfile) -> list[Sizes]:
+def planned_sizes(profile: PlanProfile, max_seq_len: int) -> list[Sizes]:
     """Sizes to capture in ``profile``, the cheapest first: powers of two of tokens, with filler below half of each.
 
     They are few, since TensorRT needs an execution context, and seconds of warm-up, for each on every stream: one
-    sequence (or the fewest), and the most; of their lengths twice the mean, and all that there can be.
+    sequence (or the fewest), and the most; of their lengths twice the mean, and all that there can be. Sequences of
+    ``max_seq_len`` tokens can fill each.
     """
     tokens_least, _, tokens_most = profile.tokens
     of_sequences = _powers_of_two(profile.sequences[0], profile.sequences[2])
@@ -39,7 +40,7 @@ def planned_sizes(profile: PlanProfile) -> list[Sizes]:
     for tokens in _powers_of_two(max(_LEAST_TOKENS, tokens_least), tokens_most):
         lengths = _powers_of_two(max(_LEAST_TOKENS, profile.longest[0]), min(tokens, profile.longest[2]))
         for sequences in {of_sequences[0], of_sequences[-1]} if of_sequences else ():
-            holding = [longest for longest in lengths if sequences * longest >= tokens >= sequences]
+            holding = [longest for longest in lengths if sequences * min(longest, max_seq_len) >= tokens >= sequences]
             usual = [longest for longest in holding if longest * sequences >= 2 * tokens][:1]
             found |= {Sizes(tokens, sequences, longest) for longest in (*usual, *holding[-1:])}
     return sorted(found, key=_work)

@@ -107,12 +107,12 @@ class PlanStream:
         profile = self._plan.profile_for(inputs, first=1 if self._own_sizes and sizes is None else 0)
         self._execute(self._contexts[profile.index], inputs)
 
-    def rehearse(self) -> None:
-        """Run a step of each of ``own_sizes``, so that TensorRT-RTX compiles kernels and captures a graph. Raises like
-        ``run``."""
+    def rehearse(self, max_seq_len: int) -> None:
+        """Run a step of each of ``own_sizes``, so that TensorRT-RTX compiles kernels and captures a graph.
+        ``max_seq_len``: the model's. Raises like ``run``."""
         for sizes in self._own_sizes:
             try:
-                self._answers(self._contexts[0], filled(sizes, 0), sizes)
+                self._answers(self._contexts[0], filled(sizes, 0, max_seq_len), sizes)
             except BaseException as error:
                 self._settle(error)
                 raise
@@ -187,13 +187,14 @@ class PlanStream:
 
     # Captured steps.
 
-    def capture(self, sizes: Sizes, resources: ExitStack) -> None:
+    def capture(self, sizes: Sizes, max_seq_len: int, resources: ExitStack) -> None:
         """Capture the step of ``sizes``, and compare its outputs with those of the uncaptured step.
 
         It gets a context of its own, since running other shapes in a context may change what a captured step reads.
-        Raises EngineError if capturing fails, outputs differ, or memory is short; EngineDeadError.
+        ``max_seq_len``: the model's. Raises EngineError if capturing fails, outputs differ, or memory is short;
+        EngineDeadError.
         """
-        first, second = filled(sizes, 0), filled(sizes, 1)
+        first, second = (filled(sizes, token_id, max_seq_len) for token_id in (0, 1))
         with ExitStack() as undone:
             try:
                 step = self._recorded(sizes, first, undone)
@@ -212,7 +213,7 @@ class PlanStream:
         self._captured.append(step)
 
     def _recorded(self, sizes: Sizes, batch: PackedBatch, resources: ExitStack) -> CapturedStep:
-        profile = self._profile_of(sizes)
+        profile = self._plan.profile_for(graph_inputs(batch, self._plan.input_names, sizes))
         context = self._context(profile, resources)
         self._answers(context, batch, sizes)  # first run uncaptured: TensorRT may have deferred work for new shapes
         try:
@@ -223,9 +224,6 @@ class PlanStream:
             self._cuda.abandon_capture(self._stream)
             raise
         return CapturedStep(sizes, executable, context)
-
-    def _profile_of(self, sizes: Sizes) -> Profile:
-        return self._plan.profile_for(graph_inputs(filled(sizes, 0), self._plan.input_names, sizes))
 
     def _answers(self, context: Any, batch: PackedBatch, sizes: Sizes) -> Outputs:
         """All outputs, from a context that is not captured."""

@@ -74,7 +74,7 @@ class TensorRTEngine:
             raise EngineError(f"The manifest of {manifest.name} does not describe its plan. Build the artifact again.")
         records = options.cuda_graphs > 0
         self._graph_bytes = options.cuda_graphs * _MEGABYTE if manifest.target == "tensorrt" else 0
-        planned = planned_sizes(about.profiles[0]) if records else []
+        planned = planned_sizes(about.profiles[0], manifest.max_seq_len) if records else []
         self._planned = planned if self._graph_bytes else []
         with ExitStack() as resources:
             self._plan = LoadedPlan(trt, folder, about, manifest.outputs)
@@ -120,7 +120,7 @@ class TensorRTEngine:
             for stream in streams:
                 for batch in self._extreme_batches():
                     stream.run(batch, self._plan.outputs)
-                stream.rehearse()
+                stream.rehearse(self._info.limits.max_seq_len)
             self._capture(streams)
 
     def _extreme_batches(self) -> list[PackedBatch]:
@@ -143,7 +143,7 @@ class TensorRTEngine:
                     log.info("memory for CUDA graphs is used up: %d of %d recorded", num_captured, len(self._planned))
                     return
                 for stream in streams:
-                    stream.capture(sizes, self._resources)
+                    stream.capture(sizes, self._info.limits.max_seq_len, self._resources)
                 num_captured += 1
         except EngineDeadError:
             raise

@@ -279,12 +279,15 @@ def test_for_tensorrts_packed_attention_every_token_is_a_sequences(
 
 
 @law
-@given(tokens=st.integers(1, 600), sequences=st.integers(1, 40), longest=st.integers(1, 600))
-def test_a_full_batch_has_all_of_its_sizes(tokens: int, sequences: int, longest: int) -> None:
-    assume(sequences * longest >= tokens >= max(sequences, longest))
+@given(tokens=st.integers(1, 600), sequences=st.integers(1, 40), longest=st.integers(1, 600), most=st.integers(1, 600))
+def test_a_full_batch_has_all_of_its_sizes_and_no_sequence_that_the_model_cannot_read(
+    tokens: int, sequences: int, longest: int, most: int
+) -> None:
+    assume(sequences * min(longest, most) >= tokens >= max(sequences, longest))
     sizes = Sizes(tokens, sequences, longest)
-    batch = filled(sizes, 7)
+    batch = filled(sizes, 7, most)
     assert (batch.num_tokens, batch.batch_size) == (tokens, sequences)
+    assert 1 <= np.diff(batch.cu_seqlens).min() <= np.diff(batch.cu_seqlens).max() <= min(longest, most)
     assert sizes.holds(batch, ["cu_key_lens"])
 
 

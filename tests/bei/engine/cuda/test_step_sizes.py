@@ -40,8 +40,9 @@ def test_recorded_steps_are_few_different_and_of_use(inputs: list[str], limits: 
     for sizes in planned:
         assert sizes.sequences >= LEAST_SEQUENCES
         assert sizes.tokens <= limits.max_num_tokens + 8
-        batch = filled(sizes, 1)
-        graph_inputs(batch, inputs, sizes)  # raises where a batch that needs it does not fit
+        batch = filled(sizes, 1, limits.max_seq_len)
+        arrays = graph_inputs(batch, [*inputs, "position_ids"], sizes)  # raises where the batch does not fit
+        assert np.asarray(arrays["position_ids"]).max() < limits.max_seq_len  # tables of positions end there
 
 
 @FORMS

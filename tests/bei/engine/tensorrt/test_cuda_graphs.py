@@ -12,7 +12,7 @@ from bei.artifact.manifest import PlanProfile
 from bei.core import PackedBatch
 from bei.engine.packing import Sizes, graph_inputs
 from bei.engine.tensorrt.cuda_graphs import CapturedStep, cheapest, planned_sizes
-from tests.bei.engine.tensorrt.rig import GRAPHS_MB, LATENCY, Rig, batch_of
+from tests.bei.engine.tensorrt.rig import GRAPHS_MB, LATENCY, MAX_SEQ_LEN, Rig, batch_of
 
 LATENCY_PROFILE = PlanProfile(name="latency", tokens=(1, 64, 544), sequences=(1, 1, 8), longest=(1, 64, 544))
 _lengths = st.lists(st.integers(1, 300), min_size=1, max_size=8).filter(lambda lengths: sum(lengths) <= 500)
@@ -23,7 +23,7 @@ def steps_of(sizes: list[Sizes]) -> list[CapturedStep]:
 
 
 def test_planned_steps_are_few_and_the_small_ones_come_first() -> None:
-    planned = planned_sizes(LATENCY_PROFILE)
+    planned = planned_sizes(LATENCY_PROFILE, 512)
     assert planned[0] == Sizes(16, 1, 16)
     assert len(planned) <= 18
     assert {sizes.sequences for sizes in planned} == {1, 8}
@@ -36,8 +36,8 @@ def test_planned_steps_are_few_and_the_small_ones_come_first() -> None:
 @given(lengths=_lengths, inputs=st.sampled_from([["pad_index"], ["cu_query_lens", "cu_key_lens"]]))
 def test_a_batch_gets_the_cheapest_step_that_holds_it(lengths: list[int], inputs: list[str]) -> None:
     batch = batch_of(lengths)
-    chosen = cheapest(steps_of(planned_sizes(LATENCY_PROFILE)), batch, inputs)
-    holding = [sizes for sizes in planned_sizes(LATENCY_PROFILE) if sizes.holds(batch, inputs)]
+    chosen = cheapest(steps_of(planned_sizes(LATENCY_PROFILE, 512)), batch, inputs)
+    holding = [sizes for sizes in planned_sizes(LATENCY_PROFILE, 512) if sizes.holds(batch, inputs)]
     if not holding:
         assert chosen is None
         return
@@ -83,7 +83,7 @@ def captured(rig: Rig, megabytes: int) -> int:
 def test_steps_are_recorded_within_the_memory_for_them(rig: Rig) -> None:
     assert captured(rig, 0) == 0
     assert captured(rig, 5) == 6  # of 1 MB each: two streams, so three steps
-    assert captured(rig, GRAPHS_MB) == 2 * len(planned_sizes(LATENCY))
+    assert captured(rig, GRAPHS_MB) == 2 * len(planned_sizes(LATENCY, MAX_SEQ_LEN))
 
 
 def test_a_full_device_ends_the_recording_and_not_the_engine(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
@@ -142,6 +142,6 @@ def test_a_recorded_step_that_answers_otherwise_is_not_used(rig: Rig, caplog: py
 
 def test_a_batch_of_one_token_fits_the_first_step() -> None:
     batch = PackedBatch(np.zeros(1, np.int32), np.array([0, 1], np.int32))
-    step = cheapest(steps_of(planned_sizes(LATENCY)), batch, [])
+    step = cheapest(steps_of(planned_sizes(LATENCY, MAX_SEQ_LEN)), batch, [])
     assert step is not None
     assert step.sizes == Sizes(16, 1, 16)

@@ -12,7 +12,7 @@ from bei.engine.tensorrt.cuda_graphs import planned_sizes
 from bei.errors import EngineError
 from tests.bei.engine.tensorrt import contracts
 from tests.bei.engine.tensorrt.device import Device
-from tests.bei.engine.tensorrt.rig import LATENCY, Graphs, Rig, batch_of
+from tests.bei.engine.tensorrt.rig import LATENCY, MAX_SEQ_LEN, Graphs, Rig, batch_of
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_it_compiles_kernels_and_records_steps_for_the_narrow_profile_alone(
 def test_what_it_records_has_few_shapes_and_all_are_met_before_it_serves(rtx: Rig) -> None:
     with rtx.engine(cuda_graphs=1, warm=True) as engine:
         met = set(rtx.library.shapes[0])
-        assert len(met) == len(planned_sizes(LATENCY))
+        assert len(met) == len(planned_sizes(LATENCY, MAX_SEQ_LEN))
         for seed, lengths in enumerate(([3], [5, 6, 7], [1, 1], [64], [36, 36], [2] * 4, [1] * 5, [64] * 4)):
             rtx.check(engine, batch_of(lengths, seed))
         assert rtx.library.shapes[0] == met

@@ -1,0 +1,77 @@
+"""Words behind labels: those that fit, whatever follows them."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.normalizers import Replace, Sequence
+
+from bei.artifact.label_layouts import Extraction
+from bei.core import Encoding
+from bei.errors import InvalidRequestError
+from bei.tokenizer import label_prompt
+from bei.tokenizer.label_prompt import LabelPrompt, encode_words
+from bei.tokenizer.special_tokens import layout_of
+from tests.support.artifacts import tiny_tokenizer
+
+LAYOUT = Extraction(label_id=5, separator_id=6, reads_marker=True, max_width=3, max_words=40)
+MOST = 14
+
+
+def tokenizer_without(character: str) -> Tokenizer:
+    """The words of this character alone have no tokens."""
+    tokenizer = tiny_tokenizer()
+    normalizers = [Replace(character, "")] + ([tokenizer.normalizer] if tokenizer.normalizer else [])
+    tokenizer.normalizer = Sequence(normalizers)
+    return tokenizer
+
+
+TOKENIZER = tokenizer_without("\u0007")
+
+
+def encoded(text: str, *labels: str) -> Encoding:
+    around = layout_of(TOKENIZER, 1, with_special=True)
+    (found,) = encode_words(TOKENIZER, [text], LabelPrompt(labels, LAYOUT), around, MOST, lambda: None)
+    return found
+
+
+def all_tokens(tokenizer: Tokenizer, words: list[str], *_: object) -> tuple[list[int], list[int | None]]:
+    found = tokenizer.encode(words, is_pretokenized=True, add_special_tokens=False)
+    return found.ids, found.word_ids
+
+
+@given(words=st.lists(st.sampled_from(["hello", "world", "\u0007", "unseen", "hellohellohello" * 3]), max_size=80))
+def test_what_fits_is_the_same_whether_all_that_follows_is_tokenized_or_not(words: list[str]) -> None:
+    found = encoded(" ".join(words), "person")
+    with mock.patch.object(label_prompt, "_first_tokens", all_tokens):
+        whole = encoded(" ".join(words), "person")
+    np.testing.assert_array_equal(found.input_ids, whole.input_ids)
+    np.testing.assert_array_equal(found.token_type_ids, whole.token_type_ids)
+    assert found.truncated == whole.truncated
+
+
+def test_of_a_book_no_more_is_tokenized_than_may_fit() -> None:
+    asked: list[int] = []
+
+    class Counting:
+        def encode(self, words: list[str], **options: Any) -> object:
+            asked.append(len(words))
+            return TOKENIZER.encode(words, **options)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(TOKENIZER, name)
+
+    around = layout_of(TOKENIZER, 1, with_special=True)
+    encode_words(Counting(), ["hello " * 10_000], LabelPrompt(("a",), LAYOUT), around, MOST, lambda: None)  # type: ignore[arg-type]
+    assert max(asked) <= MOST
+
+
+def test_a_label_that_no_model_reads_is_refused_before_it_is_tokenized() -> None:
+    with pytest.raises(InvalidRequestError, match="labels 1 has 1000 characters"):
+        encoded("hello", "person", "a" * 1000)
