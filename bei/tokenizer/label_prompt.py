@@ -140,7 +140,7 @@ def _first_tokens(
     tokenizer: Tokenizer, words: Seq[str], room: int, check: Callable[[], None]
 ) -> tuple[list[int], list[int | None]]:
     """The tokens of ``words``, and the numbers of their words. Where they are more than ``room``, of two words at
-    least, those behind may be missing: a book would take seconds, in which the tokenizer holds the interpreter's lock."""
+    least, those behind may be missing: a book takes seconds, in which the tokenizer holds the interpreter's lock."""
     count = room + 1
     while True:
         check()

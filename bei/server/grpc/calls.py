@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bei import errors
-from bei.errors import BeiError, InvalidRequestError, MalformedRequestError
+from bei.errors import BeiError, InvalidRequestError, MalformedRequestError, PayloadTooLargeError
 from bei.metrics.request_timing import Timing
 from bei.server.auth.keys import Key, Keyring
 from bei.server.auth.middleware import ApiKeys
@@ -106,8 +106,11 @@ class RpcCall:
 class Calls:
     """Answers calls on ``shared``'s models, for whoever has one of ``keys``."""
 
-    def __init__(self, shared: Context, keys: Keyring | None, telemetry: Callable[[ASGIApp], Telemetry]) -> None:
+    def __init__(
+        self, shared: Context, keys: Keyring | None, telemetry: Callable[[ASGIApp], Telemetry], payload_limit: int
+    ) -> None:
         self._shared = shared
+        self._payload_limit = payload_limit
         keyed: ASGIApp = self._answer if keys is None else ApiKeys(self._answer, keys, frozenset())
 
         async def by_method(scope: Scope, receive: Receive, send: Send) -> None:
@@ -171,6 +174,10 @@ class Calls:
         timing.received()
         given = call.given
         is_one = isinstance(given, bytes)
+        if not is_one and sum(map(len, given)) > self._payload_limit:
+            raise PayloadTooLargeError(
+                f"The messages have more than {self._payload_limit} bytes together: send fewer or shorter inputs."
+            )
         request = _parsed(method.request, given) if is_one else [_parsed(method.request, one) for one in given]
         timing.parsed()
         flow = 0 if key is None else key.flow

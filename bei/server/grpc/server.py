@@ -128,7 +128,7 @@ class GrpcServer:
         self._config = config
         self._tls = tls
         self._status = server
-        self._calls = Calls(shared, keys, telemetry)
+        self._calls = Calls(shared, keys, telemetry, config.payload_limit)
         self._server = grpc.aio.server(options=_options(config), maximum_concurrent_rpcs=config.max_connections)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -214,12 +214,14 @@ class GrpcServer:
         return await _ended(call, context)
 
     async def _gathered(self, method: RpcMethod, contents: AsyncIterator[bytes], context: Any) -> bytes:
-        """All messages of the stream as one request, of at most so many as a request may have."""
+        """All messages of the stream as one request, of at most so many, and so many bytes, as a request may have."""
         most = self._config.max_client_batch_size
         given: list[Any] = []
+        num_bytes = 0
         async for content in contents:
             given.append(content)
-            if len(given) > most:  # which the handler refuses
+            num_bytes += len(content)
+            if len(given) > most or num_bytes > self._config.payload_limit:  # which is refused
                 break
         headers, deadline_s = _headers(context), deadline_of(context.time_remaining())
         call = await self._calls.answered(method, given, headers, deadline_s, is_stream=True)

@@ -39,7 +39,7 @@ from bei.tasks.questions import (
 )
 
 MOST_QUESTIONS = 400  # OpenAI's limit
-_MOST_READ_CHARS = 1 << 24  # of the state and its copies, one a question
+_MOST_READ_CHARS = 1 << 24  # of the state and its copies, one a question, and of instructions, one an option
 _OPTION_BYTES = 40  # of JSON, about: "billing":0.12345678, with what is around it
 _NOTHING: Mapping[str, Any] = {"enum": [None, [], {}]}
 
@@ -107,10 +107,11 @@ async def decided(
         raise InvalidRequestError(
             f"The request has {len(questions)} questions, the limit is {MOST_QUESTIONS}: split it.", "questions"
         )
-    if len(state) * len(questions) > _MOST_READ_CHARS:
+    copied = sum(len(question.instructions) * len(question.options) for question in questions)
+    if len(state) * len(questions) + copied > _MOST_READ_CHARS:
         raise InvalidRequestError(
-            f"{len(questions)} questions about a state of {len(state)} characters read more than {_MOST_READ_CHARS} in "
-            "all: send fewer at once.",
+            f"{len(questions)} questions about a state of {len(state)} characters, and their instructions with each "
+            f"option, read more than {_MOST_READ_CHARS} in all: send fewer at once.",
             "questions",
         )
     inputs = inputs_of(service, [state], questions)

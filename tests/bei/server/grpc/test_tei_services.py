@@ -104,6 +104,9 @@ def test_a_stream_of_pairs_is_bounded_and_of_one_kind(served: Grpc) -> None:
         with pytest.raises(grpc.aio.AioRpcError, match=message) as caught:
             served.gather("/tei.v1.Rerank/RerankStream", requests)
         assert caught.value.code() is INVALID
+    large = [tei("RerankStreamRequest", query="cat", text="a" * 3_000_000)] * 3
+    with pytest.raises(grpc.aio.AioRpcError, match="more than 8000000 bytes together"):
+        served.gather("/tei.v1.Rerank/RerankStream", large)
 
 
 def test_tokenize_and_decode(served: Grpc, kinds: App) -> None:

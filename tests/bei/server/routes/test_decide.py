@@ -225,6 +225,13 @@ OF_OPENAI: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+def test_instructions_are_not_copied_for_each_option_beyond_a_bound(nli: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bei.server.routes.systemone._MOST_READ_CHARS", 1000)
+    asked = {"type": "choice", "instructions": "a" * 300, "criteria": {"x": "x", "y": "y", "z": "z", "w": "w"}}
+    response = post(nli, "/v1/systemone", model="nli", state=STATE, questions={"q": asked})
+    check_error(response, 400, "and their instructions with each option, read more than 1000", param="questions")
+
+
 @pytest.mark.parametrize(("fields", "said"), OF_OPENAI, ids=[said for _, said in OF_OPENAI])
 def test_what_openai_s_form_may_not_say_is_refused(fields: dict[str, Any], said: str, nli: App) -> None:
     asked = {"input": STATE, "questions": [{"type": "predicate", "instructions": "a"}], **fields}
