@@ -21,12 +21,11 @@ _LANE = ("model", "lane")
 
 @dataclass
 class GaugeSource:
-    """The sources of a model's gauges. ``ports``: two during a swap, the newer one last; none after the model is
-    closed."""
+    """The sources of a model's gauges: ``ports`` and the limits of their steps, and waits. There are two of each during
+    a swap, the newer one last, and none after the model is closed. A swap that is refused takes its own back."""
 
-    ports: tuple[Callable[[], PortStats], ...] = ()
-    wait_s: WaitS | None = None
-    limits: Limits | None = None
+    ports: tuple[tuple[Callable[[], PortStats], Limits], ...] = ()
+    waits: tuple[WaitS, ...] = ()
 
 
 class PortGauges:
@@ -59,16 +58,16 @@ class PortGauges:
         """The families with current values."""
         *of_lanes, drain, running, step_cap, max_sequences, max_tokens = families = self.describe()
         for model, source in list(self._sources.items()):
-            all_stats = [stats() for stats in source.ports]
+            all_stats = [stats() for stats, _ in source.ports]
             newest = all_stats[-1] if all_stats else None
             for lane in LANES:
                 for field, family in enumerate(of_lanes):
                     family.add_metric((model, lane), sum(stats.lanes[lane][field] for stats in all_stats))
-                wait_s = 0.0 if newest is None or source.wait_s is None else source.wait_s(lane, newest)
+                wait_s = source.waits[-1](lane, newest) if newest is not None and source.waits else 0.0
                 drain.add_metric((model, lane), wait_s)
             running.add_metric((model,), sum(stats.num_running for stats in all_stats))
             step_cap.add_metric((model,), 0.0 if newest is None else newest.step_cap_s)
-            if source.limits is not None:
-                max_sequences.add_metric((model,), source.limits.max_batch_size)
-                max_tokens.add_metric((model,), source.limits.max_num_tokens)
+            for _, limits in source.ports[-1:]:
+                max_sequences.add_metric((model,), limits.max_batch_size)
+                max_tokens.add_metric((model,), limits.max_num_tokens)
         yield from families

@@ -304,16 +304,19 @@ class ModelMetrics:
 
     def watch(self, stats: Callable[[], PortStats], limits: Limits) -> None:
         """Read gauges from ``stats`` at scrape time. ``limits``: those of a step."""
-        self._gauges.ports = (*self._gauges.ports, stats)
-        self._gauges.limits = limits
+        self._gauges.ports = (*self._gauges.ports, (stats, limits))
 
     def forget(self, stats: Callable[[], PortStats]) -> None:
         """Stop reading gauges from ``stats``."""
-        self._gauges.ports = tuple(other for other in self._gauges.ports if other != stats)
+        self._gauges.ports = tuple(port for port in self._gauges.ports if port[0] != stats)
 
     def watch_waits(self, wait_s: WaitS) -> None:
         """Read the predicted wait of a new request from ``wait_s`` at scrape time."""
-        self._gauges.wait_s = wait_s
+        self._gauges.waits = (*self._gauges.waits, wait_s)
+
+    def forget_waits(self, wait_s: WaitS) -> None:
+        """Stop reading it from there."""
+        self._gauges.waits = tuple(other for other in self._gauges.waits if other != wait_s)
 
     def shared(self, in_flight: int, cached: int) -> None:
         """Count sequences that share another sequence's computation."""

@@ -1,7 +1,6 @@
 """One served model: admits requests, brings their inputs to the tokenizers and the engine port, and drains.
 
-``bei.tasks`` turns the rows into results. No HTTP here. ``infer`` runs on the event loop; tokenizers and the engine
-port have threads of their own, and wake the loop once for all requests that a step completes.
+``infer`` runs on the event loop; threads of tokenizers and the engine port wake it once for all that a step completes.
 """
 
 from __future__ import annotations
@@ -313,6 +312,7 @@ class InferenceService:
         """Finish what is queued, end the threads, free the engine. Blocks; not for the event loop."""
         self._readers.close()
         self._port.close()
+        self._metrics.forget_waits(self._admission.wait_s)
 
     # On the event loop.
 

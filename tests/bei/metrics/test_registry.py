@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from bei.core import Limits
@@ -31,6 +33,18 @@ def stats() -> PortStats:
     return STATS
 
 
+def _others() -> PortStats:
+    return STATS
+
+
+def _seven(lane: Lane, stats: PortStats) -> float:
+    return 7.0
+
+
+def _eight(lane: Lane, stats: PortStats) -> float:
+    return 8.0
+
+
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
     """(name, label values...) -> value."""
     families = text_string_to_metric_families(metrics.render().decode())
@@ -45,6 +59,21 @@ def test_gateways_find_what_waits_and_what_runs_under_vllm_s_names() -> None:
     for model in ("first", "second"):
         assert found["vllm:num_requests_waiting", model] == 6
         assert found["vllm:num_requests_running", model] == found["bei_running_sequences", model] == 3
+
+
+def test_a_swap_that_is_refused_takes_its_gauges_back() -> None:
+    metrics = Metrics()
+    model = ModelMetrics(metrics, "first")
+    model.watch(stats, LIMITS)
+    model.watch_waits(_seven)
+    before = {name: value for name, value in samples(metrics).items() if name[0].startswith("bei_")}
+    model.watch(_others, replace(LIMITS, max_batch_size=LIMITS.max_batch_size + 1))
+    model.watch_waits(_eight)
+    assert samples(metrics)["bei_drain_seconds", "bulk", "first"] == 8
+    model.forget(_others)
+    model.forget_waits(_eight)
+    assert before.items() <= samples(metrics).items()
+    assert before["bei_drain_seconds", "bulk", "first"] == 7
 
 
 def test_every_event_of_a_model_is_counted_under_its_name() -> None:
