@@ -315,7 +315,8 @@ def _described(name: str, service: InferenceService, created: int) -> ServedMode
 
 def _uncut(body: Controls) -> None:
     """Refuse texts that are too long, as vLLM does, unless the request asks for truncation."""
-    if body.truncate is None and body.truncate_prompt_tokens is None:
+    asked = (body.truncate, body.truncate_prompt_tokens, getattr(body, "truncation", None))
+    if all(value is None for value in asked):
         body.truncate = False
 
 

@@ -79,3 +79,12 @@ def test_texts_that_were_cut_are_named(kinds: App) -> None:
     asked = {"input": ["cat", "cat " * 40], "model": "embedder", "encoding_format": "bytes_only"}
     assert post(kinds, "/pooling", **asked).headers["x-truncated-inputs"] == "1"
     assert answer(kinds, "/pooling", **{**asked, "encoding_format": "float"})["data"][1]["index"] == 1
+
+
+@pytest.mark.parametrize("fields", [{"truncation": True}, {"truncate": True}, {"truncate_prompt_tokens": -1}])
+def test_under_its_mount_texts_are_cut_where_the_request_asks_in_any_server_s_word(
+    kinds: App, fields: dict[str, object]
+) -> None:
+    asked = {"input": "cat " * 40, "model": "embedder"}
+    assert post(kinds, "/vllm/v1/embeddings", **asked).status_code == 400
+    assert post(kinds, "/vllm/v1/embeddings", **asked, **fields).headers["x-truncated-inputs"] == "0"
