@@ -297,8 +297,8 @@ class Model:
     def zero_shot(
         self, inputs: Iterable[str], labels: Iterable[str], **options: Unpack[ZeroShotOptions]
     ) -> Predictions:
-        """Scores of ``labels`` for texts, by a model of natural language inference or GLiClass. Those of a text sum to
-        1, unless ``multi_label`` asks for independent probabilities."""
+        """Scores of ``labels`` for texts, by a model of natural language inference, GLiClass or GLiNER2. Those of one
+        text sum to 1, unless ``multi_label`` asks for independent probabilities."""
         return self._runner.gather(methods.zero_shot(self._runner.service, labels, options), inputs)
 
     async def azero_shot(

@@ -85,7 +85,7 @@ class Models:
         """
         if name is not None and len(name) > _LONGEST_NAME:
             raise ModelNotFoundError(
-                f"No model has a name of {len(name)} characters. Served: {self._names()}.", "model"
+                f"A model with a name of {len(name)} characters is not served here. Served: {self._names()}.", "model"
             )
         if name is None or self._is_unnamed(name):
             return _the_only(list(self), "Several models are served")

@@ -296,7 +296,7 @@ def _is_same(value: object, same: object) -> bool:
 
 
 def _error(name: str, value: object, remedy: str) -> InvalidRequestError:
-    if isinstance(value, (list, dict)):  # of megabytes, perhaps
+    if isinstance(value, (list, dict)) and value:  # of megabytes, perhaps
         shown = f"({'an object' if isinstance(value, dict) else 'a list'})"
     else:
         text = str(value)

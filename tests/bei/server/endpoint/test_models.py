@@ -61,7 +61,13 @@ def test_an_unknown_model_is_404_and_names_those_that_are_served(app: App, name:
 
 def test_a_name_of_many_characters_is_no_model_s_and_is_not_kept(app: App) -> None:
     response = app.embed(input="a", model="a-" * 10_000)
-    check_error(response, 404, "a name of 20000 characters. Served: tiny", param="model", code="model_not_found")
+    check_error(
+        response,
+        404,
+        "a name of 20000 characters is not served here. Served: tiny",
+        param="model",
+        code="model_not_found",
+    )
     assert len(response.content) < 1000
 
 
