@@ -480,7 +480,7 @@ def test_a_process_that_says_nothing_any_more_is_taken_to_hang(both: Any, monkey
 
 def test_the_gauges_of_a_front_end_are_those_of_its_port_until_it_is_closed(both: Any) -> None:
     one = both(FakeEngine(LIMITS))
-    assert one.asker.metrics._gauges.ports == (one.port.stats,)
+    assert [stats for stats, _ in one.asker.metrics._gauges.ports] == [one.port.stats]
     one.port.close()
     assert one.asker.metrics._gauges.ports == ()
 
