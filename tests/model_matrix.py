@@ -93,7 +93,7 @@ Labels are read up to 512 tokens, fewer by `--max-seq-len`; `--tokenizer`, `--ma
 
 ### GLiNER2
 
-Models of the library gliner2 (`model_type` "extractor", architecture `span`: gliner2-base-v1, -large-v1, -multi-v1; counting layers `count_lstm` and `count_lstm_v2`; DeBERTa v3 and ModernBERT) find entities, as task
+Models of the library gliner2 (`model_type` "extractor", architecture `span`; counting layers `count_lstm` and `count_lstm_v2`; DeBERTa v3 and ModernBERT; whether gliner2-base-v1, -large-v1 and -multi-v1 are of these was not seen, and a build says it) find entities, as task
 `extract`, and classify, as task `zero_shot`. Labels stand in front of the text as the library's schema has them, words are split and made lower case as there, and nothing is found where the model counts 0 instances. A label's scores depend on the other labels.
 With `multi_label` each label's spans are chosen by themselves, as the library does; `flat: false` is its `overlap_policy` "nested". Without `multi_label` (the default) spans of all labels compete, as with every other model.
 The library puts a full stop behind a text that has none: bei's model reads it too, and no span ends there. Words without tokens (zero-width spaces) begin and end no span. Long texts are read in windows of `max_len` words, 384 unless

@@ -34,7 +34,7 @@ def gliner2_config(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     if settings.get("architecture") == "boundary":
         raise CheckpointError(
             "config.json describes a GLiNER2 of the architecture 'boundary', which bei does not build; those of "
-            "'span' are built (gliner2-base-v1, gliner2-large-v1, gliner2-multi-v1)."
+            "'span' are built: choose one of them."
         )
     if not path.is_file():
         raise CheckpointError(
