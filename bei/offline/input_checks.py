@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -64,7 +64,7 @@ def text_or_image(value: object, index: int) -> TextOrImage:
     """Check that ``value`` is a text, the token ids of one input, or an image: a Pillow image, the bytes of a file, or
     its path. Files are not read yet."""
     if _is_dataset_row(value):
-        value = value["bytes"]  # type: ignore[index]
+        value = value["bytes"]
     if isinstance(value, bytes | bytearray | memoryview):
         return ImageInput(bytes(value), "inputs")
     if isinstance(value, Path):
@@ -80,7 +80,7 @@ def is_one(value: object) -> bool:
     return is_plain or _is_dataset_row(value) or is_opened_image(value)
 
 
-def _is_dataset_row(value: object) -> bool:
+def _is_dataset_row(value: object) -> TypeGuard[Mapping[str, bytes]]:
     """True of an image as the datasets library has it in a row."""
     return isinstance(value, dict) and isinstance(value.get("bytes"), bytes)
 

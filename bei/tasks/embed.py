@@ -34,9 +34,6 @@ from bei.utils.threads import off_loop
 # Sparse vectors of more texts are made off the event loop.
 _MANY_TEXTS = 32
 
-# Characters of prompts in front of a request's inputs, which are made at once.
-_MOST_PROMPT_CHARS = 1 << 26
-
 # Inputs that no prompt is put in front of.
 _PROMPTLESS = (list, ImageInput)
 
@@ -87,12 +84,6 @@ class CheckedTask(NamedTuple):
         """The inputs as the model reads them, tokenized by ``options``."""
         if not self.prompt and options is self.task.options:
             return self.task
-        if len(self.prompt) * len(self.task.inputs) > _MOST_PROMPT_CHARS:
-            raise InvalidRequestError(
-                f"A prompt of {len(self.prompt)} characters in front of {len(self.task.inputs)} inputs is too much at "
-                "once: shorten it, or split the request.",
-                "prompt",
-            )
         inputs = apply_prompt_to_inputs(self.prompt, self.task.inputs)
         return ModelRequest(inputs, keep_prompt(self.prompt, options), self.task.failed, self.task.adapter)
 

@@ -115,7 +115,7 @@ async def extract(service: ModelService, task: ExtractTask, *, ticket: Ticket) -
     """The spans of each text. Raises as ``ModelService.infer`` does, and InvalidRequestError for labels."""
     layout = extraction_of(service)
     texts = [str(text) for text in task.inputs]
-    num_chars = sum(map(len, texts)) * (LOOKED_AHEAD if layout.schema else 1)
+    num_chars = sum(map(len, texts)) * (LOOKED_AHEAD if layout.schema else 1)  # each is read so often, at most
     words = await off_loop_if_large(lambda: [word_spans(text, layout) for text in texts], num_chars)
     refused = frozenset(task.failed or ())
     vectors = await _vectors(service, task.labels, ticket) if layout.label_width is not msgspec.UNSET else None

@@ -228,7 +228,7 @@ def _image_tower(
 
 def _label_tower(config: BuildConfig, checkpoint: Checkpoint, compiler: Compiler) -> Checkpoint | None:
     """The checkpoint's encoder of labels, if it has one. Raises CheckpointError, ConfigError."""
-    labels = read_label_tower(checkpoint, config.tokenizer, config.max_seq_len)  # type: ignore[arg-type]
+    labels = read_label_tower(checkpoint, config.tokenizer, config.max_seq_len)  # type: ignore[arg-type]  # as in _read
     if labels is not None:
         limits_of(config, compiler, labels.max_seq_len)
         labels.weights().close()

@@ -9,6 +9,7 @@ from typing import NamedTuple, cast
 import msgspec
 
 from bei.engine.postprocess import descending
+from bei.errors import InvalidRequestError
 from bei.server.endpoint.context import RequestContext, empty_text
 from bei.server.endpoint.input_report import report_of
 from bei.server.endpoint.render import Items, Reply
@@ -31,6 +32,9 @@ from bei.tasks.embed import (
 from bei.tasks.rerank import RerankTask, rerank
 from bei.tasks.support import PartialResult
 from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions
+
+# Characters of a prompt and its copies, one in front of each input.
+_MOST_PROMPT_CHARS = 1 << 26
 
 
 class Embedded(NamedTuple):
@@ -91,6 +95,12 @@ async def embedded(
 def checked_task(context: RequestContext, service: InferenceService, task: EmbedTask, name: TaskName) -> CheckedTask:
     """``check_task``, whose warnings go to the client, behind the checks of ``context``."""
     inputs, param = task.inputs, task.param
+    if len(task.prompt or "") * len(inputs) > _MOST_PROMPT_CHARS:
+        raise InvalidRequestError(
+            f"A prompt of {len(task.prompt or '')} characters in front of {len(inputs)} inputs is too much at once: "
+            "shorten it, or split the request.",
+            "prompt",
+        )
     if context.has_report and not task.late_chunking:  # empty and unreadable inputs fail alone
         context.check_count(inputs, param)
         empty = {index: empty_text(index, param) for index, value in enumerate(inputs) if value == ""}

@@ -31,8 +31,8 @@ UNNAMED = frozenset((None, "default/not-specified"))
 _OF_TEI = frozenset(("tei", "text-embeddings-inference"))
 
 
-_LONGEST_NAME = 512
-_MOST_KEPT = 1000
+_LONGEST_NAME = 512  # characters
+_MOST_KEPT = 1000  # names whose model was found
 
 
 class Models:

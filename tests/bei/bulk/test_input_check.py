@@ -17,15 +17,15 @@ from bei.bulk.sources.rows import Columns
 from bei.errors import ConfigError
 from tests.bei.bulk.conftest import RunJob
 
-OF_TEXTS = SimpleNamespace(name="minilm", reads_texts=True, image_tower=None)
-OF_BOTH = SimpleNamespace(name="clip", reads_texts=True, image_tower=object())
-OF_IMAGES = SimpleNamespace(name="dinov2", reads_texts=False, image_tower=object())
+OF_TEXTS: Any = SimpleNamespace(name="minilm", reads_texts=True, image_tower=None)
+OF_BOTH: Any = SimpleNamespace(name="clip", reads_texts=True, image_tower=object())
+OF_IMAGES: Any = SimpleNamespace(name="dinov2", reads_texts=False, image_tower=object())
 FILE_STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
-def check(manifest: SimpleNamespace, held: ColumnKinds, task: str = "embed", **given: Any) -> None:
+def check(manifest: Any, held: ColumnKinds, task: str = "embed", **given: Any) -> None:
     chunks = given.pop("chunks", False)
-    check_inputs({"body": held}, "rows.parquet", manifest, task, given, chunks=chunks)  # type: ignore[arg-type]
+    check_inputs({"body": held}, "rows.parquet", manifest, task, given, chunks=chunks)
 
 
 @pytest.mark.parametrize(

@@ -60,9 +60,20 @@ def test_shards_of_images_are_bounded_by_what_these_take_as_the_model_reads_them
         shortest_edge=None, resize=size, resample="bicubic", crop=None, rescale=1 / 255, mean=half, std=half
     )
     manifest: Any = SimpleNamespace(dimension=lambda _: 384, max_seq_len=77)
+    unread: Any = None
     options = JobOptions((), "out")
     for given, most in ((processor, 900), (msgspec.structs.replace(processor, fractions=True), 225)):
-        tower: Any = SimpleNamespace(processor=given, max_seq_len=50, patch_size=32)
-        tower.image_bytes = ImageTower.image_bytes.fget(tower)  # type: ignore[attr-defined]
+        tower = ImageTower(
+            processor=given,
+            image_size=size,
+            patch_size=32,
+            class_token=True,
+            pooling="cls",
+            spec=unread,
+            engine=unread,
+            max_num_tokens=50,
+            max_batch_size=1,
+            max_seq_len=50,
+        )
         assert most // 2 < _shard_rows(manifest, options, tower) < most
     assert _shard_rows(manifest, options, None) == 10_000

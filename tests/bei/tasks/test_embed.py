@@ -22,7 +22,7 @@ from bei.tasks import classify as classifying
 from bei.tasks import embed as tasks
 from bei.tasks import rerank as reranking
 from bei.tasks import token_classification
-from bei.tasks.embed import CheckedTask, EmbedTask, TaskName, check_task
+from bei.tasks.embed import EmbedTask, TaskName, check_task
 from bei.tasks.rerank import RerankTask
 from bei.tokenizer.encoder import EncodingOptions, Input
 from tests.support.artifacts import LIMITS, expected_vectors, save_artifact, tiny_tokenizer, token_ids
@@ -402,13 +402,3 @@ def test_tokens_of_the_end_of_a_long_text_have_their_place_in_it(tmp_path: Path)
 
 
 # Reranking
-
-
-def test_a_prompt_is_not_copied_in_front_of_more_inputs_than_there_is_room_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(tasks, "_MOST_PROMPT_CHARS", 100)
-    checked = CheckedTask(EmbedTask(["a"] * 11), "0123456789", None, 0, ())
-    with pytest.raises(InvalidRequestError, match="A prompt of 10 characters in front of 11 inputs"):
-        checked.model_request(EncodingOptions())
-    assert len(checked.on(["a"] * 10, None).model_request(EncodingOptions()).inputs) == 10
