@@ -12,6 +12,7 @@ from collections.abc import Sequence as Seq
 from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 import msgspec
+from msgspec import UNSET
 
 from bei.config.settings import ServeConfig
 from bei.errors import BeiError, InvalidRequestError, ModelNotFoundError
@@ -25,9 +26,10 @@ from bei.server.endpoint.inference import embedded
 from bei.server.endpoint.input_parts import ImageText, Parts, joined_parts
 from bei.server.endpoint.models import Models
 from bei.server.endpoint.parse import TokenId, parser
+from bei.server.endpoint.refused_fields import Refused, refused
 from bei.server.endpoint.render import Items, Reply, items_of
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.shared_fields import OF_COHERE_V2, Dimensions, Model, Tiered, check_rules
+from bei.server.endpoint.shared_fields import Dimensions, Model, Tiered
 from bei.server.endpoint.vector_encoding import FLOATS, OCTET_HEADERS, VectorForm, dtype_of
 from bei.server.http.routing import ApiRouter
 from bei.server.routes import rerank, tokenize
@@ -69,12 +71,15 @@ class EmbedRequest(Tiered, kw_only=True):
     images: Annotated[list[ImageText], limits_of_inputs] | None = None
 
 
+_OfV2: TypeAlias = Annotated[Refused, refused("send it to /v2/embed")]
+
+
 class EmbedV1Request(EmbedRequest, kw_only=True):
     """Without what the second version has more."""
 
-    inputs: Annotated[Any, OF_COHERE_V2["inputs"].meta] = None
-    output_dimension: Annotated[Any, OF_COHERE_V2["output_dimension"].meta] = None
-    max_tokens: Annotated[Any, OF_COHERE_V2["max_tokens"].meta] = None
+    inputs: _OfV2 = UNSET
+    output_dimension: _OfV2 = UNSET
+    max_tokens: _OfV2 = UNSET
 
 
 class EmbedV2Request(EmbedRequest, kw_only=True):
@@ -183,7 +188,6 @@ class KeyCheck(TypedDict):
 
 async def embed_v1(body: EmbedV1Request, context: RequestContext) -> Reply:
     """Embed texts: a list of vectors, or a list for each of `embedding_types`."""
-    check_rules(body, OF_COHERE_V2)
     return await _embed(body, context, "1", body.embedding_types)
 
 
@@ -323,16 +327,17 @@ EMBED_ROUTES: tuple[Route[Any], ...] = (
 
 
 def _as_cohere(body: rerank.RerankControls) -> None:
-    """v1 returns documents where they are asked for; at the root it does, as Jina and vLLM do. ``top_n`` 0 is an error;
-    at the root it is vLLM's word for all. Raises InvalidRequestError."""
+    """v1 returns documents where they are asked for; at the root it does, as Jina and vLLM do. ``top_n`` and
+    ``max_tokens_per_doc`` 0 are errors; at the root 0 is vLLM's word for all. Raises InvalidRequestError."""
     if isinstance(body, rerank.DocumentsRequest):
-        if body.top_n == 0:
-            raise InvalidRequestError("top_n must be at least 1; leave it out for all documents.", "top_n")
+        for field, meaning in (("top_n", "all documents"), ("max_tokens_per_doc", "whole documents")):
+            if getattr(body, field) == 0:
+                raise InvalidRequestError(f"{field} must be at least 1; leave it out for {meaning}.", field)
         body.return_documents = bool(body.return_documents)
 
 
 _TOP_N = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}
-_COHERE = limits(properties={"top_n": _TOP_N})
+_COHERE = limits(properties={"top_n": _TOP_N, "max_tokens_per_doc": _TOP_N})
 _RERANK_REQUEST = Annotated[rerank.DocumentsRequest, _COHERE]
 
 _META_V1 = {"api_version": {"version": "1"}}

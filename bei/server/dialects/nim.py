@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, NotReadyError, OverloadedError, RateLimitedError
 from bei.image.source import ImageInput
@@ -23,6 +23,7 @@ from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.inference import embedded, ranked
 from bei.server.endpoint.models import Models, models_router
 from bei.server.endpoint.parse import parser
+from bei.server.endpoint.refused_fields import Refused
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Dimensions, Model, Tiered
@@ -67,7 +68,7 @@ class Text(msgspec.Struct):
     """A query or a passage. Pictures are not read here."""
 
     text: str
-    image: Annotated[Any, limits(type="null")] = None
+    image: Annotated[Refused, limits(type="null")] = UNSET
 
 
 class RankingRequest(Tiered, kw_only=True):
@@ -150,7 +151,7 @@ def _inputs(body: EmbeddingsRequest) -> list[ModelInput]:
 async def rank(body: RankingRequest, context: RequestContext) -> Reply:
     """Score passages against a query, best first. Scores are logits."""
     context.check_count(body.passages, "passages")  # before they are looked at
-    if any(text.image is not None for text in (body.query, *body.passages)):
+    if any(bytes(text.image) != b"null" for text in (body.query, *body.passages) if text.image is not UNSET):
         raise InvalidRequestError("image is not supported here: bei reads texts.", "passages")
     passages = [text.text for text in body.passages]
     scores, order = await ranked(

@@ -164,14 +164,12 @@ async def vertex(body: VertexRequest, context: RequestContext) -> Reply:
 
 def _inputs_of(part: Asked) -> Seq[ModelInput]:
     body = part.body
-    if isinstance(body, embed.EmbedRequest):
+    if isinstance(body, embed.EmbedRequest | embed.SparseRequest):
         return embed.inputs_of(body.inputs)
     if isinstance(body, rerank.TextsRequest):
         return [(body.query, text) for text in body.texts]
     if isinstance(body, classify.PredictRequest):
         return classify.inputs_of(body.inputs)[0]
-    if isinstance(body, embed.SparseRequest):
-        return body.model_inputs()
     raise InvalidRequestError("instances must ask for embeddings, sparse embeddings, labels or ranks.", "instances")
 
 

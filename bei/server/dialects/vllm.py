@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import msgspec
+from msgspec import UNSET, Meta
 from starlette.responses import Response
 
 from bei.config.settings import ServeConfig
@@ -36,6 +37,14 @@ from bei.server.endpoint.field_schema import Limits, TextsOfPairs, exactly_one, 
 from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.models import Models
 from bei.server.endpoint.parse import TokenId, parser
+from bei.server.endpoint.refused_fields import (
+    Padding,
+    PairTemplateOptions,
+    ProcessorOptions,
+    QueryLimit,
+    Refused,
+    refused,
+)
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.scoring_fields import Label, Mode, Weights, pair_scores, scoring_task
@@ -69,6 +78,12 @@ class ScoreRequest(Controls, kw_only=True):
     label: Label | None = None
     score_mode: Mode | None = None
     score_weights: Weights | None = None
+    instruction: Annotated[str | None, Meta(description="For rerankers with a template that has a slot.")] = None
+    max_tokens_per_query: QueryLimit = UNSET
+    max_tokens_per_doc: Annotated[Refused, refused("send the documents to /rerank", 0)] = UNSET
+    chat_template_kwargs: PairTemplateOptions = UNSET
+    padding: Padding = UNSET
+    mm_processor_kwargs: ProcessorOptions = UNSET
 
     _limits: ClassVar[Limits] = (exactly_one(*_SIDES),)
 
@@ -172,8 +187,12 @@ async def score(body: ScoreRequest, context: RequestContext) -> Reply:
     context.check_answer(len(pairs) * _SCORE_BYTES)
     raw = body.use_activation is False
     if body.label is not None or (body.score_mode is None and "rerank" in service.manifest.tasks):
-        scores = await pair_scores(body, service, pairs, context.admit(service, pairs), raw=raw)
+        ticket = context.admit(service, pairs)
+        scores = await pair_scores(body, service, pairs, ticket, raw=raw, instruction=body.instruction)
     else:
+        if body.instruction is not None:
+            message = f"{service.name} compares vectors, which take no instruction: leave it out."
+            raise InvalidRequestError(message, "instruction")
         for side, texts in sides.items():  # which are read by themselves
             context.check_inputs(texts, side)
         texts = [*dict.fromkeys(text for pair in pairs for text in pair)]

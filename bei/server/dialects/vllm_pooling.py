@@ -15,7 +15,7 @@ from collections.abc import Sequence as Seq
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypedDict
 
 import numpy as np
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
@@ -25,6 +25,14 @@ from bei.server.endpoint.field_schema import NULL, Limits, Text, any_of, one_of
 from bei.server.endpoint.field_schema import Texts as ListOfTexts
 from bei.server.endpoint.inference import embedded
 from bei.server.endpoint.parse import parser
+from bei.server.endpoint.refused_fields import (
+    FormerActivation,
+    OfChats,
+    Padding,
+    ProcessorOptions,
+    Refused,
+    refused,
+)
 from bei.server.endpoint.render import FLOAT_BYTES, Items, Octets, Reply, rows_of
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Controls
@@ -61,6 +69,18 @@ class PoolingRequest(Controls, kw_only=True):
     endianness: Literal["native", "little"] = "native"
     dimensions: Annotated[int, Meta(ge=1)] | None = None
     use_activation: bool | None = None
+    normalize: Annotated[Refused, refused("send use_activation")] = UNSET
+    softmax: FormerActivation = UNSET
+    activation: FormerActivation = UNSET
+    padding: Padding = UNSET
+    mm_processor_kwargs: ProcessorOptions = UNSET
+    data: Annotated[Refused, refused("send input; there are no plugins")] = UNSET
+    messages: Annotated[Refused, refused("send input; no chat template is applied")] = UNSET
+    add_generation_prompt: OfChats = UNSET
+    continue_final_message: OfChats = UNSET
+    chat_template: OfChats = UNSET
+    chat_template_kwargs: OfChats = UNSET
+    media_io_kwargs: ProcessorOptions = UNSET
 
     _limits: ClassVar[Limits] = (
         any_of(

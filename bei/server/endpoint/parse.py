@@ -1,4 +1,5 @@
-"""From the bytes of a body to its request Struct. Unknown fields are ignored: clients and gateways add their own."""
+"""From the bytes of a body to its request Struct. Unknown fields are ignored: clients and gateways add their own. Known
+ones that are not honoured are refused (``refused_fields``)."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from msgspec import Meta
 
 from bei.errors import BeiError, InvalidRequestError, MalformedRequestError
 from bei.server.endpoint.lenient_json import read_again
+from bei.server.endpoint.refused_fields import check_rules, rules_of
 from bei.utils.threads import off_loop
 
 RequestT = TypeVar("RequestT")
@@ -54,9 +56,18 @@ def read_now(parse: Callable[[bytes], Any], content: bytes, in_part: bool) -> Re
 
 
 def parser(request: type[RequestT]) -> Callable[[bytes], RequestT]:
-    """A function that decodes and validates bodies as ``request``. It raises InvalidRequestError."""
-    decoder = msgspec.json.Decoder(request)
-    return partial(_decoded, decoder)
+    """A function that decodes and validates bodies as ``request``. It raises InvalidRequestError, also for a field that
+    is asked for and not honoured."""
+    decoder, rules = msgspec.json.Decoder(request), rules_of(request)
+    if not rules:
+        return partial(_decoded, decoder)
+
+    def parse(body: bytes) -> RequestT:
+        found = _decoded(decoder, body)
+        check_rules(found, rules)
+        return found
+
+    return parse
 
 
 def with_unique_keys(parse: Callable[[bytes], RequestT], *fields: str) -> Callable[[bytes], RequestT]:

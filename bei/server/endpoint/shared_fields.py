@@ -1,23 +1,25 @@
-"""Fields that many routes share: which model, how inputs are cut, the prompt; and those of other servers' requests.
-
-A field of another server that would change what the answer means, and that bei does not honour, has a rule: a value
-that asks for what is done anyway is accepted, as clients send their defaults; any other is a 400 that names the field.
-Fields that no answer depends on (``user``, ``priority``, ``request_id``) are ignored like unknown ones.
-"""
+"""Fields that many routes share: which model, how inputs are cut, the prompt; and other servers' words for them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from bei.errors import InvalidRequestError
 from bei.server.auth.priority import TIER_NAMES
 from bei.server.endpoint.field_schema import Limits, any_of, limits, one_of
+from bei.server.endpoint.refused_fields import (
+    Padding,
+    PairTemplateOptions,
+    ProcessorOptions,
+    QueryLimit,
+    Refused,
+    refused,
+)
 from bei.server.endpoint.truncation_fields import CONTRADICTIONS, Direction, TokenLimit, Truncate
 from bei.server.endpoint.vector_encoding import DType
 from bei.service.call import ModelInput
@@ -101,6 +103,8 @@ class ScoreControls(Controls, kw_only=True):
 
     raw_scores: Annotated[bool | None, Meta(description="Logits instead of probabilities.")] = None
     use_activation: Annotated[bool | None, Meta(description="vLLM's word: false asks for logits.")] = None
+    padding: Padding = UNSET
+    mm_processor_kwargs: ProcessorOptions = UNSET
 
     _limits: ClassVar[Limits] = (
         any_of(
@@ -134,77 +138,6 @@ def _contradiction(first: str, found: object, name: str, value: object) -> Inval
     return InvalidRequestError(f"{first} {found} and {name} {value} contradict each other: send one.", name)
 
 
-class _Rule(NamedTuple):
-    """``accepted`` asks for what is done anyway; ``remedy`` says what can be sent instead."""
-
-    accepted: tuple[object, ...]
-    remedy: str
-
-    @property
-    def meta(self) -> Meta:
-        """The field's schema, for /openapi.json."""
-        return Meta(description=f"Not supported: {self.remedy}.", extra_json_schema=one_of(self.accepted))
-
-
-_OFF: tuple[object, ...] = (False, {}, [])
-
-_OF_EMBEDDINGS: Mapping[str, _Rule] = {
-    "endianness": _Rule(("little", "native"), "vectors in base64 are little-endian; leave it out"),
-    "modality": _Rule(("text", "image"), "bei reads texts and images"),
-    "late_chunking_params": _Rule(_OFF, "leave it out, and send late_chunking with the chunks as inputs"),
-}
-
-_OF_PAIRS: Mapping[str, _Rule] = {
-    "top_k": _Rule((), "send top_n, or point Voyage's client at /voyage"),
-    "max_chunks_per_doc": _Rule((1,), "leave it out; documents are not read in chunks"),
-    "max_doc_length": _Rule((), "send max_tokens_per_doc"),
-    "max_query_length": _Rule((), "leave it out; of a pair the longer side is cut"),
-    "max_tokens_per_query": _Rule((-1, 0), "leave it out; of a pair the longer side is cut"),
-    "return_embeddings": _Rule((False,), "leave it out; ask /v1/embeddings"),
-    "chat_template_kwargs": _Rule(_OFF, "leave it out; the model's template is fixed when it is built"),
-}
-
-_NO_CHATS = "leave it out; no chat template is applied to messages"
-
-# Of vLLM's requests with messages.
-OF_CHATS: Mapping[str, _Rule] = {
-    **dict.fromkeys(("add_generation_prompt", "continue_final_message", "chat_template"), _Rule((False,), _NO_CHATS)),
-    "chat_template_kwargs": _Rule(_OFF, _NO_CHATS),
-    **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), _Rule(_OFF, "leave it out; images are read as built")),
-}
-
-# Of a request with texts and of one with documents: what the other one has on the same paths.
-_ELSEWHERE = "send documents in the place of texts"
-
-OF_DOCUMENTS: Mapping[str, _Rule] = {
-    "return_documents": _Rule((False,), "send return_text"),
-    "rank_fields": _Rule(_OFF, _ELSEWHERE),
-    "max_tokens_per_doc": _Rule((), _ELSEWHERE),
-}
-
-# Of Cohere's first version.
-_NEWER = "send it to /v2/embed"
-
-OF_COHERE_V2: Mapping[str, _Rule] = {
-    "inputs": _Rule((), _NEWER),
-    "output_dimension": _Rule((), _NEWER),
-    "max_tokens": _Rule((), _NEWER),
-}
-
-# Of requests that are answered with probabilities alone.
-OF_SCORES: Mapping[str, _Rule] = {
-    "raw_scores": _Rule((False,), "labels of the request have probabilities; leave it out"),
-    "use_activation": _Rule((True,), "labels of the request have probabilities; leave it out"),
-}
-
-# Of requests for vectors that are neither cut nor written in another form.
-OF_WIDE_VECTORS: Mapping[str, _Rule] = {
-    "dimensions": _Rule((), "these vectors keep their width; leave it out"),
-    "output_dtype": _Rule(("float", "float32"), "these vectors are written as numbers; leave it out"),
-}
-
-OF_TEXTS: Mapping[str, _Rule] = {"return_text": _Rule((False,), "send return_documents")}
-
 _FORMS = ("base64", "float32", *get_args(DType))
 
 FormName: TypeAlias = Annotated[str, limits(enum=_FORMS)]
@@ -228,21 +161,24 @@ class EmbeddingControls(PromptControls, kw_only=True):
     task: Annotated[str | None, Meta(description="Jina's word for input_type.")] = None
     encoding_type: Annotated[FormName | None, Meta(description="LlamaIndex's word, for Jina.")] = None
     embed_dtype: Annotated[FormName | None, Meta(description="vLLM's.")] = None
-    endianness: Annotated[Any, _OF_EMBEDDINGS["endianness"].meta] = None
-    modality: Annotated[Any, _OF_EMBEDDINGS["modality"].meta] = None
-    late_chunking_params: Annotated[Any, _OF_EMBEDDINGS["late_chunking_params"].meta] = None
-
-    _rules: ClassVar[Mapping[str, _Rule]] = _OF_EMBEDDINGS
+    endianness: Annotated[Refused, refused("vectors in base64 are little-endian; leave it out", "little", "native")] = (
+        UNSET
+    )
+    modality: Annotated[Literal["text", "image"] | None, Meta(description="Infinity's and NIM's.")] = None
+    late_chunking_params: Annotated[
+        Refused, refused("leave it out, and send late_chunking with the chunks as inputs", False, {}, [])
+    ] = UNSET
+    padding: Padding = UNSET
+    mm_processor_kwargs: ProcessorOptions = UNSET
 
     def settled(self) -> Self:
         """The request with each thing under one name, ours.
 
-        Raises InvalidRequestError that names a field which is asked for and not honoured, or two that contradict.
+        Raises InvalidRequestError that names a field which contradicts another.
         """
         self.dimensions = self.dimensions or None  # 0: of Infinity's clients
         if _others_of_embeddings(self) == _NOTHING_ELSE:
             return self  # as of nearly all clients
-        check_rules(self, self._rules)
         self.dimensions = agreed(self, "dimensions", "output_dimension")
         self.normalize = agreed(self, "normalize", "normalized", "use_activation")
         self.truncate = agreed(self, "truncate", "truncation")
@@ -251,11 +187,8 @@ class EmbeddingControls(PromptControls, kw_only=True):
 
 
 # What ``settled`` looks at beside our own names.
-_OTHERS = (*_OF_EMBEDDINGS, "output_dimension", "normalized", "use_activation", "truncation", "task")
-
-
+_OTHERS = ("output_dimension", "normalized", "use_activation", "truncation", "task")
 _others_of_embeddings = attrgetter(*_OTHERS)
-
 _NOTHING_ELSE = (None,) * len(_OTHERS)
 
 
@@ -263,42 +196,15 @@ class PairControls(ScoreControls, kw_only=True):
     """ScoreControls, and fields of Voyage, Cohere v1, Jina and vLLM."""
 
     truncation: Annotated[bool | None, Meta(description="Voyage's word for truncate.")] = None
-    top_k: Annotated[Any, _OF_PAIRS["top_k"].meta] = None
-    max_chunks_per_doc: Annotated[Any, _OF_PAIRS["max_chunks_per_doc"].meta] = None
-    max_doc_length: Annotated[Any, _OF_PAIRS["max_doc_length"].meta] = None
-    max_query_length: Annotated[Any, _OF_PAIRS["max_query_length"].meta] = None
-    max_tokens_per_query: Annotated[Any, _OF_PAIRS["max_tokens_per_query"].meta] = None
-    return_embeddings: Annotated[Any, _OF_PAIRS["return_embeddings"].meta] = None
-    chat_template_kwargs: Annotated[Any, _OF_PAIRS["chat_template_kwargs"].meta] = None
-
-    _rules: ClassVar[Mapping[str, _Rule]] = _OF_PAIRS
-    _own_rules: ClassVar[Mapping[str, _Rule]] = {}
+    top_k: Annotated[Refused, refused("send top_n, or point Voyage's client at /voyage")] = UNSET
+    max_chunks_per_doc: Annotated[Refused, refused("leave it out; documents are not read in chunks", 1)] = UNSET
+    max_doc_length: Annotated[Refused, refused("send max_tokens_per_doc")] = UNSET
+    max_query_length: Annotated[Refused, refused("leave it out; of a pair the longer side is cut")] = UNSET
+    max_tokens_per_query: QueryLimit = UNSET
+    return_embeddings: Annotated[Refused, refused("leave it out; ask /v1/embeddings", False)] = UNSET
+    chat_template_kwargs: PairTemplateOptions = UNSET
 
     def settled(self) -> Self:
         """As ``EmbeddingControls.settled``."""
-        check_rules(self, self._rules)
-        check_rules(self, self._own_rules)
         self.truncate = agreed(self, "truncate", "truncation")
         return self
-
-
-def check_rules(body: msgspec.Struct, rules: Mapping[str, _Rule]) -> None:
-    """Raise InvalidRequestError that names a field of ``rules`` which is asked for and not honoured."""
-    for name, rule in rules.items():
-        value = getattr(body, name)
-        if value is not None and not any(_is_same(value, same) for same in rule.accepted):
-            raise _error(name, value, rule.remedy)
-
-
-def _is_same(value: object, same: object) -> bool:
-    """True if they are the same value of JSON, which has one kind of numbers."""
-    return value == same and (type(value) is type(same) or {type(value), type(same)} == {int, float})
-
-
-def _error(name: str, value: object, remedy: str) -> InvalidRequestError:
-    if isinstance(value, (list, dict)) and value:  # of megabytes, perhaps
-        shown = f"({'an object' if isinstance(value, dict) else 'a list'})"
-    else:
-        text = str(value)
-        shown = text if len(text) <= 40 else f"{text[:40]}..."
-    return InvalidRequestError(f"{name} {shown} is not supported here: {remedy}.", name)

@@ -11,18 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from bei.errors import InvalidRequestError
 from bei.image.source import ImageInput
-from bei.server.endpoint.field_schema import NULL
 from bei.server.endpoint.input_parts import InputPart
 from bei.server.endpoint.parse import parser
+from bei.server.endpoint.refused_fields import OfChats, ProcessorOptions, Refused, refused
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.shared_fields import OF_CHATS, check_rules
 from bei.server.routes.openai_embeddings import EmbeddingRequest, ParsedRequest
 
 _IMAGE = {"required": ["type"], "properties": {"type": {"enum": ["image_url"]}}}
@@ -42,13 +41,12 @@ class ChatEmbeddingRequest(EmbeddingRequest, kw_only=True):
     """vLLM's, with an image as a message."""
 
     messages: Messages
-    input: Annotated[Any, Meta(extra_json_schema=NULL)] = None
-    add_generation_prompt: Annotated[Any, OF_CHATS["add_generation_prompt"].meta] = None
-    continue_final_message: Annotated[Any, OF_CHATS["continue_final_message"].meta] = None
-    chat_template: Annotated[Any, OF_CHATS["chat_template"].meta] = None
-    chat_template_kwargs: Annotated[Any, OF_CHATS["chat_template_kwargs"].meta] = None
-    mm_processor_kwargs: Annotated[Any, OF_CHATS["mm_processor_kwargs"].meta] = None
-    media_io_kwargs: Annotated[Any, OF_CHATS["media_io_kwargs"].meta] = None
+    input: Annotated[Refused, refused("it stands beside messages; send one of them")] = UNSET  # type: ignore[assignment]
+    add_generation_prompt: OfChats = UNSET
+    continue_final_message: OfChats = UNSET
+    chat_template: OfChats = UNSET
+    chat_template_kwargs: OfChats = UNSET
+    media_io_kwargs: ProcessorOptions = UNSET
 
 
 _FIELD = b'"messages"'
@@ -64,9 +62,6 @@ def with_chats(route: Route[ParsedRequest]) -> Route[ParsedRequest]:
         if _FIELD not in content or bytes(_parse_fields(content).get("messages", msgspec.Raw(b"null"))) == b"null":
             return route.parse(content)
         body = _parse_chat(content)
-        if body.input is not None:
-            raise InvalidRequestError("The request has input and messages: send one of them.", "messages")
-        check_rules(body, OF_CHATS)
         return ParsedRequest(body, [_image_of(body.messages)])
 
     return replace(route, request=(route.request, ChatEmbeddingRequest), parse=parse)

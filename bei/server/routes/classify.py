@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
+from msgspec import UNSET
 
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
@@ -24,6 +25,7 @@ from bei.server.endpoint.examples import (
 )
 from bei.server.endpoint.field_schema import MAX_INPUTS, Text, Texts, limits
 from bei.server.endpoint.parse import parser
+from bei.server.endpoint.refused_fields import FormerActivation, OfChats, ProcessorOptions, Refused, refused
 from bei.server.endpoint.render import FLOAT_BYTES, Items, Reply, items_of
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import ScoreControls
@@ -56,6 +58,15 @@ class ClassifyRequest(ScoreControls, kw_only=True):
     """vLLM's and Infinity's."""
 
     input: Text | Texts
+    softmax: FormerActivation = UNSET
+    activation: FormerActivation = UNSET
+    normalize: FormerActivation = UNSET
+    messages: Annotated[Refused, refused("send input; no chat template is applied")] = UNSET
+    add_generation_prompt: OfChats = UNSET
+    continue_final_message: OfChats = UNSET
+    chat_template: OfChats = UNSET
+    chat_template_kwargs: OfChats = UNSET
+    media_io_kwargs: ProcessorOptions = UNSET
 
 
 class LabelScore(TypedDict):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias, TypedDict, cast
 
 import msgspec
 import numpy as np
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from bei.engine.sparse import SparseVector as Weights
 from bei.errors import InvalidRequestError
@@ -27,9 +27,10 @@ from bei.server.endpoint.parse import (
     parser,
     too_many_inputs,
 )
+from bei.server.endpoint.refused_fields import Refused, refused
 from bei.server.endpoint.render import FLOAT_BYTES, Items, Reply, rows_of
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.shared_fields import OF_WIDE_VECTORS, Dimensions, FormName, PromptControls, check_rules
+from bei.server.endpoint.shared_fields import Dimensions, FormName, PromptControls
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, SPARSE, SparseVector, vector_form
 from bei.service.call import ModelInput
 from bei.tasks.embed import SparseEmbeddings, check_task, embed_inputs, embed_tokens
@@ -63,13 +64,10 @@ class InputsRequest(PromptControls, kw_only=True):
 class WideRequest(InputsRequest, kw_only=True):
     """Of vectors that keep their width."""
 
-    dimensions: Annotated[Any, OF_WIDE_VECTORS["dimensions"].meta] = None
-    output_dtype: Annotated[Any, OF_WIDE_VECTORS["output_dtype"].meta] = None
-
-    def model_inputs(self) -> list[ModelInput]:
-        """As ``inputs_of``. Raises InvalidRequestError for a field that is not honoured."""
-        check_rules(self, OF_WIDE_VECTORS)
-        return inputs_of(self.inputs)
+    dimensions: Annotated[Refused, refused("these vectors keep their width; leave it out")] = UNSET
+    output_dtype: Annotated[
+        Refused, refused("these vectors are written as numbers; leave it out", "float", "float32")
+    ] = UNSET
 
 
 class SparseRequest(WideRequest, kw_only=True):
@@ -182,7 +180,7 @@ async def embed_all(body: WideRequest, context: RequestContext) -> Reply:
     """A vector for each token of each input, special tokens included: of unit length in models for late interaction,
     whose queries are filled up, and whose documents lose punctuation, where `input_type` (or `prompt_name`) says so."""
     service = context.able("embed_tokens", body.model)
-    checked = checked_task(context, service, body.embed_task(body.model_inputs()), "embed_tokens")
+    checked = checked_task(context, service, body.embed_task(inputs_of(body.inputs)), "embed_tokens")
     bytes_per_token = FLOAT_BYTES * (service.manifest.dimension("token_embedding") or 0)
     ticket = context.admit(service, checked.task.inputs, bytes_per_token=bytes_per_token)
     answer = await embed_tokens(service, checked, ticket=ticket)
@@ -203,7 +201,7 @@ async def embed_vocabulary(body: SparseRequest, context: RequestContext) -> Repl
     its like.
     """
     service = context.able("embed_sparse", body.model)
-    inputs = body.model_inputs()
+    inputs = inputs_of(body.inputs)
     found = await embedded(context, service, body.embed_task(inputs, top_k=body.top_k), forms=(SPARSE,))
     answer = found.answer
     assert isinstance(answer, SparseEmbeddings)  # they were asked for

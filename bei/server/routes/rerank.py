@@ -19,7 +19,7 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypedDict
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from bei.errors import InvalidRequestError
 from bei.server.endpoint.context import RequestContext
@@ -37,10 +37,11 @@ from bei.server.endpoint.examples import (
 from bei.server.endpoint.field_schema import Limits, TextsOfPairs, limits_of_inputs, without
 from bei.server.endpoint.inference import order_of
 from bei.server.endpoint.parse import parser, parser_by_field, too_many_inputs
+from bei.server.endpoint.refused_fields import Refused, refused
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.scoring_fields import Label, Mode, Weights, pair_scores, scoring_task
-from bei.server.endpoint.shared_fields import OF_DOCUMENTS, OF_TEXTS, PairControls, agreed
+from bei.server.endpoint.shared_fields import PairControls, agreed
 from bei.server.routes.openai_embeddings import Usage, usage
 from bei.service.admission import Ticket
 from bei.service.call import ModelRequest
@@ -67,6 +68,10 @@ _TEXT_UNLESS_NAMED = {
 }
 
 
+# What a request with texts lacks on the same paths.
+_OF_DOCUMENTS = "send documents in the place of texts"
+
+
 class RerankControls(PairControls, kw_only=True):
     """The fields of both dialects."""
 
@@ -85,11 +90,9 @@ class TextsRequest(RerankControls, kw_only=True):
     return_text: bool = False
     # TEI knows none; LiteLLM's provider for it sends it.
     top_n: TopN | None = None
-    return_documents: Annotated[Any, OF_DOCUMENTS["return_documents"].meta] = None
-    rank_fields: Annotated[Any, OF_DOCUMENTS["rank_fields"].meta] = None
-    max_tokens_per_doc: Annotated[Any, OF_DOCUMENTS["max_tokens_per_doc"].meta] = None
-
-    _own_rules = OF_DOCUMENTS
+    return_documents: Annotated[Refused, refused("send return_text", False)] = UNSET
+    rank_fields: Annotated[Refused, refused(_OF_DOCUMENTS, False, {}, [])] = UNSET
+    max_tokens_per_doc: Annotated[Refused, refused(_OF_DOCUMENTS)] = UNSET
 
 
 class DocumentsRequest(RerankControls, kw_only=True):
@@ -100,10 +103,8 @@ class DocumentsRequest(RerankControls, kw_only=True):
     top_n: TopN | None = None
     return_documents: bool | None = None
     rank_fields: list[str] | None = None
-    max_tokens_per_doc: Annotated[int, Meta(ge=1, description="Special tokens counted.")] | None = None
-    return_text: Annotated[Any, OF_TEXTS["return_text"].meta] = None
-
-    _own_rules = OF_TEXTS
+    max_tokens_per_doc: Annotated[int, Meta(ge=0, description="Special tokens counted. Null or 0: all.")] | None = None
+    return_text: Annotated[Refused, refused("send return_documents", False)] = UNSET
 
     _limits: ClassVar[Limits] = (_TEXT_UNLESS_NAMED,)
 
@@ -279,7 +280,7 @@ async def shortened(
     service: InferenceService, texts: Seq[str], max_tokens: int | None, ticket: Ticket
 ) -> tuple[list[str], set[int]]:
     """``texts``, each cut to its first ``max_tokens`` tokens, and the indices of those that were cut."""
-    if max_tokens is None or max_tokens >= service.manifest.max_seq_len:
+    if not max_tokens or max_tokens >= service.manifest.max_seq_len:
         return list(texts), set()
     options = EncodingOptions(truncate=True, max_tokens=max_tokens, with_spans=True)
     encodings = await service.encode(ModelRequest(texts, options), ticket=ticket)

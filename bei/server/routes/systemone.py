@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, TypeAlias, TypedDict
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
@@ -21,6 +21,7 @@ from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import Example
 from bei.server.endpoint.field_schema import limits
 from bei.server.endpoint.parse import parser, too_many_inputs, with_unique_keys
+from bei.server.endpoint.refused_fields import Refused, refused
 from bei.server.endpoint.render import Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Model, Tiered
@@ -41,7 +42,7 @@ from bei.tasks.questions import (
 MOST_QUESTIONS = 400  # OpenAI's limit
 _MOST_READ_CHARS = 1 << 24  # of the state and its copies, one a question, and of instructions, one an option
 _OPTION_BYTES = 40  # of JSON, about: "billing":0.12345678, with what is around it
-_NOTHING: Mapping[str, Any] = {"enum": [None, [], {}]}
+_NoText: TypeAlias = Annotated[Refused, refused("decisions are about texts; leave it out", [], {}, "", 0, False)]
 
 
 class SystemOneRequest(Tiered, kw_only=True):
@@ -51,10 +52,10 @@ class SystemOneRequest(Tiered, kw_only=True):
     state: Annotated[Content, Meta(description="Text; anything else is read as its JSON.")]
     questions: Annotated[dict[str, AnyQuestion], limits(minProperties=1, maxProperties=MOST_QUESTIONS)]
     keep_alive: float | str | None = None
-    images: Annotated[Any, limits(**_NOTHING)] = None
-    assets: Annotated[Any, limits(**_NOTHING)] = None
-    audio: Annotated[Any, limits(**_NOTHING)] = None
-    videos: Annotated[Any, limits(**_NOTHING)] = None
+    images: _NoText = UNSET
+    assets: _NoText = UNSET
+    audio: _NoText = UNSET
+    videos: _NoText = UNSET
 
 
 class NoulResult(msgspec.Struct, tag_field="type", tag="noul", kw_only=True):
@@ -126,9 +127,6 @@ async def decided(
 def _handler(formula: Concentration) -> Callable[[SystemOneRequest, RequestContext], Any]:
     async def systemone(body: SystemOneRequest, context: RequestContext) -> Reply:
         """Answer typed questions about a state: choices, scores on levels, yes and no. No text is generated."""
-        for name in ("images", "assets", "audio", "videos"):
-            if getattr(body, name):
-                raise InvalidRequestError(f"{name} is not supported here: decisions are about texts.", name)
         questions = [question_of(name, question) for name, question in body.questions.items()]
         service, found = await decided(context, body.model, as_text(body.state), questions)
         answers = {

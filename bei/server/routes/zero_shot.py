@@ -11,17 +11,18 @@ from collections.abc import Sequence as Seq
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypedDict
 
 import msgspec
+from msgspec import UNSET
 
 from bei.core import Float32Array
-from bei.errors import InvalidRequestError
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import REVIEW, Example
-from bei.server.endpoint.field_schema import Limits, Texts, exactly_one, limits, limits_of_inputs, without
+from bei.server.endpoint.field_schema import Limits, Texts, exactly_one, limits_of_inputs, without
 from bei.server.endpoint.field_schema import Text as NonEmptyText
 from bei.server.endpoint.parse import parser, too_many_inputs
+from bei.server.endpoint.refused_fields import Refused, refused
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.shared_fields import OF_SCORES, Controls, check_rules
+from bei.server.endpoint.shared_fields import Controls
 from bei.server.routes.classify import (
     CLASSES_EXAMPLE,
     ClassifyRequest,
@@ -44,14 +45,17 @@ class Text(msgspec.Struct):
 TextInput: TypeAlias = NonEmptyText | Text | Annotated[list[NonEmptyText | Text], limits_of_inputs]
 
 
+_NO_LOGITS = "labels of the request have probabilities; leave it out"
+
+
 class LabelsRequest(Controls, kw_only=True):
     """Jina's. A ``classifier_id`` names a classifier that Jina has trained: there are none here."""
 
     input: TextInput
     labels: Texts | None = None
-    classifier_id: Annotated[Any, limits(type="null")] = None
-    raw_scores: Annotated[Any, OF_SCORES["raw_scores"].meta] = None
-    use_activation: Annotated[Any, OF_SCORES["use_activation"].meta] = None
+    classifier_id: Annotated[Refused, refused("send labels")] = UNSET
+    raw_scores: Annotated[Refused, refused(_NO_LOGITS, False)] = UNSET
+    use_activation: Annotated[Refused, refused(_NO_LOGITS, True)] = UNSET
 
     _limits: ClassVar[Limits] = (exactly_one(["labels"]),)
 
@@ -79,9 +83,12 @@ class LabelsResponse(TypedDict):
     data: list[ZeroShotPrediction]
 
 
+_NULL = msgspec.Raw(b"null")
+
+
 class _Marks(msgspec.Struct):
-    labels: Any = None
-    classifier_id: Any = None
+    labels: msgspec.Raw = _NULL
+    classifier_id: msgspec.Raw = _NULL
 
 
 _parse_marks = parser(_Marks)
@@ -92,7 +99,7 @@ _parse_plain = parser(ClassifyRequest)
 def parse(content: bytes) -> LabelsRequest | ClassifyRequest:
     """A body in either dialect. Raises InvalidRequestError."""
     marks = _parse_marks(content)
-    if marks.labels is None and marks.classifier_id is None:
+    if bytes(marks.labels) == bytes(marks.classifier_id) == b"null":
         return _parse_plain(content)
     return _parse_labels(content)
 
@@ -102,9 +109,6 @@ async def classify(body: LabelsRequest | ClassifyRequest, context: RequestContex
     inference, GLiClass, GLiNER2), without them the model's own (vLLM)."""
     if isinstance(body, ClassifyRequest):
         return await classify_texts(body, context)
-    if body.classifier_id is not None:
-        raise InvalidRequestError("classifier_id is not supported here: send labels.", "classifier_id")
-    check_rules(body, OF_SCORES)
     service = context.able("zero_shot", body.model)
     check_zero_shot(service)
     texts = texts_of(body.input, context, "input")

@@ -12,6 +12,7 @@ import pytest
 
 from bei.config.settings import ServeConfig
 from bei.engine.fake import DIMENSION, FakeEngine
+from bei.server.endpoint.refused_fields import rules_of
 from bei.server.endpoint.shared_fields import EmbeddingControls, PairControls
 from tests.bei.server.app import App, check_error
 from tests.bei.server.conftest import MakeApp
@@ -22,8 +23,9 @@ REFUSED_OF_EMBEDDINGS: list[tuple[str, Any]] = [
     ("embedding_types", ["int4"]),
     ("embed_dtype", "bfloat16"),
     ("endianness", "big"),
-    ("modality", "audio"),
     ("late_chunking_params", {"chunk_size": 8}),
+    ("padding", "max_length"),
+    ("mm_processor_kwargs", {"size": 8}),
 ]
 REFUSED_OF_RERANK: list[tuple[str, Any]] = [
     ("top_k", 1),
@@ -33,6 +35,8 @@ REFUSED_OF_RERANK: list[tuple[str, Any]] = [
     ("max_tokens_per_query", 8),
     ("return_embeddings", True),
     ("chat_template_kwargs", {"enable_thinking": True}),
+    ("padding", "max_length"),
+    ("mm_processor_kwargs", {"size": 8}),
 ]
 # What clients send though nobody asked: as we do anyway.
 HARMLESS_OF_EMBEDDINGS: list[dict[str, Any]] = [
@@ -64,6 +68,11 @@ def test_of_a_list_or_an_object_the_error_says_no_more_than_that(value: object, 
     check_error(response, 400, f"endianness {shown} is not supported here: ", param="endianness")
 
 
+@pytest.mark.parametrize("value", ["audio", ["audio"]])
+def test_other_modalities_are_refused(value: object, app: App) -> None:
+    check_error(app.embed(input="cats", modality=value), 400, param="modality")
+
+
 @pytest.mark.parametrize("fields", HARMLESS_OF_EMBEDDINGS)
 def test_what_is_done_anyway_may_be_asked_for(fields: dict[str, Any], app: App) -> None:
     assert app.embed(input="cats", **fields).status_code == 200
@@ -87,8 +96,8 @@ def test_a_reranker_may_be_asked_for_what_it_does_anyway(fields: dict[str, Any],
 
 def test_every_such_field_is_tried_here() -> None:
     of_forms = {"output_dtype", "embedding_types", "embed_dtype"}
-    assert {field for field, _ in REFUSED_OF_EMBEDDINGS} == set(EmbeddingControls._rules) | of_forms
-    assert {field for field, _ in REFUSED_OF_RERANK} == set(PairControls._rules)
+    assert {field for field, _ in REFUSED_OF_EMBEDDINGS} == set(rules_of(EmbeddingControls)) | of_forms
+    assert {field for field, _ in REFUSED_OF_RERANK} == set(rules_of(PairControls))
 
 
 OTHER_WORDS: list[tuple[dict[str, Any], dict[str, Any]]] = [

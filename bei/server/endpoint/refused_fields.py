@@ -1,0 +1,100 @@
+"""Fields that other servers honour and bei does not: requests declare them, and parsers refuse them by name.
+
+A value that asks for what is done anyway is accepted, as clients send their defaults; any other is a 400 that names the
+field. Fields that no answer depends on (``user``, ``priority``, ``request_id``) are ignored like unknown ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Meta
+
+from bei.errors import InvalidRequestError
+from bei.server.endpoint.field_schema import one_of
+
+# A field's content, which may have megabytes, is not decoded.
+Refused: TypeAlias = msgspec.Raw | msgspec.UnsetType
+
+_RULE = "refused"
+_MOST_BYTES = 100  # of a value that is accepted, with spaces
+_SHOWN_CHARS = 40
+
+
+class Rule(NamedTuple):
+    """``accepted`` asks for what is done anyway; ``remedy`` says what can be sent instead."""
+
+    accepted: tuple[object, ...]
+    remedy: str
+
+
+def refused(remedy: str, *accepted: object) -> Meta:
+    """Of a field of the type ``Refused``: the rule for parsers, and the schema for /openapi.json."""
+    return Meta(
+        description=f"Not supported: {remedy}.",
+        extra_json_schema=one_of(accepted),
+        extra={_RULE: Rule(accepted, remedy)},
+    )
+
+
+def rules_of(request: Any) -> Mapping[str, Rule]:
+    """The rules of a request's fields, by name; of types that are no Structs none."""
+    if not (isinstance(request, type) and issubclass(request, msgspec.Struct)):
+        return {}
+    return {
+        field.name: meta.extra[_RULE]
+        for field in msgspec.structs.fields(request)
+        for meta in getattr(field.type, "__metadata__", ())
+        if isinstance(meta, Meta) and meta.extra and _RULE in meta.extra
+    }
+
+
+def check_rules(body: msgspec.Struct, rules: Mapping[str, Rule]) -> None:
+    """Raise InvalidRequestError that names a field of ``rules`` which asks for what is not done.
+
+    Those that are accepted are unset: they would keep the whole content of the body.
+    """
+    for name, rule in rules.items():
+        given: Refused = getattr(body, name)
+        if given is not UNSET:
+            _check(name, bytes(given), rule)
+            setattr(body, name, UNSET)
+
+
+def _check(name: str, content: bytes, rule: Rule) -> None:
+    shown = {b"{": "(an object)", b"[": "(a list)"}.get(content[:1])
+    if len(content) <= _MOST_BYTES:
+        value = msgspec.json.decode(content)
+        if value is None or any(_is_same(value, same) for same in rule.accepted):
+            return
+        shown = shown if shown and value else str(value)
+    if shown is None:
+        shown = content[: 2 * _SHOWN_CHARS].decode(errors="replace").lstrip('"')
+    shown = shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}..."
+    raise InvalidRequestError(f"{name} {shown} is not supported here: {rule.remedy}.", name)
+
+
+def _is_same(value: object, same: object) -> bool:
+    """True if they are the same value of JSON, which has one kind of numbers."""
+    return value == same and (type(value) is type(same) or {type(value), type(same)} == {int, float})
+
+
+# vLLM's words. To pad to the longest of a batch changes nothing.
+Padding: TypeAlias = Annotated[
+    Refused, refused("leave it out; texts are padded as the model was built", "do_not_pad", "longest", False, True)
+]
+ProcessorOptions: TypeAlias = Annotated[Refused, refused("leave it out; images are read as built", False, {}, [])]
+
+# Of requests that score pairs.
+QueryLimit: TypeAlias = Annotated[Refused, refused("leave it out; of a pair the longer side is cut", -1, 0)]
+PairTemplateOptions: TypeAlias = Annotated[
+    Refused, refused("send instruction, or leave it out; the model's template is fixed when it is built", False, {}, [])
+]
+
+# Of vLLM's requests with messages.
+OfChats: TypeAlias = Annotated[Refused, refused("leave it out; no chat template is applied to messages", False, {}, [])]
+
+# What vLLM's use_activation was before.
+FormerActivation: TypeAlias = Annotated[Refused, refused("send use_activation", True)]
