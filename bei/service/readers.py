@@ -74,26 +74,29 @@ class InputReaders:
             assert self._second is not None, "tasks send labels where there is a tower of labels"
             yield self._second, {**second}
 
-    def estimated_lengths(self, inputs: Seq[ModelInput], *, whole: bool = False) -> list[int]:
-        """Tokens of each input; of texts a guess. ``whole``: texts are not cut to what the model takes."""
+    def estimated_lengths(self, inputs: Seq[ModelInput], *, whole: bool = False, num_around: int = 0) -> list[int]:
+        """Tokens of each input; of texts a guess. ``whole``: texts are not cut to what the model takes. ``num_around``:
+        characters that are read with each text or pair."""
         most = sys.maxsize if whole else self._max_seq_len
         of_image = 0 if self.images is None else self.images.encoder.num_tokens
         return [
-            estimated_length(len(value), most)
+            estimated_length(len(value) + num_around, most)
             if isinstance(value, str)
             else len(value)
             if isinstance(value, list)
             else of_image
             if isinstance(value, ImageInput)
-            else estimated_length(len(value[0]) + len(value[1]), most)
+            else estimated_length(len(value[0]) + len(value[1]) + num_around, most)
             for value in inputs
         ]
 
-    def demand(self, of_texts: Callable[[Seq[int]], Demand], inputs: Seq[ModelInput], *, whole: bool) -> Demand:
+    def demand(
+        self, of_texts: Callable[[Seq[int]], Demand], inputs: Seq[ModelInput], *, whole: bool, num_around: int = 0
+    ) -> Demand:
         """The estimated demand of ``inputs``, each by what its tower's steps cost. ``of_texts``: of so many tokens
         each."""
         texts = [value for value in inputs if not isinstance(value, ImageInput)]
-        demand = of_texts(self.estimated_lengths(texts, whole=whole)) if texts else NO_DEMAND
+        demand = of_texts(self.estimated_lengths(texts, whole=whole, num_around=num_around)) if texts else NO_DEMAND
         if len(texts) < len(inputs) and self.images is not None:
             demand = demand.plus(self.images.demand(len(inputs) - len(texts)))
         return demand

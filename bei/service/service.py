@@ -26,6 +26,7 @@ from bei.scheduler.cost_model import CostModel
 from bei.service.admission import NO_DEMAND, Admission, Demand, Elsewhere, Ticket, admission_limits
 from bei.service.call import InferenceResult, ModelInput, ModelRequest, PendingCall, Reduce, encoding_of_ids, is_large
 from bei.service.canaries import ask_canaries
+from bei.service.held import Held
 from bei.service.image_side import ImageSide
 from bei.service.label_side import LabelSide
 from bei.service.readers import InputReaders
@@ -48,7 +49,7 @@ OnItems: TypeAlias = Callable[[list[Item], Demand], None]
 OpenPort: TypeAlias = Callable[[OnAnswers, ModelMetrics], EnginePort]
 
 
-class InferenceService:
+class InferenceService(Held):
     """Answers requests for one artifact. Made and used on one event loop; ``close`` ends its threads.
 
     ``encoder``: None where it reads no texts, ``second``: no others. ``elsewhere``: what other processes have accepted.
@@ -65,6 +66,7 @@ class InferenceService:
         elsewhere: Elsewhere | None = None,
         second: ImageSide | LabelSide | None = None,
     ) -> None:
+        super().__init__()
         self.manifest = artifact.manifest
         self.name = self.manifest.name  # as clients call it
         self.certificate = artifact.certificate
@@ -78,9 +80,6 @@ class InferenceService:
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
-        self._num_holders = 0
-        self._unheld = asyncio.Event()
-        self._unheld.set()
         self._canary_matched = False
         is_embedder = any(task.startswith("embed") for task in self.manifest.tasks)
         self._metrics = ModelMetrics(metrics, self.manifest.name, is_embedder=is_embedder)
@@ -148,16 +147,18 @@ class InferenceService:
         deadline_s: float | None = None,
         flow: int = 0,
         whole: bool = False,
+        num_around: int = 0,
     ) -> Ticket:
         """Accept a request with these inputs (at least one), as a whole. Close the ticket when it is answered.
 
         ``deadline_s`` is on the monotonic clock. ``lane`` None: as its size says. ``flow``: its client's. ``whole``:
         its texts are only tokenized, and to their ends (``EncodingOptions.whole``), so they count with all of their
-        length. Raises ShuttingDownError, OverloadedError, DeadlineExceededError, InvalidRequestError where it is larger
-        than what may ever wait.
+        length. ``num_around``: characters that the task reads with each text: of a prompt, a template, or labels.
+        Raises ShuttingDownError, OverloadedError, DeadlineExceededError, InvalidRequestError where it is larger than
+        what may ever wait.
         """
         assert inputs, "a request of nothing would never be answered"
-        demand = self._readers.demand(self._admission.demand, inputs, whole=whole)
+        demand = self._readers.demand(self._admission.demand, inputs, whole=whole, num_around=num_around)
         return self._accepted(self._admission.admit(len(inputs), demand, lane, deadline_s, flow))
 
     def accept(
@@ -246,21 +247,6 @@ class InferenceService:
             if ticket.timing is not None:
                 ticket.timing.tokenized()
         return call.encodings
-
-    def hold(self) -> None:
-        """Keep the service open until ``let_go``, even if another one takes its place."""
-        self._num_holders += 1
-        self._unheld.clear()
-
-    def let_go(self) -> None:
-        """Undo one ``hold``."""
-        self._num_holders -= 1
-        if not self._num_holders:
-            self._unheld.set()
-
-    async def wait_unheld(self) -> None:
-        """Return when nothing holds the service. One that has been replaced may be closed then."""
-        await self._unheld.wait()
 
     async def check_ready(self) -> None:
         """Return if the whole path answers, and answers what it did at build time. Raises BeiError if not."""
@@ -422,7 +408,8 @@ class InferenceService:
             return NO_DEMAND  # a request is admitted with its texts
         if len(inputs) == call.ticket.num_inputs:
             return call.ticket.admitted
-        return self._readers.demand(self._admission.demand, inputs, whole=call.request.options.whole)
+        options = call.request.options
+        return self._readers.demand(self._admission.demand, inputs, whole=options.whole, num_around=options.num_around)
 
     def _submit(self, call: PendingCall, items: list[Item], admitted: Demand) -> None:
         """Hand tokenized inputs to the engine, or answer them here if the call wants no engine outputs.

@@ -76,6 +76,11 @@ class CheckedTask(NamedTuple):
     width: int
     warnings: Seq[str]
 
+    @property
+    def num_around(self) -> int:
+        """Characters of the prompt, which are read with each text."""
+        return sum(map(len, split_prompt(self.prompt)))
+
     def on(self, inputs: Seq[ModelInput], failed: Mapping[int, BeiError] | None) -> CheckedTask:
         """The same task for other inputs."""
         return self._replace(task=msgspec.structs.replace(self.task, inputs=inputs, failed=failed))

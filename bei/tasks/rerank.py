@@ -62,6 +62,12 @@ async def rerank(service: ModelService, task: RerankTask, *, ticket: Ticket) -> 
     return Scores(answer.lengths, answer.truncated, answer.errors, values=values, labels=["score"])
 
 
+def num_around(service: ModelService, instruction: str | None = None) -> int:
+    """Characters that are read with each pair: of the model's template. ``instruction`` None: the template's own."""
+    template = service.manifest.rerank_template
+    return 0 if template is None else len(template.body) + len(instruction or template.instruction)
+
+
 def asked_pairs(service: ModelService, request: ModelRequest, instruction: str | None = None) -> ModelRequest:
     """Pairs as the model reads them: in its template, if it has one. ``instruction`` None: the template's own.
 

@@ -87,6 +87,12 @@ class EncodingOptions:
     continues: bool = False
 
     @functools.cached_property
+    def num_around(self) -> int:
+        """Characters that are read with each input: its template's and the labels'."""
+        parts = (*(self.template or ()), *(self.labels.labels if self.labels else ()))
+        return sum(map(len, parts))
+
+    @functools.cached_property
     def is_plain(self) -> bool:
         """True if only limits and expansion differ from the defaults."""
         return (

@@ -77,7 +77,7 @@ async def embed(body: Request, context: RequestContext) -> Reply:
     asked = EmbedTask(texts, encoding_options(bool(body.truncate)), input_type=body.input_type, param="input")
     checked = checked_task(context, service, asked, "embed_tokens")
     bytes_per_token = FLOAT_BYTES * width
-    ticket = context.admit(service, checked.task.inputs, bytes_per_token=bytes_per_token)
+    ticket = context.admit(service, checked.task.inputs, bytes_per_token=bytes_per_token, num_around=checked.num_around)
     answer = await embed_tokens(service, checked, ticket=ticket)
     vectors = answer.vectors
 

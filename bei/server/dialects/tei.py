@@ -154,7 +154,7 @@ async def vertex(body: VertexRequest, context: RequestContext) -> Reply:
     inputs = [one for part in parts for one in _inputs_of(part)]
     context.check_inputs(inputs, "instances")
     context.check_answer(len(inputs) * _bytes_per_input(service))
-    context.admit_whole(service, inputs)
+    context.admit_whole(service, inputs, _num_around(parts) // len(inputs))
     replies = await _all_answered(parts, context)
     contents = [reply.content for reply in replies]
     predictions = Items(len(contents), sum(map(num_bytes_of, contents)), lambda start, stop: contents[start:stop])
@@ -171,6 +171,15 @@ def _inputs_of(part: Asked) -> Seq[ModelInput]:
     if isinstance(body, classify.PredictRequest):
         return classify.inputs_of(body.inputs)[0]
     raise InvalidRequestError("instances must ask for embeddings, sparse embeddings, labels or ranks.", "instances")
+
+
+def _num_around(parts: Seq[Asked]) -> int:
+    """Characters of the prompts and instructions that requests bring, as often as they are read."""
+
+    def of(body: Any) -> int:
+        return max(len(getattr(body, name, None) or "") for name in ("prompt", "instruction", "instruct"))
+
+    return sum(len(_inputs_of(part)) * of(part.body) for part in parts)
 
 
 def _bytes_per_input(service: InferenceService) -> int:

@@ -56,6 +56,7 @@ from bei.server.routes.openai_embeddings import Usage
 from bei.server.status.whole_server import WholeServer
 from bei.service.service import InferenceService
 from bei.tasks.compare import CompareTask, check_alone, checked_weights, compare
+from bei.tasks.rerank import num_around
 from bei.version import __version__
 
 _SCORE_BYTES = 50
@@ -187,7 +188,7 @@ async def score(body: ScoreRequest, context: RequestContext) -> Reply:
     context.check_answer(len(pairs) * _SCORE_BYTES)
     raw = body.use_activation is False
     if body.label is not None or (body.score_mode is None and "rerank" in service.manifest.tasks):
-        ticket = context.admit(service, pairs)
+        ticket = context.admit(service, pairs, num_around=num_around(service, body.instruction))
         scores = await pair_scores(body, service, pairs, ticket, raw=raw, instruction=body.instruction)
     else:
         if body.instruction is not None:

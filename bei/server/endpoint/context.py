@@ -171,13 +171,22 @@ class RequestContext:
         return self._answer
 
     def admit(
-        self, service: InferenceService, inputs: Seq[ModelInput], *, bytes_per_token: int = 0, whole: bool = False
+        self,
+        service: InferenceService,
+        inputs: Seq[ModelInput],
+        *,
+        bytes_per_token: int = 0,
+        whole: bool = False,
+        num_around: int = 0,
     ) -> Ticket:
-        """Accept the request with all of its inputs. ``whole``, and what it raises: as ``InferenceService.admit``.
+        """Accept the request with all of its inputs. ``whole``, ``num_around``, and what it raises: as
+        ``InferenceService.admit``.
 
         ``bytes_per_token``: what the answer grows by with every token; it is checked while the inputs are tokenized.
         """
-        ticket = self._admitted(service, inputs, whole=whole) if self._whole is None else self._whole
+        ticket = self._whole
+        if ticket is None:
+            ticket = self._admitted(service, inputs, whole=whole, num_around=num_around)
         if bytes_per_token:
             try:
                 self._hold(min(ticket.admitted.num_tokens * bytes_per_token, self._answer_limit))
@@ -188,14 +197,23 @@ class RequestContext:
         self._tickets.append(ticket)
         return ticket
 
-    def admit_whole(self, service: InferenceService, inputs: Seq[ModelInput]) -> None:
+    def admit_whole(self, service: InferenceService, inputs: Seq[ModelInput], num_around: int = 0) -> None:
         """Accept the inputs of all parts of the request: what its parts ``admit`` later is of this ticket."""
-        self._whole = self._admitted(service, inputs)
+        self._whole = self._admitted(service, inputs, num_around=num_around)
 
-    def _admitted(self, service: InferenceService, inputs: Seq[ModelInput], *, whole: bool = False) -> Ticket:
+    def _admitted(
+        self, service: InferenceService, inputs: Seq[ModelInput], *, whole: bool = False, num_around: int
+    ) -> Ticket:
         self._work.asks(service.name, inputs)
         urgency = self._urgency
-        ticket = service.admit(inputs, lane=urgency.lane, deadline_s=urgency.deadline_s, flow=self._flow, whole=whole)
+        ticket = service.admit(
+            inputs,
+            lane=urgency.lane,
+            deadline_s=urgency.deadline_s,
+            flow=self._flow,
+            whole=whole,
+            num_around=num_around,
+        )
         self._work.lane = ticket.lane
         if self._body is not None:
             self._body.release()

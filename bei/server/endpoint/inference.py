@@ -29,7 +29,7 @@ from bei.tasks.embed import (
     embed_inputs,
     embed_sparse,
 )
-from bei.tasks.rerank import RerankTask, rerank
+from bei.tasks.rerank import RerankTask, num_around, rerank
 from bei.tasks.support import PartialResult
 from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions
 
@@ -80,9 +80,9 @@ async def embedded(
     context.check_answer(len(task.inputs) * item_bytes)
     answer: Embeddings | SparseEmbeddings
     if task.late_chunking:
-        ticket = context.admit(service, [" ".join(cast("Seq[str]", task.inputs))])
+        ticket = context.admit(service, [" ".join(cast("Seq[str]", task.inputs))], num_around=checked.num_around)
         return Embedded(await embed_chunks(service, checked, ticket=ticket), form, None)
-    ticket = context.admit(service, task.inputs)
+    ticket = context.admit(service, task.inputs, num_around=checked.num_around)
     if is_sparse:
         answer = await embed_sparse(service, checked, ticket=ticket)
         context.check_answer(len(task.inputs) * around_bytes + form.list_bytes(answer))
@@ -133,7 +133,7 @@ async def ranked(
     context.check_count(documents, param)
     context.check_answer(len(documents) * bytes_per_result)
     task = RerankTask.of(query, documents, options, raw=raw)
-    scores = await rerank(service, task, ticket=context.admit(service, task.inputs))
+    scores = await rerank(service, task, ticket=context.admit(service, task.inputs, num_around=num_around(service)))
     return scores, order_of(scores)
 
 

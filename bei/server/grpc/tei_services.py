@@ -21,7 +21,7 @@ from bei.server.grpc.calls import Handle, RpcAnswer, RpcMethod, report_of, struc
 from bei.server.grpc.messages import TEI, bytes_field, float_field, message
 from bei.server.routes import classify, embed, rerank, tokenize
 from bei.server.routes.info import describe
-from bei.tasks.rerank import RerankTask
+from bei.tasks.rerank import RerankTask, num_around
 from bei.tasks.rerank import rerank as score_pairs
 from bei.tokenizer.truncation import encoding_options
 
@@ -194,7 +194,7 @@ async def _rerank_stream(requests: Seq[Any], context: RequestContext, model: str
             raise InvalidRequestError(message, "truncate")
     pairs = [(request.query, request.text) for request in requests]
     options = encoding_options(first.truncate, _direction(first))
-    ticket = context.admit(service, pairs)
+    ticket = context.admit(service, pairs, num_around=num_around(service))
     scores = await score_pairs(service, RerankTask(pairs, options, raw=first.raw_scores), ticket=ticket)
     found = _type("RerankResponse")()
     for index in order_of(scores):

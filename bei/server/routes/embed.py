@@ -182,7 +182,7 @@ async def embed_all(body: WideRequest, context: RequestContext) -> Reply:
     service = context.able("embed_tokens", body.model)
     checked = checked_task(context, service, body.embed_task(inputs_of(body.inputs)), "embed_tokens")
     bytes_per_token = FLOAT_BYTES * (service.manifest.dimension("token_embedding") or 0)
-    ticket = context.admit(service, checked.task.inputs, bytes_per_token=bytes_per_token)
+    ticket = context.admit(service, checked.task.inputs, bytes_per_token=bytes_per_token, num_around=checked.num_around)
     answer = await embed_tokens(service, checked, ticket=ticket)
     vectors = answer.vectors
 
@@ -237,7 +237,8 @@ async def similarity(body: SimilarityRequest, context: RequestContext) -> Reply:
     checked = check_task(service, controls.embed_task(texts, normalize=True), "embed")
     for warning in checked.warnings:
         context.warn(warning)
-    answer = await embed_inputs(service, checked, ticket=context.admit(service, texts))
+    ticket = context.admit(service, texts, num_around=checked.num_around)
+    answer = await embed_inputs(service, checked, ticket=ticket)
     return Reply(answer.vectors[:-1] @ answer.vectors[-1], answer.truncated)
 
 

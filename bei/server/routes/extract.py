@@ -86,7 +86,8 @@ async def extract_spans(body: ExtractRequest, context: RequestContext) -> Reply:
     task = ExtractTask(
         texts, labels=tuple(body.labels), thresholds=thresholds, flat=body.flat, multi_label=body.multi_label
     )
-    answer = await extract(service, task, ticket=context.admit(service, texts))
+    ticket = context.admit(service, texts, num_around=sum(map(len, body.labels)))
+    answer = await extract(service, task, ticket=ticket)
     sizes = [
         sum(_SPAN_BYTES + len(span.text) + len(span.label) for span in spans) + _TEXT_BYTES for spans in answer.spans
     ]

@@ -47,6 +47,7 @@ from bei.service.admission import Ticket
 from bei.service.call import ModelRequest
 from bei.service.service import InferenceService
 from bei.tasks.classify import Scores
+from bei.tasks.rerank import num_around
 from bei.tokenizer.encoder import EncodingOptions
 
 _DOCUMENTS_OF_A_SEARCH_UNIT = 100  # Cohere's unit of billing
@@ -246,7 +247,8 @@ def _checked(body: RerankControls, context: RequestContext) -> InferenceService:
 
 def _admitted(context: RequestContext, service: InferenceService, body: RerankControls, texts: Seq[str]) -> Ticket:
     if body.score_mode is None:
-        return context.admit(service, [(body.query, text) for text in texts])
+        around = num_around(service, agreed(body, "instruction", "instruct"))
+        return context.admit(service, [(body.query, text) for text in texts], num_around=around)
     context.check_inputs([body.query], "query")  # read by themselves
     context.check_inputs(texts, "texts" if isinstance(body, TextsRequest) else "documents")
     return context.admit(service, [body.query, *texts])

@@ -228,6 +228,16 @@ def test_more_tokens_than_the_rate_are_a_429_and_nothing_stays_admitted(make_app
     assert ask(app, BEARER, "/v1/models", "GET").status_code == 200
 
 
+def test_a_prompt_counts_with_every_input(make_app: MakeApp, tmp_path: Path) -> None:
+    """1,000 short texts with a prompt of 500 tokens each were 1,000 short texts."""
+    waits = []
+    for prompt in ("", "the cat " * 4):
+        app = rated(make_app, tmp_path, "tokens_per_second: 0.1")
+        assert ask(app, BEARER, input=["a"] * 3, prompt=prompt).status_code == 200
+        waits.append(int(ask(app, BEARER, input="a").headers["retry-after"]))
+    assert waits[1] - waits[0] >= 3 * 8 / 0.1 - 1  # 32 characters are eight tokens
+
+
 # Keys that change
 
 

@@ -1,0 +1,71 @@
+"""What a request has read with every input, a prompt, an instruction, labels, is admitted with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bei.artifact.manifest import RerankTemplate
+from tests.bei.server.app import App
+from tests.bei.server.kinds import post, save_kind
+
+LONG = "the cat " * 4  # 32 characters, estimated as eight tokens
+TEMPLATE = RerankTemplate(prefix="", body="{instruction} {query} {document}", suffix="", instruction="")
+
+PROMPTED: list[tuple[str, str, dict[str, Any], dict[str, Any], int]] = [
+    ("embedder", "/v1/embeddings", {"input": ["a", "b"]}, {"prompt": LONG}, 2),
+    ("embedder", "/embed", {"inputs": ["a", "b"]}, {"prompt": LONG + "{text}"}, 2),
+    ("embedder", "/embed", {"inputs": ["a", [5, 6]]}, {"prompt": LONG}, 1),  # not in front of ids
+    ("embedder", "/", {"inputs": ["a", "b"]}, {"prompt": LONG}, 2),
+    ("embedder", "/v1/embeddings", {"input": ["a", "b"]}, {"prompt_name": "long"}, 2),
+    ("embedder", "/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}, {"prompt": LONG}, 2),
+    ("splade", "/embed_sparse", {"inputs": ["a", "b"]}, {"prompt": LONG}, 2),
+    ("colbert", "/embed_all", {"inputs": ["a", "b"]}, {"prompt": LONG}, 2),
+    ("reranker", "/rerank", {"query": "a", "texts": ["b", "c"]}, {"instruction": LONG}, 2),
+    ("reranker", "/v1/rerank", {"query": "a", "documents": ["b", "c"]}, {"instruct": LONG}, 2),
+    ("reranker", "/score", {"text_1": "a", "text_2": ["b", "c"]}, {"instruction": LONG}, 2),
+    ("spans", "/v1/extract", {"input": ["a", "b"], "labels": ["a"]}, {"labels": ["a", LONG]}, 2),
+]
+
+
+@pytest.mark.parametrize(("model", "path", "body", "asked", "times"), PROMPTED)
+def test_what_is_read_with_every_input_is_admitted_with_it(
+    model: str, path: str, body: dict[str, Any], asked: dict[str, Any], times: int, tmp_path: Path
+) -> None:
+    fields: dict[str, dict[str, Any]] = {
+        "embedder": {"prompts": {"long": LONG}},
+        "reranker": {"rerank_template": TEMPLATE},
+    }
+    app = App(save_kind(tmp_path / model, model, **fields.get(model, {})))
+    try:
+        bare, prompted = (admitted_tokens(app, path, fields) for fields in (body, {**body, **asked}))
+    finally:
+        app.close()
+    assert prompted - bare == times * 8
+
+
+def test_so_are_prompts_of_instances(tmp_path: Path) -> None:
+    app = App(save_kind(tmp_path / "embedder", "embedder"))
+    try:
+        bare = admitted_tokens(app, "/vertex", {"instances": [{"inputs": "a"}, {"inputs": "a"}]})
+        prompted = {"instances": [{"inputs": "a", "prompt": LONG}, {"inputs": "a", "prompt": LONG}]}
+        assert admitted_tokens(app, "/vertex", prompted) - bare == 2 * 8
+    finally:
+        app.close()
+
+
+def admitted_tokens(app: App, path: str, body: dict[str, Any]) -> int:
+    (service,) = app.models
+    admit, admitted = type(service).admit, []
+
+    def noted(*args: Any, **options: Any) -> Any:
+        admitted.append(admit(service, *args, **options))
+        return admitted[-1]
+
+    service.admit = noted
+    response = post(app, path, **body)
+    assert response.status_code == 200, response.text
+    assert service._admission.num_tokens == 0
+    return sum(ticket.admitted.num_tokens for ticket in admitted)
