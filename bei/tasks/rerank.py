@@ -8,6 +8,7 @@ from typing import cast
 
 import msgspec
 
+from bei.artifact.manifest import RerankTemplate
 from bei.errors import InvalidRequestError
 from bei.service.admission import Ticket
 from bei.service.call import ModelRequest
@@ -65,7 +66,11 @@ async def rerank(service: ModelService, task: RerankTask, *, ticket: Ticket) -> 
 def num_around(service: ModelService, instruction: str | None = None) -> int:
     """Characters that are read with each pair: of the model's template. ``instruction`` None: the template's own."""
     template = service.manifest.rerank_template
-    return 0 if template is None else len(template.body) + len(instruction or template.instruction)
+    return 0 if template is None else _pair_template(template, instruction).num_chars
+
+
+def _pair_template(template: RerankTemplate, instruction: str | None) -> PairTemplate:
+    return PairTemplate(template.body, template.instruction if instruction is None else instruction)
 
 
 def asked_pairs(service: ModelService, request: ModelRequest, instruction: str | None = None) -> ModelRequest:
@@ -80,9 +85,8 @@ def asked_pairs(service: ModelService, request: ModelRequest, instruction: str |
         return request
     if instruction is not None and "{instruction}" not in template.body:
         raise InvalidRequestError(f"{service.name}'s template takes no instruction: leave it out.", "instruction")
-    chosen = template.instruction if instruction is None else instruction
     # Filled chunk by chunk: all at once, a long query would stand in memory as often as there are documents.
-    options = replace(request.options, framed=True, template=PairTemplate(template.body, chosen))
+    options = replace(request.options, framed=True, template=_pair_template(template, instruction))
     return ModelRequest(request.inputs, options, request.failed)
 
 

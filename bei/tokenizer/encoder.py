@@ -89,8 +89,9 @@ class EncodingOptions:
     @functools.cached_property
     def num_around(self) -> int:
         """Characters that are read with each input: its template's and the labels'."""
-        parts = (*(self.template or ()), *(self.labels.labels if self.labels else ()))
-        return sum(map(len, parts))
+        if self.labels is not None:
+            return sum(map(len, self.labels.labels))
+        return 0 if self.template is None else self.template.num_chars
 
     @functools.cached_property
     def is_plain(self) -> bool:

@@ -18,6 +18,11 @@ class PairTemplate(NamedTuple):
     body: str
     instruction: str
 
+    @property
+    def num_chars(self) -> int:
+        """Without the pair."""
+        return len(self.filled(("", "")))
+
     def filled(self, pair: str | tuple[str, str]) -> str:
         """``body`` with the pair inserted; text that looks like a slot stays as it is."""
         return filled(self.body, {"query": pair[0], "document": pair[1], "instruction": self.instruction})
@@ -28,6 +33,11 @@ class TextTemplate(NamedTuple):
     a pair."""
 
     body: str
+
+    @property
+    def num_chars(self) -> int:
+        """Without the input."""
+        return len(self.filled(""))
 
     def filled(self, value: str | tuple[str, str]) -> str:
         """``body`` with the input inserted; text that looks like a slot stays as it is."""
@@ -40,6 +50,11 @@ class AroundTemplate(NamedTuple):
 
     before: str
     behind: str
+
+    @property
+    def num_chars(self) -> int:
+        """Without the text."""
+        return len(self.filled(""))
 
     def filled(self, text: str | tuple[str, str]) -> str:
         """``text`` between the two."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta
 
-from bei.errors import InvalidRequestError
+from bei.errors import InvalidRequestError, MalformedRequestError
 from bei.server.endpoint.field_schema import one_of
 
 # A field's content, which may have megabytes, is not decoded.
@@ -66,7 +66,10 @@ def check_rules(body: msgspec.Struct, rules: Mapping[str, Rule]) -> None:
 def _check(name: str, content: bytes, rule: Rule) -> None:
     shown = {b"{": "(an object)", b"[": "(a list)"}.get(content[:1])
     if len(content) <= _MOST_BYTES:
-        value = msgspec.json.decode(content)
+        try:
+            value = msgspec.json.decode(content)
+        except ValueError as error:  # msgspec's own, and UnicodeDecodeError
+            raise MalformedRequestError(f"The body is not valid JSON in UTF-8: {error}.", name) from error
         if value is None or any(_is_same(value, same) for same in rule.accepted):
             return
         shown = shown if shown and value else str(value)

@@ -201,7 +201,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"questions": {"q": {"type": "choice", "criteria": dict.fromkeys("abcdefghi")}}}, "9 inputs, the limit is 8"),
     ({"questions": {"q": {"type": "noul", "instructions": "a " * 200}}}, "tokens"),
     ({"state": "cat " * 200}, "tokens"),
-    ({"images": ["aGk="]}, "images is not supported"),
+    ({"images": ["aGk="]}, "images (a list) is not supported"),
 ]
 
 

@@ -271,7 +271,7 @@ def test_a_body_has_texts_or_documents(kinds: App, path: str) -> None:
         ({"documents": ["a", None]}, "documents"),
         ({"documents": ["a"] * 9}, "documents"),
         ({"documents": ["a"], "top_n": -1}, "top_n"),
-        ({"documents": ["a"], "max_tokens_per_doc": 0}, "max_tokens_per_doc"),
+        ({"documents": ["a"], "max_tokens_per_doc": -1}, "max_tokens_per_doc"),
         ({"documents": [[]]}, "documents"),
     ],
 )
