@@ -15,7 +15,7 @@ from bei.service.call import ModelRequest
 from bei.service.model_service import ModelService
 from bei.tasks.decision_readings import Reading, of_inference, of_labels, of_likelihoods, of_reranker, of_tokens
 from bei.tasks.questions import AskedQuestion
-from bei.tasks.support import PartialResult
+from bei.tasks.support import PartialResult, off_loop_if_large
 from bei.tasks.zero_shot import nli_labels
 from bei.tokenizer.encoder import Input
 from bei.utils.threads import off_loop
@@ -41,7 +41,12 @@ async def decide(service: ModelService, task: DecideTask, *, ticket: Ticket) -> 
     Raises TaskNotSupportedError; InputTooLongError; InvalidRequestError for options that the model cannot tell apart.
     """
     reading = reading_of(service)
-    asked = [reading.inputs(str(text), question) for text in task.inputs for question in task.questions]
+    texts = [str(text) for text in task.inputs]
+
+    def inputs() -> list[Seq[Input]]:
+        return [reading.inputs(text, question) for text in texts for question in task.questions]
+
+    asked = await off_loop_if_large(inputs, sum(map(len, texts)) * len(task.questions))
     try:
         await off_loop(reading.check, service.encoder, task.questions)
         answer = await reading.ask(service, [one for some in asked for one in some], ticket)

@@ -7,21 +7,24 @@ windows the higher score counts.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
+from functools import partial
+from itertools import groupby
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from bei.artifact.label_layouts import Extraction
-from bei.core import Encoding, LabelVectors
+from bei.core import Encoding, Float32Array, LabelVectors
 from bei.engine.words import num_words
 from bei.errors import InvalidRequestError
 from bei.service.admission import Ticket
-from bei.service.call import ModelRequest
+from bei.service.call import InferenceResult, ModelRequest
 from bei.service.model_service import ModelService
-from bei.tasks.span_choice import Candidates, choose, collect
+from bei.tasks.span_choice import Candidates, check_candidates, choose, collect
 from bei.tasks.support import PartialResult, off_loop_if_large, require
 from bei.tokenizer.encoder import EncodingOptions
 from bei.tokenizer.label_encoder import LabelText, vectors_of
@@ -32,6 +35,10 @@ THRESHOLD = 0.5  # of the gliner library
 # tens of thousands of padded words. Wider spans take more, and models that score words four times as much.
 MOST_LABELS = 256
 _USUAL_WIDTH = 12
+
+# Candidates of all texts of a request, of which a text may have MOST_CANDIDATES.
+MOST_OF_REQUEST = 1_000_000
+_PER_CANDIDATE = 100  # as many numbers take as long
 
 
 class ExtractTask(ModelRequest, frozen=True, kw_only=True):
@@ -112,52 +119,90 @@ def extraction_of(service: ModelService) -> Extraction:
 
 
 async def extract(service: ModelService, task: ExtractTask, *, ticket: Ticket) -> Spans:
-    """The spans of each text. Raises as ``ModelService.infer`` does, and InvalidRequestError for labels."""
+    """The spans of each text. Raises as ``ModelService.infer`` does, and InvalidRequestError for labels, and for too
+    many spans above their thresholds."""
     layout = extraction_of(service)
     texts = [str(text) for text in task.inputs]
     num_chars = sum(map(len, texts)) * (LOOKED_AHEAD if layout.schema else 1)  # each is read so often, at most
     words = await off_loop_if_large(lambda: [word_spans(text, layout) for text in texts], num_chars)
-    refused = frozenset(task.failed or ())
     vectors = await _vectors(service, task.labels, ticket) if layout.label_width is not msgspec.UNSET else None
-    found: list[Candidates] = [{} for _ in texts]
-    lengths = [0] * len(texts)
-    errors = dict(task.failed or {})
+    decoder = _Decoder(task, layout, texts, words)
     options = EncodingOptions(labels=LabelPrompt(task.labels, layout, vectors))
-    thresholds = np.array(task.thresholds, np.float32)
     waiting = [
         window
         for index, spans in enumerate(words)
-        if index not in refused
+        if index not in decoder.errors
         for window in _windows(index, 0, len(spans), layout)
     ]
     while waiting:  # more than once where fewer words fit than the model was trained with
         inputs = [_text_of(texts[one.text], words[one.text], one) for one in waiting]
         request = ModelRequest(inputs, options, None if task.failed is None else {})
         answer = await service.infer(request, ticket=ticket, outputs={"span_logits"})
+        most = sum(row["span_logits"].size for row in answer.rows)  # candidates
+        waiting = await off_loop_if_large(partial(decoder.read, waiting, answer), most * _PER_CANDIDATE)
+    return Spans(decoder.lengths, [], decoder.errors, spans=decoder.spans)
+
+
+class _Decoder:
+    """From the scores of windows to the spans of ``texts``. The candidates of a text are dropped with its last window.
+
+    ``read`` raises InvalidRequestError for too many; of a partial answer the text has the error.
+    """
+
+    def __init__(
+        self, task: ExtractTask, layout: Extraction, texts: Seq[str], words: Seq[Seq[tuple[int, int]]]
+    ) -> None:
+        self.lengths = [0] * len(texts)
+        self.errors = dict(task.failed or {})
+        self.spans: list[list[Span]] = [[] for _ in texts]
+        self._task = task
+        self._layout = layout
+        self._texts = texts
+        self._words = words
+        self._thresholds = np.array(task.thresholds, np.float32)
+        self._found: defaultdict[int, Candidates] = defaultdict(dict)  # of texts with windows that are not read yet
+        self._num_candidates = 0  # of those before
+
+    def read(self, windows: Seq[_Window], answer: InferenceResult) -> list[_Window]:
+        """The windows that are left of ``windows``, which were read only in part."""
         rows = iter(answer.rows)
         left: list[_Window] = []
-        for place, window in enumerate(waiting):
-            if place in answer.errors:
-                errors.setdefault(window.text, answer.errors[place])
-                continue
-            encoding = answer.encodings[place]
-            lengths[window.text] += encoding.num_tokens
-            places = range(window.first, window.stop)
-            collect(found[window.text], next(rows)["span_logits"], encoding, places, thresholds, layout)
-            read = window.first + _num_read(encoding)
-            if read < window.stop:
-                first = max(window.first + 1, read - min(_overlap(layout), _num_read(encoding) // 2))
-                left += _windows(window.text, first, window.stop, layout)
-        waiting = [window for window in left if window.text not in errors]
+        for text, places in groupby(range(len(windows)), lambda place: windows[place].text):
+            begun = len(left)
+            for place in places:
+                if place in answer.errors:
+                    self.errors.setdefault(text, answer.errors[place])
+                else:
+                    left += self._read(windows[place], answer.encodings[place], next(rows)["span_logits"])
+            if text in self.errors:
+                del left[begun:]
+            if begun == len(left):
+                self._choose(text)
+        return left
 
-    def chosen() -> list[list[Span]]:
-        return [
-            [] if index in errors else _spans(one, text, places, task, layout)
-            for index, (one, text, places) in enumerate(zip(found, texts, words, strict=True))
-        ]
+    def _read(self, window: _Window, encoding: Encoding, logits: Float32Array) -> Iterator[_Window]:
+        text, layout = window.text, self._layout
+        self.lengths[text] += encoding.num_tokens
+        places = range(window.first, window.stop)
+        try:
+            collect(self._found[text], logits, encoding, places, self._thresholds, layout)
+        except InvalidRequestError as error:
+            if self._task.failed is None:
+                raise
+            self.errors.setdefault(text, error)
+        read = window.first + _num_read(encoding)
+        if read < window.stop:
+            first = max(window.first + 1, read - min(_overlap(layout), _num_read(encoding) // 2))
+            yield from _windows(text, first, window.stop, layout)
 
-    spans = await off_loop_if_large(chosen, sum(map(len, found)) * 100)
-    return Spans(lengths, [], errors, spans=spans)
+    def _choose(self, text: int) -> None:
+        found = self._found.pop(text, {})
+        if text in self.errors:
+            return
+        self._num_candidates += len(found)
+        if self._task.failed is None:
+            check_candidates(self._num_candidates, MOST_OF_REQUEST, "the request")
+        self.spans[text] = _spans(found, self._texts[text], self._words[text], self._task, self._layout)
 
 
 async def _vectors(service: ModelService, labels: Seq[str], ticket: Ticket) -> LabelVectors:

@@ -3,7 +3,8 @@ gliner2 (its finalize_spans)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -13,9 +14,14 @@ from bei.artifact.label_layouts import Extraction
 from bei.core import Encoding, Float32Array
 from bei.engine.postprocess import apply_function
 from bei.engine.words import WORD, kinds_of, num_words, word_numbers
+from bei.errors import InvalidRequestError
 
 # Of one text: the score of each span (first word, last word) and label.
 Candidates: TypeAlias = dict[tuple[int, int, int], float]
+
+# Candidates of one text, of which each takes 250 bytes and some microseconds: a threshold of 0 makes one of every span
+# with every label. The libraries have no limit.
+MOST_CANDIDATES = 65_536
 
 
 def collect(
@@ -28,7 +34,8 @@ def collect(
 ) -> None:
     """Add a window's spans above their thresholds to ``found``. ``logits`` [tokens, columns]: by labels, then by the
     layout's columns, with further labels of other sequences behind; in front of them the margin of a schema, which is
-    above 0 where there is anything to find. ``window``: its words, in the text."""
+    above 0 where there is anything to find. ``window``: its words, in the text. Raises InvalidRequestError for more
+    than ``MOST_CANDIDATES``."""
     types = encoding.token_type_ids
     assert types is not None
     starts, count = word_numbers(types), num_words(types)
@@ -55,6 +62,7 @@ def collect(
     for first, last, label, score in places:
         key = (window.start + first, window.start + last, label)
         found[key] = max(found.get(key, 0.0), score)
+        check_candidates(len(found), MOST_CANDIDATES, "a text")
 
 
 def _of_spans(
@@ -65,6 +73,7 @@ def _of_spans(
     above: npt.NDArray[np.bool_] = scores > thresholds[:, None]
     width = scores.shape[2]
     above &= np.pad(is_end, (0, width))[starts[:, None] + np.arange(width)][:, None, :]
+    check_candidates(int(np.count_nonzero(above)), MOST_CANDIDATES, "a text")
     for (word, label, width), score in zip(np.argwhere(above).tolist(), scores[above].tolist(), strict=True):
         first = int(starts[word])
         yield first, first + width, label, score
@@ -90,26 +99,43 @@ def choose(
 ) -> Iterator[tuple[int, int, int, float]]:
     """First word, last word, label and score of the candidates that are left when those are taken out that overlap a
     better one, in the text's order. ``apart``: one of the same label, as in GLiNER2."""
-    # Equal scores are ranked as the library lists them: by first word, then width and label, or label and width.
-    if by_word:
-        ranked = sorted(found.items(), key=lambda item: (-item[1], item[0][0], item[0][2], item[0][1]))
-    else:
-        ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    # Equal scores are ranked as the library lists them: by first word, then width and label, or label and width. numpy
+    # sorts without the interpreter's lock.
+    keys, values = np.array([*found], np.int64).reshape(-1, 3), np.array([*found.values()], np.float64)
+    firsts, lasts, labels = keys.T
+    order = np.lexsort((*((lasts, labels) if by_word else (labels, lasts)), firsts, -values))
+    ranked = zip(keys[order].tolist(), values[order].tolist(), strict=True)
     longest = max((last - first for first, last, _ in found), default=0)
-    kept: dict[int, list[tuple[int, int, int, float]]] = {}  # by first word
+    chosen: dict[int, list[tuple[int, int, int, float]]] = {}  # by first word
+    groups: defaultdict[int | None, dict[int, set[int]]] = defaultdict(dict)  # first and last words, each span once
     for (first, last, label), score in ranked:
-        near = range(first - longest, last + 1)
-        others = (other for place in near for other in kept.get(place, ()) if not apart or other[2] == label)
-        if not any(_excludes(first, last, other, flat=flat, multi_label=multi_label) for other in others):
-            kept.setdefault(first, []).append((first, last, label, score))
-    for place in sorted(kept):
-        yield from kept[place]
+        ends = groups[label if apart else None]
+        if last in ends.get(first, ()):
+            is_free = multi_label
+        else:
+            near: Iterable[int] = range(first - longest, last + 1)
+            near = [place for place in near if place in ends] if longest < len(ends) else ends
+            is_free = not any(_excludes(first, last, place, end, flat=flat) for place in near for end in ends[place])
+        if is_free:
+            ends.setdefault(first, set()).add(last)
+            chosen.setdefault(first, []).append((first, last, label, score))
+    for place in sorted(chosen):
+        yield from chosen[place]
 
 
-def _excludes(first: int, last: int, other: tuple[int, int, int, float], *, flat: bool, multi_label: bool) -> bool:
-    if (first, last) == other[:2]:
-        return not multi_label
-    if first > other[1] or other[0] > last:
+def _excludes(first: int, last: int, other_first: int, other_last: int, *, flat: bool) -> bool:
+    """True if the two, which differ, may not stand beside each other."""
+    if first > other_last or other_first > last:
         return False
-    is_nested = (first <= other[0] and last >= other[1]) or (other[0] <= first and other[1] >= last)
+    is_nested = (first <= other_first and last >= other_last) or (other_first <= first and other_last >= last)
     return flat or not is_nested
+
+
+def check_candidates(count: int, most: int, of: str) -> None:
+    """Raise InvalidRequestError for more candidates than ``most``."""
+    if count > most:
+        raise InvalidRequestError(
+            f"More than {most} spans of {of} score above their thresholds: raise threshold, or send fewer labels or "
+            "shorter texts.",
+            "threshold",
+        )

@@ -61,7 +61,7 @@ class EmbedRequest(Tiered, kw_only=True):
 
     model: Model | None = None
     input: Annotated[
-        Any,
+        str | list[str] | None,
         limits(anyOf=[{"type": ["string", "null"]}, {"type": "array", "items": {"type": "string", "minLength": 1}}]),
     ] = None
     truncate: bool | None = None
@@ -177,11 +177,24 @@ class Version(TypedDict):
     version: str
 
 
+_parse_embed = parser(EmbedRequest)
+
+
+def _embed_request(content: bytes) -> EmbedRequest:
+    try:
+        return _parse_embed(content)
+    except MalformedRequestError as error:
+        if error.param == "input":  # in Ollama's words
+            message = "invalid input type: input must be a text or a list of texts."
+            raise MalformedRequestError(message, "input") from error
+        raise
+
+
 async def embed(body: EmbedRequest, context: RequestContext) -> Reply:
     """Embed texts: vectors of unit length. Texts that are too long are cut, unless `truncate` is false."""
     begun_ns = time.perf_counter_ns()
     service = _able(context, body.model)
-    texts = _texts_of(body.input)
+    texts = body.input if isinstance(body.input, list) else [body.input] if body.input else []  # none, of an empty text
     content: dict[str, object] = {"model": body.model or service.name, "embeddings": []}
     num_tokens, truncated = 0, list[int]()
     if texts:
@@ -208,14 +221,6 @@ async def embed_prompt(body: EmbeddingsRequest, context: RequestContext) -> Repl
     found = await embedded(context, service, task)
     (row,) = found.dense.vectors
     return Reply({"embedding": row}, found.answer.truncated)
-
-
-def _texts_of(given: object) -> list[str]:
-    """No text, or an empty one, means that nothing is to be embedded. Raises MalformedRequestError."""
-    texts: list[Any] = given if isinstance(given, list) else [] if given in (None, "") else [given]
-    if not all(isinstance(text, str) for text in texts):
-        raise MalformedRequestError("invalid input type: input must be a text or a list of texts.", "input")
-    return texts
 
 
 def _options(asked: Options | None, *, truncate: bool = True) -> EncodingOptions:
@@ -437,7 +442,7 @@ _ROUTES: tuple[Route[Any], ...] = (
         "Embed (Ollama)",
         EmbedRequest,
         EmbedResponse,
-        parser(EmbedRequest),
+        _embed_request,
         embed,
         Example(
             {"input": TEXTS},

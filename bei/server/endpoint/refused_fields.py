@@ -74,7 +74,7 @@ def _check(name: str, content: bytes, rule: Rule) -> None:
             return
         shown = shown if shown and value else str(value)
     if shown is None:
-        shown = content[: 2 * _SHOWN_CHARS].decode(errors="replace").lstrip('"')
+        shown = content[: 5 * _SHOWN_CHARS].decode(errors="ignore").lstrip('"')
     shown = shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}..."
     raise InvalidRequestError(f"{name} {shown} is not supported here: {rule.remedy}.", name)
 

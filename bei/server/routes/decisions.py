@@ -23,7 +23,7 @@ from bei.server.endpoint.parse import parser, with_unique_keys
 from bei.server.endpoint.render import Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Model, Tiered
-from bei.server.routes.systemone import MOST_QUESTIONS, decided
+from bei.server.routes.systemone import MOST_QUESTIONS, ParsedQuestions, decided
 from bei.tasks.questions import (
     MOST_CHOICES,
     MOST_LEVELS,
@@ -182,13 +182,22 @@ class DecisionsResponse(TypedDict):
     usage: DecisionUsage
 
 
-async def decisions(body: DecisionsRequest, context: RequestContext) -> Reply:
-    """Answer typed questions about an input: predicates, choices, scores. No text is generated."""
+_parse_request = with_unique_keys(parser(DecisionsRequest), "input", "questions")
+
+
+def parse(content: bytes) -> ParsedQuestions:
+    """A body and what it asks. Raises InvalidRequestError."""
+    body = _parse_request(content)
     questions = [_question(f"questions {place}", question) for place, question in enumerate(body.questions)]
-    service, found = await decided(context, body.model, _text_of(body.input), questions)
+    return ParsedQuestions(body, _text_of(body.input), questions)
+
+
+async def decisions(request: ParsedQuestions, context: RequestContext) -> Reply:
+    """Answer typed questions about an input: predicates, choices, scores. No text is generated."""
+    service, found = await decided(context, request)
     answers = [
         _answer(question, asked, row)
-        for question, asked, row in zip(questions, body.questions, found.probabilities[0], strict=True)
+        for question, asked, row in zip(request.questions, request.body.questions, found.probabilities[0], strict=True)
     ]
     count = found.num_tokens
     usage = {
@@ -317,7 +326,7 @@ ROUTE: Route[Any] = Route(
     "Decide (OpenAI)",
     DecisionsRequest,
     DecisionsResponse,
-    with_unique_keys(parser(DecisionsRequest), "input", "questions"),
+    parse,
     decisions,
     _EXAMPLE,
 )

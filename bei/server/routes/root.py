@@ -167,15 +167,16 @@ async def read_by_kind(
 ) -> Asked:
     """``model``: of a request that names none or, ``is_named``, whatever it names. Raises InvalidRequestError,
     ModelNotFoundError."""
-    given, _ = await read(_parse_fields, content, in_part=context.has_report)
-    name = model if is_named or given.model is None else given.model
+    fields, _ = await read(_parse_fields, content, in_part=context.has_report)
+    name = model if is_named or fields.model is None else fields.model
     service = context.named(name)
     kind = _kind_of(
-        service.manifest.tasks[0], bytes(given.inputs).lstrip(), bytes(given.parameters), context.max_inputs
+        service.manifest.tasks[0], bytes(fields.inputs).lstrip(), bytes(fields.parameters), context.max_inputs
     )
     body, context.unreadable = await read(kind.parse, content, in_part=context.has_report)
-    body.model = name
-    context.ask_tier(body.service_tier)
+    given = getattr(body, "body", body)
+    given.model = name
+    context.ask_tier(given.service_tier)
     return Asked(service, body, kind.handle)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import Annotated, Any, TypeAlias, TypedDict
+from functools import partial
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypedDict
 
 import msgspec
 from msgspec import UNSET, Meta
@@ -38,6 +39,7 @@ from bei.tasks.questions import (
     expected_level,
     question_of,
 )
+from bei.tasks.support import off_loop_if_large
 
 MOST_QUESTIONS = 400  # OpenAI's limit
 _MOST_READ_CHARS = 1 << 24  # of the state and its copies, one a question, and of instructions, one an option
@@ -56,6 +58,18 @@ class SystemOneRequest(Tiered, kw_only=True):
     assets: _NoText = UNSET
     audio: _NoText = UNSET
     videos: _NoText = UNSET
+
+
+_parse_request = with_unique_keys(parser(SystemOneRequest), "state", "questions")
+
+
+class ParsedQuestions(NamedTuple):
+    """A request, the text that it asks about, and its questions, which were made where its body was read: of a long one
+    off the event loop."""
+
+    body: Any
+    text: str
+    questions: Seq[AskedQuestion]
 
 
 class NoulResult(msgspec.Struct, tag_field="type", tag="noul", kw_only=True):
@@ -96,12 +110,11 @@ class SystemOneResponse(TypedDict):
     usage: SystemOneUsage
 
 
-async def decided(
-    context: RequestContext, model: str | None, state: str, questions: Seq[AskedQuestion]
-) -> tuple[InferenceService, Decisions]:
+async def decided(context: RequestContext, asked: ParsedQuestions) -> tuple[InferenceService, Decisions]:
     """The model's probabilities for the questions about one state. Raises InvalidRequestError, also for more options
     than one request may have inputs."""
-    service = context.named(model)
+    service = context.named(asked.body.model)
+    state, questions = asked.text, asked.questions
     if not questions:
         raise InvalidRequestError("questions is empty: ask at least one.", "questions")
     if len(questions) > MOST_QUESTIONS:
@@ -109,13 +122,14 @@ async def decided(
             f"The request has {len(questions)} questions, the limit is {MOST_QUESTIONS}: split it.", "questions"
         )
     copied = sum(len(question.instructions) * len(question.options) for question in questions)
-    if len(state) * len(questions) + copied > _MOST_READ_CHARS:
+    num_chars = len(state) * len(questions) + copied
+    if num_chars > _MOST_READ_CHARS:
         raise InvalidRequestError(
             f"{len(questions)} questions about a state of {len(state)} characters, and their instructions with each "
             f"option, read more than {_MOST_READ_CHARS} in all: send fewer at once.",
             "questions",
         )
-    inputs = inputs_of(service, [state], questions)
+    inputs = await off_loop_if_large(partial(inputs_of, service, [state], questions), num_chars)
     if len(inputs) > context.max_inputs:
         raise too_many_inputs(len(inputs), context.max_inputs, "questions")
     names = sum(len(option.shown) for question in questions for option in question.options)
@@ -124,14 +138,21 @@ async def decided(
     return service, await decide(service, task, ticket=context.admit(service, inputs))
 
 
-def _handler(formula: Concentration) -> Callable[[SystemOneRequest, RequestContext], Any]:
-    async def systemone(body: SystemOneRequest, context: RequestContext) -> Reply:
+def parse(content: bytes) -> ParsedQuestions:
+    """A body and what it asks. Raises InvalidRequestError."""
+    body = _parse_request(content)
+    questions = [question_of(name, question) for name, question in body.questions.items()]
+    return ParsedQuestions(body, as_text(body.state), questions)
+
+
+def _handler(formula: Concentration) -> Callable[[ParsedQuestions, RequestContext], Any]:
+    async def systemone(request: ParsedQuestions, context: RequestContext) -> Reply:
         """Answer typed questions about a state: choices, scores on levels, yes and no. No text is generated."""
-        questions = [question_of(name, question) for name, question in body.questions.items()]
-        service, found = await decided(context, body.model, as_text(body.state), questions)
+        service, found = await decided(context, request)
+        asked: Mapping[str, AnyQuestion] = request.body.questions
         answers = {
-            question.name: _answer(question, body.questions[question.name], row, formula)
-            for question, row in zip(questions, found.probabilities[0], strict=True)
+            question.name: _answer(question, asked[question.name], row, formula)
+            for question, row in zip(request.questions, found.probabilities[0], strict=True)
         }
         usage = {"input_tokens": found.num_tokens, "output_tokens": 0}
         return Reply({"model": service.name, "answers": answers, "usage": usage}, found.truncated)
@@ -191,7 +212,7 @@ ROUTE: Route[Any] = Route(
     "Decide (TypeSafe, LiteLLM)",
     SystemOneRequest,
     SystemOneResponse,
-    with_unique_keys(parser(SystemOneRequest), "state", "questions"),
+    parse,
     _handler("margin"),
     _EXAMPLE,
 )

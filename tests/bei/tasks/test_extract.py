@@ -1,11 +1,36 @@
-"""How many labels a text may be scored for."""
+"""How many labels a text may be scored for, how many spans it may have, and where they are chosen."""
 
 from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bei.artifact.label_layouts import Extraction
-from bei.tasks.extract import MOST_LABELS, _most_vectors
+from bei.errors import BeiError, InvalidRequestError
+from bei.service.service import InferenceService
+from bei.tasks import extract as extraction
+from bei.tasks import span_choice, support
+from bei.tasks.extract import MOST_LABELS, ExtractTask, Spans, _most_vectors
+from tests.bei.server.kinds import save_kind
+from tests.bei.tasks.test_embed import answer_of
+
+TEXTS = ["the cat", "hello world the cat hello world the cat hello world", "hello"]
+
+
+def extracted(path: Path, failed: dict[int, BeiError] | None = None, **fields: Any) -> Spans:
+    artifact, engine = save_kind(path / "spans", "spans")
+
+    task = ExtractTask(TEXTS, failed=failed, labels=("cat",), thresholds=(0.0,), **fields)
+
+    async def run(service: InferenceService) -> Spans:
+        with service.admit(TEXTS) as ticket:
+            return await extraction.extract(service, task, ticket=ticket)
+
+    found: Spans = answer_of(artifact, engine, run)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -18,3 +43,47 @@ def test_wide_spans_leave_room_for_fewer_labels(width: int, by_word: bool, most:
     assert _most_vectors(layout) == most
     if not by_word:
         assert most * width <= MOST_LABELS * 12
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_spans_of_large_answers_are_chosen_off_the_event_loop(
+    is_large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores were read on the loop, whatever their number."""
+    threads = set()
+    collect, choose = extraction.collect, extraction.choose
+
+    def collected(*args: Any) -> None:
+        threads.add(threading.current_thread())
+        collect(*args)
+
+    def chosen(*args: Any, **options: Any) -> Any:
+        threads.add(threading.current_thread())
+        return choose(*args, **options)
+
+    expected = extracted(tmp_path)
+    monkeypatch.setattr(extraction, "collect", collected)
+    monkeypatch.setattr(extraction, "choose", chosen)
+    monkeypatch.setattr(support, "_MANY_NUMBERS", 0 if is_large else 1_000_000)
+    assert extracted(tmp_path / "again").spans == expected.spans
+    assert (threading.main_thread() in threads) is not is_large
+
+
+def test_a_text_with_too_many_candidates_fails_the_request_or_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = extracted(tmp_path)
+    monkeypatch.setattr(span_choice, "MOST_CANDIDATES", 5)
+    with pytest.raises(InvalidRequestError, match="More than 5 spans of a text") as caught:
+        extracted(tmp_path / "whole")
+    assert caught.value.param == "threshold"
+    partial = extracted(tmp_path / "partial", failed={})
+    assert list(partial.errors) == [1]
+    assert partial.spans == [whole.spans[0], [], whole.spans[2]]
+
+
+def test_so_do_the_candidates_of_all_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extraction, "MOST_OF_REQUEST", 5)
+    with pytest.raises(InvalidRequestError, match="More than 5 spans of the request"):
+        extracted(tmp_path)
+    assert extracted(tmp_path / "partial", failed={}).errors == {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import msgspec
 import numpy as np
 import pytest
@@ -9,7 +11,9 @@ import pytest
 from bei.artifact.label_layouts import Extraction, Schema
 from bei.core import Encoding
 from bei.engine.words import LABEL, OTHER, WORD, with_absent
-from bei.tasks.span_choice import Candidates, collect
+from bei.errors import InvalidRequestError
+from bei.tasks import span_choice
+from bei.tasks.span_choice import Candidates, choose, collect
 
 GLINER = Extraction(label_id=5, separator_id=6, reads_marker=True, max_width=1, max_words=40)
 GLINER2 = msgspec.structs.replace(GLINER, schema=Schema(before=[7], place=0, behind=[6]))
@@ -35,3 +39,54 @@ def test_words_that_have_no_tokens_are_in_no_span(layout: Extraction) -> None:
 def test_a_score_at_the_threshold_is_a_span_in_gliner2_alone() -> None:
     assert found(GLINER, [LABEL, OTHER, WORD], [0, 0, 0], 0.0, 1) == {}
     assert found(GLINER2, [LABEL, LABEL, OTHER, WORD], [0, 0, 0, 0], 0.0, 1) == {(0, 0, 0): 0.5}
+
+
+@pytest.mark.parametrize("layout", [GLINER, GLINER2])
+def test_more_candidates_than_a_text_may_have_are_an_error(layout: Extraction, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(span_choice, "MOST_CANDIDATES", 2)
+    kinds = [LABEL, *([LABEL] if layout.schema else []), OTHER]
+    assert len(found(layout, [*kinds, WORD, WORD], [0] * (len(kinds) + 2), 1.0, 2)) == 2
+    with pytest.raises(InvalidRequestError, match="More than 2 spans of a text score above") as caught:
+        found(layout, [*kinds, WORD, WORD, WORD], [0] * (len(kinds) + 3), 1.0, 3)
+    assert caught.value.param == "threshold"
+
+
+def plainly(
+    candidates: Candidates, *, flat: bool, multi_label: bool, by_word: bool, apart: bool
+) -> list[tuple[int, int, int]]:
+    """As the libraries' loops: each candidate, best first, is compared with all that were kept."""
+    kept: list[tuple[int, int, int]] = []
+
+    def stands_beside(one: tuple[int, int, int], other: tuple[int, int, int]) -> bool:
+        if apart and one[2] != other[2]:
+            return True
+        if one[:2] == other[:2]:
+            return multi_label
+        common = {*range(one[0], one[1] + 1)} & {*range(other[0], other[1] + 1)}
+        nested = len(common) in (one[1] - one[0] + 1, other[1] - other[0] + 1)
+        return not common or (nested and not flat)
+
+    def rank(key: tuple[int, int, int]) -> tuple[float, ...]:
+        first, last, label = key
+        return (-candidates[key], first, *((label, last) if by_word else (last, label)))
+
+    for candidate in sorted(candidates, key=rank):
+        if all(stands_beside(candidate, other) for other in kept):
+            kept.append(candidate)
+    return sorted(kept, key=lambda one: one[0])  # the order of the rest stays
+
+
+@pytest.mark.parametrize(("flat", "multi_label", "by_word", "apart"), [*product([False, True], repeat=4)])
+def test_spans_are_chosen_as_by_comparing_all(flat: bool, multi_label: bool, by_word: bool, apart: bool) -> None:
+    generator = np.random.default_rng(0)
+    for count in (0, 1, 5, 40, 150):
+        firsts, widths = generator.integers(0, 20, count), generator.integers(0, 6, count)
+        labels, scores = generator.integers(0, 3, count), generator.integers(1, 30, count) / 30  # some are equal
+        candidates = {
+            (first, first + width, label): score
+            for first, width, label, score in zip(
+                firsts.tolist(), widths.tolist(), labels.tolist(), scores.tolist(), strict=True
+            )
+        }
+        options = {"flat": flat, "multi_label": multi_label, "by_word": by_word, "apart": apart}
+        assert [one[:3] for one in choose(candidates, **options)] == plainly(candidates, **options)

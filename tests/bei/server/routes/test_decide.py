@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 
 from bei.artifact.manifest import Classification, OutputInfo
 from bei.core import Limits
-from bei.tasks.questions import concentration
+from bei.tasks.decide import inputs_of
+from bei.tasks.questions import as_text, concentration
 from tests.bei.server.app import App, check_error
 from tests.bei.server.kinds import KindEngine, answer, expected_output, post, softmax
 from tests.support.artifacts import save_artifact
@@ -272,3 +274,43 @@ def test_openai_s_data_may_not_have_a_key_twice(nli: App) -> None:
 def test_a_model_that_cannot_decide_says_what_can(model: str, kinds: App) -> None:
     asked = {"model": model, "state": STATE, "questions": {"q": {"type": "noul", "instructions": "a"}}}
     check_error(post(kinds, "/v1/systemone", **asked), 400, "natural language inference", param="model")
+
+
+@pytest.mark.parametrize("path", ["/v1/systemone", "/v1/decisions"])
+def test_questions_of_a_long_body_are_made_off_the_event_loop(
+    path: str, nli: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Objects were written as texts on the loop, and prompts of millions of characters made there."""
+    threads, module = [], "systemone" if path == "/v1/systemone" else "decisions"
+
+    def noted(content: Any) -> str:
+        threads.append(threading.current_thread())
+        return as_text(content)
+
+    monkeypatch.setattr(f"bei.server.routes.{module}.as_text", noted)
+    content = {"cats": "the cat " * 10_000}
+    if module == "systemone":
+        asked: dict[str, Any] = {"state": content, "questions": {"q": {"type": "noul", "instructions": "a"}}}
+    else:
+        parts = [{"type": "input_json", "data": content}]
+        questions = [{"type": "predicate", "instructions": "a"}]
+        asked = {"input": [{"role": "user", "content": parts}], "questions": questions}
+    check_error(post(nli, path, model="nli", **asked), 400, "tokens")
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+def test_what_models_read_for_many_questions_is_made_off_the_event_loop(
+    nli: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def noted(*args: Any) -> Any:
+        threads.append(threading.current_thread())
+        return inputs_of(*args)
+
+    monkeypatch.setattr("bei.server.routes.systemone.inputs_of", noted)
+    for state, is_long in ((STATE, False), ("a" * 60_000, True)):
+        questions = {name: {"type": "noul", "instructions": "a"} for name in "pq"}
+        post(nli, "/v1/systemone", model="nli", state=state, questions=questions)
+        assert (threads.pop() is threading.main_thread()) is not is_long
