@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta
 
-from bei.errors import BeiError, EngineDeadError, InvalidRequestError, MalformedRequestError, ModelNotFoundError
+from bei.errors import BeiError, EngineDeadError, MalformedRequestError, ModelNotFoundError
 from bei.server.dialects.base import Dialect, StatusErrorBody, StatusErrorDetail, add_metrics
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import (
@@ -36,7 +36,7 @@ from bei.server.endpoint.models import Models
 from bei.server.endpoint.parse import parser
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.shared_fields import Dimensions, Model, Tiered
+from bei.server.endpoint.shared_fields import Dimensions, Model, Tiered, agreed
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, VectorForm
 from bei.server.http.routing import ApiRouter
 from bei.server.routes import classify
@@ -170,9 +170,7 @@ async def create_embeddings(body: EmbeddingsRequest, context: RequestContext) ->
     texts: list[ModelInput] = [body.input] if isinstance(body.input, str) else [*body.input]
     form = VectorForm(is_base64=body.encoding_format == "base64")
     service = context.able("embed", body.model)
-    if body.dimensions and body.output_dimension not in (None, body.dimensions):
-        raise InvalidRequestError("dimensions and output_dimension contradict each other: send one.", "dimensions")
-    dimensions = body.dimensions or body.output_dimension
+    dimensions = agreed(body, "dimensions", "output_dimension") if body.dimensions else body.output_dimension
     asked = EmbedTask(texts, dimensions=dimensions, param="input")
     found = await embedded(context, service, asked, forms=[form], around_bytes=AROUND_BYTES)
     return found.reply({**render(found.answer, service.name, form), **_made("infinity")})

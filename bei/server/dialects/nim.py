@@ -7,7 +7,8 @@ like is not documented there; ours have the fields that their clients print.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Annotated, Any, Literal, TypedDict
+from functools import partial
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import msgspec
 from msgspec import UNSET, Meta
@@ -26,7 +27,7 @@ from bei.server.endpoint.parse import parser
 from bei.server.endpoint.refused_fields import Refused
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.shared_fields import Dimensions, Model, Tiered
+from bei.server.endpoint.shared_fields import Dimensions, Model, Tiered, contradiction
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, VectorForm, dtype_of
 from bei.server.http.routing import ApiRouter
 from bei.server.routes.openai_embeddings import ANSWER_EXAMPLE, AROUND_BYTES, EmbeddingResponse, Usage, render, usage
@@ -173,13 +174,38 @@ async def rank(body: RankingRequest, context: RequestContext) -> Reply:
     return Reply({"rankings": rankings, "usage": usage(scores.num_tokens)}, scores.truncated)
 
 
+class HostedRanking(NamedTuple):
+    """A request, and the model in its path."""
+
+    body: RankingRequest
+    named: str
+
+
+_parse_ranking = parser(RankingRequest)
+
+
+def _parse_hosted(content: bytes, named: str = "") -> HostedRanking:
+    return HostedRanking(_parse_ranking(content), named)
+
+
+async def rank_hosted(request: HostedRanking, context: RequestContext) -> Reply:
+    """Score passages against a query, best first, by the model in the body, or else in the path. Scores are logits."""
+    body, named = request
+    if body.model is None:
+        body.model = named
+    elif named in context.models and context.models.named(named) is not context.models.named(body.model):
+        # Other paths are nobody's name: NVIDIA writes its models otherwise there, or the publisher alone.
+        raise contradiction("the path", named, "model", body.model)
+    return await rank(body, context)
+
+
 def _without_suffix(models: Models, name: str | None, input_type: str | None) -> tuple[str | None, str | None]:
     if name is None or name in models:
         return name, input_type
     for suffix in _SUFFIXES:
         if name.endswith(f"-{suffix}"):
             if input_type not in (None, suffix):
-                raise InvalidRequestError(f"model {name} and input_type {input_type} contradict each other.", "model")
+                raise contradiction("input_type", input_type, "model", name)
             return name.removesuffix(f"-{suffix}"), suffix
     return name, input_type
 
@@ -228,7 +254,7 @@ _RANKING_EXAMPLE = Example(
     },
 )
 RANKING: Route[Any] = Route(
-    "/v1/ranking", "Rerank (NIM)", RankingRequest, RankingResponse, parser(RankingRequest), rank, _RANKING_EXAMPLE
+    "/v1/ranking", "Rerank (NIM)", RankingRequest, RankingResponse, _parse_ranking, rank, _RANKING_EXAMPLE
 )
 
 
@@ -250,9 +276,10 @@ def dialect(models: Models, server: WholeServer) -> Dialect:
         "Rerank (NIM, hosted)",
         RankingRequest,
         RankingResponse,
-        parser(RankingRequest),
-        rank,
+        _parse_hosted,
+        rank_hosted,
         _RANKING_EXAMPLE,
+        parse_for=lambda request: partial(_parse_hosted, named=request.path_params["model"]),
     )
     return Dialect(
         "nim",

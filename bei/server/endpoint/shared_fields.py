@@ -70,7 +70,7 @@ class Controls(Tiered, kw_only=True):
         if asked == _NOT_ASKED:
             return AS_CONFIGURED
         if direction is not None and side is not None and direction.lower() != side.lower():
-            raise _contradiction("truncation_direction", direction, "truncation_side", side)
+            raise contradiction("truncation_direction", direction, "truncation_side", side)
         return encoding_options(
             self.truncate,
             direction or side,
@@ -116,7 +116,7 @@ class ScoreControls(Controls, kw_only=True):
     def is_raw(self) -> bool:
         """True if logits are asked for. Raises InvalidRequestError where two fields contradict each other."""
         if self.raw_scores is not None and self.raw_scores is self.use_activation:
-            raise _contradiction("raw_scores", self.raw_scores, "use_activation", self.use_activation)
+            raise contradiction("raw_scores", self.raw_scores, "use_activation", self.use_activation)
         return bool(self.raw_scores) or self.use_activation is False
 
 
@@ -130,11 +130,12 @@ def agreed(body: msgspec.Struct, *names: str) -> Any:
         if found is None:
             first, found = name, value
         elif value != found or type(value) is not type(found):
-            raise _contradiction(str(first), found, name, value)
+            raise contradiction(str(first), found, name, value)
     return found
 
 
-def _contradiction(first: str, found: object, name: str, value: object) -> InvalidRequestError:
+def contradiction(first: str, found: object, name: str, value: object) -> InvalidRequestError:
+    """The error of two words for one thing that differ; it blames ``name``."""
     return InvalidRequestError(f"{first} {found} and {name} {value} contradict each other: send one.", name)
 
 
