@@ -122,7 +122,9 @@ def test_a_loop_that_was_busy_has_not_heard_and_takes_nobody_to_hang(
         one.thread.loop.call_soon_threadsafe(lambda: first_thing.append(one.port.stats().is_stalled))
     wait_until(lambda: first_thing == [False], "the loop goes on")
     with one.quiet:
-        wait_until(lambda: one.port.stats().is_stalled, "the other side is silent")
+        since = time.monotonic()  # what was sent before comes first
+        wait_until(lambda: time.monotonic() - max(since, one.port._heard_s) > 0.5, "the other side is silent")
+        assert one.port.stats().is_stalled
         with one.thread.blocked():
             assert one.port.stats().is_stalled
     wait_until(lambda: not one.port.stats().is_stalled, "it speaks again")
