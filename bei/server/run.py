@@ -42,10 +42,18 @@ async def _serve(artifacts: Seq[Path | Artifact], config: ServeConfig, sockets: 
     async with await make_app(artifacts, config) as whole:
         reloading = SighupReloads([part.reload for part in (whole.keys, tls, whole.swaps) if part is not None], memory)
         max_connections = fitting_connections(config.max_connections, MOST_HANDSHAKES if tls is not None else 0)
-        grpc = grpc_of(
-            config, whole.models, whole.answers, whole.metrics, whole.keys, whole.request_log, whole.tracing, tls
-        )
         connections = Connections(config, whole.metrics, max_connections, whole.request_log)
+        grpc = grpc_of(
+            config,
+            whole.models,
+            whole.answers,
+            connections.bodies,
+            whole.metrics,
+            whole.keys,
+            whole.request_log,
+            whole.tracing,
+            tls,
+        )
         server = DrainingServer(
             uvicorn_config(whole.app),
             whole.workers if grpc is None else (*whole.workers, grpc),

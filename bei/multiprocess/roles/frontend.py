@@ -234,6 +234,7 @@ class FrontEnd:
             config,
             self._models,
             answers,
+            connections.bodies,
             self._metrics,
             self._keys,
             self._request_log,

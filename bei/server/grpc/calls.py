@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -27,10 +28,11 @@ from bei.server.auth.keys import Key, Keyring
 from bei.server.auth.middleware import ApiKeys
 from bei.server.auth.priority import Urgency, urgency_of
 from bei.server.endpoint.context import Context, RequestContext
+from bei.server.endpoint.parse import INLINE_BODY_BYTES
 from bei.server.endpoint.render import INLINE_BYTES, Reply, whole
 from bei.server.http.accept import answer_form
 from bei.server.http.errors import UNEXPECTED, status_of
-from bei.server.http.memory_budgets import AnswerAccount
+from bei.server.http.memory_budgets import AnswerAccount, Body, BodyMemory
 from bei.server.http.request_id import RequestIds
 from bei.server.http.responses import TRUNCATED_HEADER, index_ranges
 from bei.server.scope import SCOPE_API_KEY, SCOPE_RECORD, SCOPE_REQUEST_ID
@@ -54,7 +56,7 @@ Header: TypeAlias = tuple[bytes, bytes]
 class RpcAnswer(NamedTuple):
     """What a handler answers: a message, the places of inputs that were cut, and the report on its inputs, as JSON.
 
-    ``message`` may be a function that makes it: a large one is made in a thread."""
+    ``message`` may be its bytes, or a function that makes either: a large one is made in a thread."""
 
     message: Any
     truncated: Seq[int] = ()
@@ -80,18 +82,18 @@ class RpcMethod:
 
 class RpcCall:
     """One message of a call, and its answer: ``content``, or ``error``, and ``trailing`` metadata. ``account``: of a
-    large answer, to be released when it was taken."""
+    large answer, to be released when it was taken. ``body``: the bytes of what is ``given``, until it is admitted."""
 
-    def __init__(self, method: RpcMethod, given: Any, deadline_s: float | None, *, is_stream: bool) -> None:
+    def __init__(self, method: RpcMethod, given: Any, deadline_s: float | None, body: Body, *, is_stream: bool) -> None:
         self.method = method
         self.given = given
         self.deadline_s = deadline_s
+        self.body = body
         self.is_stream = is_stream
         self.content = b""
         self.error: BeiError | None = None
         self.account: AnswerAccount | None = None
         self.trailing: list[tuple[str, str]] = []
-        self.key: Key | None = None
         self.is_cancelled = False
 
     async def receive(self) -> Message:
@@ -104,12 +106,19 @@ class RpcCall:
 
 
 class Calls:
-    """Answers calls on ``shared``'s models, for whoever has one of ``keys``."""
+    """Answers calls on ``shared``'s models, for whoever has one of ``keys``: of a stream each message is looked at, so
+    that a key which is taken back ends it. Messages count against ``bodies`` until their calls are admitted."""
 
     def __init__(
-        self, shared: Context, keys: Keyring | None, telemetry: Callable[[ASGIApp], Telemetry], payload_limit: int
+        self,
+        shared: Context,
+        bodies: BodyMemory,
+        keys: Keyring | None,
+        telemetry: Callable[[ASGIApp], Telemetry],
+        payload_limit: int,
     ) -> None:
         self._shared = shared
+        self._bodies = bodies
         self._payload_limit = payload_limit
         keyed: ASGIApp = self._answer if keys is None else ApiKeys(self._answer, keys, frozenset())
 
@@ -124,12 +133,16 @@ class Calls:
         given: Any,
         headers: Seq[Header],
         deadline_s: float | None,
-        key: Key | None = None,
+        body: Body | None = None,
         *,
         is_stream: bool = False,
     ) -> RpcCall:
-        """``given``, a message or several, and the answer. ``key``: of a message before it in the same stream."""
-        call = RpcCall(method, given, deadline_s, is_stream=is_stream)
+        """``given``, a message or several, and the answer. ``body``: of several, which were counted as they came."""
+        if body is None:
+            body = self.new_body()
+            body.complete = True  # who has sent all is not slow
+            body.add(len(given))
+        call = RpcCall(method, given, deadline_s, body, is_stream=is_stream)
         scope: Scope = {
             "type": "http",
             "method": "POST",
@@ -144,12 +157,17 @@ class Calls:
             "headers": headers,
             _CALL: call,
         }
-        if key is not None:
-            scope[SCOPE_API_KEY] = key
-        await self._app(scope, call.receive, call.send)
+        try:
+            await self._app(scope, call.receive, call.send)
+        finally:
+            body.end()
         if call.is_cancelled:
             raise asyncio.CancelledError
         return call
+
+    def new_body(self) -> Body:
+        """The account of messages that arrive."""
+        return Body(self._bodies)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         call: RpcCall = scope[_CALL]
@@ -162,7 +180,6 @@ class Calls:
         timing.reads_body = True
         await receive()
         key: Key | None = scope.get(SCOPE_API_KEY)
-        call.key = key
         asked = self._urgency(call, scope["headers"])
         if key is not None:
             key.urgency(asked)
@@ -172,21 +189,24 @@ class Calls:
                 f"The metadata {_REPORT} is for calls of one text, to embed it: leave it out.", _REPORT
             )
         timing.received()
-        given = call.given
-        is_one = isinstance(given, bytes)
-        if not is_one and sum(map(len, given)) > self._payload_limit:
+        if call.body.error is not None:
+            raise call.body.error
+        if call.body.size > self._payload_limit:
             raise PayloadTooLargeError(
                 f"The messages have more than {self._payload_limit} bytes together: send fewer or shorter inputs."
             )
-        request = _parsed(method.request, given) if is_one else [_parsed(method.request, one) for one in given]
+        parse = partial(_parsed, method.request, call.given)
+        request = await off_loop(parse) if call.body.size > INLINE_BODY_BYTES else parse()
         timing.parsed()
         flow = 0 if key is None else key.flow
         any_model = method.any_model
-        context = RequestContext(self._shared, asked, work, None, key, flow, any_model=any_model, has_report=has_report)
+        context = RequestContext(
+            self._shared, asked, work, call.body, key, flow, any_model=any_model, has_report=has_report
+        )
         try:
             answer = await method.handle(request, context, _model_in(scope["headers"]))
             message = answer.message
-            call.content = await off_loop(_content, message) if callable(message) else message.SerializeToString()
+            call.content = await off_loop(_content, message) if callable(message) else _content(message)
             if len(call.content) > INLINE_BYTES:
                 call.account = AnswerAccount(self._shared.answers)
                 call.account.grow(len(call.content), may_exceed=True)  # instead of what its context has counted
@@ -212,18 +232,21 @@ class Calls:
         return asked
 
 
-def _content(make: Callable[[], Any]) -> bytes:
-    content: bytes = make().SerializeToString()
-    return content
+def _content(message: Any) -> bytes:
+    made = message() if callable(message) else message
+    return made if isinstance(made, bytes) else bytes(made.SerializeToString())
 
 
 def _model_in(headers: Seq[Header]) -> str | None:
     return next((value.decode("latin-1") for name, value in headers if name == _MODEL), None)
 
 
-def _parsed(request: Any, content: bytes) -> Any:
+def _parsed(request: Any, content: bytes | Seq[bytes]) -> Any:
+    """The message, or each of several. Raises MalformedRequestError."""
     from google.protobuf.message import DecodeError
 
+    if not isinstance(content, bytes):
+        return [_parsed(request, one) for one in content]
     try:
         return request.FromString(content)
     except DecodeError as error:

@@ -48,12 +48,17 @@ def float_field(number: int, values: Float32Array) -> bytes:
 
 def bytes_field(number: int, content: bytes) -> bytes:
     """A field of this number (at most 15) that has a length: a message, bytes, or packed numbers."""
-    size, head = len(content), bytearray((number << 3 | 2,))
+    return field_head(number, len(content)) + content
+
+
+def field_head(number: int, size: int) -> bytes:
+    """What stands in front of the content of such a field."""
+    head = bytearray((number << 3 | 2,))
     while size >= 128:
         head.append(size & 127 | 128)
         size >>= 7
     head.append(size)
-    return bytes(head) + content
+    return bytes(head)
 
 
 def services() -> list[ServiceDescriptor]:

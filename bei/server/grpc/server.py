@@ -21,14 +21,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bei.config.settings import ServeConfig
 from bei.errors import ConfigError
 from bei.metrics.registry import Metrics
-from bei.server.auth.keys import Key, Keyring
+from bei.server.auth.keys import Keyring
 from bei.server.endpoint.context import Context
 from bei.server.endpoint.models import Models
 from bei.server.grpc.calls import Calls, Header, RpcCall, RpcMethod, code_of, deadline_of, error_metadata
 from bei.server.grpc.inference_service import inference_methods
 from bei.server.grpc.messages import pool, services
 from bei.server.grpc.tei_services import tei_methods
-from bei.server.http.memory_budgets import AnswerMemory
+from bei.server.http.memory_budgets import AnswerMemory, BodyMemory
 from bei.server.http.tls import TLS
 from bei.server.lifecycle.drain import LINGER_S
 from bei.server.status.peers import Peers
@@ -82,6 +82,7 @@ def grpc_of(
     config: ServeConfig,
     models: Models,
     answers: AnswerMemory,
+    bodies: BodyMemory,
     metrics: Metrics,
     keys: Keyring | None,
     request_log: RequestLog | None,
@@ -93,7 +94,8 @@ def grpc_of(
     if config.grpc_port is None:
         return None
     shared = Context(models, config.max_client_batch_size, config.answer_limit, answers)
-    return GrpcServer(shared, config, WholeServer(models, metrics, peers), metrics, keys, request_log, tracing, tls)
+    server = WholeServer(models, metrics, peers)
+    return GrpcServer(shared, bodies, config, server, metrics, keys, request_log, tracing, tls)
 
 
 class GrpcServer:
@@ -102,6 +104,7 @@ class GrpcServer:
     def __init__(
         self,
         shared: Context,
+        bodies: BodyMemory,
         config: ServeConfig,
         server: WholeServer,
         metrics: Metrics,
@@ -128,7 +131,7 @@ class GrpcServer:
         self._config = config
         self._tls = tls
         self._status = server
-        self._calls = Calls(shared, keys, telemetry, config.payload_limit)
+        self._calls = Calls(shared, bodies, keys, telemetry, config.payload_limit)
         self._server = grpc.aio.server(options=_options(config), maximum_concurrent_rpcs=config.max_connections)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -217,29 +220,33 @@ class GrpcServer:
         """All messages of the stream as one request, of at most so many, and so many bytes, as a request may have."""
         most = self._config.max_client_batch_size
         given: list[Any] = []
-        num_bytes = 0
-        async for content in contents:
-            given.append(content)
-            num_bytes += len(content)
-            if len(given) > most or num_bytes > self._config.payload_limit:  # which is refused
-                break
-        headers, deadline_s = _headers(context), deadline_of(context.time_remaining())
-        call = await self._calls.answered(method, given, headers, deadline_s, is_stream=True)
+        body = self._calls.new_body()
+        body.on_fail = given.clear  # a client that sends slowly yields to others
+        try:
+            async for content in contents:
+                given.append(content)
+                body.add(len(content))
+                if body.error is not None or len(given) > most or body.size > self._config.payload_limit:
+                    break  # which is refused
+            body.complete = True
+            headers, deadline_s = _headers(context), deadline_of(context.time_remaining())
+            call = await self._calls.answered(method, given, headers, deadline_s, body, is_stream=True)
+        finally:
+            body.end()
         return await _ended(call, context)
 
     async def _stream(self, method: RpcMethod, contents: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         """An answer for each message, in order. Messages are read as answers are taken: a client that takes none sends
         none. The first that fails ends the stream."""
         headers = _headers(context)
-        key: Key | None = None
-        is_first, largest = True, 0
+        largest = 0
         under_way: deque[asyncio.Task[RpcCall]] = deque()
         iterator = contents.__aiter__()
         reading: asyncio.Task[bytes | None] | None = asyncio.ensure_future(_next(iterator))
 
-        async def answered(content: bytes, key: Key | None) -> RpcCall:
+        async def answered(content: bytes) -> RpcCall:
             deadline_s = deadline_of(context.time_remaining())
-            return await self._calls.answered(method, content, headers, deadline_s, key, is_stream=True)
+            return await self._calls.answered(method, content, headers, deadline_s, is_stream=True)
 
         try:
             while reading is not None or under_way:
@@ -252,9 +259,7 @@ class GrpcServer:
                     content = reading.result()
                     reading = None if content is None else asyncio.ensure_future(_next(iterator))
                     if content is not None:
-                        under_way.append(asyncio.ensure_future(answered(content, key)))
-                        if is_first:  # its key is that of the whole stream
-                            key, is_first = (await under_way[0]).key, False
+                        under_way.append(asyncio.ensure_future(answered(content)))
                 while under_way and under_way[0].done():
                     call = under_way.popleft().result()
                     largest = max(largest, len(call.content))

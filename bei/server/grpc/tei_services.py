@@ -227,6 +227,8 @@ async def _tokenize(request: Any, context: RequestContext, model: str | None) ->
 async def _decode(request: Any, context: RequestContext, model: str | None) -> RpcAnswer:
     if not request.ids:
         raise InvalidRequestError("ids is empty: send those of a text.", "ids")
+    if len(request.ids) > tokenize.MOST_IDS:  # before a list is made of them
+        raise tokenize.too_many_ids(len(request.ids), "ids", "ids")
     body = struct_of(
         tei.DecodeRequest, ids=[*request.ids], model=model, skip_special_tokens=request.skip_special_tokens
     )

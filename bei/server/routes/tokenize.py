@@ -175,6 +175,11 @@ async def decoded(
     return Items(len(lists), num_bytes, texts)
 
 
+def too_many_ids(count: int, what: str, param: str) -> InvalidRequestError:
+    """The error of ``what``, which has more token ids than a text may have."""
+    return InvalidRequestError(f"{what} has {count} token ids, the limit is {MOST_IDS}: send it in parts.", param)
+
+
 def _unknown_id(lists: Seq[Seq[int]], known: Set[int], param: str) -> tuple[int, int] | None:
     """The first list with an id that is no token, and the least such id. Raises InvalidRequestError for a list that is
     empty or too long."""
@@ -183,9 +188,7 @@ def _unknown_id(lists: Seq[Seq[int]], known: Set[int], param: str) -> tuple[int,
         if not ids:
             raise EmptyInputError(f"{param} {index} is empty: leave it out.", param)
         if len(ids) > MOST_IDS:
-            raise InvalidRequestError(
-                f"{param} {index} has {len(ids)} token ids, the limit is {MOST_IDS}: send it in parts.", param
-            )
+            raise too_many_ids(len(ids), f"{param} {index}", param)
         if found is None and (unknown := set(ids) - known):
             found = index, min(unknown)
     return found

@@ -10,7 +10,7 @@ import grpc
 from bei.config.settings import ServeConfig
 from bei.server.grpc.messages import message
 from bei.server.grpc.server import GrpcServer, grpc_of
-from bei.server.http.memory_budgets import AnswerMemory
+from bei.server.http.memory_budgets import AnswerMemory, BodyMemory
 from bei.server.http.tls import tls_of
 from bei.server.telemetry.access_log import request_log_of
 from tests.bei.server.app import App
@@ -25,14 +25,15 @@ class Grpc:
     def __init__(self, app: App, credentials: Any = None, *, watches: bool = True, **settings: Any) -> None:
         self.app = app
         config = ServeConfig(**{"grpc_port": 0, "openai_token_ids": "accept", **settings})
-        self.answers = AnswerMemory(config.answer_memory)
-        self.server: GrpcServer = app.run(self._start(config, self.answers, watches=watches))
+        self.answers, self.bodies = AnswerMemory(config.answer_memory), BodyMemory(config.body_memory)
+        self.server: GrpcServer = app.run(self._start(config, watches=watches))
         address = f"127.0.0.1:{self.server.port}"
         self.channel = app.run(self._channel(address, credentials))
 
-    async def _start(self, config: ServeConfig, answers: AnswerMemory, *, watches: bool) -> GrpcServer:
+    async def _start(self, config: ServeConfig, *, watches: bool) -> GrpcServer:
         log = request_log_of(config)
-        server = grpc_of(config, self.app.models, answers, self.app.metrics, self.app.keys, log, None, tls_of(config))
+        memory = (self.answers, self.bodies)
+        server = grpc_of(config, self.app.models, *memory, self.app.metrics, self.app.keys, log, None, tls_of(config))
         assert server is not None
         await server.start()
         if not watches:
