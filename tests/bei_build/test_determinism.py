@@ -23,7 +23,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["fp32", "int8"])
+@pytest.fixture(scope="module", params=[pytest.param("fp32", marks=pytest.mark.slow), "int8"])
 def artifact(request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     return built(checkpoint, tmp_path_factory.mktemp("first") / "artifact", request.param)
 

@@ -61,7 +61,10 @@ def test_fp32_engine_equals_the_hf_model(texts: list[str], reference: Float32Arr
     assert np.abs(engine_vectors("fp32", texts, tmp_path) - reference).max() <= 1e-4
 
 
-@pytest.mark.parametrize(("precision", "least"), [pytest.param("bf16", 0.999, marks=needs_bf16), ("int8", 0.9)])
+@pytest.mark.parametrize(
+    ("precision", "least"),
+    [pytest.param("bf16", 0.999, marks=needs_bf16), pytest.param("int8", 0.9, marks=pytest.mark.slow)],
+)
 def test_lower_precisions_stay_close_to_the_hf_model(
     precision: str, least: float, texts: list[str], reference: Float32Array, tmp_path: Path
 ) -> None:

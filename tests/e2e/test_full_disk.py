@@ -40,7 +40,8 @@ def on_small_disk(size: str, script: str, env: Mapping[str, str], folder: Path) 
     return ended.stderr.splitlines()[-1], str(disk), left
 
 
-@pytest.mark.parametrize("size", ["40k", "300k", "440k"])  # while the tokenizer, the engine, the reference is written
+# While the tokenizer, the engine, the reference is written.
+@pytest.mark.parametrize("size", [*(pytest.param(size, marks=pytest.mark.slow) for size in ("40k", "300k")), "440k"])
 def test_a_build_says_that_the_disk_is_full_and_leaves_nothing(
     size: str, checkpoint: Path, env: Mapping[str, str], tmp_path: Path
 ) -> None:

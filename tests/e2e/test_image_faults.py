@@ -172,6 +172,7 @@ def kill_after(command: list[str], folder: Path, more: int, wait_s: float) -> No
         running.wait()
 
 
+@pytest.mark.slow
 def test_a_job_of_images_that_is_killed_again_and_again_ends_as_one_that_is_not(
     artifact: Artifact, env: Mapping[str, str], tmp_path: Path
 ) -> None:

@@ -423,8 +423,11 @@ VALUES = [None, 0, -1, 1, 1.5, float("nan"), "", "text", [], [1], ["text"], {}, 
 @pytest.mark.parametrize(
     "save",
     [
-        *(late_interaction, multi_vector, splade, cross_encoder, language_model, original_colbert, remote_code),
-        *(static, experts, jina_code, fp8_weights),
+        *(multi_vector, language_model, remote_code, static, fp8_weights),
+        *(
+            pytest.param(save, marks=pytest.mark.slow)
+            for save in (late_interaction, splade, cross_encoder, original_colbert, experts, jina_code)
+        ),
     ],
 )
 def test_any_value_of_any_setting_is_understood_or_refused(save: Callable[[Path], None], tmp_path: Path) -> None:

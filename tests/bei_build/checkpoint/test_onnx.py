@@ -53,7 +53,8 @@ def test_an_export_has_the_weights_of_the_model(tmp_path: Path, name: str) -> No
     _same_weights(source, tmp_path / "alone")
 
 
-@pytest.mark.parametrize("name", [_NEWER[0], *(pytest.param(name, marks=pytest.mark.slow) for name in _NEWER[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _NEWER)
 def test_an_export_of_the_newer_exporter_too(tmp_path: Path, name: str) -> None:
     source = saved(tmp_path / "source", name)
     save_onnx(source, tmp_path / "alone", dynamo=True)

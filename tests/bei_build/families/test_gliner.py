@@ -18,6 +18,7 @@ from bei_build.checkpoint import gliner
 from bei_build.config import BuildConfig
 from bei_build.pipeline import build
 from bei_build.progress import Progress
+from tests.support.builds import build_artifact
 from tests.support.checkpoints import save_tokenizer, unigram_tokenizer
 from tests.support.cpus import needs_bf16
 from tests.support.gliner_models import MAX_WIDTH, save_gliner
@@ -199,9 +200,8 @@ def test_a_known_backbone_needs_no_config_and_gets_the_librarys_tokens(
     whole = save_gliner(tmp_path / "whole", encoder={"position_buckets": 256})
     answers = []
     for folder in (tmp_path / "checkpoint", whole):
-        out = str(folder) + "-artifact"
-        build(BuildConfig(model=str(folder), target="cpu", precision="fp32", out=out), load_engine, Progress())
-        with Model(out, tune="off") as model:
+        artifact = build_artifact(folder, Path(f"{folder}-artifact"))
+        with Model(artifact.path, tune="off") as model:
             answers.append(model.extract([TEXT], LABELS, threshold=0.4))
     assert answers[0] == answers[1]
     assert answers[0][0]

@@ -100,11 +100,13 @@ def test_scores_are_those_of_the_own_code(model: Model, own: OwnCode, documents:
     np.testing.assert_allclose(scores_of(model, QUERY, documents), own.rerank(QUERY, documents), atol=2e-4)
 
 
+@pytest.mark.slow
 def test_more_documents_than_the_own_code_reads_at_once_are_weighed_as_there(model: Model, own: OwnCode) -> None:
     documents = [f"document {number}" for number in range(131)]
     np.testing.assert_allclose(scores_of(model, QUERY, documents), own.rerank(QUERY, documents), atol=2e-4)
 
 
+@pytest.mark.slow
 def test_long_queries_and_documents_are_cut_where_the_own_code_cuts_them(model: Model, own: OwnCode, kind: str) -> None:
     query, documents = "cat at sea, " * 120, ["ordinary", "no more " * (300 if kind == "v3.5" else 700)]
     np.testing.assert_allclose(scores_of(model, query, documents), own.rerank(query, documents), atol=2e-4)

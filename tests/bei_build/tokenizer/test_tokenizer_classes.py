@@ -270,7 +270,15 @@ SINGLES = [(text,) for text in TEXTS]
 PAIRS = list(zip(TEXTS, [*TEXTS[1:], TEXTS[0]], strict=True))
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.label)
+def in_tiers() -> list[Any]:
+    """Parameters: the first tier takes every second kind."""
+    return [
+        pytest.param(kind, id=kind.label, marks=pytest.mark.slow if place % 2 else ())
+        for place, kind in enumerate(KINDS)
+    ]
+
+
+@pytest.mark.parametrize("kind", in_tiers())
 def test_ids_types_and_cuts_are_those_of_the_class(kind: Kind, tmp_path: Path) -> None:
     saved = save(kind, tmp_path / "saved")
     for name, change in SETTINGS.items():
