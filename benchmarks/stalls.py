@@ -24,14 +24,16 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import grpc
 import numpy as np
 from PIL import Image
 
+from bei.server.grpc.messages import message
 from benchmarks.harness.arguments import parsed
 from benchmarks.harness.record import write
 from benchmarks.harness.sampling import repeating
 from benchmarks.harness.servers import free_port, running
-from tests.e2e.wide_server import save_models
+from tests.e2e.wide_server import MOST_LABELS, save_models
 from tests.support.builds import build_artifact
 from tests.support.two_towers import data_url, save_clip
 
@@ -40,13 +42,14 @@ _AFTER_S = 2.0
 _MB = 1_000_000
 # Answers of 2.4 GB are asked for.
 _FLAGS = ("--answer-limit", "3000000000", "--answer-memory", "3000000000", "--compress-answers")
+_GRPC_PORT = free_port()
 
 
 class Case(NamedTuple):
-    """A request: its path, its body, made when it is needed, and its headers."""
+    """A request: its path, its body, made when it is needed, and its headers. Bytes are a message of gRPC."""
 
     path: str
-    body: Callable[[], dict[str, Any]]
+    body: Callable[[], dict[str, Any] | bytes]
     headers: Mapping[str, str] = {}
 
 
@@ -63,6 +66,14 @@ def field_documents(count: int) -> list[dict[str, Any]]:
     return [{"text": "abcd", **{f"f{i}": i for i in range(60)}} for _ in range(count)]
 
 
+def infer_request(count: int) -> bytes:
+    """A message for ``ModelInfer``: texts for the embedder."""
+    request = message("inference.ModelInferRequest")(model_name="embedder")
+    contents = request.inputs.add(name="text", datatype="BYTES", shape=[count]).contents
+    contents.bytes_contents.extend([text.encode() for text in texts(count)])
+    return bytes(request.SerializeToString())
+
+
 def jpeg(side: int) -> str:
     """The data URL of a square JPEG of noise: 1.4 bytes a pixel."""
     levels = np.random.default_rng(side).integers(0, 256, (side, side, 3), np.uint8)
@@ -75,6 +86,8 @@ _MANY = 16_384
 _FORMS = {"input_type": "search_document", "embedding_types": ["float", "ubinary", "binary", "base64"]}
 _ON: dict[str, dict[str, Any]] = {name: {"model": name} for name in ("embedder", "classifier", "reranker")}
 _EMBEDDER, _CLASSIFIER, _RERANKER = _ON.values()
+_QUESTIONS = {"questions": {f"q{index}": {"type": "noul", "instructions": "word"} for index in range(400)}}
+_INFER = "/inference.GRPCInferenceService/ModelInfer"
 CASES: dict[str, Case] = {
     "nothing": Case("/health", dict),
     "/tokenize, a text of 7 MB": Case("/tokenize", lambda: {"inputs": "a " * 3_500_000, **_EMBEDDER}),
@@ -120,6 +133,20 @@ CASES: dict[str, Case] = {
     "/embed, one list of 3.9 million ids": Case("/embed", lambda: {"inputs": [7] * 3_900_000, **_EMBEDDER}),
     "/decode, one list of 3.9 million ids": Case("/decode", lambda: {"ids": [7] * 3_900_000, **_EMBEDDER}),
     "/v1/embeddings, 2.6 million texts": Case("/v1/embeddings", lambda: {"input": [""] * 2_600_000, **_EMBEDDER}),
+    "/v1/embeddings, 16,384 texts, a prompt of 500 characters": Case(
+        "/v1/embeddings", lambda: {"input": texts(_MANY), "prompt": "able " * 100, **_EMBEDDER}
+    ),
+    "/v1/extract, 16 texts of 350 words, 25 labels": Case(
+        "/v1/extract", lambda: {"input": texts(16, 350), "labels": texts(MOST_LABELS), "model": "spans"}
+    ),
+    "/v1/extract, 16 texts of 350 words, every span": Case(
+        "/v1/extract", lambda: {"input": texts(16, 350), "labels": texts(10), "threshold": 0, "model": "spans"}
+    ),
+    "/v1/systemone, 400 questions": Case("/v1/systemone", lambda: {**_QUESTIONS, "state": "able " * 450, **_RERANKER}),
+    "/v1/systemone, a state of 7 MB": Case(
+        "/v1/systemone", lambda: {**_QUESTIONS, "state": texts(1000, 1400), **_RERANKER}
+    ),
+    "ModelInfer, 16,384 texts": Case(_INFER, lambda: infer_request(_MANY)),
     "/rerank, 2.6 million documents": Case(
         "/v1/rerank", lambda: {"query": "word", "documents": [""] * 2_600_000, **_RERANKER}
     ),
@@ -157,7 +184,7 @@ def _measure_texts(folder: Path, cases: list[str], repetitions: int) -> None:
     command = ["-m", "tests.e2e.wide_server"]
     paths = save_models(folder)
     results: dict[str, Any] = {"cases": {}, "2 GB of address space": {}}
-    with _serving([*command, *paths], *_FLAGS) as (port, pid):
+    with _serving([*command, *paths], *_FLAGS, "--grpc-port", str(_GRPC_PORT)) as (port, pid):
         results["cases"] = _all_measured(port, pid, {name: CASES[name] for name in cases}, repetitions)
     if set(SMALL) <= set(cases):
         with _serving([*command, "--memory", 2_000_000_000, *paths]) as (port, pid):
@@ -184,7 +211,8 @@ def _serving(command: Sequence[object], *flags: str) -> Iterator[tuple[int, int]
 
 def measured(port: int, pid: int, case: Case) -> dict[str, Any]:
     """One request beside a thread that asks for /health."""
-    body = b"" if case.path == "/health" else json.dumps(case.body(), separators=(",", ":")).encode()
+    made = case.body()
+    body = made if isinstance(made, bytes) else json.dumps(made, separators=(",", ":")).encode() if made else b""
     before = _memory_mb(pid, "VmRSS")
     Path(f"/proc/{pid}/clear_refs").write_text("5")
     context = multiprocessing.get_context("fork")
@@ -217,8 +245,13 @@ def measured(port: int, pid: int, case: Case) -> dict[str, Any]:
 
 def _ask(port: int, case: Case, body: bytes, answers: Any) -> None:
     """In a process of its own: the request, and its answer to the end. Puts status, bytes, seconds and a beginning."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     started = time.perf_counter()
+    if case.path == _INFER:
+        with grpc.insecure_channel(f"127.0.0.1:{_GRPC_PORT}", [("grpc.max_receive_message_length", -1)]) as channel:
+            answer = channel.unary_unary(case.path)(body)
+        answers.put((200, len(answer), time.perf_counter() - started, ""))
+        return
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     connection.request("POST" if body else "GET", case.path, body or None, dict(case.headers))
     response = connection.getresponse()
     size, begin = 0, b""

@@ -21,6 +21,7 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 
+from bei.artifact.label_layouts import Extraction
 from bei.artifact.manifest import Classification, Manifest, OutputInfo
 from bei.cli import main
 from bei.core import EngineInfo, Float32Array, Limits, Outputs, PackedBatch
@@ -38,7 +39,10 @@ MODELS = {
     "splade": ("embed_sparse", "sparse", VOCAB_SIZE),
     "classifier": ("classify", "logits", 1000),
     "reranker": ("rerank", "logits", 1),
+    "spans": ("extract", "span_logits", 12),
 }
+MOST_LABELS = 25  # of a request to "spans", whose engine scores as many
+_FIRST_LETTER = 4  # behind the special tokens
 _WEIGHTS_A_TEXT = 100  # of a sparse vector
 
 
@@ -61,8 +65,8 @@ def save_models(folder: Path) -> list[Path]:
     """Artifacts of ``MODELS``."""
     paths = []
     for name, (task, output, width) in MODELS.items():
-        per_token = output.startswith("token_")
-        labels = None if "logits" not in output else [f"LABEL_{index}" for index in range(width)]
+        per_token = output.startswith(("token_", "span_"))
+        labels = None if "logits" not in output or task == "extract" else [f"LABEL_{index}" for index in range(width)]
         fields: dict[str, Any] = {
             "name": name,
             "tasks": [task],
@@ -74,6 +78,9 @@ def save_models(folder: Path) -> list[Path]:
         }
         if task != "embed":
             fields["embedding"] = None
+        if task == "extract":
+            ids = {"label_id": _FIRST_LETTER, "separator_id": _FIRST_LETTER + 1}
+            fields["extraction"] = Extraction(**ids, reads_marker=True, max_width=width, max_words=384)
         with (
             mock.patch("tests.support.artifacts.tiny_tokenizer", wide_tokenizer),
             mock.patch("tests.support.artifacts.VOCAB_SIZE", VOCAB_SIZE),
@@ -91,7 +98,8 @@ class WideEngine:
         per_token = frozenset({output.name} if output.per_token else ())
         self.info = EngineInfo("fake", "fp32", "none", LIMITS, {output.name: output.dimension}, per_token)
         self._output, self._width, self._per_token = output.name, output.dimension, output.per_token
-        table = np.random.default_rng(0).normal(size=(256, min(output.dimension, 1000))) / 20
+        width = output.dimension * (MOST_LABELS if output.name == "span_logits" else 1)
+        table = np.random.default_rng(0).normal(size=(256, min(width, 1000))) / 20
         self._table: Float32Array = table.astype(np.float32)
 
     def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:

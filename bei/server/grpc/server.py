@@ -53,6 +53,7 @@ _MOST_CALLS = 1_000
 
 _HEALTH_EVERY_S = 2.0
 _PING_ANSWER_MS = 20_000
+_MOST = (1 << 31) - 1  # of a setting of the library's; settings of ours may be larger
 _NEVER_A_REQUEST = frozenset[str]()
 
 
@@ -93,7 +94,7 @@ def grpc_of(
     """The server that ``config`` asks for; None: it asks for none."""
     if config.grpc_port is None:
         return None
-    shared = Context(models, config.max_client_batch_size, config.answer_limit, answers)
+    shared = Context(models, config.max_client_batch_size, min(config.answer_limit, _MOST), answers)
     server = WholeServer(models, metrics, peers)
     return GrpcServer(shared, bodies, config, server, metrics, keys, request_log, tracing, tls)
 
@@ -315,7 +316,7 @@ def _headers(context: Any) -> list[Header]:
 
 
 def _options(config: ServeConfig) -> Seq[tuple[str, int]]:
-    return (
+    options = (
         ("grpc.max_receive_message_length", config.payload_limit),
         ("grpc.max_send_message_length", config.answer_limit),
         ("grpc.max_metadata_size", config.max_header_bytes),
@@ -327,6 +328,7 @@ def _options(config: ServeConfig) -> Seq[tuple[str, int]]:
         ("grpc.http2.ping_timeout_ms", _PING_ANSWER_MS),  # of pings for keepalive too
         ("grpc.so_reuseport", int(config.http_workers > 1)),
     )
+    return [(name, min(value, _MOST)) for name, value in options]
 
 
 def _credentials(config: ServeConfig, tls: TLS) -> grpc.ServerCredentials:

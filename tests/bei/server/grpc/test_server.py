@@ -172,6 +172,13 @@ def test_limits_of_messages(make_app: MakeApp, serve: Any) -> None:
     assert (error.code(), dict(error.trailing_metadata())["bei-code"]) == (CODE.RESOURCE_EXHAUSTED, "answer_too_large")
 
 
+def test_limits_may_be_larger_than_the_library_s(make_app: MakeApp, serve: Any) -> None:
+    """The server did not start."""
+    limits = dict.fromkeys(("answer_limit", "answer_memory", "payload_limit", "body_memory"), 3_000_000_000)
+    served = serve(make_app(FakeEngine(LIMITS)), **limits, keep_alive_timeout=3_600.0)
+    assert served.call(EMBED, tei("EmbedRequest", inputs="cat"))[0].embeddings
+
+
 def test_a_client_that_takes_no_answers_is_not_read_ahead_of(make_app: MakeApp, serve: Any) -> None:
     engine = GatedEngine(LIMITS)
     app = make_app(engine)
