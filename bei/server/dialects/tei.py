@@ -28,13 +28,11 @@ from bei.server.endpoint.field_schema import MAX_INPUTS, limits, limits_of_input
 from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.models import Models
 from bei.server.endpoint.parse import (
-    PLACEHOLDER_TEXT,
     TokenId,
     check_inputs,
     is_one_input,
-    long_id_lists,
     parser,
-    too_many_inputs,
+    read_long_ids,
 )
 from bei.server.endpoint.render import FLOAT_BYTES, Items, Reply, num_bytes_of
 from bei.server.endpoint.route import Route
@@ -98,14 +96,10 @@ _decode_long_request = parser(_LongRequest)
 
 def parse_ids(content: bytes, max_inputs: int) -> DecodeRequest:
     """Long lists in pieces. Raises InvalidRequestError, also for more than ``max_inputs`` lists."""
-    found = long_id_lists(content, "ids", max_inputs)
+    found = read_long_ids(content, "ids", max_inputs, _decode_long_request)
     if found is not None:
-        body = _decode_long_request(found.rest)
-        if body.ids == PLACEHOLDER_TEXT:
-            if len(found.lists) > max_inputs:
-                raise too_many_inputs(len(found.lists), max_inputs, "ids")
-            skip = body.skip_special_tokens
-            return DecodeRequest(ids=[*found.lists], model=body.model, skip_special_tokens=skip)
+        body, lists = found
+        return DecodeRequest(ids=[*lists], model=body.model, skip_special_tokens=body.skip_special_tokens)
     request = _decode_request(content)
     check_inputs(request.ids, max_inputs, "ids", "ids mixes token ids and lists of them: send one kind.")
     return request

@@ -142,15 +142,32 @@ def check_inputs(given: Seq[object], max_inputs: int, param: str, mixed: str) ->
         raise InvalidRequestError(mixed, param)
 
 
+def read_long_ids(
+    content: bytes, field: str, max_inputs: int, parse: Callable[[bytes], RequestT]
+) -> tuple[RequestT, list[list[int]]] | None:
+    """What ``parse`` reads of a long body without the token ids in ``field``, and these, decoded in pieces. A list of
+    ids is a list of one. None: all is ``parse``'s. Raises InvalidRequestError, also for more than ``max_inputs``."""
+    found = long_id_lists(content, field, max_inputs)
+    if found is None:
+        return None
+    body = parse(found.rest)
+    there = getattr(body, field)
+    if (bytes(there) if isinstance(there, msgspec.Raw) else there) not in (_PLACEHOLDER, _PLACEHOLDER_TEXT):
+        return None  # they stood deeper in the body
+    if len(found.lists) > max_inputs:
+        raise too_many_inputs(len(found.lists), max_inputs, field)
+    return body, found.lists
+
+
 class LongIdLists(NamedTuple):
-    """Token ids of a long body, and ``rest``, the body with ``PLACEHOLDER`` in their place."""
+    """Token ids of a long body, and ``rest``, the body with ``_PLACEHOLDER`` in their place."""
 
     lists: list[list[int]]
     rest: bytes
 
 
 def long_id_lists(content: bytes, field: str, max_lists: int) -> LongIdLists | None:
-    """The lists of token ids in ``field`` of a long body, decoded in pieces. A list of ids is a list of one.
+    """The lists of token ids in ``field`` of a long body.
 
     Where there are more than ``max_lists`` the others are there, but empty: lists by the million, which are refused,
     would keep the garbage collector busy for seconds.
@@ -171,7 +188,7 @@ def long_id_lists(content: bytes, field: str, max_lists: int) -> LongIdLists | N
     if there is None:
         return None
     lists, stop = there
-    return LongIdLists(lists, content[: found.start(1)] + PLACEHOLDER + content[stop:])
+    return LongIdLists(lists, content[: found.start(1)] + _PLACEHOLDER + content[stop:])
 
 
 def _ids_from(content: bytes, start: int, _: int) -> tuple[list[list[int]], int] | None:
@@ -211,8 +228,8 @@ def _lists_from(content: bytes, start: int, max_lists: int) -> tuple[list[list[i
 
 
 # In the place of lists that were taken out: no client sends such a text.
-PLACEHOLDER = b'"\\u0000token ids"'
-PLACEHOLDER_TEXT = "\0token ids"
+_PLACEHOLDER = b'"\\u0000token ids"'
+_PLACEHOLDER_TEXT = "\0token ids"
 
 _LEFT_OUT: list[int] = []
 

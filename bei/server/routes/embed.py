@@ -19,13 +19,11 @@ from bei.server.endpoint.field_schema import MAX_INPUTS, Limits, Text, Texts, li
 from bei.server.endpoint.inference import checked_task, embedded, reported
 from bei.server.endpoint.input_parts import InputPart
 from bei.server.endpoint.parse import (
-    PLACEHOLDER_TEXT,
     TokenId,
     check_inputs,
     is_one_input,
-    long_id_lists,
     parser,
-    too_many_inputs,
+    read_long_ids,
 )
 from bei.server.endpoint.refused_fields import Refused, refused
 from bei.server.endpoint.render import FLOAT_BYTES, Items, Reply, rows_of
@@ -143,14 +141,10 @@ def inputs_parser(request: type[InputsRequest], max_inputs: int) -> Callable[[by
 
 def parse_request(content: bytes, max_inputs: int, decode: Callable[[bytes], Any] = _decode_request) -> Any:
     """Long lists of token ids in pieces. Raises InvalidRequestError, also for more than ``max_inputs`` inputs."""
-    found = long_id_lists(content, "inputs", max_inputs)
+    found = read_long_ids(content, "inputs", max_inputs, decode)
     if found is not None:
-        body = decode(found.rest)
-        if body.inputs == PLACEHOLDER_TEXT:
-            if len(found.lists) > max_inputs:
-                raise too_many_inputs(len(found.lists), max_inputs, "inputs")
-            body.inputs = [*found.lists]
-            return body
+        body, body.inputs = found
+        return body
     body = decode(content)
     if not isinstance(body.inputs, str | InputPart):
         check_inputs(body.inputs, max_inputs, "inputs", _MIXED)

@@ -20,7 +20,7 @@ from bei.server.endpoint.examples import EMBEDDER, NUM_TOKENS, TEXTS, Example, e
 from bei.server.endpoint.field_schema import MAX_INPUTS, limits
 from bei.server.endpoint.inference import embedded
 from bei.server.endpoint.input_parts import InputPart
-from bei.server.endpoint.parse import PLACEHOLDER, TokenId, long_id_lists, parser, too_many_inputs
+from bei.server.endpoint.parse import TokenId, parser, read_long_ids, too_many_inputs
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import EmbeddingControls
@@ -189,13 +189,9 @@ def parse(
     content: bytes, max_inputs: int, parse_request: Callable[[bytes], EmbeddingRequest] = parse_request
 ) -> ParsedRequest:
     """A body and its inputs. Raises InvalidRequestError, also for more than ``max_inputs`` inputs."""
-    found = long_id_lists(content, "input", max_inputs)
+    found = read_long_ids(content, "input", max_inputs, parse_request)
     if found is not None:
-        body = parse_request(found.rest)
-        if bytes(body.input) == PLACEHOLDER:
-            if len(found.lists) > max_inputs:
-                raise too_many_inputs(len(found.lists), max_inputs, "input")
-            return ParsedRequest(body, found.lists)
+        return ParsedRequest(*found)
     body = parse_request(content)
     inputs = parse_input(body.input)
     if len(inputs) > max_inputs:
