@@ -79,8 +79,13 @@ def save_models(folder: Path) -> list[Path]:
         if task != "embed":
             fields["embedding"] = None
         if task == "extract":
-            ids = {"label_id": _FIRST_LETTER, "separator_id": _FIRST_LETTER + 1}
-            fields["extraction"] = Extraction(**ids, reads_marker=True, max_width=width, max_words=384)
+            fields["extraction"] = Extraction(
+                label_id=_FIRST_LETTER,
+                separator_id=_FIRST_LETTER + 1,
+                reads_marker=True,
+                max_width=width,
+                max_words=384,
+            )
         with (
             mock.patch("tests.support.artifacts.tiny_tokenizer", wide_tokenizer),
             mock.patch("tests.support.artifacts.VOCAB_SIZE", VOCAB_SIZE),

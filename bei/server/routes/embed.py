@@ -143,8 +143,9 @@ def parse_request(content: bytes, max_inputs: int, decode: Callable[[bytes], Any
     """Long lists of token ids in pieces. Raises InvalidRequestError, also for more than ``max_inputs`` inputs."""
     found = read_long_ids(content, "inputs", max_inputs, decode)
     if found is not None:
-        body, body.inputs = found
-        return body
+        request, lists = found
+        request.inputs = lists
+        return request
     body = decode(content)
     if not isinstance(body.inputs, str | InputPart):
         check_inputs(body.inputs, max_inputs, "inputs", _MIXED)

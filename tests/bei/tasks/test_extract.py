@@ -51,7 +51,7 @@ def test_spans_of_large_answers_are_chosen_off_the_event_loop(
 ) -> None:
     """Scores were read on the loop, whatever their number."""
     threads = set()
-    collect, choose = extraction.collect, extraction.choose
+    collect, choose = span_choice.collect, span_choice.choose
 
     def collected(*args: Any) -> None:
         threads.add(threading.current_thread())

@@ -13,6 +13,7 @@ import pytest
 
 from bei.engine.fake import FakeEngine
 from bei.server.grpc import calls, inference_service
+from bei.server.grpc.messages import field_head
 from bei.server.http import memory_budgets
 from tests.bei.server.app import App
 from tests.bei.server.conftest import MakeApp
@@ -156,7 +157,7 @@ def test_long_messages_are_read_and_large_answers_written_off_the_event_loop(
 
     monkeypatch.setattr(calls, "_parsed", noted("parsed", calls._parsed))
     monkeypatch.setattr(inference_service, "_inputs", noted("inputs", inference_service._inputs))
-    monkeypatch.setattr(inference_service, "field_head", noted("written", inference_service.field_head))
+    monkeypatch.setattr(inference_service, "field_head", noted("written", field_head))
     if is_long:
         monkeypatch.setattr(inference_service, "INLINE_BYTES", 10)
     served = serve(make_app(FakeEngine(LIMITS)))
