@@ -18,7 +18,7 @@ from bei.service.call import InferenceResult, ModelRequest
 from bei.service.model_service import ModelService
 from bei.tasks.support import PartialResult, computed, require
 from bei.tokenizer.encoder import EncodingOptions, Input
-from bei.tokenizer.prompts import apply_default_prompt
+from bei.tokenizer.prompts import apply_default_prompt, num_chars, prompt_of
 from bei.tokenizer.templates import TextTemplate
 
 
@@ -44,6 +44,12 @@ async def classify(service: ModelService, task: ClassifyTask, *, ticket: Ticket)
     chosen = "none" if task.raw else task.function or classification.function
     values = await scores_of(answer, lambda rows: label_scores(service, rows, chosen), len(classification.labels))
     return Scores(answer.lengths, answer.truncated, answer.errors, values=values, labels=classification.labels)
+
+
+def num_around(service: ModelService) -> int:
+    """Characters that are read with each input: of the default prompt, and of the model's template."""
+    template = service.manifest.classify_template
+    return num_chars(prompt_of(service.manifest)) + (TextTemplate(template.body).num_chars if template else 0)
 
 
 def label_scores(service: ModelService, logits: Float32Array, function: ScoreFunction) -> Float32Array:

@@ -28,7 +28,15 @@ from bei.tasks.dimensions import check_dimensions
 from bei.tasks.support import PartialResult, computed, off_loop_if_large, require
 from bei.tokenizer.adapters import adapter_name, adapter_of, is_task
 from bei.tokenizer.encoder import EncodingOptions
-from bei.tokenizer.prompts import apply_prompt_to_inputs, choose_prompt, keep_prompt, role_of, split_prompt, with_role
+from bei.tokenizer.prompts import (
+    apply_prompt_to_inputs,
+    choose_prompt,
+    keep_prompt,
+    num_chars,
+    role_of,
+    split_prompt,
+    with_role,
+)
 from bei.utils.threads import off_loop
 
 # Sparse vectors of more texts are made off the event loop.
@@ -79,7 +87,7 @@ class CheckedTask(NamedTuple):
     @property
     def num_around(self) -> int:
         """Characters of the prompt, which are read with each text."""
-        return sum(map(len, split_prompt(self.prompt)))
+        return num_chars(self.prompt)
 
     def on(self, inputs: Seq[ModelInput], failed: Mapping[int, BeiError] | None) -> CheckedTask:
         """The same task for other inputs."""

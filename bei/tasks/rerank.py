@@ -17,6 +17,7 @@ from bei.tasks.classify import Scores, label_scores, logits_of, scores_of
 from bei.tasks.rerank_lists import score_lists
 from bei.tasks.support import require
 from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions
+from bei.tokenizer.prompts import num_chars, prompt_of
 from bei.tokenizer.templates import PairTemplate
 
 
@@ -64,9 +65,12 @@ async def rerank(service: ModelService, task: RerankTask, *, ticket: Ticket) -> 
 
 
 def num_around(service: ModelService, instruction: str | None = None) -> int:
-    """Characters that are read with each pair: of the model's template. ``instruction`` None: the template's own."""
+    """Characters that are read with each pair: of the model's template or, without one, its default prompt.
+    ``instruction`` None: the template's own."""
     template = service.manifest.rerank_template
-    return 0 if template is None else _pair_template(template, instruction).num_chars
+    if template is None:
+        return num_chars(prompt_of(service.manifest))
+    return _pair_template(template, instruction).num_chars
 
 
 def _pair_template(template: RerankTemplate, instruction: str | None) -> PairTemplate:

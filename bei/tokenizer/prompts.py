@@ -157,6 +157,11 @@ def keep_prompt(prompt: str, options: EncodingOptions) -> EncodingOptions:
     return replace(options, kept=(before, after)) if after or (before and options.direction == "left") else options
 
 
+def num_chars(prompt: str) -> int:
+    """Characters that ``prompt`` puts around each text."""
+    return sum(map(len, split_prompt(prompt)))
+
+
 def split_prompt(prompt: str) -> tuple[str, str]:
     """The parts of ``prompt`` before and after the text."""
     before, _, after = prompt.partition("{text}")

@@ -46,8 +46,10 @@ from bei.server.routes.classify import labels_of
 from bei.server.status.whole_server import WholeServer
 from bei.service.service import InferenceService
 from bei.tasks.classify import ClassifyTask, classify
+from bei.tasks.classify import num_around as around_texts
 from bei.tasks.embed import EmbedTask
 from bei.tasks.rerank import RerankTask, rerank
+from bei.tasks.rerank import num_around as around_pairs
 from bei.tasks.support import PHRASES
 from bei.tokenizer.truncation import encoding_options
 from bei.version import __version__
@@ -272,7 +274,8 @@ async def _classify(service: InferenceService, request: ParsedInfer, context: Re
     asked, labels = request.parameters, labels_of(service)
     context.check_answer(len(request.inputs) * len(labels) * FLOAT_BYTES)
     task = ClassifyTask(request.inputs, encoding_options(asked.truncate), raw=bool(asked.raw_scores))
-    scores = await classify(service, task, ticket=context.admit(service, request.inputs))
+    ticket = context.admit(service, request.inputs, num_around=around_texts(service))
+    scores = await classify(service, task, ticket=ticket)
     return Inferred({"scores": scores.values, "labels": labels}, scores.truncated)
 
 
@@ -280,7 +283,8 @@ async def _rerank(service: InferenceService, request: ParsedInfer, context: Requ
     asked = request.parameters
     context.check_answer(len(request.inputs) * FLOAT_BYTES)
     task = RerankTask(request.inputs, encoding_options(asked.truncate), raw=bool(asked.raw_scores))
-    scores = await rerank(service, task, ticket=context.admit(service, request.inputs))
+    ticket = context.admit(service, request.inputs, num_around=around_pairs(service))
+    scores = await rerank(service, task, ticket=ticket)
     return Inferred({"scores": np.ascontiguousarray(scores.values[:, 0])}, scores.truncated)
 
 

@@ -39,7 +39,7 @@ from bei.server.endpoint.shared_fields import Controls
 from bei.server.routes import classify
 from bei.server.routes.openai_embeddings import Usage, usage
 from bei.service.service import InferenceService
-from bei.tasks.classify import ClassifyTask, Scores
+from bei.tasks.classify import ClassifyTask, Scores, num_around
 from bei.tasks.classify import classify as classify_inputs
 from bei.tasks.embed import Embeddings, EmbedTask, TokenEmbeddings, check_task, embed_tokens
 from bei.tasks.token_classification import TokenScores, TokenTask, classify_tokens
@@ -154,7 +154,7 @@ async def _pool_scores(body: PoolingRequest, texts: Seq[str], context: RequestCo
     context.check_inputs(texts, "input")
     context.check_answer(len(texts) * (len(classify.labels_of(service)) * FLOAT_BYTES + _AROUND_BYTES))
     asked = ClassifyTask(texts, body.encoding_options(), raw=body.use_activation is False)
-    scores = await classify_inputs(service, asked, ticket=context.admit(service, texts))
+    scores = await classify_inputs(service, asked, ticket=context.admit(service, texts, num_around=num_around(service)))
     return _pooled(body, service, len(texts), scores.values.size, lambda index: scores.values[index], scores)
 
 

@@ -31,7 +31,7 @@ from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import ScoreControls
 from bei.server.routes.openai_embeddings import Usage, usage
 from bei.service.service import InferenceService
-from bei.tasks.classify import ClassifyTask, Scores, classify
+from bei.tasks.classify import ClassifyTask, Scores, classify, num_around
 from bei.tokenizer.encoder import Input
 
 # What JSON takes, about: of a score beside its label, of what stands around the scores of an input.
@@ -124,7 +124,7 @@ async def predict(body: PredictRequest, context: RequestContext) -> Reply:
     context.check_inputs(inputs, "inputs")
     context.check_answer(len(inputs) * ranked_bytes(labels_of(service)))
     asked = ClassifyTask(inputs, body.encoding_options(), raw=body.is_raw())
-    answer = await classify(service, asked, ticket=context.admit(service, inputs))
+    answer = await classify(service, asked, ticket=context.admit(service, inputs, num_around=num_around(service)))
     content = ranked(answer)
     return Reply(content if is_batch else content.make(0, 1)[0], answer.truncated)
 
@@ -136,7 +136,7 @@ async def classify_texts(body: ClassifyRequest, context: RequestContext) -> Repl
     context.check_inputs(texts, "input")
     context.check_answer(len(texts) * ranked_bytes(labels_of(service)))
     asked = ClassifyTask(texts, body.encoding_options(), raw=body.is_raw())
-    answer = await classify(service, asked, ticket=context.admit(service, texts))
+    answer = await classify(service, asked, ticket=context.admit(service, texts, num_around=num_around(service)))
     is_infinity = body.raw_scores is not None
     return Reply(render(answer, service.name, is_infinity=is_infinity), answer.truncated)
 

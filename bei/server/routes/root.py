@@ -25,7 +25,7 @@ from bei.server.endpoint.shared_fields import Model, Tiered
 from bei.server.endpoint.vector_encoding import SparseVector
 from bei.server.routes import classify, embed, extract, predict_tokens, rerank, systemone
 from bei.service.service import InferenceService
-from bei.tasks.classify import ClassifyTask
+from bei.tasks.classify import ClassifyTask, num_around
 from bei.tasks.classify import classify as classify_inputs
 from bei.tasks.entities import Aggregation, Entity
 from bei.tasks.token_classification import TokenTask, classify_tokens
@@ -220,7 +220,7 @@ async def classify_texts(body: ClassificationRequest, context: RequestContext) -
     num_bytes = classify.ranked_bytes(labels)
     context.check_answer(len(texts) * num_bytes)
     task = ClassifyTask(texts, function=asked.function_to_apply)
-    answer = await classify_inputs(service, task, ticket=context.admit(service, texts))
+    answer = await classify_inputs(service, task, ticket=context.admit(service, texts, num_around=num_around(service)))
     content = items_of(list(answer.values), num_bytes, lambda row: classify.by_score(row, labels)[: asked.top_k])
     return Reply(content, answer.truncated)
 

@@ -12,6 +12,7 @@ from tests.bei.server.app import App
 from tests.bei.server.kinds import post, save_kind
 
 LONG = "the cat " * 4  # 32 characters, estimated as eight tokens
+RANKING = {"query": {"text": "a"}, "passages": [{"text": "b"}, {"text": "c"}]}
 TEMPLATE = RerankTemplate(prefix="", body="{instruction} {query} {document}", suffix="", instruction="")
 
 PROMPTED: list[tuple[str, str, dict[str, Any], dict[str, Any], int]] = [
@@ -44,6 +45,32 @@ def test_what_is_read_with_every_input_is_admitted_with_it(
     finally:
         app.close()
     assert prompted - bare == times * 8
+
+
+@pytest.mark.parametrize(
+    ("model", "path", "body"),
+    [
+        ("classifier", "/predict", {"inputs": [["a"], ["b"]]}),
+        ("classifier", "/classify", {"input": ["a", "b"]}),
+        ("classifier", "/", {"inputs": ["a", "b"], "parameters": {}}),
+        ("classifier", "/pooling", {"input": ["a", "b"]}),
+        ("reranker", "/rerank", {"query": "a", "texts": ["b", "c"]}),
+        (
+            "reranker",
+            "/v1/ranking",
+            {**RANKING, "truncate": "END"},
+        ),
+    ],
+)
+def test_so_is_what_the_model_itself_has_read(model: str, path: str, body: dict[str, Any], tmp_path: Path) -> None:
+    found = []
+    for prompts in ({}, {"prompts": {"long": LONG}, "default_prompt_name": "long"}):
+        app = App(save_kind(tmp_path / f"{model} {len(prompts)}", model, **prompts))
+        try:
+            found.append(admitted_tokens(app, path, body))
+        finally:
+            app.close()
+    assert found[1] - found[0] == 2 * 8
 
 
 def test_so_are_prompts_of_instances(tmp_path: Path) -> None:
