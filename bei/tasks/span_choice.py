@@ -20,7 +20,7 @@ from bei.errors import InvalidRequestError
 Candidates: TypeAlias = dict[tuple[int, int, int], float]
 
 # Candidates of one text, of which each takes 250 bytes and some microseconds: a threshold of 0 makes one of every span
-# with every label. The libraries have no limit.
+# with every label. The gliner library has no limit.
 MOST_CANDIDATES = 65_536
 
 
