@@ -78,11 +78,23 @@ class Expansion:
 class ImagePatches(NamedTuple):
     """An image as an engine reads it: ``levels`` [tokens, 3 * patch_size**2], one row a token, zeros for tokens before
     the patches. In a row pixels follow each other from left to right and top to bottom, each with red, green, blue.
-    ``grid``: rows and columns of patches. ``digest`` of both."""
+    ``grid``: rows and columns of patches. ``digest`` of both. ``places`` int32 [tokens], where a decoder reads the
+    tower's states: of each the token of the image's encoding that it stands for. None: the encoding's tokens are the
+    tower's own."""
 
     levels: Levels
     digest: bytes
     grid: tuple[int, int]
+    places: Int32Array | None = None
+
+
+class ImageFeatures(NamedTuple):
+    """An image as a decoder reads it among tokens: ``rows`` float32 [n, width], of the image tower, in the place of
+    the rows of the tokens at ``places`` int32 [n], ascending. ``digest`` of the image."""
+
+    rows: Float32Array
+    digest: bytes
+    places: Int32Array
 
 
 class LabelVectors(NamedTuple):
@@ -99,8 +111,9 @@ class Encoding(NamedTuple):
     Only the first ``num_keys`` tokens serve as attention keys; None: all of them. The first ``num_unpooled`` tokens (of
     a prompt) are left out of the mean, by engines that support it. ``adapter``: the one that reads it, from 1 on in the
     order of the manifest's; 0: the base model's weights alone. ``image``: the input is an image, whose tokens all have
-    id 0. ``label_vectors``: what a text is scored for, by engines that read labels so. ``is_label``: the input is a
-    label, for the tower of labels.
+    id 0 or, where a decoder reads it, are the decoder's. ``features``: the same for the decoder's engine, with the
+    tower's states. ``label_vectors``: what a text is scored for, by engines that read labels so. ``is_label``: the
+    input is a label, for the tower of labels.
     """
 
     input_ids: Int32Array
@@ -113,6 +126,7 @@ class Encoding(NamedTuple):
     image: ImagePatches | None = None
     label_vectors: LabelVectors | None = None
     is_label: bool = False
+    features: ImageFeatures | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -123,6 +137,20 @@ class Encoding(NamedTuple):
     def is_for_second(self) -> bool:
         """True for what the second tower reads of a model that has two: images or labels, not texts."""
         return self.image is not None or self.is_label
+
+    @property
+    def of_tower(self) -> Encoding:
+        """The image as its tower reads it."""
+        image = self.image
+        assert image is not None, "the caller has asked"
+        return Encoding(np.zeros(len(image.levels), np.int32), image=image._replace(places=None))
+
+    def with_features(self, rows: Float32Array) -> Encoding:
+        """The image as a decoder reads it, with the tower's ``rows``."""
+        image = self.image
+        assert image is not None, "the caller has asked"
+        assert image.places is not None, "the caller has asked"
+        return self._replace(image=None, features=ImageFeatures(rows, image.digest, image.places))
 
 
 def expanded(encoding: Encoding, expansion: Expansion) -> Encoding:
@@ -183,6 +211,35 @@ class LabelTable(NamedTuple):
         return self._replace(starts=self.starts[first:end], counts=self.counts[first:end])
 
 
+class FeatureTable(NamedTuple):
+    """The ``features`` of a batch of T tokens: ``rows`` float32 [R, width]; ``slots`` int32 [T]: of each token one more
+    than the row that stands for it, 0: its id does. Equal images share their rows."""
+
+    rows: Float32Array
+    slots: Int32Array
+
+    @classmethod
+    def of(cls, encodings: Seq[Encoding]) -> FeatureTable | None:
+        """None where no encoding has features."""
+        tables: dict[bytes, ImageFeatures] = {}
+        slots = np.zeros(sum(encoding.num_tokens for encoding in encodings), np.int32)
+        firsts: dict[bytes, int] = {}
+        start, num_rows = 0, 0
+        for encoding in encodings:
+            if (own := encoding.features) is not None:
+                if own.digest not in tables:
+                    tables[own.digest], firsts[own.digest] = own, num_rows
+                    num_rows += len(own.rows)
+                first = firsts[own.digest] + 1
+                slots[start + own.places] = np.arange(first, first + len(own.places), dtype=np.int32)
+            start += encoding.num_tokens
+        return cls(np.concatenate([one.rows for one in tables.values()]), slots) if tables else None
+
+    def part(self, tokens: slice) -> FeatureTable:
+        """Of the sequences of ``tokens``."""
+        return self._replace(slots=self.slots[tokens])
+
+
 @dataclass(frozen=True)
 class PackedBatch:
     """Sequences laid end to end without padding: what an engine runs once.
@@ -192,8 +249,9 @@ class PackedBatch:
     first so many tokens of each sequence serve as attention keys; None: all of them. ``unpooled_lens`` is int32 [B]:
     the first so many tokens of each are left out of means; None: no token is. ``adapters`` is int32 [B]: the adapter
     that reads each sequence, 0: none; None: none reads any. ``levels`` is [T, width], the pixels of images
-    (``ImagePatches``), ``grids`` int32 [B, 2] their rows and columns, and ``digests`` those of them, one a sequence;
-    None: sequences are texts. ``shared``: tokens to compute once, for engines that can
+    (``ImagePatches``), ``grids`` int32 [B, 2] their rows and columns; None: sequences are texts. ``digests``: one a
+    sequence, where token ids do not tell images apart. ``features``: the images that a decoder reads; None: it reads
+    none. ``shared``: tokens to compute once, for engines that can
     (``EngineInfo.shares_prefixes``); answers are the same without it. ``labels``: what the sequences are scored for;
     None: engines that read labels have one of zeros.
     """
@@ -209,6 +267,7 @@ class PackedBatch:
     digests: list[bytes] | None = None
     labels: LabelTable | None = None
     grids: Int32Array | None = None
+    features: FeatureTable | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -248,6 +307,9 @@ class PackedBatch:
         adapters = None
         if any([encoding.adapter for encoding in encodings]):
             adapters = np.array([encoding.adapter for encoding in encodings], np.int32)
+        if any([encoding.features is not None for encoding in encodings]):
+            digests = [e.input_ids.tobytes() if e.features is None else e.features.digest for e in encodings]
+            return cls(input_ids, cu_seqlens, digests=digests, features=FeatureTable.of(encodings))
         labels = None
         if any([encoding.label_vectors is not None for encoding in encodings]):
             labels = LabelTable.of(encodings)

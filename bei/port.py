@@ -24,6 +24,9 @@ Lane: TypeAlias = Literal["interactive", "bulk"]
 # batch at once.
 UNIT_EMBEDDING = "unit_embedding"
 
+# The output of an image tower whose states a decoder reads.
+STATES = "image_features"
+
 # In the order in which they are served.
 LANES: tuple[Lane, ...] = ("interactive", "bulk")
 

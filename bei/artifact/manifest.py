@@ -30,6 +30,7 @@ from bei.artifact.certificate.record import (
 from bei.artifact.certificate.reliability import CalibratedTask
 from bei.artifact.held_files import FileInfo, Folder, HeldFiles
 from bei.artifact.image_processor import ImageProcessor
+from bei.artifact.image_sequence import ImageSequence
 from bei.artifact.label_layouts import Extraction, Labelling, Listwise
 from bei.artifact.sides import Role, Routes, Side
 from bei.artifact.signature import ArtifactSignature
@@ -277,7 +278,8 @@ class ImageTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ``patch_size`` pixels, with a ``class_token`` before them or not, and so many ``registers`` behind that (unset: 0).
     ``max_seq_len``: the tokens of an image. Where images have many sizes (``processor.max_num_patches``), these are the
     size of the canary and the most tokens. Of a model with two towers vectors are comparable with those of texts. Of a
-    model that reads images alone, ``spec``, ``engine`` and the limits are the manifest's own.
+    model that reads images alone, ``spec``, ``engine`` and the limits are the manifest's own. ``sequence``: the
+    manifest's engine reads the tower's states among tokens; unset where an image has its vector from the tower.
     """
 
     processor: ImageProcessor
@@ -291,6 +293,7 @@ class ImageTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_batch_size: int
     max_seq_len: int
     registers: int | msgspec.UnsetType = msgspec.UNSET
+    sequence: ImageSequence | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def num_leading(self) -> int:
@@ -302,9 +305,15 @@ class ImageTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Bytes of ``bei.core.ImagePatches.levels`` of an image, at most: float32 with ``fractions``, else uint8."""
         return self.max_seq_len * 3 * self.patch_size**2 * (4 if self.processor.fractions else 1)
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of an image, at most, where the model's vectors come from."""
+        return self.sequence.num_tokens(self.max_seq_len) if self.sequence else self.max_seq_len
+
     def num_pixels(self, num_tokens: int) -> int:
         """Pixels of an image with so many tokens; 0 of one that has none, as it could not be read."""
-        return max(0, num_tokens - self.num_leading) * self.patch_size**2
+        around = self.sequence.num_tokens(0) if self.sequence else 0
+        return max(0, num_tokens - around - self.num_leading) * self.patch_size**2
 
 
 class LabelTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -402,6 +411,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         tower = self.second_tower
         assert tower is not None, "the caller has asked"
         own = [info for info in self.outputs if info.name == "embedding"]
+        if isinstance(tower, ImageTower) and tower.sequence:
+            own = [OutputInfo(name="image_features", dimension=tower.sequence.width, per_token=True)]
         return msgspec.structs.replace(
             self,
             spec=tower.spec,

@@ -14,6 +14,7 @@ from pathlib import Path
 from bei.artifact.certificate.thresholds import PRECISIONS, PRECISIONS_OF_TARGETS
 from bei.artifact.held_files import MOST_FILES
 from bei.artifact.image_processor import MOST_REGISTERS, MOST_SIDE, processor_faults
+from bei.artifact.image_sequence import ImageSequence
 from bei.artifact.manifest import (
     LABEL_ENGINE_DIR,
     LABEL_TOKENIZER,
@@ -367,7 +368,9 @@ def _images(manifest: Manifest) -> Iterator[str]:
         yield f"images.registers is {shown(tower.registers)}: it must be from 1 to {MOST_REGISTERS}"
     if tower.processor.output_size not in (None, tower.image_size):
         yield "images.processor makes images of another size than image_size"
-    if "embed" not in manifest.tasks:
+    if tower.sequence:
+        yield from _sequence(manifest, tower, tower.sequence)
+    elif "embed" not in manifest.tasks:
         yield "images is set, and the model does not embed"
     yield from (f"images: {fault}" for fault in _requirements(tower.engine, reads_texts=False))
     if not manifest.reads_texts:
@@ -375,6 +378,18 @@ def _images(manifest: Manifest) -> Iterator[str]:
             yield "images describes another engine than the manifest, whose only one it is"
     elif not any(info.path.startswith("image_engine/") for info in manifest.files):
         yield "files has nothing in image_engine/"
+
+
+def _sequence(manifest: Manifest, tower: ImageTower, sequence: ImageSequence) -> Iterator[str]:
+    if manifest.tasks != ["embed_tokens"] or not manifest.reads_texts:
+        yield "images.sequence is set, and the model does not embed tokens alone"
+    ids = (*sequence.before, sequence.token_id, *sequence.after)
+    if not all(0 <= index < manifest.spec.vocab_size for index in ids):
+        yield "images.sequence has a token that the model has no row for"
+    if tower.num_tokens > manifest.max_seq_len:
+        yield f"images.sequence makes {shown(tower.num_tokens)} tokens, more than max_seq_len"
+    if not 1 <= sequence.width <= _MOST_WIDTH:
+        yield f"images.sequence.width is {shown(sequence.width)}, which is no width of a model"
 
 
 def _labels(manifest: Manifest) -> Iterator[str]:

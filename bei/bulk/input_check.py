@@ -63,7 +63,7 @@ def check_inputs(
 def _read(manifest: Manifest, task: str, *, chunks: bool) -> frozenset[Kind]:
     if chunks:
         return frozenset(("text",))
-    if task != "embed":
+    tower = manifest.image_tower
+    if tower is None or task != ("tokens" if tower.sequence else "embed"):
         return frozenset(_READ_BY[task])
-    images: tuple[Kind, ...] = () if manifest.image_tower is None else ("image",)
-    return frozenset((*(_READ_BY[task] if manifest.reads_texts else ()), *images))
+    return frozenset((*(_READ_BY[task] if manifest.reads_texts else ()), "image"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from bei.bulk.watchdog import watched
 from bei.config.settings import ServeConfig
 from bei.core import Encoding, Engine, Row
 from bei.errors import BeiError, EngineError, InvalidRequestError, JobError
-from bei.port import PortStats
+from bei.port import STATES, PortStats
 from bei.scheduler.cost_model import CostModel
 from bei.scheduler.execution import run_isolating
 from bei.scheduler.queue import Entry, Waiter
@@ -182,14 +183,32 @@ class ShardService:
 
     async def _run(self, call: PendingCall, outputs: frozenset[str], reduce: Reduce | None) -> dict[int, Row]:
         """The row of each input without an error, by its place; equal sequences are computed once. All steps are handed
-        over before anything is waited for."""
+        over before anything is waited for, but for images that a decoder reads: their tower's come before."""
+        encodings = {place: encoding for place, encoding in enumerate(call.encodings) if place not in call.errors}
+        read = {place: one for place, one in encodings.items() if one.image and one.image.places is not None}
+        if read:
+            own = {place: encoding.of_tower for place, encoding in read.items()}
+            states = await self._rows(call, own, frozenset((STATES,)), None)
+            encodings = {
+                place: one if place not in read else one.with_features(states[place][STATES])
+                for place, one in encodings.items()
+                if place not in read or place in states
+            }
+            call.encodings[:] = [
+                encoding if encoding.image is None else encoding._replace(image=None) for encoding in call.encodings
+            ]
+        return await self._rows(call, encodings, outputs, reduce)
+
+    async def _rows(
+        self, call: PendingCall, encodings: Mapping[int, Encoding], outputs: frozenset[str], reduce: Reduce | None
+    ) -> dict[int, Row]:
+        """Of ``encodings``, by their places in ``call``."""
         places_of: dict[Entry, list[int]] = {}
         entries: dict[object, Entry] = {}
-        for place, encoding in enumerate(call.encodings):
-            if place not in call.errors:
-                entry = Entry(encoding._replace(spans=None), Waiter(0, place, float("inf"), outputs), "bulk", 0.0, 0.0)
-                entry = entries.setdefault(entry.identity, entry)
-                places_of.setdefault(entry, []).append(place)
+        for place, encoding in encodings.items():
+            entry = Entry(encoding._replace(spans=None), Waiter(0, place, float("inf"), outputs), "bulk", 0.0, 0.0)
+            entry = entries.setdefault(entry.identity, entry)
+            places_of.setdefault(entry, []).append(place)
         towers = [(self._engine, self._costs, [entry for entry in places_of if not entry.encoding.is_for_second])]
         if self._second is not None:
             second = [entry for entry in places_of if entry.encoding.is_for_second]

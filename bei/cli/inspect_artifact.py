@@ -88,8 +88,9 @@ def _model_rows(artifact: Artifact) -> list[tuple[str, str]]:
         rows.append(("route", f"{manifest.routes.default or 'none'} unless a request says it{absent}"))
     if (tower := manifest.image_tower) is not None:
         height, width = tower.image_size
-        size = f"{width} x {height} pixels in {tower.max_seq_len} tokens"
-        rows.append(("images", f"{tower.spec.num_parameters / 1e6:.1f} M parameters, {size}, {tower.pooling} pooling"))
+        size = f"{width} x {height} pixels in {tower.num_tokens} tokens"
+        reading = "read by the decoder" if tower.sequence else f"{tower.pooling} pooling"
+        rows.append(("images", f"{tower.spec.num_parameters / 1e6:.1f} M parameters, {size}, {reading}"))
     if (labels := manifest.label_tower) is not None:
         size = f"{labels.spec.num_parameters / 1e6:.1f} M parameters of {labels.spec.architecture}"
         rows.append(("labels", f"{size}, up to {labels.max_seq_len} tokens, {labels.embedding.pooling} pooling"))

@@ -26,6 +26,8 @@ _ALL_OWNED = "cu_key_lens"
 _POSITIONS_BUT = "position_ids_but_"
 _PIXEL_LEVELS = "pixel_levels_"
 _LABEL_VECTORS = "label_vectors_"
+_IMAGE_FEATURES = "image_features_"
+FEATURE_SLOTS = "feature_slots"
 # Inputs that can be made where sequences share tokens: a row for each token, which is the same in all of them; places
 # of tokens; and what belongs to sequences and slots.
 _OF_SHARED_TOKENS = {"input_ids", "token_type_ids", "position_ids", "unpad_index"}
@@ -105,9 +107,15 @@ def label_vectors(width: int) -> str:
     return f"{_LABEL_VECTORS}{width}"
 
 
+def image_features(width: int) -> str:
+    """The name in ``graph_inputs`` of rows of an image tower of ``width`` numbers; a part of the name as in
+    ``pixel_levels``."""
+    return f"{_IMAGE_FEATURES}{width}"
+
+
 def has_fixed_width(name: str) -> bool:
     """True if ``name``, or a longer one that an exporter made of it, is of an input whose second dimension it says."""
-    return any(start in name for start in (_PIXEL_LEVELS, _LABEL_VECTORS, image_positions.NAME))
+    return any(start in name for start in (_PIXEL_LEVELS, _LABEL_VECTORS, _IMAGE_FEATURES, image_positions.NAME))
 
 
 def can_share(names: Collection[str]) -> bool:
@@ -141,6 +149,8 @@ def graph_inputs(
       those that are N.
     - ``pixel_levels_N`` float32 [T', N]: per token of an image, the levels (0 to 255) of its patch; zeros where the
       batch has none.
+    - ``image_features_N`` float32 [R', N], ``feature_slots`` [T']: rows of the image tower behind one of zeros, and per
+      token the row that stands for it; 0: its id does. Without images the row of zeros is the only one.
     - ``position_shares_N`` float32 [T', N * N]: ``bei.engine.image_positions``.
     - ``token_seq_lens`` [T']: per token, how many tokens its sequence has.
     - ``sequence_ids`` [T']: per token, the number of its sequence.
@@ -264,6 +274,10 @@ def graph_inputs(
         tensors.update(words.word_inputs(batch, sizes.tokens, num_rows, _fine_bucket))
     if not scored.NAMES.isdisjoint(names):
         tensors.update(scored.scored_inputs(batch, sizes.tokens, fits))
+    if FEATURE_SLOTS in names:
+        name = next(name for name in names if name.startswith(_IMAGE_FEATURES))
+        features = _features(int(name.removeprefix(_IMAGE_FEATURES)), batch, sizes.tokens)
+        tensors[name], tensors[FEATURE_SLOTS] = features
     for name in names:
         if name.startswith(_PIXEL_LEVELS):
             tensors[name] = _levels(int(name.removeprefix(_PIXEL_LEVELS)), batch, sizes.tokens)
@@ -342,6 +356,17 @@ def _levels(width: int, batch: PackedBatch, size: int) -> Float32Array:
     levels[: batch.num_tokens] = batch.levels
     levels[batch.num_tokens :] = 0.0
     return levels
+
+
+def _features(width: int, batch: PackedBatch, size: int) -> tuple[Float32Array, Int32Array]:
+    """Rows of the image tower behind one of zeros, float32 [R', width], and the row of each token, int32 [size]."""
+    slots, table = np.zeros(size, np.int32), batch.features
+    if table is None:
+        return np.zeros((1, width), np.float32), slots
+    slots[: batch.num_tokens] = table.slots
+    rows = np.zeros((bucket(len(table.rows) + 1), width), np.float32)
+    rows[1 : len(table.rows) + 1] = table.rows
+    return rows, slots
 
 
 def _per_token(values: Int32Array, seq_lens: Int32Array, size: int) -> Int32Array:

@@ -48,7 +48,10 @@ def num_shared(texts: Seq[bytes]) -> int:
 
 def sharing(batch: PackedBatch) -> PackedBatch:
     """``batch`` with its ``shared`` tokens; as it is if there are none, or tokens differ in more than their ids."""
-    if any(part is not None for part in (batch.token_type_ids, batch.key_lens, batch.adapters, batch.levels)):
+    if any(
+        part is not None
+        for part in (batch.token_type_ids, batch.key_lens, batch.adapters, batch.levels, batch.features)
+    ):
         return batch
     bounds = batch.cu_seqlens.tolist()
     ids = np.ascontiguousarray(batch.input_ids).tobytes()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bei.artifact.image_processor import ImageProcessor
+from bei.artifact.image_sequence import ImageSequence
 from bei.core import Encoding, ImagePatches, Levels, UInt8Array
 from bei.errors import InvalidImageError
 from bei.image.decode import ImageLimits, decoded
@@ -28,7 +29,8 @@ _LEAST_SCALE, _MOST_SCALE, _SCALE_TOLERANCE = 1e-6, 100.0, 1e-5
 class ImageEncoder:
     """Encodings of images for a tower with patches of ``patch_size`` pixels, of images of ``image_size`` (height and
     width), or of any that the processor makes (``max_num_patches``), behind ``num_leading`` tokens without pixels.
-    ``num_tokens``: of an image, at most. Safe in threads."""
+    ``sequence``: how a decoder reads the tower's states; None: none does. ``num_tokens``: of an image, at most. Safe in
+    threads."""
 
     def __init__(
         self,
@@ -38,7 +40,9 @@ class ImageEncoder:
         *,
         num_leading: int,
         limits: ImageLimits,
+        sequence: ImageSequence | None = None,
     ) -> None:
+        self._sequence = sequence
         self._processor = processor
         self._image_size = image_size
         self._patch_size = patch_size
@@ -46,7 +50,7 @@ class ImageEncoder:
         self._limits = limits
         height, width = image_size
         most = processor.max_num_patches or (height // patch_size) * (width // patch_size)
-        self.num_tokens = most + num_leading
+        self.num_tokens = most + num_leading if sequence is None else sequence.num_tokens(most + num_leading)
 
     def encode(
         self,
@@ -82,7 +86,12 @@ class ImageEncoder:
         grid = (levels.shape[0] // size, levels.shape[1] // size)
         digest = hashlib.blake2b(rows.data, digest_size=_DIGEST_BYTES)
         digest.update(np.array(grid, np.int32).data)  # the same patches can stand in rows of another length
-        return Encoding(np.zeros(len(rows), np.int32), image=ImagePatches(rows, digest.digest(), grid))
+        image, sequence = ImagePatches(rows, digest.digest(), grid), self._sequence
+        if sequence is None:
+            return Encoding(np.zeros(len(rows), np.int32), image=image)
+        ids = np.array([*sequence.before, *[sequence.token_id] * len(rows), *sequence.after], np.int32)
+        places = np.arange(len(sequence.before), len(sequence.before) + len(rows), dtype=np.int32)
+        return Encoding(ids, image=image._replace(places=places))
 
 
 def processed(image: Image, processor: ImageProcessor, patch_size: int, param: str = "input") -> Levels:

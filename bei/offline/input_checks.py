@@ -20,8 +20,11 @@ InputT = TypeVar("InputT")
 
 TextOrIds: TypeAlias = "str | list[int]"
 TextOrImage: TypeAlias = "str | list[int] | ImageInput"
+TextOrPicture: TypeAlias = "str | ImageInput"
 # What a caller may give for one.
 GivenInput: TypeAlias = "str | list[int] | bytes | Path | Image"
+# Where token ids are not read.
+GivenText: TypeAlias = "str | bytes | Path | Image"
 # Of methods with sentence-transformers' names: one, or several.
 EncodeInput: TypeAlias = "str | bytes | Path | Image | Iterable[str | bytes | Path | Image]"
 
@@ -63,6 +66,16 @@ def text_or_ids(value: object, index: int) -> TextOrIds:
 def text_or_image(value: object, index: int) -> TextOrImage:
     """Check that ``value`` is a text, the token ids of one input, or an image: a Pillow image, the bytes of a file, or
     its path. Files are not read yet."""
+    return text_or_ids(value, index) if (found := _image(value)) is None else found
+
+
+def text_or_picture(value: object, index: int) -> TextOrPicture:
+    """As ``text_or_image``, without token ids."""
+    return text(value, index) if (found := _image(value)) is None else found
+
+
+def _image(value: object) -> ImageInput | None:
+    """None: it is none."""
     if _is_dataset_row(value):
         value = value["bytes"]
     if isinstance(value, bytes | bytearray | memoryview):
@@ -71,7 +84,7 @@ def text_or_image(value: object, index: int) -> TextOrImage:
         return ImageInput(value, "inputs")
     if is_opened_image(value):
         return ImageInput(value, "inputs")  # type: ignore[arg-type]
-    return text_or_ids(value, index)
+    return None
 
 
 def is_one(value: object) -> bool:

@@ -22,11 +22,13 @@ from bei.image.source import ImageInput
 from bei.offline.input_checks import (
     TextOrIds,
     TextOrImage,
+    TextOrPicture,
     text,
     text_of_pair,
     text_or_ids,
     text_or_image,
     text_or_pair,
+    text_or_picture,
 )
 from bei.offline.method import (
     ListCollector,
@@ -142,13 +144,24 @@ def sparse_embedding(service: ModelService, given: Given) -> Method[TextOrIds, l
     )
 
 
-def token_embedding(service: ModelService, given: Given) -> Method[str, list[Float32Array], list[Float32Array]]:
-    """Vectors [tokens, width] of each text, [0, 0] where it has an error."""
+def token_embedding(
+    service: ModelService, given: Given
+) -> Method[TextOrPicture, list[Float32Array], list[Float32Array]]:
+    """Vectors [tokens, width] of each text or image, [0, 0] where it has an error."""
     options = checked(PromptOptions, given)
     task = _checked(service, options, "embed_tokens")
     _warn(task)
 
-    async def run(inputs: Seq[str], ticket: Ticket, wrong: Wrong) -> WindowResult[list[Float32Array]]:
+    def check(value: object, index: int) -> TextOrPicture:
+        found = text_or_picture(value, index)
+        tower = service.manifest.image_tower
+        if isinstance(found, ImageInput) and (tower is None or not tower.sequence):
+            raise InvalidImageError(
+                f"inputs {index} is an image, and {service.name} has no vectors of an image's tokens.", "inputs"
+            )
+        return found
+
+    async def run(inputs: Seq[TextOrPicture], ticket: Ticket, wrong: Wrong) -> WindowResult[list[Float32Array]]:
         answer = await embed.embed_tokens(service, task.on(inputs, wrong), ticket=ticket)
         vectors = [vector.copy() for vector in answer.vectors]  # equal texts and the cache have the same arrays
         return WindowResult(vectors, answer.num_tokens, answer.truncated, answer.errors)
@@ -156,7 +169,7 @@ def token_embedding(service: ModelService, given: Given) -> Method[str, list[Flo
     return Method(
         name="embed_all",
         options=options,
-        check=text,
+        check=check,
         run=run,
         collector=ListCollector[Float32Array],
         stand_in="",

@@ -17,7 +17,7 @@ from bei.core import Float32Array
 from bei.errors import BeiError
 from bei.offline import methods
 from bei.offline.encode import ArrayLike, EncodeOptions, encode, similarity
-from bei.offline.input_checks import EncodeInput, GivenInput, TextOrIds, TextOrImage
+from bei.offline.input_checks import EncodeInput, GivenInput, GivenText, TextOrIds, TextOrImage, TextOrPicture
 from bei.offline.method import Vectors
 from bei.offline.options import (
     CallOptions,
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 Stream: TypeAlias = "Iterable[TextOrIds] | AsyncIterable[TextOrIds]"
 GivenStream: TypeAlias = "Iterable[GivenInput] | AsyncIterable[GivenInput]"
+GivenTextStream: TypeAlias = "Iterable[GivenText] | AsyncIterable[GivenText]"
 TextStream: TypeAlias = "Iterable[str] | AsyncIterable[str]"
 InputStream: TypeAlias = "Iterable[Input] | AsyncIterable[Input]"
 
@@ -242,25 +243,25 @@ class Model:
         """As ``embed_sparse_iter``; ``inputs`` may be asynchronous too."""
         return self._runner.async_chunks(methods.sparse_embedding(self._runner.service, options), inputs, chunk_size)
 
-    def embed_all(self, inputs: Iterable[str], **options: Unpack[PromptOptions]) -> list[Float32Array]:
+    def embed_all(self, inputs: Iterable[GivenText], **options: Unpack[PromptOptions]) -> list[Float32Array]:
         """A vector for each token of each text, special tokens included: float32 [tokens, width] for text i. Models for
-        late interaction read queries and documents as ``input_type`` says. With a report a text with an error has
-        [0, 0]."""
+        late interaction read queries and documents as ``input_type`` says; ColPali reads images too, as ``embed`` does
+        elsewhere. With a report an input with an error has [0, 0]."""
         return self._runner.gather(methods.token_embedding(self._runner.service, options), inputs)
 
-    async def aembed_all(self, inputs: Iterable[str], **options: Unpack[PromptOptions]) -> list[Float32Array]:
+    async def aembed_all(self, inputs: Iterable[GivenText], **options: Unpack[PromptOptions]) -> list[Float32Array]:
         """As ``embed_all``."""
         return await self._runner.async_gather(methods.token_embedding(self._runner.service, options), inputs)
 
     def embed_all_iter(
-        self, inputs: Iterable[str], *, chunk_size: int = WINDOW, **options: Unpack[PromptOptions]
-    ) -> Iterator[Chunk[str, list[Float32Array]]]:
+        self, inputs: Iterable[GivenText], *, chunk_size: int = WINDOW, **options: Unpack[PromptOptions]
+    ) -> Iterator[Chunk[TextOrPicture, list[Float32Array]]]:
         """As ``embed_all``, in chunks, which are smaller where texts are long."""
         return self._runner.chunks(methods.token_embedding(self._runner.service, options), inputs, chunk_size)
 
     def aembed_all_iter(
-        self, inputs: TextStream, *, chunk_size: int = WINDOW, **options: Unpack[PromptOptions]
-    ) -> AsyncIterator[Chunk[str, list[Float32Array]]]:
+        self, inputs: GivenTextStream, *, chunk_size: int = WINDOW, **options: Unpack[PromptOptions]
+    ) -> AsyncIterator[Chunk[TextOrPicture, list[Float32Array]]]:
         """As ``embed_all_iter``; ``inputs`` may be asynchronous too."""
         return self._runner.async_chunks(methods.token_embedding(self._runner.service, options), inputs, chunk_size)
 

@@ -1,4 +1,5 @@
-"""The engine port of a model with two towers: texts go to one engine, images or labels to the other."""
+"""The engine port of a model with two towers: texts go to one engine, images or labels to the other; and images that
+a decoder reads go from the one to the other."""
 
 from __future__ import annotations
 
@@ -6,13 +7,18 @@ import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-from bei.port import LANES, Answer, EnginePort, OnAnswers, PortStats, Submission
+import msgspec
+
+from bei.core import Encoding
+from bei.errors import BeiError
+from bei.port import LANES, STATES, Answer, EnginePort, Item, OnAnswers, PortStats, Submission
 
 
 class TowerPort:
     """Implements ``EnginePort`` over two, which share a device: work of both is one model's.
 
-    ``open_texts`` and ``open_second`` make the two. A submission is for one of them.
+    ``open_texts`` and ``open_second`` make the two. A submission is for one of them, but for images that a decoder
+    reads: the second engine's states of these are submitted to the first.
     """
 
     def __init__(
@@ -27,7 +33,11 @@ class TowerPort:
             with answering:
                 on_answers(answers)
 
-        self._second = open_second(in_turn)
+        self._on_answers = in_turn
+        self._lock = threading.Lock()
+        # Images whose states are computed, by request and place, each with the submission that it came with.
+        self._in_tower: dict[int, dict[int, tuple[Encoding, Submission]]] = {}
+        self._second = open_second(self._on_second)
         try:
             self._texts = open_texts(in_turn)
         except BaseException:  # raised again: the other engine's threads would outlive this
@@ -36,13 +46,20 @@ class TowerPort:
 
     def submit(self, submission: Submission) -> None:
         """As ``EnginePort`` has it."""
-        port = self._second if submission.items[0].encoding.is_for_second else self._texts
-        port.submit(submission)
+        first = submission.items[0].encoding
+        if not first.is_for_second:
+            self._texts.submit(submission)
+        elif first.image is None or first.image.places is None:
+            self._second.submit(submission)
+        else:
+            self._submit_to_tower(submission)
 
     def cancel(self, request_id: int) -> None:
         """As ``EnginePort`` has it."""
-        self._texts.cancel(request_id)
+        with self._lock:
+            self._in_tower.pop(request_id, None)
         self._second.cancel(request_id)
+        self._texts.cancel(request_id)
 
     def stats(self) -> PortStats:
         """The state of both together. Each engine waits for the other's steps: what these take is in the sums, so it is
@@ -69,5 +86,60 @@ class TowerPort:
 
     def close(self) -> None:
         """As ``EnginePort`` has it."""
+        self._second.close()  # first: what it answers may be for the other
         self._texts.close()
-        self._second.close()
+
+    def _submit_to_tower(self, submission: Submission) -> None:
+        """Images that a decoder reads."""
+        own = [Item(place, encoding.of_tower) for place, encoding in submission.items]
+        with self._lock:
+            waiting = self._in_tower.setdefault(submission.request_id, {})
+            waiting.update({place: (encoding, submission) for place, encoding in submission.items})
+        try:
+            self._second.submit(msgspec.structs.replace(submission, items=own, outputs=frozenset((STATES,))))
+        except BeiError:
+            self._forget(submission.request_id, [place for place, _ in own])
+            raise
+
+    def _on_second(self, answers: Seq[Answer]) -> None:
+        """Send on the answers of the second engine: states that a decoder reads to it, others to the service."""
+        done: list[Answer] = []
+        read: dict[int, list[tuple[Item, Submission]]] = {}
+        for answer in answers:
+            with self._lock:
+                found = self._in_tower.get(answer.request_id, {}).get(answer.place)
+            if found is None or isinstance(answer.result, BeiError):
+                self._forget(answer.request_id, [answer.place])
+                done.append(answer)
+                continue
+            encoding, submission = found
+            item = Item(answer.place, encoding.with_features(answer.result[STATES]))
+            read.setdefault(id(submission), []).append((item, submission))
+        for pairs in read.values():
+            done += self._submit_read([item for item, _ in pairs], pairs[0][1])
+        if done:
+            self._on_answers(done)
+
+    def _submit_read(self, items: list[Item], submission: Submission) -> list[Answer]:
+        """Submit images with their states to the decoder. Returns answers where it takes none."""
+        request_id = submission.request_id
+        try:
+            self._texts.submit(msgspec.structs.replace(submission, items=items))
+        except BeiError as error:
+            self._forget(request_id, [item.place for item in items])
+            return [Answer(request_id, item.place, error) for item in items]
+        if not self._forget(request_id, [item.place for item in items]):  # cancelled meanwhile
+            self._texts.cancel(request_id)
+        return []
+
+    def _forget(self, request_id: int, places: Seq[int]) -> bool:
+        """Of images that are no longer in the tower; False if the request was cancelled before."""
+        with self._lock:
+            waiting = self._in_tower.get(request_id)
+            if waiting is None:
+                return False
+            for place in places:
+                waiting.pop(place, None)
+            if not waiting:
+                del self._in_tower[request_id]
+            return True

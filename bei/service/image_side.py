@@ -19,16 +19,23 @@ from bei.service.admission import Demand
 
 @dataclass(frozen=True)
 class ImageSide:
-    """``costs``: of steps of the image tower's engine. ``image_size``: height and width of what it reads."""
+    """``costs``: of steps of the image tower's engine. ``image_size``: height and width of what it reads.
+    ``num_states``: the tower's tokens of an image, at most. ``decoder_costs``: of steps of the engine that reads its
+    states; None: no decoder does."""
 
     encoder: ImageEncoder
     costs: CostModel
     image_size: tuple[int, int]
+    num_states: int
+    decoder_costs: CostModel | None = None
 
     def demand(self, num_images: int) -> Demand:
         """Of so many images."""
         num_tokens = self.encoder.num_tokens
-        return Demand(num_images * num_tokens, num_images * self.costs.sequence_seconds(num_tokens))
+        seconds = self.costs.sequence_seconds(self.num_states)
+        if self.decoder_costs is not None:
+            seconds += self.decoder_costs.sequence_seconds(num_tokens)
+        return Demand(num_images * num_tokens, num_images * seconds)
 
     @cached_property
     def canary(self) -> ImageInput:
@@ -44,8 +51,11 @@ def check_reads_images(manifest: Manifest) -> None:
         check_able(f"Serving {manifest.name}, which reads images,")
 
 
-def image_side_of(artifact: Artifact, config: ServeConfig, costs: CostModel) -> ImageSide:
-    """Of an artifact with an image tower, whose steps cost ``costs``. Raises MissingDependencyError without Pillow."""
+def image_side_of(
+    artifact: Artifact, config: ServeConfig, costs: CostModel, text_costs: CostModel | None = None
+) -> ImageSide:
+    """Of an artifact with an image tower, whose steps cost ``costs``; ``text_costs``: of the engine of texts. Raises
+    MissingDependencyError without Pillow."""
     check_reads_images(artifact.manifest)
     tower = artifact.manifest.image_tower
     assert tower is not None, "the caller has asked"
@@ -55,9 +65,15 @@ def image_side_of(artifact: Artifact, config: ServeConfig, costs: CostModel) -> 
         fetcher = ImageFetcher(config.image_url_hosts, max_bytes, config.image_url_seconds)
     limits = ImageLimits(max_bytes, config.image_megapixels * 1_000_000, fetcher)
     encoder = ImageEncoder(
-        tower.processor, tower.image_size, tower.patch_size, num_leading=tower.num_leading, limits=limits
+        tower.processor,
+        tower.image_size,
+        tower.patch_size,
+        num_leading=tower.num_leading,
+        limits=limits,
+        sequence=tower.sequence or None,
     )
-    return ImageSide(encoder, costs, tower.image_size)
+    decoder_costs = text_costs if tower.sequence else None
+    return ImageSide(encoder, costs, tower.image_size, tower.max_seq_len, decoder_costs)
 
 
 def no_images(name: str, param: str) -> InvalidImageError:

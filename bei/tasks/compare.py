@@ -19,7 +19,8 @@ from bei.artifact.sides import Role, Side
 from bei.core import Encoding, Float32Array, Row
 from bei.engine.postprocess import unit_length
 from bei.engine.sparse import SparseVector, nonzero, sparse_vectors
-from bei.errors import InvalidRequestError
+from bei.errors import InvalidImageError, InvalidRequestError
+from bei.image.source import ImageInput
 from bei.port import UNIT_EMBEDDING
 from bei.service.admission import Ticket
 from bei.service.call import ModelRequest
@@ -30,6 +31,9 @@ from bei.tasks.support import off_loop_if_large, require
 from bei.utils.threads import off_loop
 
 Kind: TypeAlias = Literal["dense", "sparse", "multi_vector"]
+# A text or an image, which are read apart.
+Compared: TypeAlias = str | ImageInput
+ComparedPair: TypeAlias = tuple[Compared, Compared]
 ScoreMode: TypeAlias = Literal["dense", "sparse", "multi_vector", "hybrid"]
 
 TASK_OF: Mapping[ScoreMode, TaskName] = {
@@ -65,7 +69,7 @@ class _Vectors(NamedTuple):
 class _Reading(NamedTuple):
     """How one side is read, and what is asked of the engine."""
 
-    request: Callable[[Seq[str]], ModelRequest]
+    request: Callable[[Seq[Compared]], ModelRequest]
     role: Role | None
     outputs: frozenset[str]
 
@@ -125,6 +129,16 @@ def _check_late_interaction(manifest: Manifest, kinds: Seq[Kind] | Mapping[Kind,
         )
 
 
+def texts_of(pairs: Seq[ComparedPair]) -> list[tuple[str, str]]:
+    """``pairs`` for a model that reads both sides together. Raises InvalidImageError."""
+    image = next((one for pair in pairs for one in pair if isinstance(one, ImageInput)), None)
+    if image is not None:
+        raise InvalidImageError(
+            "Images are compared by their vectors, not read in pairs: ask an embedder.", image.param
+        )
+    return cast("list[tuple[str, str]]", pairs)
+
+
 async def compare(service: ModelService, task: CompareTask, *, ticket: Ticket) -> Scores:
     """A score of each pair, one column: inner products of dense vectors of unit length, inner products of sparse
     vectors, or for each token of the query the largest cosine with a token of the document: summed, in a model with
@@ -134,14 +148,16 @@ async def compare(service: ModelService, task: CompareTask, *, ticket: Ticket) -
     TaskNotSupportedError, InvalidRequestError.
     """
     weights = checked_weights(service, task.mode, task.weights)
-    pairs = cast("Seq[tuple[str, str]]", task.inputs)
+    pairs = cast("Seq[ComparedPair]", task.inputs)
     sides = _readings(service, task, weights)
     is_joint = sides[0] is sides[1]
     values = np.zeros(len(pairs), np.float32)
     lengths: list[int] = []
     cut: set[int] = set()
-    queries: dict[str, tuple[_Vectors, bool]] = {}
-    parts = _parts(pairs) if "multi_vector" in weights else [range(len(pairs))]
+    queries: dict[Compared, tuple[_Vectors, bool]] = {}
+    tower = service.manifest.image_tower
+    of_image = 0 if tower is None else tower.num_tokens
+    parts = _parts(pairs, of_image) if "multi_vector" in weights else [range(len(pairs))]
     for part in parts:
         asked = dict.fromkeys(pairs[index][0] for index in part)
         found = {text: queries[text] for text in asked if text in queries}
@@ -159,11 +175,15 @@ async def compare(service: ModelService, task: CompareTask, *, ticket: Ticket) -
     return Scores(lengths, sorted(cut), values=values[:, None], labels=["score"])
 
 
-def _parts(pairs: Seq[tuple[str, str]]) -> Iterator[range]:
-    """Ranges of pairs whose texts together have not too many characters."""
+def _parts(pairs: Seq[ComparedPair], of_image: int) -> Iterator[range]:
+    """Ranges of pairs whose texts together have not too many characters, an image being as long as ``of_image``."""
+
+    def length(one: Compared) -> int:
+        return len(one) if isinstance(one, str) else of_image
+
     start = num_chars = 0
     for index, pair in enumerate(pairs):
-        size = len(pair[1]) + (len(pair[0]) if index and pair[0] != pairs[index - 1][0] else 0)
+        size = length(pair[1]) + (length(pair[0]) if index and pair[0] != pairs[index - 1][0] else 0)
         if num_chars and num_chars + size > _CHARS_AT_ONCE:
             yield range(start, index)
             start, num_chars = index, 0
@@ -195,7 +215,7 @@ def _reading(
     if "multi_vector" in weights:
         outputs.add("token_embedding")
 
-    def request(texts: Seq[str]) -> ModelRequest:
+    def request(texts: Seq[Compared]) -> ModelRequest:
         on = checked.on(texts, None)
         return on.model_request(on.task.options)
 
@@ -203,8 +223,8 @@ def _reading(
 
 
 async def _read(
-    service: ModelService, reading: _Reading, texts: Seq[str], ticket: Ticket, lengths: list[int]
-) -> dict[str, tuple[_Vectors, bool]]:
+    service: ModelService, reading: _Reading, texts: Seq[Compared], ticket: Ticket, lengths: list[int]
+) -> dict[Compared, tuple[_Vectors, bool]]:
     """The vectors of each text, and whether it was cut. ``lengths`` grows by their tokens."""
     if not texts:
         return {}
@@ -245,9 +265,9 @@ def is_one_of_three(manifest: Manifest) -> bool:
 
 
 def _num_numbers(
-    pairs: Seq[tuple[str, str]],
-    queries: Mapping[str, tuple[_Vectors, bool]],
-    documents: Mapping[str, tuple[_Vectors, bool]],
+    pairs: Seq[ComparedPair],
+    queries: Mapping[Compared, tuple[_Vectors, bool]],
+    documents: Mapping[Compared, tuple[_Vectors, bool]],
 ) -> int:
     """About as many as are multiplied."""
     return sum(
@@ -258,9 +278,9 @@ def _num_numbers(
 
 def _scores(
     manifest: Manifest,
-    pairs: Seq[tuple[str, str]],
-    queries: Mapping[str, tuple[_Vectors, bool]],
-    documents: Mapping[str, tuple[_Vectors, bool]],
+    pairs: Seq[ComparedPair],
+    queries: Mapping[Compared, tuple[_Vectors, bool]],
+    documents: Mapping[Compared, tuple[_Vectors, bool]],
     weights: Mapping[Kind, float],
 ) -> Float32Array:
     is_mean = is_one_of_three(manifest)

@@ -308,8 +308,11 @@ def _check_images(service: ModelService, task: EmbedTask, name: TaskName) -> Non
     image = next((value for value in task.inputs if isinstance(value, ImageInput)), None)
     if image is None:
         return
-    if name != "embed" or task.late_chunking:
-        raise InvalidImageError("Images have dense vectors only, one each: send texts.", image.param)
+    tower = service.manifest.image_tower
+    of_images = "embed_tokens" if tower is not None and tower.sequence else "embed"
+    if name != of_images or task.late_chunking:
+        kind = "dense vectors only, one each" if of_images == "embed" else "a vector a token only"
+        raise InvalidImageError(f"Images have {kind}: send texts.", image.param)
     if task.adapter:
         raise InvalidImageError("Adapters read texts only: send images without one.", image.param)
 

@@ -220,7 +220,7 @@ def _image_tower(
             "read"
         )
         return None
-    check_buildable(config, precision, compiler, has_texts=True)
+    check_buildable(config, precision, compiler, has_texts=True, for_decoder=images.sequence is not None)
     limits_of(config, compiler, images.checkpoint.max_seq_len)
     images.checkpoint.weights().close()
     return images

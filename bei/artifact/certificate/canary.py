@@ -48,6 +48,7 @@ def canary_levels(height: int, width: int) -> npt.NDArray[np.uint8]:
 def check_image_canary(name: str, agreement: ImageAgreement, answer: Float32Array) -> None:
     """Raise EngineError unless the model ``name`` answers the canary image as it did at build time."""
     expected = np.array(agreement.canary_row, np.float64)
+    # Of vectors of tokens the first, as of an embedding its direction.
     if (found := deviation(canary_row(answer, "embedding"), expected, "embedding")) is not None:
         raise EngineError(
             f"{name} answers its canary image with {found} it had at build time: this machine gives other results than "

@@ -31,4 +31,5 @@ def _part(batch: PackedBatch, first: int, end: int) -> PackedBatch:
         digests=None if batch.digests is None else batch.digests[first:end],
         grids=None if batch.grids is None else batch.grids[first:end],
         labels=None if batch.labels is None else batch.labels.part(first, end),
+        features=None if batch.features is None else batch.features.part(tokens),
     )

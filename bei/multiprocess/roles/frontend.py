@@ -161,7 +161,8 @@ class FrontEnd:
         second = None
         if (tower := served.of_second) is not None:
             assert tower.costs is not None, "the engine has said what steps cost"
-            second = side_of_second(served.artifact, labels, self._config, CostModel.from_json(tower.costs))
+            tower_costs = CostModel.from_json(tower.costs)
+            second = side_of_second(served.artifact, labels, self._config, tower_costs, costs)
             port = tower_port(port, await self._port_to(tower, second.costs))
         elif not served.artifact.manifest.reads_texts:
             second = image_side_of(served.artifact, self._config, costs)

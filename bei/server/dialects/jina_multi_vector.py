@@ -16,22 +16,22 @@ from bei.server.endpoint.examples import NUM_TOKENS, TEXTS, VECTORS, Example
 from bei.server.endpoint.field_schema import Text as NonEmptyText
 from bei.server.endpoint.field_schema import limits_of_inputs
 from bei.server.endpoint.inference import checked_task
+from bei.server.endpoint.input_parts import InputPart
 from bei.server.endpoint.parse import parser
 from bei.server.endpoint.render import FLOAT_BYTES, Items, Reply, rows_of
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Dimensions, Model, Tiered
-from bei.server.routes.zero_shot import Text, texts_of
 from bei.tasks.embed import EmbedTask, embed_tokens
 from bei.tokenizer.truncation import encoding_options
 
 _AROUND_BYTES = 50  # of a text's vectors
 _KEEP_THEIR_WIDTH = "Not supported: these vectors keep their width, which may be named."
 
-OneOrMany: TypeAlias = NonEmptyText | Text | Annotated[list[NonEmptyText | Text], limits_of_inputs]
+OneOrMany: TypeAlias = NonEmptyText | InputPart | Annotated[list[NonEmptyText | InputPart], limits_of_inputs]
 
 
 class Request(Tiered, kw_only=True):
-    """``input_type`` null: as the model reads texts of no side."""
+    """``input_type`` null: as the model reads texts of no side. Images are for models that read them among tokens."""
 
     input: OneOrMany
     model: Model | None = None
@@ -42,7 +42,7 @@ class Request(Tiered, kw_only=True):
 
 
 class TokenVectors(TypedDict):
-    """A text's vectors, one for each token that is kept."""
+    """An input's vectors, one for each token that is kept."""
 
     object: Literal["embeddings"]
     index: int
@@ -66,15 +66,17 @@ class Response(TypedDict):
 
 
 async def embed(body: Request, context: RequestContext) -> Reply:
-    """A vector for each token of each text, of the side that `input_type` names: queries are filled up, documents
-    lose punctuation, as the model says."""
+    """A vector for each token of each text or image, of the side that `input_type` names: queries are filled up,
+    documents lose punctuation, as the model says."""
     service = context.able("embed_tokens", body.model)
     width = service.manifest.dimension("token_embedding") or 0
     if body.dimensions not in (None, width):
         message = f"{service.name} gives vectors of {width} dimensions, which keep their width: leave dimensions out."
         raise InvalidRequestError(message, "dimensions")
-    texts = texts_of(body.input if isinstance(body.input, list) else [body.input], context, "input")
-    asked = EmbedTask(texts, encoding_options(bool(body.truncate)), input_type=body.input_type, param="input")
+    given = body.input if isinstance(body.input, list) else [body.input]
+    context.check_count(given, "input")
+    inputs = [one if isinstance(one, str) else one.model_input("input") for one in given]
+    asked = EmbedTask(inputs, encoding_options(bool(body.truncate)), input_type=body.input_type, param="input")
     checked = checked_task(context, service, asked, "embed_tokens")
     bytes_per_token = FLOAT_BYTES * width
     ticket = context.admit(service, checked.task.inputs, bytes_per_token=bytes_per_token, num_around=checked.num_around)
@@ -85,7 +87,7 @@ async def embed(body: Request, context: RequestContext) -> Reply:
         found = [(at, rows_of(vectors[at])) for at in range(start, stop)]
         return [{"object": "embeddings", "index": at, "embeddings": rows} for at, rows in found]
 
-    num_bytes = len(texts) * _AROUND_BYTES + answer.num_tokens * bytes_per_token
+    num_bytes = len(inputs) * _AROUND_BYTES + answer.num_tokens * bytes_per_token
     content = {
         "model": service.name,
         "object": "list",

@@ -7,8 +7,9 @@ github.com/vllm-project/vllm, ``vllm/entrypoints``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypedDict, cast
 
 import msgspec
 from msgspec import UNSET, Meta
@@ -18,7 +19,7 @@ from bei.config.settings import ServeConfig
 from bei.errors import BeiError, EngineDeadError, InvalidRequestError, MalformedRequestError, ModelNotFoundError
 from bei.server.dialects import vllm_pooling
 from bei.server.dialects.base import Dialect, StatusErrorBody, StatusErrorDetail, add_metrics, adjusted
-from bei.server.dialects.vllm_pooling import answer_of, listed
+from bei.server.dialects.vllm_pooling import answer_of
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import (
     CREATED,
@@ -33,8 +34,9 @@ from bei.server.endpoint.examples import (
     Example,
     token_usage,
 )
-from bei.server.endpoint.field_schema import Limits, TextsOfPairs, exactly_one, limits
+from bei.server.endpoint.field_schema import Limits, exactly_one, limits, limits_of_inputs
 from bei.server.endpoint.get_responses import answers
+from bei.server.endpoint.input_parts import InputPart
 from bei.server.endpoint.models import Models
 from bei.server.endpoint.parse import TokenId, parser
 from bei.server.endpoint.refused_fields import (
@@ -54,8 +56,9 @@ from bei.server.routes import classify, openai_embeddings, rerank, tokenize
 from bei.server.routes.chat_embeddings import with_chats
 from bei.server.routes.openai_embeddings import Usage
 from bei.server.status.whole_server import WholeServer
+from bei.service.call import ModelInput
 from bei.service.service import InferenceService
-from bei.tasks.compare import CompareTask, check_alone, checked_weights, compare
+from bei.tasks.compare import Compared, ComparedPair, CompareTask, check_alone, checked_weights, compare, texts_of
 from bei.tasks.rerank import num_around
 from bei.version import __version__
 
@@ -64,17 +67,26 @@ _SCORE_BYTES = 50
 _SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 
 
+class ScoredPart(msgspec.Struct):
+    """One text or image, as the part of a message; images are for models that have vectors of them."""
+
+    content: Annotated[list[InputPart], limits(minItems=1, maxItems=1)]
+
+
+Side: TypeAlias = str | ScoredPart | Annotated[list[str | ScoredPart], limits_of_inputs]
+
+
 class ScoreRequest(Controls, kw_only=True):
     """One text with one or many, or as many with as many: ``text_1`` and ``text_2``, or one of the newer pairs. Of
     rerankers one side may be empty."""
 
-    text_1: str | TextsOfPairs | None = None
-    text_2: str | TextsOfPairs | None = None
-    queries: str | TextsOfPairs | None = None
-    documents: str | TextsOfPairs | None = None
-    items: str | TextsOfPairs | None = None
-    data_1: str | TextsOfPairs | None = None
-    data_2: str | TextsOfPairs | None = None
+    text_1: Side | None = None
+    text_2: Side | None = None
+    queries: Side | None = None
+    documents: Side | None = None
+    items: Side | None = None
+    data_1: Side | None = None
+    data_2: Side | None = None
     use_activation: bool | None = None
     label: Label | None = None
     score_mode: Mode | None = None
@@ -153,19 +165,29 @@ class DetokenizeResponse(TypedDict):
     prompt: str
 
 
-def sides_of(body: ScoreRequest, context: RequestContext) -> dict[str, list[str]]:
-    """The texts of both sides, by their fields. Raises InvalidRequestError."""
+def sides_of(body: ScoreRequest, context: RequestContext) -> dict[str, list[Compared]]:
+    """The texts and images of both sides, by their fields. Raises InvalidRequestError."""
     fields = {side for sides in _SIDES for side in sides if getattr(body, side) is not None}
     given = [sides for sides in _SIDES if fields == {*sides}]
     if not given:
         raise InvalidRequestError("The request must have text_1 and text_2, or one of queries and documents.", "text_1")
-    sides = {side: listed(getattr(body, side)) for side in given[0]}
-    for side, texts in sides.items():
-        context.check_count(texts, side)
+    sides = {}
+    for side in given[0]:
+        value: Side = getattr(body, side)
+        inputs = value if isinstance(value, list) else [value]
+        context.check_count(inputs, side)
+        sides[side] = [one if isinstance(one, str) else _input_of(one, side) for one in inputs]
     return sides
 
 
-def pairs_of(sides: dict[str, list[str]]) -> list[tuple[str, str]]:
+def _input_of(given: ScoredPart, side: str) -> Compared:
+    """Raises InvalidRequestError unless it is one text or one image."""
+    if len(given.content) != 1:
+        raise InvalidRequestError(f"An object in {side} has one part in content, a text or an image.", side)
+    return given.content[0].model_input(side)
+
+
+def pairs_of(sides: dict[str, list[Compared]]) -> list[ComparedPair]:
     """The pairs to score. Raises InvalidRequestError where the sides cannot be matched."""
     (one, first), (other, second) = sides.items()
     if len(first) == 1:
@@ -179,6 +201,7 @@ def pairs_of(sides: dict[str, list[str]]) -> list[tuple[str, str]]:
 
 async def score(body: ScoreRequest, context: RequestContext) -> Reply:
     """How alike two texts are: the score of a reranker, the cosine of an embedder's vectors, or MaxSim of its tokens'.
+    Models that have vectors of images compare these too: `{"content": [{"type": "image_url", ...}]}`.
 
     `score_mode` names the vectors of a model with several kinds, `label` the label of a classifier.
     """
@@ -188,8 +211,9 @@ async def score(body: ScoreRequest, context: RequestContext) -> Reply:
     context.check_answer(len(pairs) * _SCORE_BYTES)
     raw = body.use_activation is False
     if body.label is not None or (body.score_mode is None and "rerank" in service.manifest.tasks):
-        ticket = context.admit(service, pairs, num_around=num_around(service, body.instruction))
-        scores = await pair_scores(body, service, pairs, ticket, raw=raw, instruction=body.instruction)
+        read = texts_of(pairs)
+        ticket = context.admit(service, read, num_around=num_around(service, body.instruction))
+        scores = await pair_scores(body, service, read, ticket, raw=raw, instruction=body.instruction)
     else:
         if body.instruction is not None:
             message = f"{service.name} compares vectors, which take no instruction: leave it out."
@@ -199,7 +223,9 @@ async def score(body: ScoreRequest, context: RequestContext) -> Reply:
         texts = [*dict.fromkeys(text for pair in pairs for text in pair)]
         if body.score_mode is not None:  # without one, an embedder's answer never depended on the field
             check_alone(body.score_mode, {"use_activation": raw or None})
-        asked = CompareTask(pairs, body.encoding_options(), mode=body.score_mode, weights=body.score_weights)
+        asked = CompareTask(
+            cast("Seq[ModelInput]", pairs), body.encoding_options(), mode=body.score_mode, weights=body.score_weights
+        )
         checked_weights(service, asked.mode, asked.weights)
         scores = await compare(service, asked, ticket=context.admit(service, texts))
     values, num_tokens, truncated = scores.values[:, 0], scores.num_tokens, scores.truncated

@@ -68,6 +68,16 @@ class WideRequest(InputsRequest, kw_only=True):
     ] = UNSET
 
 
+class TokensRequest(WideRequest, kw_only=True):
+    """Inputs whose tokens have vectors; of models that read images among tokens also `{"image": "data:..."}`."""
+
+    inputs: (  # type: ignore[assignment]
+        Text
+        | InputPart
+        | Annotated[list[Text | TokenId | Ids | InputPart], limits(minItems=1, anyOf=_ONE_OR_MANY_PARTS)]
+    )
+
+
 class SparseRequest(WideRequest, kw_only=True):
     """Inputs, and how much of their vectors is wanted."""
 
@@ -171,9 +181,10 @@ async def embed(body: EmbedRequest, context: RequestContext) -> Reply:
     return found.reply(form.items(found.answer))
 
 
-async def embed_all(body: WideRequest, context: RequestContext) -> Reply:
+async def embed_all(body: TokensRequest, context: RequestContext) -> Reply:
     """A vector for each token of each input, special tokens included: of unit length in models for late interaction,
-    whose queries are filled up, and whose documents lose punctuation, where `input_type` (or `prompt_name`) says so."""
+    whose queries are filled up, and whose documents lose punctuation, where `input_type` (or `prompt_name`) says so.
+    Models that read images among tokens give images such vectors too."""
     service = context.able("embed_tokens", body.model)
     checked = checked_task(context, service, body.embed_task(inputs_of(body.inputs)), "embed_tokens")
     bytes_per_token = FLOAT_BYTES * (service.manifest.dimension("token_embedding") or 0)
@@ -258,9 +269,9 @@ def routes(max_inputs: int) -> tuple[Route[Any], ...]:
         Route(
             "/embed_all",
             "Embed tokens (TEI)",
-            WideRequest,
+            TokensRequest,
             list[list[Vector]],
-            inputs_parser(WideRequest, max_inputs),
+            inputs_parser(TokensRequest, max_inputs),
             embed_all,
             Example({"inputs": TEXTS}, [VECTORS, VECTORS]),
             has_report=True,

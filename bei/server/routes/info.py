@@ -247,7 +247,7 @@ def _images(manifest: Manifest) -> ImagesInfo | None:
     if (tower := manifest.image_tower) is None:
         return None
     height, width = tower.image_size
-    return {"width": width, "height": height, "tokens": tower.max_seq_len}
+    return {"width": width, "height": height, "tokens": tower.num_tokens}
 
 
 def _certificate(certificate: Certificate) -> CertificateInfo:

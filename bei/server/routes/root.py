@@ -99,7 +99,7 @@ class PipelineEntity(_Entity, total=False):
 # The bodies of all kinds, for /openapi.json.
 REQUESTS = (
     embed.EmbedRequest,
-    embed.WideRequest,
+    embed.TokensRequest,
     embed.SparseRequest,
     embed.SimilarityRequest,
     rerank.TextsRequest,
@@ -276,7 +276,7 @@ _TOKENS = _Kind(parser(TokenRequest), label_tokens)
 _ZERO_SHOT = _Kind(parser(ZeroShotRequest), name_labels)
 _OF_INPUTS: Mapping[str, tuple[type[embed.InputsRequest], Handler]] = {
     "embed": (embed.EmbedRequest, embed.embed),
-    "embed_tokens": (embed.WideRequest, embed.embed_all),
+    "embed_tokens": (embed.TokensRequest, embed.embed_all),
     "embed_sparse": (embed.SparseRequest, embed.embed_vocabulary),
 }
 _KINDS = {

@@ -77,11 +77,13 @@ def has_image_processor(folder: Path) -> bool:
     return _settings(folder) is not None
 
 
-def read_image_processor(folder: Path, patch_size: int | None = None) -> ImageProcessor | None:
+def read_image_processor(
+    folder: Path, patch_size: int | None = None, sequence_length: int | None = None
+) -> ImageProcessor | None:
     """The image processor of the checkpoint in ``folder``, whose patches are of ``patch_size``; None where it has none.
-    Raises CheckpointError."""
+    ``sequence_length``: the tokens of a decoder that stand for an image. Raises CheckpointError."""
     found = _settings(folder)
-    return None if found is None else found.processor(patch_size)
+    return None if found is None else found.processor(patch_size, sequence_length)
 
 
 def _settings(folder: Path) -> _Settings | None:
@@ -97,8 +99,8 @@ class _Settings:
     path: Path
     given: Mapping[str, Any]
 
-    def processor(self, patch_size: int | None) -> ImageProcessor:
-        """``patch_size``: of the model, which such a setting of the processor must be."""
+    def processor(self, patch_size: int | None, sequence_length: int | None) -> ImageProcessor:
+        """``patch_size`` and ``sequence_length``: of the model, which such settings of the processor must be."""
         named = self.given.get("image_processor_type") or self.given.get("feature_extractor_type") or ""
         kind = next((kind for kind in _DEFAULTS if named in [f"{kind}{ending}" for ending in _CLASS_ENDINGS]), None)
         if kind is None:
@@ -106,6 +108,10 @@ class _Settings:
         values = {**_DEFAULTS[kind], **{name: value for name, value in self.given.items() if value is not None}}
         for name, value in self.given.items():
             if name in _DEFAULTS[kind] or name in _NAMES:
+                continue
+            if name == "image_seq_length" and sequence_length is not None:
+                if value != sequence_length:
+                    raise self._unsupported(name, f"the model's images have {sequence_length} patches")
                 continue
             if value not in _WITHOUT_EFFECT.get(name, (None,)):
                 raise self._unsupported(

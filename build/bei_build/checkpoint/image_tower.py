@@ -13,10 +13,12 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from bei.artifact.image_processor import ImageProcessor
+from bei.artifact.image_sequence import ImageSequence
 from bei.artifact.manifest import EngineRequirements, ImageTower, SpecSummary, Tokenization
 from bei.core import Limits
 from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError, UnsupportedArchitectureError
 from bei_build.checkpoint.checkpoint import Checkpoint
+from bei_build.checkpoint.colpali import image_sequence
 from bei_build.checkpoint.image_processor import has_image_processor, read_image_processor
 from bei_build.checkpoint.locate import Location, check_entries
 from bei_build.checkpoint.remote_code import check_remote_code
@@ -26,7 +28,7 @@ from bei_build.families.base import Family
 from bei_build.families.vision import VisionFamily
 from bei_build.files.json_settings import read_object
 from bei_build.files.size_limits import check_sizes
-from bei_build.spec.model_spec import ModelSpec
+from bei_build.spec.model_spec import ModelSpec, Output
 from bei_build.spec.parts import LayerSpec, PatchesSpec
 from bei_build.tokenizer.library_tokenizer import TokenizerSettings
 from bei_build.weights.tensor_store import check_weights
@@ -35,12 +37,19 @@ from bei_build.weights.tensor_store import check_weights
 @dataclass(frozen=True)
 class ImageCheckpoint:
     """``checkpoint``: spec, config and family of the tower, whose tokenizer is the text tower's, or an empty one.
-    ``output``: of the reference class, the vectors of images."""
+    ``output``: of the reference class, the vectors of images. ``sequence``: how the checkpoint's decoder reads an
+    image; None: its vector is the tower's."""
 
     checkpoint: Checkpoint
     processor: ImageProcessor
     image_size: tuple[int, int]
     output: str
+    sequence: ImageSequence | None = None
+
+    @property
+    def head(self) -> Output:
+        """The output of the model that images have."""
+        return "embedding" if self.sequence is None else "token_embedding"
 
     @property
     def patches(self) -> PatchesSpec:
@@ -58,7 +67,8 @@ class ImageCheckpoint:
             patch_size=self.patches.size,
             class_token=self.patches.class_token,
             registers=self.patches.registers or msgspec.UNSET,
-            pooling=spec.heads[0].pooling[0],
+            pooling="none" if self.sequence else spec.heads[0].pooling[0],
+            sequence=self.sequence or msgspec.UNSET,
             spec=SpecSummary(
                 family=spec.family,
                 architecture=spec.architecture,
@@ -99,9 +109,11 @@ def read_image_tower(checkpoint: Checkpoint) -> ImageCheckpoint | None:
     if vision is None or not has_image_processor(folder):
         return None
     read = _tower(folder, architecture, vision)
-    spec = read.spec
+    spec, sequence = read.spec, None
     embedding = checkpoint.spec.head("embedding")
-    if embedding is None or embedding.dimension(checkpoint.spec.hidden_size) != spec.dimensions["embedding"]:
+    if vision.is_read_by_decoder:
+        sequence = image_sequence(checkpoint, read.max_tokens)
+    elif embedding is None or embedding.dimension(checkpoint.spec.hidden_size) != spec.dimensions["embedding"]:
         raise CheckpointError(
             f"{folder / 'config.json'} gives vectors of images another width than those of texts. Download "
             "the checkpoint again."
@@ -110,11 +122,11 @@ def read_image_tower(checkpoint: Checkpoint) -> ImageCheckpoint | None:
         checkpoint,
         family=vision.family,
         spec=spec,
-        config=read.config,
+        config=read.config if sequence is None else checkpoint.config,  # the reference class's
         max_seq_len=read.max_tokens,
         modules={},
     )
-    return ImageCheckpoint(tower, read.processor, read.image_size, vision.output)
+    return ImageCheckpoint(tower, read.processor, read.image_size, vision.output, sequence)
 
 
 def read_images_alone(location: Location) -> ImageCheckpoint:
@@ -136,6 +148,8 @@ def read_images_alone(location: Location) -> ImageCheckpoint:
     architecture = _architecture(raw)
     if architecture is None or (vision := table.vision_family(architecture)) is None:
         raise ConfigError(f"{architecture or location.model} has no image tower: leave --no-texts out.")
+    if vision.is_read_by_decoder:
+        raise ConfigError(f"{architecture} has no vectors of images without its decoder: leave --no-texts out.")
     if (location.folder / "modules.json").is_file():
         raise CheckpointError(
             "modules.json asks for a pooling and layers of sentence-transformers behind the image tower, and bei "
@@ -186,7 +200,8 @@ def _tower(folder: Path, architecture: str, vision: VisionFamily) -> _Tower:
     config, spec = _read(path, family.translate(raw) if family.translate else raw, family, architecture)
     patches = spec.embeddings.patches
     assert patches is not None, "families of images have them"
-    processor = read_image_processor(folder, patches.size)
+    count = spec.embeddings.max_positions if vision.is_read_by_decoder else None
+    processor = read_image_processor(folder, patches.size, count)
     assert processor is not None, "the caller has asked"
     config.return_dict, config.chunk_size_feed_forward = True, 0
     most = processor.max_num_patches

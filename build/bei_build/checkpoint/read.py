@@ -17,7 +17,7 @@ from bei.artifact.manifest import CheckpointSource
 from bei.artifact.store import sha256_of_file
 from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 from bei.utils.libraries import importing
-from bei_build.checkpoint import gliner2
+from bei_build.checkpoint import colpali, gliner2
 from bei_build.checkpoint.adapter_folder import with_base
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.colbert import Sides, roles_of
@@ -112,6 +112,7 @@ def read_checkpoint(
         files = with_task_prompts(files, getattr(config, "task_instructions", None))
     if chosen and chosen.names:
         files = with_adapters_prompt(files, chosen, getattr(config, "task_instructions", None))
+    files = colpali.with_prompts(files, family)
     spec = _spec(family, config, architecture)
     tokenizer_settings = TokenizerSettings(
         tokenizer_choice,
@@ -122,6 +123,7 @@ def read_checkpoint(
         ends_in_eos=getattr(config, "ends_in_eos", False),
         added=(*own_tokens(config), *gliner2.own_tokens(config)),
         model_type=family.model_type if hasattr(config, "gliner") else "",
+        around=colpali.around_texts(folder, family),
     )
     library = open_tokenizer(folder, tokenizer_settings)
     check_model(stored, library, tokenizer_settings)

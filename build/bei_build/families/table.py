@@ -18,6 +18,7 @@ from bei_build.families import (
     big_bird,
     clip,
     cohere,
+    colpali,
     deberta,
     dinov2,
     dinov3,
@@ -128,6 +129,7 @@ FAMILIES: tuple[Family, ...] = (
     gemma.GEMMA2_FAMILY,
     gemma.GEMMA3_FAMILY,
     embedding_gemma2.FAMILY,
+    colpali.FAMILY,
     cohere.FAMILY,
     cohere.COHERE2_FAMILY,
     smollm3.FAMILY,
@@ -160,6 +162,7 @@ VISION_FAMILIES: Mapping[str, VisionFamily] = {
         dinov2.REGISTERS_VISION,
         dinov3.VISION,
         nomic_vision.VISION,
+        colpali.VISION,
     )
     for name in vision.family.architectures
 }

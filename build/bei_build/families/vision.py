@@ -16,11 +16,13 @@ from bei_build.spec.parts import AttentionSpec, EmbeddingsSpec, LayerSpec, MLPSp
 class VisionFamily:
     """The image tower of a family. ``output``: of ``family.reference_class``, the vectors of images, [B, width], or
     the states of their tokens, [B, T, width], of which the first is the vector. ``resizes_positions``: the class fits
-    its positions to the size of the images that it gets."""
+    its positions to the size of the images that it gets. ``is_read_by_decoder``: an image has no vector of its own: the
+    family of texts reads the tower's states among its tokens, and ``output`` is that of the whole class."""
 
     family: Family
     output: str
     resizes_positions: bool = False
+    is_read_by_decoder: bool = False
 
 
 def patches_of(

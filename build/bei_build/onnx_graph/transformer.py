@@ -23,6 +23,7 @@ from bei_build.onnx_graph.attention import AttentionCore, AttentionEmitter, Posi
 from bei_build.onnx_graph.convolution import ConvolutionEmitter
 from bei_build.onnx_graph.experts import ExpertsEmitter
 from bei_build.onnx_graph.heads import HeadEmitter
+from bei_build.onnx_graph.images_in_text import emit_with_images
 from bei_build.onnx_graph.positions import Rotations, rows_for_halves
 from bei_build.onnx_graph.writer import Dim, GraphTypes, GraphWriter, ObservedTensor
 from bei_build.spec.dtypes import DType, FloatArray
@@ -219,6 +220,8 @@ class _TransformerEmitter:
             total = self._adapters.looked_up(total, input_ids, "embeddings.word")
         if spec.scale != 1.0:
             total = self._scaled(total, spec.scale, f"{name}.scaled")
+        if spec.reads_images:
+            total = emit_with_images(graph, total, spec.width or self._spec.hidden_size, name)
         if spec.mask_dropout:
             total = self._without_masked(total, input_ids, spec.mask_dropout, f"{name}.unmasked")
         for index, part in enumerate(self._position_and_type_rows(spec, name)):

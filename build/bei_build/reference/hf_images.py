@@ -47,16 +47,19 @@ class HFImageReference:
         if images.processor.fractions:  # transformers has it for torchvision alone
             self.name = "transformers, FP32, on pixels of its image processor's steps in torch, one image at a time"
             self._processor = FractionsInTorch(images.processor)
+        elif images.sequence is not None:
+            self._processor = _ImagesInText(images.checkpoint.folder)
         else:
             self._processor = _on_pillow(images.checkpoint.folder)
+        self._per_token = images.sequence is not None
 
     def run(self, files: Sequence[bytes]) -> list[Float32Array]:
-        """The vector of each file, float32 [width]."""
+        """The vector of each file, float32 [width], or those of its tokens, [tokens, width]."""
         rows = []
         with self._torch.inference_mode():
             for content in files:
                 found = getattr(self._model(**self.inputs(content)), self._output)[0]
-                rows.append((found if found.ndim == 1 else found[0]).numpy())
+                rows.append((found if found.ndim == 1 or self._per_token else found[0]).numpy())
         return rows
 
     def inputs(self, content: bytes) -> Any:
@@ -81,6 +84,25 @@ def _on_pillow(folder: Path) -> Any:
     except Exception as error:  # transformers raises ValueError, OSError, ImportError and its own
         reason = next(iter(str(error).splitlines()), "")
         raise VerificationError(f"transformers does not load the image processor ({reason}).") from error
+
+
+class _ImagesInText:
+    """The processor of a class that reads images among tokens."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoProcessor
+
+        try:
+            self._processor: Any = AutoProcessor.from_pretrained(folder)  # type: ignore[no-untyped-call]
+        except Exception as error:  # transformers raises ValueError, OSError, ImportError and its own
+            reason = next(iter(str(error).splitlines()), "")
+            raise VerificationError(f"transformers does not load the processor ({reason}).") from error
+        self._processor.image_processor = _on_pillow(folder)
+
+    def __call__(self, images: Image, **settings: Any) -> dict[str, Any]:
+        """An image's inputs, without the labels of training."""
+        found = self._processor(images=images, **settings)
+        return {name: value for name, value in found.items() if name != "labels"}
 
 
 class FractionsInTorch:

@@ -51,10 +51,11 @@ from bei_build.spec.weight_shapes import (
     span_scores_weights,
 )
 
-# Outputs of heads: one row per sequence, or (the last seven) a row per token. Rows of "span_logits" are as wide as the
+# Outputs of heads: one row per sequence, or (the last eight) a row per token. Rows of "span_logits" are as wide as the
 # labels of a step need, by labels, then by widths of a span, or by parts of spans: the dimension is that of one label.
 # "token_projection": what a listwise reranker compares of its markers. "token_likelihood": the logarithm of each
 # token's probability behind those in front of it. "label_logits": the score of each token as a label's.
+# "image_features": of an image tower, the rows that a decoder reads in the place of word rows.
 Output = Literal[
     "embedding",
     "logits",
@@ -66,6 +67,7 @@ Output = Literal[
     "span_logits",
     "token_likelihood",
     "label_logits",
+    "image_features",
 ]
 
 

@@ -129,7 +129,8 @@ class EmbeddingsSpec:
     it that have another id; tokens of this id have position 0. ``type_vocab_size`` is 0 where token types have no
     table. ``task_vocab_size``: rows of a table of task types, whose first row is added to every token (ERNIE; 0: no
     table). ``scale`` multiplies the word rows. A ``width`` other than the model's is projected after the norm
-    (ELECTRA). With ``patches`` tokens are an image's, and there is no word table.
+    (ELECTRA). With ``patches`` tokens are an image's, and there is no word table. ``reads_images``: rows of an image
+    tower, as wide as the word rows, may stand in the place of scaled word rows.
     """
 
     vocab_size: int
@@ -143,6 +144,7 @@ class EmbeddingsSpec:
     width: int | None = None
     mask_dropout: MaskDropoutSpec | None = None
     patches: PatchesSpec | None = None
+    reads_images: bool = False
 
     @property
     def longest(self) -> int:

@@ -58,9 +58,18 @@ def artifact_tokenizer(library: LibraryTokenizer, settings: TokenizerSettings, f
     adapt(tokenizer, settings)
     if settings.ends_in_eos:
         _end_in_eos(tokenizer, folder)
+    if settings.around:
+        before, behind = around_ids(tokenizer, settings.around)
+        _put_around(tokenizer, before, behind)
     if settings.is_static:
         tokenizer.post_processor = ProcessorSequence(_without_templates(tokenizer.post_processor))
     return tokenizer
+
+
+def around_ids(tokenizer: Tokenizer, around: tuple[str, str]) -> tuple[list[int], list[int]]:
+    """The token ids of what a processor writes before and behind a text."""
+    before, behind = (tokenizer.encode(part, add_special_tokens=False).ids for part in around)
+    return before, behind
 
 
 def adapt(tokenizer: Tokenizer, settings: TokenizerSettings) -> None:
@@ -211,6 +220,16 @@ def _surround(tokenizer: Tokenizer, tokens: Mapping[str, str | None]) -> None:
     second = [f"{part}:1" for part in (*first[: first.index("$A")], "$B", *first[first.index("$A") + 1 :])]
     specials = [(token, tokenizer.token_to_id(token)) for token in dict.fromkeys((bos, eos)) if token]
     template = TemplateProcessing(single=first, pair=[*first, *second], special_tokens=specials)
+    kept = _without_templates(tokenizer.post_processor)
+    tokenizer.post_processor = ProcessorSequence([*kept, template]) if kept else template
+
+
+def _put_around(tokenizer: Tokenizer, before: Sequence[int], behind: Sequence[int]) -> None:
+    """Make every text the tokens ``before``, text, the tokens ``behind``, and nothing else."""
+    names = {index: str(tokenizer.id_to_token(index)) for index in (*before, *behind)}
+    single = [*(f"{names[index]}:0" for index in before), "$A:0", *(f"{names[index]}:0" for index in behind)]
+    pair = [*single[: len(before) + 1], "$B:0", *single[len(before) + 1 :]]
+    template = TemplateProcessing(single=single, pair=pair, special_tokens=[(n, i) for i, n in names.items()])
     kept = _without_templates(tokenizer.post_processor)
     tokenizer.post_processor = ProcessorSequence([*kept, template]) if kept else template
 

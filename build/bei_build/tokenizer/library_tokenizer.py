@@ -57,7 +57,8 @@ class TokenizerSettings:
     tokens. ``lowercase`` (``do_lower_case`` of sentence-transformers): texts are lower-cased first. ``markers``:
     prefixes of texts that are one token each, if the vocabulary has them. ``ends_in_eos``: the model's own code appends
     EOS to every text. ``added``: tokens that the model's own code adds to a tokenizer without them. ``model_type``:
-    names the class where neither the tokenizer's files nor a config.json do.
+    names the class where neither the tokenizer's files nor a config.json do. ``around``: what the model's processor
+    writes before and behind every text, in the place of the tokenizer's own special tokens; None: it has none.
     """
 
     choice: TokenizerChoice = "auto"
@@ -68,6 +69,7 @@ class TokenizerSettings:
     ends_in_eos: bool = False
     added: tuple[str, ...] = ()
     model_type: str = ""
+    around: tuple[str, str] | None = None
 
 
 class Padding(NamedTuple):

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from bei.errors import InvalidRequestError, TokenizerError
 from bei.tokenizer.encoder import EncodingOptions, TextEncoder
 from bei.tokenizer.label_prompt import LabelPrompt, encode_words
 from bei.tokenizer.special_tokens import layout_of
-from bei_build.tokenizer.artifact_tokenizer import adapt
+from bei_build.tokenizer.artifact_tokenizer import adapt, around_ids
 from bei_build.tokenizer.library_tokenizer import (
     STORED,
     LibraryTokenizer,
@@ -92,13 +93,25 @@ class TokenSources:
     """
 
     def __init__(
-        self, library: LibraryTokenizer, encoder: TextEncoder, eos: int | None, num_rows: int, *, types_matter: bool
+        self,
+        library: LibraryTokenizer,
+        encoder: TextEncoder,
+        eos: int | None,
+        num_rows: int,
+        *,
+        types_matter: bool,
+        around: tuple[list[int], list[int]] | None = None,
     ) -> None:
+        """``around``: ids that the model's processor puts around texts, in the place of the library's."""
         self.library = library
         self.encoder = encoder
         self.num_special = len(library.encode([("",)], None)[0].ids) + (eos is not None)
-        self.reads_pairs = eos is None  # the model's code appends EOS to single texts only
+        if around is not None:
+            self.num_special = sum(map(len, around))
+        # The model's code appends EOS to single texts only, and processors read no pairs.
+        self.reads_pairs = eos is None and around is None
         self._eos = eos
+        self._around = around
         self._num_rows = num_rows
         self._types_matter = types_matter
         self._known: dict[tuple[tuple[Texts, ...], int], list[TokenIds]] = {}
@@ -130,17 +143,25 @@ class TokenSources:
         eos_id = library.runs.token_to_id(eos) if eos is not None and library.runs is not None else None
         if eos_id in library.encode([("",)], None)[0].ids:  # its template adds it already
             eos_id = None
-        return cls(library, encoder, eos_id, num_rows, types_matter=types_matter)
+        around = None
+        if settings.around is not None and library.runs is not None:
+            around = around_ids(library.runs, settings.around)
+        return cls(library, encoder, eos_id, num_rows, types_matter=types_matter, around=around)
 
     def with_library(self, library: LibraryTokenizer) -> TokenSources:
         """A copy with another library's tokenizer."""
-        return TokenSources(library, self.encoder, self._eos, self._num_rows, types_matter=self._types_matter)
+        settings: dict[str, Any] = {"types_matter": self._types_matter, "around": self._around}
+        return TokenSources(library, self.encoder, self._eos, self._num_rows, **settings)
 
     def by_library(self, texts: Sequence[Texts], max_length: int) -> list[TokenIds]:
         """The library's ids, with the EOS that the model's own code appends. Cached."""
         asked, eos = (tuple(texts), max_length), self._eos
         if asked not in self._known:
-            rows = self.library.encode(texts, max_length - (eos is not None))
+            room = max_length - (eos is not None if self._around is None else self.num_special)
+            rows = self.library.encode(texts, room, special_tokens=self._around is None)
+            if self._around is not None:
+                before, behind = self._around
+                rows = [TokenIds([*before, *ids, *behind], [0] * (len(ids) + self.num_special)) for ids, _ in rows]
             if eos is not None:
                 rows = [TokenIds([*row.ids, eos], [*row.types, 0]) for row in rows]
             self._known[asked] = rows

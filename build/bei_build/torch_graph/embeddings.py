@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bei.engine.image_positions import position_shares
-from bei.engine.packing import pixel_levels, position_ids_but
+from bei.engine.packing import FEATURE_SLOTS, image_features, pixel_levels, position_ids_but
 from bei_build.spec.parts import DecoderSpec, EmbeddingsSpec, MaskDropoutSpec, PatchesSpec
 from bei_build.spec.position_tables import position_rows
 from bei_build.torch_graph.adapters import AdaptedTable
@@ -77,6 +77,7 @@ class Embeddings(nn.Module):
             self.types = Table(spec.type_vocab_size, width, options)
         if spec.task_vocab_size:
             self.task = Table(spec.task_vocab_size, width, options)
+        self._features = image_features(width)
         self.norm = Norm(spec.norm, width, options) if spec.norm else None
         self.projection = Linear(width, hidden_size, True, options) if spec.width else None
         self.reads = tuple(
@@ -87,6 +88,8 @@ class Embeddings(nn.Module):
                 "token_type_ids": spec.type_vocab_size > 1,
                 "cu_query_lens": spec.mask_dropout is not None,
                 "sequence_ids": spec.mask_dropout is not None,
+                self._features: spec.reads_images,
+                FEATURE_SLOTS: spec.reads_images,
             }.items()
             if is_read
         )
@@ -101,6 +104,10 @@ class Embeddings(nn.Module):
             total = words(input_ids)
         if spec.scale != 1.0:
             total = total * spec.scale
+        if spec.reads_images:
+            slots = step[FEATURE_SLOTS]
+            found = step[self._features].index_select(0, slots).to(total.dtype)
+            total = torch.where((slots > 0).unsqueeze(1), found, total)
         if spec.mask_dropout:
             total = total * _factors(input_ids, spec.mask_dropout, step).unsqueeze(1).to(total.dtype)
         if self._fitted_side:

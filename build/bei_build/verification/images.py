@@ -13,11 +13,12 @@ from bei.artifact.certificate.canary import canary_levels
 from bei.artifact.certificate.record import Agreement, ImageAgreement, Thresholds
 from bei.artifact.certificate.thresholds import min_cosine_of, thresholds_of
 from bei.artifact.manifest import IMAGE_ENGINE_DIR, EngineRequirements, Manifest
-from bei.core import Encoding, Float32Array
+from bei.core import Engine, Float32Array
 from bei.errors import CompileError, ConfigError, VerificationError
 from bei.image.decode import ImageLimits, check_able
 from bei.image.encoder import ImageEncoder
 from bei.image.source import ImageInput
+from bei.port import STATES
 from bei.verification.comparison import ReferenceAnswers, compare, kept_canary
 from bei.verification.engine_answers import EngineAnswers, HeldOut, Rows, ask_canary, ask_engine
 from bei_build.checkpoint.image_tower import ImageCheckpoint
@@ -33,22 +34,25 @@ from bei_build.spec.precision import PRECISIONS
 from bei_build.targets.base import Compiler, Numerics
 
 _CANARY = "ramps and squares"
-_OUTPUT = "embedding"
 # The drawn images are far below these.
 _LIMITS = ImageLimits(max_bytes=10_000_000, max_pixels=10_000_000)
 _TARGETS = ("cpu", "cuda", "cuda-twin", "tensorrt", "tensorrt-rtx")
+_TARGETS_OF_DECODERS = ("cpu",)
 
 
-def check_buildable(config: BuildConfig, precision: str, compiler: Compiler, *, has_texts: bool) -> None:
+def check_buildable(
+    config: BuildConfig, precision: str, compiler: Compiler, *, has_texts: bool, for_decoder: bool = False
+) -> None:
     """Raise ConfigError or MissingDependencyError for an image tower that could not be built. ``has_texts``: a text
-    tower is built beside it."""
+    tower is built beside it. ``for_decoder``: which reads the tower's states."""
     target = config.target
     check_able("Building a model that reads images")
     otherwise = ", or the text tower alone with --no-images" if has_texts else ""
-    if target not in _TARGETS:
+    targets = _TARGETS_OF_DECODERS if for_decoder else _TARGETS
+    if target not in targets:
+        what = "Image towers whose states a decoder reads" if for_decoder else "Image towers"
         raise ConfigError(
-            f"Image towers are built for the targets {', '.join(_TARGETS)}, not for {target}: use --target "
-            f"cpu{otherwise}."
+            f"{what} are built for the targets {', '.join(targets)}, not for {target}: use --target cpu{otherwise}."
         )
     if (absent := compiler.cannot_run()) is not None:
         raise ConfigError(
@@ -79,7 +83,12 @@ def encoder_of_tower(images: ImageCheckpoint) -> ImageEncoder:
     """The runtime's encoder of the tower's images."""
     patches = images.patches
     return ImageEncoder(
-        images.processor, images.image_size, patches.size, num_leading=patches.num_leading, limits=_LIMITS
+        images.processor,
+        images.image_size,
+        patches.size,
+        num_leading=patches.num_leading,
+        limits=_LIMITS,
+        sequence=images.sequence,
     )
 
 
@@ -104,13 +113,17 @@ def add_image_tower(
             describe=whole,
             engine_dir=IMAGE_ENGINE_DIR,
         )
-        described, agreement, _ = compile_and_verify(own, images, progress)
+        decoder = job if images.sequence is not None else None
+        described, agreement, _ = compile_and_verify(own, images, progress, decoder)
     return described, agreement
 
 
-def compile_and_verify(job: Job, images: ImageCheckpoint, progress: Progress) -> tuple[Manifest, ImageAgreement, Rows]:
+def compile_and_verify(
+    job: Job, images: ImageCheckpoint, progress: Progress, decoder: Job | None = None
+) -> tuple[Manifest, ImageAgreement, Rows]:
     """Compile and verify the tower, which ``job`` is of; returns what ``job.describe`` makes of its engine, and the
-    engine's rows. Raises what ``add_image_tower`` raises."""
+    engine's rows. ``decoder``: that of the engine which reads the tower's states, and gives the rows. Raises what
+    ``add_image_tower`` raises."""
     with progress.step(f"Compile images ({job.config.target}, {job.precision})") as step:
         needs = job.compile(Numerics(job.precision), step.say)
         step.details.append(f"{images.checkpoint.spec.num_parameters / 1e6:.1f} M parameters")
@@ -118,12 +131,16 @@ def compile_and_verify(job: Job, images: ImageCheckpoint, progress: Progress) ->
         raise CompileError(f"Engines for {job.config.target} give no vectors of images that compare with texts'.")
     described = job.describe(needs)
     own = replace(job, describe=lambda needs: job.describe(needs).of_images)
-    agreement, rows = _verified(own, images, described.of_images, progress)
+    agreement, rows = _verified(own, images, described, progress, decoder)
     return described, agreement, rows
 
 
-def _verified(job: Job, images: ImageCheckpoint, manifest: Manifest, progress: Progress) -> tuple[ImageAgreement, Rows]:
+def _verified(
+    job: Job, images: ImageCheckpoint, described: Manifest, progress: Progress, decoder: Job | None
+) -> tuple[ImageAgreement, Rows]:
     from PIL import Image
+
+    output, manifest = images.head, described.of_images
 
     encoder, files = encoder_of_tower(images), held_out_images()
     # The server's way: a processor may resize what is of the model's size too, before it crops.
@@ -135,48 +152,67 @@ def _verified(job: Job, images: ImageCheckpoint, manifest: Manifest, progress: P
     )
     held_out = HeldOut([name for name, _ in files], encodings, _CANARY, canary)
     with progress.step("Run image engine") as step:
-        with closing(job.open_engine(job.root / job.engine_dir, manifest)) as engine:
+        asked, folder = held_out, job.root / job.engine_dir
+        if decoder is not None:
             if not job.config.verify:
-                answers = ask_canary(engine, held_out, _OUTPUT)
-                return _agreement(answers, files, kept_canary(answers.canary, _OUTPUT)), answers.rows
-            answers = ask_engine(engine, held_out, [_OUTPUT], tell=step.tell)
+                asked = replace(held_out, texts=[], encodings=[])
+            with closing(job.open_engine(folder, manifest)) as tower:
+                asked = _with_states(tower, asked)
+            folder, manifest = decoder.root / decoder.engine_dir, described
+        with closing(job.open_engine(folder, manifest)) as engine:
+            if not job.config.verify:
+                answers = ask_canary(engine, asked, output)
+                return _agreement(answers, files, kept_canary(answers.canary, output)), answers.rows
+            answers = ask_engine(engine, asked, [output], tell=step.tell)
         step.details.append(f"{answers.num_texts} images")
     with progress.step("Verify images") as step:
-        expected = _expected(job, images, files, held_out.encodings)
-        thresholds = _thresholds(job)
+        expected = _expected(job, images, files, held_out, decoder)
+        thresholds = _thresholds(decoder or job, is_decoder=decoder is not None)
         found = compare(answers, expected, held_out, thresholds)
-        (output,) = found.outputs
-        step.details.append(
-            f"mean cosine {output.cosine_mean:.6f}, lowest {output.cosine_min:.6f}, against {expected.name}"
-        )
-    if output.failures:
-        message = f"images: {', '.join(output.failures)}; worst image: {output.worst_texts[0].text}"
+        (row,) = found.outputs
+        step.details.append(f"mean cosine {row.cosine_mean:.6f}, lowest {row.cosine_min:.6f}, against {expected.name}")
+    if row.failures:
+        message = f"images: {', '.join(row.failures)}; worst image: {row.worst_texts[0].text}"
         if not job.config.allow_below_threshold:
             raise VerificationError(
                 f"Verification failed: {message}. To do: choose a higher precision, or lower --min-cosine, or keep the "
                 "engine with --allow-below-threshold."
             )
         progress.note(f"kept although {message}")
-    return _agreement(answers, files, found.canary_row, expected, thresholds, output), answers.rows
+    return _agreement(answers, files, found.canary_row, expected, thresholds, row), answers.rows
 
 
-def _thresholds(job: Job) -> Thresholds:
+def _with_states(tower: Engine, asked: HeldOut) -> HeldOut:
+    """``asked`` as a decoder reads it, with the states of ``tower``'s engine."""
+    encodings = [*asked.encodings, asked.canary]
+    own = HeldOut([], [encoding.of_tower for encoding in encodings], "", asked.canary.of_tower)
+    rows = ask_engine(tower, own, [STATES]).rows[STATES]
+    *read, canary = (encoding.with_features(row) for encoding, row in zip(encodings, rows, strict=True))
+    return replace(asked, encodings=read, canary=canary)
+
+
+def _thresholds(job: Job, *, is_decoder: bool) -> Thresholds:
     least = job.config.min_cosine
-    return thresholds_of(min_cosine_of(job.precision, is_decoder=False) if least is None else least)
+    return thresholds_of(min_cosine_of(job.precision, is_decoder=is_decoder) if least is None else least)
 
 
 def _expected(
-    job: Job, images: ImageCheckpoint, files: Sequence[HeldOutImage], encodings: Sequence[Encoding]
+    job: Job, images: ImageCheckpoint, files: Sequence[HeldOutImage], held_out: HeldOut, decoder: Job | None
 ) -> ReferenceAnswers:
-    """The reference's vectors, of transformers where torch is, else of bei's own FP32 engine."""
+    """The reference's vectors, of transformers where torch is, else of bei's own FP32 engines."""
+    output = images.head
     wants_own = job.config.reference in ("engine", "module")
     if hf.is_available() and not wants_own and images.checkpoint.family.reference_class is not None:
         reference = HFImageReference(images)
         rows: list[Float32Array] = reference.run([content for _, content in files])
-        return ReferenceAnswers(reference.name, False, {_OUTPUT: rows})
-    with open_fp32(job, "The FP32 engine to verify images with", {}) as (engine, compiler):
+        return ReferenceAnswers(reference.name, False, {output: rows})
+    purpose = "The FP32 engine to verify images with"
+    if decoder is not None:
+        with open_fp32(job, purpose, {}) as (tower, _):
+            held_out = _with_states(tower, held_out)
+    with open_fp32(decoder or job, purpose, {}) as (engine, compiler):
         own = EngineReference(engine, f"{compiler} engine, FP32, one image at a time")
-        return ReferenceAnswers(own.name, True, own.run(encodings, [_OUTPUT]))
+        return ReferenceAnswers(own.name, True, own.run(held_out.encodings, [output]))
 
 
 def _agreement(
