@@ -161,6 +161,14 @@ def test_tei_reads_objects_with_an_image(served: Served, expected: Float32Array)
     assert served.post("/embed_sparse", {"inputs": images[0]}).status_code == 400
 
 
+def test_texts_are_scored_against_images_by_their_vectors(served: Served, expected: Float32Array) -> None:
+    images = [{"content": [part]} for part in OPENAI]
+    answer = served.post("/score", {"text_1": TEXTS[0], "text_2": images})
+    assert answer.status_code == 200, answer.text
+    found = [one["score"] for one in answer.json()["data"]]
+    np.testing.assert_allclose(found, expected[: len(FILES)] @ expected[len(FILES)], atol=1e-3)
+
+
 def test_nims_modality_is_one_word_or_one_for_each_input(served: Served, expected: Float32Array) -> None:
     urls = [data_url(content) for content in FILES]
     alone = served.post("/nim/v1/embeddings", {"input": urls, "modality": "image", "model": "clip"})

@@ -55,7 +55,7 @@ _FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def expected_answers(structure: Structure, model: Any, folder: Path) -> Answers:
     """The answers of the repository's own code to TEXTS, to PAIRS, or to drawn images, by task."""
     if structure.images:
-        return {"embed": list(structure.images(folder, drawn_files()))}
+        return {structure.task: list(structure.images(folder, drawn_files()))}
     with torch.no_grad():
         return {task: [row.numpy() for row in rows] for task, rows in _Oracle(structure, model, folder).answers()}
 

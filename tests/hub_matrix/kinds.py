@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.bei_build.families import nomic_vision as vision_of_nomic
 from tests.hub_matrix import shapes, stored, stored_modules, tokenizers
 from tests.hub_matrix.structures import ImagesOf, Late, Settings, Structure, Template
 from tests.support.checkpoints import Normalize, bpe_tokenizer, read_tensors, unigram_tokenizer, wordpiece_tokenizer
+from tests.support.colpali import library_rows, save_colpali
 from tests.support.listwise import OwnCode, save_listwise
 from tests.support.two_towers import library_vectors, save_naflex, save_siglip, save_tower, tower_vectors
 
@@ -135,6 +137,15 @@ def nomic_vision() -> Structure:
     return Structure("embed", prepare=(vision_of_nomic.save,), files=files, images=vectors)
 
 
+def colpali() -> Structure:
+    """A decoder that reads images, with a vector for each token."""
+
+    def vectors(folder: Path, files: list[bytes]) -> Sequence[Float32Array]:
+        return library_rows(folder, files, [])
+
+    return replace(_of_images("ColPaliForRetrieval", save_colpali, vectors), task="embed_tokens")
+
+
 def _of_images(hf_class: str, save: Callable[[Path], Path], vectors: ImagesOf) -> Structure:
     config = {"model_type": getattr(transformers, hf_class).config_class.model_type, "architectures": [hf_class]}
     return Structure("embed", prepare=(save,), files={"config.json": config}, images=vectors)
@@ -244,6 +255,7 @@ KINDS: dict[str, Callable[..., Structure]] = {
     "naflex": partial(two_towers, "Siglip2Model", save_naflex),
     "image_tower": image_tower,
     "nomic_vision": nomic_vision,
+    "colpali": colpali,
     "lfm2_5": partial(embedder, **_LFM2_5, pooling="cls", tokenizer=tokenizers.plain),
     "lfm2_5_late_interaction": partial(late_interaction, **_LFM2_5),
     "reranker": partial(Structure, "rerank", labels=1, function="sigmoid"),

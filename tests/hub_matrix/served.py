@@ -32,7 +32,8 @@ def served_answers(structure: Structure, artifact: Artifact) -> Answers:
     compares."""
     if structure.images:
         with Model(artifact.path, tune="off", engine_threads=1) as model:
-            return {structure.task: list(model.embed(drawn_files()))}
+            ask = model.embed_all if structure.task == "embed_tokens" else model.embed
+            return {structure.task: list(ask(drawn_files()))}
 
     async def main() -> Answers:
         service = _service(artifact)

@@ -458,6 +458,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "jinaai/jina-clip-v2": (f"{_MTEB}/jina_clip.py",),
     "jinaai/jina-embeddings-v4": (f"{_MTEB}/jina_models.py",),
     "vidore/colpali-v1.3-hf": (_VLLM_MODELS,),
+    "vidore/colqwen2-v1.0-hf": (_config("colqwen2"),),
     "Alibaba-NLP/gme-Qwen2-VL-2B-Instruct": (_VLLM_MODELS,),
     "Qwen/Qwen3-VL-Embedding-2B": (_VLLM_MODELS,),
     "google/gemma-3-4b-it": (_VLLM_MODELS, _config("gemma3")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -21,8 +21,8 @@ Task = Literal["embed", "embed_sparse", "embed_tokens", "rerank", "classify", "c
 # From a checkpoint's folder to the last layer's states of a text.
 StatesOf: TypeAlias = Callable[[Path], Callable[[Encoding], torch.Tensor]]
 
-# From a checkpoint's folder and the files of images to their vectors.
-ImagesOf: TypeAlias = Callable[[Path, list[bytes]], Float32Array]
+# From a checkpoint's folder and the files of images to their vectors, of each image or of its tokens.
+ImagesOf: TypeAlias = Callable[[Path, list[bytes]], Sequence[Float32Array] | Float32Array]
 
 # From a checkpoint's folder to the scores of a query's documents.
 RanksOf: TypeAlias = Callable[[Path], Callable[[str, list[str]], Float32Array]]

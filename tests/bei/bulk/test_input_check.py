@@ -18,8 +18,10 @@ from bei.errors import ConfigError
 from tests.bei.bulk.conftest import RunJob
 
 OF_TEXTS: Any = SimpleNamespace(name="minilm", reads_texts=True, image_tower=None)
-OF_BOTH: Any = SimpleNamespace(name="clip", reads_texts=True, image_tower=object())
-OF_IMAGES: Any = SimpleNamespace(name="dinov2", reads_texts=False, image_tower=object())
+TOWER: Any = SimpleNamespace(sequence=None)
+OF_BOTH: Any = SimpleNamespace(name="clip", reads_texts=True, image_tower=TOWER)
+OF_IMAGES: Any = SimpleNamespace(name="dinov2", reads_texts=False, image_tower=TOWER)
+OF_PAGES: Any = SimpleNamespace(name="colpali", reads_texts=True, image_tower=SimpleNamespace(sequence=object()))
 FILE_STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
@@ -63,6 +65,8 @@ def test_a_type_tells_what_its_values_can_be(column: pa.DataType, kinds: set[str
         (OF_BOTH, STRINGS, "embed"),
         (OF_BOTH, kinds_of(pa.binary()), "embed"),
         (OF_IMAGES, kinds_of(FILE_STRUCT), "embed"),
+        (OF_PAGES, kinds_of(FILE_STRUCT), "tokens"),
+        (OF_PAGES, STRINGS, "tokens"),
     ],
 )
 def test_columns_that_the_model_reads_are_taken(manifest: SimpleNamespace, held: ColumnKinds, task: str) -> None:

@@ -26,6 +26,7 @@ from bei.errors import (
     MalformedRequestError,
 )
 from bei.offline import windows as flow
+from bei.offline.input_checks import TextOrPicture
 from tests.bei.offline.conftest import OpenModel
 from tests.bei.offline.given import expected, own_threads, texts
 from tests.e2e.process import wait_until
@@ -282,7 +283,7 @@ def types_that_callers_see(model: Model) -> None:
     assert_type(model.classify([("a", "b")]), Predictions)
     assert_type(model.embed(["a"], report=Report(), progress=print), npt.NDArray[Any])
     for chunk in model.embed_all_iter(["a"], input_type="query", report=Report(), progress=True):
-        assert_type(chunk, Chunk[str, list[Float32Array]])
+        assert_type(chunk, Chunk[TextOrPicture, list[Float32Array]])
     model.embed(["a"], dimension=4)  # type: ignore[call-arg]
     model.embed(["a"], dimensions="4")  # type: ignore[arg-type]
     model.embed_sparse(["a"], dimensions=4)  # type: ignore[call-arg]

@@ -1,0 +1,94 @@
+"""ColPali in several processes, and in jobs over files: the vectors of transformers' class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bei.artifact.manifest import Artifact
+from bei.config.devices import usable_cores
+from bei.core import Float32Array
+from tests.e2e.process import DEADLINE_S, Server, run, serve
+from tests.support.builds import build_artifact
+from tests.support.colpali import library_rows, save_colpali
+from tests.support.two_towers import data_url, drawn_files
+
+FILES = drawn_files()[:12]
+TEXTS = ["hello world", "what is it?"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_colpali(tmp_path_factory.mktemp("checkpoint") / "colpali")
+
+
+@pytest.fixture(scope="module")
+def artifact(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    return build_artifact(checkpoint, tmp_path_factory.mktemp("artifact") / "colpali")
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> list[Float32Array]:
+    return library_rows(checkpoint, FILES, TEXTS)
+
+
+@pytest.fixture(scope="module", params=["front ends", "devices"])
+def server(request: pytest.FixtureRequest, artifact: Artifact, env: Mapping[str, str], home: Path) -> Iterator[Server]:
+    flags: list[object] = ["--http-workers", 2]
+    if request.param == "devices":
+        cores = usable_cores()
+        if len(cores) < 2:
+            pytest.skip("there is one core")
+        flags = ["--devices", f"{cores[0]},{cores[1]}"]
+    with serve([artifact.path, "--cache-megabytes", 0, *flags], env, home) as opened:
+        yield opened
+
+
+def test_vectors_are_those_of_the_library_whichever_process_computes_them(
+    server: Server, expected: list[Float32Array]
+) -> None:
+    inputs: list[object] = [*({"image": data_url(content)} for content in FILES), *TEXTS]
+
+    def asked(shift: int) -> None:
+        places = [(shift + index) % len(inputs) for index in range(len(inputs))]
+        body = {"inputs": [inputs[place] for place in places]}
+        answer = httpx.post(f"{server.url}/embed_all", json=body, timeout=DEADLINE_S)
+        assert answer.status_code == 200, answer.text
+        for place, rows in zip(places, answer.json(), strict=True):
+            np.testing.assert_allclose(np.array(rows), expected[place], atol=2e-4)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(asked, range(12)))
+
+
+def test_a_job_over_a_column_of_images_has_the_librarys_vectors(
+    artifact: Artifact, expected: list[Float32Array], env: Mapping[str, str], home: Path, tmp_path: Path
+) -> None:
+    rows = [*FILES, FILES[0]]  # equal images are computed once
+    pq.write_table(pa.table({"id": range(len(rows)), "page": rows}), tmp_path / "pages.parquet")
+    flags = ["--text-column", "page", "--id-column", "id", "--task", "tokens", "--output", tmp_path / "vectors"]
+    done = run(["embed", artifact.path, "--input", tmp_path / "pages.parquet", *flags], env, home)
+    assert done.returncode == 0, done.stderr
+    parts = [pq.read_table(path) for path in sorted((tmp_path / "vectors").glob("*.parquet"))]
+    found = {row["id"]: row for part in parts for row in part.to_pylist()}
+    assert len(found) == len(rows)
+    for index, row in found.items():
+        (vectors,) = [value for name, value in row.items() if isinstance(value, list)]
+        np.testing.assert_allclose(np.array(vectors), expected[index % len(FILES)], atol=2e-4)
+
+
+def test_a_column_of_images_is_refused_for_other_tasks(
+    artifact: Artifact, env: Mapping[str, str], home: Path, tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({"page": FILES[:2]}), tmp_path / "pages.parquet")
+    flags = ["--text-column", "page", "--output", tmp_path / "vectors", "--task", "embed"]
+    refused = run(["embed", artifact.path, "--input", tmp_path / "pages.parquet", *flags], env, home)
+    assert refused.returncode
+    assert "embed" in refused.stderr
