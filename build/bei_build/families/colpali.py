@@ -118,7 +118,7 @@ def _vision_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _vision_spec(config: Any, architecture: str) -> ModelSpec:
-    """States of patches behind the last norm: a head on them (``vision_use_head``) is not read, in the class neither."""
+    """States of patches behind the last norm; the class reads no head on them (``vision_use_head``) either."""
     patches = patches_of(config, bias=True, class_token=False)
     projection = DenseSpec("projection", config.hidden_size, config.projection_dim)
     return ModelSpec(
