@@ -13,6 +13,8 @@ from bei.errors import InvalidRequestError
 from bei.tokenizer.adapters import is_task
 from bei.tokenizer.encoder import EncodingOptions, Input
 
+SLOT = "{text}"  # in a prompt: the place of the text
+
 InputT = TypeVar("InputT")
 
 
@@ -164,7 +166,7 @@ def num_chars(prompt: str) -> int:
 
 def split_prompt(prompt: str) -> tuple[str, str]:
     """The parts of ``prompt`` before and after the text."""
-    before, _, after = prompt.partition("{text}")
+    before, _, after = prompt.partition(SLOT)
     return before, after
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bei.errors import CheckpointError, ConfigError
+from bei.tokenizer.prompts import SLOT
 from bei.utils.untrusted_files import UnfitError, within
 from bei_build.checkpoint.colbert import (
     Sides,
@@ -429,6 +430,11 @@ def _model_settings(folder: Path) -> dict[str, Any]:
     default = setting(path, config, "default_prompt_name", str)
     if not all(isinstance(prompt, str) for prompt in prompts.values()):
         raise CheckpointError(f"{path} has prompts that are not texts: correct them, or download the checkpoint again.")
+    if (slotted := next((name for name, prompt in prompts.items() if SLOT in prompt), None)) is not None:
+        raise CheckpointError(
+            f"{path} has {SLOT} in the prompt {slotted!r}, which sentence-transformers reads as it stands and bei as "
+            "the place of the text: take it out there, and write what is meant under prompts in a file for --config."
+        )
     # PyLate puts a marker before the text, and before the prompt if there is one.
     named = {name: setting(path, config, f"{name}_prefix", str) for name in ("query", "document")}
     markers = {name: marker for name, marker in named.items() if marker}

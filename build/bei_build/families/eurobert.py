@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from bei.errors import CheckpointError
 from bei_build.families.base import Family, embedder, token_classifier
 from bei_build.families.decoder import WEIGHTS, decoder_spec
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
-from bei_build.spec.parts import ActivationSpec, DenseSpec
+from bei_build.spec.parts import ActivationSpec, DenseSpec, Pooling
+
+# Of its class, and ours.
+_POOLINGS: Mapping[str, Pooling] = {"bos": "cls", "mean": "mean"}
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
@@ -19,9 +24,15 @@ def _classifier(config: Any) -> tuple[HeadSpec, ...]:
     """Two linear layers on the pooled state, or on every token before their mean (``late``)."""
     width = config.hidden_size
     layers = (DenseSpec("dense", width, width, activation="gelu"), DenseSpec("classifier", width, config.num_labels))
-    if config.classifier_pooling == "late":
+    pooling = config.classifier_pooling
+    if pooling == "late":
         return (HeadSpec("logits", ("mean",), token_layers=layers),)
-    return (HeadSpec("logits", ("mean" if config.classifier_pooling == "mean" else "cls",), layers=layers),)
+    if pooling not in _POOLINGS:
+        raise CheckpointError(
+            f"config.json has classifier_pooling = {pooling!r}; EuroBERT's class has {', '.join(_POOLINGS)} and late: "
+            "correct it."
+        )
+    return (HeadSpec("logits", (_POOLINGS[pooling],), layers=layers),)
 
 
 def _masked_lm(config: Any) -> tuple[HeadSpec, ...]:

@@ -45,7 +45,7 @@ FAMILY = Family(
         "GteModel": embedder,
         "NewModel": embedder,
         "GteForMaskedLM": masked_lm(activation="gelu"),
-        "NewForMaskedLM": masked_lm(activation="gelu"),
+        "NewForMaskedLM": masked_lm(),
         "GteForSequenceClassification": classifier("pooler", "classifier", activation="tanh"),
         "NewForSequenceClassification": classifier("pooler", "classifier", activation="tanh"),
         "GteForTokenClassification": token_classifier(),

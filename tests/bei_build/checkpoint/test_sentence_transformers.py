@@ -100,6 +100,12 @@ def test_prompts_similarity_and_matryoshka_dimensions_are_read(key: str, tmp_pat
     assert (files.default_prompt_name, files.similarity, files.matryoshka_dimensions) == ("query", "dot", (16, 8))
 
 
+def test_a_prompt_with_the_slot_of_our_templates_is_refused_as_the_library_reads_it_literally(tmp_path: Path) -> None:
+    write_json(tmp_path / PROMPTS, {"prompts": {"query": "the {text} of "}})
+    with pytest.raises(CheckpointError, match=r"has \{text\} in the prompt 'query'"):
+        read_sentence_transformers(tmp_path)
+
+
 def test_null_settings_are_absent_settings(tmp_path: Path) -> None:
     add_modules(tmp_path)
     nothing = {"prompts": None, "default_prompt_name": None, "similarity_fn_name": None, "matryoshka_dims": None}

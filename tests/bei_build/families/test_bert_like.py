@@ -32,6 +32,11 @@ from tests.support.zoo import CASES, save_case
         ("DebertaV2Model-convolution", {"conv_kernel_size": 4}, "conv_kernel_size = 4: it must be odd"),
         ("DebertaV2Model-convolution", {"conv_groups": 2}, "conv_groups = 2"),
         ("DPRQuestionEncoder", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        (
+            "EuroBertForSequenceClassification-mean_pooling_before_the_classifier",
+            {"classifier_pooling": "max"},
+            "bos, mean and late",
+        ),
     ],
 )
 def test_other_forms_are_refused(name: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import transformers
 
 from bei.errors import UnsupportedArchitectureError
 from bei_build.families.base import Family
 from bei_build.families.table import FAMILIES, family_of
-from tests.support.zoo import FIRST_OF_FAMILY, config_of, spec_of
+from bei_build.spec.parts import DenseSpec
+from tests.support.zoo import CASES, FIRST_OF_FAMILY, config_of, spec_of
 
 # Classes that came with their authors' own code.
 REMOTE_CODE = (
@@ -42,6 +45,7 @@ ARCHITECTURES = [(family, name) for family in FAMILIES for name in family.archit
 
 
 OF_SEVERAL_TOWERS = (
+    "ColPaliForRetrieval",
     "CLIPModel",
     "CLIPTextModel",
     "SiglipModel",
@@ -89,3 +93,16 @@ def test_what_norms_add_to_their_weights_is_the_familys() -> None:
         norms += [norm for norm in (spec.final_norm, *(attention.qk_norm for attention in spec.attentions)) if norm]
         family = family_of(config_of(case).model_type, case.architecture, {})
         assert {norm.offset for norm in norms} == {family.norm_offset}, case.name
+
+
+@pytest.mark.parametrize(("architecture", "activation"), [("NewForMaskedLM", "silu"), ("GteForMaskedLM", "gelu")])
+def test_the_own_code_of_gte_scores_words_with_the_configs_activation_and_transformers_with_its_own(
+    architecture: str, activation: str
+) -> None:
+    """modeling.py of Alibaba-NLP/new-impl: ACT2FN[config.hidden_act] in NewLMPredictionHead."""
+    case = next(case for case in CASES if case.name == "GteForMaskedLM")
+    config = config_of(replace(case, settings={**case.settings, "hidden_act": "silu"}))
+    (head,) = family_of("gte", architecture, config.to_dict()).architectures[architecture](config)
+    dense = head.token_layers[0]
+    assert isinstance(dense, DenseSpec)
+    assert dense.activation == activation
