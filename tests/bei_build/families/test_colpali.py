@@ -8,16 +8,35 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 import transformers
 
 import bei
 from bei.artifact.manifest import Artifact
-from bei.core import Float32Array
-from bei.errors import BeiError, CheckpointError, ConfigError, InvalidImageError, TaskNotSupportedError
+from bei.artifact.validation import manifest_fault
+from bei.core import Encoding, Float32Array, PackedBatch, rows_of_sequences
+from bei.engine.packing import graph_inputs
+from bei.engine.postprocess import unit_length
+from bei.errors import (
+    BeiError,
+    CheckpointError,
+    ConfigError,
+    InvalidImageError,
+    TaskNotSupportedError,
+)
+from bei.image.source import ImageInput
 from bei.tasks.compare import max_sim
+from bei_build.checkpoint.image_tower import read_image_tower
+from bei_build.onnx_graph.attention import AttentionCore
+from bei_build.onnx_graph.transformer import write_graph
+from bei_build.onnx_graph.writer import GraphTypes
+from bei_build.spec.dtypes import DType
+from bei_build.torch_graph.model import packed_model, run
+from bei_build.verification.images import encoder_of_tower
 from tests.support.builds import build_artifact
 from tests.support.checkpoints import change_json
 from tests.support.colpali import (
@@ -119,6 +138,57 @@ def test_a_build_without_verification_keeps_the_canary_image(checkpoint: Path, t
     assert len(artifact.certificate.images.canary_row) == WIDTH
     with bei.Model(artifact.path, tune="off") as model:  # it answers its canaries
         assert len(model.embed_all([png()])[0]) > NUM_PATCHES
+
+
+@pytest.mark.parametrize("core", [AttentionCore.MATMUL_SOFTMAX, AttentionCore.TRT_ATTENTION])
+def test_both_graphs_give_the_librarys_vectors_outside_of_openvino(
+    core: AttentionCore, checkpoint: Path, expected: list[Float32Array], tmp_path: Path
+) -> None:
+    """Images and queries in one step: ONNX Runtime, and PyTorch's module, which no target builds yet."""
+    decoder = read(checkpoint)
+    images = read_image_tower(decoder)
+    assert images is not None
+    pictures = encoder_of_tower(images).encode([ImageInput(content) for content in FILES[:5]])
+    with images.checkpoint.weights() as weights:
+        tower = packed_model(images.checkpoint.spec, weights.read, images.checkpoint.max_seq_len)
+        batch = PackedBatch.from_encodings([encoding.of_tower for encoding in pictures])
+        states = rows_of_sequences(run(tower, batch)["image_features"], batch, per_token=True)
+    ids = [decoder.tokenizer.encode(f"Question: {text}").ids for text in TEXTS]
+    read_images = [one.with_features(rows) for one, rows in zip(pictures, states, strict=True)]
+    texts = [Encoding(np.array(one, np.int32)) for one in ids]
+    batch = PackedBatch.from_encodings([*read_images[:2], *texts, *read_images[2:]])
+    with decoder.weights() as weights:
+        module = packed_model(decoder.spec, weights.read, decoder.max_seq_len)
+        types = GraphTypes(DType.FP32, DType.FP32)
+        path = write_graph(decoder.spec, weights.read, tmp_path, types, core, decoder.max_seq_len)
+    session = onnxruntime.InferenceSession(path)
+    inputs = graph_inputs(batch, [one.name for one in session.get_inputs()])
+    (of_graph,) = session.run(["token_embedding"], inputs)
+    order = [*range(2), *range(len(FILES), len(FILES) + len(TEXTS)), *range(2, 5)]
+    for rows in (run(module, batch)["token_embedding"], of_graph[: batch.num_tokens]):
+        found = rows_of_sequences(unit_length(rows), batch, per_token=True)
+        assert_close(found, [expected[place] for place in order])
+
+
+@pytest.mark.parametrize(
+    ("sequence", "named"),
+    [
+        ({"token_id": 10**6}, "no row for"),
+        ({"after": [-1]}, "no row for"),
+        ({"before": [2] * 500}, "more than max_seq_len"),
+        ({"width": 0}, "no width of a model"),
+    ],
+    ids=["token", "prompt", "length", "width"],
+)
+def test_a_manifest_with_another_sequence_is_refused(sequence: dict[str, Any], named: str, artifact: Artifact) -> None:
+    manifest, tower = artifact.manifest, artifact.manifest.image_tower
+    assert manifest_fault(manifest) is None
+    assert tower is not None
+    assert tower.sequence
+    other = msgspec.structs.replace(tower.sequence, **sequence)
+    fault = manifest_fault(msgspec.structs.replace(manifest, images=msgspec.structs.replace(tower, sequence=other)))
+    assert fault is not None
+    assert named in fault
 
 
 def test_token_ids_are_those_of_the_librarys_processor(checkpoint: Path, model: bei.Model) -> None:
