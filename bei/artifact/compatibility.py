@@ -92,7 +92,8 @@ def _text_settings(manifest: Manifest) -> tuple[object, ...]:
 
 def _pixels(manifest: Manifest) -> object:
     """How images are read."""
-    return None if manifest.image_tower is None else (manifest.image_tower.processor, manifest.image_tower.image_size)
+    tower = manifest.image_tower
+    return None if tower is None else (tower.processor, tower.image_size, tower.sequence)
 
 
 def _vector_settings(manifest: Manifest) -> tuple[object, ...]:

@@ -52,6 +52,7 @@ OF_SEVERAL_TOWERS = (
     "Siglip2Model",
     "EmbeddingGemma2Model",
     "EmbeddingGemma2TextModel",
+    "ColPaliForRetrieval",
 )
 
 
