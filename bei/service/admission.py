@@ -153,6 +153,8 @@ class Ticket:
         if self.check_tokens is None:
             return
         with self._admission.lock:
+            if not self._is_open:
+                return
             self._num_tokens += num_tokens
             total = self._num_tokens
         self.check_tokens(total)

@@ -193,6 +193,7 @@ class RequestContext:
             except OverloadedError:
                 ticket.close()
                 raise
+            _ = self.answer  # made now: threads count tokens in it, some of them when the request has ended
             ticket.check_tokens = lambda num_tokens: self.check_answer(num_tokens * bytes_per_token)
         self._tickets.append(ticket)
         return ticket

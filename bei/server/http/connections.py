@@ -264,13 +264,13 @@ class Connections:
             self._clock.cancel()
 
     def _tick(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
+        now_s = loop.time()
+        self._clock = loop.call_later(_TICK_S, self._tick, loop, now_s + _TICK_S)  # first: it goes on whatever fails
         self.listening(0)
         self._tell()  # of the idle ones, who come and go with each request
         self.bodies.yield_to_others()
         if self._answers is not None:
             self._answers.yield_to_others()
-        now_s = loop.time()
         if now_s - due_s < _TICK_S:  # else the loop was held up: what clients sent meanwhile is still to be read
             for connection in [connection for connection in self._open if connection.deadline_s < now_s]:
                 connection.expire(now_s)
-        self._clock = loop.call_later(_TICK_S, self._tick, loop, now_s + _TICK_S)

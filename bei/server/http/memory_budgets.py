@@ -219,24 +219,36 @@ class AnswerMemory(MemoryBudget["AnswerAccount"]):
         super().__init__(limit, elsewhere)
         self._lock = threading.RLock()
 
-    def _take(self, answer: AnswerAccount, size: int, *, may_exceed: bool) -> None:
+    def yield_to_others(self) -> None:
+        """As the base class does, while no thread takes anything."""
         with self._lock:
-            self.held += size
+            super().yield_to_others()
+
+    def _hold(self, answer: AnswerAccount, size: int, *, may_exceed: bool) -> None:
+        with self._lock:
+            more = size - answer.held
+            if answer.is_released or more <= 0:
+                return
+            self.held += more
             if may_exceed:
                 self._elsewhere.tell(self.held)
             elif not self._make_room():
-                self.held -= size
+                self.held -= more
                 others = self._elsewhere.tell(self.held)
                 raise OverloadedError(
-                    f"The answers under way take about {self.held + others} bytes, and this one {size}, more than "
+                    f"The answers under way take about {self.held + others} bytes, and this one {more}, more than "
                     f"{self.limit} together: retry later, or ask for less at a time.",
                     _retry_s(),
                 )
+            answer.held = size
             self._transfers[answer] = None
 
-    def _give_back(self, transfer: AnswerAccount, size: int) -> None:
+    def _release(self, answer: AnswerAccount) -> None:
         with self._lock:
-            super()._give_back(transfer, size)
+            answer.is_released = True
+            held, answer.held = answer.held, 0
+            if held:
+                self._give_back(answer, held)
 
     def _ended(self) -> OverloadedError:
         return OverloadedError(
@@ -247,16 +259,18 @@ class AnswerMemory(MemoryBudget["AnswerAccount"]):
 
 
 class AnswerAccount:
-    """One answer until the last of it is sent. ``held``: bytes that it is estimated to take in memory.
+    """One answer until the last of it is sent. ``held``: bytes that it is estimated to take in memory. Nothing is held
+    once it ``is_released``: a tokenizer's thread may come late.
 
     ``error`` is set where it has to yield to others: the rest of it is not to be sent.
     """
 
-    __slots__ = ("_memory", "_on_fail", "_taken", "_waited_s", "_waits_since_s", "error", "held")
+    __slots__ = ("_memory", "_on_fail", "_taken", "_waited_s", "_waits_since_s", "error", "held", "is_released")
 
     def __init__(self, memory: AnswerMemory) -> None:
         self._memory = memory
         self.held = 0
+        self.is_released = False
         self.error: BeiError | None = None
         self._taken = 0
         self._waited_s = 0.0
@@ -266,15 +280,11 @@ class AnswerAccount:
     def grow(self, size: int, *, may_exceed: bool) -> None:
         """Hold ``size`` bytes in all. Raises OverloadedError where they do not fit, even if slow clients yield, unless
         they ``may_exceed``: of an answer whose request is accepted already."""
-        if size > self.held:
-            self._memory._take(self, size - self.held, may_exceed=may_exceed)
-            self.held = size
+        self._memory._hold(self, size, may_exceed=may_exceed)
 
     def release(self) -> None:
-        """Give the bytes back: the answer was sent or dropped."""
-        if self.held:
-            held, self.held = self.held, 0
-            self._memory._give_back(self, held)
+        """Give the bytes back for good: the answer was sent or dropped."""
+        self._memory._release(self)
 
     def waits(self, on_fail: Callable[[], object]) -> None:
         """Its client is to take what was sent. ``on_fail`` is called if it has to yield meanwhile."""

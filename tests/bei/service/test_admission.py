@@ -141,9 +141,13 @@ def test_a_closed_ticket_counts_nothing_that_comes_late() -> None:
     """A tokenizer may finish a chunk of a request whose client has left; other requests are open meanwhile."""
     desk = Desk()
     other, ticket = desk.admit(5), desk.admit(10)
+    counted: list[int] = []
+    ticket.check_tokens = counted.append
     ticket.close()
     ticket.moved(desk.admission.demand([10]), 12)
     ticket.answered(3)
+    ticket.count_tokens(12)
+    assert not counted
     ticket.close()
     assert desk.admission.num_tokens == 5
     other.close()

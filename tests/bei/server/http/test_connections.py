@@ -146,6 +146,25 @@ def test_the_clock_ends_what_is_past_its_deadline_and_nothing_else(monkeypatch: 
     assert not early.expired
 
 
+def test_the_clock_goes_on_behind_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_TICK_S", 0.01)
+    calls: list[int] = []
+
+    def fail() -> None:
+        calls.append(1)
+        raise RuntimeError("the budget is broken")
+
+    async def run() -> None:
+        all_of_them, loop, over = connections(1), asyncio.get_running_loop(), asyncio.Event()
+        loop.set_exception_handler(lambda *_: over.set() if len(calls) == 3 else None)
+        monkeypatch.setattr(all_of_them.bodies, "yield_to_others", fail)
+        all_of_them.start_clock()
+        await over.wait()
+        all_of_them.stop_clock()
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+
+
 def test_a_loop_that_was_held_up_ends_nobody_before_it_has_read(monkeypatch: pytest.MonkeyPatch) -> None:
     member = Member()
 

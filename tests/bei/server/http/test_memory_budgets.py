@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 from bei.errors import OverloadedError, RequestTimeoutError
 from bei.server.http import memory_budgets as module
 from bei.server.http.memory_budgets import AnswerAccount, AnswerMemory, Body, BodyMemory
+from tests.support.engines import DEADLINE_S
 
 
 @pytest.fixture
@@ -250,3 +254,44 @@ def test_answers_hold_what_is_under_way_and_never_more_than_their_limit(steps: l
                 one.waits(lambda: None)
                 one._waits_since_s -= 10
         assert memory.held == sum(one.held for one in alive.values()) <= 100
+
+
+def test_a_released_answer_holds_nothing_more() -> None:
+    memory = AnswerMemory(100)
+    one = answer(memory, 40)
+    one.release()
+    one.grow(60, may_exceed=True)  # by a thread that is late
+    assert (one.held, memory.held) == (0, 0)
+
+
+def test_threads_that_grow_an_answer_while_it_is_released_leave_nothing() -> None:
+    memory = AnswerMemory(1000)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            for _ in range(200):
+                one = AnswerAccount(memory)
+                growing = [pool.submit(one.grow, size, may_exceed=True) for size in range(1, 9)]
+                one.release()
+                wait(growing)
+    finally:
+        sys.setswitchinterval(before)
+    assert memory.held == 0
+
+
+def test_answers_that_come_while_slow_ones_are_looked_for_wait_for_that() -> None:
+    refused = SimpleNamespace(refused=lambda: 1, tell=lambda held: 0, refuse=lambda: None)
+    memory = AnswerMemory(100, refused)
+
+    class Looked(AnswerAccount):
+        def slow_rate(self, now_s: float) -> float | None:
+            thread.start()
+            thread.join(0.05)
+            return super().slow_rate(now_s)
+
+    thread = threading.Thread(target=lambda: answer(memory, 1))
+    Looked(memory).grow(1, may_exceed=True)
+    memory.yield_to_others()
+    thread.join(DEADLINE_S)
+    assert memory.held == 2
