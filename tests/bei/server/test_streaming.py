@@ -317,15 +317,15 @@ def test_answers_that_do_not_fit_together_wait_outside(make_app: MakeApp, answer
 def test_every_answer_gives_back_what_it_held(tmp_path: Path, path: str, answers: list[AnswerMemory]) -> None:
     app = App(save_kind(tmp_path / "model", GOOD[path][2]), answer_limit=100_000, answer_memory=100_000)
     most = 0
-    take = answers[0]._take
+    hold = answers[0]._hold
 
     def noting(answer: AnswerAccount, size: int, *, may_exceed: bool) -> None:
         nonlocal most
-        take(answer, size, may_exceed=may_exceed)
+        hold(answer, size, may_exceed=may_exceed)
         most = max(most, answers[0].held)
 
     try:
-        with mock.patch.object(answers[0], "_take", noting):
+        with mock.patch.object(answers[0], "_hold", noting):
             response = post(app, path, **filled(path, [f"cat {'hello ' * n}" for n in range(4)]))
         assert response.status_code == 200
         assert most >= len(response.content) / 3

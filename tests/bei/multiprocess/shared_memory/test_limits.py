@@ -307,15 +307,17 @@ def test_where_a_process_that_does_not_run_has_the_bucket_nothing_is_let_in() ->
 
 def test_answers_of_all_front_ends_are_held_to_one_limit() -> None:
     with front_ends(2) as limits:
-        first, second = (AnswerAccount(AnswerMemory(100, one.answers)) for one in limits)
+        memories = [AnswerMemory(100, one.answers) for one in limits]
+        first, second = map(AnswerAccount, memories)
         first.grow(70, may_exceed=False)
         with pytest.raises(OverloadedError, match="take about 70 bytes, and this one 40, more than 100 together"):
             second.grow(40, may_exceed=False)
         second.grow(30, may_exceed=False)
         second.grow(70, may_exceed=True)
         first.release()
-        first.grow(30, may_exceed=False)
-        assert (first.held, second.held) == (30, 70)
+        third = AnswerAccount(memories[0])
+        third.grow(30, may_exceed=False)
+        assert (third.held, second.held) == (30, 70)
 
 
 def test_slow_clients_of_another_front_end_yield_their_answers(monkeypatch: pytest.MonkeyPatch) -> None:
