@@ -149,7 +149,7 @@ async def _uploaded(store: BatchStore, request: Request, most_bytes: int) -> Fil
                     with naming_full_disk(path.parent):
                         write_all(file, content)
 
-                form = FormData(request, most_bytes, lambda content: asyncio.to_thread(write, content))
+                form = FormData(request, _FIELDS, most_bytes, lambda content: asyncio.to_thread(write, content))
                 await form.read()
                 _take_fields(form, record)
                 await asyncio.to_thread(os.fsync, file.fileno())
@@ -164,9 +164,6 @@ async def _uploaded(store: BatchStore, request: Request, most_bytes: int) -> Fil
 def _take_fields(form: FormData, record: FileRecord) -> None:
     """Raises InvalidRequestError."""
     fields = form.fields
-    unknown = next((name for name in fields if name not in _FIELDS), None)
-    if unknown is not None:
-        raise InvalidRequestError(f"The form has an unknown field {unknown[:50]!r}: leave it out.", unknown[:50])
     if form.filename is None:
         raise InvalidRequestError("The form has no file: send one in the field file.", "file")
     if fields.get("purpose") != "batch":

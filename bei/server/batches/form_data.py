@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, TypeAlias
 
 from python_multipart.exceptions import FormParserError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MULTIPART = "multipart/form-data"
 
-# Of the fields beside the file, and of all that stands around them.
+# Of the fields beside the file, with the headers of all parts; and of all that stands around the file.
 _MOST_FIELD_BYTES = 10_000
 _MOST_AROUND_BYTES = 100_000
 _MOST_NAME_CHARS = 512
@@ -26,13 +26,18 @@ Write: TypeAlias = Callable[[bytes], Awaitable[object]]
 
 
 class FormData:
-    """A form whose field ``file`` is given to ``write`` as it arrives, ``most_bytes`` of it. Read it once."""
+    """A form whose field ``file`` is given to ``write`` as it arrives, ``most_bytes`` of it. Read it once.
 
-    def __init__(self, request: Request, most_bytes: int, write: Write) -> None:
+    ``known``: the names of the other fields that it may have, each once. A part of another name is refused as it
+    begins: so what is kept of a form, and the work for it, do not grow with the number of its parts.
+    """
+
+    def __init__(self, request: Request, known: Collection[str], most_bytes: int, write: Write) -> None:
         self.fields: dict[str, str] = {}
         self.filename: str | None = None  # of the file, once it has come
         self.num_bytes = 0
         self._request = request
+        self._known = known
         self._most_bytes = most_bytes
         self._write = write
         self._headers: dict[str, bytes] = {}
@@ -40,6 +45,7 @@ class FormData:
         self._name = ""
         self._is_file = False
         self._text = bytearray()
+        self._num_field_bytes = 0
         self._content = bytearray()
         self._is_whole = False
 
@@ -114,9 +120,11 @@ class FormData:
         self._headers, self._text = {}, bytearray()
 
     def _add_to_header(self, data: bytes, start: int, end: int) -> None:
+        self._count(end - start)
         self._header += data[start:end]
 
     def _add_to_value(self, data: bytes, start: int, end: int) -> None:
+        self._count(end - start)
         self._value += data[start:end]
 
     def _end_header(self) -> None:
@@ -131,6 +139,11 @@ class FormData:
             if self.filename is not None:
                 raise InvalidRequestError("The form has two files: upload one at a time.", "file")
             self.filename = options.get(b"filename", b"").decode("utf-8", "replace")[:_MOST_NAME_CHARS]
+        elif self._name not in self._known:
+            name = self._name[:50]
+            raise InvalidRequestError(f"The form has an unknown field {name!r}: leave it out.", name)
+        elif self._name in self.fields:
+            raise InvalidRequestError(f"The form has the field {self._name} twice: send it once.", self._name)
 
     def _add_content(self, data: bytes, start: int, end: int) -> None:
         if self._is_file:
@@ -138,9 +151,8 @@ class FormData:
             self._check_size(self.num_bytes)
             self._content += data[start:end]
         else:
+            self._count(end - start)
             self._text += data[start:end]
-            if len(self._text) + sum(map(len, self.fields.values())) > _MOST_FIELD_BYTES:
-                raise InvalidRequestError("The fields beside the file are too long: send purpose and expires_after.")
 
     def _end_part(self) -> None:
         if not self._is_file:
@@ -148,6 +160,12 @@ class FormData:
 
     def _end(self) -> None:
         self._is_whole = True
+
+    def _count(self, num_bytes: int) -> None:
+        """Note bytes of headers and fields, which are in memory."""
+        self._num_field_bytes += num_bytes
+        if self._num_field_bytes > _MOST_FIELD_BYTES:
+            raise InvalidRequestError("The fields beside the file are too long: send purpose and expires_after.")
 
 
 def _malformed(reason: str) -> InvalidRequestError:

@@ -36,7 +36,7 @@ def read(pieces: Sequence[bytes], most: int = 1_000, *, is_whole: bool = True) -
         written.append(content)
 
     scope = {"type": "http", "headers": [(b"content-type", b"multipart/form-data; boundary=e")]}
-    form = FormData(Request(scope, receive), most, write)
+    form = FormData(Request(scope, receive), {"purpose", "expires_after[anchor]"}, most, write)
     asyncio.run(form.read())
     return form, written
 
@@ -64,3 +64,32 @@ def test_a_client_that_leaves_is_no_end_of_the_form() -> None:
         read([HEAD + b"xxx"], is_whole=False)
     with pytest.raises(InvalidRequestError, match="too early"):
         read([HEAD + b"xxx"])
+
+
+def part(disposition: str, content: str = "") -> bytes:
+    return f"--e\r\nContent-Disposition: form-data; {disposition}\r\n\r\n{content}\r\n".encode()
+
+
+@pytest.mark.parametrize("disposition", ['name="other"', 'name=""', 'filename="x"'])
+def test_an_unknown_field_is_refused_as_it_begins_and_nothing_behind_it_is_read(disposition: str) -> None:
+    with pytest.raises(InvalidRequestError, match="unknown field"):  # and not that the client leaves
+        read([part(disposition)], is_whole=False)
+
+
+def test_empty_fields_are_not_kept_however_many_come() -> None:
+    """A file's limit of them stopped the event loop for minutes, and their memory counted in no budget."""
+    with pytest.raises(InvalidRequestError, match="the field purpose twice"):
+        read([part('name="purpose"') * 2], is_whole=False)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [part('name="purpose"', "x" * 6_000), part('name="expires_after[anchor]"', "x" * 4_000)],
+        [part(f'name="purpose"; x="{"x" * 4_000}"'), part(f'name="file"; x="{"x" * 4_000}"'), part("x" * 4_000)],
+    ],
+    ids=["values", "headers"],
+)
+def test_values_of_fields_and_headers_of_all_parts_are_bounded_together(parts: list[bytes]) -> None:
+    with pytest.raises(InvalidRequestError, match="fields beside the file are too long"):
+        read([b"".join(parts)], is_whole=False)
