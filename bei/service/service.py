@@ -40,6 +40,9 @@ from bei.utils.threads import off_loop
 # one, instead of computing the canary anew: probes then neither queue behind bulk work nor add to it.
 _FRESH_S = 5.0
 _CANARY_TIMEOUT_S = 10.0
+# What an image of a decoder may take of what it was predicted to take, and where its steps were not measured.
+_MOST_OF_PREDICTED = 20
+_UNMEASURED_IMAGE_S = 120.0
 # Most items of one submission: the port's lock is held meanwhile, and others ask for its state (25 ms for 2,560).
 _MOST_ITEMS = 256
 
@@ -270,13 +273,23 @@ class InferenceService(Held):
             ticket.is_own = True
             self._idle.clear()
             work = ask_canaries(self, self.certificate, self._readers.images, ticket)
+            timeout_s = self._canary_timeout_s()
             try:
-                check = await asyncio.wait_for(work, _CANARY_TIMEOUT_S)
+                check = await asyncio.wait_for(work, timeout_s)
             except asyncio.TimeoutError as error:
-                raise EngineError(f"{self.name} did not answer its canary within {_CANARY_TIMEOUT_S:.0f} s.") from error
+                raise EngineError(f"{self.name} did not answer its canary within {timeout_s:.0f} s.") from error
         self._canary_matched = False
         check()
         self._canary_matched = True
+
+    def _canary_timeout_s(self) -> float:
+        """Longer for an image that a decoder reads: a thousand tokens of billions of parameters."""
+        images = self._readers.images
+        if images is None or images.decoder_costs is None:
+            return _CANARY_TIMEOUT_S
+        if not images.decoder_costs.is_measured:
+            return _UNMEASURED_IMAGE_S
+        return max(_CANARY_TIMEOUT_S, _MOST_OF_PREDICTED * images.demand(1).seconds)
 
     def begin_drain(self) -> None:
         """Refuse new work from now on; what is accepted will be answered."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
 import shutil
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ import transformers
 import bei
 from bei.artifact.manifest import Artifact
 from bei.artifact.validation import manifest_fault
+from bei.config.settings import ServeConfig
 from bei.core import Encoding, Float32Array, PackedBatch, rows_of_sequences
 from bei.engine.packing import graph_inputs
 from bei.engine.postprocess import unit_length
@@ -29,6 +32,11 @@ from bei.errors import (
     TaskNotSupportedError,
 )
 from bei.image.source import ImageInput
+from bei.metrics.registry import Metrics
+from bei.scheduler.cost_model import CostModel
+from bei.scheduler.device_gate import DeviceGate
+from bei.service.image_side import ImageSide
+from bei.service.loader import load_model
 from bei.tasks.compare import max_sim
 from bei_build.checkpoint.image_tower import read_image_tower
 from bei_build.onnx_graph.attention import AttentionCore
@@ -306,6 +314,29 @@ def test_jinas_multi_vectors_read_images(served: Served, expected: list[Float32A
 def test_info_has_the_tokens_of_an_image(served: Served, expected: list[Float32Array]) -> None:
     assert served.get("/info").json()["images"]["tokens"] == len(expected[0])
     assert served.get("/ready").status_code == 200
+
+
+def test_readiness_waits_for_an_image_as_long_as_it_may_take(artifact: Artifact) -> None:
+    """18 layers and 1,030 tokens take tens of seconds on two cores, and a canary of texts has 10."""
+
+    async def timeout_s(costs: CostModel) -> float:
+        loaded = load_model(artifact.path, ServeConfig(tune="off"))
+        assert loaded.second is not None
+        assert isinstance(loaded.second.side, ImageSide)
+        side = dataclasses.replace(loaded.second.side, costs=costs, decoder_costs=costs)
+        loaded = loaded._replace(second=loaded.second._replace(side=side))
+        service = loaded.service(ServeConfig(), Metrics(), DeviceGate())
+        try:
+            return service._canary_timeout_s()
+        finally:
+            service.close()
+
+    assumed = CostModel.assumed(artifact.manifest.limits)
+    slow = CostModel(artifact.manifest.limits, assumed.coefficients, speed=0.1)
+    fast = CostModel(artifact.manifest.limits, assumed.coefficients, speed=1e-6)
+    assert asyncio.run(timeout_s(assumed)) == 120
+    assert asyncio.run(timeout_s(fast)) == 10
+    assert asyncio.run(timeout_s(slow)) > 20
 
 
 def test_scores_of_texts_are_the_librarys(checkpoint: Path, served: Served, expected: list[Float32Array]) -> None:
