@@ -73,6 +73,17 @@ class Grpc:
         call = self.channel.stream_stream(path)(given(), metadata=metadata, timeout=DEADLINE_S)
         return [kind.FromString(content) async for content in call]
 
+    def in_turn(self, path: str, requests: Iterable[Any], metadata: Any = None) -> None:
+        """Each message of a stream when the one before is answered: grpc names a message that it could not send behind
+        the stream's end as the error, in place of the server's."""
+        self.app.run(self._in_turn(path, requests, metadata))
+
+    async def _in_turn(self, path: str, requests: Iterable[Any], metadata: Any) -> None:
+        call = self.channel.stream_stream(path)(metadata=metadata, timeout=DEADLINE_S)
+        for request in requests:
+            await call.write(request.SerializeToString())
+            await call.read()
+
     def gather(self, path: str, requests: Iterable[Any]) -> Any:
         """The one answer to a stream."""
         return self.app.run(self._gather(path, requests))

@@ -93,7 +93,7 @@ def test_the_rate_of_a_key_counts_every_message(make_app: MakeApp, serve: Any, t
     file.write_text(f"slow: {{key: {KEY}, requests_per_second: 2}}")
     served = serve(make_app(FakeEngine(LIMITS), api_keys_file=str(file)))
     with pytest.raises(grpc.aio.AioRpcError, match="may send 2 requests a second") as caught:
-        served.stream(f"{EMBED}Stream", [tei("EmbedRequest", inputs="cat")] * 60, [("api-key", KEY)])
+        served.in_turn(f"{EMBED}Stream", [tei("EmbedRequest", inputs="cat")] * 60, [("api-key", KEY)])
     assert caught.value.code() is CODE.RESOURCE_EXHAUSTED
     assert int(dict(caught.value.trailing_metadata() or ())["retry-after-ms"]) > 0
 
