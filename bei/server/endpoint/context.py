@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from bei.errors import AnswerTooLargeError, BeiError, EmptyInputError, OverloadedError, RateLimitedError
+from bei.image.source import ImageInput
 from bei.server.auth.keys import Key
 from bei.server.auth.priority import TIERS, ServedTier, Urgency, in_tier
 from bei.server.endpoint.models import UNNAMED, Models
@@ -40,7 +41,8 @@ class RequestContext:
     ``asked``: what its headers ask for. Tickets are held until ``close``, when the last byte of the answer is rendered.
     ``any_model``: a name that no model has is ignored. ``key``: its rate limit counts the admitted tokens. ``flow``: of
     the key, or of the connection. ``work`` records what is admitted. ``body`` counts against ``body_memory`` until the
-    request is admitted, since what was read of it may wait for a thread.
+    request is admitted, since what was read of it may wait for a thread; with images until it is answered, since these
+    wait for one as files.
     """
 
     def __init__(
@@ -216,7 +218,7 @@ class RequestContext:
             num_around=num_around,
         )
         self._work.lane = ticket.lane
-        if self._body is not None:
+        if self._body is not None and not _has_images(service, inputs):
             self._body.release()
         if self._key is not None:
             try:
@@ -240,6 +242,10 @@ class RequestContext:
             ticket.close()
         if self._answer is not None:
             self._answer.release()
+
+
+def _has_images(service: InferenceService, inputs: Seq[ModelInput]) -> bool:
+    return service.manifest.image_tower is not None and any(isinstance(one, ImageInput) for one in inputs)
 
 
 def empty_text(index: int, param: str) -> EmptyInputError:
