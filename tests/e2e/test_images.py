@@ -118,7 +118,9 @@ _NOT_READ: dict[str, dict[str, object]] = {
 def test_what_of_vllm_s_messages_is_not_honoured_is_refused_by_name(name: str, served: Served) -> None:
     answer = served.post("/v1/embeddings", _NOT_READ[name])
     assert answer.status_code == 400
-    blamed = next((field for field in ("chat_template", "mm_processor_kwargs") if field in _NOT_READ[name]), "messages")
+    blamed = next(
+        (field for field in ("chat_template", "mm_processor_kwargs", "input") if field in _NOT_READ[name]), "messages"
+    )
     assert answer.json()["error"]["param"] == blamed
 
 
