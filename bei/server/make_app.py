@@ -23,7 +23,7 @@ from bei.server.batches.store import store_of
 from bei.server.batches.worker import BatchWorker, worker_of
 from bei.server.endpoint.models import Models
 from bei.server.http.memory_budgets import AnswerMemory
-from bei.server.lifecycle.drain import Drains
+from bei.server.lifecycle.drain import Drains, wait_all_drained
 from bei.server.lifecycle.swap import LocalSwaps
 from bei.server.telemetry.access_log import RequestLog, request_log_of
 from bei.server.telemetry.otel_settings import tracing_of
@@ -78,7 +78,7 @@ class WholeApp:
         self.swaps.end()
         for worker in self.workers:
             worker.begin_drain()
-        await asyncio.gather(*(worker.wait_drained() for worker in self.workers))
+        await wait_all_drained(self.workers)
         if self._batches is not None:
             self._batches.close()
         loop = asyncio.get_running_loop()

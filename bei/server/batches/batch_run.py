@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 
-from bei.errors import BeiError, EngineDeadError
+from bei.errors import BeiError, DiskFullError, EngineDeadError
 from bei.server.batches.answer_files import AnswerFiles, unanswered
 from bei.server.batches.lines import LineProblem, RequestLine, read_lines
 from bei.server.batches.records import BatchProblem, BatchRecord, Status
@@ -32,7 +32,7 @@ _CANCELLED = LineProblem("batch_cancelled", "The batch was cancelled before this
 
 class BatchRun:
     """Runs ``batch`` at once, until it is finished or ``stop`` is called. ``task``: its result is True if the engine
-    does not answer, and the rest is to be tried later."""
+    does not answer, and the rest is to be tried later. It raises where not even the batch's failure can be kept."""
 
     def __init__(self, batch: BatchRecord, store: BatchStore, ask: Ask, most_lines: int, most_body_bytes: int) -> None:
         self.batch = batch
@@ -147,7 +147,7 @@ class BatchRun:
                 await asyncio.to_thread(self._drop_answers)
                 await self._end(lambda batch: batch.fail([problem], _now_s()))
                 return
-            except (BeiError, OSError) as error:
+            except (DiskFullError, OSError) as error:
                 log.error("batch %s: that it has failed cannot be kept, and is tried again: %s", self.batch.id, error)
             try:
                 await asyncio.wait_for(self._is_stopped.wait(), _RETRY_S)

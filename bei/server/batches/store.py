@@ -6,6 +6,7 @@ that ended, and is removed.
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 import time
@@ -19,6 +20,7 @@ import msgspec
 
 from bei.config.settings import ServeConfig
 from bei.errors import (
+    BeiError,
     ConfigError,
     ConflictError,
     DiskFullError,
@@ -33,6 +35,8 @@ from bei.utils.file_lock import try_acquire
 from bei.utils.full_disk import full_disk
 from bei.utils.units import shown_size
 from bei.utils.untrusted_files import home_expanded
+
+log = logging.getLogger(__name__)
 
 RecordT = TypeVar("RecordT", FileRecord, BatchRecord)
 
@@ -177,10 +181,16 @@ class BatchStore:
         return self._page("batches", BatchRecord, page, "owner = ?", (owner,))
 
     def open_batches(self) -> list[BatchRecord]:
-        """Those that are not finished, of all clients, the oldest first."""
+        """Those that are not finished, of all clients, the oldest first. One whose record cannot be read fails."""
+        found = []
         with self._transaction() as run:
-            rows = run("SELECT record FROM batches WHERE is_open ORDER BY number")
-        return [_batches.decode(record) for (record,) in rows]
+            for batch_id, record in run("SELECT id, record FROM batches WHERE is_open ORDER BY number"):
+                try:
+                    found.append(_batches.decode(record))
+                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                    log.error("batch %s fails: its record cannot be read: %s", batch_id, error)
+                    self._fail_unreadable(run, batch_id)
+        return found
 
     def change(self, owner: str, batch_id: str, change: Callable[[BatchRecord], object]) -> BatchRecord:
         """Change a batch as it is now. Raises ObjectNotFoundError, and what ``change`` raises."""
@@ -275,6 +285,25 @@ class BatchStore:
 
     # Within a transaction.
 
+    def _fail_unreadable(self, run: Run, batch_id: str) -> None:
+        """Put a record of a failed batch in the place of one that cannot be read, and drop its answers' records: what
+        they lie in is then cleaned."""
+        ((owner, input_id),) = run("SELECT owner, input_id FROM batches WHERE id = ?", batch_id)
+        now_s = int(time.time())
+        record = BatchRecord(
+            *(batch_id, owner, "", input_id, "24h", now_s, LIFETIME_S, None, "validating", {"validating": now_s}),
+            output_id="",
+            error_id="",
+        )
+        message = "What the server has kept of this batch cannot be read: create it again."
+        record.fail([{"code": BeiError.code, "message": message, "param": None, "line": None}], now_s)
+        _update_batch(run, record)
+        query = (
+            "DELETE FROM files WHERE owner = ? AND purpose = 'batch_output' AND NOT is_ready "
+            "AND instr(CAST(record AS TEXT), ?)"  # which is not decoded: it may be damaged, too
+        )
+        run(query, owner, f'"filename":"{batch_id}_')
+
     def _check_room(self, run: Run, owner: str, num_bytes: int) -> None:
         ((used,),) = run("SELECT coalesce(sum(num_bytes), 0) FROM files WHERE owner = ?", owner)
         if used + num_bytes > self._limits.num_bytes:
@@ -332,7 +361,7 @@ class BatchStore:
                     if self._connection.in_transaction:
                         self._connection.execute("ROLLBACK")
                     raise
-        except sqlite3.OperationalError as error:
+        except sqlite3.DatabaseError as error:
             if (full := full_disk(error, self._folder)) is not None or "full" in str(error):
                 raise full or DiskFullError(f"The disk of {self._folder} is full: free space there.") from error
             raise OSError(f"The database in {self._folder} cannot be used: {error}.") from error

@@ -30,7 +30,7 @@ _POLL_S = 0.3
 _CLEAN_EVERY_S = 3_600.0
 # Batches that run side by side, each of another API key: a large one does not keep others waiting.
 _MOST_RUNNING = 8
-# After an engine that does not answer, and a folder that cannot be used.
+# After an engine that does not answer, a folder that cannot be used, and an unexpected error.
 _RETRY_S = 10.0
 
 
@@ -45,6 +45,7 @@ class BatchWorker:
         self._is_ending = asyncio.Event()
         self._running: dict[str, BatchRun] = {}  # by id
         self._not_before_s: dict[str, float] = {}  # by id
+        self._trouble = ""  # of the last round
         self._task: asyncio.Task[None] | None = None
 
     def close(self) -> None:
@@ -62,9 +63,9 @@ class BatchWorker:
             run.stop()
 
     async def wait_drained(self) -> None:
-        """Return when nothing is under way and all answers are on the disk."""
+        """Return when nothing is under way and all answers are on the disk. Raises nothing."""
         if self._task is not None:
-            await self._task
+            await asyncio.wait([self._task])
 
     async def _work(self) -> None:
         while not self._is_ending.is_set():
@@ -94,19 +95,28 @@ class BatchWorker:
         clean_s = 0.0
         while not self._is_ending.is_set():
             try:
+                self._attend(await asyncio.to_thread(self._store.open_batches))
                 if time.monotonic() >= clean_s:
                     await asyncio.to_thread(self._store.clean)
                     clean_s = time.monotonic() + _CLEAN_EVERY_S
-                self._attend(await asyncio.to_thread(self._store.open_batches))
+                self._trouble = ""
                 pause_s = _POLL_S
-            except (BeiError, OSError) as error:
-                log.error("batches wait: %s", error)
+            except Exception as error:  # a border: what one round meets, the next may not
+                self._report(error)
                 pause_s = _RETRY_S
             await self._pause(pause_s)
             self._forget_ended()
         while self._running:
             await asyncio.wait([run.task for run in self._running.values()])
             self._forget_ended()
+
+    def _report(self, error: Exception) -> None:
+        """Log it, once: the rounds that follow may meet it, too."""
+        is_known = isinstance(error, (BeiError, OSError))
+        trouble = str(error) if is_known else repr(error)
+        if trouble != self._trouble:
+            self._trouble = trouble
+            log.error("batches wait: %s", trouble, exc_info=None if is_known else error)
 
     def _attend(self, batches: list[BatchRecord]) -> None:
         """Stop what is cancelled, and start the oldest batch of each client that has none running."""
@@ -129,7 +139,10 @@ class BatchWorker:
         for batch_id, run in [*self._running.items()]:
             if run.task.done():
                 del self._running[batch_id]
-                if run.task.result():
+                error = run.task.exception()
+                if error is not None:  # a border: what one batch meets keeps no other waiting
+                    log.error("batch %s meets an unexpected error, and is tried again", batch_id, exc_info=error)
+                if error is not None or run.task.result():
                     self._not_before_s[batch_id] = time.monotonic() + _RETRY_S
                 else:
                     self._not_before_s.pop(batch_id, None)

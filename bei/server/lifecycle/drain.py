@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
@@ -16,6 +17,8 @@ from bei.server.http.connection import Connection
 from bei.server.http.connections import Connections
 from bei.server.http.listener import Listener
 from bei.server.http.tls import TLS
+
+log = logging.getLogger(__name__)
 
 # When everything accepted is answered, clients have this long to take the answers; one that never ends its own
 # request does not keep the process.
@@ -49,6 +52,13 @@ class Drains(Protocol):
 
     async def wait_drained(self) -> None:
         """Return when nothing is under way."""
+
+
+async def wait_all_drained(workers: Seq[Drains]) -> None:
+    """Return when nothing is under way in any of ``workers``. An error of one is logged, and keeps no other from it."""
+    for error in await asyncio.gather(*(worker.wait_drained() for worker in workers), return_exceptions=True):
+        if error is not None:  # a border: what the others have accepted is still to be answered
+            log.error("a part of the server has not drained", exc_info=error)
 
 
 class DrainingServer(uvicorn.Server):
@@ -118,7 +128,7 @@ class DrainingServer(uvicorn.Server):
 
     async def wait_drained(self) -> None:
         """Return when everything accepted is answered."""
-        await asyncio.gather(*(worker.wait_drained() for worker in self._workers))
+        await wait_all_drained(self._workers)
 
     def stop(self) -> None:
         """Accept nothing more, and end when clients have their answers, or have had time to take them."""

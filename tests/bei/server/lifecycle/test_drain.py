@@ -191,3 +191,27 @@ def test_handshakes_that_are_under_way_have_a_moment(tmp_path: Path) -> None:
             await ending
 
     asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+
+
+def test_an_error_of_one_part_keeps_no_drain_from_waiting_for_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    """The first error ended the drain: front ends were stopped before what they had accepted was answered."""
+    drained: list[str] = []
+
+    class Part:
+        def __init__(self, error: Exception | None) -> None:
+            self._error = error
+
+        def begin_drain(self) -> None: ...
+
+        async def wait_drained(self) -> None:
+            if self._error is not None:
+                raise self._error
+            await asyncio.sleep(0.01)
+            drained.append("answered")
+
+    server = DrainingServer(
+        uvicorn_config(greet), [Part(KeyError("a bug")), Part(None)], Connections(ServeConfig(), Metrics(), 100), None
+    )
+    asyncio.run(server.wait_drained())
+    assert drained == ["answered"]
+    assert "a bug" in caplog.text
