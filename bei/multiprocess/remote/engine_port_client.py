@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import suppress
@@ -110,9 +110,9 @@ class InFlight:
             del self._requests[request_id]
         return True
 
-    def forget(self, request_id: int) -> bool:
-        """The request is cancelled; False if there is nothing of it."""
-        return self._requests.pop(request_id, None) is not None
+    def forget(self, request_id: int) -> set[Given]:
+        """The request is cancelled. Returns its submissions that have unanswered items."""
+        return {given for given, _ in self._requests.pop(request_id, {}).values()}
 
     def remaining(self) -> Iterator[Given]:
         """Every submission with its unanswered items, in the order in which they came."""
@@ -153,7 +153,8 @@ class RemotePort:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._in_flight = InFlight()
-        self._unseen: deque[Given] = deque()  # what the peer's state does not have yet
+        # What the peer's state does not have yet, in the order of its numbers; without a peer, all that waits.
+        self._unseen: OrderedDict[Given, None] = OrderedDict()
         self._number = 0
         self._channel: Channel[Any] | None = None
         self._is_delivering = False
@@ -180,13 +181,16 @@ class RemotePort:
                 raise ShuttingDownError("The server is shutting down: send the request to another replica.")
             given = self._in_flight.add(submission)
             if self._channel is None:
-                self._unseen.append(given)
+                self._unseen[given] = None
             else:
                 self._give(self._channel, given)
 
     def cancel(self, request_id: int) -> None:
         with self._lock:
-            if self._in_flight.forget(request_id) and self._channel is not None:
+            cancelled = self._in_flight.forget(request_id)
+            for given in cancelled:
+                self._unseen.pop(given, None)
+            if cancelled and self._channel is not None:
                 _try_send(self._channel, Cancel(request_id))
             self._changed.notify_all()
 
@@ -226,7 +230,7 @@ class RemotePort:
         """Submit to the process at the other end."""
         given.num_tries += 1
         given.number = self._number = self._number + 1
-        self._unseen.append(given)
+        self._unseen[given] = None
         _try_send(channel, Submit(given.number, without_spans(given.submission)))
 
     def _stats_of(self, submission: Submission) -> LaneStats:
@@ -247,8 +251,8 @@ class RemotePort:
         self._note_seen(message.num_seen)
 
     def _note_seen(self, num_seen: int) -> None:
-        while self._unseen and self._unseen[0].number <= num_seen:
-            self._unseen.popleft()
+        while self._unseen and next(iter(self._unseen)).number <= num_seen:
+            self._unseen.popitem(last=False)
 
     # The event loop.
 
@@ -346,7 +350,7 @@ class RemotePort:
             self._stats = self._stats._replace(
                 lanes=dict.fromkeys(LANES, _NOTHING), num_running=0, running_s=0.0, is_busy=False
             )
-            self._unseen = deque(self._in_flight.remaining())
+            self._unseen = OrderedDict.fromkeys(self._in_flight.remaining())
             is_over = self._death is not None or (self._is_closing and not self._in_flight)
         channel.end()
         if not is_over:

@@ -80,6 +80,52 @@ def test_an_item_that_three_processes_were_given_gets_an_error_and_no_fourth(pla
     server.close()
 
 
+def test_what_is_cancelled_while_no_process_is_there_neither_stays_nor_waits(place: Place) -> None:
+    """Clients that tried again and again while the process was away left all their requests in memory, as waiting."""
+    engine = GatedEngine(LIMITS)
+    first = serve_port(place, {MODEL: served_model(engine)})
+    asker = Asker(place.address)
+    before = [asker.submit([value]) for value in (1, 2)]
+    engine.wait_entered()
+    abandon(first)
+    wait_until(lambda: asker.port._channel is None, "it is away")
+    meanwhile = [asker.submit([value], [value, value]) for value in range(3, 103)]
+    for request in (before[0], *meanwhile[:50], *meanwhile[51:]):
+        asker.port.cancel(request)
+    assert len(asker.port._unseen) == 2
+    assert asker.port.stats().lanes["bulk"][:2] == (3, 1 + 1 + 2)
+    second_engine = FakeEngine(LIMITS)
+    second = serve_port(place, {MODEL: served_model(second_engine)})
+    asker.wait(before[1])
+    asker.wait(meanwhile[50], 2)
+    wait_until(lambda: not asker.port._unseen, "the next process has seen them")
+    assert sum(batch.batch_size for batch in second_engine.batches) == 3
+    engine.open(9)
+    asker.port.close()
+    second.close()
+
+
+def test_what_is_cancelled_before_its_process_has_seen_it_leaves_the_numbers_of_the_others_right(place: Place) -> None:
+    engine = GatedEngine(LIMITS)
+    server = serve_port(place, {MODEL: served_model(engine)})
+    asker = Asker(place.address)
+    running = asker.submit([9])
+    engine.wait_entered()
+    requests = [asker.submit([value]) for value in range(1, 9)]
+    for request in requests[1::2]:
+        asker.port.cancel(request)
+    with asker.port._lock:
+        left = [given.number for given in asker.port._unseen]
+    assert left == sorted(left)
+    wait_until(lambda: not asker.port._unseen, "they are seen, with gaps between them")
+    wait_until(lambda: asker.port.stats().lanes["bulk"].num_sequences == 4, "the others wait")
+    engine.open(9)
+    for request in (running, *requests[0::2]):
+        asker.wait(request)
+    asker.port.close()
+    server.close()
+
+
 def test_rows_of_a_process_that_has_ended_stay_as_they_are(place: Place) -> None:
     first = serve_port(place, {MODEL: served_model(FakeEngine(LIMITS))})
     asker = Asker(place.address)
