@@ -52,6 +52,11 @@ def _own_bucket(name: str, what: str, rate: float) -> Bucket:
     return Bucket(rate)
 
 
+def flow_of(name: str) -> int:
+    """The number of a flow that has a name, the same in all processes, and none of a connection over HTTP."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
+
+
 class Key:
     """The rights of the requests that carry an API key of this name: a lane, and rates of requests and tokens.
 
@@ -62,7 +67,7 @@ class Key:
     def __init__(self, spec: KeySpec, label: str, new_bucket: NewBucket = _own_bucket) -> None:
         self.name = spec.name
         self.label = label
-        self.flow = int.from_bytes(hashlib.blake2b(spec.name.encode(), digest_size=8).digest(), "big") >> 1
+        self.flow = flow_of(spec.name)
         self._lane = spec.lane
         self._may_raise_lane = spec.may_raise_lane
         requests, tokens = spec.requests_per_second, spec.tokens_per_second

@@ -6,7 +6,6 @@ What it knows is in the store. Wherever it ends, another process, or the next st
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from functools import partial
@@ -15,7 +14,7 @@ from starlette.types import ASGIApp
 
 from bei.config.settings import ServeConfig
 from bei.errors import BeiError, UnauthorizedError
-from bei.server.auth.keys import Keyring
+from bei.server.auth.keys import Keyring, flow_of
 from bei.server.batches.batch_run import BatchRun
 from bei.server.batches.in_process import BatchClient, LineAnswer, post
 from bei.server.batches.lines import RequestLine
@@ -149,7 +148,7 @@ class BatchWorker:
 
     async def _ask(self, batch: BatchRecord, line: RequestLine) -> LineAnswer:
         if self._keys is None:
-            client = BatchClient(_flow_of(batch))
+            client = BatchClient(flow_of(batch.id))  # a batch is a client of its own
         else:
             key = self._keys.named(batch.owner)
             if key is None:
@@ -165,8 +164,3 @@ def worker_of(store: BatchStore | None, app: ASGIApp, keys: Keyring | None, conf
     worker = BatchWorker(store, app, keys, config)
     worker.start()
     return worker
-
-
-def _flow_of(batch: BatchRecord) -> int:
-    """Without keys a batch is a client of its own."""
-    return int.from_bytes(hashlib.blake2b(batch.id.encode(), digest_size=8).digest(), "big") >> 1

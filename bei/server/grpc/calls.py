@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from bei import errors
 from bei.errors import BeiError, InvalidRequestError, MalformedRequestError, PayloadTooLargeError
 from bei.metrics.request_timing import Timing
-from bei.server.auth.keys import Key, Keyring
+from bei.server.auth.keys import Key, Keyring, flow_of
 from bei.server.auth.middleware import ApiKeys
 from bei.server.auth.priority import Urgency, urgency_of
 from bei.server.endpoint.context import Context, RequestContext
@@ -82,10 +82,14 @@ class RpcMethod:
 
 class RpcCall:
     """One message of a call, and its answer: ``content``, or ``error``, and ``trailing`` metadata. ``account``: of a
-    large answer, to be released when it was taken. ``body``: the bytes of what is ``given``, until it is admitted."""
+    large answer, to be released when it was taken. ``body``: the bytes of what is ``given``, until it is admitted.
+    ``peer``: the connection."""
 
-    def __init__(self, method: RpcMethod, given: Any, deadline_s: float | None, body: Body, *, is_stream: bool) -> None:
+    def __init__(
+        self, method: RpcMethod, given: Any, peer: str, deadline_s: float | None, body: Body, *, is_stream: bool
+    ) -> None:
         self.method = method
+        self.peer = peer
         self.given = given
         self.deadline_s = deadline_s
         self.body = body
@@ -131,6 +135,7 @@ class Calls:
         self,
         method: RpcMethod,
         given: Any,
+        peer: str,
         headers: Seq[Header],
         deadline_s: float | None,
         body: Body | None = None,
@@ -142,7 +147,7 @@ class Calls:
             body = self.new_body()
             body.complete = True  # who has sent all is not slow
             body.add(len(given))
-        call = RpcCall(method, given, deadline_s, body, is_stream=is_stream)
+        call = RpcCall(method, given, peer, deadline_s, body, is_stream=is_stream)
         scope: Scope = {
             "type": "http",
             "method": "POST",
@@ -198,7 +203,7 @@ class Calls:
         parse = partial(_parsed, method.request, call.given)
         request = await off_loop(parse) if call.body.size > INLINE_BODY_BYTES else parse()
         timing.parsed()
-        flow = 0 if key is None else key.flow
+        flow = flow_of(call.peer) if key is None else key.flow
         any_model = method.any_model
         context = RequestContext(
             self._shared, asked, work, call.body, key, flow, any_model=any_model, has_report=has_report
@@ -300,6 +305,7 @@ _CODES: Mapping[type[BeiError], str] = {
     errors.TaskNotSupportedError: "UNIMPLEMENTED",
     errors.PayloadTooLargeError: "RESOURCE_EXHAUSTED",
     errors.AnswerTooLargeError: "RESOURCE_EXHAUSTED",
+    errors.RequestTimeoutError: "DEADLINE_EXCEEDED",
     errors.RequestError: "INVALID_ARGUMENT",
     errors.OverloadedError: "RESOURCE_EXHAUSTED",
     errors.DeadlineExceededError: "DEADLINE_EXCEEDED",

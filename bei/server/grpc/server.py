@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from collections.abc import Sequence as Seq
@@ -28,7 +29,8 @@ from bei.server.grpc.calls import Calls, Header, RpcCall, RpcMethod, code_of, de
 from bei.server.grpc.inference_service import inference_methods
 from bei.server.grpc.messages import pool, services
 from bei.server.grpc.tei_services import tei_methods
-from bei.server.http.memory_budgets import AnswerMemory, BodyMemory
+from bei.server.http.body_time import body_due_s, body_too_slow
+from bei.server.http.memory_budgets import AnswerMemory, Body, BodyMemory
 from bei.server.http.tls import TLS
 from bei.server.lifecycle.drain import LINGER_S
 from bei.server.status.peers import Peers
@@ -214,27 +216,51 @@ class GrpcServer:
         return grpc.method_handlers_generic_handler(service.full_name, found)
 
     async def _unary(self, method: RpcMethod, content: bytes, context: Any) -> bytes:
-        call = await self._calls.answered(method, content, _headers(context), deadline_of(context.time_remaining()))
+        headers, deadline_s = _headers(context), deadline_of(context.time_remaining())
+        call = await self._calls.answered(method, content, context.peer(), headers, deadline_s)
         return await _ended(call, context)
 
     async def _gathered(self, method: RpcMethod, contents: AsyncIterator[bytes], context: Any) -> bytes:
         """All messages of the stream as one request, of at most so many, and so many bytes, as a request may have."""
-        most = self._config.max_client_batch_size
         given: list[Any] = []
         body = self._calls.new_body()
-        body.on_fail = given.clear  # a client that sends slowly yields to others
+        reading = asyncio.ensure_future(self._read_all(contents, given, body))
+
+        def give_up() -> None:
+            """A client that sends slowly yields to others, or is too slow."""
+            given.clear()
+            reading.cancel()
+
+        body.on_fail = give_up
         try:
-            async for content in contents:
-                given.append(content)
-                body.add(len(content))
-                if body.error is not None or len(given) > most or body.size > self._config.payload_limit:
-                    break  # which is refused
-            body.complete = True
+            await self._in_time(reading, body)
             headers, deadline_s = _headers(context), deadline_of(context.time_remaining())
-            call = await self._calls.answered(method, given, headers, deadline_s, body, is_stream=True)
+            call = await self._calls.answered(method, given, context.peer(), headers, deadline_s, body, is_stream=True)
         finally:
+            reading.cancel()
             body.end()
         return await _ended(call, context)
+
+    async def _read_all(self, contents: AsyncIterator[bytes], given: list[Any], body: Body) -> None:
+        most = self._config.max_client_batch_size
+        async for content in contents:
+            given.append(content)
+            body.add(len(content))
+            if body.error is not None or len(given) > most or body.size > self._config.payload_limit:
+                break  # which is refused
+        body.complete = True
+
+    async def _in_time(self, reading: asyncio.Task[None], body: Body) -> None:
+        """Return when all messages were read, or ``body`` has failed: it has the time that a body over HTTP has."""
+        timeout_s = self._config.body_timeout
+        while not reading.done():
+            left_s = body_due_s(body.started_s, timeout_s, body.size) - time.monotonic()
+            if left_s <= 0:
+                body.fail(body_too_slow(timeout_s))
+                return
+            await asyncio.wait([reading], timeout=left_s)
+        if body.error is None:
+            reading.result()
 
     async def _stream(self, method: RpcMethod, contents: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         """An answer for each message, in order. Messages are read as answers are taken: a client that takes none sends
@@ -247,7 +273,7 @@ class GrpcServer:
 
         async def answered(content: bytes) -> RpcCall:
             deadline_s = deadline_of(context.time_remaining())
-            return await self._calls.answered(method, content, headers, deadline_s, is_stream=True)
+            return await self._calls.answered(method, content, context.peer(), headers, deadline_s, is_stream=True)
 
         try:
             while reading is not None or under_way:

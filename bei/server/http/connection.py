@@ -31,6 +31,7 @@ from bei.errors import (
     PayloadTooLargeError,
     RequestTimeoutError,
 )
+from bei.server.http.body_time import body_due_s, body_too_slow
 from bei.server.http.connections import Connections
 from bei.server.http.errors import error_response
 from bei.server.http.fast_response import AnswerTransport, Exchange, head
@@ -40,9 +41,6 @@ from bei.server.http.message_head import checked_headers, reason_of, without_upg
 from bei.server.http.request_id import HEADER as REQUEST_ID
 from bei.server.http.request_id import request_id_of
 from bei.server.scope import SCOPE_BODY, SCOPE_CONNECTION
-
-# An upload that is faster than this is never cut off, however large.
-_MIN_BYTES_PER_S = 10_000
 
 # Seconds for which a connection is read after its last answer if the client is still sending. Closed at once, it would
 # be reset, and the client might never see the answer (RFC 9112, section 9.6).
@@ -381,20 +379,15 @@ class Connection(HttpToolsProtocol):
 
     def _expire_body(self, now_s: float) -> None:
         assert self._body is not None
-        due_s = self._body_since_s + self._limits.body_timeout
-        due_s += (self._body.size + self._dropped_bytes) / _MIN_BYTES_PER_S
+        num_bytes = self._body.size + self._dropped_bytes
+        due_s = body_due_s(self._body_since_s, self._limits.body_timeout, num_bytes)
         if self.flow.read_paused:
             self._body_since_s = now_s
             self._expire_unread(now_s, self._limits.body_timeout)
         elif due_s > now_s:
             self.deadline_s = due_s
         else:
-            self._give_up(
-                RequestTimeoutError(
-                    f"The body did not arrive within {self._limits.body_timeout:g} s and a second for every "
-                    f"{_MIN_BYTES_PER_S} bytes of it: send it faster, or less at once."
-                )
-            )
+            self._give_up(body_too_slow(self._limits.body_timeout))
 
     def _refuse_http_2(self) -> None:
         self._connections.count_refusal(NOT_SUPPORTED, request_id_of(()))

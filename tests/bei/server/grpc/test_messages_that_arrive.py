@@ -15,6 +15,7 @@ from bei.engine.fake import FakeEngine
 from bei.server.grpc import calls, inference_service
 from bei.server.grpc.messages import field_head
 from bei.server.http import memory_budgets
+from bei.service.service import InferenceService
 from tests.bei.server.app import App
 from tests.bei.server.conftest import MakeApp
 from tests.bei.server.grpc.served import DEADLINE_S, Grpc, inference, tei
@@ -115,13 +116,10 @@ def test_a_stream_that_is_gathered_counts_as_it_comes_and_yields_where_it_is_slo
     part = tei("RerankStreamRequest", query="a", text="b" * LONG, truncate=True).SerializeToString()
 
     async def asked() -> tuple[int, bytes, grpc.StatusCode]:
-        goes_on = asyncio.Event()
-
         async def slowly() -> AsyncIterator[bytes]:
             yield part
             yield part
-            await goes_on.wait()
-            yield part
+            await asyncio.Event().wait()
 
         slow = served.channel.stream_unary("/tei.v1.Rerank/RerankStream")(slowly(), timeout=DEADLINE_S)
         while served.bodies.held < 2 * len(part):  # noqa: ASYNC110 - they are on their way
@@ -130,7 +128,6 @@ def test_a_stream_that_is_gathered_counts_as_it_comes_and_yields_where_it_is_slo
         await asyncio.sleep(0.2)  # less than 10 MB a second is slow
         large = tei("EmbedRequest", inputs="a" * 3 * LONG, truncate=True).SerializeToString()
         answer = await served.channel.unary_unary(EMBED)(large, timeout=DEADLINE_S)
-        goes_on.set()
         with pytest.raises(grpc.aio.AioRpcError, match="unfinished requests hold more than") as caught:
             await slow
         return held, answer, caught.value.code()
@@ -140,6 +137,60 @@ def test_a_stream_that_is_gathered_counts_as_it_comes_and_yields_where_it_is_slo
     assert answer
     assert code is CODE.RESOURCE_EXHAUSTED
     assert served.bodies.held == 0
+
+
+def test_a_stream_that_is_gathered_has_the_time_of_a_body(make_app: MakeApp, serve: Serve) -> None:
+    """A client that stalled kept its call and its messages for as long as it liked."""
+    served = serve(make_app(FakeEngine(LIMITS)), body_timeout=0.2)
+    request = tei("RerankStreamRequest", query="a", text="b" * 2_000, truncate=True).SerializeToString()
+
+    async def asked(pause_s: float, number: int) -> bytes:
+        async def slowly() -> AsyncIterator[bytes]:
+            for _ in range(number):
+                yield request
+                await asyncio.sleep(pause_s)
+
+        call = served.channel.stream_unary("/tei.v1.Rerank/RerankStream")(slowly(), timeout=DEADLINE_S)
+        return bytes(await call)
+
+    with pytest.raises(grpc.aio.AioRpcError, match="cannot rerank"):
+        served.app.run(asked(0.05, 10))  # 0.5 s; 0.2 s more are allowed for each message
+    with pytest.raises(grpc.aio.AioRpcError, match=r"within 0\.2 s and a second for every 10000 bytes") as caught:
+        served.app.run(asked(DEADLINE_S, 2))
+    assert caught.value.code() is CODE.DEADLINE_EXCEEDED
+    assert served.bodies.held == 0
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_without_keys_the_calls_of_a_connection_are_a_flow(
+    has_keys: bool, make_app: MakeApp, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All clients were one flow, the server's own."""
+    app = make_app(FakeEngine(LIMITS), api_keys=(f"search:{KEY}",) if has_keys else None)
+    served = serve(app, watches=False)
+    flows: list[int] = []
+    admit = InferenceService.admit
+
+    def noted(self: InferenceService, *args: Any, **given: Any) -> Any:
+        flows.append(given["flow"])
+        return admit(self, *args, **given)
+
+    monkeypatch.setattr(InferenceService, "admit", noted)
+    request = tei("EmbedRequest", inputs="cat").SerializeToString()
+    metadata = [("api-key", KEY)] if has_keys else []
+
+    async def asked() -> None:
+        address = f"127.0.0.1:{served.server.port}"
+        options = [("grpc.use_local_subchannel_pool", 1)]  # or both have one connection
+        async with grpc.aio.insecure_channel(address, options) as other:
+            for channel in (served.channel, other, served.channel, other):
+                await channel.unary_unary(EMBED)(request, metadata=metadata, timeout=DEADLINE_S)
+
+    app.run(asked())
+    one, two = flows[:2]
+    assert flows == [one, two, one, two]
+    assert 0 not in flows
+    assert (one == two) is has_keys
 
 
 @pytest.mark.parametrize("is_long", [False, True])
