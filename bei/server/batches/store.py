@@ -291,7 +291,10 @@ class BatchStore:
         ((owner, input_id),) = run("SELECT owner, input_id FROM batches WHERE id = ?", batch_id)
         now_s = int(time.time())
         record = BatchRecord(
-            *(batch_id, owner, "", input_id, "24h", now_s, LIFETIME_S, None, "validating", {"validating": now_s}),
+            *(batch_id, owner, "", input_id, "24h", now_s, LIFETIME_S),
+            metadata=None,
+            status="validating",
+            moved_s={"validating": now_s},
             output_id="",
             error_id="",
         )
