@@ -183,7 +183,7 @@ def test_such_a_reranker_may_have_labels_and_its_backbone_may_embed(tmp_path: Pa
     [
         (IDENTITY, {}, "none"),
         (SIGMOID, {}, "sigmoid"),
-        (None, {}, "none"),  # a config that says nothing has two labels: the library applies nothing
+        (None, {}, "sigmoid"),  # one score: the library counts the Dense's, not the labels of the config
         (None, {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}, "sigmoid"),
         (None, {"sentence_transformers": {"activation_fn": SIGMOID}}, "sigmoid"),
         (IDENTITY, {"sentence_transformers": {"activation_fn": SIGMOID}}, "none"),

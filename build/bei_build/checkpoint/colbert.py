@@ -27,7 +27,7 @@ _PYLATE_LENGTHS: dict[Side, int] = {"query": 32, "document": 180}
 _ORIGINAL_LENGTHS: dict[Side, int] = {"query": 32, "document": 220}
 # Any of these keys identifies PyLate's files.
 _PYLATE_KEYS = {f"{side}_{end}" for side in _PYLATE_LENGTHS for end in ("prefix", "length")}
-_PYLATE_KEYS |= {"do_query_expansion", "attend_to_expansion_tokens", "skiplist_words"}
+_PYLATE_KEYS |= {"do_query_expansion", "attend_to_expansion_tokens", "skiplist_words", "query_expansion"}
 # Keys of sentence-transformers 6 in the Transformer's settings.
 _MODULE_KEYS = ("query_length", "document_length", "query_expansion")
 _PUNCTUATION = tuple(string.punctuation)
@@ -70,8 +70,13 @@ def pylate_sides(path: Path, config: dict[str, Any]) -> Sides:
     expands = setting(path, config, "do_query_expansion", bool)
     attended = bool(setting(path, config, "attend_to_expansion_tokens", bool))
     expansion = None if expands is False else ExpansionSettings(lengths["query"], attended)
+    query = SideSettings(lengths["query"], expansion)
+    if "query_expansion" in config:  # sentence-transformers 6 reads it in place of PyLate's flags; null: none
+        length, asked = _length(path, config, "query_length"), setting(path, config, "query_expansion", dict)
+        expansion, length = _expansion(path, asked, length) if asked else (None, length)
+        query = SideSettings(length, expansion)
     return {
-        "query": SideSettings(lengths["query"], expansion),
+        "query": query,
         "document": SideSettings(lengths["document"], None, _PUNCTUATION if skipped is None else skipped),
     }
 
@@ -121,8 +126,9 @@ def check_token_pooling(folder: Path) -> None:
     setting: there it is an argument of a call."""
     path = folder / "config.json"
     config = read_object(path) if path.is_file() else {}
-    factor = setting(path, config, "pool_factor", int) or 1
-    if factor > 1 and string_list(path, config, "tasks") != ():
+    factor = config.get("pool_factor")
+    factor = factor if type(factor) is float else setting(path, config, "pool_factor", int) or 1
+    if not factor <= 1 and string_list(path, config, "tasks") != ():
         raise CheckpointError(
             f"{folder.name} (HierarchicalTokenPooling) makes clusters of a text's vectors, one for every {factor}, "
             "which bei does not do: take the module out of modules.json, and pool the vectors where they are stored."

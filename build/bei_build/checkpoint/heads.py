@@ -207,15 +207,15 @@ def _cross_encoder_function(config: Any, files: SentenceTransformersFiles | None
     """The function that sentence-transformers' CrossEncoder applies to ``count`` scores; None: it is not specified.
 
     The name is in a file of sentence-transformers, in its key of the config, or in the key that was used before version
-    4. If all are missing, the scores of a Dense module get a sigmoid if the config has one label, else none
-    (transformers gives two labels to a config without any). Raises CheckpointError for an unsupported function.
+    4. If all are missing, a Dense module's only score gets a sigmoid, and several get none. Raises CheckpointError for
+    an unsupported function.
     """
     nested = getattr(config, "sentence_transformers", None)
     said = nested.get("activation_fn") if isinstance(nested, dict) else None
     said = said or getattr(config, "sbert_ce_default_activation_function", None)
     activation = (files and files.activation) or said
     if activation is None and files and files.gives_scores:
-        return "sigmoid" if config.num_labels == 1 else "none"
+        return "sigmoid" if count == 1 else "none"
     if activation is None:
         return None
     function = _CROSS_ENCODER_FUNCTIONS.get(torch_class(str(activation)))
@@ -309,6 +309,12 @@ def _all_heads(
         return (HeadSpec("token_embedding", token_layers=files.tail),)
     if files.sparse:
         return (_sparse(own, files.sparse),)
+    if files.is_classifier and own[0].output != "logits":
+        raise CheckpointError(
+            "sentence_bert_config.json has the transformer_task sequence-classification, but the class in config.json "
+            "has no labels: correct its architectures to the ForSequenceClassification class, or download the "
+            "checkpoint again."
+        )
     return (*own, *(_token_heads(config, files, choice.task) if own[0].output == "embedding" else ()))
 
 

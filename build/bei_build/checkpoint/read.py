@@ -43,6 +43,7 @@ from bei_build.checkpoint.sentence_transformers import (
     read_sentence_transformers,
 )
 from bei_build.checkpoint.transformers_versions import check_versions
+from bei_build.checkpoint.vector_settings import check_vectors
 from bei_build.families.base import UNLIMITED, Family
 from bei_build.families.gliner2 import MODEL_TYPE as GLINER2
 from bei_build.families.table import family_of
@@ -141,6 +142,7 @@ def read_checkpoint(
     if not family.pools_unknown:
         spec = replace(spec, unpooled_id=unknown_id(tokenizer))
     _check_marked(spec, tokenizer)
+    check_vectors(files, spec)
     if spec.head("logits") and not files.is_cross_encoder:  # the library's CrossEncoder ignores these prompts
         files = replace(files, prompts={}, default_prompt_name=None)
     files = replace(files, sides=_sides(files, spec, document_length))

@@ -24,7 +24,8 @@ from bei_build.checkpoint.colbert import (
 )
 from bei_build.checkpoint.remote_code import check_module_types
 from bei_build.checkpoint.router import Routing, class_of, select_route
-from bei_build.checkpoint.transformer_arguments import check_arguments, tokenizer_args
+from bei_build.checkpoint.transformer_arguments import check_arguments, check_lengths, tokenizer_args
+from bei_build.checkpoint.transformer_output import check_output
 from bei_build.files.json_settings import read_json, read_object, setting
 from bei_build.spec.head_layers import HeadLayer
 from bei_build.spec.parts import (
@@ -112,8 +113,9 @@ class SentenceTransformersFiles:
     ``sparse``: pooling of vocabulary scores (SPLADE), None for other models. ``score_ids``: the token (yes,) whose
     score a reranker gives, or the two (no, yes) that it compares; ``chat``: its pairs are put into the checkpoint's
     chat template; ``activation``: the class that a CrossEncoder applies to its scores. ``markers``: prompts that were
-    one token each in ColBERT's training; ``sides``: settings of its two sides. ``is_cross_encoder``: activation and
-    prompts are those of a CrossEncoder; the library ignores them otherwise. ``transformer_folder`` holds config,
+    one token each in ColBERT's training; ``sides``: settings of its two sides. ``is_classifier``:
+    transformers' classifier is the only module. ``is_cross_encoder``: activation and prompts are those of a
+    CrossEncoder; the library ignores them otherwise. ``transformer_folder`` holds config,
     tokenizer and weights; ``folders`` are all modules' folders. ``static``: the class of a static embedding, the
     first module, where the config may be missing. ``routing``: the texts that the modules read, where a Router selects
     them.
@@ -132,6 +134,7 @@ class SentenceTransformersFiles:
     score_ids: tuple[int, ...] | None = None
     chat: ChatSettings | None = None
     activation: str | None = None
+    is_classifier: bool = False
     is_cross_encoder: bool = False
     markers: tuple[str, ...] = ()
     static: StaticClass | None = None
@@ -143,6 +146,8 @@ class SentenceTransformersFiles:
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
     similarity: str | None = None
+    truncate_dim: int | None = None
+    max_active_dims: int | None = None
     matryoshka_dimensions: tuple[int, ...] | None = None
     routing: Routing | None = None
 
@@ -180,12 +185,16 @@ def read_sentence_transformers(folder: Path, route: str | None = None) -> Senten
     form = _form(kinds, task)
     if (read := _HEADS.get(form)) is None:
         raise _unsupported(kinds)
+    if form == "per_token":
+        _check_unit_length(folder, modules[-1])
     if transformer.get("chat") and form not in ("classifier", "LogitScore"):
         raise CheckpointError(
             "The checkpoint puts texts into a chat template (modality_config with message) before it embeds them; bei "
             "does that for rerankers only."
         )
-    if form not in ("per_token", "classifier", "LogitScore") and (found := _transformer_config(modules[0][1])):
+    if found := _transformer_config(modules[0][1]):
+        check_output(found, read_object(found), form)
+    if found and form not in ("per_token", "classifier", "LogitScore"):
         check_no_sides(found)
     tables = [routing.table[1]] if routing and routing.table else []
     return SentenceTransformersFiles(
@@ -247,6 +256,20 @@ def _static(modules: list[tuple[str, Path]]) -> dict[str, Any]:
 def _per_token(modules: list[tuple[str, Path]]) -> dict[str, Any]:
     # PyLate lists no Normalize: it normalizes vectors when it encodes.
     return {**_tail(modules, "token_embeddings"), "per_token": True, "normalize": True}
+
+
+def _check_unit_length(folder: Path, last: tuple[str, Path]) -> None:
+    """Raise CheckpointError where sentence-transformers 6 does not normalize the vectors of late interaction, which
+    end in the module ``last``: it does so only by a module, PyLate and the original ColBERT always."""
+    path = folder / "config_sentence_transformers.json"
+    if not path.is_file() or read_object(path).get("model_type") != "MultiVectorEncoder":
+        return
+    if last[0] != "Normalize" or _feature_names(last[1])["input"] != "token_embeddings":
+        raise CheckpointError(
+            f"{path} names a MultiVectorEncoder whose vectors no Normalize of token_embeddings ends (modules.json); "
+            "bei normalizes the vectors of late interaction: add the module if that is meant. The model needs another "
+            "runtime if not."
+        )
 
 
 def _tail(modules: list[tuple[str, Path]], feature: str, last: str | None = None) -> dict[str, Any]:
@@ -332,7 +355,7 @@ _HEADS: dict[str, Callable[[list[tuple[str, Path]]], dict[str, Any]]] = {
     "static": _static,
     "stable static": lambda modules: {"normalize": bool(modules), "static": "SSE"},
     "per_token": _per_token,
-    "classifier": lambda modules: {},
+    "classifier": lambda modules: {"is_classifier": True},
     "SpladePooling": _sparse,
     "LogitScore": _token_scores,
 }
@@ -408,6 +431,7 @@ def _transformer_settings(folder: Path) -> tuple[str | None, dict[str, Any]]:
         return None, {}
     config = read_object(path)
     check_arguments(path, config)
+    check_lengths(path, config)
     return setting(path, config, "transformer_task", str), {
         "max_seq_length": setting(path, config, "max_seq_length", int),
         "do_lower_case": bool(setting(path, config, "do_lower_case", bool)),
@@ -447,6 +471,8 @@ def _model_settings(folder: Path) -> dict[str, Any]:
         "prompts": prompts,
         "default_prompt_name": default,
         "similarity": setting(path, config, "similarity_fn_name", str),
+        "truncate_dim": setting(path, config, "truncate_dim", int),
+        "max_active_dims": setting(path, config, "max_active_dims", int),
         "matryoshka_dimensions": tuple(dimensions) if dimensions else None,
         "activation": setting(path, config, "activation_fn", str) if is_cross_encoder else None,
         "is_cross_encoder": is_cross_encoder,

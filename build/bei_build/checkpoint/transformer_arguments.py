@@ -46,3 +46,14 @@ def tokenizer_args(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Arguments of the tokenizer's class besides its files."""
     found = {key: value for name in _TOKENIZER_ARGS for key, value in (setting(path, config, name, dict) or {}).items()}
     return {key: value for key, value in found.items() if key not in _HUB_ARGS}
+
+
+def check_lengths(path: Path, config: dict[str, Any]) -> None:
+    """Raise CheckpointError where two settings limit a text's tokens differently: sentence-transformers 6 takes the
+    tokenizer's, older versions took max_seq_length."""
+    longest, of_tokenizer = config.get("max_seq_length"), tokenizer_args(path, config).get("model_max_length")
+    if None not in (longest, of_tokenizer) and longest != of_tokenizer:
+        raise CheckpointError(
+            f"{path} has max_seq_length = {longest} and the tokenizer's model_max_length = {of_tokenizer}, of which "
+            "versions of sentence-transformers take different ones: take one out."
+        )

@@ -207,6 +207,22 @@ def test_what_pylates_files_do_not_say_is_as_in_pylate(config: dict[str, object]
     assert checkpoint.max_seq_len == MAX_TOKENS  # a length beyond the positions is none
 
 
+@pytest.mark.parametrize(
+    ("asked", "length", "expansion"),
+    [
+        (None, 24, None),
+        ({"strategy": "fixed", "length": 16, "attend": True}, 16, Expansion(MASK, 16, attended=True)),
+        ({"strategy": "min", "length": 16}, 24, Expansion(MASK, 16, attended=False)),
+    ],
+    ids=["off", "fixed", "min"],
+)
+def test_query_expansion_beside_pylates_keys_is_read_as_sentence_transformers_does(
+    asked: object, length: int, expansion: Expansion | None, tmp_path: Path
+) -> None:
+    query = read(save_settings(tmp_path, model_type="ColBERT", query_length=24, query_expansion=asked)).roles["query"]
+    assert (query.max_tokens, query.expansion) == (length, expansion)
+
+
 def test_a_side_without_a_prompt_may_be_named(tmp_path: Path) -> None:
     folder = save_settings(tmp_path / "colbert", query_prefix="[unused0]")
     assert build_artifact(folder, tmp_path / "artifact").manifest.prompts == {"query": "[unused0]", "document": ""}
@@ -451,17 +467,21 @@ def test_a_side_without_a_prompt_can_be_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [{"pool_factor": 1, "num_protected_tokens": 1, "tasks": ["document"]}, {}, {"pool_factor": 2, "tasks": []}],
+    [
+        {"pool_factor": 1, "num_protected_tokens": 1, "tasks": ["document"]},
+        {"pool_factor": 1.0, "normalize_embeddings": True},
+        {},
+        {"pool_factor": 2, "tasks": []},
+    ],
 )
 def test_token_pooling_that_does_nothing_is_passed_over(config: dict[str, object], tmp_path: Path) -> None:
     assert read(save_pooling(tmp_path / "pooled", config)).roles == read(save_modules(tmp_path / "plain", {}, {})).roles
 
 
-def test_token_pooling_is_refused_by_name(tmp_path: Path) -> None:
-    folder = save_pooling(tmp_path, {"pool_factor": 2, "num_protected_tokens": 1, "tasks": ["document"]})
-    message = (
-        r"3_HierarchicalTokenPooling .* one for every 2, which bei does not do: take the module out of modules.json"
-    )
+@pytest.mark.parametrize("factor", [2, 1.5])
+def test_token_pooling_is_refused_by_name(factor: float, tmp_path: Path) -> None:
+    folder = save_pooling(tmp_path, {"pool_factor": factor, "num_protected_tokens": 1, "tasks": ["document"]})
+    message = f"3_HierarchicalTokenPooling .* one for every {factor}, .* take the module out of modules.json"
     with pytest.raises(CheckpointError, match=message):
         read(folder)
 
