@@ -211,6 +211,7 @@ def test_what_is_cancelled_is_not_run_and_not_answered(both: Any) -> None:
     cancelled, kept = one.asker.submit([2], [3]), one.asker.submit([4])
     one.port.cancel(cancelled)
     one.port.cancel(running)
+    wait_until(lambda: not one.port._unseen, "the other side has seen the rest")
     wait_until(lambda: one.port.stats().lanes["bulk"].num_sequences == 1, "it has left the queue")
     engine.open(5)
     one.asker.wait(kept)
