@@ -14,7 +14,7 @@ from bei.offline.methods import _question
 from bei.server.endpoint.parse import read_now
 from bei.server.routes import decisions, systemone
 from bei.tasks.decision_readings import of_inference, of_likelihoods, of_reranker, of_tokens
-from bei.tasks.questions import AskedQuestion, as_text, question_of
+from bei.tasks.questions import AskedQuestion, question_of
 from tests.bei.server.test_fuzz import SEEDS
 from tests.fuzz.mutation import changed, changed_body
 from tests.fuzz.trial import Trial
@@ -57,7 +57,7 @@ def systemone_questions(_: Path) -> Trial:
     def trial(random: Random) -> None:
         body = changed_body(random, seeds, 0.3)
         request: Any = read_now(systemone.ROUTE.parse, body, False).request
-        _read([question_of(name, question) for name, question in request.questions.items()], as_text(request.state))
+        _read(request.questions, request.text)
 
     return trial
 
@@ -69,8 +69,7 @@ def decisions_questions(_: Path) -> Trial:
     def trial(random: Random) -> None:
         body = changed_body(random, seeds, 0.3)
         request: Any = read_now(decisions.ROUTE.parse, body, False).request
-        questions = [decisions._question(f"questions {at}", one) for at, one in enumerate(request.questions)]
-        _read(questions, decisions._text_of(request.input))
+        _read(request.questions, request.text)
 
     return trial
 
