@@ -24,6 +24,7 @@ from bei.server.endpoint.refused_fields import OfChats, ProcessorOptions, Refuse
 from bei.server.endpoint.route import Route
 from bei.server.routes.openai_embeddings import EmbeddingRequest, ParsedRequest
 
+_ONE = {"minItems": 1, "maxItems": 1}
 _IMAGE = {"required": ["type"], "properties": {"type": {"enum": ["image_url"]}}}
 
 
@@ -31,10 +32,10 @@ class ChatMessage(msgspec.Struct):
     """One message of the user, with one image: `{"type": "image_url", "image_url": {"url": "data:..."}}`."""
 
     role: Annotated[str, Meta(extra_json_schema={"enum": ["user"]})]
-    content: Annotated[str | list[InputPart], Meta(extra_json_schema={"type": "array", "items": _IMAGE})]
+    content: Annotated[str | list[InputPart], Meta(extra_json_schema={"type": "array", "items": _IMAGE, **_ONE})]
 
 
-Messages = Annotated[list[ChatMessage], Meta(extra_json_schema={"minItems": 1, "maxItems": 1})]
+Messages = Annotated[list[ChatMessage], Meta(extra_json_schema=_ONE)]
 
 
 class ChatEmbeddingRequest(EmbeddingRequest, kw_only=True):
