@@ -307,19 +307,30 @@ class PackedBatch:
         adapters = None
         if any([encoding.adapter for encoding in encodings]):
             adapters = np.array([encoding.adapter for encoding in encodings], np.int32)
+        features = digests = None
         if any([encoding.features is not None for encoding in encodings]):
+            features = FeatureTable.of(encodings)
             digests = [e.input_ids.tobytes() if e.features is None else e.features.digest for e in encodings]
-            return cls(input_ids, cu_seqlens, digests=digests, features=FeatureTable.of(encodings))
         labels = None
         if any([encoding.label_vectors is not None for encoding in encodings]):
             labels = LabelTable.of(encodings)
-        if not any([encoding.token_type_ids is not None for encoding in encodings]):
-            return cls(input_ids, cu_seqlens, None, key_lens, unpooled_lens, adapters, labels=labels)
-        token_type_ids = np.zeros(len(input_ids), np.int32)
-        for encoding, start, end in zip(encodings, cu_seqlens[:-1], cu_seqlens[1:], strict=True):
-            if encoding.token_type_ids is not None:
-                token_type_ids[start:end] = encoding.token_type_ids
-        return cls(input_ids, cu_seqlens, token_type_ids, key_lens, unpooled_lens, adapters, labels=labels)
+        token_type_ids = None
+        if any([encoding.token_type_ids is not None for encoding in encodings]):
+            token_type_ids = np.zeros(len(input_ids), np.int32)
+            for encoding, start, end in zip(encodings, cu_seqlens[:-1], cu_seqlens[1:], strict=True):
+                if encoding.token_type_ids is not None:
+                    token_type_ids[start:end] = encoding.token_type_ids
+        return cls(
+            input_ids,
+            cu_seqlens,
+            token_type_ids,
+            key_lens,
+            unpooled_lens,
+            adapters,
+            digests=digests,
+            labels=labels,
+            features=features,
+        )
 
 
 def rows_of_sequences(rows: Float32Array, batch: PackedBatch, *, per_token: bool) -> list[Float32Array]:

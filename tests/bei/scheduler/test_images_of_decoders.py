@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bei.core import Encoding, ImagePatches, PackedBatch
+from bei.core import Encoding, ImagePatches, LabelVectors, PackedBatch
 from bei.engine.cuda.batch_split import halves
 from bei.engine.packing import FEATURE_SLOTS, graph_inputs, image_features
 from bei.errors import EngineError, ShuttingDownError
@@ -61,6 +61,24 @@ def test_rows_stand_at_their_tokens_and_equal_images_share_them() -> None:
     _, end = halves(batch)
     assert end.features is not None
     assert end.features.slots.tolist() == batch.features.slots[-end.num_tokens :].tolist()
+
+
+def test_texts_beside_an_image_keep_all_that_they_have() -> None:
+    text = Encoding(ids(1, 2, 3), ids(0, 1, 1), num_keys=2, num_unpooled=1, adapter=2)
+    labelled = Encoding(ids(4), label_vectors=LabelVectors(states(7), b"labels"))
+    batch = PackedBatch.from_encodings([text, image().with_features(states(1)), labelled])
+    assert batch.adapters is not None
+    assert batch.key_lens is not None
+    assert batch.unpooled_lens is not None
+    assert batch.token_type_ids is not None
+    assert batch.labels is not None
+    assert batch.features is not None
+    assert batch.adapters.tolist() == [2, 0, 0]
+    assert batch.key_lens.tolist() == [2, 5, 1]
+    assert batch.unpooled_lens.tolist() == [1, 0, 0]
+    assert batch.token_type_ids.tolist() == [0, 1, 1, 0, 0, 0, 0, 0, 0]
+    assert batch.labels.counts.tolist() == [1, 1, 2]
+    assert batch.features.slots.tolist() == [0, 0, 0, 0, 1, 2, 0, 0, 0]
 
 
 def test_a_step_without_images_has_one_row_of_zeros() -> None:

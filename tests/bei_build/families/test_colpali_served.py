@@ -1,0 +1,91 @@
+"""ColPali behind HTTP: adapters beside images, and builds that read no images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bei.artifact.manifest import Artifact
+from bei.core import Encoding, Float32Array, ImageFeatures, PackedBatch, rows_of_sequences
+from bei_build.weights.peft_adapter import CONFIG, WEIGHTS
+from tests.support.builds import build_artifact, running
+from tests.support.checkpoints import read_tensors, write_json, write_tensors
+from tests.support.colpali import save_colpali
+from tests.support.served import Served
+from tests.support.two_towers import data_url, png
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_colpali(tmp_path_factory.mktemp("colpali") / "colpali")
+
+
+@pytest.fixture(scope="module")
+def of_texts(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("artifact") / "texts"
+    app = Served(build_artifact(checkpoint, folder, images=False, verify=False))
+    yield app
+    app.close()
+
+
+def save_lora(folder: Path, checkpoint: Path) -> Path:
+    """An adapter of random weights on some matrices of the decoder."""
+    modules = ("q_proj", "v_proj", "up_proj")
+    config = {"r": 4, "lora_alpha": 6, "bias": "none", "fan_in_fan_out": False, "target_modules": [*modules]}
+    folder.mkdir()
+    write_json(folder / CONFIG, {"peft_type": "LORA", **config})
+    weights, random = {}, torch.Generator().manual_seed(1)
+    for name, values in read_tensors(checkpoint).items():
+        module = name.removesuffix(".weight")
+        if "language_model" in name and module.rpartition(".")[2] in modules:
+            rows, columns = values.shape
+            weights[f"base_model.model.{module}.lora_A.weight"] = torch.randn((4, columns), generator=random) / 4
+            weights[f"base_model.model.{module}.lora_B.weight"] = torch.randn((rows, 4), generator=random) / 4
+    write_tensors(folder, weights, WEIGHTS)
+    return folder
+
+
+def image_of(artifact: Artifact) -> Encoding:
+    """As the decoder reads it."""
+    tower = artifact.manifest.image_tower
+    assert tower is not None
+    assert tower.sequence
+    count, sequence = tower.max_seq_len, tower.sequence
+    rows = np.random.default_rng(0).standard_normal((count, sequence.width), np.float32)
+    ids = np.array([sequence.token_id] * count + [*sequence.after], np.int32)
+    return Encoding(ids, features=ImageFeatures(rows, b"image", np.arange(count, dtype=np.int32)))
+
+
+def test_texts_of_an_adapter_and_an_image_in_one_step_have_the_vectors_of_each_alone(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    lora = save_lora(tmp_path / "lora", checkpoint)
+    artifact = build_artifact(checkpoint, tmp_path / "out", lora=(f"tuned={lora}",), verify=False)
+    bare = Encoding(np.array([2, 300, 301, 302, 108], np.int32))
+    together = [bare._replace(adapter=1), image_of(artifact), bare]
+    with running(artifact) as engine:
+
+        def rows(*encodings: Encoding) -> list[Float32Array]:
+            batch = PackedBatch.from_encodings(encodings)
+            return rows_of_sequences(engine.run(batch)["token_embedding"], batch, per_token=True)
+
+        alone = [rows(one)[0] for one in together]
+        assert np.abs(alone[0] - alone[2]).max() > 0.01  # the adapter changes vectors
+        for mine, expected in zip(rows(*together), alone, strict=True):
+            np.testing.assert_allclose(mine, expected, atol=2e-4)
+
+
+def test_an_image_is_the_error_of_that_input_where_the_model_reads_none(of_texts: Served) -> None:
+    body = {"inputs": ["hello", {"image": data_url(png())}]}
+    refused = of_texts.post("/embed_all", body)
+    assert refused.status_code == 400
+    assert "reads no images" in refused.text
+    reported = of_texts.post("/embed_all", body, **{"X-Bei-Report": "true"})
+    assert reported.status_code == 200, reported.text
+    assert reported.text.count("reads no images") == 1
+    vectors = of_texts.post("/embed_all", {"inputs": ["hello"]}).json()[0]
+    assert str(vectors[0][0]) in reported.text
