@@ -231,11 +231,11 @@ async def _read(
     reduce = _without_vocabulary if "sparse" in reading.outputs else None
     answer = await service.infer(reading.request(texts), ticket=ticket, outputs=reading.outputs, reduce=reduce)
     lengths += answer.lengths
-    encoder, role = service.encoder, reading.role
+    role = reading.role
     sparse: Seq[SparseVector | None] = [None] * len(texts)
-    table = encoder.token_weights if role is not None and role.table else None
+    table = service.encoder.token_weights if role is not None and role.table else None
     if table is not None or reading.outputs & {"sparse", "token_weights"}:
-        work = partial(sparse_vectors, answer.rows, answer.encodings, encoder.special_ids, None, table)
+        work = partial(sparse_vectors, answer.rows, answer.encodings, service.encoder.special_ids, None, table)
         sparse = await off_loop(work)
     skipped = [] if role is None else role.skip_ids
     is_cut = set(answer.truncated)

@@ -23,6 +23,7 @@ from bei.image.source import ImageInput
 from bei.port import UNIT_EMBEDDING
 from bei.service.admission import Ticket
 from bei.service.call import InferenceResult, ModelInput, ModelRequest
+from bei.service.image_side import no_images
 from bei.service.model_service import ModelService
 from bei.tasks.dimensions import check_dimensions
 from bei.tasks.support import PartialResult, computed, off_loop_if_large, require
@@ -304,11 +305,15 @@ def _token_vectors(answer: InferenceResult, role: Role | None, unit: bool) -> li
 
 def _check_images(service: ModelService, task: EmbedTask, name: TaskName) -> None:
     """Raise InvalidImageError for images that this kind of vectors does not take. That the model reads none is an error
-    of each."""
+    of each, but where all inputs are one document."""
     image = next((value for value in task.inputs if isinstance(value, ImageInput)), None)
     if image is None:
         return
     tower = service.manifest.image_tower
+    if tower is None:
+        if task.late_chunking:
+            raise no_images(service.name, image.param)
+        return
     of_images = "embed_tokens" if tower is not None and tower.sequence else "embed"
     if name != of_images or task.late_chunking:
         kind = "dense vectors only, one each" if of_images == "embed" else "a vector a token only"

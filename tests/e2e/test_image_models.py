@@ -106,6 +106,17 @@ def test_with_a_report_an_image_of_a_model_of_texts_fails_alone(tmp_path: Path) 
         app.close()
 
 
+def test_images_are_scored_by_the_cosine_of_the_librarys_vectors(served: Served, expected: Float32Array) -> None:
+    parts = [{"content": [{"type": "image_url", "image_url": {"url": one["image"]}}]} for one in IMAGES]
+    answer = served.post("/score", {"data_1": parts[0], "data_2": parts[1:]})
+    assert answer.status_code == 200, answer.text
+    unit = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose([one["score"] for one in answer.json()["data"]], unit[1:] @ unit[0], atol=1e-3)
+    refused = served.post("/score", {"data_1": "a cat", "data_2": parts[0]})
+    assert refused.status_code == 400
+    assert "dinov2 reads no texts" in refused.text
+
+
 def test_the_model_class_reads_images_and_refuses_texts(artifact: Artifact, expected: Float32Array) -> None:
     with bei.Model(artifact.path, tune="off") as model:
         assert_close(model.embed(FILES), expected)
