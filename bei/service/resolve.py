@@ -134,7 +134,7 @@ def _built_here(model: str) -> list[str]:
 
 
 def check_is_checkpoint(model: str, cache: Callable[[], ModelCache]) -> None:
-    """Raise ConfigError where ``model``, which is to be built, is an artifact: of a path, or of the cache."""
+    """Raise ConfigError where ``model``, which is to be built, is an artifact, by its path or its name in the cache."""
     from bei.artifact.store import is_artifact, load_manifest
 
     path = home_expanded(model)

@@ -157,7 +157,7 @@ def complete_certificate(artifact: Artifact, engine: Engine, tell: Tell = untold
 
 
 def _beside(found: Certificate, kept: Certificate) -> Certificate:
-    """``found``, of the answers to texts, with what ``kept`` says of anything else."""
+    """``found``, the certificate of answers to texts, with all other rows of ``kept``."""
     found = msgspec.structs.replace(
         found, tokens=kept.tokens, probabilities=kept.probabilities, images=kept.images, labels=kept.labels
     )

@@ -62,8 +62,8 @@ class RequestSink(Protocol):
     def ended(
         self, request: LoadRequest, done_s: float, outcome: int, answer: HttpResponse | None, again_s: float | None
     ) -> None:
-        """A try has ended. ``outcome``: its status, or a constant above; ``again_s``: the delay until the next try, if
-        any."""
+        """Record a try that has ended. ``outcome``: its status, or a constant above; ``again_s``: seconds until the
+        next try, if any."""
 
 
 @dataclass

@@ -147,7 +147,7 @@ class Child:
             del self._waiting[message.id]
 
     def tell(self, message: FromSupervisor, descriptors: Seq[int] = ()) -> None:
-        """Send. To a process that has ended nothing is sent: its end settles its calls."""
+        """Send ``message``, unless the process has ended: then its calls are settled by that."""
         with suppress(ChannelClosedError):
             self._channel.send(message, descriptors)
 
@@ -261,7 +261,7 @@ class Backoff:
         self._ends_s: deque[float] = deque()
 
     def delay_s(self, now_s: float) -> float:
-        """The process has ended now: how long to wait before another one is started."""
+        """Seconds to wait before another process is started in place of the one that ended at ``now_s``."""
         self._ends_s.append(now_s)
         while now_s - self._ends_s[0] > _WITHIN_S:
             self._ends_s.popleft()

@@ -66,7 +66,7 @@ class GgufStore(TensorStore):
         return np.ascontiguousarray(array, np.float32).reshape(tensor.shape)
 
     def read_integers(self, name: str) -> npt.NDArray[np.int64]:
-        """No tensor of a GGUF file that is read has integers. Raises WeightsError."""
+        """Raises WeightsError: of a GGUF file no tensor of integers is read."""
         raise WeightsError(f"Tensor {name} is {self.type_of(name)}, and must hold integers.")
 
     def close(self) -> None:
