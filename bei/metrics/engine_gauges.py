@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 
 from bei.core import Limits
-from bei.port import LANES, Lane, PortStats
+from bei.port import LANES, Lane, LaneStats, PortStats
 
 # The predicted wait of a request that enters a lane now, in seconds.
 WaitS: TypeAlias = Callable[[Lane, PortStats], float]
@@ -21,10 +21,12 @@ _LANE = ("model", "lane")
 
 @dataclass
 class GaugeSource:
-    """The sources of a model's gauges: ``ports`` and the limits of their steps, and waits. There are two of each during
-    a swap, the newer one last, and none after the model is closed. A swap that is refused takes its own back."""
+    """The sources of a model's gauges: ``ports`` and the limits of their steps, lanes that are held back from both of
+    its engines, and waits. There are two of each during a swap, the newer one last, and none after the model is closed.
+    A swap that is refused takes its own back."""
 
     ports: tuple[tuple[Callable[[], PortStats], Limits], ...] = ()
+    held: tuple[Callable[[], Mapping[Lane, LaneStats]], ...] = ()
     waits: tuple[WaitS, ...] = ()
 
 
@@ -60,9 +62,10 @@ class PortGauges:
         for model, source in list(self._sources.items()):
             all_stats = [stats() for stats, _ in source.ports]
             newest = all_stats[-1] if all_stats else None
+            all_lanes = [*(stats.lanes for stats in all_stats), *(held() for held in source.held)]
             for lane in LANES:
                 for field, family in enumerate(of_lanes):
-                    family.add_metric((model, lane), sum(stats.lanes[lane][field] for stats in all_stats))
+                    family.add_metric((model, lane), sum(lanes[lane][field] for lanes in all_lanes))
                 wait_s = source.waits[-1](lane, newest) if newest is not None and source.waits else 0.0
                 drain.add_metric((model, lane), wait_s)
             running.add_metric((model,), sum(stats.num_running for stats in all_stats))

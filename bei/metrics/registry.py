@@ -23,7 +23,7 @@ from bei.metrics.histogram import Histogram, Series
 from bei.metrics.last_minute import RecentRequests, RecentSteps
 from bei.metrics.tei import AnsweredRequests, te_exposition
 from bei.metrics.vllm import vllm_families
-from bei.port import LANES, Lane, PortStats
+from bei.port import LANES, Lane, LaneStats, PortStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -309,6 +309,14 @@ class ModelMetrics:
     def forget(self, stats: Callable[[], PortStats]) -> None:
         """Stop reading gauges from ``stats``."""
         self._gauges.ports = tuple(port for port in self._gauges.ports if port[0] != stats)
+
+    def watch_held(self, lanes: Callable[[], Mapping[Lane, LaneStats]]) -> None:
+        """Read what is held back from both engines of a model from ``lanes`` at scrape time."""
+        self._gauges.held = (*self._gauges.held, lanes)
+
+    def forget_held(self, lanes: Callable[[], Mapping[Lane, LaneStats]]) -> None:
+        """Stop reading it from there."""
+        self._gauges.held = tuple(other for other in self._gauges.held if other != lanes)
 
     def watch_waits(self, wait_s: WaitS) -> None:
         """Read the predicted wait of a new request from ``wait_s`` at scrape time."""

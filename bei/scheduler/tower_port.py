@@ -9,16 +9,19 @@ from collections.abc import Sequence as Seq
 
 import msgspec
 
-from bei.core import Encoding
 from bei.errors import BeiError
-from bei.port import LANES, STATES, Answer, EnginePort, Item, OnAnswers, PortStats, Submission
+from bei.metrics.registry import ModelMetrics
+from bei.port import LANES, STATES, Answer, EnginePort, Item, Lane, LaneStats, OnAnswers, PortStats, Submission
+from bei.scheduler.image_bounds import BoundedImage, BoundedImages, ImageReading, by_submission
 
 
 class TowerPort:
     """Implements ``EnginePort`` over two, which share a device: work of both is one model's.
 
     ``open_texts`` and ``open_second`` make the two. A submission is for one of them, but for images that a decoder
-    reads: the second engine's states of these are submitted to the first.
+    reads: the second engine's states of these are submitted to the first. ``reading``: how it reads them; None: none
+    does. What would have too many bytes of states at a time is held back from the second engine (``image_bounds``), and
+    ``metrics`` counts it as waiting.
     """
 
     def __init__(
@@ -26,6 +29,8 @@ class TowerPort:
         open_texts: Callable[[OnAnswers], EnginePort],
         open_second: Callable[[OnAnswers], EnginePort],
         on_answers: OnAnswers,
+        reading: ImageReading | None = None,
+        metrics: ModelMetrics | None = None,
     ) -> None:
         answering = threading.Lock()
 
@@ -34,15 +39,18 @@ class TowerPort:
                 on_answers(answers)
 
         self._on_answers = in_turn
+        self._reading = reading
+        self._metrics = metrics
         self._lock = threading.Lock()
-        # Images whose states are computed, by request and place, each with the submission that it came with.
-        self._in_tower: dict[int, dict[int, tuple[Encoding, Submission]]] = {}
+        self._images = BoundedImages()
         self._second = open_second(self._on_second)
         try:
-            self._texts = open_texts(in_turn)
+            self._texts = open_texts(self._on_texts)
         except BaseException:  # raised again: the other engine's threads would outlive this
             self._second.close()
             raise
+        if metrics is not None:
+            metrics.watch_held(self.held)
 
     def submit(self, submission: Submission) -> None:
         """As ``EnginePort`` has it."""
@@ -52,23 +60,24 @@ class TowerPort:
         elif first.image is None or first.image.places is None:
             self._second.submit(submission)
         else:
-            self._submit_to_tower(submission)
+            self._submit_images(submission)
 
     def cancel(self, request_id: int) -> None:
         """As ``EnginePort`` has it."""
         with self._lock:
-            self._in_tower.pop(request_id, None)
+            self._images.cancel(request_id)
         self._second.cancel(request_id)
         self._texts.cancel(request_id)
+        self._answer(self._submit_ready())
 
     def stats(self) -> PortStats:
         """The state of both together. Each engine waits for the other's steps: what these take is in the sums, so it is
         no slowdown."""
-        texts, second = self._texts.stats(), self._second.stats()
+        texts, second, held = self._texts.stats(), self._second.stats(), self.held()
         both = texts.is_busy and second.is_busy
         slowdown = max(texts.slowdown, second.slowdown) - (1 / texts.num_streams if both else 0.0)
         return PortStats(
-            lanes={lane: texts.lanes[lane].plus(second.lanes[lane]) for lane in LANES},
+            lanes={lane: texts.lanes[lane].plus(second.lanes[lane]).plus(held[lane]) for lane in LANES},
             num_running=texts.num_running + second.num_running,
             running_s=texts.running_s + second.running_s,
             slowdown=max(slowdown, 1 / texts.num_streams),
@@ -84,62 +93,88 @@ class TowerPort:
             unshared=texts.unshared,
         )
 
+    def held(self) -> dict[Lane, LaneStats]:
+        """The part of ``stats().lanes`` that neither engine's port has."""
+        with self._lock:
+            return self._images.lanes()
+
     def close(self) -> None:
         """As ``EnginePort`` has it."""
+        with self._lock:
+            self._images.is_bounded = False
+        self._answer(self._submit_ready())
         self._second.close()  # first: what it answers may be for the other
         self._texts.close()
+        if self._metrics is not None:
+            self._metrics.forget_held(self.held)
 
-    def _submit_to_tower(self, submission: Submission) -> None:
+    def _submit_images(self, submission: Submission) -> None:
         """Images that a decoder reads."""
-        own = [Item(place, encoding.of_tower) for place, encoding in submission.items]
+        assert self._reading is not None, "the model has a decoder that reads images"
+        images = [BoundedImage(place, encoding, submission, self._reading) for place, encoding in submission.items]
         with self._lock:
-            waiting = self._in_tower.setdefault(submission.request_id, {})
-            waiting.update({place: (encoding, submission) for place, encoding in submission.items})
+            self._images.add(images)
+        refused = self._submit_ready()
+        own = [answer.result for answer in refused if answer.request_id == submission.request_id]
+        if len(own) == len(images) and isinstance(own[0], BeiError):  # nothing was taken over
+            self._answer([answer for answer in refused if answer.request_id != submission.request_id])
+            raise own[0]
+        self._answer(refused)
+
+    def _submit_ready(self) -> list[Answer]:
+        """Submit to the tower what is no longer held back. Returns answers where it takes none."""
+        refused: list[Answer] = []
+        while True:
+            with self._lock:
+                images = self._images.ready()
+            if not images:
+                return refused
+            for submission, own in by_submission(images):
+                items = [Item(image.place, image.encoding.of_tower) for image in own]
+                asked = msgspec.structs.replace(submission, items=items, outputs=frozenset((STATES,)))
+                refused += self._submit_to(self._second, asked, own)
+
+    def _submit_to(self, port: EnginePort, submission: Submission, images: Seq[BoundedImage]) -> list[Answer]:
+        """Submit ``images``. Returns answers where ``port`` takes none."""
+        request_id = submission.request_id
         try:
-            self._second.submit(msgspec.structs.replace(submission, items=own, outputs=frozenset((STATES,))))
-        except BeiError:
-            self._forget(submission.request_id, [place for place, _ in own])
-            raise
+            port.submit(submission)
+        except BeiError as error:
+            with self._lock:
+                self._images.settle(images)
+            return [Answer(request_id, image.place, error) for image in images]
+        if any(image.is_cancelled for image in images):  # meanwhile
+            port.cancel(request_id)
+        return []
 
     def _on_second(self, answers: Seq[Answer]) -> None:
         """Send on the answers of the second engine: states that a decoder reads to it, others to the service."""
         done: list[Answer] = []
-        read: dict[int, list[tuple[Item, Submission]]] = {}
-        for answer in answers:
-            with self._lock:
-                found = self._in_tower.get(answer.request_id, {}).get(answer.place)
-            if found is None or isinstance(answer.result, BeiError):
-                self._forget(answer.request_id, [answer.place])
-                done.append(answer)
-                continue
-            encoding, submission = found
-            item = Item(answer.place, encoding.with_features(answer.result[STATES]))
-            read.setdefault(id(submission), []).append((item, submission))
-        for pairs in read.values():
-            done += self._submit_read([item for item, _ in pairs], pairs[0][1])
-        if done:
-            self._on_answers(done)
-
-    def _submit_read(self, items: list[Item], submission: Submission) -> list[Answer]:
-        """Submit images with their states to the decoder. Returns answers where it takes none."""
-        request_id = submission.request_id
-        try:
-            self._texts.submit(msgspec.structs.replace(submission, items=items))
-        except BeiError as error:
-            self._forget(request_id, [item.place for item in items])
-            return [Answer(request_id, item.place, error) for item in items]
-        if not self._forget(request_id, [item.place for item in items]):  # cancelled meanwhile
-            self._texts.cancel(request_id)
-        return []
-
-    def _forget(self, request_id: int, places: Seq[int]) -> bool:
-        """Of images that are no longer in the tower; False if the request was cancelled before."""
+        read: dict[BoundedImage, Item] = {}
         with self._lock:
-            waiting = self._in_tower.get(request_id)
-            if waiting is None:
-                return False
-            for place in places:
-                waiting.pop(place, None)
-            if not waiting:
-                del self._in_tower[request_id]
-            return True
+            for answer in answers:
+                image = self._images.find(answer.request_id, answer.place)
+                if image is None or isinstance(answer.result, BeiError):
+                    self._images.settle([] if image is None else [image])
+                    done.append(answer)
+                else:
+                    self._images.read(image)
+                    read[image] = Item(answer.place, image.encoding.with_features(answer.result[STATES]))
+        for submission, images in by_submission(read):
+            asked = msgspec.structs.replace(submission, items=[read[image] for image in images])
+            done += self._submit_to(self._texts, asked, images)
+        self._answer(done + self._submit_ready())
+
+    def _on_texts(self, answers: Seq[Answer]) -> None:
+        """Answers of the first engine, also to images that it has read."""
+        refused: list[Answer] = []
+        if self._images:
+            with self._lock:
+                images = [self._images.find(answer.request_id, answer.place) for answer in answers]
+                self._images.settle([image for image in images if image is not None and image.is_in_decoder])
+            refused = self._submit_ready()
+        self._answer([*answers, *refused])
+
+    def _answer(self, answers: Seq[Answer]) -> None:
+        if answers:
+            self._on_answers(answers)

@@ -14,6 +14,7 @@ from bei.image.encoder import ImageEncoder
 from bei.image.fetch import ImageFetcher
 from bei.image.source import ImageInput
 from bei.scheduler.cost_model import CostModel
+from bei.scheduler.image_bounds import ImageReading
 from bei.service.admission import Demand
 
 
@@ -21,13 +22,19 @@ from bei.service.admission import Demand
 class ImageSide:
     """``costs``: of steps of the image tower's engine. ``image_size``: height and width of what it reads.
     ``num_states``: the tower's tokens of an image, at most. ``decoder_costs``: of steps of the engine that reads its
-    states; None: no decoder does."""
+    states, of ``width`` numbers each; None: no decoder does."""
 
     encoder: ImageEncoder
     costs: CostModel
     image_size: tuple[int, int]
     num_states: int
     decoder_costs: CostModel | None = None
+    width: int = 0
+
+    @property
+    def reading(self) -> ImageReading | None:
+        """How a decoder reads the images; None: none does."""
+        return None if self.decoder_costs is None else ImageReading(self.width, self.costs, self.decoder_costs)
 
     def demand(self, num_images: int) -> Demand:
         """Of so many images."""
@@ -72,8 +79,9 @@ def image_side_of(
         limits=limits,
         sequence=tower.sequence or None,
     )
-    decoder_costs = text_costs if tower.sequence else None
-    return ImageSide(encoder, costs, tower.image_size, tower.max_seq_len, decoder_costs)
+    if not tower.sequence:
+        return ImageSide(encoder, costs, tower.image_size, tower.max_seq_len)
+    return ImageSide(encoder, costs, tower.image_size, tower.max_seq_len, text_costs, tower.sequence.width)
 
 
 def no_images(name: str, param: str) -> InvalidImageError:

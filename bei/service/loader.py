@@ -70,8 +70,9 @@ def config_of_tower(config: ServeConfig, tower: Artifact) -> ServeConfig:
     )
 
 
-def tower_port(open_texts: OpenPort, open_second: OpenPort) -> OpenPort:
-    """A port to the engines of both towers of a model."""
+def tower_port(open_texts: OpenPort, open_second: OpenPort, second: ImageSide | LabelSide) -> OpenPort:
+    """A port to the engines of both towers of a model, of which ``second`` reads images or labels."""
+    reading = second.reading if isinstance(second, ImageSide) else None
 
     def open_port(on_answers: OnAnswers, metrics: ModelMetrics) -> EnginePort:
         # The metrics' limits of a step are those of the port that is opened last: of texts.
@@ -79,6 +80,8 @@ def tower_port(open_texts: OpenPort, open_second: OpenPort) -> OpenPort:
             lambda on_texts: open_texts(on_texts, metrics),
             lambda on_second: open_second(on_second, metrics),
             on_answers,
+            reading,
+            metrics,
         )
 
     return open_port
@@ -127,7 +130,8 @@ class Loaded(NamedTuple):
         second, side = self.second, None if self.second is None else self.second.side
         if second is not None and second.engine is not self.engine:
             own = config_of_tower(config, self.artifact.of_second)
-            port = tower_port(port, local_port(second.engine, second.side.costs, own, gate, second.reload))
+            of_second = local_port(second.engine, second.side.costs, own, gate, second.reload)
+            port = tower_port(port, of_second, second.side)
         return InferenceService(self.artifact, self.encoder, config, metrics, port, self.costs, second=side)
 
 

@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
-from typing import Any
-
 import numpy as np
 import pytest
 
-from bei.core import Encoding, ImagePatches, LabelVectors, PackedBatch
+from bei.core import Encoding, LabelVectors, PackedBatch
 from bei.engine.cuda.batch_split import halves
 from bei.engine.packing import FEATURE_SLOTS, graph_inputs, image_features
 from bei.errors import EngineError, ShuttingDownError
-from bei.port import STATES, Answer, Item, OnAnswers, Submission
+from bei.port import STATES, Answer
 from bei.scheduler.queue import Entry, Waiter
-from bei.scheduler.tower_port import TowerPort
+from tests.bei.scheduler.scripted_ports import OUTPUTS, WIDTH, Ports, image, states
 from tests.support.engines import ids
-
-_WIDTH = 3
-_OUTPUTS = frozenset({"token_embedding"})
-
-
-def image(digest: bytes = b"a", *, before: int = 1, states: int = 2, after: int = 2) -> Encoding:
-    """An image of so many states among tokens."""
-    levels = np.zeros((states, 12), np.uint8)
-    places = np.arange(before, before + states, dtype=np.int32)
-    tokens = np.array([5] * before + [9] * states + [6] * after, np.int32)
-    return Encoding(tokens, image=ImagePatches(levels, digest, (1, states), places))
-
-
-def states(start: float, count: int = 2) -> Any:
-    return np.arange(start, start + count * _WIDTH, dtype=np.float32).reshape(count, _WIDTH)
 
 
 def test_the_tower_reads_the_pixels_alone() -> None:
@@ -52,10 +33,10 @@ def test_rows_stand_at_their_tokens_and_equal_images_share_them() -> None:
     assert batch.features.slots.tolist() == [0, 1, 2, 0, 0, 0, 0, 0, 1, 2, 0, 0, 0, 3, 4, 0, 0]
     np.testing.assert_array_equal(batch.features.rows, [*states(1), *states(50)])
     assert batch.digests == [b"a", text.input_ids.tobytes(), b"a", b"b"]
-    inputs = graph_inputs(batch, ["input_ids", FEATURE_SLOTS, image_features(_WIDTH)])
-    rows, slots = inputs[image_features(_WIDTH)], inputs[FEATURE_SLOTS]
+    inputs = graph_inputs(batch, ["input_ids", FEATURE_SLOTS, image_features(WIDTH)])
+    rows, slots = inputs[image_features(WIDTH)], inputs[FEATURE_SLOTS]
     assert len(slots) == len(inputs["input_ids"])
-    np.testing.assert_array_equal(rows[0], np.zeros(_WIDTH))
+    np.testing.assert_array_equal(rows[0], np.zeros(WIDTH))
     np.testing.assert_array_equal(rows[slots[13]], states(50)[0])
     assert slots[17:].tolist() == [0] * (len(slots) - 17)
     _, end = halves(batch)
@@ -83,8 +64,8 @@ def test_texts_beside_an_image_keep_all_that_they_have() -> None:
 
 def test_a_step_without_images_has_one_row_of_zeros() -> None:
     batch = PackedBatch.from_encodings([Encoding(ids(1, 2, 3))])
-    inputs = graph_inputs(batch, [FEATURE_SLOTS, image_features(_WIDTH)])
-    assert inputs[image_features(_WIDTH)].tolist() == [[0.0] * _WIDTH]
+    inputs = graph_inputs(batch, [FEATURE_SLOTS, image_features(WIDTH)])
+    assert inputs[image_features(WIDTH)].tolist() == [[0.0] * WIDTH]
     assert not inputs[FEATURE_SLOTS].any()
 
 
@@ -101,57 +82,6 @@ def test_sequences_of_the_same_tokens_are_known_by_their_images() -> None:
     assert entry(b"a").text is None  # its tokens do not say what it begins with
 
 
-class ScriptedPort:
-    """Answers when the test says so. ``on_submit`` is called after each submission."""
-
-    def __init__(self, on_answers: OnAnswers, log: list[str], name: str) -> None:
-        self.on_answers = on_answers
-        self.submitted: list[Submission] = []
-        self.cancelled: list[int] = []
-        self.on_submit: Callable[[], None] = lambda: None
-        self.on_close: Callable[[], None] = lambda: None
-        self._log, self._name = log, name
-
-    def submit(self, submission: Submission) -> None:
-        self.on_submit()
-        self.submitted.append(submission)
-
-    def cancel(self, request_id: int) -> None:
-        self.cancelled.append(request_id)
-
-    def close(self) -> None:
-        self.on_close()
-        self._log.append(self._name)
-
-
-class Ports:
-    """A tower port, its two, and what it has answered."""
-
-    def __init__(self) -> None:
-        self.answers: list[Answer] = []
-        self.closed: list[str] = []
-        self.port = TowerPort(self._opening("texts"), self._opening("tower"), self.answers.extend)
-
-    def _opening(self, name: str) -> Any:
-        def opened(on_answers: OnAnswers) -> ScriptedPort:
-            made = ScriptedPort(on_answers, self.closed, name)
-            setattr(self, name, made)
-            return made
-
-        return opened
-
-    texts: ScriptedPort
-    tower: ScriptedPort
-
-    def submit(self, *places: int, request_id: int = 1) -> None:
-        items = [Item(place, image(bytes([place]))) for place in places]
-        self.port.submit(Submission(request_id, "bulk", _OUTPUTS, items, deadline_s=7.0, flow=3, is_fresh=True))
-
-    def compute(self, places: Seq[int], request_id: int = 1) -> None:
-        """The tower answers."""
-        self.tower.on_answers([Answer(request_id, place, {STATES: states(place)}) for place in places])
-
-
 @pytest.fixture
 def ports() -> Ports:
     return Ports()
@@ -165,7 +95,7 @@ def test_states_of_the_tower_are_read_by_the_decoder(ports: Ports) -> None:
     assert not ports.texts.submitted
     ports.compute([1])
     (read,) = ports.texts.submitted
-    assert (read.outputs, read.deadline_s, read.flow, read.is_fresh) == (_OUTPUTS, 7.0, 3, True)
+    assert (read.outputs, read.deadline_s, read.flow, read.is_fresh) == (OUTPUTS, 7.0, 3, True)
     assert [item.place for item in read.items] == [1]
     features = read.items[0].encoding.features
     assert features is not None
@@ -177,7 +107,8 @@ def test_states_of_the_tower_are_read_by_the_decoder(ports: Ports) -> None:
     assert ports.answers == [answer]
     ports.compute([0])
     assert [item.place for item in ports.texts.submitted[1].items] == [0]
-    assert not ports.port._in_tower
+    ports.read([0])
+    assert not ports.port._images
 
 
 def test_an_error_of_the_tower_is_the_images_answer(ports: Ports) -> None:
@@ -187,7 +118,8 @@ def test_an_error_of_the_tower_is_the_images_answer(ports: Ports) -> None:
     assert ports.answers == [failed]
     ports.compute([1])
     assert [item.place for item in ports.texts.submitted[0].items] == [1]
-    assert not ports.port._in_tower
+    ports.read([1])
+    assert not ports.port._images
 
 
 def test_images_of_a_cancelled_request_are_not_read(ports: Ports) -> None:
@@ -206,7 +138,7 @@ def test_a_request_that_is_cancelled_as_it_is_handed_on_is_cancelled_there_too(p
     ports.texts.on_submit = lambda: ports.port.cancel(1)
     ports.compute([0])
     assert ports.texts.cancelled == [1, 1]  # once before it was there
-    assert not ports.port._in_tower
+    assert not ports.port._images
 
 
 def test_a_decoder_that_takes_nothing_more_is_an_error_of_each_image(ports: Ports) -> None:
@@ -220,7 +152,7 @@ def test_a_decoder_that_takes_nothing_more_is_an_error_of_each_image(ports: Port
         (0, ShuttingDownError),
         (1, ShuttingDownError),
     ]
-    assert not ports.port._in_tower
+    assert not ports.port._images
 
 
 def test_a_tower_that_takes_nothing_more_raises_and_keeps_nothing(ports: Ports) -> None:
@@ -230,7 +162,7 @@ def test_a_tower_that_takes_nothing_more_raises_and_keeps_nothing(ports: Ports) 
     ports.tower.on_submit = refuse
     with pytest.raises(ShuttingDownError):
         ports.submit(0)
-    assert not ports.port._in_tower
+    assert not ports.port._images
 
 
 def test_what_the_tower_answers_as_it_closes_is_read_before_the_decoder_closes(ports: Ports) -> None:
