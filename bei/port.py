@@ -44,7 +44,8 @@ class Submission(msgspec.Struct, frozen=True):
     ``outputs``: the engine's outputs that the request wants, and nothing else is computed into its answers.
     ``deadline_s``: when the answer is of no use any more; None: never. ``flow``: whose it is: flows that wait in a lane
     share the engine's time. 0: the server's own, or of callers in its process. ``is_fresh``: answers
-    of a cache do not do.
+    of a cache do not do. ``is_probe``: only what is cached, or waits or runs for others, is answered with its row; the
+    rest with an empty one, at once. Images of a decoder are then known by their digest, and need no states.
     """
 
     request_id: int
@@ -54,6 +55,7 @@ class Submission(msgspec.Struct, frozen=True):
     deadline_s: float | None = None
     flow: int = 0
     is_fresh: bool = False
+    is_probe: bool = False
 
 
 class StepTimes(NamedTuple):

@@ -29,6 +29,7 @@ from bei.scheduler.execution import Answers, Done, Step, Worker, known, left_s, 
 from bei.scheduler.queue import Entry, Identity, Waiter
 from bei.scheduler.row_cache import RowCache
 from bei.scheduler.scheduler import Scheduler, SchedulingRules
+from bei.utils.threads import started
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +85,8 @@ class BatchManager:
         self._delivering = threading.Lock()
         self._stop_watching = threading.Event()
         self._workers: list[Worker] = []
-        self._delivery = _start(self._deliver_all, "bei-delivery")
-        self._watchdog = _start(self._watch, "bei-watchdog")
+        self._delivery = started(self._deliver_all, "bei-delivery")
+        self._watchdog = started(self._watch, "bei-watchdog")
         with self._lock:
             self._start_workers(engine)
         metrics.watch(self.stats, self._limits)
@@ -97,7 +98,7 @@ class BatchManager:
         now_s = time.monotonic()
         if submission.lane == "interactive":
             self._gate.gate.note_interactive()
-        hits: list[Answer] = []
+        hits, unknown = list[Answer](), list[Answer]()
         with self._lock:
             if self._death is not None:
                 raise EngineDeadError(self._death)
@@ -111,14 +112,18 @@ class BatchManager:
                 if row is not None:
                     hits.append(Answer(submission.request_id, item.place, row))
                     continue
-                entry = self._joined(entry, fresh, now_s)
-                self._entries_of.setdefault(submission.request_id, set()).add(entry)
+                joined = self._joined(entry, fresh, now_s)
+                if submission.is_probe and joined is entry:
+                    del fresh[entry.identity]
+                    unknown.append(Answer(submission.request_id, item.place, {}))
+                    continue
+                self._entries_of.setdefault(submission.request_id, set()).add(joined)
             self._queues.add(fresh.values())
             if fresh:
                 self._wakes.notify(len(fresh))
-            if hits:  # under the lock: ``close`` ends the delivery behind whatever was accepted
-                self._finished.put(hits)
-        num_shared = len(submission.items) - len(fresh) - len(hits)
+            if hits or unknown:  # under the lock: ``close`` ends the delivery behind whatever was accepted
+                self._finished.put(hits + unknown)
+        num_shared = len(submission.items) - len(fresh) - len(hits) - len(unknown)
         self._metrics.shared(in_flight=num_shared, cached=len(hits))
 
     def cancel(self, request_id: int) -> None:
@@ -204,7 +209,7 @@ class BatchManager:
             worker = Worker(engine, workers)
             workers.append(worker)
             self._workers.append(worker)
-            worker.thread = _start(partial(self._work, worker), f"bei-engine-{index}")
+            worker.thread = started(partial(self._work, worker), f"bei-engine-{index}")
 
     def _cut(self, turn: Turn) -> Step | None:
         """The next step; None if nothing waits."""
@@ -492,9 +497,3 @@ class BatchManager:
             if self._is_stalled and self._death is None:
                 return self._watchdog
             return next((worker.thread for worker in self._workers if worker.thread.is_alive()), None)
-
-
-def _start(work: Callable[[], None], name: str) -> threading.Thread:
-    thread = threading.Thread(target=work, name=name, daemon=True)
-    thread.start()
-    return thread

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from enum import Enum
 from typing import NamedTuple
 
 from bei.core import Encoding
@@ -25,32 +26,45 @@ class ImageReading(NamedTuple):
     decoder_costs: CostModel
 
 
+class ImageStage(Enum):
+    """Where an image is: ASKED: the decoder is asked whether it knows the answer; HELD: it waits for others' states to
+    be read; ADMITTED: there is room for its states, which the tower computes, unless the decoder is asked once more;
+    READ: the decoder has them."""
+
+    ASKED = 0
+    HELD = 1
+    ADMITTED = 2
+    READ = 3
+
+
 class BoundedImage:
-    """An image of a request. ``is_held``: it waits for others' states to be read. ``is_in_decoder``: the decoder has
-    its states."""
+    """An image of a request. ``asked_at``: how many the decoder had answered when it was asked."""
 
     __slots__ = (
+        "asked_at",
         "decoder_s",
         "encoding",
         "is_cancelled",
-        "is_held",
-        "is_in_decoder",
         "num_bytes",
+        "num_states",
         "place",
+        "stage",
         "submission",
-        "tower",
+        "tower_s",
     )
 
     def __init__(self, place: int, encoding: Encoding, submission: Submission, reading: ImageReading) -> None:
         assert encoding.image is not None, "the caller has asked"
-        num_states = len(encoding.image.levels)
         self.place = place
         self.encoding = encoding
         self.submission = submission
-        self.num_bytes = 4 * num_states * reading.width
-        self.tower = LaneStats(1, num_states, reading.tower_costs.sequence_seconds(num_states))
+        self.num_states = len(encoding.image.levels)
+        self.num_bytes = 4 * self.num_states * reading.width
+        self.tower_s = reading.tower_costs.sequence_seconds(self.num_states)
         self.decoder_s = reading.decoder_costs.sequence_seconds(encoding.num_tokens)
-        self.is_held = self.is_in_decoder = self.is_cancelled = False
+        self.stage = ImageStage.ASKED
+        self.asked_at = 0
+        self.is_cancelled = False
 
 
 class _LaneImages:
@@ -58,56 +72,58 @@ class _LaneImages:
 
     def __init__(self) -> None:
         self.held: OrderedDict[int, deque[BoundedImage]] = OrderedDict()  # by flow
-        self.num_held = self.num_waiting = self.num_tokens = self.num_bytes = 0
+        self.num_held = self.num_unread = self.num_tokens = self.num_bytes = 0
         self.tower_s = self.decoder_s = 0.0
 
-    def add(self, image: BoundedImage) -> None:
-        self.num_waiting += 1
-        self.decoder_s += image.decoder_s
-        image.is_held = True
-        self.num_held += 1
-        self.num_tokens += image.tower.num_tokens
-        self.tower_s += image.tower.cost_s
+    def hold(self, image: BoundedImage) -> None:
+        image.stage = ImageStage.HELD
         self.held.setdefault(image.submission.flow, deque()).append(image)
+        self.num_held += 1
+        self.num_tokens += image.num_states
+        self.tower_s += image.tower_s
+        self.num_unread += 1
+        self.decoder_s += image.decoder_s
 
     def next(self, *, is_bounded: bool) -> BoundedImage | None:
-        """Take the next image that may go to the tower: there is room for its states, or there are no others."""
+        """Admit the next image: there is room for its states, or there are no others."""
         if not self.held:
             return None
         flow, images = next(iter(self.held.items()))
         if is_bounded and self.num_bytes and self.num_bytes + images[0].num_bytes > MOST_STATES_BYTES:
             return None
-        image = images.popleft()
-        if images:
-            self.held.move_to_end(flow)
-        else:
-            del self.held[flow]
+        image = images[0]
         self._release(image)
+        if flow in self.held:
+            self.held.move_to_end(flow)
+        image.stage = ImageStage.ADMITTED
         self.num_bytes += image.num_bytes
         return image
 
-    def remove(self, image: BoundedImage) -> None:
-        if image.is_held:
-            images = self.held[image.submission.flow]
-            images.remove(image)
-            if not images:
-                del self.held[image.submission.flow]
-            self._release(image)
-        else:
-            self.num_bytes -= image.num_bytes
-        if not image.is_in_decoder:
-            self.read(image)
-
     def read(self, image: BoundedImage) -> None:
-        """The decoder has it, and counts it from now on."""
-        self.num_waiting -= 1
-        self.decoder_s = self.decoder_s - image.decoder_s if self.num_waiting else 0.0
+        """The decoder counts it from now on."""
+        image.stage = ImageStage.READ
+        self._forget_decoder(image)
+
+    def remove(self, image: BoundedImage) -> None:
+        if image.stage is ImageStage.HELD:
+            self._release(image)
+        elif image.stage is not ImageStage.ASKED:
+            self.num_bytes -= image.num_bytes
+        if image.stage in (ImageStage.HELD, ImageStage.ADMITTED):
+            self._forget_decoder(image)
 
     def _release(self, image: BoundedImage) -> None:
-        image.is_held = False
+        images = self.held[image.submission.flow]
+        images.remove(image)
+        if not images:
+            del self.held[image.submission.flow]
         self.num_held -= 1
-        self.num_tokens -= image.tower.num_tokens
-        self.tower_s = self.tower_s - image.tower.cost_s if self.num_held else 0.0
+        self.num_tokens -= image.num_states
+        self.tower_s = self.tower_s - image.tower_s if self.num_held else 0.0  # sums of floats are not quite 0
+
+    def _forget_decoder(self, image: BoundedImage) -> None:
+        self.num_unread -= 1
+        self.decoder_s = self.decoder_s - image.decoder_s if self.num_unread else 0.0
 
 
 class BoundedImages:
@@ -115,6 +131,7 @@ class BoundedImages:
 
     def __init__(self) -> None:
         self.is_bounded = True
+        self._num_answered = 0
         self._lanes: dict[Lane, _LaneImages] = {lane: _LaneImages() for lane in LANES}
         self._requests: dict[int, dict[int, BoundedImage]] = {}
 
@@ -122,31 +139,38 @@ class BoundedImages:
         return bool(self._requests)
 
     def add(self, images: Iterable[BoundedImage]) -> None:
-        """Hold back new ones, until ``ready``."""
+        """New ones, of which the decoder is asked."""
         for image in images:
             self._requests.setdefault(image.submission.request_id, {})[image.place] = image
-            self._lanes[image.submission.lane].add(image)
+            image.asked_at = self._num_answered
+
+    def hold(self, image: BoundedImage) -> None:
+        """The decoder does not know it: hold it back until ``admit``."""
+        self._lanes[image.submission.lane].hold(image)
 
     def find(self, request_id: int, place: int) -> BoundedImage | None:
         """None if it is answered, was cancelled, or is none."""
         return self._requests.get(request_id, {}).get(place)
 
-    def ready(self) -> list[BoundedImage]:
-        """Take those that may go to the tower now."""
-        found = []
+    def admit(self) -> tuple[list[BoundedImage], list[BoundedImage]]:
+        """Those for whose states there is room: for the tower; and to ask the decoder of once more, which has answered
+        others in the meantime."""
+        known: list[BoundedImage] = []
+        unknown: list[BoundedImage] = []
         for lane in self._lanes.values():
             while (image := lane.next(is_bounded=self.is_bounded)) is not None:
-                found.append(image)
-        return found
+                (unknown if image.asked_at == self._num_answered else known).append(image)
+                image.asked_at = self._num_answered
+        return unknown, known
 
     def read(self, image: BoundedImage) -> None:
         """The decoder gets its states."""
-        image.is_in_decoder = True
         self._lanes[image.submission.lane].read(image)
 
     def settle(self, images: Iterable[BoundedImage]) -> None:
         """They are answered."""
         for image in images:
+            self._num_answered += image.stage is ImageStage.READ
             request_id = image.submission.request_id
             if self.find(request_id, image.place) is image:
                 self._lanes[image.submission.lane].remove(image)

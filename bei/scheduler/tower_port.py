@@ -8,11 +8,12 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import msgspec
+import numpy as np
 
 from bei.errors import BeiError
 from bei.metrics.registry import ModelMetrics
 from bei.port import LANES, STATES, Answer, EnginePort, Item, Lane, LaneStats, OnAnswers, PortStats, Submission
-from bei.scheduler.image_bounds import BoundedImage, BoundedImages, ImageReading, by_submission
+from bei.scheduler.image_bounds import BoundedImage, BoundedImages, ImageReading, ImageStage, by_submission
 
 
 class TowerPort:
@@ -68,7 +69,7 @@ class TowerPort:
             self._images.cancel(request_id)
         self._second.cancel(request_id)
         self._texts.cancel(request_id)
-        self._answer(self._submit_ready())
+        self._answer(self._submit_admitted())
 
     def stats(self) -> PortStats:
         """The state of both together. Each engine waits for the other's steps: what these take is in the sums, so it is
@@ -102,7 +103,7 @@ class TowerPort:
         """As ``EnginePort`` has it."""
         with self._lock:
             self._images.is_bounded = False
-        self._answer(self._submit_ready())
+        self._answer(self._submit_admitted())
         self._second.close()  # first: what it answers may be for the other
         self._texts.close()
         if self._metrics is not None:
@@ -114,25 +115,37 @@ class TowerPort:
         images = [BoundedImage(place, encoding, submission, self._reading) for place, encoding in submission.items]
         with self._lock:
             self._images.add(images)
-        refused = self._submit_ready()
-        own = [answer.result for answer in refused if answer.request_id == submission.request_id]
-        if len(own) == len(images) and isinstance(own[0], BeiError):  # nothing was taken over
-            self._answer([answer for answer in refused if answer.request_id != submission.request_id])
-            raise own[0]
-        self._answer(refused)
+        if refused := self._ask(submission, images):
+            error = refused[0].result
+            assert isinstance(error, BeiError)
+            raise error
 
-    def _submit_ready(self) -> list[Answer]:
-        """Submit to the tower what is no longer held back. Returns answers where it takes none."""
+    def _ask(self, submission: Submission, images: Seq[BoundedImage]) -> list[Answer]:
+        """Ask the decoder for what it knows: then the tower need not compute states. Returns answers where it takes
+        none."""
+        assert self._reading is not None, "the model has a decoder that reads images"
+        nothing = np.zeros((0, self._reading.width), np.float32)
+        items = [Item(image.place, image.encoding.with_features(nothing)) for image in images]
+        return self._submit_to(self._texts, msgspec.structs.replace(submission, items=items, is_probe=True), images)
+
+    def _compute(self, submission: Submission, images: Seq[BoundedImage]) -> list[Answer]:
+        """Submit images to the tower. Returns answers where it takes none."""
+        items = [Item(image.place, image.encoding.of_tower) for image in images]
+        asked = msgspec.structs.replace(submission, items=items, outputs=frozenset((STATES,)))
+        return self._submit_to(self._second, asked, images)
+
+    def _submit_admitted(self) -> list[Answer]:
+        """Submit what is no longer held back. Returns answers where a port takes none."""
         refused: list[Answer] = []
         while True:
             with self._lock:
-                images = self._images.ready()
-            if not images:
+                unknown, known = self._images.admit()
+            if not unknown and not known:
                 return refused
-            for submission, own in by_submission(images):
-                items = [Item(image.place, image.encoding.of_tower) for image in own]
-                asked = msgspec.structs.replace(submission, items=items, outputs=frozenset((STATES,)))
-                refused += self._submit_to(self._second, asked, own)
+            for submission, images in by_submission(unknown):
+                refused += self._compute(submission, images)
+            for submission, images in by_submission(known):
+                refused += self._ask(submission, images)
 
     def _submit_to(self, port: EnginePort, submission: Submission, images: Seq[BoundedImage]) -> list[Answer]:
         """Submit ``images``. Returns answers where ``port`` takes none."""
@@ -163,17 +176,30 @@ class TowerPort:
         for submission, images in by_submission(read):
             asked = msgspec.structs.replace(submission, items=[read[image] for image in images])
             done += self._submit_to(self._texts, asked, images)
-        self._answer(done + self._submit_ready())
+        self._answer(done + self._submit_admitted())
 
     def _on_texts(self, answers: Seq[Answer]) -> None:
-        """Answers of the first engine, also to images that it has read."""
-        refused: list[Answer] = []
-        if self._images:
-            with self._lock:
-                images = [self._images.find(answer.request_id, answer.place) for answer in answers]
-                self._images.settle([image for image in images if image is not None and image.is_in_decoder])
-            refused = self._submit_ready()
-        self._answer([*answers, *refused])
+        """Send on the answers of the first engine. Images that it does not know yet go to the second one."""
+        if self._reading is None:
+            self._answer(answers)
+            return
+        done: list[Answer] = []
+        admitted: list[BoundedImage] = []
+        with self._lock:
+            for answer in answers:
+                image = self._images.find(answer.request_id, answer.place)
+                if answer.result:
+                    self._images.settle([] if image is None else [image])
+                    done.append(answer)
+                elif image is None:  # cancelled meanwhile
+                    continue
+                elif image.stage is ImageStage.ADMITTED:
+                    admitted.append(image)
+                else:
+                    self._images.hold(image)
+        for submission, images in by_submission(admitted):
+            done += self._compute(submission, images)
+        self._answer(done + self._submit_admitted())
 
     def _answer(self, answers: Seq[Answer]) -> None:
         if answers:

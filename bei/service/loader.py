@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from bei.artifact import store
 from bei.artifact.compatibility import check_room, check_swap
-from bei.artifact.manifest import LABEL_ENGINE_DIR, TOKEN_WEIGHTS, TOKENIZER, Artifact, Manifest
+from bei.artifact.manifest import IMAGE_ENGINE_DIR, LABEL_ENGINE_DIR, TOKEN_WEIGHTS, TOKENIZER, Artifact, Manifest
 from bei.artifact.store import SHOWN_DIGITS
 from bei.artifact.token_weights import read_token_weights
 from bei.config.settings import ServeConfig
@@ -61,9 +61,12 @@ def local_port(
 
 def config_of_tower(config: ServeConfig, tower: Artifact) -> ServeConfig:
     """For a port to one engine of a model: where it has two towers, each has a cache of its own; that of labels always
-    has one, so that a request's labels are computed for the first request alone."""
+    has one, so that a request's labels are computed for the first request alone. States that a decoder reads are not
+    kept: its answers are."""
     if tower.manifest.second_tower is None:
         return config
+    if (images := tower.manifest.image_tower) is not None and images.sequence:
+        return replace(config, cache_megabytes=0) if tower.folder == IMAGE_ENGINE_DIR else config
     megabytes = config.cache_megabytes // 2
     return replace(
         config, cache_megabytes=max(megabytes, CACHE_MEGABYTES) if tower.folder == LABEL_ENGINE_DIR else megabytes

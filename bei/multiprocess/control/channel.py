@@ -34,9 +34,9 @@ from bei.multiprocess.control.messages import (
     Stop,
 )
 from bei.multiprocess.transport.channel import Channel, ChannelClosedError
-from bei.multiprocess.transport.connect import started
 from bei.server.status.peers import PATIENCE_S, Replies
 from bei.utils.log_format import configure
+from bei.utils.threads import started
 
 log = logging.getLogger(__name__)
 

@@ -19,10 +19,11 @@ import numpy as np
 from bei.core import EngineInfo, Outputs, PackedBatch
 from bei.errors import BeiError, EngineDeadError, EngineDiedError, ModelNotFoundError
 from bei.multiprocess.transport.channel import Channel, ChannelClosedError
-from bei.multiprocess.transport.connect import connect, started
+from bei.multiprocess.transport.connect import connect
 from bei.multiprocess.transport.messages import Failed, ModelInfo, Ran, Run, ToRemoteEngine, arrived
 from bei.scheduler.cost_model import CostModel
 from bei.scheduler.execution import longest_s
+from bei.utils.threads import started
 
 log = logging.getLogger(__name__)
 

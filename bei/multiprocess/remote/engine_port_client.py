@@ -21,7 +21,7 @@ from bei.core import Row
 from bei.errors import BeiError, EngineDeadError, EngineError, ShuttingDownError
 from bei.metrics.registry import ModelMetrics
 from bei.multiprocess.transport.channel import Channel, ChannelClosedError, Frame
-from bei.multiprocess.transport.connect import connect, started
+from bei.multiprocess.transport.connect import connect
 from bei.multiprocess.transport.messages import (
     Answers,
     Cancel,
@@ -36,6 +36,7 @@ from bei.multiprocess.transport.messages import (
 from bei.port import LANES, Answer, EnginePort, Item, LaneStats, OnAnswers, PortStats, Submission
 from bei.scheduler.cost_model import CostModel
 from bei.service.service import OpenPort
+from bei.utils.threads import started
 
 log = logging.getLogger(__name__)
 

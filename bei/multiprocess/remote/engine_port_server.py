@@ -18,7 +18,7 @@ import msgspec
 from bei.errors import BeiError, EngineError
 from bei.metrics.registry import ModelMetrics
 from bei.multiprocess.transport.channel import Channel, ChannelClosedError
-from bei.multiprocess.transport.connect import ServiceServer, started
+from bei.multiprocess.transport.connect import ServiceServer
 from bei.multiprocess.transport.messages import (
     AnswerAt,
     Answers,
@@ -33,6 +33,7 @@ from bei.multiprocess.transport.messages import (
 from bei.port import Answer, Item, PortStats, Submission
 from bei.scheduler.cost_model import CostModel
 from bei.service.service import OpenPort
+from bei.utils.threads import started
 
 log = logging.getLogger(__name__)
 

@@ -34,8 +34,8 @@ from bei.multiprocess.control.messages import (
     Stop,
 )
 from bei.multiprocess.transport.channel import Channel, ChannelClosedError
-from bei.multiprocess.transport.connect import started
 from bei.server.status.peers import PATIENCE_S
+from bei.utils.threads import started
 
 log = logging.getLogger(__name__)
 

@@ -22,6 +22,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from bei.errors import ConfigError, EngineDiedError, ModelNotFoundError
 from bei.multiprocess.transport.channel import Channel, ChannelClosedError
 from bei.multiprocess.transport.messages import OpenConnection, Refused, Welcome, arrived, carried
+from bei.utils.threads import started
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +34,6 @@ _LOOK_EVERY_S = 0.25
 _CONNECT_TIMEOUT_S = 1.0
 # A client that is left, or refused, has so long to take what was sent.
 _FLUSH_S = 5.0
-
-
-def started(work: Callable[[], None], name: str) -> threading.Thread:
-    """A thread that does ``work``."""
-    thread = threading.Thread(target=work, name=name, daemon=True)
-    thread.start()
-    return thread
 
 
 class SocketEndpoint:

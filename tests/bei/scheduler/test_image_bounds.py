@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from bei.errors import EngineDeadError, ShuttingDownError
@@ -107,8 +108,8 @@ def test_a_tower_that_has_died_is_the_answer_of_all_that_is_held_back(ports: Por
     assert sorted(answer.place for answer in ports.answers) == [0, 1, 2, 3, 4, 5]
     assert all(isinstance(answer.result, EngineDeadError) for answer in ports.answers)
     assert not ports.port._images
-    with pytest.raises(EngineDeadError):
-        ports.submit(0, request_id=2)
+    ports.submit(0, request_id=2)
+    assert isinstance(ports.answers[-1].result, EngineDeadError)
     assert not ports.port._images
 
 
@@ -119,9 +120,31 @@ def test_a_decoder_that_has_died_is_the_answer_of_all_that_is_held_back(ports: P
     ports.submit(0, 1, 2)
     ports.texts.on_submit = refuse
     ports.compute([0, 1])
-    ports.compute([2])
     assert sorted(answer.place for answer in ports.answers) == [0, 1, 2]
     assert not ports.port._images
+
+
+def test_what_the_decoder_knows_is_answered_without_the_tower_and_waits_for_nothing(ports: Ports) -> None:
+    ports.submit(0, 1, 2)
+    row = {"token_embedding": np.ones((5, 4), np.float32)}
+    ports.texts.known = {bytes([7]): row}
+    ports.submit(7, 8, request_id=2)
+    assert ports.answers == [Answer(2, 7, row)]
+    assert ports.asked == [(1, 0), (1, 1)]
+
+
+def test_what_waited_is_asked_for_once_more_where_others_were_answered(ports: Ports) -> None:
+    ports.submit(0, 1, 2, 3)
+    assert ports.texts.num_probes == 4
+    ports.compute([0])
+    row = {"token_embedding": np.ones((5, 4), np.float32)}
+    ports.texts.known = {bytes([2]): row}
+    ports.read([0])
+    assert ports.texts.num_probes == 6
+    assert [answer.place for answer in ports.answers] == [2, 0]
+    assert ports.asked == [(1, 0), (1, 1), (1, 3)]
+    ports.tower.on_answers([Answer(1, 1, EngineDeadError("broken"))])
+    assert ports.texts.num_probes == 6
 
 
 def test_closing_runs_what_is_held_back(ports: Ports) -> None:

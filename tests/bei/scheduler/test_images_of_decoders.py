@@ -155,11 +155,24 @@ def test_a_decoder_that_takes_nothing_more_is_an_error_of_each_image(ports: Port
     assert not ports.port._images
 
 
-def test_a_tower_that_takes_nothing_more_raises_and_keeps_nothing(ports: Ports) -> None:
+def test_a_tower_that_takes_nothing_more_is_an_error_of_each_image(ports: Ports) -> None:
     def refuse() -> None:
         raise ShuttingDownError("ends")
 
     ports.tower.on_submit = refuse
+    ports.submit(0, 1)
+    assert [(answer.place, type(answer.result)) for answer in ports.answers] == [
+        (0, ShuttingDownError),
+        (1, ShuttingDownError),
+    ]
+    assert not ports.port._images
+
+
+def test_a_decoder_that_takes_nothing_raises_and_keeps_nothing(ports: Ports) -> None:
+    def refuse() -> None:
+        raise ShuttingDownError("ends")
+
+    ports.texts.on_submit = refuse
     with pytest.raises(ShuttingDownError):
         ports.submit(0)
     assert not ports.port._images
