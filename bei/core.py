@@ -139,6 +139,11 @@ class Encoding(NamedTuple):
         return self.image is not None or self.is_label
 
     @property
+    def is_read_by_decoder(self) -> bool:
+        """True for an image whose states, of the second tower, are read among tokens."""
+        return self.image is not None and self.image.places is not None
+
+    @property
     def of_tower(self) -> Encoding:
         """The image as its tower reads it."""
         image = self.image
@@ -307,7 +312,8 @@ class PackedBatch:
         adapters = None
         if any([encoding.adapter for encoding in encodings]):
             adapters = np.array([encoding.adapter for encoding in encodings], np.int32)
-        features = digests = None
+        features: FeatureTable | None = None
+        digests: list[bytes] | None = None
         if any([encoding.features is not None for encoding in encodings]):
             features = FeatureTable.of(encodings)
             digests = [e.input_ids.tobytes() if e.features is None else e.features.digest for e in encodings]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
@@ -183,36 +182,22 @@ class ShardService:
 
     async def _run(self, call: PendingCall, outputs: frozenset[str], reduce: Reduce | None) -> dict[int, Row]:
         """The row of each input without an error, by its place; equal sequences are computed once. All steps are handed
-        over before anything is waited for, but for images that a decoder reads: their tower's come before."""
+        over before anything is waited for."""
         encodings = {place: encoding for place, encoding in enumerate(call.encodings) if place not in call.errors}
-        read = {place: one for place, one in encodings.items() if one.image and one.image.places is not None}
-        if read:
-            own = {place: encoding.of_tower for place, encoding in read.items()}
-            states = await self._rows(call, own, frozenset((STATES,)), None)
-            encodings = {
-                place: one if place not in read else one.with_features(states[place][STATES])
-                for place, one in encodings.items()
-                if place not in read or place in states
-            }
-            call.encodings[:] = [
-                encoding if encoding.image is None else encoding._replace(image=None) for encoding in call.encodings
-            ]
-        return await self._rows(call, encodings, outputs, reduce)
-
-    async def _rows(
-        self, call: PendingCall, encodings: Mapping[int, Encoding], outputs: frozenset[str], reduce: Reduce | None
-    ) -> dict[int, Row]:
-        """Of ``encodings``, by their places in ``call``."""
         places_of: dict[Entry, list[int]] = {}
         entries: dict[object, Entry] = {}
         for place, encoding in encodings.items():
             entry = Entry(encoding._replace(spans=None), Waiter(0, place, float("inf"), outputs), "bulk", 0.0, 0.0)
             entry = entries.setdefault(entry.identity, entry)
             places_of.setdefault(entry, []).append(place)
-        towers = [(self._engine, self._costs, [entry for entry in places_of if not entry.encoding.is_for_second])]
+        call.encodings[:] = [one._replace(image=None) if one.image else one for one in call.encodings]
+        of_engines: tuple[list[Entry], list[Entry]] = [], []
+        for entry in places_of:
+            encoding = entry.encoding
+            of_engines[encoding.is_for_second and not encoding.is_read_by_decoder].append(entry)
+        towers = [(self._engine, self._costs, of_engines[0])]
         if self._second is not None:
-            second = [entry for entry in places_of if entry.encoding.is_for_second]
-            towers.append((self._second.engine, self._second.side.costs, second))
+            towers.append((self._second.engine, self._second.side.costs, of_engines[1]))
         loop = asyncio.get_running_loop()
         steps: list[list[Entry]] = []
         running = []
@@ -243,7 +228,41 @@ class ShardService:
     def _step(
         self, engine: Engine, costs: CostModel, entries: list[Entry], reduce: Reduce | None
     ) -> Seq[Row | BeiError]:
-        """In a thread of the engine's."""
+        """In a thread of the engine's. States that a decoder reads are computed for its step alone: an image's may have
+        megabytes."""
+        read = self._with_states(entries)
+        good = [one for one in read if isinstance(one, Entry)]
+        rows = iter(self._ran(engine, costs, good) if good else ())
+        answers = [next(rows) if isinstance(one, Entry) else one for one in read]
+        if reduce is None:
+            return answers
+        return [
+            answer if isinstance(answer, BeiError) else reduce(answer, entry.encoding)
+            for entry, answer in zip(entries, answers, strict=True)
+        ]
+
+    def _with_states(self, entries: list[Entry]) -> Seq[Entry | BeiError]:
+        """``entries``, images that a decoder reads with their states, or the tower's errors."""
+        images = [entry for entry in entries if entry.encoding.is_read_by_decoder]
+        if not images:
+            return entries
+        assert self._second is not None, "an image tower has read them"
+        engine, costs = self._second.engine, self._second.side.costs
+        waiter = Waiter(0, 0, float("inf"), frozenset((STATES,)))
+        asked = [Entry(entry.encoding.of_tower, waiter, "bulk", 0.0, 0.0) for entry in images]
+        found: dict[Entry, Entry | BeiError] = {}
+        for planned in plan_steps([entry.num_tokens for entry in asked], engine.info.limits):
+            for place, answer in zip(planned, self._ran(engine, costs, [asked[at] for at in planned]), strict=True):
+                image = images[place]
+                found[image] = (
+                    answer
+                    if isinstance(answer, BeiError)
+                    else Entry(image.encoding.with_features(answer[STATES]), image.waiters[0], "bulk", 0.0, 0.0)
+                )
+        return [found.get(entry, entry) for entry in entries]
+
+    def _ran(self, engine: Engine, costs: CostModel, entries: Seq[Entry]) -> Seq[Row | BeiError]:
+        """One step of ``engine``."""
         lengths = [entry.num_tokens for entry in entries]
         shape = sum(lengths), len(lengths), max(lengths)
         predicted_s = costs.seconds(*shape)
@@ -259,12 +278,7 @@ class ShardService:
         for answer in answers:
             if isinstance(answer, EngineError) and (lack := scarce_resource(answer)):
                 raise JobError(f"{lack} The same command goes on with what is not done.")  # the row itself is good
-        if reduce is None:
-            return answers
-        return [
-            answer if isinstance(answer, BeiError) else reduce(answer, entry.encoding)
-            for entry, answer in zip(entries, answers, strict=True)
-        ]
+        return answers
 
     def _is_wanted(self) -> bool:
         return not self._is_closing.is_set()

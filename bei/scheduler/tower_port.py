@@ -56,12 +56,10 @@ class TowerPort:
     def submit(self, submission: Submission) -> None:
         """As ``EnginePort`` has it."""
         first = submission.items[0].encoding
-        if not first.is_for_second:
-            self._texts.submit(submission)
-        elif first.image is None or first.image.places is None:
-            self._second.submit(submission)
-        else:
+        if first.is_read_by_decoder:
             self._submit_images(submission)
+        else:
+            (self._second if first.is_for_second else self._texts).submit(submission)
 
     def cancel(self, request_id: int) -> None:
         """As ``EnginePort`` has it."""

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import bei
 from bei.artifact.manifest import Artifact
-from bei.core import Encoding, Float32Array, ImageFeatures, PackedBatch, rows_of_sequences
+from bei.bulk.shard_service import ShardService
+from bei.config.settings import ServeConfig
+from bei.core import Encoding, Engine, Float32Array, ImageFeatures, Outputs, PackedBatch, rows_of_sequences
+from bei.engine.postprocess import unit_length
+from bei.errors import EngineError
+from bei.image.source import ImageInput
+from bei.service.call import InferenceResult, ModelRequest
+from bei.service.loader import load_model
 from bei_build.weights.peft_adapter import CONFIG, WEIGHTS
 from tests.support.builds import build_artifact, running
 from tests.support.checkpoints import read_tensors, write_json, write_tensors
@@ -77,6 +86,78 @@ def test_texts_of_an_adapter_and_an_image_in_one_step_have_the_vectors_of_each_a
         assert np.abs(alone[0] - alone[2]).max() > 0.01  # the adapter changes vectors
         for mine, expected in zip(rows(*together), alone, strict=True):
             np.testing.assert_allclose(mine, expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("failing", [False, True], ids=["all", "but one"])
+def test_jobs_compute_states_for_a_step_of_the_decoder_at_a_time(
+    failing: bool, checkpoint: Path, tmp_path: Path
+) -> None:
+    """And a shard's rows are those of each image alone."""
+    artifact = build_artifact(checkpoint, tmp_path / "out", verify=False, max_num_tokens=128, max_seq_len=64)
+    files = [ImageInput(png(color=(9 * index, 100, 200))) for index in range(16)]
+    if failing:
+        files[3] = ImageInput(png(color=(0, 0, 0)))
+    loaded = load_model(artifact.path, ServeConfig(tune="off", engine_streams=1))
+    assert loaded.second is not None
+    tower, decoder = Counted(loaded.second.engine), Counted(loaded.engine)
+    loaded = loaded._replace(engine=decoder, second=loaded.second._replace(engine=tower))
+    most = 0
+    unread = 0
+
+    def computed(batch: PackedBatch) -> None:
+        nonlocal most, unread
+        assert batch.levels is not None
+        if failing and not batch.levels.reshape(batch.batch_size, -1).any(1).all():
+            raise EngineError("broken")
+        unread += batch.batch_size
+        most = max(most, unread)
+
+    def read(batch: PackedBatch) -> None:
+        nonlocal unread
+        assert batch.features is not None
+        unread -= batch.batch_size
+
+    tower.on_run, decoder.on_run = computed, read
+
+    async def infer() -> InferenceResult:
+        service = ShardService(loaded, ServeConfig(tune="off"))
+        try:
+            with service.ticket(len(files)) as ticket:
+                request = ModelRequest([*files], failed={})
+                return await service.infer(request, ticket=ticket, outputs=frozenset({"token_embedding"}))
+        finally:
+            service.close()
+
+    found = asyncio.run(infer())
+    assert [*found.errors] == ([3] if failing else [])
+    assert len(found.rows) == 16 - failing
+    assert unread == 0
+    assert 1 < most <= 128 // len(found.rows[0]["token_embedding"])
+    with bei.Model(artifact.path, tune="off") as model:
+        expected = [
+            model.embed_all([value.content])[0] for place, value in enumerate(files) if place not in found.errors
+        ]
+    for mine, theirs in zip(found.rows, expected, strict=True):
+        np.testing.assert_allclose(unit_length(mine["token_embedding"]), theirs, atol=2e-4)
+
+
+class Counted:
+    """An engine that tells what it is about to run."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.info = engine.info
+        self.on_run: Callable[[PackedBatch], None] = lambda batch: None
+
+    def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
+        self.on_run(batch)
+        return self._engine.run(batch, outputs)
+
+    def warmup(self) -> None:
+        self._engine.warmup()
+
+    def close(self) -> None:
+        self._engine.close()
 
 
 def test_an_image_is_the_error_of_that_input_where_the_model_reads_none(of_texts: Served) -> None:
