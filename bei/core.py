@@ -301,8 +301,7 @@ class PackedBatch:
                 raise ValueError("a batch holds texts or images, not both: they have engines of their own")
             levels = np.concatenate([image.levels for image in images])
             grids = np.array([image.grid for image in images], np.int32)
-            digests = [image.digest for image in images]
-            return cls(input_ids, cu_seqlens, levels=levels, digests=digests, grids=grids)
+            return cls(input_ids, cu_seqlens, levels=levels, digests=[image.digest for image in images], grids=grids)
         key_lens = None
         if any([encoding.num_keys is not None for encoding in encodings]):
             key_lens = np.array([e.num_tokens if e.num_keys is None else e.num_keys for e in encodings], np.int32)

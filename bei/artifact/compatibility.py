@@ -118,7 +118,8 @@ def _tokenizer(manifest: Manifest) -> tuple[object, ...]:
         return ()
     file = next(info.sha256 for info in manifest.files if info.path == TOKENIZER)
     settings = manifest.tokenization
-    return file, settings.truncation_side, settings.splits_special_tokens, settings.filled_with
+    texts = settings.filled_with, settings.refused_text
+    return file, settings.truncation_side, settings.splits_special_tokens, *texts
 
 
 def _engine_files(manifest: Manifest) -> list[FileInfo]:

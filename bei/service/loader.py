@@ -253,6 +253,7 @@ def encoder_of(artifact: Artifact, config: ServeConfig) -> TextEncoder | None:
         vocab_size=artifact.manifest.spec.vocab_size,
         filling_id=tokenization.filled_with,
     )
+    encoder.refused_text = tokenization.refused_text or None
     artifact.check_files()
     return encoder.with_weights(_token_weights_of(artifact))
 

@@ -13,6 +13,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bei.core import Int32Array, TokenSpans
+from bei.errors import InvalidRequestError
 from bei.utils.untrusted_files import UnfitError
 
 
@@ -82,3 +83,11 @@ def kept_lengths(lengths: Seq[int], room: int) -> list[int]:
         return [room]
     shorter = min(*lengths, room // 2)
     return [shorter, room - shorter] if lengths[0] <= lengths[1] else [room - shorter, shorter]
+
+
+def check_without(refused: str, inputs: Seq[str | tuple[str, str]]) -> None:
+    """Raise InvalidRequestError where ``refused`` is in one of ``inputs``."""
+    if any(refused in text for one in inputs for text in ((one,) if isinstance(one, str) else one)):
+        raise InvalidRequestError(
+            f"A text has {refused} in it, which this model reads as an image: leave it out.", "input"
+        )

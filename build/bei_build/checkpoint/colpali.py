@@ -6,7 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from bei.artifact.image_sequence import ImageSequence
+from bei.artifact.manifest import Tokenization
 from bei.artifact.sides import SIDES, Side
 from bei.errors import CheckpointError, ConfigError
 from bei_build.checkpoint.checkpoint import Checkpoint
@@ -41,6 +44,13 @@ def around_texts(folder: Path, family: Family) -> tuple[str, str] | None:
     if family.model_type != MODEL_TYPE:
         return None
     return _token(folder, "bos"), _token(folder, "pad") * _NUM_BEHIND_QUERIES + "\n"
+
+
+def with_refused_text(tokenization: Tokenization, family: Family) -> Tokenization:
+    """``tokenization``, which refuses the place of an image in a text, as the library's processor does."""
+    if family.model_type != MODEL_TYPE:
+        return tokenization
+    return msgspec.structs.replace(tokenization, refused_text=_IMAGE)
 
 
 def image_sequence(checkpoint: Checkpoint, num_patches: int) -> ImageSequence:

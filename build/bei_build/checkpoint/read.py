@@ -152,7 +152,7 @@ def read_checkpoint(
     check_attention(spec, attention, config, longest)
     if longest <= (special := tokenizer.num_special_tokens_to_add(is_pair=False)):
         raise CheckpointError(f"max_seq_len {longest} leaves no room beside the {special} special tokens of a text.")
-    tokenization = tokenization_of(library)
+    tokenization = colpali.with_refused_text(tokenization_of(library), family)
     if family.fills_texts:
         spec = replace(spec, filling_id=filling_id_of(spec, library, tokenizer, folder, longest))
         tokenization = msgspec.structs.replace(tokenization, filling_id=spec.filling_id)

@@ -23,7 +23,7 @@ from bei.service.loader import load_model
 from bei_build.weights.peft_adapter import CONFIG, WEIGHTS
 from tests.support.builds import build_artifact, running
 from tests.support.checkpoints import read_tensors, write_json, write_tensors
-from tests.support.colpali import save_colpali
+from tests.support.colpali import library_processor, save_colpali
 from tests.support.served import Served
 from tests.support.two_towers import data_url, png
 
@@ -158,6 +158,20 @@ class Counted:
 
     def close(self) -> None:
         self._engine.close()
+
+
+def test_the_place_of_an_image_in_a_text_is_refused_as_by_the_library(checkpoint: Path, of_texts: Served) -> None:
+    texts = ["hello", "what <image> is"]
+    library_processor(checkpoint).process_queries(text=texts[:1])
+    with pytest.raises(ValueError, match="image"):
+        library_processor(checkpoint).process_queries(text=texts[1:])
+    refused = of_texts.post("/embed_all", {"inputs": texts[1:]})
+    assert refused.status_code == 400
+    assert "has <image> in it" in refused.text
+    reported = of_texts.post("/embed_all", {"inputs": texts}, **{"X-Bei-Report": "true"})
+    assert reported.status_code == 200, reported.text
+    assert reported.text.count("has <image> in it") == 1
+    assert of_texts.post("/tokenize", {"inputs": texts}).status_code == 200
 
 
 def test_an_image_is_the_error_of_that_input_where_the_model_reads_none(of_texts: Served) -> None:
