@@ -18,7 +18,7 @@ from bei.server.batches.records import BatchRecord, FileRecord, file_object
 from bei.server.batches.store import BatchStore, OwnerLimits, Page
 from bei.utils.file_lock import FileLock, acquire, try_acquire
 from tests.bei.server.batches.conftest import MakeClients
-from tests.bei.server.batches.served import line, lines
+from tests.bei.server.batches.served import ENDED, line, lines
 from tests.support.artifacts import LIMITS
 from tests.support.engines import GatedEngine, PickyEngine
 
@@ -84,10 +84,10 @@ def test_a_batch_that_is_cancelled_ends_what_is_under_way(serve: MakeClients) ->
 def test_a_batch_whose_time_is_over_has_an_error_for_what_is_left(serve: MakeClients) -> None:
     engine = GatedEngine(LIMITS)
     clients = serve(engine)
-    batch = clients.create(lines(400), completion_window="1s").json()
-    clients.ended(batch["id"], until=("in_progress",))
+    batch = clients.create(lines(400), completion_window="2s").json()
+    clients.ended(batch["id"], until=("in_progress", *ENDED))  # on a slow machine the time may be over before
 
-    clients.app.run(asyncio.sleep(1.1))
+    clients.app.run(asyncio.sleep(2.1))
     engine.open()
     done = clients.ended(batch["id"])
     assert done["status"] == "expired"
