@@ -10,6 +10,7 @@ A message says what is wrong and then what to do. ``code`` is stable: clients an
     ├── DeviceNotFoundError         this machine has no such device
     ├── ForkedProcessError          a fork has not copied the threads of what is asked
     ├── DiskFullError               there is no space left where something is to be written
+    ├── RecordUnreadableError       what a server has kept of a file or a batch is damaged
     ├── ProcessDiedError            a process of the server ended before it had done what it was to do
     ├── JobError                    a bulk job cannot be done
     │   ├── JobInputError           its input files cannot be found or read
@@ -139,6 +140,12 @@ class DiskFullError(BeiError):
     """A disk is full. The message names the folder."""
 
     code = "disk_full"
+
+
+class RecordUnreadableError(BeiError):
+    """What the server has kept of a file or a batch is damaged, or of another version."""
+
+    code = "record_unreadable"
 
 
 class ProcessDiedError(BeiError):

@@ -21,6 +21,7 @@ from bei.errors import (
     ObjectNotFoundError,
     PayloadTooLargeError,
     QuotaExceededError,
+    RecordUnreadableError,
     RouteNotFoundError,
 )
 from bei.server.batches import examples
@@ -86,13 +87,16 @@ def batches_router(store: BatchStore | None, config: ServeConfig, has_route: Cal
         return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}
 
     @router.get("/v1/batches/{batch_id}", summary="Describe a batch")
-    @answers(RouteNotFoundError, ObjectNotFoundError, example=examples.BATCH)
+    @answers(RouteNotFoundError, ObjectNotFoundError, RecordUnreadableError, example=examples.BATCH)
     async def get_batch(request: Request, batch_id: str) -> BatchObject:
         """One of the request's API key. `output_file_id` and `error_file_id` are there once it has ended."""
         return batch_object(await asyncio.to_thread(opened(store, request).batch, owner_of(request), batch_id))
 
     @router.post("/v1/batches/{batch_id}/cancel", summary="Cancel a batch")
-    @answers(RouteNotFoundError, ObjectNotFoundError, ConflictError, example=examples.CANCELLED_BATCH)
+    @answers(
+        *(RouteNotFoundError, ObjectNotFoundError, ConflictError, RecordUnreadableError),
+        example=examples.CANCELLED_BATCH,
+    )
     async def cancel_batch(request: Request, batch_id: str) -> BatchObject:
         """Lines under way end; the others get the error `batch_cancelled`."""
         found = opened(store, request)

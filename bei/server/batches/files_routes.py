@@ -23,6 +23,7 @@ from bei.errors import (
     OverloadedError,
     PayloadTooLargeError,
     QuotaExceededError,
+    RecordUnreadableError,
     RouteNotFoundError,
 )
 from bei.server.batches import examples
@@ -102,14 +103,14 @@ def files_router(store: BatchStore | None, most_bytes: int) -> ApiRouter:
         return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}
 
     @router.get("/v1/files/{file_id}", summary="Describe a file")
-    @answers(RouteNotFoundError, ObjectNotFoundError, example=examples.FILE)
+    @answers(RouteNotFoundError, ObjectNotFoundError, RecordUnreadableError, example=examples.FILE)
     async def get_file(request: Request, file_id: str) -> FileObject:
         """One of the request's API key."""
         return file_object(await asyncio.to_thread(opened(store, request).file, owner_of(request), file_id))
 
     @router.get("/v1/files/{file_id}/content", summary="Download a file")
     @answers(
-        *(RouteNotFoundError, ObjectNotFoundError),
+        *(RouteNotFoundError, ObjectNotFoundError, RecordUnreadableError),
         bodies={200: str},
         example=examples.ANSWERS,
         media_type=JSON_LINES,

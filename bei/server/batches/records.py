@@ -75,6 +75,10 @@ class BatchRecord(msgspec.Struct):
     is_late: bool = False
     checkpoint: Checkpoint = Checkpoint()
 
+    def __post_init__(self) -> None:
+        if not {"validating", self.status} <= self.moved_s.keys():
+            raise ValueError(f"it is {self.status}, and does not say since when")
+
     @property
     def is_open(self) -> bool:
         """False once it has reached its last state."""

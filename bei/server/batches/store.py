@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -27,6 +27,7 @@ from bei.errors import (
     InvalidRequestError,
     ObjectNotFoundError,
     QuotaExceededError,
+    RecordUnreadableError,
 )
 from bei.server.batches.answer_files import Checkpoint
 from bei.server.batches.records import BatchRecord, FileRecord, Purpose
@@ -70,6 +71,9 @@ class OwnerLimits(NamedTuple):
 
 
 Row: TypeAlias = tuple[Any, ...]
+_Listed: TypeAlias = tuple[list[RecordT], bool]
+
+_LAST_NUMBER = (1 << 63) - 1
 
 
 class Page(NamedTuple):
@@ -132,19 +136,21 @@ class BatchStore:
             run("DELETE FROM files WHERE id = ?", file_id)
 
     def file(self, owner: str, file_id: str) -> FileRecord:
-        """Raises ObjectNotFoundError."""
+        """Raises ObjectNotFoundError, RecordUnreadableError."""
         with self._transaction() as run:
-            return self._file(run, owner, file_id)
+            _, record = self._file(run, owner, file_id)
+        return _files.read(file_id, record)
 
     def files(self, owner: str, page: Page, purpose: Purpose | None = None) -> tuple[list[FileRecord], bool]:
-        """A page of files, and whether there are more. Raises InvalidRequestError for an unknown ``after``."""
+        """A page of files, and whether there are more. One whose record cannot be read is left out. Raises
+        InvalidRequestError for an unknown ``after``."""
         of_purpose = "AND purpose = ?" if purpose else ""
         where = f"owner = ? AND is_ready AND expires_s > ? {of_purpose}"
         values = (owner, int(time.time()), *((purpose,) if purpose else ()))
-        return self._page("files", FileRecord, page, where, values)
+        return self._page(_files, page, where, values)
 
     def delete_file(self, owner: str, file_id: str) -> None:
-        """Raises ObjectNotFoundError, and ConflictError while a batch reads it."""
+        """Whatever its record holds. Raises ObjectNotFoundError, and ConflictError while a batch reads it."""
         with self._transaction() as run:
             self._file(run, owner, file_id)
             using = run("SELECT id FROM batches WHERE input_id = ? AND is_open", file_id)
@@ -158,7 +164,8 @@ class BatchStore:
     def add_batch(self, record: BatchRecord) -> None:
         """Raises ObjectNotFoundError where its input is not there, InvalidRequestError, QuotaExceededError."""
         with self._transaction() as run:
-            if self._file(run, record.owner, record.input_id).purpose != "batch":
+            purpose, _ = self._file(run, record.owner, record.input_id)
+            if purpose != "batch":
                 raise InvalidRequestError("The file is no input: upload one with purpose batch.", "input_file_id")
             ((count,),) = run("SELECT count(*) FROM batches WHERE owner = ? AND is_open", record.owner)
             if count >= self._limits.num_open:
@@ -172,13 +179,14 @@ class BatchStore:
             )
 
     def batch(self, owner: str, batch_id: str) -> BatchRecord:
-        """Raises ObjectNotFoundError."""
+        """Raises ObjectNotFoundError, RecordUnreadableError."""
         with self._transaction() as run:
             return self._batch(run, owner, batch_id)
 
     def batches(self, owner: str, page: Page) -> tuple[list[BatchRecord], bool]:
-        """A page of batches, and whether there are more. Raises InvalidRequestError for an unknown ``after``."""
-        return self._page("batches", BatchRecord, page, "owner = ?", (owner,))
+        """A page of batches, and whether there are more. One whose record cannot be read is left out. Raises
+        InvalidRequestError for an unknown ``after``."""
+        return self._page(_batches, page, "owner = ?", (owner,))
 
     def open_batches(self) -> list[BatchRecord]:
         """Those that are not finished, of all clients, the oldest first. One whose record cannot be read fails."""
@@ -186,14 +194,14 @@ class BatchStore:
         with self._transaction() as run:
             for batch_id, record in run("SELECT id, record FROM batches WHERE is_open ORDER BY number"):
                 try:
-                    found.append(_batches.decode(record))
-                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                    log.error("batch %s fails: its record cannot be read: %s", batch_id, error)
+                    found.append(_batches.read(batch_id, record))
+                except RecordUnreadableError as error:
+                    log.error("batch %s fails: its record cannot be read: %s", batch_id, error.__cause__)
                     self._fail_unreadable(run, batch_id)
         return found
 
     def change(self, owner: str, batch_id: str, change: Callable[[BatchRecord], object]) -> BatchRecord:
-        """Change a batch as it is now. Raises ObjectNotFoundError, and what ``change`` raises."""
+        """Change a batch as it is now. Raises ObjectNotFoundError, RecordUnreadableError, and what ``change`` does."""
         with self._transaction() as run:
             record = self._batch(run, owner, batch_id)
             change(record)
@@ -202,47 +210,37 @@ class BatchStore:
 
     def begin_answers(self, batch: BatchRecord) -> None:
         """Make the records of the files that its answers are written to."""
-        now_s = int(time.time())
         with self._transaction() as run:
-            for file_id, what in ((batch.output_id, "output"), (batch.error_id, "error")):
-                if not run("SELECT 1 FROM files WHERE id = ?", file_id):
-                    name = f"{batch.id}_{what}.jsonl"
-                    expires_s = now_s + LIFETIME_S
-                    record = FileRecord(file_id, batch.owner, "batch_output", name, 0, now_s, expires_s)
-                    self._insert_file(run, record)
+            for file in _answer_files(batch, LIFETIME_S):
+                if not run("SELECT 1 FROM files WHERE id = ?", file.id):
+                    self._insert_file(run, file)
         sync_folder(self._contents)
 
     def save(self, batch: BatchRecord, checkpoint: Checkpoint) -> None:
         """The answers of a batch are on the disk up to ``checkpoint``. Raises QuotaExceededError."""
-        sizes = {batch.output_id: checkpoint.output_bytes, batch.error_id: checkpoint.error_bytes}
         with self._transaction() as run:
             record = self._batch(run, batch.owner, batch.id)
             record.checkpoint = checkpoint
             _update_batch(run, record)
-            for file_id, size in sizes.items():
-                run("UPDATE files SET num_bytes = ? WHERE id = ?", size, file_id)
+            for file in _answer_files(record, LIFETIME_S):
+                run("UPDATE files SET num_bytes = ? WHERE id = ?", file.num_bytes, file.id)
             self._check_room(run, batch.owner, 0)
 
     def finish(self, batch: BatchRecord, change: Callable[[BatchRecord], object]) -> BatchRecord:
         """Bring a batch into its last state by ``change``, and hand its files to its client: none of a failed one, and
         none that is empty."""
-        now_s = int(time.time())
         dropped = []
         with self._transaction() as run:
             record = self._batch(run, batch.owner, batch.id)
             change(record)
             _update_batch(run, record)
-            at = record.checkpoint
-            for file_id, size in ((record.output_id, at.output_bytes), (record.error_id, at.error_bytes)):
-                rows = run("SELECT record FROM files WHERE id = ?", file_id)
-                if rows and size:
-                    file = _files.decode(rows[0][0])
-                    file.num_bytes, file.is_ready = size, True
-                    file.created_s, file.expires_s = now_s, now_s + record.output_lifetime_s
+            for file in _answer_files(record, record.output_lifetime_s):
+                if file.num_bytes:
+                    file.is_ready = True
                     _update_file(run, file)
                 else:
-                    run("DELETE FROM files WHERE id = ?", file_id)
-                    dropped.append(file_id)
+                    run("DELETE FROM files WHERE id = ?", file.id)
+                    dropped.append(file.id)
         for file_id in dropped:
             self.content(file_id).unlink(missing_ok=True)
         return record
@@ -323,33 +321,40 @@ class BatchStore:
             msgspec.json.encode(record),
         )
 
-    def _file(self, run: Run, owner: str, file_id: str) -> FileRecord:
-        query = "SELECT record FROM files WHERE id = ? AND owner = ? AND is_ready AND expires_s > ?"
+    def _file(self, run: Run, owner: str, file_id: str) -> Row:
+        """Purpose and record."""
+        query = "SELECT purpose, record FROM files WHERE id = ? AND owner = ? AND is_ready AND expires_s > ?"
         rows = run(query, file_id, owner, int(time.time()))
         if not rows:
             raise ObjectNotFoundError(f"There is no file {file_id[:100]!r}: see GET /v1/files.")
-        return _files.decode(rows[0][0])
+        return rows[0]
 
     def _batch(self, run: Run, owner: str, batch_id: str) -> BatchRecord:
         rows = run("SELECT record FROM batches WHERE id = ? AND owner = ?", batch_id, owner)
         if not rows:
             raise ObjectNotFoundError(f"There is no batch {batch_id[:100]!r}: see GET /v1/batches.")
-        return _batches.decode(rows[0][0])
+        return _batches.read(batch_id, rows[0][0])
 
-    def _page(
-        self, table: str, kind: type[RecordT], page: Page, where: str, values: Seq[object]
-    ) -> tuple[list[RecordT], bool]:
-        sign = "<" if page.order == "desc" else ">"
+    def _page(self, records: _Records[RecordT], page: Page, where: str, values: Seq[object]) -> _Listed[RecordT]:
+        sign, place = ("<", _LAST_NUMBER) if page.order == "desc" else (">", 0)
+        query = (
+            f"SELECT number, id, record FROM {records.table} WHERE {where} AND number {sign} ? "
+            f"ORDER BY number {page.order} LIMIT ?"
+        )
+        found: list[RecordT] = []
         with self._transaction() as run:
             if page.after is not None:
-                rows = run(f"SELECT number FROM {table} WHERE id = ? AND owner = ?", page.after, values[0])
+                rows = run(f"SELECT number FROM {records.table} WHERE id = ? AND owner = ?", page.after, values[0])
                 if not rows:
                     raise InvalidRequestError(f"after names {page.after[:100]!r}, which is not there.", "after")
-                where, values = f"{where} AND number {sign} ?", (*values, rows[0][0])
-            query = f"SELECT record FROM {table} WHERE {where} ORDER BY number {page.order} LIMIT ?"
-            found = run(query, *values, page.limit + 1)
-        decoder: Any = _files if kind is FileRecord else _batches
-        return [decoder.decode(record) for (record,) in found[: page.limit]], len(found) > page.limit
+                place = rows[0][0]
+            while missing := page.limit + 1 - len(found):
+                rows = run(query, *values, place, missing)
+                found += records.readable(rows)
+                if len(rows) < missing:
+                    break
+                place = rows[-1][0]
+        return found[: page.limit], len(found) > page.limit
 
     @contextmanager
     def _transaction(self) -> Iterator[Run]:
@@ -371,6 +376,43 @@ class BatchStore:
 
 
 Run: TypeAlias = Callable[..., list[Row]]
+
+
+class _Records(Generic[RecordT]):
+    """The records of ``table``. ``remedy``: what a client may do about one that cannot be read."""
+
+    def __init__(self, table: str, decoder: msgspec.json.Decoder[RecordT], remedy: str) -> None:
+        self.table = table
+        self._decoder = decoder
+        self._remedy = remedy
+
+    def read(self, record_id: str, record: bytes) -> RecordT:
+        """Raises RecordUnreadableError."""
+        try:
+            return self._decoder.decode(record)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            message = f"What the server has kept of {record_id} cannot be read: {self._remedy.format(record_id)}."
+            raise RecordUnreadableError(message) from error
+
+    def readable(self, rows: Seq[Row]) -> Iterator[RecordT]:
+        """Those of ``rows`` (number, id, record) that can be read; the others are logged."""
+        for _, record_id, record in rows:
+            try:
+                yield self.read(record_id, record)
+            except RecordUnreadableError as error:
+                log.error("a list leaves out %s: its record cannot be read: %s", record_id, error.__cause__)
+
+
+def _answer_files(batch: BatchRecord, lifetime_s: int) -> list[FileRecord]:
+    """The files of its answers and its errors, as they are now."""
+    now_s, at = int(time.time()), batch.checkpoint
+    return [
+        FileRecord(file_id, batch.owner, "batch_output", f"{batch.id}_{what}.jsonl", size, now_s, now_s + lifetime_s)
+        for file_id, what, size in (
+            (batch.output_id, "output", at.output_bytes),
+            (batch.error_id, "error", at.error_bytes),
+        )
+    ]
 
 
 def _update_file(run: Run, record: FileRecord) -> None:
@@ -395,5 +437,9 @@ def store_of(config: ServeConfig) -> BatchStore | None:
         raise ConfigError(f"batch_dir {folder} cannot be used: {reason}. Give a folder that can be written.") from error
 
 
-_files = msgspec.json.Decoder(FileRecord)
-_batches = msgspec.json.Decoder(BatchRecord)
+_files = _Records("files", msgspec.json.Decoder(FileRecord), "delete it, and upload it again")
+_batches = _Records(
+    "batches",
+    msgspec.json.Decoder(BatchRecord),
+    "its answers, if any, are files called {0}_output.jsonl and {0}_error.jsonl (GET /v1/files)",
+)

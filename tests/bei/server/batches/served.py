@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,6 +26,14 @@ def line(custom_id: str, text: str = "hello", url: str = "/v1/embeddings") -> by
 def lines(number: int) -> bytes:
     """Texts of their own, every tenth empty, which is an error."""
     return b"".join(line(f"c{n}", f"hello {n}" if n % 10 else "") for n in range(number))
+
+
+def execute(folder: Path, query: str, *values: object) -> None:
+    """Behind the server's back."""
+    connection = sqlite3.connect(folder / "batches.sqlite3")
+    connection.execute(query, values)
+    connection.commit()
+    connection.close()
 
 
 class Clients:

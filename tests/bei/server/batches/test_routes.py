@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from bei.server.batches.records import BatchRecord
 from tests.bei.scheduler.front import wait_until
 from tests.bei.server.app import App
 from tests.bei.server.batches.conftest import MakeClients
-from tests.bei.server.batches.served import line, lines
+from tests.bei.server.batches.served import execute, line, lines
 
 BOUNDARY = "edge"
 
@@ -176,3 +177,75 @@ def test_without_a_folder_the_routes_say_what_to_do(app: App, path: str) -> None
     answer = app.get(path)
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "route_not_found")
     assert "--batch-dir" in answer.json()["error"]["message"]
+
+
+# In place of a record: what a crash or another version may leave. Of the last one all fields have their types.
+UNREADABLE = {
+    "empty": b"{}",
+    "garbage": b"garbage",
+    "utf8": b"\xff",
+    "never": b'{"id":"batch_x","owner":"","endpoint":"","input_id":"","window":"","expires_s":0,"output_lifetime_s":0,'
+    b'"metadata":null,"status":"completed","moved_s":{},"output_id":"","error_id":""}',
+}
+
+
+@pytest.mark.parametrize("record", [*UNREADABLE.values()], ids=[*UNREADABLE])
+def test_a_finished_batch_whose_record_cannot_be_read_is_an_error_of_its_own_and_its_answers_are_there(
+    record: bytes, serve: MakeClients, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clients = serve()
+    before, damaged, behind = (clients.ended(clients.create(lines(3)).json()["id"]) for _ in range(3))
+    execute(tmp_path / "batches", "UPDATE batches SET record = ? WHERE id = ?", record, damaged["id"])
+    for method, path in (("GET", damaged["id"]), ("POST", f"{damaged['id']}/cancel")):
+        answer = clients.ask(method, f"/v1/batches/{path}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "record_unreadable")
+        assert f"{damaged['id']}_output.jsonl" in answer.json()["error"]["message"]
+    found = clients.ask("GET", "/v1/batches?limit=2").json()
+    assert ([one["id"] for one in found["data"]], found["has_more"]) == ([behind["id"], before["id"]], False)
+    assert f"a list leaves out {damaged['id']}" in caplog.text
+    first = clients.ask("GET", "/v1/batches?limit=1").json()
+    assert (first["last_id"], first["has_more"]) == (behind["id"], True)
+    rest = clients.ask("GET", f"/v1/batches?limit=1&after={damaged['id']}").json()
+    assert ([one["id"] for one in rest["data"]], rest["has_more"]) == ([before["id"]], False)
+    names = {one["filename"]: one["id"] for one in clients.ask("GET", "/v1/files").json()["data"]}
+    assert len(clients.content(names[f"{damaged['id']}_output.jsonl"])) == 2
+
+
+@pytest.mark.parametrize("record", [b"{}", b"garbage", b"\xff"], ids=["empty", "garbage", "utf8"])
+def test_a_file_whose_record_cannot_be_read_is_an_error_of_its_own_and_can_be_deleted(
+    record: bytes, serve: MakeClients, tmp_path: Path
+) -> None:
+    clients = serve()
+    ids = [clients.upload(lines(3)).json()["id"] for _ in range(4)]
+    for damaged in ids[1:3]:
+        execute(tmp_path / "batches", "UPDATE files SET record = ? WHERE id = ?", record, damaged)
+    for path in (ids[1], f"{ids[1]}/content"):
+        answer = clients.ask("GET", f"/v1/files/{path}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "record_unreadable")
+        assert "delete it" in answer.json()["error"]["message"]
+    for order, expected in (("asc", [ids[0], ids[3]]), ("desc", [ids[3], ids[0]])):
+        for limit, has_more in ((1, True), (2, False)):
+            found = clients.ask("GET", f"/v1/files?order={order}&limit={limit}").json()
+            assert ([one["id"] for one in found["data"]], found["has_more"]) == (expected[:limit], has_more)
+    asked = {"input_file_id": ids[1], "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    batch = clients.ask("POST", "/v1/batches", json=asked).json()
+    assert clients.ended(batch["id"])["status"] == "completed"  # what it reads is the content
+    assert clients.ask("DELETE", f"/v1/files/{ids[1]}").json()["deleted"]
+
+
+def test_the_answers_of_a_batch_do_not_depend_on_the_records_of_their_files(serve: MakeClients, tmp_path: Path) -> None:
+    clients = serve()
+    assert clients.app.batches is not None
+    store = clients.app.batches._store
+    begin = store.begin_answers
+
+    def begin_and_damage(batch: BatchRecord) -> None:
+        begin(batch)
+        execute(tmp_path / "batches", "UPDATE files SET record = 'x' WHERE id = ?", batch.output_id)
+
+    store.begin_answers = begin_and_damage  # type: ignore[method-assign]
+    batch = clients.ended(clients.create(lines(3)).json()["id"])
+    assert len(clients.content(batch["output_file_id"])) == 2
+    assert (
+        clients.ask("GET", f"/v1/files/{batch['output_file_id']}").json()["filename"] == f"{batch['id']}_output.jsonl"
+    )

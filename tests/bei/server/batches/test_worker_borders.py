@@ -14,7 +14,7 @@ from bei.server.batches.batch_run import BatchRun
 from bei.server.batches.records import BatchRecord, FileRecord
 from bei.server.batches.store import BatchStore
 from tests.bei.server.batches.conftest import MakeClients
-from tests.bei.server.batches.served import Clients, lines
+from tests.bei.server.batches.served import Clients, execute, lines
 
 
 def drain(clients: Clients) -> None:
@@ -22,14 +22,6 @@ def drain(clients: Clients) -> None:
     assert clients.app.batches is not None
     clients.app.batches.begin_drain()
     clients.app.run(clients.app.batches.wait_drained())
-
-
-def execute(folder: Path, query: str, *values: object) -> None:
-    """Behind the server's back."""
-    connection = sqlite3.connect(folder / "batches.sqlite3")
-    connection.execute(query, values)
-    connection.commit()
-    connection.close()
 
 
 @pytest.mark.parametrize("record", [b"{}", b"garbage", b"\xff", b'{"id": 1}'], ids=["empty", "garbage", "utf8", "type"])
