@@ -11,6 +11,7 @@ from collections.abc import Mapping, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import accumulate
+from math import isqrt
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -78,9 +79,9 @@ class Expansion:
 class ImagePatches(NamedTuple):
     """An image as an engine reads it: ``levels`` [tokens, 3 * patch_size**2], one row a token, zeros for tokens before
     the patches. In a row pixels follow each other from left to right and top to bottom, each with red, green, blue.
-    ``grid``: rows and columns of patches. ``digest`` of both. ``places`` int32 [tokens], where a decoder reads the
-    tower's states: of each the token of the image's encoding that it stands for. None: the encoding's tokens are the
-    tower's own."""
+    ``grid``: rows and columns of patches. ``digest`` of both. ``places`` int32 [states], where a decoder reads the
+    tower's states: of each the token of the image's encoding that it stands for. Each is of as many tokens, the
+    patches of a square block. None: the encoding's tokens are the tower's own."""
 
     levels: Levels
     digest: bytes
@@ -90,11 +91,13 @@ class ImagePatches(NamedTuple):
 
 class ImageFeatures(NamedTuple):
     """An image as a decoder reads it among tokens: ``rows`` float32 [n, width], of the image tower, in the place of
-    the rows of the tokens at ``places`` int32 [n], ascending. ``digest`` of the image."""
+    the rows of the tokens at ``places`` int32 [n], which follow each other. They stand in so many rows and columns,
+    ``grid``. ``digest`` of the image."""
 
     rows: Float32Array
     digest: bytes
     places: Int32Array
+    grid: tuple[int, int]
 
 
 class LabelVectors(NamedTuple):
@@ -151,11 +154,15 @@ class Encoding(NamedTuple):
         return Encoding(np.zeros(len(image.levels), np.int32), image=image._replace(places=None))
 
     def with_features(self, rows: Float32Array) -> Encoding:
-        """The image as a decoder reads it, with the tower's ``rows``."""
+        """The image as a decoder reads it, with the tower's ``rows``, one a token of the tower; or with none, to ask
+        whether its answer is known."""
         image = self.image
         assert image is not None, "the caller has asked"
         assert image.places is not None, "the caller has asked"
-        return self._replace(image=None, features=ImageFeatures(rows, image.digest, image.places))
+        side = isqrt(len(image.levels) // len(image.places))
+        states = rows.reshape(len(rows) // side**2, side**2 * rows.shape[1])
+        grid = (image.grid[0] // side, image.grid[1] // side)
+        return self._replace(image=None, features=ImageFeatures(states, image.digest, image.places, grid))
 
 
 def expanded(encoding: Encoding, expansion: Expansion) -> Encoding:
@@ -218,10 +225,12 @@ class LabelTable(NamedTuple):
 
 class FeatureTable(NamedTuple):
     """The ``features`` of a batch of T tokens: ``rows`` float32 [R, width]; ``slots`` int32 [T]: of each token one more
-    than the row that stands for it, 0: its id does. Equal images share their rows."""
+    than the row that stands for it, 0: its id does. Equal images share their rows. ``spans`` int32 [images, 3]: of each
+    its first token, and its rows and columns of tokens, which follow each other."""
 
     rows: Float32Array
     slots: Int32Array
+    spans: Int32Array
 
     @classmethod
     def of(cls, encodings: Seq[Encoding]) -> FeatureTable | None:
@@ -229,6 +238,7 @@ class FeatureTable(NamedTuple):
         tables: dict[bytes, ImageFeatures] = {}
         slots = np.zeros(sum(encoding.num_tokens for encoding in encodings), np.int32)
         firsts: dict[bytes, int] = {}
+        spans: list[tuple[int, int, int]] = []
         start, num_rows = 0, 0
         for encoding in encodings:
             if (own := encoding.features) is not None:
@@ -237,12 +247,17 @@ class FeatureTable(NamedTuple):
                     num_rows += len(own.rows)
                 first = firsts[own.digest] + 1
                 slots[start + own.places] = np.arange(first, first + len(own.places), dtype=np.int32)
+                spans.append((start + int(own.places[0]), *own.grid))
             start += encoding.num_tokens
-        return cls(np.concatenate([one.rows for one in tables.values()]), slots) if tables else None
+        if not tables:
+            return None
+        return cls(np.concatenate([one.rows for one in tables.values()]), slots, np.array(spans, np.int32))
 
     def part(self, tokens: slice) -> FeatureTable:
         """Of the sequences of ``tokens``."""
-        return self._replace(slots=self.slots[tokens])
+        firsts = self.spans[:, 0]
+        own = self.spans[(firsts >= tokens.start) & (firsts < tokens.stop)] - np.array([tokens.start, 0, 0], np.int32)
+        return self._replace(slots=self.slots[tokens], spans=own)
 
 
 @dataclass(frozen=True)

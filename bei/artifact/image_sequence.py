@@ -7,13 +7,28 @@ import msgspec
 
 class ImageSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a decoder reads an image: the tokens ``before``, a token ``token_id`` in the place of each state of the
-    tower's, which has ``width`` numbers, and the tokens ``after``."""
+    tower's, which has ``width`` numbers, and the tokens ``after``.
+
+    ``merged_side``: a state stands for a block of so many patches a side; unset: for one patch. The tower's engine
+    gives each patch of a block its part of the state, and blocks follow each other, patch by patch.
+    """
 
     before: list[int]
     token_id: int
     after: list[int]
     width: int
+    merged_side: int | msgspec.UnsetType = msgspec.UNSET
 
-    def num_tokens(self, num_states: int) -> int:
-        """Of an image that has so many states."""
-        return len(self.before) + num_states + len(self.after)
+    @property
+    def side(self) -> int:
+        """Patches a side of what a state stands for."""
+        return self.merged_side or 1
+
+    @property
+    def row_width(self) -> int:
+        """Numbers of a state that the tower's engine gives for each patch."""
+        return self.width // self.side**2
+
+    def num_tokens(self, num_patches: int) -> int:
+        """Of an image that has so many patches."""
+        return len(self.before) + num_patches // self.side**2 + len(self.after)

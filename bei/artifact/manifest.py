@@ -277,7 +277,7 @@ class DecideTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class ImageTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The image side of a model: an engine for images of ``image_size`` (height and width) in patches of
     ``patch_size`` pixels, with a ``class_token`` before them or not, and so many ``registers`` behind that (unset: 0).
-    ``max_seq_len``: the tokens of an image. Where images have many sizes (``processor.max_num_patches``), these are the
+    ``max_seq_len``: the tokens of an image. Where images have many sizes (``processor.most_patches``), these are the
     size of the canary and the most tokens. Of a model with two towers vectors are comparable with those of texts. Of a
     model that reads images alone, ``spec``, ``engine`` and the limits are the manifest's own. ``sequence``: the
     manifest's engine reads the tower's states among tokens; unset where an image has its vector from the tower.
@@ -313,8 +313,8 @@ class ImageTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def num_pixels(self, num_tokens: int) -> int:
         """Pixels of an image with so many tokens; 0 of one that has none, as it could not be read."""
-        around = self.sequence.num_tokens(0) if self.sequence else 0
-        return max(0, num_tokens - around - self.num_leading) * self.patch_size**2
+        around, side = (self.sequence.num_tokens(0), self.sequence.side) if self.sequence else (0, 1)
+        return max(0, num_tokens - around - self.num_leading) * (side * self.patch_size) ** 2
 
 
 class LabelTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -413,7 +413,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         assert tower is not None, "the caller has asked"
         own = [info for info in self.outputs if info.name == "embedding"]
         if isinstance(tower, ImageTower) and tower.sequence:
-            own = [OutputInfo(name="image_features", dimension=tower.sequence.width, per_token=True)]
+            own = [OutputInfo(name="image_features", dimension=tower.sequence.row_width, per_token=True)]
         return msgspec.structs.replace(
             self,
             spec=tower.spec,

@@ -390,6 +390,11 @@ def _sequence(manifest: Manifest, tower: ImageTower, sequence: ImageSequence) ->
         yield f"images.sequence makes {shown(tower.num_tokens)} tokens, more than max_seq_len"
     if not 1 <= sequence.width <= _MOST_WIDTH:
         yield f"images.sequence.width is {shown(sequence.width)}, which is no width of a model"
+    bounds, side = tower.processor.bounds, sequence.side
+    if not 1 <= side <= MOST_SIDE or sequence.width % side**2 or (tower.num_leading and side > 1):
+        yield f"images.sequence.merged_side is {shown(side)}, in which no state is divided"
+    if (side > 1 or bounds) and (not bounds or bounds.multiple != side * tower.patch_size):
+        yield "images.sequence merges patches that images are not cut into"
 
 
 def _labels(manifest: Manifest) -> Iterator[str]:
@@ -414,7 +419,9 @@ def _labels(manifest: Manifest) -> Iterator[str]:
 
 def _has_tokens(tower: ImageTower, num_tokens: int) -> bool:
     """True if images have ``num_tokens``, or up to a maximum which holds these."""
-    if most := tower.processor.max_num_patches:
+    if tower.processor.bounds and tower.processor.bounds.multiple % tower.patch_size:
+        return False
+    if most := tower.processor.most_patches(tower.patch_size):
         return num_tokens <= tower.max_seq_len == most + tower.num_leading
     return tower.max_seq_len == num_tokens
 

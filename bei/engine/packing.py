@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bei.core import Float32Array, Int32Array, PackedBatch, SharedTokens
-from bei.engine import image_positions, scored, words
+from bei.engine import grid_positions, image_positions, scored, words
 
 # Sixteen buckets an octave: filler is at most 1/16 of a dimension, and an engine meets few distinct shapes. CPU engines
 # keep memory for each shape (docs/decisions.md, "Memory grew with traffic").
@@ -39,6 +39,7 @@ _NOT_SHARED = {
     "token_adapters": "each text reads its adapter",
     "token_seq_lens": "its tokens turn by the length of their text (LongRoPE)",
     _POSITIONS_BUT: "its positions pass over a token",
+    FEATURE_SLOTS: "its tokens may stand for images, and equal ids then do not mean equal states",
 }
 
 
@@ -151,6 +152,7 @@ def graph_inputs(
       batch has none.
     - ``image_features_N`` float32 [R', N], ``feature_slots`` [T']: rows of the image tower behind one of zeros, and per
       token the row that stands for it; 0: its id does. Without images the row of zeros is the only one.
+    - ``time_ids``, ``row_ids``, ``column_ids``, and these with ``_of_blocks_N`` [T']: ``bei.engine.grid_positions``.
     - ``position_shares_N`` float32 [T', N * N]: ``bei.engine.image_positions``.
     - ``token_seq_lens`` [T']: per token, how many tokens its sequence has.
     - ``sequence_ids`` [T']: per token, the number of its sequence.
@@ -278,6 +280,7 @@ def graph_inputs(
         name = next(name for name in names if name.startswith(_IMAGE_FEATURES))
         features = _features(int(name.removeprefix(_IMAGE_FEATURES)), batch, sizes.tokens)
         tensors[name], tensors[FEATURE_SLOTS] = features
+    tensors.update(grid_positions.axis_inputs(names, batch, position_ids))
     for name in names:
         if name.startswith(_PIXEL_LEVELS):
             tensors[name] = _levels(int(name.removeprefix(_PIXEL_LEVELS)), batch, sizes.tokens)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bei.artifact.image_processor import ImageProcessor
+from bei.artifact.image_processor import MOST_STRETCHED, ImageProcessor
 from bei.artifact.image_sequence import ImageSequence
 from bei.core import Encoding, ImagePatches, Levels, UInt8Array
 from bei.errors import InvalidImageError
@@ -28,7 +28,7 @@ _LEAST_SCALE, _MOST_SCALE, _SCALE_TOLERANCE = 1e-6, 100.0, 1e-5
 
 class ImageEncoder:
     """Encodings of images for a tower with patches of ``patch_size`` pixels, of images of ``image_size`` (height and
-    width), or of any that the processor makes (``max_num_patches``), behind ``num_leading`` tokens without pixels.
+    width), or of any that the processor makes (``most_patches``), behind ``num_leading`` tokens without pixels.
     ``sequence``: how a decoder reads the tower's states; None: none does. ``num_tokens``: of an image, at most. Safe in
     threads."""
 
@@ -49,7 +49,8 @@ class ImageEncoder:
         self._num_leading = num_leading
         self._limits = limits
         height, width = image_size
-        most = processor.max_num_patches or (height // patch_size) * (width // patch_size)
+        self._has_one_size = processor.most_patches(patch_size) is None
+        most = processor.most_patches(patch_size) or (height // patch_size) * (width // patch_size)
         self.num_tokens = most + num_leading if sequence is None else sequence.num_tokens(most + num_leading)
 
     def encode(
@@ -71,7 +72,7 @@ class ImageEncoder:
         """The image as the processor makes it, before normalization: [height, width, 3]."""
         levels = processed(decoded(source, self._limits), self._processor, self._patch_size, source.param)
         # A processor that does not resize.
-        if not self._processor.max_num_patches and levels.shape[:2] != self._image_size:
+        if self._has_one_size and levels.shape[:2] != self._image_size:
             height, width = self._image_size
             raise InvalidImageError(
                 f"An image has {levels.shape[1]} x {levels.shape[0]} pixels, and the model reads {width} x {height} "
@@ -82,15 +83,18 @@ class ImageEncoder:
 
     def encoding_of(self, levels: Levels) -> Encoding:
         """The encoding of an image that is processed, [height, width, 3]."""
-        rows, size = patches(levels, self._patch_size, self._num_leading), self._patch_size
+        sequence, size = self._sequence, self._patch_size
+        side = 1 if sequence is None else sequence.side
+        rows = patches(levels, size, self._num_leading, side)
         grid = (levels.shape[0] // size, levels.shape[1] // size)
         digest = hashlib.blake2b(rows.data, digest_size=_DIGEST_BYTES)
         digest.update(np.array(grid, np.int32).data)  # the same patches can stand in rows of another length
-        image, sequence = ImagePatches(rows, digest.digest(), grid), self._sequence
+        image = ImagePatches(rows, digest.digest(), grid)
         if sequence is None:
             return Encoding(np.zeros(len(rows), np.int32), image=image)
-        ids = np.array([*sequence.before, *[sequence.token_id] * len(rows), *sequence.after], np.int32)
-        places = np.arange(len(sequence.before), len(sequence.before) + len(rows), dtype=np.int32)
+        num_states = len(rows) // side**2
+        ids = np.array([*sequence.before, *[sequence.token_id] * num_states, *sequence.after], np.int32)
+        places = np.arange(len(sequence.before), len(sequence.before) + num_states, dtype=np.int32)
         return Encoding(ids, image=image._replace(places=places))
 
 
@@ -99,6 +103,13 @@ def processed(image: Image, processor: ImageProcessor, patch_size: int, param: s
     transformers.image_transforms on Pillow. Raises InvalidImageError for a stripe whose resized form would be huge."""
     from PIL.Image import Resampling
 
+    short, long = sorted(image.size)
+    if processor.bounds and long > MOST_STRETCHED * short:
+        raise InvalidImageError(
+            f"An image has {image.width} x {image.height} pixels, and the model reads none whose longer side is more "
+            f"than {MOST_STRETCHED} times the shorter: crop it.",
+            param,
+        )
     if size := _resized(image.height, image.width, processor, patch_size):
         height, width = size
         if height * width > _MOST_RESIZED_PIXELS:
@@ -116,6 +127,8 @@ def processed(image: Image, processor: ImageProcessor, patch_size: int, param: s
 
 def _resized(height: int, width: int, processor: ImageProcessor, patch_size: int) -> tuple[int, int] | None:
     """Height and width after resizing; None: it is not resized."""
+    if processor.bounds:
+        return processor.bounds.size(height, width)
     if processor.max_num_patches:
         return whole_patches(height, width, patch_size, processor.max_num_patches)
     if processor.shortest_edge is None:
@@ -156,11 +169,11 @@ def _centre(levels: UInt8Array, height: int, width: int) -> UInt8Array:
     return padded[max(0, top) : min(tall, top + height), max(0, left) : min(wide, left + width)]
 
 
-def patches(levels: Levels, size: int, num_leading: int) -> Levels:
+def patches(levels: Levels, size: int, num_leading: int, side: int = 1) -> Levels:
     """Rows of patches (``ImagePatches.levels``) of ``levels`` [height, width, 3], behind ``num_leading`` rows of
-    zeros."""
-    height, width = levels.shape[0] // size, levels.shape[1] // size
-    rows = np.zeros((num_leading + height * width, 3 * size * size), levels.dtype)
-    cut = levels.reshape(height, size, width, size, 3).transpose(0, 2, 1, 3, 4)
-    rows[num_leading:].reshape(height, width, size, size, 3)[...] = cut
+    zeros, block by block of ``side`` by ``side`` patches."""
+    height, width = levels.shape[0] // size // side, levels.shape[1] // size // side
+    rows = np.zeros((num_leading + height * width * side * side, 3 * size * size), levels.dtype)
+    cut = levels.reshape(height, side, size, width, side, size, 3).transpose(0, 3, 1, 4, 2, 5, 6)
+    rows[num_leading:].reshape(height, width, side, side, size, size, 3)[...] = cut
     return rows

@@ -19,7 +19,8 @@ MOST_STATES_BYTES = 1 << 27
 
 
 class ImageReading(NamedTuple):
-    """How a decoder reads images: the ``width`` of the tower's states, and what steps of both engines cost."""
+    """How a decoder reads images: the ``width`` of the tower's rows, one a token of it, and what steps of both engines
+    cost."""
 
     width: int
     tower_costs: CostModel

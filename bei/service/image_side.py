@@ -22,7 +22,7 @@ from bei.service.admission import Demand
 class ImageSide:
     """``costs``: of steps of the image tower's engine. ``image_size``: height and width of what it reads.
     ``num_states``: the tower's tokens of an image, at most. ``decoder_costs``: of steps of the engine that reads its
-    states, of ``width`` numbers each; None: no decoder does."""
+    states, with ``width`` numbers for each of the tower's tokens; None: no decoder does."""
 
     encoder: ImageEncoder
     costs: CostModel
@@ -81,7 +81,7 @@ def image_side_of(
     )
     if not tower.sequence:
         return ImageSide(encoder, costs, tower.image_size, tower.max_seq_len)
-    return ImageSide(encoder, costs, tower.image_size, tower.max_seq_len, text_costs, tower.sequence.width)
+    return ImageSide(encoder, costs, tower.image_size, tower.max_seq_len, text_costs, tower.sequence.row_width)
 
 
 def no_images(name: str, param: str) -> InvalidImageError:

@@ -1,4 +1,4 @@
-"""ColPali in several processes, and in jobs over files: the vectors of transformers' class."""
+"""ColPali and ColQwen2 in several processes, and in jobs over files: the vectors of transformers' classes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,23 @@ from bei.artifact.manifest import Artifact
 from bei.config.devices import usable_cores
 from bei.core import Float32Array
 from tests.e2e.process import DEADLINE_S, Server, run, serve
+from tests.support import colpali, colqwen2
 from tests.support.builds import build_artifact
-from tests.support.colpali import library_rows, save_colpali
 from tests.support.two_towers import data_url, drawn_files
 
 FILES = drawn_files()[:12]
 TEXTS = ["hello world", "what is it?"]
 
 
+@pytest.fixture(scope="module", params=["colpali", "colqwen2"])
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_colpali(tmp_path_factory.mktemp("checkpoint") / "colpali")
+def checkpoint(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    save = {"colpali": colpali.save_colpali, "colqwen2": colqwen2.save_colqwen2}[family]
+    return save(tmp_path_factory.mktemp("checkpoint") / family)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +41,8 @@ def artifact(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Arti
 
 
 @pytest.fixture(scope="module")
-def expected(checkpoint: Path) -> list[Float32Array]:
+def expected(family: str, checkpoint: Path) -> list[Float32Array]:
+    library_rows = {"colpali": colpali.library_rows, "colqwen2": colqwen2.library_rows}[family]
     return library_rows(checkpoint, FILES, TEXTS)
 
 

@@ -17,8 +17,8 @@ from tests.bei_build.families import jina, lfm2, nomic
 from tests.bei_build.families import nomic_vision as vision_of_nomic
 from tests.hub_matrix import shapes, stored, stored_modules, tokenizers
 from tests.hub_matrix.structures import ImagesOf, Late, Settings, Structure, Template
+from tests.support import colpali, colqwen2
 from tests.support.checkpoints import Normalize, bpe_tokenizer, read_tensors, unigram_tokenizer, wordpiece_tokenizer
-from tests.support.colpali import library_rows, save_colpali
 from tests.support.listwise import OwnCode, save_listwise
 from tests.support.two_towers import library_vectors, save_naflex, save_siglip, save_tower, tower_vectors
 
@@ -137,13 +137,17 @@ def nomic_vision() -> Structure:
     return Structure("embed", prepare=(vision_of_nomic.save,), files=files, images=vectors)
 
 
-def colpali() -> Structure:
-    """A decoder that reads images, with a vector for each token."""
+def decoder_of_images(
+    hf_class: str,
+    save: Callable[[Path], Path],
+    rows: Callable[[Path, list[bytes], list[str]], Sequence[Float32Array]],
+) -> Structure:
+    """A decoder that reads images, with a vector for each token. ``rows``: the library's, of images and of texts."""
 
     def vectors(folder: Path, files: list[bytes]) -> Sequence[Float32Array]:
-        return library_rows(folder, files, [])
+        return rows(folder, files, [])
 
-    return replace(_of_images("ColPaliForRetrieval", save_colpali, vectors), task="embed_tokens")
+    return replace(_of_images(hf_class, save, vectors), task="embed_tokens")
 
 
 def _of_images(hf_class: str, save: Callable[[Path], Path], vectors: ImagesOf) -> Structure:
@@ -255,7 +259,8 @@ KINDS: dict[str, Callable[..., Structure]] = {
     "naflex": partial(two_towers, "Siglip2Model", save_naflex),
     "image_tower": image_tower,
     "nomic_vision": nomic_vision,
-    "colpali": colpali,
+    "colpali": partial(decoder_of_images, "ColPaliForRetrieval", colpali.save_colpali, colpali.library_rows),
+    "colqwen2": partial(decoder_of_images, "ColQwen2ForRetrieval", colqwen2.save_colqwen2, colqwen2.library_rows),
     "lfm2_5": partial(embedder, **_LFM2_5, pooling="cls", tokenizer=tokenizers.plain),
     "lfm2_5_late_interaction": partial(late_interaction, **_LFM2_5),
     "reranker": partial(Structure, "rerank", labels=1, function="sigmoid"),

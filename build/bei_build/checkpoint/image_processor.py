@@ -9,7 +9,14 @@ from typing import Any, TypeGuard, get_args
 
 import msgspec
 
-from bei.artifact.image_processor import FRACTION_FILTERS, ImageProcessor, Resample, processor_faults
+from bei.artifact.image_processor import (
+    FRACTION_FILTERS,
+    MOST_PATCHES,
+    ImageProcessor,
+    PixelBounds,
+    Resample,
+    processor_faults,
+)
 from bei.errors import CheckpointError
 from bei_build.files.json_settings import read_object
 
@@ -39,6 +46,8 @@ _SIGLIP = {
     "image_mean": (0.5, 0.5, 0.5),
     "image_std": (0.5, 0.5, 0.5),
 }
+# Of Qwen2-VL's processor: the frames and patches, a side, that its models join.
+_FRAMES, _MERGED = 2, 2
 # What transformers' classes take where the file says nothing. DINOv2 has BiT's.
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "CLIP": _CLIP,
@@ -47,6 +56,12 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "Bit": _CLIP,
     "DINOv3ViT": {**_SIGLIP, "resample": 2, "image_mean": _IMAGENET_MEAN, "image_std": _IMAGENET_STD},
     "Siglip2": {**_SIGLIP, "resample": 2, "size": None, "patch_size": 16, "max_num_patches": 256},
+    "Qwen2VL": {
+        **_CLIP,
+        **{"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}, "min_pixels": None, "max_pixels": None},
+        **{"do_center_crop": False, "crop_size": None},
+        **{"patch_size": 14, "temporal_patch_size": _FRAMES, "merge_size": _MERGED},
+    },
 }
 # Processors that pass images of other modes on as they are, which their models refuse: as RGB they can be read.
 _OF_ANY_MODE = ("ViT", "DINOv3ViT", "Siglip2")
@@ -123,8 +138,10 @@ class _Settings:
             )
         if not values["do_convert_rgb"] and kind not in _OF_ANY_MODE:
             raise self._unsupported("do_convert_rgb", "images are always read as RGB")
-        shortest, exact = None, None
-        if "max_num_patches" in values:
+        shortest, exact, bounds = None, None, None
+        if kind == "Qwen2VL":
+            bounds = self._bounds(values)
+        elif "max_num_patches" in values:
             if not values["do_resize"] or values["size"] is not None:
                 raise self._unsupported("do_resize", "images are resized to max_num_patches patches, and to no size")
         elif values["do_resize"]:
@@ -142,10 +159,35 @@ class _Settings:
             std=self._channels("image_std", values["image_std"]) if normalizes else (1.0, 1.0, 1.0),
             max_num_patches=self._count("max_num_patches", values),
             fractions=(kind in _WITH_FRACTIONS and bool(values["do_resize"])) or msgspec.UNSET,
+            bounds=bounds or msgspec.UNSET,
         )
         if fault := next(processor_faults(found), None):
             raise CheckpointError(f"{self.path}: {fault}. Download the checkpoint again.")
         return found
+
+    def _bounds(self, values: Mapping[str, Any]) -> PixelBounds:
+        """The pixels of images that keep their proportions."""
+        for name, only in (("do_resize", True), ("temporal_patch_size", _FRAMES), ("merge_size", _MERGED)):
+            if values[name] != only or isinstance(only, bool) != isinstance(values[name], bool):
+                raise self._unsupported(name, f"bei reads {only} of this image processor")
+        size, edges = values["size"], ("shortest_edge", "longest_edge")
+        if not isinstance(size, dict) or not set(size) <= {*edges, "min_pixels", "max_pixels"}:
+            raise self._unsupported("size", "bei reads a shortest_edge and a longest_edge, both as numbers of pixels")
+        found = []
+        for name, edge in zip(("min_pixels", "max_pixels"), edges, strict=True):
+            count = size.get(edge) if values[name] is None else values[name]
+            if not _is_side(count):
+                raise self._unsupported(name, f"it, or size.{edge}, must be a number of pixels")
+            found.append(count)
+        bounds = PixelBounds(fewest=found[0], most=found[1], multiple=values["patch_size"] * _MERGED)
+        most = bounds.most_multiples * _MERGED**2
+        if most > MOST_PATCHES:
+            raise self._unsupported(
+                "size" if values["max_pixels"] is None else "max_pixels",
+                f"images of up to {found[1]} pixels, and stripes, have up to {most} patches, and bei reads "
+                f"{MOST_PATCHES} at most: write a lower number of pixels into the file",
+            )
+        return bounds
 
     def _check_fractions(self, values: Mapping[str, Any], exact: tuple[int, int] | None) -> None:
         """Refuse what such processors' resizing of fractions is not read for."""

@@ -18,7 +18,7 @@ from bei.artifact.manifest import EngineRequirements, ImageTower, SpecSummary, T
 from bei.core import Limits
 from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError, UnsupportedArchitectureError
 from bei_build.checkpoint.checkpoint import Checkpoint
-from bei_build.checkpoint.colpali import image_sequence
+from bei_build.checkpoint.decoder_processor import image_sequence
 from bei_build.checkpoint.image_processor import has_image_processor, read_image_processor
 from bei_build.checkpoint.locate import Location, check_entries
 from bei_build.checkpoint.remote_code import check_remote_code
@@ -32,6 +32,9 @@ from bei_build.spec.model_spec import ModelSpec, Output
 from bei_build.spec.parts import LayerSpec, PatchesSpec
 from bei_build.tokenizer.library_tokenizer import TokenizerSettings
 from bei_build.weights.tensor_store import check_weights
+
+# Height and width of the canary of a tower that reads images of nearly any size: one that a step has in a moment.
+_CANARY = (224, 224)
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,8 @@ def read_image_tower(checkpoint: Checkpoint) -> ImageCheckpoint | None:
     spec, sequence = read.spec, None
     embedding = checkpoint.spec.head("embedding")
     if vision.is_read_by_decoder:
-        sequence = image_sequence(checkpoint, read.max_tokens)
+        assert spec.embeddings.patches is not None, "families of images have them"
+        sequence = image_sequence(checkpoint, spec.embeddings.patches, read.max_tokens)
     elif embedding is None or embedding.dimension(checkpoint.spec.hidden_size) != spec.dimensions["embedding"]:
         raise CheckpointError(
             f"{folder / 'config.json'} gives vectors of images another width than those of texts. Download "
@@ -204,7 +208,7 @@ def _tower(folder: Path, architecture: str, vision: VisionFamily) -> _Tower:
     processor = read_image_processor(folder, patches.size, count)
     assert processor is not None, "the caller has asked"
     config.return_dict, config.chunk_size_feed_forward = True, 0
-    most = processor.max_num_patches
+    most = processor.most_patches(patches.size)
     if bool(most) != patches.fits_images:
         raise CheckpointError(
             f"{folder / 'preprocessor_config.json'} is of images of {'many sizes' if most else 'one size'}, and "
@@ -212,9 +216,10 @@ def _tower(folder: Path, architecture: str, vision: VisionFamily) -> _Tower:
         )
     if most:
         side = isqrt(most) * patches.size
+        canary = processor.bounds.size(*_CANARY) if processor.bounds else (side, side)
         patches = replace(patches, scales=processor.scales, shifts=processor.shifts)
         spec = replace(spec, embeddings=replace(spec.embeddings, patches=patches))
-        return _Tower(config, spec, processor, (side, side), most)
+        return _Tower(config, spec, processor, canary, most)
     size = processor.output_size
     if not vision.resizes_positions or size is None:
         if size not in (None, (config.image_size, config.image_size)):

@@ -17,7 +17,7 @@ from bei.artifact.manifest import CheckpointSource
 from bei.artifact.store import sha256_of_file
 from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 from bei.utils.libraries import importing
-from bei_build.checkpoint import colpali, gliner2
+from bei_build.checkpoint import decoder_processor, gliner2
 from bei_build.checkpoint.adapter_folder import with_base
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.colbert import Sides, roles_of
@@ -113,7 +113,7 @@ def read_checkpoint(
         files = with_task_prompts(files, getattr(config, "task_instructions", None))
     if chosen and chosen.names:
         files = with_adapters_prompt(files, chosen, getattr(config, "task_instructions", None))
-    files = colpali.with_prompts(files, family)
+    files = decoder_processor.with_prompts(files, family)
     spec = _spec(family, config, architecture)
     tokenizer_settings = TokenizerSettings(
         tokenizer_choice,
@@ -124,7 +124,7 @@ def read_checkpoint(
         ends_in_eos=getattr(config, "ends_in_eos", False),
         added=(*own_tokens(config), *gliner2.own_tokens(config)),
         model_type=family.model_type if hasattr(config, "gliner") else "",
-        around=colpali.around_texts(folder, family),
+        around=decoder_processor.around_texts(folder, family),
     )
     library = open_tokenizer(folder, tokenizer_settings)
     check_model(stored, library, tokenizer_settings)
@@ -152,7 +152,7 @@ def read_checkpoint(
     check_attention(spec, attention, config, longest)
     if longest <= (special := tokenizer.num_special_tokens_to_add(is_pair=False)):
         raise CheckpointError(f"max_seq_len {longest} leaves no room beside the {special} special tokens of a text.")
-    tokenization = colpali.with_refused_text(tokenization_of(library), family)
+    tokenization = decoder_processor.with_refused_text(tokenization_of(library), family)
     if family.fills_texts:
         spec = replace(spec, filling_id=filling_id_of(spec, library, tokenizer, folder, longest))
         tokenization = msgspec.structs.replace(tokenization, filling_id=spec.filling_id)

@@ -19,6 +19,7 @@ from bei_build.families import (
     clip,
     cohere,
     colpali,
+    colqwen2,
     deberta,
     dinov2,
     dinov3,
@@ -130,6 +131,7 @@ FAMILIES: tuple[Family, ...] = (
     gemma.GEMMA3_FAMILY,
     embedding_gemma2.FAMILY,
     colpali.FAMILY,
+    colqwen2.FAMILY,
     cohere.FAMILY,
     cohere.COHERE2_FAMILY,
     smollm3.FAMILY,
@@ -163,6 +165,7 @@ VISION_FAMILIES: Mapping[str, VisionFamily] = {
         dinov3.VISION,
         nomic_vision.VISION,
         colpali.VISION,
+        colqwen2.VISION,
     )
     for name in vision.family.architectures
 }

@@ -8,6 +8,7 @@ concatenated.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,7 +22,9 @@ from bei_build.onnx_graph.word_scores import emit_word_scores
 from bei_build.onnx_graph.writer import GraphWriter
 from bei_build.spec.dtypes import DType, FloatArray
 from bei_build.spec.head_layers import (
+    DivideRowsSpec,
     HeadLayer,
+    JoinRowsSpec,
     LabelScoresSpec,
     LikelihoodSpec,
     ScaledTanhSpec,
@@ -55,6 +58,10 @@ class HeadEmitter:
                     layer.pooling, None
                 )
                 value = emit_label_scores(graph, self._read, value, text, layer, f"{name}.token_layers.{index}")
+                continue
+            if isinstance(layer, JoinRowsSpec | DivideRowsSpec):
+                width = replace(head, token_layers=head.token_layers[: index + 1]).dimension(self._spec.hidden_size)
+                value = graph.op("Reshape", [value, graph.constant([-1, width])], f"{name}.token_layers.{index}")
                 continue
             value = self._layer(layer, value, f"{name}.token_layers.{index}", in_fp32=in_fp32)
         if head.attention_pool:

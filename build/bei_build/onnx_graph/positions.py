@@ -5,15 +5,21 @@ Values that depend on positions alone are emitted once per graph and shared by a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from bei_build.onnx_graph.writer import GraphWriter
-from bei_build.spec.dtypes import DType
+from bei_build.spec.dtypes import DType, FloatArray
 from bei_build.spec.parts import AttentionSpec, DisentangledSpec, RopeSpec
-from bei_build.spec.position_tables import alibi_slopes, disentangled_rows, rotation_angles, turns_long_texts
+from bei_build.spec.position_tables import (
+    alibi_slopes,
+    columns_of_axes,
+    disentangled_rows,
+    rotation_angles,
+    turns_long_texts,
+)
 
 RELATIVE_BIAS = "relative_bias.table"  # [2 * max_seq_len - 1, heads]
 
@@ -21,9 +27,8 @@ RELATIVE_BIAS = "relative_bias.table"  # [2 * max_seq_len - 1, heads]
 class Rotations:
     """Rotary positions of packed queries and keys. Tables end at ``max_seq_len``, the longest sequence."""
 
-    def __init__(self, graph: GraphWriter, position_ids: str, max_seq_len: int) -> None:
+    def __init__(self, graph: GraphWriter, max_seq_len: int) -> None:
         self._graph = graph
-        self._position_ids = position_ids
         self._max_seq_len = max_seq_len
         self._tables: dict[RopeSpec, tuple[str, str]] = {}
 
@@ -47,20 +52,51 @@ class Rotations:
     def _emit_tables(self, spec: RopeSpec) -> tuple[str, str]:
         """Cosines and sines of every token, [T, 1, rotary_dim / 2], in the compute type."""
         graph, name = self._graph, f"rope.{len(self._tables)}"
-        rows, angles = self._position_ids, rotation_angles(spec, self._max_seq_len)
+        angles = rotation_angles(spec, self._max_seq_len)
+        found = {
+            kind: (function(angles) * spec.factor).astype(np.float32)
+            for kind, function in (("cos", np.cos), ("sin", np.sin))
+        }
+        of_tokens = self._of_axes(spec, found, name) if spec.axes else self._of_places(spec, found, name)
+        tables = []
+        for kind, of_token in of_tokens.items():
+            per_head = graph.op("Unsqueeze", [of_token, graph.constant([1])], f"{name}.{kind}.per_head")
+            tables.append(graph.cast(per_head, graph.types.compute, f"{name}.{kind}"))
+        self._tables[spec] = (tables[0], tables[1])
+        return self._tables[spec]
+
+    def _of_places(self, spec: RopeSpec, tables: Mapping[str, FloatArray], name: str) -> dict[str, str]:
+        """The rows of ``tables`` at each token's place in its sequence."""
+        graph = self._graph
+        rows = graph.input("position_ids", DType.INT32, ["T"])
         if turns_long_texts(spec, self._max_seq_len):
             lengths = graph.input("token_seq_lens", DType.INT32, ["T"])
             is_long = graph.op("Greater", [lengths, graph.constant(spec.long_from, np.int32)], f"{name}.is_long")
             below = graph.op("Add", [rows, graph.constant(self._max_seq_len, np.int32)], f"{name}.below")
             rows = graph.op("Where", [is_long, below, rows], f"{name}.rows")
-        tables = []
-        for kind, function in (("cos", np.cos), ("sin", np.sin)):
-            table = graph.fp32(f"{name}.{kind}.table", (function(angles) * spec.factor).astype(np.float32))
-            of_token = graph.op("Gather", [table, rows], f"{name}.{kind}.of_token", axis=0)
-            per_head = graph.op("Unsqueeze", [of_token, graph.constant([1])], f"{name}.{kind}.per_head")
-            tables.append(graph.cast(per_head, graph.types.compute, f"{name}.{kind}"))
-        self._tables[spec] = (tables[0], tables[1])
-        return self._tables[spec]
+        return {
+            kind: graph.op(
+                "Gather", [graph.fp32(f"{name}.{kind}.table", table), rows], f"{name}.{kind}.of_token", axis=0
+            )
+            for kind, table in tables.items()
+        }
+
+    def _of_axes(self, spec: RopeSpec, tables: Mapping[str, FloatArray], name: str) -> dict[str, str]:
+        """The rows of ``tables``, each column at the token's place on its axis."""
+        graph, axes = self._graph, columns_of_axes(spec)
+        order = np.argsort([column for columns in axes.values() for column in columns])
+        found = {}
+        for kind, table in tables.items():
+            parts = []
+            for axis, columns in axes.items():
+                own = graph.fp32(f"{name}.{kind}.{axis}.table", np.ascontiguousarray(table[:, columns]))
+                rows = graph.input(axis, DType.INT32, ["T"])
+                parts.append(graph.op("Gather", [own, rows], f"{name}.{kind}.{axis}", axis=0))
+            joined = graph.op("Concat", parts, f"{name}.{kind}.joined", axis=1)
+            found[kind] = joined
+            if (np.diff(order) != 1).any():
+                found[kind] = graph.op("Gather", [joined, graph.constant(order)], f"{name}.{kind}.of_token", axis=1)
+        return found
 
 
 class ScoreBiases:

@@ -422,7 +422,7 @@ class _TransformerEmitter:
             heads = self._norm(heads, spec.qk_norm, f"{name}_norm", scale)
         if spec.rope:
             if self._rotations is None:
-                self._rotations = Rotations(graph, self._position_ids(), self._max_seq_len)
+                self._rotations = Rotations(graph, self._max_seq_len)
             heads = self._rotations.emit(heads, spec.rope, spec.head_dim, f"{name}.turned")
         return graph.op("Reshape", [heads, graph.constant([0, num_heads * spec.head_dim])], f"{name}.packed")
 

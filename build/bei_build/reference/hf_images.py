@@ -58,9 +58,20 @@ class HFImageReference:
         rows = []
         with self._torch.inference_mode():
             for content in files:
-                found = getattr(self._model(**self.inputs(content)), self._output)[0]
+                found = getattr(self._model(**self._with_positions(self.inputs(content))), self._output)[0]
                 rows.append((found if found.ndim == 1 or self._per_token else found[0]).numpy())
         return rows
+
+    def _with_positions(self, inputs: Any) -> Any:
+        """``inputs`` with the positions on three axes that the class's own language model counts, where it does:
+        ColQwen2's class of transformers 5 passes none on, unlike that of 4."""
+        count = getattr(getattr(self._model, "vlm", None), "get_rope_index", None)
+        if count is None:
+            return inputs
+        ids, token = inputs["input_ids"], self._model.config.vlm_config.image_token_id
+        grids, mask = inputs["image_grid_thw"], inputs["attention_mask"]
+        positions, _ = count(ids, mm_token_type_ids=(ids == token).int(), image_grid_thw=grids, attention_mask=mask)
+        return {**inputs, "position_ids": positions}
 
     def inputs(self, content: bytes) -> Any:
         """What the image processor makes of a file for the model: ``pixel_values``, a float32 tensor [1, 3, height,

@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
-from bei_build.spec.head_layers import LabelScoresSpec, LikelihoodSpec, SpanScoresSpec, WordScoresSpec
+from bei_build.spec.head_layers import (
+    DivideRowsSpec,
+    JoinRowsSpec,
+    LabelScoresSpec,
+    LikelihoodSpec,
+    SpanScoresSpec,
+    WordScoresSpec,
+)
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
 from bei_build.spec.parts import AttentionSpec, DenseSpec, LatentAttentionSpec, LayerSpec, MLPSpec
 
@@ -63,12 +70,18 @@ def visible_pairs(spec: AttentionSpec, length: int) -> int:
 
 def _head_flops(head: HeadSpec, num_tokens: int, num_sequences: int) -> int:
     rows = num_sequences if head.pooling else num_tokens
-    on_tokens = sum(_head_layer_flops(layer) for layer in head.token_layers)
+    total, joined = 0, 1
+    for layer in head.token_layers:
+        if isinstance(layer, JoinRowsSpec):
+            joined *= layer.count
+        elif isinstance(layer, DivideRowsSpec):
+            joined //= layer.count
+        total += num_tokens * _head_layer_flops(layer) // joined
     on_rows = sum(_head_layer_flops(layer) for layer in head.layers)
     if pool := head.attention_pool:
-        on_tokens += 4 * pool.width * pool.width + 4 * pool.width  # keys and values, scores and context
+        total += num_tokens * (4 * pool.width * pool.width + 4 * pool.width)  # keys and values, scores and context
         on_rows += 4 * pool.width * (pool.width + pool.intermediate_size)
-    return num_tokens * on_tokens + rows * on_rows
+    return total + rows * on_rows
 
 
 def _head_layer_flops(layer: object) -> int:

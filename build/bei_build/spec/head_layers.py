@@ -161,6 +161,20 @@ class LikelihoodSpec:
 
 
 @dataclass(frozen=True)
+class JoinRowsSpec:
+    """The rows of every ``count`` tokens that follow each other are joined to one."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class DivideRowsSpec:
+    """Each row is divided into ``count`` ones, of as many tokens."""
+
+    count: int
+
+
+@dataclass(frozen=True)
 class ScaledTanhSpec:
     """``beta * tanh(alpha * x + bias)`` (arXiv:2503.10622) with vectors ``{name}.alpha``, ``.beta`` and ``.bias``."""
 
@@ -172,6 +186,8 @@ HeadLayer: TypeAlias = (
     DenseSpec
     | NormLayerSpec
     | ActivationSpec
+    | JoinRowsSpec
+    | DivideRowsSpec
     | ScaledTanhSpec
     | NormalizeSpec
     | LatentAttentionSpec

@@ -14,7 +14,9 @@ from typing import Literal
 from bei.core import Encoding, Expansion, expanded
 from bei_build.spec.adapters import AdaptersSpec, factor_weights
 from bei_build.spec.head_layers import (
+    DivideRowsSpec,
     HeadLayer,
+    JoinRowsSpec,
     LabelScoresSpec,
     LikelihoodSpec,
     ScaledTanhSpec,
@@ -225,4 +227,8 @@ def _width(layers: tuple[HeadLayer, ...], width: int) -> int:
             width = layer.out_features
         elif isinstance(layer, SpanScoresSpec | WordScoresSpec | LikelihoodSpec | LabelScoresSpec):
             width = layer.columns
+        elif isinstance(layer, JoinRowsSpec):
+            width *= layer.count
+        elif isinstance(layer, DivideRowsSpec):
+            width //= layer.count
     return width

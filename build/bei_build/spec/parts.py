@@ -88,7 +88,8 @@ class PatchesSpec:
     build time to those of an image, ``grid`` (rows, columns), with ``antialias`` or without; None: it is for the
     model's images. ``fits_images``: it is for such a square, and is resized to each image as it is computed
     (``bei.engine.image_positions``). ``flat``: the matrix is stored as [width, numbers of a patch], in the order of its
-    pixels, or of its channels; else it is stored as a convolution's.
+    pixels, or of its channels; else it is stored as a convolution's. ``block_side``: patches come block by block, each
+    of so many a side.
     """
 
     size: int
@@ -102,6 +103,7 @@ class PatchesSpec:
     flat: Literal["", "pixels", "channels"] = ""
     registers: int = 0
     antialias: bool = False
+    block_side: int = 1
 
     @property
     def num_leading(self) -> int:
@@ -163,6 +165,10 @@ class RopeSpec:
     behind them, in so many rows and columns, the first half of ``inv_freq`` rotates by the row and the other by the
     column, each times ``grid_scale`` (EVA-02, arXiv:2303.11331), or, if ``centred``, by the place of the patch's middle
     between -1 and 1 (DINOv3, arXiv:2508.10104).
+
+    With ``axes`` tokens have positions on three axes (``bei.engine.grid_positions``), and each of ``inv_freq`` rotates
+    by that on one of them: 0 time, 1 rows, 2 columns. ``block_side``: tokens are patches of images of any size, in
+    order of blocks of so many patches a side; None: they are texts', and images' among them.
     """
 
     inv_freq: tuple[float, ...]
@@ -174,6 +180,8 @@ class RopeSpec:
     grid_scale: tuple[float, float] = (1.0, 1.0)
     num_leading: int = 1
     centred: bool = False
+    axes: tuple[int, ...] = ()
+    block_side: int | None = None
 
     @property
     def rotary_dim(self) -> int:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from bei.engine.grid_positions import axis_ids
 from bei.engine.packing import position_ids_but
 from bei_build.spec.parts import DisentangledSpec, EmbeddingsSpec, RelativeBiasSpec, RopeSpec
 
@@ -69,6 +70,15 @@ def rotation_angles(spec: RopeSpec, max_seq_len: int) -> npt.NDArray[np.float32]
 def turns_long_texts(spec: RopeSpec, max_seq_len: int) -> bool:
     """True if a sequence can be long enough to rotate by ``long_inv_freq``."""
     return spec.long_inv_freq is not None and spec.long_from < max_seq_len
+
+
+def columns_of_axes(spec: RopeSpec) -> dict[str, list[int]]:
+    """The tensors of ``bei.engine.packing.graph_inputs`` by which a token rotates, and which of its frequencies each
+    of them turns."""
+    return {
+        axis_ids(axis, spec.block_side): [place for place, own in enumerate(spec.axes) if own == axis]
+        for axis in sorted(set(spec.axes))
+    }
 
 
 def alibi_slopes(num_heads: int) -> npt.NDArray[np.float32]:

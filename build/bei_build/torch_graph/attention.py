@@ -79,7 +79,8 @@ class Attention(nn.Module):
         self._readers = ("query",) if cross else ("query", "key", "value")
         # DeBERTa's table goes through query and key separately.
         self.joinable = () if spec.disentangled else (("key", "value") if cross else self._readers,)
-        self._is_rotation_fused = spec.rope is not None and options.fusions.has("rotation")
+        # The kernel turns by one place of a token.
+        self._is_rotation_fused = spec.rope is not None and not spec.rope.axes and options.fusions.has("rotation")
 
     def _add_disentangled(self, hidden_size: int, options: TensorOptions) -> None:
         spec, positions = self._spec, self._spec.disentangled

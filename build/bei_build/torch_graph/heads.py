@@ -14,7 +14,9 @@ from torch.nn import functional
 
 from bei.errors import CompileError
 from bei_build.spec.head_layers import (
+    DivideRowsSpec,
     HeadLayer,
+    JoinRowsSpec,
     LabelScoresSpec,
     LikelihoodSpec,
     ScaledTanhSpec,
@@ -63,6 +65,10 @@ class _Layer:
             return self.module(value, step)  # type: ignore[no-any-return]
         if self.module is not None:
             return self.module(value)  # type: ignore[no-any-return]
+        if isinstance(self.spec, JoinRowsSpec):
+            return value.reshape(-1, self.spec.count * value.shape[1])
+        if isinstance(self.spec, DivideRowsSpec):
+            return value.reshape(-1, value.shape[1] // self.spec.count)
         if isinstance(self.spec, ActivationSpec):
             return activated(value, self.spec.activation)
         return functional.normalize(value, dim=-1)

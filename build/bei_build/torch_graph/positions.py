@@ -9,7 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from bei_build.spec.parts import DisentangledSpec, RelativeBiasSpec, RopeSpec
-from bei_build.spec.position_tables import disentangled_rows, relative_buckets, rotation_angles, turns_long_texts
+from bei_build.spec.position_tables import (
+    columns_of_axes,
+    disentangled_rows,
+    relative_buckets,
+    rotation_angles,
+    turns_long_texts,
+)
 from bei_build.torch_graph.norms import Norm
 from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.parameters import Table, TensorOptions
@@ -25,7 +31,11 @@ class Rotation(nn.Module):
         self._key = f"rotation {number}"
         self._max_seq_len = max_seq_len
         self._has_long = turns_long_texts(spec, max_seq_len)
-        self.reads = ("position_ids", "token_seq_lens") if self._has_long else ("position_ids",)
+        self._axes = columns_of_axes(spec)
+        self.reads = tuple(self._axes) or ("position_ids", *(("token_seq_lens",) if self._has_long else ()))
+        self.order: Tensor
+        order = np.argsort([column for columns in self._axes.values() for column in columns])
+        self.register_buffer("order", torch.from_numpy(order).to(device), persistent=False)
         angles = rotation_angles(spec, max_seq_len)
         for name, function in (("cos", np.cos), ("sin", np.sin)):
             table = torch.from_numpy((function(angles) * spec.factor).astype(np.float32))
@@ -61,9 +71,15 @@ class Rotation(nn.Module):
 
     def _of_tokens(self, step: PackedStep) -> tuple[Tensor, Tensor]:
         """Cosines and sines of every token, [T, 1, rotary_dim / 2]."""
-        rows = self._rows(step)
-        cos, sin = (getattr(self, name).index_select(0, rows).unsqueeze(1) for name in ("cos", "sin"))
+        cos, sin = (self._of(getattr(self, name), step).unsqueeze(1) for name in ("cos", "sin"))
         return cos, sin
+
+    def _of(self, table: Tensor, step: PackedStep) -> Tensor:
+        """The rows of ``table`` of every token, each column at the token's place on its axis."""
+        if not self._axes:
+            return table.index_select(0, self._rows(step))
+        parts = [table[:, columns].index_select(0, step[axis]) for axis, columns in self._axes.items()]
+        return torch.cat(parts, 1).index_select(1, self.order)
 
     def _rows(self, step: PackedStep) -> Tensor:
         """Each token's row of the tables, INT32 [T]."""

@@ -40,6 +40,14 @@ class FormedStore(WrappedStore):
             for name, shape in stored.items()
             if name not in self._factors.values() and name not in apart
         }
+        self._summed = {
+            name: axis
+            for end, axis in forms.summed.items()
+            for name, shape in stored.items()
+            if name.endswith(end) and len(shape) > axis
+        }
+        for name, axis in self._summed.items():
+            self._shapes[name] = tuple(size for place, size in enumerate(stored[name]) if place != axis)
         for name, parts in self._joined.items():
             self._shapes[name] = (sum(stored[part][0] for part in parts), *stored[parts[0]][1:])
 
@@ -52,13 +60,16 @@ class FormedStore(WrappedStore):
         """The tensor called ``name``, float32."""
         if name in self._joined:
             return np.concatenate([self._store.read(part) for part in self._joined[name]])
+        if name in self._summed:
+            total: npt.NDArray[np.float32] = self._store.read(name).sum(self._summed[name])
+            return total
         values = self._store.read(name).reshape(self._shapes[name])
         if (factors := self._factors.get(name)) is None:
             return values
         return (values.T * self._store.read(factors)).T
 
     def _is_changed(self, name: str) -> bool:
-        return name in self._joined or name in self._factors
+        return name in self._joined or name in self._factors or name in self._summed
 
 
 def _modules(stored: Mapping[str, object], end: str) -> list[str]:

@@ -52,7 +52,7 @@ OF_SEVERAL_TOWERS = (
     "Siglip2Model",
     "EmbeddingGemma2Model",
     "EmbeddingGemma2TextModel",
-    "ColPaliForRetrieval",
+    "ColQwen2ForRetrieval",
 )
 
 
