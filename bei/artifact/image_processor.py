@@ -58,8 +58,9 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     without regard to proportions. ``max_num_patches``: in proportion, to as many whole patches as these are at most;
     unset in artifacts of other processors, as are ``bounds``. At most one of the four is set. ``crop``: height and
     width of the centre, with level 0 around an image that is smaller. Levels (0 to 255) times ``rescale``, minus
-    ``mean``, divided by ``std`` of the channel are the model's pixel values. ``fractions``: levels are not rounded to whole numbers after
-    resizing (DINOv3's processor resizes numbers from 0 to 1); unset in artifacts of other processors.
+    ``mean``, divided by ``std`` of the channel are the model's pixel values. ``fractions``: levels are not rounded to
+    whole numbers after resizing (DINOv3's processor resizes numbers from 0 to 1); unset in artifacts of other
+    processors.
     """
 
     shortest_edge: int | None

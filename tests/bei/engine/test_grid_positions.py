@@ -51,7 +51,8 @@ def theirs(library: Any, encoding: Encoding) -> Int32Array:
         return np.stack([np.arange(encoding.num_tokens, dtype=np.int32)] * 3)
     grid = torch.tensor([[1, *encoding.features.grid]])
     found, _ = library.get_rope_index(ids, mm_token_type_ids=(ids == IMAGE).int(), image_grid_thw=grid)
-    return found[:, 0].numpy().astype(np.int32)
+    positions: Int32Array = found[:, 0].numpy().astype(np.int32)
+    return positions
 
 
 @pytest.mark.parametrize(
