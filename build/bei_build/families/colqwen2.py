@@ -142,7 +142,7 @@ def _vision_spec(config: Any, architecture: str) -> ModelSpec:
     )
     if not isinstance(size, int) or head_dim % 4 or out % _SIDE**2:
         raise CheckpointError(
-            f"config.json has vision_config.patch_size = {size!r}, heads of width {head_dim} and hidden_size = {out!r}: "
+            f"vision_config has patch_size = {size!r}, heads of width {head_dim} and hidden_size = {out!r}: "
             "bei reads a patch_size that is one number, and widths that 4 divides."
         )
     parameters = config.rope_parameters or {}
