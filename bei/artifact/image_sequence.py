@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from bei.core import Float32Array
+
 
 class ImageSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a decoder reads an image: the tokens ``before``, a token ``token_id`` in the place of each state of the
@@ -28,6 +30,10 @@ class ImageSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def row_width(self) -> int:
         """Numbers of a state that the tower's engine gives for each patch."""
         return self.width // self.side**2
+
+    def of_image(self, answer: Float32Array) -> Float32Array:
+        """Of the vectors of an image's tokens those from its first state on: those in front may not have seen it."""
+        return answer[len(self.before) :] if answer.ndim == 2 else answer
 
     def num_tokens(self, num_patches: int) -> int:
         """Of an image that has so many patches."""

@@ -32,7 +32,9 @@ async def ask_canaries(
         if service.manifest.reads_texts:
             check_canary(service.name, certificate, answer.rows[0][output])
         if certificate.images:
-            check_image_canary(service.name, certificate.images, answer.rows[-1][output])
+            rows, tower = answer.rows[-1][output], service.manifest.image_tower
+            seen = tower.sequence.of_image(rows) if tower is not None and tower.sequence else rows
+            check_image_canary(service.name, certificate.images, seen)
         if labels and of_labels is not None:
             check_canary(service.name, labels, of_labels.rows[0][labels.canary_output])
 

@@ -161,9 +161,9 @@ def _verified(
             folder, manifest = decoder.root / decoder.engine_dir, described
         with closing(job.open_engine(folder, manifest)) as engine:
             if not job.config.verify:
-                answers = ask_canary(engine, asked, output)
+                answers = _of_image(ask_canary(engine, asked, output), images)
                 return _agreement(answers, files, kept_canary(answers.canary, output)), answers.rows
-            answers = ask_engine(engine, asked, [output], tell=step.tell)
+            answers = _of_image(ask_engine(engine, asked, [output], tell=step.tell), images)
         step.details.append(f"{answers.num_texts} images")
     with progress.step("Verify images") as step:
         expected = _expected(job, images, files, held_out, decoder)
@@ -180,6 +180,12 @@ def _verified(
             )
         progress.note(f"kept although {message}")
     return _agreement(answers, files, found.canary_row, expected, thresholds, row), answers.rows
+
+
+def _of_image(answers: EngineAnswers, images: ImageCheckpoint) -> EngineAnswers:
+    """``answers`` with the canary's vectors that have seen the image."""
+    canary = answers.canary
+    return answers if images.sequence is None else replace(answers, canary=images.sequence.of_image(canary))
 
 
 def _with_states(tower: Engine, asked: HeldOut) -> HeldOut:

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 import bei
+from bei.artifact.certificate.canary import canary_levels
 from bei.artifact.manifest import Artifact
 from bei.artifact.validation import manifest_fault
 from bei.core import Encoding, Float32Array, PackedBatch, rows_of_sequences
@@ -32,7 +33,7 @@ from bei_build.torch_graph.model import packed_model, run
 from bei_build.verification.images import encoder_of_tower
 from tests.support.builds import build_artifact
 from tests.support.checkpoints import change_json, read_tensors, write_tensors
-from tests.support.colqwen2 import HIDDEN, STEP, WIDTH, library_processor, library_rows, rope, save_colqwen2
+from tests.support.colqwen2 import HIDDEN, STEP, library_processor, library_rows, rope, save_colqwen2
 from tests.support.cpus import needs_bf16
 from tests.support.reading import read
 from tests.support.served import Served
@@ -104,10 +105,22 @@ def test_the_certificate_compares_images_with_the_librarys_class(artifact: Artif
     assert artifact.manifest.of_second.dimension("image_features") == HIDDEN // 4
 
 
-def test_a_build_without_verification_keeps_the_canary_image(checkpoint: Path, tmp_path: Path) -> None:
-    artifact = build_artifact(checkpoint, tmp_path / "out", verify=False)
-    assert artifact.certificate.images
-    assert len(artifact.certificate.images.canary_row) == WIDTH
+def test_the_canary_is_a_vector_that_has_seen_the_image(
+    checkpoint: Path, artifact: Artifact, model: bei.Model, tmp_path: Path
+) -> None:
+    """Those of the tokens in front of it are the same whatever the image tower gives."""
+    tower, images = artifact.manifest.image_tower, artifact.certificate.images
+    assert tower is not None
+    assert tower.sequence
+    assert images
+    found = model.embed_all([Image.fromarray(canary_levels(*tower.image_size)), FILES[0]])
+    first = len(tower.sequence.before)
+    np.testing.assert_allclose(images.canary_row, found[0][first], atol=1e-4)
+    np.testing.assert_allclose(found[0][:first], found[1][:first], atol=1e-5)
+    assert np.abs(found[0][first] - found[1][first]).max() > 1e-3
+    unverified = build_artifact(checkpoint, tmp_path / "out", verify=False).certificate.images
+    assert unverified
+    np.testing.assert_allclose(unverified.canary_row, images.canary_row, atol=1e-4)
 
 
 @pytest.mark.parametrize("core", [AttentionCore.MATMUL_SOFTMAX, AttentionCore.TRT_ATTENTION])
