@@ -23,8 +23,11 @@ _TYPICAL_LENGTH = 64
 # A capped step may be so much longer than predicted for the typical length: longer texts pad, and would leave a part of
 # its last tile empty, which costs more than it saves.
 _ROOM_FOR_PADDING = 1.15
-# So many sizes are tried at most, for the queue is locked meanwhile.
-_MOST_SIZES = 128
+# A line goes through the costs of so many sizes, from this share of the largest efficient step on: steps that are much
+# smaller tell nothing of the rates of large ones, and with fewer sizes the line would follow the noise of each.
+_FITTED = 24
+_SMALLEST_FITTED = 1 / 32
+_LEAST_TOKEN_S = 1e-12
 # Below this a step is short enough for anybody.
 _LEAST_CAP_S = 0.004
 
@@ -86,25 +89,46 @@ def full_step_s(costs: StepCosts, limits: Limits) -> float:
 def capped_step_s(costs: StepCosts, limits: Limits) -> float:
     """The longest step of bulk work beside interactive work, in seconds.
 
-    Of all steps of whole tiles, it is the one for which the loss of bulk work's rate and the worth of the wait for its
-    end have the smallest sum. Predicted for sequences of a typical length, with room for longer ones.
+    Of all steps of whole tiles, it is about the one for which the loss of bulk work's rate and the worth of the wait
+    for its end have the smallest sum. Predicted for sequences of a typical length, with room for longer ones.
+
+    A step of s seconds, c of them for the step itself, loses c / s of the rate. With w times s, the worth of the wait,
+    the sum is smallest where s is the root of c / w. It is flat there: the smallest of the predicted sums would follow
+    the noise of measurements, so c is that of a straight line through predicted steps of many sizes.
     """
     length = min(_TYPICAL_LENGTH, limits.max_seq_len)
     most = _most_tokens(costs, limits, length)
     short = min(_SHORT_LENGTH, limits.max_seq_len)
-    short_s = costs.seconds(short, 1, short)
+    worth = _WORTH_OF_A_TEXT / costs.seconds(short, 1, short)
+    least = min(most, _whole(length, costs.tile))
 
     def seconds(tokens: int) -> float:
         return costs.seconds(tokens, -(-tokens // length), length)
 
-    best_rate = most / seconds(most)
+    shares = (_SMALLEST_FITTED ** (place / (_FITTED - 1)) for place in range(_FITTED))
+    sizes = {min(most, max(least, _whole(most * share, costs.tile))) for share in shares}
+    step_s, token_s = _line([(tokens, seconds(tokens)) for tokens in sizes])
+    best = ((step_s / worth) ** 0.5 - step_s) / token_s
+    return max(_LEAST_CAP_S, _ROOM_FOR_PADDING * seconds(min(most, max(least, _whole(best, costs.tile)))))
 
-    def loss(tokens: int) -> float:
-        return 1 - tokens / seconds(tokens) / best_rate + _WORTH_OF_A_TEXT * seconds(tokens) / short_s
 
-    step = -(-most // (_MOST_SIZES * costs.tile)) * costs.tile
-    best = min(range(-(-length // step) * step, most + 1, step), key=loss, default=most)
-    return max(_LEAST_CAP_S, _ROOM_FOR_PADDING * seconds(best))
+def _whole(tokens: float, tile: int) -> int:
+    """The nearest number of whole tiles, in tokens."""
+    return max(1, round(tokens / tile)) * tile
+
+
+def _line(steps: Seq[tuple[int, float]]) -> tuple[float, float]:
+    """Seconds of a step and of a token, of the line with the smallest relative errors at ``steps``, of so many tokens
+    and seconds each. The first is 0 or more, the second more."""
+    ones = [1 / seconds for _, seconds in steps]
+    tokens = [count / seconds for count, seconds in steps]
+    of_ones, of_tokens = sum(one * one for one in ones), sum(one * one for one in tokens)
+    of_both = sum(one * other for one, other in zip(ones, tokens, strict=True))
+    spread = of_ones * of_tokens - of_both * of_both
+    if spread <= 1e-9 * of_ones * of_tokens:  # steps of one size
+        return 0.0, sum(tokens) / of_tokens
+    step_s = max(0.0, (sum(ones) * of_tokens - sum(tokens) * of_both) / spread)
+    return step_s, max(_LEAST_TOKEN_S, (sum(tokens) - step_s * of_both) / of_tokens)
 
 
 def overtaking(costs: StepCosts, limits: Limits) -> float:
