@@ -6,16 +6,20 @@ import msgspec
 
 
 class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Tokens around labels that are read as a schema (GLiNER2, arXiv:2507.18546): ``before`` and ``behind`` them.
+    """Tokens around labels that are read as a schema (GLiNER2, arXiv:2507.18546): ``opening``, ``part_id``, the name of
+    the task with descriptions of its labels, ``opening``, the labels behind their markers, twice ``closing``, and
+    ``separator_id``.
 
-    Token ``place`` of ``before`` is the schema's own: a model that finds spans reads from its state whether there are
-    any. ``behind`` ends in the separator. Words are read in lower case, a text that ends in no full stop gets one, and
-    there are no tokens around a text.
+    ``task``: the name of the task whose labels a request brings. ``part_id`` is the schema's own token: a model that
+    finds spans reads from its state whether there are any. Words are read in lower case, a text that ends in no full
+    stop gets one, and there are no tokens around a text.
     """
 
-    before: list[int]
-    place: int
-    behind: list[int]
+    task: str
+    opening: list[int]
+    closing: list[int]
+    part_id: int
+    separator_id: int
 
 
 class Extraction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

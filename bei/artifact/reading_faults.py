@@ -81,10 +81,9 @@ def _extraction(manifest: Manifest) -> Iterator[str]:
 def _schema(what: str, found: Schema | msgspec.UnsetType, vocab_size: int) -> Iterator[str]:
     if isinstance(found, msgspec.UnsetType):
         return
-    if not found.behind or not all(0 <= value < vocab_size for value in (*found.before, *found.behind)):
-        yield f"the schema of {what} has a token that is in no vocabulary, or no separator"
-    if not 0 <= found.place < len(found.before):
-        yield f"the schema of {what} has no token of its own"
+    ids = (*found.opening, *found.closing, found.part_id, found.separator_id)
+    if not all(0 <= value < vocab_size for value in ids):
+        yield f"the schema of {what} has a token that is in no vocabulary"
 
 
 def _listwise(manifest: Manifest) -> Iterator[str]:

@@ -15,12 +15,13 @@ from bei.errors import BeiError, ConfigError, InvalidRequestError, MalformedRequ
 from bei.offline import methods
 from bei.offline.input_checks import text
 from bei.offline.method import Method, Vectors, WindowResult
-from bei.offline.options import RerankOptions, checked
+from bei.offline.options import ExtractOptions, RerankOptions, checked
 from bei.offline.results import Predictions, SparseVector
 from bei.service.admission import Ticket
 from bei.service.call import ModelInput
 from bei.tasks import rerank
-from bei.tasks.extract import Span, extraction_of
+from bei.tasks.extract import Span
+from bei.tasks.extract_labels import extraction_of
 from bei.tasks.rerank import RerankTask
 from bei.tasks.support import require
 from bei.tokenizer.encoder import EncodingOptions
@@ -180,13 +181,14 @@ def extract(service: ShardService, options: Mapping[str, object]) -> RowTask:
 
     given = {name: value for name, value in options.items() if name != "labels"}
     labels = options.get("labels")
-    if not isinstance(labels, (list, tuple)):
+    if not isinstance(labels, (list, tuple, dict)):
         raise ConfigError("--task extract needs --labels: name what to find.")
-    names = tuple(str(label) for label in labels)
-    method = methods.extraction(service, names, given)
+    method = methods.extraction(service, labels, given)
     layout = extraction_of(service)
     if layout.label_width is msgspec.UNSET:  # labels that cannot be put in front of texts: no row would have an answer
-        service.encoder.encode(["a"], EncodingOptions(labels=LabelPrompt(names, layout)))
+        found = methods.labels_to_find(service, labels, checked(ExtractOptions, given))
+        prompt = LabelPrompt(found.names, layout, described=found.described(layout))
+        service.encoder.encode(["a"], EncodingOptions(labels=prompt))
     parts = [("start", pa.int32()), ("end", pa.int32()), ("text", pa.string()), ("label", pa.string())]
     span = pa.struct([*parts, ("score", pa.float32())])
     field = pa.field("spans", pa.list_(pa.field("element", span)))

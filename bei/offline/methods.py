@@ -52,6 +52,7 @@ from bei.offline.options import (
     TokenizeOptions,
     ZeroShotOptions,
     checked,
+    converted,
 )
 from bei.offline.results import Predictions, Rank, SparseVector, Token
 from bei.offline.windows import WINDOW
@@ -66,7 +67,8 @@ from bei.tasks.compare import CompareTask, check_alone, checked_weights, compare
 from bei.tasks.decide import DecideTask, decide, inputs_of, reading_of
 from bei.tasks.embed import CheckedTask, EmbedTask, TaskName, check_task
 from bei.tasks.entities import Entity
-from bei.tasks.extract import THRESHOLD, ExtractTask, Span, checked_labels, extract
+from bei.tasks.extract import ExtractTask, Span, extract
+from bei.tasks.extract_labels import THRESHOLD, CheckedLabels, LabelForm, checked_labels
 from bei.tasks.questions import Answer, AnyQuestion, AskedQuestion, answer_of, question_of
 from bei.tasks.rerank import RerankTask
 from bei.tasks.support import require
@@ -198,7 +200,9 @@ def classification(service: ModelService, given: Given) -> Method[Input, Predict
     )
 
 
-def zero_shot(service: ModelService, labels: Iterable[str], given: Given) -> Method[str, Predictions, Predictions]:
+def zero_shot(
+    service: ModelService, labels: Iterable[str] | Mapping[str, str | None], given: Given
+) -> Method[str, Predictions, Predictions]:
     """Scores of ``labels`` for texts."""
     options = checked(ZeroShotOptions, given)
     template = options.get("hypothesis_template", zero_shot_task.HYPOTHESIS)
@@ -206,10 +210,15 @@ def zero_shot(service: ModelService, labels: Iterable[str], given: Given) -> Met
     names = [text(label, index, "labels") for index, label in enumerate(labels)]
     if not names:
         raise EmptyInputError("labels is empty: give at least one.", "labels")
+    meanings = labels if isinstance(labels, Mapping) else {}
+    for index, meaning in enumerate(meanings.values()):
+        if meaning is not None:
+            text(meaning, index, "labels")
+    shown = zero_shot_task.told_of(service, names, meanings, options.get("examples", []))
     multi_label, read = options.get("multi_label", False), _reading(options)
 
     def task_of(inputs: Seq[str]) -> ZeroShotTask:
-        return ZeroShotTask(inputs, read, labels=names, multi_label=multi_label, template=template)
+        return ZeroShotTask(inputs, read, labels=names, multi_label=multi_label, template=template, told=shown)
 
     width = max(1, len(zero_shot_task.inputs_of(service, task_of([""]))))
 
@@ -289,21 +298,17 @@ def token_classification(service: ModelService, given: Given) -> Method[str, lis
 
 
 def extraction(
-    service: ModelService, labels: Iterable[str], given: Given
+    service: ModelService, labels: Iterable[str] | Mapping[str, object], given: Given
 ) -> Method[str, list[list[Span]], list[list[Span]]]:
     """Spans of each text for the ``labels``."""
     options = checked(ExtractOptions, given)
-    asked = [labels] if isinstance(labels, str) else labels
-    names = tuple(text(label, index, "labels") for index, label in enumerate(asked))
-    thresholds = checked_labels(names, options.get("threshold", THRESHOLD), service)
+    found = labels_to_find(service, labels, options)
     flat, multi_label = options.get("flat", True), options.get("multi_label", False)
 
     async def run(inputs: Seq[str], ticket: Ticket, wrong: Wrong) -> WindowResult[list[list[Span]]]:
-        task = ExtractTask(
-            inputs, failed=wrong, labels=names, thresholds=thresholds, flat=flat, multi_label=multi_label
-        )
-        found = await extract(service, task, ticket=ticket)
-        return WindowResult(found.spans, found.num_tokens, found.truncated, found.errors)
+        task = ExtractTask(inputs, failed=wrong, labels=found, flat=flat, multi_label=multi_label)
+        spans = await extract(service, task, ticket=ticket)
+        return WindowResult(spans.spans, spans.num_tokens, spans.truncated, spans.errors)
 
     return Method(
         name="extract",
@@ -311,8 +316,23 @@ def extraction(
         check=text,
         run=run,
         collector=ListCollector[list[Span]],
-        bytes_per_token=_FLOAT_BYTES * len(names) * (service.manifest.dimension("span_logits") or 0),
+        bytes_per_token=_FLOAT_BYTES * len(found.names) * (service.manifest.dimension("span_logits") or 0),
     )
+
+
+def labels_to_find(
+    service: ModelService, labels: Iterable[str] | Mapping[str, object], options: ExtractOptions
+) -> CheckedLabels:
+    """``labels`` with their thresholds and descriptions. Raises InvalidRequestError."""
+    return checked_labels(_labels(labels), options.get("threshold", THRESHOLD), service)
+
+
+def _labels(given: Iterable[str] | Mapping[str, object]) -> list[str] | dict[str, str | LabelForm]:
+    """As a request has them. Raises InvalidRequestError."""
+    names = [text(label, index, "labels") for index, label in enumerate([given] if isinstance(given, str) else given)]
+    if not isinstance(given, Mapping):
+        return names
+    return converted({**given}, dict[str, str | LabelForm], "labels")
 
 
 def decision(

@@ -51,6 +51,9 @@ GivenTextStream: TypeAlias = "Iterable[GivenText] | AsyncIterable[GivenText]"
 TextStream: TypeAlias = "Iterable[str] | AsyncIterable[str]"
 InputStream: TypeAlias = "Iterable[Input] | AsyncIterable[Input]"
 
+# Names, or names and what they mean.
+AnyLabels: TypeAlias = "Iterable[str] | Mapping[str, Any]"
+
 ClassT = TypeVar("ClassT")
 
 
@@ -295,15 +298,14 @@ class Model:
         """As ``classify_iter``; ``inputs`` may be asynchronous too."""
         return self._runner.async_chunks(methods.classification(self._runner.service, options), inputs, chunk_size)
 
-    def zero_shot(
-        self, inputs: Iterable[str], labels: Iterable[str], **options: Unpack[ZeroShotOptions]
-    ) -> Predictions:
-        """Scores of ``labels`` for texts, by a model of natural language inference, GLiClass or GLiNER2. Those of one
-        text sum to 1, unless ``multi_label`` asks for independent probabilities."""
+    def zero_shot(self, inputs: Iterable[str], labels: AnyLabels, **options: Unpack[ZeroShotOptions]) -> Predictions:
+        """Scores of ``labels`` for texts, by a model of natural language inference, GLiClass or GLiNER2, which reads
+        descriptions too: ``{name: description}``. Those of one text sum to 1, unless ``multi_label`` asks for
+        independent probabilities."""
         return self._runner.gather(methods.zero_shot(self._runner.service, labels, options), inputs)
 
     async def azero_shot(
-        self, inputs: Iterable[str], labels: Iterable[str], **options: Unpack[ZeroShotOptions]
+        self, inputs: Iterable[str], labels: AnyLabels, **options: Unpack[ZeroShotOptions]
     ) -> Predictions:
         """As ``zero_shot``."""
         return await self._runner.async_gather(methods.zero_shot(self._runner.service, labels, options), inputs)
@@ -346,14 +348,13 @@ class Model:
             methods.token_classification(self._runner.service, options), inputs, chunk_size
         )
 
-    def extract(
-        self, inputs: Iterable[str], labels: Iterable[str], **options: Unpack[ExtractOptions]
-    ) -> list[list[Span]]:
-        """Spans of each text for ``labels`` (GLiNER), in the text's order. Long texts are read in windows."""
+    def extract(self, inputs: Iterable[str], labels: AnyLabels, **options: Unpack[ExtractOptions]) -> list[list[Span]]:
+        """Spans of each text for ``labels`` (GLiNER), in the text's order. Long texts are read in windows. With
+        ``{name: description}``, or ``{name: {"description", "threshold", "dtype"}}``, more is said of labels."""
         return self._runner.gather(methods.extraction(self._runner.service, labels, options), inputs)
 
     async def aextract(
-        self, inputs: Iterable[str], labels: Iterable[str], **options: Unpack[ExtractOptions]
+        self, inputs: Iterable[str], labels: AnyLabels, **options: Unpack[ExtractOptions]
     ) -> list[list[Span]]:
         """As ``extract``."""
         return await self._runner.async_gather(methods.extraction(self._runner.service, labels, options), inputs)
@@ -361,7 +362,7 @@ class Model:
     def extract_iter(
         self,
         inputs: Iterable[str],
-        labels: Iterable[str],
+        labels: AnyLabels,
         *,
         chunk_size: int = WINDOW,
         **options: Unpack[ExtractOptions],
@@ -372,7 +373,7 @@ class Model:
     def aextract_iter(
         self,
         inputs: TextStream,
-        labels: Iterable[str],
+        labels: AnyLabels,
         *,
         chunk_size: int = WINDOW,
         **options: Unpack[ExtractOptions],

@@ -19,6 +19,7 @@ from bei.tasks.entities import Aggregation
 from bei.tasks.vector_formats import DenseDType
 from bei.utils.surrogates import check_characters
 
+T = TypeVar("T")
 OptionsT = TypeVar("OptionsT")
 
 _Count = Annotated[int, Meta(ge=1)]
@@ -99,10 +100,11 @@ class EntityOptions(ScoreOptions, total=False):
 
 class ZeroShotOptions(ReadOptions, total=False):
     """``multi_label``: each label has an independent probability. ``hypothesis_template``: a sentence with {} for the
-    label."""
+    label. ``examples``: texts with the label of each, for GLiNER2."""
 
     multi_label: bool
     hypothesis_template: str
+    examples: list[tuple[str, str]]
 
 
 class ExtractOptions(CallOptions, total=False):
@@ -140,6 +142,15 @@ def checked(kind: type[OptionsT], given: Mapping[str, object]) -> OptionsT:
         except msgspec.ValidationError as error:
             raise MalformedRequestError(f"{name} is not valid: {error}.", name) from error
     return cast("OptionsT", options)
+
+
+def converted(given: object, kind: type[T], name: str) -> T:
+    """``given`` as ``kind``, of which requests are made. Raises InvalidRequestError that names ``name``."""
+    try:
+        msgspec.json.encode(given)  # half a surrogate pair is no text
+        return msgspec.convert(given, kind)
+    except (msgspec.ValidationError, TypeError, UnicodeEncodeError) as error:
+        raise MalformedRequestError(f"{name} is not valid: {error}.", name) from error
 
 
 @lru_cache

@@ -8,11 +8,11 @@ windows the higher score counts.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from functools import partial
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -24,17 +24,12 @@ from bei.errors import InvalidRequestError
 from bei.service.admission import Ticket
 from bei.service.call import InferenceResult, ModelRequest
 from bei.service.model_service import ModelService
+from bei.tasks.extract_labels import CheckedLabels, extraction_of
 from bei.tasks.span_choice import Candidates, check_candidates, choose, collect
-from bei.tasks.support import PartialResult, off_loop_if_large, require
+from bei.tasks.support import PartialResult, off_loop_if_large
 from bei.tokenizer.encoder import EncodingOptions
 from bei.tokenizer.label_encoder import LabelText, vectors_of
 from bei.tokenizer.label_prompt import LOOKED_AHEAD, LabelPrompt, word_spans
-
-THRESHOLD = 0.5  # of the gliner library
-# Of labels that are vectors, with spans of up to 12 words: their scores take 50 bytes a word and label, and a step has
-# tens of thousands of padded words. Wider spans take more, and models that score words four times as much.
-MOST_LABELS = 256
-_USUAL_WIDTH = 12
 
 # Candidates of all texts of a request, of which a text may have MOST_CANDIDATES.
 MOST_OF_REQUEST = 1_000_000
@@ -42,11 +37,10 @@ _PER_CANDIDATE = 100  # as many numbers take as long
 
 
 class ExtractTask(ModelRequest, frozen=True, kw_only=True):
-    """Texts, and labels to find spans for. ``thresholds``: of each label; spans score above it. ``flat``: spans do not
-    overlap, else they may lie inside each other. ``multi_label``: a span may have several labels."""
+    """Texts, and labels to find spans for, which score above their thresholds. ``flat``: spans do not overlap, else
+    they may lie inside each other. ``multi_label``: a span may have several labels."""
 
-    labels: tuple[str, ...]
-    thresholds: tuple[float, ...]
+    labels: CheckedLabels
     flat: bool = True
     multi_label: bool = False
 
@@ -67,55 +61,16 @@ class Spans(PartialResult, frozen=True, kw_only=True):
     spans: list[list[Span]]
 
 
+# First word, last word, label and score.
+_Choice: TypeAlias = tuple[int, int, int, float]
+
+
 class _Window(NamedTuple):
     """Words ``first`` to ``stop`` of text number ``text``."""
 
     text: int
     first: int
     stop: int
-
-
-def checked_labels(
-    labels: Seq[str], threshold: float | Mapping[str, float], service: ModelService
-) -> tuple[float, ...]:
-    """The threshold of each label. Raises InvalidRequestError, TaskNotSupportedError."""
-    layout, most = extraction_of(service), service.manifest.max_seq_len
-    if not labels:
-        raise InvalidRequestError("labels is empty: name what to find.", "labels")
-    if layout.label_width is not msgspec.UNSET:
-        if len(labels) > (at_once := _most_vectors(layout)):
-            raise InvalidRequestError(
-                f"There are {len(labels)} labels, and a text is scored for {at_once} at once: send fewer.", "labels"
-            )
-    elif len(labels) > most // 2:
-        raise InvalidRequestError(
-            f"There are {len(labels)} labels, of two tokens or more each, and the model reads {most}: send fewer.",
-            "labels",
-        )
-    seen: dict[str, int] = {}
-    for place, label in enumerate(labels):
-        if not label.strip():
-            raise InvalidRequestError(f"labels {place} is empty: name what to find, or leave it out.", "labels")
-        if label in seen:
-            raise InvalidRequestError(f"labels {place} is the same as labels {seen[label]}: leave one out.", "labels")
-        seen[label] = place
-    if isinstance(threshold, Mapping):
-        if (unknown := next((name for name in threshold if name not in seen), None)) is not None:
-            raise InvalidRequestError(f"threshold has {unknown!r}, which is none of the labels.", "threshold")
-        found = tuple(float(threshold.get(label, THRESHOLD)) for label in labels)
-    else:
-        found = (float(threshold),) * len(labels)
-    if not all(0 <= value <= 1 for value in found):
-        raise InvalidRequestError("threshold must be from 0 to 1.", "threshold")
-    return found
-
-
-def extraction_of(service: ModelService) -> Extraction:
-    """How the model reads labels and words. Raises TaskNotSupportedError."""
-    require(service, "extract")
-    layout = service.manifest.extraction
-    assert isinstance(layout, Extraction)  # as the loader has checked
-    return layout
 
 
 async def extract(service: ModelService, task: ExtractTask, *, ticket: Ticket) -> Spans:
@@ -125,9 +80,11 @@ async def extract(service: ModelService, task: ExtractTask, *, ticket: Ticket) -
     texts = [str(text) for text in task.inputs]
     num_chars = sum(map(len, texts)) * (LOOKED_AHEAD if layout.schema else 1)  # each is read so often, at most
     words = await off_loop_if_large(lambda: [word_spans(text, layout) for text in texts], num_chars)
-    vectors = await _vectors(service, task.labels, ticket) if layout.label_width is not msgspec.UNSET else None
+    names = task.labels.names
+    vectors = await _vectors(service, names, ticket) if layout.label_width is not msgspec.UNSET else None
     decoder = _Decoder(task, layout, texts, words)
-    options = EncodingOptions(labels=LabelPrompt(task.labels, layout, vectors))
+    prompt = LabelPrompt(names, layout, vectors, described=task.labels.described(layout))
+    options = EncodingOptions(labels=prompt)
     waiting = [
         window
         for index, spans in enumerate(words)
@@ -159,7 +116,7 @@ class _Decoder:
         self._layout = layout
         self._texts = texts
         self._words = words
-        self._thresholds = np.array(task.thresholds, np.float32)
+        self._thresholds = np.array(task.labels.thresholds, np.float32)
         self._found: defaultdict[int, Candidates] = defaultdict(dict)  # of texts with windows that are not read yet
         self._num_candidates = 0  # of those before
 
@@ -212,10 +169,6 @@ async def _vectors(service: ModelService, labels: Seq[str], ticket: Ticket) -> L
     return vectors_of(np.stack([row["embedding"] for row in answer.rows]))
 
 
-def _most_vectors(layout: Extraction) -> int:
-    return MOST_LABELS // 4 if layout.by_word else MOST_LABELS * _USUAL_WIDTH // max(_USUAL_WIDTH, layout.max_width)
-
-
 def _overlap(layout: Extraction) -> int:
     quarter = layout.max_words // 4
     return min(layout.max_words - 1, quarter if layout.by_word else max(layout.max_width, quarter))
@@ -247,5 +200,19 @@ def _spans(
 ) -> list[Span]:
     apart = task.multi_label and bool(layout.schema)
     chosen = choose(found, flat=task.flat, multi_label=task.multi_label, by_word=layout.by_word, apart=apart)
-    places = ((words[first][0], words[last][1], label, score) for first, last, label, score in chosen)
-    return [Span(start, end, text[start:end], task.labels[label], score) for start, end, label, score in places]
+    places = ((words[first][0], words[last][1], label, score) for first, last, label, score in _wanted(chosen, task))
+    names = task.labels.names
+    return [Span(start, end, text[start:end], names[label], score) for start, end, label, score in places]
+
+
+def _wanted(chosen: Iterable[_Choice], task: ExtractTask) -> Iterable[_Choice]:
+    """``chosen`` without all but the best, the first of equal ones, of labels of which one is wanted."""
+    single = task.labels.single
+    if not single:
+        return chosen
+    chosen, best = list(chosen), dict[int, _Choice]()
+    for one in chosen:
+        _, _, label, score = one
+        if label in single and (label not in best or score > best[label][3]):
+            best[label] = one
+    return [one for one in chosen if one[2] not in single or best[one[2]] is one]

@@ -7,8 +7,10 @@ GLiClass, GLiNER2            all labels in one text with the text (arXiv:2508.07
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,8 +24,10 @@ from bei.service.admission import Ticket
 from bei.service.call import ModelInput, ModelRequest, Reduce
 from bei.service.model_service import ModelService
 from bei.tasks.classify import Scores, logits_of
+from bei.tasks.extract_labels import checked_descriptions
 from bei.tasks.support import computed, require
 from bei.tokenizer.label_prompt import LabelPrompt
+from bei.tokenizer.schema_prompt import SchemaPart
 from bei.tokenizer.templates import AroundTemplate
 
 # How a model of natural language inference is asked for a label (transformers' default).
@@ -32,13 +36,22 @@ HYPOTHESIS = "This example is {}."
 OUTPUT = "label_logits"
 
 
+class Told(NamedTuple):
+    """``descriptions``: labels and what they mean. ``examples``: texts and the label of each."""
+
+    descriptions: tuple[tuple[str, str], ...] = ()
+    examples: tuple[tuple[str, str], ...] = ()
+
+
 class ZeroShotTask(ModelRequest, frozen=True, kw_only=True):
     """Texts, and ``labels``, which share one probability. ``multi_label``: each has its own, and so has a single one.
-    ``template``: the hypothesis with a label in its {}, for models of natural language inference."""
+    ``template``: the hypothesis with a label in its {}, for models of natural language inference. ``told``: what
+    GLiNER2 reads of the labels beside their names."""
 
     labels: Seq[str]
     multi_label: bool = False
     template: str = HYPOTHESIS
+    told: Told = Told()
 
 
 def check_zero_shot(service: ModelService, template: str = HYPOTHESIS) -> None:
@@ -56,12 +69,29 @@ def check_zero_shot(service: ModelService, template: str = HYPOTHESIS) -> None:
         )
 
 
+def told_of(
+    service: ModelService, labels: Seq[str], meanings: Mapping[str, str | None], examples: Seq[tuple[str, str]]
+) -> Told:
+    """``meanings`` of labels and ``examples``, checked. Raises InvalidRequestError."""
+    layout = service.manifest.labelling
+    reads = layout is not msgspec.UNSET and bool(layout.schema)
+    if examples and not reads:
+        raise InvalidRequestError(f"{service.name} reads no examples, GLiNER2 does: leave them out.", "examples")
+    for place, (text, label) in enumerate(examples):
+        if label not in labels:
+            raise InvalidRequestError(f"examples {place} has {label!r}, which is none of the labels.", "examples")
+        if not text.strip():
+            raise InvalidRequestError(f"examples {place} has an empty text: leave it out.", "examples")
+    return Told(checked_descriptions(meanings, service, reads), tuple(examples))
+
+
 def inputs_of(service: ModelService, task: ZeroShotTask) -> list[ModelInput]:
     """What the model reads, to admit it. Raises InvalidRequestError for labels."""
     texts = [str(text) for text in task.inputs]
     if (layout := service.manifest.labelling) is not msgspec.UNSET:
         around = around_text(layout, task.labels)
-        return [around.filled(text) for text in texts]
+        told = "".join(sum(task.told.descriptions + task.told.examples, ()))  # to be counted, as the labels are
+        return [told + around.filled(text) for text in texts]
     hypotheses = [task.template.replace("{}", label, 1) for label in task.labels]
     return [(text, hypothesis) for text in texts for hypothesis in hypotheses]
 
@@ -150,16 +180,18 @@ def label_row(layout: Labelling, rows: Float32Array, count: int) -> Float32Array
     return found
 
 
-def _prompt(layout: Labelling, schema: Schema, labels: Seq[str]) -> LabelPrompt:
+def _prompt(layout: Labelling, schema: Schema, task: ZeroShotTask) -> LabelPrompt:
     read = Extraction(
         label_id=layout.label_id,
-        separator_id=schema.behind[-1],
+        separator_id=schema.separator_id,
         reads_marker=layout.reads_marker,
         max_width=1,
         max_words=1,
         schema=schema,
     )
-    return LabelPrompt(tuple(labels), read, may_be_cut=False)
+    labels = tuple(task.labels)
+    part = SchemaPart("labels", schema.task, labels, task.told.descriptions, task.told.examples)
+    return LabelPrompt(labels, read, may_be_cut=False, described=part)
 
 
 def _of_schema(row: Row, encoding: Encoding) -> Row:
@@ -184,7 +216,7 @@ async def _by_markers(service: ModelService, layout: Labelling, task: ZeroShotTa
                 f"{service.name} reads words of texts from their beginnings: leave truncation_direction out.",
                 "truncation_direction",
             )
-        options, reduce = replace(task.options, labels=_prompt(layout, layout.schema, task.labels)), _of_schema
+        options, reduce = replace(task.options, labels=_prompt(layout, layout.schema, task)), _of_schema
     else:
         options = replace(task.options, template=around, kept=(around.before, around.behind))
         reduce = of_markers(layout)

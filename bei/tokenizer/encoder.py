@@ -90,7 +90,7 @@ class EncodingOptions:
     def num_around(self) -> int:
         """Characters that are read with each input: its template's and the labels'."""
         if self.labels is not None:
-            return sum(map(len, self.labels.labels))
+            return self.labels.num_chars
         return 0 if self.template is None else self.template.num_chars
 
     @functools.cached_property

@@ -22,6 +22,7 @@ from bei.artifact.label_layouts import Extraction
 from bei.core import Encoding, Int32Array, LabelVectors
 from bei.engine.words import LABEL, OTHER, WORD, with_absent
 from bei.errors import InvalidRequestError
+from bei.tokenizer.schema_prompt import SchemaPart, check_part, part_ids
 from bei.tokenizer.special_tokens import Layout
 
 # Words, with hyphens and underscores inside, and all other characters but blanks, each by itself.
@@ -40,12 +41,19 @@ _MOST_CHARS_PER_TOKEN = 64
 
 class LabelPrompt(NamedTuple):
     """``labels`` of a request, and how the model reads them; ``vectors`` of them where it reads these. ``may_be_cut``:
-    words that do not fit are left out whatever the request and the server say of truncation."""
+    words that do not fit are left out whatever the request and the server say of truncation. ``described``: the labels
+    of a model that reads a schema, with what else it says of them."""
 
     labels: tuple[str, ...]
     layout: Extraction
     vectors: LabelVectors | None = None
     may_be_cut: bool = True
+    described: SchemaPart | None = None
+
+    @property
+    def num_chars(self) -> int:
+        """Characters that are read with each text."""
+        return self.described.num_chars if self.described else sum(map(len, self.labels))
 
 
 def word_spans(text: str, layout: Extraction) -> list[tuple[int, int]]:
@@ -66,32 +74,31 @@ def _schema_words() -> re.Pattern[str]:
     return re.compile(rf"{address}|{part}(?:[-_]{part})*|\S", re.IGNORECASE)
 
 
-def prompt_ids(tokenizer: Tokenizer, prompt: LabelPrompt) -> tuple[list[int], list[int]]:
-    """The ids of labels and separator, and what they are; none where labels are vectors. Raises InvalidRequestError for
-    labels that cannot be told apart from the prompt's own tokens, or that have none."""
+def prompt_ids(tokenizer: Tokenizer, prompt: LabelPrompt, most: int) -> tuple[list[int], list[int]]:
+    """The ids of labels and separator, and what they are; none where labels are vectors. ``most``: tokens that the
+    model reads. Raises InvalidRequestError for labels that are too long, that cannot be told apart from the prompt's
+    own tokens, or that have none."""
     if prompt.vectors is not None:
         return [], []
-    added = tokenizer.get_added_tokens_decoder()
-    spelled = {token.content for token in added.values()}
-    layout = prompt.layout
-    ids: list[int] = []
-    kinds: list[int] = []
-    if schema := layout.schema:
-        ids, kinds = [*schema.before], [OTHER] * len(schema.before)
-        kinds[schema.place] = LABEL
+    layout, schema = prompt.layout, prompt.layout.schema
+    part = prompt.described or SchemaPart("labels", schema.task if schema else "", prompt.labels)
+    for place, label in enumerate(part.labels):
+        if len(label) > most * _MOST_CHARS_PER_TOKEN:
+            raise InvalidRequestError(f"labels {place} has {len(label)} characters: shorten it.", "labels")
+    spelled = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    check_part(part, spelled, most * _MOST_CHARS_PER_TOKEN)
+    if schema:
+        ids, kinds = part_ids(tokenizer, schema, part, layout.label_id)
+        return [*ids, schema.separator_id], [*kinds, OTHER]
+    ids, kinds = [], []
     for place, label in enumerate(prompt.labels):
-        if (special := next((token for token in spelled if token in label), None)) is not None:
-            raise InvalidRequestError(
-                f"labels {place} has {special!r}, a token of the model's own: take it out.", "labels"
-            )
         found = tokenizer.encode([label], is_pretokenized=True, add_special_tokens=False).ids
         if not found:
             raise InvalidRequestError(f"labels {place} has no tokens: write it in letters.", "labels")
         ids += [layout.label_id, *found]
         kinds += [LABEL, OTHER] if layout.reads_marker else [OTHER, LABEL]
         kinds += [OTHER] * (len(found) - 1)
-    behind = schema.behind if schema else [layout.separator_id]
-    return [*ids, *behind], [*kinds, *[OTHER] * len(behind)]
+    return [*ids, layout.separator_id], [*kinds, OTHER]
 
 
 def encode_words(
@@ -100,10 +107,7 @@ def encode_words(
     """One encoding of each text behind the labels, with as many whole words as ``most`` tokens hold, but of one word at
     least the beginning; ``truncated`` where words are left out. Raises InvalidRequestError, and the errors of
     ``check``."""
-    for place, label in enumerate(prompt.labels):
-        if len(label) > most * _MOST_CHARS_PER_TOKEN:
-            raise InvalidRequestError(f"labels {place} has {len(label)} characters: shorten it.", "labels")
-    prompt_tokens, prompt_kinds = prompt_ids(tokenizer, prompt)
+    prompt_tokens, prompt_kinds = prompt_ids(tokenizer, prompt, most)
     room = most - around.num_special - len(prompt_tokens)
     if room < 1:
         raise InvalidRequestError(

@@ -187,7 +187,7 @@ def is_long(inputs: Seq[AnyInput], options: EncodingOptions) -> bool:
 def chars_around(options: EncodingOptions) -> int:
     """Characters that are read with every input: what stands around it, or a request's labels."""
     prompt = options.labels
-    return sum(map(len, options.kept)) + (sum(map(len, prompt.labels)) if prompt and prompt.vectors is None else 0)
+    return sum(map(len, options.kept)) + (prompt.num_chars if prompt and prompt.vectors is None else 0)
 
 
 def _num_chars(value: AnyInput) -> int:

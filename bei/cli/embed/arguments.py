@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from bei.bulk.chunks import ChunkSize
 from bei.bulk.input_check import FLAGS_OF_TEXTS
 from bei.bulk.output_formats import FORMATS
@@ -111,7 +113,7 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--output-dtype", choices=_DTYPES, help="numbers of dense vectors (default: float)")
     group.add_argument("--top-k", type=whole(1, 10**6), metavar="N", help="keep the largest weights of sparse vectors")
     group.add_argument("--raw-scores", action="store_true", default=None, help="logits instead of probabilities")
-    group.add_argument("--labels", type=_labels, metavar="A,B", help="what --task extract finds, separated by commas")
+    group.add_argument("--labels", type=_labels, metavar="A,B", help=_LABELS_HELP)
     group.add_argument("--threshold", type=float, metavar="X", help="spans score above it (default: 0.5)")
     group.add_argument("--flat", action=argparse.BooleanOptionalAction, help="spans do not overlap (default)")
     group.add_argument("--multi-label", action="store_true", default=None, help="a span may have several labels")
@@ -130,7 +132,15 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _labels(given: str) -> list[str]:
+_LABELS_HELP = "what --task extract finds, separated by commas, or a JSON object of names and descriptions (GLiNER2)"
+
+
+def _labels(given: str) -> list[str] | dict[str, object]:
+    if given.lstrip().startswith("{"):
+        try:
+            return msgspec.json.decode(given, type=dict[str, object])
+        except msgspec.DecodeError as error:
+            raise argparse.ArgumentTypeError(f"no JSON object of labels: {error}") from error
     return [label.strip() for label in given.split(",")]
 
 

@@ -17,13 +17,13 @@ from bei.server.endpoint.parse import parser
 from bei.server.endpoint.render import Items, Reply, items_of
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Model, Tiered
-from bei.tasks.extract import THRESHOLD, ExtractTask, Span, checked_labels, extract, extraction_of
+from bei.tasks.extract import ExtractTask, Span, extract
+from bei.tasks.extract_labels import THRESHOLD, LabelForm, Share, checked_labels, extraction_of
 
 # What JSON takes, about: of a span beside its text and label; of a text beside its spans.
 _SPAN_BYTES = 100
 _TEXT_BYTES = 40
 _Label = Annotated[str, limits(minLength=1, pattern=r"\S")]
-_Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class ExtractRequest(Tiered, kw_only=True):
@@ -32,12 +32,12 @@ class ExtractRequest(Tiered, kw_only=True):
     model: Model | None = None
     input: Text | Annotated[list[Text], limits_of_inputs]
     labels: Annotated[
-        list[_Label],
-        limits(minItems=1, maxItems=MAX_INPUTS, uniqueItems=True),
-        Meta(description="What to find, in words: all different."),
+        Annotated[list[_Label], limits(minItems=1, maxItems=MAX_INPUTS, uniqueItems=True)]
+        | Annotated[dict[_Label, str | LabelForm], limits(minProperties=1, maxProperties=MAX_INPUTS)],
+        Meta(description="What to find, in words: all different. GLiNER2 reads `{name: description}` too."),
     ]
     threshold: Annotated[
-        _Share | dict[str, _Share], Meta(description="Spans score above it: one number, or one for a label.")
+        Share | dict[str, Share], Meta(description="Spans score above it: one number, or one for a label.")
     ] = THRESHOLD
     flat: Annotated[bool, Meta(description="Spans do not overlap; else they may lie inside each other.")] = True
     multi_label: Annotated[bool, Meta(description="A span may have several labels.")] = False
@@ -82,11 +82,9 @@ async def extract_spans(body: ExtractRequest, context: RequestContext) -> Reply:
     extraction_of(service)
     texts = [body.input] if isinstance(body.input, str) else body.input
     context.check_inputs(texts, "input")
-    thresholds = checked_labels(body.labels, body.threshold, service)
-    task = ExtractTask(
-        texts, labels=tuple(body.labels), thresholds=thresholds, flat=body.flat, multi_label=body.multi_label
-    )
-    ticket = context.admit(service, texts, num_around=sum(map(len, body.labels)))
+    labels = checked_labels(body.labels, body.threshold, service)
+    task = ExtractTask(texts, labels=labels, flat=body.flat, multi_label=body.multi_label)
+    ticket = context.admit(service, texts, num_around=labels.num_chars)
     answer = await extract(service, task, ticket=ticket)
     sizes = [
         sum(_SPAN_BYTES + len(span.text) + len(span.label) for span in spans) + _TEXT_BYTES for spans in answer.spans

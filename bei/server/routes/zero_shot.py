@@ -11,12 +11,12 @@ from collections.abc import Sequence as Seq
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypedDict
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Meta
 
 from bei.core import Float32Array
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import REVIEW, Example
-from bei.server.endpoint.field_schema import Limits, Texts, exactly_one, limits_of_inputs, without
+from bei.server.endpoint.field_schema import MAX_INPUTS, Limits, Texts, exactly_one, limits, limits_of_inputs, without
 from bei.server.endpoint.field_schema import Text as NonEmptyText
 from bei.server.endpoint.parse import parser, too_many_inputs
 from bei.server.endpoint.refused_fields import Refused, refused
@@ -31,7 +31,7 @@ from bei.server.routes.classify import (
     classify_texts,
     ranked_bytes,
 )
-from bei.tasks.zero_shot import HYPOTHESIS, ZeroShotTask, check_zero_shot, inputs_of, zero_shot
+from bei.tasks.zero_shot import HYPOTHESIS, ZeroShotTask, check_zero_shot, inputs_of, told_of, zero_shot
 
 _AROUND_BYTES = 90  # of a text's scores: its index, its best label with its score
 
@@ -52,7 +52,14 @@ class LabelsRequest(Controls, kw_only=True):
     """Jina's. A ``classifier_id`` names a classifier that Jina has trained: there are none here."""
 
     input: TextInput
-    labels: Texts | None = None
+    labels: Annotated[
+        Texts | Annotated[dict[NonEmptyText, str], limits(minProperties=1, maxProperties=MAX_INPUTS)] | None,
+        Meta(description="GLiNER2 reads descriptions too: `{name: description}`."),
+    ] = None
+    examples: Annotated[
+        list[Annotated[list[NonEmptyText], Meta(min_length=2, max_length=2)]],
+        Meta(description="Texts with the label of each, for GLiNER2."),
+    ] = msgspec.field(default_factory=list)
     classifier_id: Annotated[Refused, refused("send labels")] = UNSET
     raw_scores: Annotated[Refused, refused(_NO_LOGITS, False)] = UNSET
     use_activation: Annotated[Refused, refused(_NO_LOGITS, True)] = UNSET
@@ -112,14 +119,15 @@ async def classify(body: LabelsRequest | ClassifyRequest, context: RequestContex
     service = context.able("zero_shot", body.model)
     check_zero_shot(service)
     texts = texts_of(body.input, context, "input")
-    labels = body.labels or []
+    labels, meanings = [*(body.labels or [])], body.labels if isinstance(body.labels, dict) else {}
     context.check_inputs(texts, "input")
     context.check_inputs(labels, "labels")
     if len(texts) * len(labels) > context.max_inputs:
         raise too_many_inputs(len(texts) * len(labels), context.max_inputs, "input")
     text_bytes = ranked_bytes(labels) + max(map(len, labels)) + _AROUND_BYTES
     context.check_answer(len(texts) * text_bytes)
-    task = ZeroShotTask(texts, body.encoding_options(), labels=labels, template=HYPOTHESIS)
+    told = told_of(service, labels, meanings, [(text, label) for text, label in body.examples])
+    task = ZeroShotTask(texts, body.encoding_options(), labels=labels, template=HYPOTHESIS, told=told)
     scores = await zero_shot(service, task, ticket=context.admit(service, inputs_of(service, task)))
 
     def items(start: int, stop: int) -> list[ZeroShotPrediction]:

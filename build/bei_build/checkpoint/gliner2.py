@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from bei.artifact.label_layouts import Extraction, Labelling, Schema
 from bei.errors import CheckpointError
+from bei.tokenizer.schema_prompt import DESCRIPTION, EXAMPLE, OUTPUT
 from bei_build.families.gliner2 import ARCHITECTURE, BY_ENCODER, ENCODER, MODEL_TYPE
 from bei_build.files.json_settings import read_object
 from bei_build.spec.model_spec import ModelSpec
@@ -18,7 +19,7 @@ ENCODER_FOLDER = "encoder_config"
 # The tokens that the gliner2 library adds to a tokenizer without them, in its order.
 _TOKENS = (
     *("[SEP_STRUCT]", "[SEP_TEXT]", "[P]", "[C]", "[E]", "[R]", "[L]"),
-    *("[EXAMPLE]", "[OUTPUT]", "[DESCRIPTION]"),
+    *(EXAMPLE, OUTPUT, DESCRIPTION),
 )
 _PROMPT, _ENTITY, _LABEL, _SEPARATOR = "[P]", "[E]", "[L]", "[SEP_TEXT]"
 # The name of the library's task of spans, and ours of the task of classification, which has to have one there.
@@ -99,11 +100,18 @@ def _schema(task: str, spec: ModelSpec, tokenizer: Tokenizer) -> Schema:
     """What stands around the labels of ``task``: ``( [P] task ( [E] label [E] label ) ) [SEP_TEXT]``."""
     if spec.embeddings.type_vocab_size > 1:
         raise CheckpointError(f"{ENCODER_FOLDER} has token types, which bei's words do not read.")
-    opening, name, closing = (
-        tokenizer.encode([word], is_pretokenized=True, add_special_tokens=False).ids for word in ("(", task, ")")
+    opening, closing = (
+        tokenizer.encode([word], is_pretokenized=True, add_special_tokens=False).ids for word in ("(", ")")
     )
-    before = [*opening, _token(_PROMPT, tokenizer), *name, *opening]
-    return Schema(before=before, place=len(opening), behind=[*closing, *closing, _token(_SEPARATOR, tokenizer)])
+    for token in (DESCRIPTION, EXAMPLE, OUTPUT):
+        _token(token, tokenizer)
+    return Schema(
+        task=task,
+        opening=opening,
+        closing=closing,
+        part_id=_token(_PROMPT, tokenizer),
+        separator_id=_token(_SEPARATOR, tokenizer),
+    )
 
 
 def _token(token: str, tokenizer: Tokenizer) -> int:

@@ -13,7 +13,8 @@ from bei.errors import BeiError, InvalidRequestError
 from bei.service.service import InferenceService
 from bei.tasks import extract as extraction
 from bei.tasks import span_choice, support
-from bei.tasks.extract import MOST_LABELS, ExtractTask, Spans, _most_vectors
+from bei.tasks.extract import ExtractTask, Spans
+from bei.tasks.extract_labels import MOST_LABELS, CheckedLabels, most_vectors
 from tests.bei.server.kinds import save_kind
 from tests.bei.tasks.test_embed import answer_of
 
@@ -23,7 +24,7 @@ TEXTS = ["the cat", "hello world the cat hello world the cat hello world", "hell
 def extracted(path: Path, failed: dict[int, BeiError] | None = None, **fields: Any) -> Spans:
     artifact, engine = save_kind(path / "spans", "spans")
 
-    task = ExtractTask(TEXTS, failed=failed, labels=("cat",), thresholds=(0.0,), **fields)
+    task = ExtractTask(TEXTS, failed=failed, labels=CheckedLabels(("cat",), (0.0,)), **fields)
 
     async def run(service: InferenceService) -> Spans:
         with service.admit(TEXTS) as ticket:
@@ -40,7 +41,7 @@ def test_wide_spans_leave_room_for_fewer_labels(width: int, by_word: bool, most:
     layout = Extraction(
         label_id=-1, separator_id=-1, reads_marker=False, max_width=width, max_words=384, by_word=by_word, label_width=8
     )
-    assert _most_vectors(layout) == most
+    assert most_vectors(layout) == most
     if not by_word:
         assert most * width <= MOST_LABELS * 12
 

@@ -16,7 +16,9 @@ from bei.tasks import span_choice
 from bei.tasks.span_choice import Candidates, choose, collect
 
 GLINER = Extraction(label_id=5, separator_id=6, reads_marker=True, max_width=1, max_words=40)
-GLINER2 = msgspec.structs.replace(GLINER, schema=Schema(before=[7], place=0, behind=[6]))
+GLINER2 = msgspec.structs.replace(
+    GLINER, schema=Schema(task="entities", opening=[], closing=[], part_id=7, separator_id=6)
+)
 
 
 def found(layout: Extraction, kinds: list[int], absent: list[int], logit: float, num_words: int) -> Candidates:

@@ -30,7 +30,7 @@ LAYOUT = Extraction(
     reads_marker=True,
     max_width=2,
     max_words=40,
-    schema=Schema(before=[1, 7, 2], place=1, behind=[3, 9]),
+    schema=Schema(task="entities", opening=[1], closing=[3], part_id=7, separator_id=9),
 )
 
 

@@ -26,6 +26,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"labels": [1]}, "labels"),
     ({"labels": None}, "labels"),
     ({"labels": ["cat"], "input": []}, "input is an empty list"),
+    ({"labels": {}}, "labels is empty"),
+    ({"labels": {"cat": "an animal"}}, "reads names of labels alone"),
+    ({"labels": {"cat": {"validators": []}}}, "validators"),
+    ({"labels": {"cat": {"threshold": 0.5}}, "threshold": {"cat": 0.4}}, "threshold and labels both have one"),
 ]
 
 
