@@ -13,7 +13,7 @@ from bei.core import Limits
 from bei.port import LANES, Lane, LaneStats, PortStats
 
 # The predicted wait of a request that enters a lane now, in seconds.
-WaitS: TypeAlias = Callable[[Lane, PortStats], float]
+WaitS: TypeAlias = Callable[[Lane], float]
 
 _MODEL = ("model",)
 _LANE = ("model", "lane")
@@ -66,8 +66,7 @@ class PortGauges:
             for lane in LANES:
                 for field, family in enumerate(of_lanes):
                     family.add_metric((model, lane), sum(lanes[lane][field] for lanes in all_lanes))
-                wait_s = source.waits[-1](lane, newest) if newest is not None and source.waits else 0.0
-                drain.add_metric((model, lane), wait_s)
+                drain.add_metric((model, lane), source.waits[-1](lane) if source.waits else 0.0)
             running.add_metric((model,), sum(stats.num_running for stats in all_stats))
             step_cap.add_metric((model,), 0.0 if newest is None else newest.step_cap_s)
             for _, limits in source.ports[-1:]:

@@ -61,7 +61,8 @@ class AdmissionLimits:
     """``max_queue_tokens``: accepted and unanswered tokens of all requests; a single request may have as many.
 
     ``max_wait_s``: the longest predicted wait, by lane, with which a request without a deadline is still accepted.
-    ``interactive_inputs`` and ``interactive_tokens``: a request of at most as many is interactive if it does not say.
+    ``interactive_inputs`` and ``interactive_tokens``: a request of at most as many is interactive if it does not say;
+    the tokens of one image are not counted.
     """
 
     max_queue_tokens: int
@@ -72,14 +73,17 @@ class AdmissionLimits:
 
 
 class Demand(NamedTuple):
-    """Estimated or known tokens, and the engine seconds they take."""
+    """Estimated or known tokens, and the engine seconds they take. ``image_tokens``: of one image, where there are
+    any."""
 
     num_tokens: int
     seconds: float
+    image_tokens: int = 0
 
     def plus(self, other: Demand) -> Demand:
         """Both together."""
-        return Demand(self.num_tokens + other.num_tokens, self.seconds + other.seconds)
+        image_tokens = max(self.image_tokens, other.image_tokens)
+        return Demand(self.num_tokens + other.num_tokens, self.seconds + other.seconds, image_tokens)
 
 
 NO_DEMAND = Demand(0, 0.0)
@@ -242,8 +246,10 @@ class Admission:
         """Refuse new requests from now on."""
         self._is_draining = True
 
-    def lane_of(self, num_inputs: int, num_tokens: int) -> Lane:
-        """The lane of a request that does not name one."""
+    def lane_of(self, num_inputs: int, demand: Demand) -> Lane:
+        """The lane of a request that does not name one. A client cannot send a shorter image, as it can a text: one is
+        interactive however many tokens it has."""
+        num_tokens = demand.num_tokens - demand.image_tokens
         few = num_inputs <= self._limits.interactive_inputs and num_tokens <= self._limits.interactive_tokens
         return "interactive" if few else "bulk"
 
@@ -262,7 +268,7 @@ class Admission:
             raise InvalidRequestError(
                 f"The request has about {demand.num_tokens} tokens, the limit is {limit}: split it into smaller ones."
             )
-        lane = lane or self.lane_of(num_inputs, demand.num_tokens)
+        lane = lane or self.lane_of(num_inputs, demand)
         with self.lock:
             # Tell before checking: of two processes that admit at the same time, at least one then sees the other.
             self._tell(1, demand, lane, flow)
@@ -281,15 +287,15 @@ class Admission:
         deadline_s: float | None = None,
     ) -> Ticket:
         """A ticket that is counted but never refused, for work that this process makes itself."""
-        lane = lane or self.lane_of(num_inputs, demand.num_tokens)
+        lane = lane or self.lane_of(num_inputs, demand)
         with self.lock:
             self._tell(1, demand, lane)
             return self._opened(Ticket(self, lane, num_inputs, demand, deadline_s))
 
-    def wait_s(self, lane: Lane, stats: PortStats) -> float:
+    def wait_s(self, lane: Lane) -> float:
         """Predicted seconds from now until the work of a request that comes to ``lane`` begins, behind all that waits
         there."""
-        return self._wait_s(lane, stats, self._others())
+        return self._wait_s(lane, self._stats(), self._others())
 
     def _wait_s(self, lane: Lane, stats: PortStats, others: Accepted, of: tuple[int, float] | None = None) -> float:
         """``of``: a flow, and the seconds that its request takes: so much of each other flow runs before it is done

@@ -42,7 +42,7 @@ class ImageSide:
         seconds = self.costs.sequence_seconds(self.num_states)
         if self.decoder_costs is not None:
             seconds += self.decoder_costs.sequence_seconds(num_tokens)
-        return Demand(num_images * num_tokens, num_images * seconds)
+        return Demand(num_images * num_tokens, num_images * seconds, num_tokens)
 
     @cached_property
     def canary(self) -> ImageInput:

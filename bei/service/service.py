@@ -309,9 +309,9 @@ class InferenceService(Held):
 
     def close(self) -> None:
         """Finish what is queued, end the threads, free the engine. Blocks; not for the event loop."""
+        self._metrics.forget_waits(self._admission.wait_s)
         self._readers.close()
         self._port.close()
-        self._metrics.forget_waits(self._admission.wait_s)
 
     # On the event loop.
 

@@ -124,7 +124,7 @@ def test_gauges_are_put_together_by_their_rules() -> None:
     for number, metrics in enumerate((first, second)):
         model = ModelMetrics(metrics, "a")
         model.watch(lambda: STATS, LIMITS)
-        model.watch_waits(lambda lane, _, number=number: 1.5 + number)  # type: ignore[misc]
+        model.watch_waits(lambda lane, number=number: 1.5 + number)  # type: ignore[misc]
     first.artifact("a", "1" * 64)
     second.artifact("a", "2" * 64)  # the first has not yet swapped it
     second.artifact_start.labels("a").set(5e9)

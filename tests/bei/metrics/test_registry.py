@@ -37,11 +37,11 @@ def _others() -> PortStats:
     return STATS
 
 
-def _seven(lane: Lane, stats: PortStats) -> float:
+def _seven(lane: Lane) -> float:
     return 7.0
 
 
-def _eight(lane: Lane, stats: PortStats) -> float:
+def _eight(lane: Lane) -> float:
     return 8.0
 
 
@@ -87,7 +87,7 @@ def test_every_event_of_a_model_is_counted_under_its_name() -> None:
     first.tokenized("bulk", 3, 0.5)
     first.input_answers("interactive", 2, 0.25)
     first.watch(lambda: STATS, LIMITS)
-    first.watch_waits(lambda lane, stats: stats.lanes[lane].cost_s * 2)
+    first.watch_waits(lambda lane: STATS.lanes[lane].cost_s * 2)
     waits: list[tuple[Lane, float]] = [("bulk", 0.001), ("bulk", 0.002), ("bulk", 0.5), ("bulk", 1.5)]
     first.batch([12, 7, 7, 7, 7], engine_s=0.02, predicted_s=0.01, waits=[*waits, ("interactive", 0.1)])
     first.shared(in_flight=2, cached=3)

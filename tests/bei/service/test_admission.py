@@ -87,7 +87,7 @@ class Desk:
         return self.admission.admit(len(lengths), self.admission.demand(lengths), lane, deadline_s, flow)
 
     def wait_s(self, lane: Lane) -> float:
-        return self.admission.wait_s(lane, self.stats)
+        return self.admission.wait_s(lane)
 
 
 # Lanes

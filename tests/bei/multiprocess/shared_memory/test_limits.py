@@ -99,8 +99,8 @@ def test_front_ends_that_admit_one_after_the_other_decide_as_one_process_does(st
             assert sum(desk.num_tokens for desk in desks) == alone.num_tokens
             assert {desk.num_open for desk in desks} == {alone.num_open}
             for lane in LANES:
-                waits = [desk.wait_s(lane, stats_of()) for desk in desks]
-                assert waits == pytest.approx([alone.wait_s(lane, stats_of())] * 3, abs=1e-6)
+                waits = [desk.wait_s(lane) for desk in desks]
+                assert waits == pytest.approx([alone.wait_s(lane)] * 3, abs=1e-6)
         for pair in tickets:
             for ticket in pair:
                 ticket.close()
@@ -151,7 +151,7 @@ def test_front_ends_predict_no_shorter_wait_than_one_process_and_none_longer_tha
                 of = (10 * front_end + 1, 0.03)
                 found = desk._wait_s(lane, stats_of(), desk._others(), of)
                 assert alone._wait_s(lane, stats_of(), alone._others(), of) <= found + 1e-6
-                assert found <= desk.wait_s(lane, stats_of()) + 1e-6
+                assert found <= desk.wait_s(lane) + 1e-6
         for ticket in tickets:
             ticket.close()
 

@@ -171,7 +171,7 @@ def test_a_deadline_that_the_queue_does_not_allow_is_a_429_with_a_time_to_come_b
         queued = asyncio.ensure_future(sending(app, {"X-Bei-Lane": "bulk"}, *inputs))
         while not service._port.stats().lanes["bulk"].num_sequences:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        wait_s = service._admission.wait_s("bulk", service._port.stats())
+        wait_s = service._admission.wait_s("bulk")
         header = {"X-Bei-Lane": "bulk", "X-Request-Timeout": str(wait_s / 2)}
         response = await sending(app, header, [2])
         check_error(response, 429, "deadline", code="overloaded")

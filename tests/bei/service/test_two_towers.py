@@ -1,0 +1,110 @@
+"""A service whose model has two towers: which lane an image has, and what is known of the work of both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from bei.artifact.image_processor import ImageProcessor
+from bei.artifact.image_sequence import ImageSequence
+from bei.config.settings import ServeConfig
+from bei.core import Encoding, ImagePatches
+from bei.engine.fake import FakeEngine
+from bei.image.decode import ImageLimits
+from bei.image.encoder import ImageEncoder
+from bei.image.source import ImageInput
+from bei.metrics.registry import Metrics
+from bei.port import Item, Lane, Submission
+from bei.scheduler.cost_model import CostModel
+from bei.scheduler.device_gate import DeviceGate
+from bei.service.image_side import ImageSide
+from bei.service.loader import encoder_of, local_port, tower_port
+from bei.service.service import InferenceService
+from tests.support.artifacts import LIMITS, save_artifact
+from tests.support.engines import GatedEngine
+from tests.support.services import entered, run_async
+
+COSTS = CostModel.assumed(LIMITS)
+IMAGE = ImageInput(b"", "input")
+LONG = "cat " * 100  # cut to 16 tokens
+
+
+def page_side() -> ImageSide:
+    """Of images with 1,030 tokens, as ColPali's have."""
+    processor = ImageProcessor(
+        shortest_edge=None,
+        resize=(448, 448),
+        resample="bicubic",
+        crop=None,
+        rescale=1 / 255,
+        mean=(0.5,) * 3,
+        std=(0.5,) * 3,
+    )
+    sequence = ImageSequence(before=[1] * 3, token_id=2, after=[3] * 3, width=8)
+    limits = ImageLimits(max_bytes=1_000_000, max_pixels=1_000_000)
+    encoder = ImageEncoder(processor, (448, 448), 14, num_leading=0, limits=limits, sequence=sequence)
+    return ImageSide(encoder, COSTS, (448, 448), 1024, COSTS, 8)
+
+
+def two_towers(
+    folder: Path, metrics: Metrics, texts: FakeEngine, images: FakeEngine, **settings: int
+) -> InferenceService:
+    artifact, config, side = save_artifact(folder / "tiny"), ServeConfig(tokenizer_threads=1, **settings), page_side()
+    gate = DeviceGate()
+    port = tower_port(*(local_port(engine, COSTS, config, gate) for engine in (texts, images)), side)
+    return InferenceService(artifact, encoder_of(artifact, config), config, metrics, port, COSTS, second=side)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "lane"),
+    [
+        ([IMAGE], "interactive"),
+        ([IMAGE, "cat"], "interactive"),
+        ([IMAGE, LONG, LONG], "bulk"),
+        ([IMAGE, IMAGE], "bulk"),
+        ([LONG], "interactive"),
+        ([LONG, LONG], "bulk"),
+    ],
+    ids=["image", "image-text", "image-texts", "images", "text", "texts"],
+)
+def test_one_image_is_interactive_however_many_tokens_it_has(
+    inputs: list[str | ImageInput], lane: Lane, tmp_path: Path
+) -> None:
+    """A single page was bulk by default: its 1,030 tokens were more than the 1,024 of an interactive request."""
+
+    async def test() -> None:
+        service = two_towers(tmp_path, Metrics(), FakeEngine(LIMITS), FakeEngine(LIMITS), interactive_tokens=20)
+        for admit in (service.admit, service.accept):
+            with admit(inputs) as ticket:
+                assert ticket.lane == lane
+                assert ticket.admitted.num_tokens >= 1030 * inputs.count(IMAGE)
+        service.close()
+
+    run_async(test)
+
+
+def test_the_gauge_of_waits_is_for_the_work_of_both_towers(tmp_path: Path) -> None:
+    """It was for that of texts alone, where requests are admitted by both."""
+
+    async def test() -> None:
+        metrics, images = Metrics(), GatedEngine(LIMITS)
+        service = two_towers(tmp_path, metrics, FakeEngine(LIMITS), images)
+        for place in range(3):
+            patches = ImagePatches(np.full((2, 12), place, np.uint8), bytes([place]), (1, 2))
+            items = [Item(place, Encoding(np.zeros(2, np.int32), image=patches))]
+            service._port.submit(Submission(1, "bulk", frozenset({"embedding"}), items))
+            if not place:
+                await entered(images)
+        families = text_string_to_metric_families(metrics.render().decode())
+        waits_s = next(family.samples for family in families if family.name == "bei_drain_seconds")
+        found = {sample.labels["lane"]: sample.value for sample in waits_s}
+        assert found["bulk"] >= service._port.stats().lanes["bulk"].cost_s > 0  # two images wait behind one
+        images.open()
+        service.close()
+        families = text_string_to_metric_families(metrics.render().decode())
+        assert {s.value for family in families if family.name == "bei_drain_seconds" for s in family.samples} == {0.0}
+
+    run_async(test)
