@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, TypeAlias
 
+from bei.errors import BeiError
 from bei.utils import libraries
 
 FileSystem: TypeAlias = Any  # fsspec's; it has no types
@@ -26,6 +29,18 @@ def file_system_of(url: str) -> tuple[FileSystem, str]:
         libraries.load(module, package, None, f"{protocol}://", f"pip install {package}")
     file_system, path = core.url_to_fs(url)
     return file_system, str(path)
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """A context for calls of a file system, in which errors that its packages have of their own, as those of missing
+    credentials and of connections, become OSError."""
+    try:
+        yield
+    except (BeiError, OSError, ValueError):
+        raise
+    except Exception as error:  # a border: each package has a tree of its own
+        raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 def load_lance(purpose: str) -> ModuleType:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from bei.bulk.file_systems import file_system_of
+from bei.bulk.file_systems import file_system_of, plain_errors
 from bei.bulk.watchdog import watched_store
 from bei.errors import JobError
 from bei.utils.durable_files import sync_folder
 from bei.utils.full_disk import naming_full_disk
 
 _PARTIAL = ".partial"
+# Name of the file and host, which may have dots both.
+_WRITTEN = re.compile(r"\.(?P<by>.+)\.(?P<process>[0-9]+)\.[0-9a-f]+\.partial")
+# No part takes so long to be written.
+_OLD_S = 86_400.0
 _LOCAL = "file://"
 
 
@@ -66,23 +72,25 @@ class LocalJobFolder:
         self._path = path
 
     def read(self, name: str) -> bytes | None:
-        try:
-            with watched_store(self.shown):
-                return (self._path / name).read_bytes()
-        except FileNotFoundError:
-            return None
+        with _reaching(self.shown), suppress(FileNotFoundError):
+            return (self._path / name).read_bytes()
+        return None
 
     @contextmanager
     def opened(self, name: str) -> Iterator[IO[bytes]]:
-        with watched_store(self.shown), (self._path / name).open("rb") as stream:
+        if not self.exists(name):
+            raise FileNotFoundError(name)
+        # ValueErrors are the reader's: pyarrow's of a damaged file are.
+        with _reaching(self.shown, errors=(OSError,)), (self._path / name).open("rb") as stream:
             yield stream
 
     def exists(self, name: str) -> bool:
-        with watched_store(self.shown):
+        with _reaching(self.shown):
             return (self._path / name).is_file()
 
     def is_empty(self) -> bool:
-        return not self._path.is_dir() or all(path.name.endswith(_PARTIAL) for path in self._path.iterdir())
+        with _reaching(self.shown):
+            return not self._path.is_dir() or all(path.name.endswith(_PARTIAL) for path in self._path.iterdir())
 
     def create(self, name: str, content: bytes) -> bool:
         with self._written(name, content) as (partial, path):
@@ -184,21 +192,26 @@ def _reaching(
 ) -> Iterator[None]:
     """A context in which errors of a file system become JobError, for a call that writes ``num_bytes``."""
     try:
-        with watched_store(shown, num_bytes):
+        with watched_store(shown, num_bytes), plain_errors():
             yield
     except errors as error:
         raise JobError(f"{shown} cannot be used: {error or type(error).__name__}.") from error
 
 
 def _is_alive(partial: Path) -> bool:
-    """True unless the process that writes ``partial`` was one of this host and has ended."""
-    _, host, process, *_ = partial.name.removesuffix(_PARTIAL).rsplit(".", 3)
-    if host != os.uname().nodename:
+    """False where ``partial`` is of a process of this host that has ended, or nobody has written to it for a day. True
+    also for files that are no job's."""
+    written = _WRITTEN.fullmatch(partial.name)
+    if written is None:
+        return True
+    if time.time() - partial.stat().st_mtime > _OLD_S:
+        return False
+    if not written["by"].endswith(f".{os.uname().nodename}"):
         return True
     try:
-        os.kill(int(process), 0)
+        os.kill(int(written["process"]), 0)
     except PermissionError:  # it runs, for another user
         return True
-    except (OSError, ValueError):
+    except (OSError, OverflowError):
         return False
     return True

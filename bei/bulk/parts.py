@@ -6,6 +6,7 @@ import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -89,12 +90,9 @@ class ParquetParts(PartFormat):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        try:
-            with folder.opened(self.part(shard)) as stream:
-                metadata = pq.read_metadata(stream).metadata or {}
-        except (FileNotFoundError, pa.ArrowException):
-            return None
-        return _decoded(metadata.get(_METADATA, b""))
+        with suppress(FileNotFoundError), folder.opened(self.part(shard)) as stream, suppress(pa.ArrowException):
+            return _decoded((pq.read_metadata(stream).metadata or {}).get(_METADATA, b""))
+        return None
 
 
 class _WithRecordFile(PartFormat):

@@ -70,7 +70,9 @@ class JobOptions(NamedTuple):
     adapter: str | None = None
 
     def check(self) -> None:
-        """Raise ConfigError for options that do not go together."""
+        """Raise ConfigError for options that do not go together, and names of nothing."""
+        if not all((*self.inputs, self.output)):
+            raise ConfigError("--input and --output must not be empty, which would be this folder: give . for it.")
         if (self.columns.query is None) is (self.task == "rerank"):
             raise ConfigError(
                 "--task rerank needs --query-column."
@@ -134,6 +136,8 @@ def opened_source(options: JobOptions) -> Iterator[Source]:
         yield Source(options.inputs, options.columns, options.input_format)
         return
     form = options.input_format or "jsonl"
+    if form == "lance":
+        raise ConfigError("A Lance dataset is a folder and has no place on standard input (-): give its path.")
     with tempfile.TemporaryDirectory(prefix="bei-") as scratch, naming_full_disk(Path(scratch)):
         path = Path(scratch) / f"stdin.{form}"
         with path.open("wb") as stream:

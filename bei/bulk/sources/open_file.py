@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import IO, Any, cast
 
-from bei.bulk.file_systems import FileSystem
+from bei.bulk.file_systems import FileSystem, plain_errors
 from bei.bulk.watchdog import watched_store
 from bei.errors import JobInputError
 
@@ -19,7 +19,7 @@ COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 def opened_file(file_system: FileSystem, path: str) -> Iterator[IO[bytes]]:
     """The content of ``path``. Raises JobInputError."""
     with reaching(path), ExitStack() as stack:
-        with watched_store(path):
+        with watched_store(path), plain_errors():
             raw = stack.enter_context(file_system.open(path, "rb"))
         stream: IO[bytes] = stack.enter_context(io.BufferedReader(_WatchedReads(path, raw), _BUFFER_BYTES))
         if path.lower().endswith(COMPRESSIONS):
@@ -63,7 +63,7 @@ class _WatchedReads(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """As a file's."""
-        with watched_store(self._path):
+        with watched_store(self._path), plain_errors():
             return int(self._raw.readinto(buffer))
 
     def seek(self, place: int, whence: int = io.SEEK_SET) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bei.bulk.file_systems import FileSystem, file_system_of
+from bei.bulk.file_systems import FileSystem, file_system_of, plain_errors
 from bei.bulk.sources.columnar import ArrowRows, ParquetRows
 from bei.bulk.sources.kinds import ColumnKinds
 from bei.bulk.sources.lance_rows import ENDING as ENDING_OF_LANCE
@@ -43,6 +43,10 @@ _ENDINGS = {
     **{".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".txt": "text", ".text": "text"},
     ENDING_OF_LANCE: "lance",
 }
+# What file systems say of a file that changes with it: S3, disks, Google's, the hub, Azure, WebHDFS, FTP.
+_STAMPS = (
+    *("ETag", "etag", "mtime", "LastModified", "updated", "blob_id", "last_modified", "modificationTime", "modify"),
+)
 
 
 class InputFile(msgspec.Struct, frozen=True):
@@ -332,12 +336,12 @@ def _described(file_system: FileSystem, path: str, name: str) -> FoundFile:
             raise JobInputError(
                 f"{path} is a pipe or a device, and files are read twice: give a file, or - for standard input."
             )
-        known = {key: str(info[key]) for key in ("ETag", "etag", "mtime", "LastModified", "updated") if key in info}
+        known = {key: str(info[key]) for key in _STAMPS if key in info}
         return FoundFile(name, path, int(info["size"] or 0), hashlib.sha256(repr(known).encode()).hexdigest()[:16])
 
 
 @contextmanager
 def _watching(path: str) -> Iterator[None]:
     """A context for a call of a file system, whose errors become JobInputError."""
-    with reaching(path), watched_store(path):
+    with reaching(path), watched_store(path), plain_errors():
         yield

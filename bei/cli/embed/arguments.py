@@ -28,10 +28,11 @@ SETTINGS = frozenset(
     )
 )
 _DTYPES = ("float", "float16", "int8", "uint8", "binary", "ubinary")
-# Variables in which Kubernetes' Indexed Jobs and Slurm's arrays number their processes, from 0 or from the second one.
+# Variables in which Kubernetes' Indexed Jobs and Slurm's arrays number their processes: a process's number, how many
+# there are, the first number, the last one, and the step between two.
 _NUMBERED = (
-    ("JOB_COMPLETION_INDEX", "", "JOB_COMPLETIONS"),
-    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_COUNT"),
+    ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS", "", "", ""),
+    ("SLURM_ARRAY_TASK_ID", *(f"SLURM_ARRAY_TASK_{name}" for name in ("COUNT", "MIN", "MAX", "STEP"))),
 )
 _FROM_ENVIRONMENT = "auto"
 
@@ -207,12 +208,17 @@ def _part(text: str | None, environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _part_of_environment(environment: Mapping[str, str]) -> tuple[int, int]:
-    for index, least, count in _NUMBERED:
+    for index, count, least, most, step in _NUMBERED:
         values = [environment.get(name, "") for name in (index, count)]
-        first = environment.get(least, "0") if least else "0"
-        if all(value.isdecimal() and len(value) < 10 for value in (*values, first)):
-            part = int(values[0]) - int(first), int(values[1])
-            if 0 <= part[0] < part[1]:
-                return part
-    named = " or ".join(f"{index} and {count}" for index, _, count in _NUMBERED)
-    raise ConfigError(f"--shard auto needs the variables {named}: set both, or give I/N.")
+        first, apart = environment.get(least, "0"), environment.get(step, "1")
+        if all(value.isdecimal() and len(value) < 10 for value in (*values, first, apart)) and int(apart):
+            number, total = int(values[0]) - int(first), int(values[1])
+            # A list of numbers with gaps (--array=1,3,7) is no numbering.
+            last = environment.get(most, str(int(first) + int(apart) * (total - 1)))
+            is_even = last == str(int(first) + int(apart) * (total - 1)) and number % int(apart) == 0
+            if is_even and 0 <= number // int(apart) < total:
+                return number // int(apart), total
+    named = " or ".join(f"{index} and {count}" for index, count, *_ in _NUMBERED)
+    raise ConfigError(
+        f"--shard auto needs the variables {named}, of numbers that are equally far apart: set both, or give I/N."
+    )

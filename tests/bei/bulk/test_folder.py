@@ -9,11 +9,14 @@ import threading
 from pathlib import Path
 
 import pytest
+import s3fs
 
 from bei.bulk.folder import JobFolder, LocalJobFolder, folder_at
 from bei.bulk.parts import PLAN
 from bei.bulk.run import _stored_plan as stored_plan
-from bei.errors import DiskFullError, JobDiffersError, JobError, MissingDependencyError
+from bei.bulk.sources.rows import Columns
+from bei.bulk.sources.source import Source
+from bei.errors import DiskFullError, JobDiffersError, JobError, JobInputError, MissingDependencyError
 
 
 @pytest.fixture(params=["", "file://", "s3"])
@@ -86,6 +89,27 @@ def test_what_a_process_that_has_ended_left_is_removed_and_what_another_one_writ
     assert all(path.exists() for path in others)
 
 
+def test_what_is_left_is_removed_on_a_host_whose_name_has_dots_and_after_a_day_on_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    own, old, no_job_s = (
+        tmp_path / name
+        for name in (
+            f".part.parquet.ip-10-0-0-1.ec2.internal.{int(ended.stdout)}.abc.partial",
+            f".part.parquet.elsewhere.{os.getpid()}.abc.partial",
+            "download.partial",
+        )
+    )
+    for path in (own, old, no_job_s):
+        path.touch()
+        os.utime(path, (0, 0) if path is old else None)
+    names = [*os.uname()]
+    monkeypatch.setattr("os.uname", lambda: os.uname_result([names[0], "ip-10-0-0-1.ec2.internal", *names[2:]]))
+    LocalJobFolder(tmp_path).clean()
+    assert [path.name for path in tmp_path.iterdir()] == [no_job_s.name]
+
+
 def test_what_another_user_s_process_writes_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: int) -> None:
         raise PermissionError(1, "Operation not permitted")
@@ -115,6 +139,28 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatc
 def test_a_place_that_cannot_be_written_to_is_named(url: str, bucket: str) -> None:
     with pytest.raises(JobError, match=url):
         folder_at(url).commit("part", b"x")
+
+
+def test_a_file_in_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "out").touch()
+    for url in (tmp_path / "out", tmp_path / "out" / "below"):
+        with pytest.raises(JobError, match=f"{url} cannot be used: .*Not a directory"):
+            stored_plan(folder_at(str(url)))
+
+
+def test_errors_that_a_store_s_package_has_of_its_own_are_named(
+    bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    s3fs.S3FileSystem.clear_instance_cache()
+    url = f"{bucket}/{tmp_path.name}"
+    for use in (lambda: folder_at(url).read(PLAN), lambda: Source((f"{url}/rows.parquet",), Columns())):
+        with pytest.raises((JobError, JobInputError), match=f"{url}.*NoCredentialsError"):
+            use()
+    s3fs.S3FileSystem.clear_instance_cache()
 
 
 def test_a_protocol_whose_package_is_missing_is_named_with_the_command_that_installs_it() -> None:

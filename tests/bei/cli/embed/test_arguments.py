@@ -21,6 +21,12 @@ def _options(*flags: str, environment: Mapping[str, str] = {}) -> JobOptions:
     return job_options(vars(parser.parse_args([*_NEEDED, *flags])), environment)
 
 
+def _slurm(number: int, of: tuple[int, ...], step: int) -> Mapping[str, str]:
+    """What Slurm tells the process ``number`` of an array."""
+    values = {"ID": number, "COUNT": len(of), "MIN": of[0], "MAX": of[-1], "STEP": step}
+    return {f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in values.items()}
+
+
 def test_without_flags_dense_vectors_are_made_of_the_column_text() -> None:
     options = _options()
     assert (options.task, options.columns.text, options.task_options, options.part) == ("embed", "text", {}, (0, 1))
@@ -48,6 +54,7 @@ def test_flags_of_the_task_get_the_names_of_models_options() -> None:
             {"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_MIN": "5", "SLURM_ARRAY_TASK_COUNT": "2"},
             (0, 2),
         ),
+        (("--shard", "auto"), _slurm(4, of=(0, 2, 4, 6), step=2), (2, 4)),
         ((), {"JOB_COMPLETION_INDEX": "1", "JOB_COMPLETIONS": "4"}, (0, 1)),
     ],
 )
@@ -64,6 +71,9 @@ def test_parts_come_from_the_flag_or_where_it_says_so_from_the_environment(
         (("--shard", "9" * 30), {}, "--shard"),
         (("--shard", "auto"), {}, "JOB_COMPLETION_INDEX"),
         (("--shard", "auto"), {"JOB_COMPLETION_INDEX": "4", "JOB_COMPLETIONS": "4"}, "JOB_COMPLETION_INDEX"),
+        (("--shard", "auto"), _slurm(3, of=(1, 3, 7), step=1), "equally far apart"),
+        (("--input", ""), {}, "--input and --output"),
+        (("--output", ""), {}, "--input and --output"),
         (("--chunk-overlap", "2"), {}, "--chunk-tokens"),
         (("--task", "sparse", "--dimensions", "8"), {}, "--dimensions is for --task embed"),
         (("--task", "extract", "--max-tokens", "5"), {}, "--max-tokens is for"),
