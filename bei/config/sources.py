@@ -125,18 +125,24 @@ def load(
 def _from_file(file: str | None) -> dict[str, object]:
     if file is None:
         return {}
-    import yaml
+    from bei.utils.strict_yaml import YamlError, parsed  # most servers have no use for YAML
 
     text = named_text("The configuration file", file, MOST_SETTINGS_BYTES, may_be_pipe=True)
     try:
-        content = yaml.safe_load(text)
-    except Exception as error:  # of a text that is tagged as a date, say, YAML's constructors raise anything
-        raise ConfigError(f"The configuration file {file} cannot be read: {error}") from error
+        content = parsed(text)
+    except YamlError as error:
+        fault = "a setting twice in one table" if error.is_twice else "lines that are no YAML"
+        raise ConfigError(
+            f"The configuration file {file} has {fault}{error.place}: write 'key: value' lines, each key once."
+        ) from None
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"{file} must hold settings as 'key: value' lines.")
-    return {str(key).replace("-", "_"): value for key, value in content.items()}
+    settings = {str(key).replace("-", "_"): value for key, value in content.items()}
+    if len(settings) < len(content):
+        raise ConfigError(f"The configuration file {file} has a setting with - and with _: keep one of them.")
+    return settings
 
 
 def _from_env(env: Mapping[str, str], names: list[str]) -> dict[str, str]:

@@ -141,7 +141,7 @@ def test_an_address_that_is_not_ours(tiny: Artifact, env: Mapping[str, str], tmp
     [
         ("prot: 8000\n", "Unknown setting 'prot' in the file. Did you mean 'port'?"),
         ("port: many\n", "must be an integer"),
-        ("port: [1\nhost: }\n", "The configuration file serve.yaml cannot be read"),
+        ("port: [1\nhost: }\n", "The configuration file serve.yaml has lines that are no YAML"),
         ("port: 70000\n", "from 0 to 65,535"),
     ],
 )

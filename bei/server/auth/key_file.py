@@ -21,12 +21,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
-import yaml
-
 from bei.errors import ConfigError
 from bei.port import Lane
 from bei.utils.named_files import MOST_SETTINGS_BYTES, named_bytes
 from bei.utils.ranges import Range
+from bei.utils.strict_yaml import YamlError, parsed
 
 VARIABLE = "BEI_API_KEYS"
 
@@ -107,38 +106,13 @@ def _of_file(file: str) -> list[KeySpec]:
 def _table(file: str, where: str) -> Any:
     content = named_bytes("The file of API keys", file, MOST_SETTINGS_BYTES)
     try:
-        return yaml.load(content.decode(), _Loader)
-    except _TwiceError as error:
-        raise ConfigError(f"{where} have a name twice in one table (line {error.line}): keep one.") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)  # the error's own text would quote the line
-        line = "" if mark is None else f" (line {mark.line + 1})"
-        raise ConfigError(f"{where} are no YAML{line}: write 'name: key' lines.") from None
-    except Exception:  # of a text that is tagged as a date, say, YAML's constructors raise anything
+        return parsed(content.decode())
+    except UnicodeDecodeError:
         raise ConfigError(f"{where} are no YAML in UTF-8: write 'name: key' lines.") from None
-
-
-class _TwiceError(Exception):
-    """A name occurs twice in one table."""
-
-    def __init__(self, line: int) -> None:
-        super().__init__(line)
-        self.line = line
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a table that has a name twice: SafeLoader would drop one of the two keys silently."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """As SafeLoader's. Raises _TwiceError."""
-        seen = set()
-        for name, _ in node.value:
-            if not isinstance(name, yaml.ScalarNode):
-                continue  # not a name: SafeLoader or the caller refuses it
-            if name.value in seen:
-                raise _TwiceError(name.start_mark.line + 1)
-            seen.add(name.value)
-        return super().construct_mapping(node, deep)
+    except YamlError as error:
+        if error.is_twice:
+            raise ConfigError(f"{where} have a name twice in one table{error.place}: keep one.") from None
+        raise ConfigError(f"{where} are no YAML{error.place}: write 'name: key' lines.") from None
 
 
 def _spec(where: str, place: int, name: object, value: object) -> KeySpec:

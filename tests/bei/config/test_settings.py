@@ -156,6 +156,23 @@ def test_a_file_that_is_no_settings_file_is_a_configuration_error(yaml_file: Any
         load(EveryType, {}, yaml_file(content), {})
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("port: 1\napi_keys: [search:s3cr3t, 'crawler:s3cr3t", r"no YAML \(line 2\)"),
+        ("api_keys: search: s3cr3t", r"no YAML \(line 1\)"),
+        ("api_keys: *s3cr3t", r"no YAML \(line 1\)"),
+        ("api_keys: !!timestamp s3cr3t", "no YAML"),
+        ("port: 1\nlog-format: text\nport: 2", r"a setting twice in one table \(line 3\)"),
+        ("log-format: text\nlog_format: json", "with - and with _"),
+    ],
+)
+def test_a_wrong_file_is_told_what_is_wrong_and_never_a_secret(yaml_file: Any, content: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        load(ServeConfig, {}, yaml_file(content), {})
+    assert "s3cr3t" not in str(caught.value)
+
+
 def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"The configuration file .*absent.yaml cannot be read: No such file"):
         load(EveryType, {}, str(tmp_path / "absent.yaml"), {})
