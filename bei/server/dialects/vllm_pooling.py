@@ -25,17 +25,10 @@ from bei.server.endpoint.field_schema import NULL, Limits, Text, any_of, one_of
 from bei.server.endpoint.field_schema import Texts as ListOfTexts
 from bei.server.endpoint.inference import embedded
 from bei.server.endpoint.parse import parser
-from bei.server.endpoint.refused_fields import (
-    FormerActivation,
-    OfChats,
-    Padding,
-    ProcessorOptions,
-    Refused,
-    refused,
-)
+from bei.server.endpoint.refused_fields import Refused, refused
 from bei.server.endpoint.render import FLOAT_BYTES, Items, Octets, Reply, rows_of
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.shared_fields import Controls
+from bei.server.endpoint.shared_fields import InputControls
 from bei.server.routes import classify
 from bei.server.routes.openai_embeddings import Usage, usage
 from bei.service.service import InferenceService
@@ -58,7 +51,7 @@ PoolingAnswer: TypeAlias = Embeddings | TokenEmbeddings | Scores | TokenScores
 Values: TypeAlias = Callable[[int], Float32Array]  # of an input, by its place
 
 
-class PoolingRequest(Controls, kw_only=True):
+class PoolingRequest(InputControls, kw_only=True):
     """``task`` null: what the model is for. base64 and bytes are of little-endian float32. With bytes the answer is
     nothing else, and the header ``metadata`` says where each value is, unless they are bytes_only."""
 
@@ -68,19 +61,8 @@ class PoolingRequest(Controls, kw_only=True):
     embed_dtype: Literal["float32"] = "float32"
     endianness: Literal["native", "little"] = "native"
     dimensions: Annotated[int, Meta(ge=1)] | None = None
-    use_activation: bool | None = None
     normalize: Annotated[Refused, refused("send use_activation")] = UNSET
-    softmax: FormerActivation = UNSET
-    activation: FormerActivation = UNSET
-    padding: Padding = UNSET
-    mm_processor_kwargs: ProcessorOptions = UNSET
     data: Annotated[Refused, refused("send input; there are no plugins")] = UNSET
-    messages: Annotated[Refused, refused("send input; no chat template is applied")] = UNSET
-    add_generation_prompt: OfChats = UNSET
-    continue_final_message: OfChats = UNSET
-    chat_template: OfChats = UNSET
-    chat_template_kwargs: OfChats = UNSET
-    media_io_kwargs: ProcessorOptions = UNSET
 
     _limits: ClassVar[Limits] = (
         any_of(

@@ -13,6 +13,8 @@ from bei.errors import InvalidRequestError
 from bei.server.auth.priority import TIER_NAMES
 from bei.server.endpoint.field_schema import Limits, any_of, limits, one_of
 from bei.server.endpoint.refused_fields import (
+    FormerActivation,
+    OfChats,
     Padding,
     PairTemplateOptions,
     ProcessorOptions,
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 Model: TypeAlias = Annotated[str, Meta(description="May be left out where one served model has the task.")]
 Dimensions: TypeAlias = Annotated[int, Meta(ge=1, description="Vectors are cut to their first components.")]
+
+RawScores: TypeAlias = Annotated[bool, Meta(description="Logits instead of probabilities.")]
 
 ServiceTier: TypeAlias = Annotated[
     str,
@@ -98,26 +102,51 @@ class PromptControls(Controls, kw_only=True):
         )
 
 
+RAW_OR_ACTIVATED: Limits = (
+    any_of(
+        "`raw_scores` and `use_activation` may not be both true or both false.",
+        *({"raw_scores": one_of([raw]), "use_activation": one_of([not raw])} for raw in (True, False)),
+    ),
+)
+
+
+def is_raw(raw_scores: bool | None, use_activation: bool | None) -> bool:
+    """True if logits are asked for. Raises InvalidRequestError where two fields contradict each other."""
+    if raw_scores is not None and raw_scores is use_activation:
+        raise contradiction("raw_scores", raw_scores, "use_activation", use_activation)
+    return bool(raw_scores) or use_activation is False
+
+
 class ScoreControls(Controls, kw_only=True):
     """Of requests that are answered with scores."""
 
-    raw_scores: Annotated[bool | None, Meta(description="Logits instead of probabilities.")] = None
+    raw_scores: RawScores | None = None
     use_activation: Annotated[bool | None, Meta(description="vLLM's word: false asks for logits.")] = None
     padding: Padding = UNSET
     mm_processor_kwargs: ProcessorOptions = UNSET
 
-    _limits: ClassVar[Limits] = (
-        any_of(
-            "`raw_scores` and `use_activation` may not be both true or both false.",
-            *({"raw_scores": one_of([raw]), "use_activation": one_of([not raw])} for raw in (True, False)),
-        ),
-    )
+    _limits: ClassVar[Limits] = RAW_OR_ACTIVATED
 
     def is_raw(self) -> bool:
-        """True if logits are asked for. Raises InvalidRequestError where two fields contradict each other."""
-        if self.raw_scores is not None and self.raw_scores is self.use_activation:
-            raise contradiction("raw_scores", self.raw_scores, "use_activation", self.use_activation)
-        return bool(self.raw_scores) or self.use_activation is False
+        """As the function ``is_raw``."""
+        return is_raw(self.raw_scores, self.use_activation)
+
+
+class InputControls(Controls, kw_only=True):
+    """Controls, and vLLM's words in requests that have an ``input`` here, and there may have ``messages`` in its place:
+    how these are written and read, and how scores are activated."""
+
+    use_activation: bool | None = None
+    softmax: FormerActivation = UNSET
+    activation: FormerActivation = UNSET
+    padding: Padding = UNSET
+    mm_processor_kwargs: ProcessorOptions = UNSET
+    messages: Annotated[Refused, refused("send input; no chat template is applied")] = UNSET
+    add_generation_prompt: OfChats = UNSET
+    continue_final_message: OfChats = UNSET
+    chat_template: OfChats = UNSET
+    chat_template_kwargs: OfChats = UNSET
+    media_io_kwargs: ProcessorOptions = UNSET
 
 
 def agreed(body: msgspec.Struct, *names: str) -> Any:

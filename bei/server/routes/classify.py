@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import numpy as np
 from msgspec import UNSET
@@ -23,12 +23,12 @@ from bei.server.endpoint.examples import (
     Example,
     token_usage,
 )
-from bei.server.endpoint.field_schema import MAX_INPUTS, Text, Texts, limits
+from bei.server.endpoint.field_schema import MAX_INPUTS, Limits, Text, Texts, limits
 from bei.server.endpoint.parse import parser
-from bei.server.endpoint.refused_fields import FormerActivation, OfChats, ProcessorOptions, Refused, refused
+from bei.server.endpoint.refused_fields import FormerActivation
 from bei.server.endpoint.render import FLOAT_BYTES, Items, Reply, items_of
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.shared_fields import ScoreControls
+from bei.server.endpoint.shared_fields import RAW_OR_ACTIVATED, InputControls, RawScores, ScoreControls, is_raw
 from bei.server.routes.openai_embeddings import Usage, usage
 from bei.service.service import InferenceService
 from bei.tasks.classify import ClassifyTask, Scores, classify, num_around
@@ -54,19 +54,14 @@ class PredictRequest(ScoreControls, kw_only=True):
     inputs: Annotated[str | list[str | list[str]], limits(oneOf=[_TEXT, _ONE_OR_TWO, _BATCH])]
 
 
-class ClassifyRequest(ScoreControls, kw_only=True):
+class ClassifyRequest(InputControls, kw_only=True):
     """vLLM's and Infinity's."""
 
     input: Text | Texts
-    softmax: FormerActivation = UNSET
-    activation: FormerActivation = UNSET
+    raw_scores: RawScores | None = None
     normalize: FormerActivation = UNSET
-    messages: Annotated[Refused, refused("send input; no chat template is applied")] = UNSET
-    add_generation_prompt: OfChats = UNSET
-    continue_final_message: OfChats = UNSET
-    chat_template: OfChats = UNSET
-    chat_template_kwargs: OfChats = UNSET
-    media_io_kwargs: ProcessorOptions = UNSET
+
+    _limits: ClassVar[Limits] = RAW_OR_ACTIVATED
 
 
 class LabelScore(TypedDict):
@@ -135,7 +130,7 @@ async def classify_texts(body: ClassifyRequest, context: RequestContext) -> Repl
     texts = [body.input] if isinstance(body.input, str) else body.input
     context.check_inputs(texts, "input")
     context.check_answer(len(texts) * ranked_bytes(labels_of(service)))
-    asked = ClassifyTask(texts, body.encoding_options(), raw=body.is_raw())
+    asked = ClassifyTask(texts, body.encoding_options(), raw=is_raw(body.raw_scores, body.use_activation))
     answer = await classify(service, asked, ticket=context.admit(service, texts, num_around=num_around(service)))
     is_infinity = body.raw_scores is not None
     return Reply(render(answer, service.name, is_infinity=is_infinity), answer.truncated)
