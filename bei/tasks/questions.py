@@ -19,6 +19,9 @@ import numpy as np
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
 
+# Its ``iterencode`` is Python: between its pieces other threads run, which ``json.dumps`` keeps waiting to the end.
+_encoder = json.JSONEncoder(ensure_ascii=False)
+
 # The API's own limits.
 MOST_CHOICES = 255
 MOST_LEVELS = 10
@@ -83,7 +86,7 @@ def as_text(content: Content | None) -> str:
     """A text as it is, anything else as JSON on one line."""
     if content is None:
         return ""
-    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    return content if isinstance(content, str) else "".join(_encoder.iterencode(content))
 
 
 def question_of(name: str, given: AnyQuestion) -> AskedQuestion:

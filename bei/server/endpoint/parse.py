@@ -25,6 +25,10 @@ TokenId: TypeAlias = Annotated[int, Meta(ge=0)]
 # Larger bodies are parsed off the event loop: smaller ones take a millisecond at most.
 INLINE_BODY_BYTES = 64_000
 
+# Of a field with the client's own objects, which no model reads more of: a text of as many characters has 300,000
+# tokens. Objects of 7 MB would be made, and written as text, while the event loop waits for the interpreter's lock.
+_MOST_STRUCTURED_BYTES = 1_000_000
+
 # Token ids are decoded in pieces of so many bytes: the decoder holds the interpreter's lock, for 165 ms where a body of
 # 8 MB is nothing else. Texts of as many bytes take 10 to 60 ms, and cannot be cut as easily.
 PIECE_BYTES = 256_000
@@ -72,7 +76,7 @@ def parser(request: type[RequestT]) -> Callable[[bytes], RequestT]:
 
 def with_unique_keys(parse: Callable[[bytes], RequestT], *fields: str) -> Callable[[bytes], RequestT]:
     """``parse`` for bodies whose ``fields`` have objects with the client's own keys, of which each may stand once: the
-    decoder would keep the last value. It raises InvalidRequestError."""
+    decoder would keep the last value. It raises InvalidRequestError, also for objects of more than a megabyte."""
 
     nothing = msgspec.Raw()
     decoder = msgspec.json.Decoder(msgspec.defstruct("Fields", [(field, msgspec.Raw, nothing) for field in fields]))
@@ -92,6 +96,12 @@ def with_unique_keys(parse: Callable[[bytes], RequestT], *fields: str) -> Callab
 
 
 def _check_keys(content: bytes, field: str) -> None:
+    if len(content) > _MOST_STRUCTURED_BYTES:
+        raise InvalidRequestError(
+            f"{field} has {len(content)} bytes of JSON, the limit is {_MOST_STRUCTURED_BYTES}: send less, or one text.",
+            field,
+        )
+
     def check(pairs: list[tuple[str, object]]) -> None:
         keys = [key for key, _ in pairs]
         if len({*keys}) < len(keys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections.abc import Iterator
@@ -268,6 +269,23 @@ def test_openai_s_data_may_not_have_a_key_twice(nli: App) -> None:
     body = '{"input": [{"role": "user", "content": [%s]}], "questions": [%s]}'
     content = body % (part, '{"type": "predicate", "instructions": "a"}')
     check_error(nli.request("POST", "/v1/decisions", content.encode()), 400, "'b' twice", param="input")
+
+
+@pytest.mark.parametrize(("path", "param"), [("/v1/systemone", "state"), ("/v1/decisions", "input")])
+def test_objects_that_are_larger_than_a_model_reads_are_refused_before_they_are_made(
+    path: str, param: str, nli: App
+) -> None:
+    """7 MB of them were made, and written as text, while the event loop waited for the interpreter's lock."""
+    parts = [{"role": "user", "content": [{"type": "input_json", "data": {"a": "b" * 1_000_000}}]}]
+    content = json.dumps({"model": "nli", param: parts, "questions": ["not looked at"]})
+    check_error(nli.request("POST", path, content.encode()), 400, "the limit is 1000000: send less", param=param)
+
+
+@pytest.mark.parametrize("state", ["b" * 1_000_001, {"a": "b" * 990_000}], ids=["text", "object"])
+def test_a_text_and_objects_below_that_bound_are_read(state: object, nli: App) -> None:
+    """By this tokenizer as one word."""
+    questions = {"q": {"type": "noul", "instructions": "a"}}
+    answer(nli, "/v1/systemone", model="nli", state=state, questions=questions)
 
 
 @pytest.mark.parametrize("model", ["embedder", "ner", "classifier"])
