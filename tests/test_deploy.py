@@ -102,6 +102,13 @@ def test_templates_ask_routes_and_metrics_that_there_are() -> None:
     assert re.search(r'^bei_drain_seconds{lane="interactive",model="\w+"} ', scraped(), re.M)
 
 
+def test_keda_counts_the_pods_of_its_release_alone() -> None:
+    (given,) = re.findall(r'pod=~"({{.*?}}[^"]+)"', TEXT)
+    names = re.sub(r"{{.*}}", "bei", given)
+    assert re.fullmatch(names, "bei-7d9f8b6c5-x2v4q")
+    assert not re.fullmatch(names, "bei-eu-7d9f8b6c5-x2v4q")
+
+
 def test_the_user_is_the_image_s() -> None:
     (uid,) = set(re.findall(r"--uid (\d+)", DOCKERFILE))
     assert set(re.findall(r"(?:runAsUser|runAsGroup|fsGroup): (\d+)", TEXT)) == {uid}

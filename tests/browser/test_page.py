@@ -50,6 +50,16 @@ def check_width(page: Page) -> None:
     assert page.evaluate("document.scrollingElement.scrollWidth <= document.scrollingElement.clientWidth")
 
 
+def test_spans_and_code_are_within_their_boxes_on_a_phone(open_page: OpenPage) -> None:
+    page = open_page("/ui#extract", size=PHONE)
+    page.get_by_label("Model", exact=True).select_option("gliner")
+    shown = page.get_by_role("tabpanel")
+    shown.get_by_role("button", name="Extract", exact=True).click()
+    for box in (shown.locator(".result .scroll"), shown.locator(".snippets pre").first):
+        expect(box).to_be_visible()
+        assert box.evaluate("box => box.scrollWidth <= box.clientWidth")
+
+
 @pytest.mark.parametrize(("look", "size", "dark"), LOOKS, ids=[look for look, *_ in LOOKS])
 def test_every_tab_is_accessible_and_fits(
     open_page: OpenPage, shoot: Shoot, look: str, size: dict[str, int], dark: bool
