@@ -37,6 +37,8 @@ _NUM_NEIGHBOURS = 10
 _NUM_WORST = 10
 _MOST_NEIGHBOURS = 1000
 _SIMILARITY_DIGITS = 5
+# The size below which a score's error is judged as that of a score of this size: at 2 a sigmoid is 0.88.
+_LEAST_SIZE = 2.0
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,12 @@ class ReferenceAnswers:
 
 @dataclass(frozen=True)
 class OutputMeaning:
-    """The meaning of scores: ``ranks``: a reranker's; ``classification``: probabilities of labels."""
+    """The meaning of outputs. Scores: ``ranks``: a reranker's; ``classification``: probabilities of labels. Vectors:
+    those of ``with_lengths`` are answered with the lengths that the engine gives them."""
 
     ranks: bool = False
     classification: Classification | None = None
+    with_lengths: frozenset[str] = frozenset()
 
 
 def compare(
@@ -133,7 +137,7 @@ def _agreement(
     checked = [
         rows if finite else -reference for rows, reference, finite in zip(actual, expected, is_finite, strict=True)
     ]
-    found = _compare(checked, expected, is_finite, output)
+    found = _compare(checked, expected, is_finite, output, has_length=output in meaning.with_lengths)
     scores = _figures_of_scores(checked, expected, output, meaning)
     figures = {
         "mean": round(found.mean, 6),
@@ -214,26 +218,35 @@ class _Comparison:
 
 
 def _compare(
-    actual: Sequence[Float32Array], expected: Sequence[Float32Array], is_finite: Sequence[bool], output: str
+    actual: Sequence[Float32Array],
+    expected: Sequence[Float32Array],
+    is_finite: Sequence[bool],
+    output: str,
+    *,
+    has_length: bool,
 ) -> _Comparison:
     by_column = output in BY_COLUMN  # compared by column over all texts, not by row
-    ours, theirs = (
-        (_centred if by_column else normalized)(np.concatenate([np.atleast_2d(rows) for rows in side]))
-        for side in (actual, expected)
-    )
+    rows = [np.concatenate([np.atleast_2d(part) for part in side]).astype(np.float64) for side in (actual, expected)]
+    ours, theirs = rows if by_column else [normalized(side) for side in rows]
     # Rounded before any decision: the reference's last bits depend on torch's number of threads, and equal builds must
     # have equal certificates. In float64 the figures vary by 1e-9, far below the rounding.
-    lengths = [len(np.atleast_2d(rows)) for rows in expected]
+    lengths = [len(np.atleast_2d(part)) for part in expected]
     ends = np.cumsum(lengths)[:-1]
     differences = np.array([part.max() for part in np.split(np.round(np.abs(ours - theirs).max(axis=1), 6), ends)])
     correlation = None
     if by_column:
+        of_size = _shares_of_size(ours, theirs, output)
+        ours, theirs = _centred(ours), _centred(theirs)
         mean, overlap = _cosines(ours.T, theirs.T).mean(), _top_overlap(ours.T, theirs.T)
         by_row = _shares(ours, theirs).min(axis=1)
+        if output != _SPANS:  # which have figures of their own
+            mean, by_row = min(mean, of_size.mean()), np.minimum(by_row, of_size.min(axis=1))
     else:
         similarities = _similarities(ours), _similarities(theirs)
         overlap, correlation = _neighbour_overlap(*similarities), _similarity_spearman(*similarities)
         by_row = _cosines(ours, theirs)
+        if has_length:
+            by_row = np.minimum(by_row, _shares_of_length(*rows))
         mean = by_row.mean()
     by_row = np.where(np.repeat(is_finite, lengths), by_row, -1.0).round(6)
     of_texts = np.array([part.min() for part in np.split(by_row, ends)])
@@ -251,10 +264,29 @@ def _shares(ours: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64]) -> n
     return shares
 
 
-def _centred(rows: Float32Array) -> npt.NDArray[np.float64]:
-    """Columns minus their means, in float64; a nearly constant column is unchanged."""
-    wide = rows.astype(np.float64)
-    centred: npt.NDArray[np.float64] = np.where(wide.std(axis=0) > 1e-6, wide - wide.mean(axis=0), wide)
+def _shares_of_size(
+    ours: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64], output: str
+) -> npt.NDArray[np.float64]:
+    """1 - d^2 / 2 for each score's difference d from the expected one, in units of its column's size, but for scores
+    that become probabilities at least ``_LEAST_SIZE``: standardized scores hide a factor and a term."""
+    least = 1e-12 if output == "token_weights" else _LEAST_SIZE
+    size = np.maximum(np.sqrt(np.mean(theirs**2, axis=0, keepdims=True)), least)
+    shares: npt.NDArray[np.float64] = np.maximum(1 - ((ours - theirs) / size) ** 2 / 2, -1.0)
+    return shares
+
+
+def _shares_of_length(ours: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """1 - d^2 / 2 for the distance d of two rows in units of the expected one's length, at least a tenth of the mean:
+    the cosine, where both lengths are equal."""
+    lengths = np.linalg.norm(theirs, axis=1)
+    lengths = np.maximum(lengths, max(lengths.mean() / 10, 1e-12))
+    shares: npt.NDArray[np.float64] = np.maximum(1 - (np.linalg.norm(ours - theirs, axis=1) / lengths) ** 2 / 2, -1.0)
+    return shares
+
+
+def _centred(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Columns minus their means; a nearly constant column is unchanged."""
+    centred: npt.NDArray[np.float64] = np.where(rows.std(axis=0) > 1e-6, rows - rows.mean(axis=0), rows)
     return centred
 
 

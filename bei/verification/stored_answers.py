@@ -70,8 +70,15 @@ _record_decoder = msgspec.json.Decoder(_Record)
 
 
 def output_meaning(manifest: Manifest) -> OutputMeaning:
-    """The meaning of a model's scores."""
-    return OutputMeaning(ranks="rerank" in manifest.tasks, classification=manifest.classification)
+    """The meaning of a model's outputs."""
+    is_unit = {one.name for one in manifest.outputs if one.unit_length or one.name == "token_projection"}
+    if manifest.engine.unit_vectors or (manifest.embedding is not None and manifest.embedding.normalize):
+        is_unit.add("embedding")
+    return OutputMeaning(
+        ranks="rerank" in manifest.tasks,
+        classification=manifest.classification,
+        with_lengths=frozenset({one.name for one in manifest.outputs} - is_unit),
+    )
 
 
 def store_reference_answers(

@@ -49,8 +49,9 @@ class OutputAgreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     Cosines compare engine and reference for each text's vector (embeddings, sparse vectors), or each token's. For
     scores of labels the mean is their correlation over all texts, and ``cosine_p1`` and ``cosine_min`` are over the
-    texts' shares in it (docs/decisions.md). ``ranking_overlap``: mean share of each text's ten nearest neighbours, or
-    of the ten texts that score highest for each label, on which both agree.
+    texts' shares in it (docs/decisions.md). Where the sizes of vectors or scores differ more than their directions or
+    order, the figures are of sizes (``bei.verification.comparison``). ``ranking_overlap``: mean share of each text's
+    ten nearest neighbours, or of the ten texts that score highest for each label, on which both agree.
 
     Figures that do not apply to an output are None. ``spearman``: rank correlation of the similarities of all pairs of
     vectors. ``kendall_tau``: tau-b of a reranker's scores. ``label_agreement``: share of rows in which both score the

@@ -21,6 +21,7 @@ from bei.image.source import ImageInput
 from bei.port import STATES
 from bei.verification.comparison import ReferenceAnswers, compare, kept_canary
 from bei.verification.engine_answers import EngineAnswers, HeldOut, Rows, ask_canary, ask_engine
+from bei.verification.stored_answers import output_meaning
 from bei_build.checkpoint.image_tower import ImageCheckpoint
 from bei_build.config import BuildConfig
 from bei_build.job import Job, open_fp32
@@ -168,7 +169,7 @@ def _verified(
     with progress.step("Verify images") as step:
         expected = _expected(job, images, files, held_out, decoder)
         thresholds = _thresholds(decoder or job, is_decoder=decoder is not None)
-        found = compare(answers, expected, held_out, thresholds)
+        found = compare(answers, expected, held_out, thresholds, meaning=output_meaning(manifest))
         (row,) = found.outputs
         step.details.append(f"mean cosine {row.cosine_mean:.6f}, lowest {row.cosine_min:.6f}, against {expected.name}")
     if row.failures:

@@ -118,6 +118,41 @@ def test_scores_whose_meaning_nobody_said_have_cosines_only() -> None:
     assert (row.label_agreement, row.kl_divergence, row.kendall_tau, row.spearman) == (None, None, None, None)
 
 
+@pytest.mark.parametrize("output", ["logits", "token_logits", "token_likelihood", "label_logits", "token_weights"])
+def test_scores_that_are_all_off_by_a_factor_or_a_term_fail_though_their_order_is_right(output: str) -> None:
+    shape = (4, -1) if output != "logits" else (-1,)
+    expected = [(3 * rows).reshape(shape) for rows in random_rows(8)]
+    for factor, term in ((1.5, 0), (1, 1), (-1, 0)):
+        wrong = compared(output, [np.float32(factor) * rows + np.float32(term) for rows in expected], expected)
+        assert wrong.cosine_mean < 0.99, (factor, term)
+    rounded = compared(output, [np.float32(1.004) * rows + np.float32(0.01) for rows in expected], expected)
+    assert rounded.cosine_mean > 0.9999
+    one_text = [expected[0] + np.float32(3), *expected[1:]]
+    assert compared(output, one_text, expected).cosine_min < 0.8
+
+
+def test_small_scores_are_judged_by_what_becomes_of_their_probabilities_and_weights_by_their_size() -> None:
+    expected = [rows / 10 for rows in random_rows(1)]
+    more = [rows + np.float32(0.02) for rows in expected]
+    assert compared("logits", more, expected, least=0.999).failures == []
+    assert compared("token_weights", more, expected, least=0.999).failures != []
+
+
+@pytest.mark.parametrize("output", ["embedding", "sparse", "token_embedding"])
+def test_vectors_of_other_lengths_fail_where_they_are_answered_with_them(output: str) -> None:
+    expected = [rows.reshape((2, 8) if output == "token_embedding" else -1) for rows in random_rows(16)]
+    longer = [np.float32(1.2) * rows for rows in expected]
+    as_answered = OutputMeaning(with_lengths=frozenset({output}))
+    assert compared(output, longer, expected).cosine_mean == 1.0
+    assert compared(output, longer, expected, as_answered).cosine_mean == pytest.approx(1 - 0.2**2 / 2, abs=1e-6)
+    turned = [np.roll(rows, 1, axis=-1) for rows in expected]  # of the same lengths: both are the cosine
+    both = [compared(output, turned, expected, meaning) for meaning in (None, as_answered)]
+    assert both[0] == both[1]
+    empty = [rows * 0 for rows in expected]
+    assert compared(output, empty, empty, as_answered).cosine_mean == 1.0
+    assert compared(output, expected, empty, as_answered).cosine_mean == -1.0
+
+
 def test_spans_are_judged_by_scores_and_by_what_is_found_and_not_by_correlations() -> None:
     random = np.random.default_rng(0)
     expected = [random.normal(-6, 1, (9, 24)).astype(np.float32) for _ in range(NUM_TEXTS)]
