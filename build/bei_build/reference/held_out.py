@@ -31,12 +31,16 @@ ENGINE_SHARE = 0.5
 
 
 class Budget:
-    """The time for verification, from construction on; ``seconds`` None: no limit."""
+    """The time for a verification, from construction or the last ``start`` on; ``seconds`` None: no limit."""
 
     def __init__(self, seconds: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._clock = clock
-        self._started = clock()
+        self.start()
+
+    def start(self) -> None:
+        """Begin anew: an engine that is compiled again is verified again."""
+        self._started = self._clock()
 
     def is_used(self, share: float = 1.0) -> bool:
         """True if ``share`` of the time is over."""

@@ -72,6 +72,7 @@ def _verify(work: VerificationJob, progress: Progress) -> Certified:
     """Verify the engine. It is closed before the reference is opened, because each may fill the memory. Raises
     VerificationError."""
     questions, held_out, found = work.questions, work.questions.held_out, None
+    questions.budget.start()
     is_enough = partial(questions.budget.is_used, ENGINE_SHARE)
     with ExitStack() as opened:
         with progress.step("Run engine") as step:
@@ -163,6 +164,7 @@ def _with_more_high(
 
 def _prepare_verification(work: VerificationJob, progress: Progress) -> Certified:
     """Store the reference's answers in the artifact, for the machine that the engine runs on."""
+    work.questions.budget.start()
     expected = work.questions.expected_answers(progress)
     certificate = _store_reference(work, expected)
     if work.calibration is not None:

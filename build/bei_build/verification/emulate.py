@@ -31,6 +31,7 @@ def meet_thresholds(job: Job, calibration: Calibration, questions: Questions, pr
         return calibration
     while True:
         answers = _answers(job, calibration, questions, progress)
+        questions.budget.start()  # of the reference alone
         expected = questions.expected_answers(progress)
         with progress.step("Verify emulation") as step:
             meaning, record = output_meaning(job.describe(NOT_COMPILED)), calibration.record

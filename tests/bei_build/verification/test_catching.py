@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Set
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -16,10 +17,12 @@ from bei.core import Engine, EngineInfo, Float32Array, Outputs, PackedBatch
 from bei.errors import VerificationError
 from bei_build.checkpoint.locate import locate
 from bei_build.checkpoint.read import read_checkpoint
-from bei_build.reference.held_out import encode, held_out_texts
+from bei_build.reference.held_out import Budget, encode, held_out_texts
 from bei_build.reference.retrieval_set import RetrievalSet, bundled_set
+from bei_build.targets.openvino import OpenVINOCompiler
 from bei_build.verification import questions
 from tests.support.builds import build_artifact, open_engine
+from tests.support.checkpoints import save_checkpoint
 
 Fault = Callable[[PackedBatch, dict[str, Float32Array]], None]
 
@@ -95,6 +98,39 @@ def test_what_failed_is_in_the_certificate_and_on_its_page_where_it_is_kept(bert
     page = (artifact.path / CERTIFICATE_PAGE).read_text()
     assert "Below threshold" in page
     assert "embedding: mean cosine" in page
+
+
+@pytest.mark.parametrize("task", ["ForSequenceClassification", "Model"])
+def test_scores_with_a_term_too_many_and_vectors_of_other_lengths_fail_the_build(task: str, tmp_path: Path) -> None:
+    def fault(batch: PackedBatch, found: dict[str, Float32Array]) -> None:
+        for name in found:
+            found[name] = found[name] + np.float32(1) if name == "logits" else found[name] * np.float32(2)
+
+    folder = save_checkpoint(tmp_path / "checkpoint", task=task, num_labels=1)
+    scores = task != "Model"
+    wanted = {} if scores else {"normalize": False}
+    with pytest.raises(VerificationError, match=r"^Verification failed: (logits|embedding): mean cosine"):
+        build_artifact(folder, tmp_path / "a", opening(fault), **wanted)
+    assert build_artifact(folder, tmp_path / "a", **wanted).certificate.passed
+    if not scores:  # whose lengths nobody sees
+        assert build_artifact(folder, tmp_path / "a", opening(fault), normalize=True).certificate.passed
+
+
+def test_the_time_to_compile_is_none_of_the_budget_for_verifying(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, compiled = [0.0], OpenVINOCompiler.compile
+
+    def slowly(*arguments: Any) -> Any:
+        now[0] += 1000
+        return compiled(*arguments)
+
+    monkeypatch.setattr(OpenVINOCompiler, "compile", slowly)
+    monkeypatch.setattr(questions, "Budget", lambda seconds: Budget(seconds, lambda: now[0]))
+    certificate = build_artifact(
+        bert, tmp_path / "a", all_texts=True, max_batch_size=4, verify_budget=100.0
+    ).certificate
+    assert certificate.num_texts == certificate.num_held_out_texts == len(held_out_texts())
 
 
 # Each document is its own query, so even random weights rank.
