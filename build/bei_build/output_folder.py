@@ -1,9 +1,15 @@
-"""The folder that a build writes: a scratch folder beside its place, renamed when it is whole."""
+"""The folder that a build writes: a scratch folder beside its place, renamed when it is whole.
+
+While it is written, it has a lock file in it: what a killed process has left of a build of the same place is known by
+that nobody holds it, and removed by the next one.
+"""
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +24,7 @@ from bei.artifact.signature import SIGNATURE
 from bei.artifact.store import save, sign
 from bei.artifact.validation import manifest_fault, name_fault
 from bei.errors import BuildError, ConfigError
+from bei.utils.file_lock import acquire, try_acquire
 from bei.utils.full_disk import full_disk, naming_full_disk
 from bei.utils.units import shown_size
 from bei.utils.untrusted_files import home_expanded, read_bounded
@@ -27,6 +34,10 @@ from bei_build.progress import Progress
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+_LOCK = ".building"
+# The age from which a lock file that nobody holds is left over: a build creates it and then locks it.
+_LEFT_AFTER_S = 60.0
 
 
 def output_folder(config: BuildConfig, location: Location, precision: str, progress: Progress) -> Path:
@@ -52,12 +63,15 @@ def check_names(config: BuildConfig, location: Location) -> None:
 
 @contextmanager
 def scratch_folder(out: Path) -> Iterator[Path]:
-    """A new folder beside ``out``, removed if the block fails. Raises DiskFullError where the disk is full."""
+    """A new folder beside ``out``, removed if the block fails, after those that killed builds of ``out`` have left.
+    Raises DiskFullError where the disk is full."""
     with naming_full_disk(out.parent):
         out.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(out)
         scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
-        yield scratch
+        with acquire(scratch / _LOCK):
+            yield scratch
     except BaseException as error:  # raised again: whatever ends the build, nothing of it stays
         full = full_disk(error, out.parent)  # before space is freed
         shutil.rmtree(scratch, ignore_errors=True)
@@ -76,6 +90,7 @@ def seal(
 ) -> Artifact:
     """Complete the artifact in ``scratch``, sign it if there is a ``key``, and put it in place. Raises BuildError."""
     with progress.step("Write artifact") as step:
+        (scratch / _LOCK).unlink()
         artifact = save(scratch, manifest, certificate)
         if fault := manifest_fault(artifact.manifest) or certificate_fault(artifact.manifest, certificate):
             raise BuildError(f"No server would load this artifact: {fault}. Correct the checkpoint's files.")
@@ -102,10 +117,30 @@ def _put_in_place(scratch: Path, out: Path) -> None:
         _check_replaceable(out)  # again, because the build took a while
         replaced = scratch.with_name(scratch.name + ".replaced")
         out.rename(replaced)
-        scratch.rename(out)
+        try:
+            scratch.rename(out)
+        except BaseException:
+            replaced.rename(out)
+            raise
         shutil.rmtree(replaced)
     else:
         scratch.rename(out)
+
+
+def _remove_leftovers(out: Path) -> None:
+    """Remove the scratch folders of builds of ``out`` that were killed."""
+    of_builds = re.compile(rf"\.{re.escape(out.name)}\.[a-z0-9_]{{8}}")  # as tempfile.mkdtemp names them
+    for path in out.parent.iterdir():
+        if not of_builds.fullmatch(path.name):
+            continue
+        try:
+            is_old = time.time() - (path / _LOCK).stat().st_mtime > _LEFT_AFTER_S
+            lock = try_acquire(path / _LOCK, create=False) if is_old else None
+        except OSError:  # no build's folder, another user's, or just removed
+            continue
+        if lock is not None:
+            with lock:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _check_replaceable(out: Path) -> None:

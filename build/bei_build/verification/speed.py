@@ -37,7 +37,7 @@ def compare_speed(job: Job, manifest: Manifest, progress: Progress) -> None:
     if usual == job.precision or (available is not None and 12 * spec.num_parameters > available):
         return
     with progress.step(f"Compare speed with {usual}") as step, ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=job.root.parent)))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=job.root)))
         needs = compiler.compile(spec, job.weights, Numerics(usual), job.limits, folder, step.say)
         described = msgspec.structs.replace(job.describe(needs), precision=usual)
         places = ((job.root / ENGINE_DIR, manifest), (folder, described))

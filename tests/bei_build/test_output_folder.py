@@ -1,0 +1,81 @@
+"""The folder that a build writes in: what a killed build has left of it is removed by the next one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bei.artifact.manifest import Artifact
+from bei.artifact.store import load
+from bei_build.output_folder import scratch_folder, seal
+from tests.support.builds import silent
+
+_BUILDS = """
+import sys
+from pathlib import Path
+from bei_build.output_folder import scratch_folder
+with scratch_folder(Path(sys.argv[1])) as scratch:
+    (scratch / "engine.bin").write_bytes(b"0" * 1000)
+    print(scratch, flush=True)
+    sys.stdin.read()
+"""
+
+
+def building(out: Path) -> tuple[subprocess.Popen[str], Path]:
+    """A process that builds ``out`` until its input ends, and its folder, which is two minutes old."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _BUILDS, str(out)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    scratch = Path(process.stdout.readline().strip())
+    (lock,) = [path for path in scratch.iterdir() if path.name != "engine.bin"]
+    os.utime(lock, (time.time() - 120,) * 2)
+    return process, scratch
+
+
+def test_what_a_killed_build_has_left_is_removed_by_the_next_one_and_nothing_else(tmp_path: Path) -> None:
+    out = tmp_path / "artifact"
+    (running, of_running), (killed, of_killed) = building(out), building(out)
+    others = [tmp_path / name for name in (".artifact.backup12", ".other.abcdefgh", ".artifact.abcdefgh.replaced")]
+    for folder in others:
+        folder.mkdir()
+        (folder / "thesis.txt").write_text("years of work")
+    try:
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        assert of_killed.is_dir()
+        with scratch_folder(out) as scratch:
+            assert scratch.is_dir()
+            assert not of_killed.exists()
+            assert (of_running / "engine.bin").is_file()
+            assert all((folder / "thesis.txt").is_file() for folder in others)
+    finally:
+        for process in (running, killed):
+            process.kill()
+            process.communicate()
+
+
+def test_an_artifact_that_cannot_be_replaced_stays_in_its_place(
+    bert_artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, rename = Path(shutil.copytree(bert_artifact.path, tmp_path / "artifact")), Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if target == out and path.name != f"{scratch.name}.replaced":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(PermissionError), scratch_folder(out) as scratch:
+        shutil.copytree(out, scratch, dirs_exist_ok=True)
+        seal(scratch, out, bert_artifact.manifest, bert_artifact.certificate, None, silent())
+    assert load(out).manifest == bert_artifact.manifest
+    assert [path.name for path in tmp_path.iterdir()] == ["artifact"]
