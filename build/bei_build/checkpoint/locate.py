@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bei.artifact.model_names import near_names, packaged_model
 from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError, HubUnreachableError
+from bei.utils.full_disk import full_disk
 from bei.utils.libraries import importing
 from bei.utils.untrusted_files import UnfitError, check_regular, home_expanded
 from bei_build.files.scratch import ScratchFolder
@@ -153,7 +154,7 @@ def _from_hub(model: str, revision: str | None, gguf: str, *, with_weights: bool
             "HF_HOME, or pass the path of a downloaded checkpoint."
         )
     with importing("huggingface_hub", "cpu", "Asking the hub for a checkpoint"):
-        from huggingface_hub import HfApi, snapshot_download
+        from huggingface_hub import snapshot_download
 
     def download(*patterns: str) -> Path:
         return Path(snapshot_download(model, revision=revision, allow_patterns=[*patterns]))
@@ -166,7 +167,7 @@ def _from_hub(model: str, revision: str | None, gguf: str, *, with_weights: bool
             folder = download(*_HUB_PATTERNS, *_HUB_FALLBACK)
         file = None
         if gguf or not any((folder / name).exists() for name in _WEIGHTS):
-            files = HfApi().list_repo_files(model, revision=revision)
+            files = _files_of(model, revision, folder)
             file = _chosen_gguf(model, files, gguf)
             if weights := glob.escape(file) if file else _onnx_pattern(files):
                 folder = download(*_HUB_PATTERNS, weights)
@@ -176,6 +177,19 @@ def _from_hub(model: str, revision: str | None, gguf: str, *, with_weights: bool
         raise _refusal(model, revision, error) from error
     # A snapshot's folder has the name of its commit.
     return Location(folder, model, "hub", folder.name, gguf=folder / file if file else None)
+
+
+def _files_of(model: str, revision: str | None, folder: Path) -> Sequence[str]:
+    """The files of the repository ``model``; where the hub does not answer, those of ``folder``, its snapshot here."""
+    from huggingface_hub import HfApi
+
+    try:
+        return HfApi().list_repo_files(model, revision=revision)
+    except Exception as error:  # as above
+        held = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+        if _reason(error)[1] is None and any(name.endswith((".gguf", ".onnx")) for name in held):
+            return held
+        raise
 
 
 def _chosen_gguf(model: str, files: Sequence[str], asked: str) -> str | None:
@@ -205,7 +219,7 @@ def _onnx_pattern(files: Sequence[str]) -> str | None:
 
 def _refusal(model: str, revision: str | None, error: Exception) -> CheckpointNotFoundError:
     """What the hub has answered, or that it has not."""
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
     here = f"{model!r} is neither a folder here nor an installed package"
     if isinstance(error, errors.HFValidationError):
@@ -223,6 +237,8 @@ def _refusal(model: str, revision: str | None, error: Exception) -> CheckpointNo
     if isinstance(error, errors.RevisionNotFoundError):
         return CheckpointNotFoundError(f"The hub has no revision {revision!r} of {model}: check its spelling.")
     reason, status = _reason(error)
+    if status is None and (full := full_disk(error, Path(constants.HF_HUB_CACHE))) is not None:
+        return HubUnreachableError(f"{here}, and what the hub gives cannot be kept. {full} HF_HOME names the place.")
     if status in (401, 403):
         return CheckpointNotFoundError(
             f"{here}, and the hub refuses it ({status}): check the spelling (owner/name), and whether HF_TOKEN is "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,7 @@ from bei.errors import (
     BeiError,
     CheckpointError,
     CheckpointNotFoundError,
+    HubUnreachableError,
     TokenizerError,
     UnsupportedArchitectureError,
     WeightsError,
@@ -119,6 +122,15 @@ def test_without_a_network_the_ways_out_are_named(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(CheckpointNotFoundError, match=r"'owner/name' is neither a folder.*network.*, or pass the path"):
+        locate("owner/name")
+
+
+def test_a_download_that_fills_the_disk_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(*args: object, **kwargs: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(HubUnreachableError, match=r"cannot be kept\. The disk of .* is full: free space.* HF_HOME"):
         locate("owner/name")
 
 

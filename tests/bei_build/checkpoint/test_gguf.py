@@ -21,6 +21,7 @@ from bei.errors import (
     CheckpointError,
     CheckpointNotFoundError,
     ConfigError,
+    HubUnreachableError,
     MissingDependencyError,
     TokenizerError,
     WeightsError,
@@ -322,6 +323,18 @@ def test_one_file_of_a_repository_is_downloaded(hub: list[str], tmp_path: Path) 
         location = locate(asked)
         assert (location.model, location.kind, location.gguf) == ("a/b", "hub", tmp_path / "tiny-Q8_0.gguf")
     assert hub == ["tiny-Q8_0.gguf"] * 2
+
+
+def test_a_file_that_is_here_is_found_without_the_hub(hub: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: object, **__: object) -> list[str]:
+        raise ConnectionError("no network")
+
+    here = locate("a/b:Q8_0")
+    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", unreachable)
+    assert locate("a/b:Q8_0") == here
+    here.folder.joinpath("tiny-Q8_0.gguf").unlink()
+    with pytest.raises(HubUnreachableError, match="no network"):
+        locate("a/b:Q8_0")
 
 
 def test_a_package_may_carry_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
