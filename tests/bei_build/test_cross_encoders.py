@@ -5,15 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, TextClassificationPipeline
 
 from bei.core import Encoding
+from bei.engine.postprocess import apply_function
 from bei.errors import CheckpointError, ConfigError, UnsupportedArchitectureError
 from bei.offline.model import Model
 from bei_build.config import BuildConfig
@@ -72,6 +74,7 @@ def cross_encoder(folder: Path, **settings: Any) -> Path:
         (1, {"function_to_apply": "sigmoid", "sbert_ce_default_activation_function": IDENTITY}, None, "sigmoid"),
         (1, {"problem_type": "regression"}, None, "none"),
         (1, {"problem_type": "regression"}, SIGMOID, "sigmoid"),
+        (1, {"function_to_apply": "softmax"}, None, "sigmoid"),
         (3, {"sentence_transformers": {"activation_fn": IDENTITY}}, None, "softmax"),
         (3, {"sentence_transformers": {"activation_fn": SIGMOID}}, None, "sigmoid"),
         (3, {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Softmax"}}, None, "softmax"),
@@ -88,6 +91,27 @@ def test_a_cross_encoders_activation_is_the_function_of_its_label(
     found = read(tmp_path).labels
     assert found is not None
     assert (len(found.names), found.function) == (labels, function)
+
+
+@pytest.mark.parametrize(
+    ("labels", "problem"),
+    [
+        *((count, problem) for count in (1, 3) for problem in (None, "regression", "multi_label_classification")),
+        (3, "single_label_classification"),  # of one label transformers refuses it
+    ],
+)
+def test_the_function_of_a_problem_is_the_one_of_transformers_pipeline(
+    labels: int, problem: str | None, tmp_path: Path
+) -> None:
+    folder = save_checkpoint(tmp_path, task="ForSequenceClassification", num_labels=labels)
+    checkpoint = read(change_config(folder, problem_type=problem))
+    assert checkpoint.labels is not None
+    logits = np.array([[0.5, -1.0, 2.0]], np.float32)[:, :labels]
+    pipeline = SimpleNamespace(model=SimpleNamespace(config=checkpoint.config))
+    rows = TextClassificationPipeline.postprocess(pipeline, {"logits": torch.from_numpy(logits)}, top_k=None)
+    expected = {row["label"]: row["score"] for row in rows}
+    found = apply_function(logits, checkpoint.labels.function)[0]
+    assert dict(zip(checkpoint.labels.names, found.tolist(), strict=True)) == pytest.approx(expected, abs=1e-6)
 
 
 def test_an_activation_that_bei_does_not_have_is_refused_with_the_way_out(tmp_path: Path) -> None:

@@ -185,14 +185,17 @@ def _label_names(config: Any, count: int) -> tuple[str, ...]:
 def _function(config: Any, files: SentenceTransformersFiles | None, count: int) -> ScoreFunction:
     """The first of: ``function_to_apply`` of the config, a CrossEncoder's function, the function for ``problem_type``,
     the sigmoid for one label or the softmax for several. A CrossEncoder's Identity with several labels is ignored: it
-    is the library's default."""
-    if asked := _asked_function(config):
-        return asked
+    is the library's default. For one label the softmax, which would be 1 for all texts, is the sigmoid, as in
+    transformers."""
+    found = _asked_function(config) or _own_function(config, files, count)
+    return "sigmoid" if count == 1 and found == "softmax" else found
+
+
+def _own_function(config: Any, files: SentenceTransformersFiles | None, count: int) -> ScoreFunction:
     own = _cross_encoder_function(config, files, count)
     if own is not None and (count == 1 or own != "none"):
         return own
-    by_problem = _PROBLEM_FUNCTIONS.get(getattr(config, "problem_type", None) or "")
-    return by_problem or ("sigmoid" if count == 1 else "softmax")
+    return _PROBLEM_FUNCTIONS.get(getattr(config, "problem_type", None) or "", "softmax")
 
 
 def _asked_function(config: Any) -> ScoreFunction | None:
