@@ -1,6 +1,7 @@
 """``bei calibrate``: fits the temperature of probabilities on labelled texts, and writes it into the artifact.
 
-Of the texts every second one is left out of the fit: the certificate's figures are of those.
+Half of the texts are left out of the fit: the certificate's figures are of those. The hashes of texts say which half,
+so that a text that stands in the file twice is in one of them, and no order of the file (labels in turn) decides.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def calibrate(path: Path, data: Path, question_file: Path | None) -> tuple[Artif
     targets = _targets(labelled, names)
     with Model(path, tune="off") as model:
         logits = _logits(model, labelled, asked)
-    fit, rest = slice(0, None, 2), slice(1, None, 2)
+    fit, rest = _halves(data, labelled)
     temperature = fitted_temperature(logits[fit], targets[fit])
     record = ProbabilityCalibration(
         task=task,
@@ -99,6 +100,17 @@ def read_labelled(path: Path) -> Labelled:
     if len(texts) < LEAST_TEXTS:
         raise ConfigError(f"{path} has {len(texts)} labelled texts, and must have {LEAST_TEXTS} or more.")
     return Labelled(texts, labels, hashlib.sha256(content).hexdigest())
+
+
+def _halves(path: Path, labelled: Labelled) -> tuple[list[int], list[int]]:
+    """The places of the texts to fit on, and of the others. Raises ConfigError for too few different texts."""
+    hashes = [hashlib.sha256(msgspec.json.encode(text)).digest() for text in labelled.texts]
+    ordered = sorted(set(hashes))
+    if len(ordered) < LEAST_TEXTS:
+        raise ConfigError(f"{path} has {len(ordered)} different texts, and must have {LEAST_TEXTS} or more.")
+    is_fitted = {digest: place % 2 == 0 for place, digest in enumerate(ordered)}
+    fit = [place for place, digest in enumerate(hashes) if is_fitted[digest]]
+    return fit, [place for place, digest in enumerate(hashes) if not is_fitted[digest]]
 
 
 def read_question(path: Path) -> AskedQuestion:

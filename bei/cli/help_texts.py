@@ -176,7 +176,7 @@ code 0: every line has an answer; 1: some have errors; 2: it could not run.""",
   bei calibrate nli --data labelled.jsonl --question question.json
 
 A line: {"text": "a text", "label": "one of the model's, or of the options"}.
-Every second text is left out of the fit, and is what the figures are of.""",
+Half of the texts are left out of the fit, and are what the figures are of.""",
     "inspect": """examples:
   bei inspect minilm
   bei inspect all-MiniLM-L6-v2            what bei serve has built

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from bei.artifact.store import load, recertify, sign
+from bei.cli import calibrate as command
 from bei.cli import main
 from bei.cli.calibrate import calibrate
 from bei.errors import ArtifactManifestError, ArtifactSignatureError, BeiError, ConfigError
@@ -76,6 +77,41 @@ def test_a_classifier_s_probabilities_have_the_temperature(
     assert "Reliability after it" in capsys.readouterr().out
     main.main(["inspect", str(artifact)])
     assert f"{temperature:.4f}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_the_figures_are_of_texts_that_the_fit_has_not_seen_whatever_the_order_of_the_file(
+    times: int, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Labels in turn, and each text twice, the second time beside the first."""
+    random, seen = np.random.default_rng(0), dict[str, set[tuple[float, ...]]]()
+    targets = np.arange(len(TEXTS)) % 2
+    answers = random.normal(size=(len(TEXTS), 3))
+    answers[np.arange(len(TEXTS)), np.where(random.random(len(TEXTS)) < 0.8, targets, 1 - targets)] += 2
+    fitted, measured = command.fitted_temperature, command.reliability
+
+    def fit(logits: Any, right: Any) -> float:
+        assert set(right.tolist()) == {0, 1}
+        seen["fit"] = {*map(tuple, logits.tolist())}
+        return fitted(logits, right)
+
+    def measure(logits: Any, right: Any, temperature: float) -> Any:
+        assert set(right.tolist()) == {0, 1}
+        seen["measured"] = {*map(tuple, logits.tolist())}
+        return measured(logits, right, temperature)
+
+    monkeypatch.setattr(command, "fitted_temperature", fit)
+    monkeypatch.setattr(command, "reliability", measure)
+    monkeypatch.setattr(command, "_logits", lambda *_: answers.repeat(times, axis=0))
+    lines = [json.dumps({"text": text, "label": NAMES[one]}) for text, one in zip(TEXTS, targets, strict=True)]
+    (tmp_path / "data.jsonl").write_text("\n".join(line for line in lines for _ in range(times)))
+    _, record = calibrate(artifact, tmp_path / "data.jsonl", None)
+    assert (record.num_fitted, record.num_texts) == (60 * times, 60 * times)
+    assert seen["fit"].isdisjoint(seen["measured"])
+    data = tmp_path / "same.jsonl"
+    data.write_text("\n".join([lines[0]] * 100))
+    with pytest.raises(ConfigError, match="1 different texts, and must have 40 or more"):
+        calibrate(artifact, data, None)
 
 
 def test_decisions_have_a_temperature_of_their_own(artifact: Path, tmp_path: Path) -> None:
