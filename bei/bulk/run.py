@@ -133,7 +133,7 @@ def opened_source(options: JobOptions) -> Iterator[Source]:
     if options.inputs != (_STDIN,):
         if _STDIN in options.inputs:
             raise ConfigError("Standard input (-) is the only input of a job: give files, or - alone.")
-        yield Source(options.inputs, options.columns, options.input_format)
+        yield Source(options.inputs, options.columns, options.input_format, options.output)
         return
     form = options.input_format or "jsonl"
     if form == "lance":

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bei.errors import DiskFullError
@@ -63,8 +63,11 @@ def write_whole(path: Path, content: bytes) -> None:
         with naming_full_disk(path.parent):
             partial.write_bytes(content)
             os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from error  # which was asked for
         raise
 
 

@@ -101,12 +101,15 @@ class Source:
     """The files of a job's input, of one format, in the order of their names.
 
     ``patterns``: files, folders (all files below with an ending that is known), patterns with ``*``, also as URLs of
-    fsspec. ``form``: the format, None: by the files' endings. Raises JobInputError, MissingDependencyError.
+    fsspec. ``form``: the format, None: by the files' endings. ``output``: of the job; files below it are none of the
+    input's. Raises JobInputError, MissingDependencyError.
     """
 
-    def __init__(self, patterns: Seq[str], columns: Columns, form: str | None = None) -> None:
+    def __init__(
+        self, patterns: Seq[str], columns: Columns, form: str | None = None, output: str | None = None
+    ) -> None:
         self.columns = columns
-        self._file_system, paths = _found(patterns, form)
+        self._file_system, paths = _found(patterns, form, output)
         names = _names(paths)
         self.files = [
             _described(self._file_system, path, name) for path, name in sorted(zip(paths, names, strict=True))
@@ -262,8 +265,8 @@ class _Cutter:
             done += taken
 
 
-def _found(patterns: Seq[str], form: str | None) -> tuple[FileSystem, list[str]]:
-    """The file system and the paths of all files that ``patterns`` mean."""
+def _found(patterns: Seq[str], form: str | None, output: str | None) -> tuple[FileSystem, list[str]]:
+    """The file system and the paths of all files that ``patterns`` mean, but for those below ``output``."""
     file_system: FileSystem = None
     paths: list[str] = []
     for pattern in patterns:
@@ -272,11 +275,24 @@ def _found(patterns: Seq[str], form: str | None) -> tuple[FileSystem, list[str]]
             if file_system is not None and own is not file_system:
                 raise JobInputError("All inputs of a job must lie in one file system.")
             file_system = own
-            paths += _matching(own, path, pattern, form)
+            found = _matching(own, path, pattern, form)
+            made = frozenset[str]() if output is None else _below(output, own, found)
+            if len(made) == len(found):
+                raise JobInputError(f"{pattern} has nothing but this job's output: give both folders of their own.")
+            paths += [one for one in found if one not in made]
     if len({*paths}) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
         raise JobInputError(f"{twice} is named twice, and its rows would be twice in the output: name it once.")
     return file_system, paths
+
+
+def _below(output: str, file_system: FileSystem, paths: Seq[str]) -> frozenset[str]:
+    """Those of ``paths`` that are below ``output``, which may be in another file system."""
+    protocol, known = output.partition("://")[0] if "://" in output else "file", file_system.protocol
+    if protocol not in ((known,) if isinstance(known, str) else known):
+        return frozenset()
+    _, root = file_system_of(os.path.expanduser(output))
+    return frozenset(path for path in paths if path.startswith(root.rstrip("/") + "/"))
 
 
 def _matching(file_system: FileSystem, path: str, pattern: str, form: str | None) -> list[str]:

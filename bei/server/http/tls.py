@@ -97,8 +97,8 @@ def _load_chain(context: ssl.SSLContext, cert: str, key: str) -> None:
 
     try:
         context.load_cert_chain(Path(cert).expanduser(), Path(key).expanduser(), password)
-    except (ssl.SSLError, ValueError) as error:
-        reason = getattr(error, "reason", None) or "unreadable"
+    except (OSError, ValueError) as error:  # OSError: ssl.SSLError, and a file that was taken away just now
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or "unreadable"
         if is_encrypted:
             raise ConfigError(f"tls_key {key} is encrypted: store it without a passphrase.") from None
         if "MISMATCH" in reason:
@@ -113,8 +113,9 @@ def _load_authorities(context: ssl.SSLContext, client_ca: str) -> None:
         raise ConfigError(f"tls_client_ca {client_ca} has no certificate in PEM form (-----BEGIN CERTIFICATE-----).")
     try:
         context.load_verify_locations(Path(client_ca).expanduser())
-    except ssl.SSLError as error:
-        raise ConfigError(f"tls_client_ca {client_ca} cannot be used ({error.reason}): make it anew.") from None
+    except OSError as error:
+        reason = getattr(error, "reason", None) or error.strerror
+        raise ConfigError(f"tls_client_ca {client_ca} cannot be used ({reason}): make it anew.") from None
     context.verify_mode = ssl.CERT_REQUIRED
 
 

@@ -44,4 +44,7 @@ class SighupReloads:
         async with self._lock:
             log.info("SIGHUP: API keys, certificates and artifacts are looked at anew")
             for part in self._parts:
-                await part()
+                try:
+                    await part()
+                except Exception:  # a border: the other parts are still to be read
+                    log.exception("a part of the server could not be read anew")

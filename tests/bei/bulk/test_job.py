@@ -18,7 +18,16 @@ from bei.bulk.parts import PLAN, SUCCESS
 from bei.bulk.sources.rows import Columns
 from bei.core import Float32Array
 from bei.engine.fake import DIMENSION, FakeEngine
-from bei.errors import BadRowError, BeiError, ConfigError, EngineError, InvalidRequestError, JobDiffersError, JobError
+from bei.errors import (
+    BadRowError,
+    BeiError,
+    ConfigError,
+    EngineError,
+    InvalidRequestError,
+    JobDiffersError,
+    JobError,
+    JobInputError,
+)
 from tests.bei.bulk.conftest import NUM_ROWS, RunJob, digests, save_rows
 from tests.bei.offline.given import expected, texts
 from tests.support.artifacts import LIMITS, save_artifact, token_ids
@@ -391,3 +400,15 @@ def test_a_job_is_read_by_its_adapter_and_another_one_is_another_job(run: RunJob
         adapters_of("two", adapter="one")
     with pytest.raises(ConfigError, match=r"no adapter 'three'\. Its adapters: one, two"):
         adapters_of("three", adapter="three")
+
+
+def test_output_below_the_input_is_none_of_it(run: RunJob, rows: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "rows.parquet").write_bytes(rows.read_bytes())
+    output = str(folder / "vectors")
+    for given in (str(folder), str(folder / "**" / "*.parquet")):
+        run(inputs=(given,), output=output)
+        assert run(inputs=(given,), output=output).resumed == 5
+    with pytest.raises(JobInputError, match="nothing but this job's output"):
+        run(inputs=(output,), output=output)

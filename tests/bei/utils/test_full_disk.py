@@ -70,3 +70,10 @@ def test_a_link_stays_one_and_a_device_is_written_to(tmp_path: Path) -> None:
     assert (tmp_path / "target").read_bytes() == b"content"
     write_whole(Path("/dev/null"), b"content")
     assert not Path("/dev/null").is_file()
+
+
+@pytest.mark.parametrize("name", ["nowhere/job.prom", "file/job.prom"])
+def test_a_file_that_cannot_be_written_is_named_as_it_was_asked_for(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=f"'{tmp_path / name}'"):
+        write_whole(tmp_path / name, b"content")

@@ -157,6 +157,18 @@ def test_an_authority_that_is_none_is_named(pair: Pair, tmp_path: Path) -> None:
         tls(pair, tmp_path / "bad")
 
 
+@pytest.mark.parametrize("method", ["load_cert_chain", "load_verify_locations"])
+def test_a_file_that_is_taken_away_while_it_is_read_is_named(
+    pair: Pair, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(ssl.SSLContext, method, gone)
+    with pytest.raises(ConfigError, match=r"tls_c.* cannot be used \(No such file or directory\)"):
+        tls(pair, pair.cert)
+
+
 def subject(server: TLS, authority: Pair) -> str:
     """Of the certificate that new connections get."""
     found = handshake(server.context, client(authority)).getpeercert()

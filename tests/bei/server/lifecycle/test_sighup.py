@@ -43,6 +43,25 @@ def test_reloads_do_not_overlap_and_each_reads_everything() -> None:
     assert done == ["keys begins", "keys ends", "certificate begins", "certificate ends"] * 2
 
 
+def test_a_part_that_cannot_be_read_costs_the_others_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    done: list[str] = []
+
+    async def fails() -> None:
+        raise RuntimeError("damaged")
+
+    async def reads() -> None:
+        done.append("read")
+
+    async def run() -> None:
+        SighupReloads([fails, reads], SighupMemory(LogTerminal())).soon()
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+    assert done == ["read"]
+    assert "damaged" in caplog.text
+
+
 @pytest.mark.parametrize("num_signals", [0, 1, 2])
 def test_a_signal_while_models_are_loaded_is_obeyed_at_the_start(handlers: None, num_signals: int) -> None:
     times: list[int] = []
