@@ -58,7 +58,7 @@ from bei.offline.results import Predictions, Rank, SparseVector, Token
 from bei.offline.windows import WINDOW
 from bei.service.admission import Ticket
 from bei.service.call import ModelInput, ModelRequest
-from bei.service.image_side import no_images, no_texts
+from bei.service.image_side import no_texts
 from bei.service.model_service import ModelService
 from bei.tasks import classify, embed, rerank
 from bei.tasks import zero_shot as zero_shot_task
@@ -104,9 +104,9 @@ def embedding(service: ModelService, given: Given) -> Method[TextOrImage, Vector
 
     def check(value: object, index: int) -> TextOrImage:
         found = text_or_image(value, index)
-        if isinstance(found, ImageInput) and service.manifest.image_tower is None:
-            raise InvalidImageError(f"inputs {index} is an image. {no_images(service.name, 'inputs')}", "inputs")
-        if not isinstance(found, ImageInput) and not service.manifest.reads_texts:
+        if isinstance(found, ImageInput):
+            _check_image(service, task, "embed", index)
+        elif not service.manifest.reads_texts:
             raise InvalidRequestError(f"inputs {index} is a text. {no_texts(service.name, 'inputs')}", "inputs")
         return found
 
@@ -156,11 +156,8 @@ def token_embedding(
 
     def check(value: object, index: int) -> TextOrPicture:
         found = text_or_picture(value, index)
-        tower = service.manifest.image_tower
-        if isinstance(found, ImageInput) and (tower is None or not tower.sequence):
-            raise InvalidImageError(
-                f"inputs {index} is an image, and {service.name} has no vectors of an image's tokens.", "inputs"
-            )
+        if isinstance(found, ImageInput):
+            _check_image(service, task, "embed_tokens", index)
         return found
 
     async def run(inputs: Seq[TextOrPicture], ticket: Ticket, wrong: Wrong) -> WindowResult[list[Float32Array]]:
@@ -459,6 +456,13 @@ def _checked(service: ModelService, options: PromptOptions, name: TaskName, **as
     prompt_name, kind, prompt = options.get("prompt_name"), options.get("input_type"), options.get("prompt")
     task = EmbedTask((), _reading(options), prompt_name=prompt_name, input_type=kind, prompt=prompt, **asked)
     return check_task(service, task, name)
+
+
+def _check_image(service: ModelService, checked: CheckedTask, name: TaskName, index: int) -> None:
+    """Raise InvalidImageError where the model has no such vectors of an image."""
+    error = embed.image_error(service, name, checked.task.adapter, "inputs")
+    if error is not None:
+        raise InvalidImageError(f"inputs {index} is an image. {error}", "inputs")
 
 
 def _warn(checked: CheckedTask) -> None:

@@ -154,7 +154,7 @@ def check_task(service: ModelService, task: EmbedTask, name: TaskName) -> Checke
     adapter = adapter_of(manifest, task.prompt_name, task.input_type, asked=service.adapter or task.adapter)
     if adapter != task.adapter:
         task = msgspec.structs.replace(task, adapter=adapter)
-    _check_images(service, task, name)
+    task = _check_images(service, task, name)
     if task.is_bare:
         return CheckedTask(task, "", None, width, warnings)
     if task.prompt_name is None and task.input_type is None and task.prompt is None:
@@ -303,23 +303,33 @@ def _token_vectors(answer: InferenceResult, role: Role | None, unit: bool) -> li
     return vectors
 
 
-def _check_images(service: ModelService, task: EmbedTask, name: TaskName) -> None:
-    """Raise InvalidImageError for images that this kind of vectors does not take. That the model reads none is an error
-    of each, but where all inputs are one document."""
-    image = next((value for value in task.inputs if isinstance(value, ImageInput)), None)
-    if image is None:
-        return
+def _check_images(service: ModelService, task: EmbedTask, name: TaskName) -> EmbedTask:
+    """``task``, of which images fail that ``image_error`` refuses. Raises it where the answer is to be whole."""
+    places = [place for place, value in enumerate(task.inputs) if isinstance(value, ImageInput)]
+    if not places:
+        return task
+    error = image_error(service, name, task.adapter, task.param)
+    if error is None and task.late_chunking:
+        error = InvalidImageError("Chunks of one document are texts: send no images.", task.param)
+    if error is None:
+        return task
+    if task.failed is None:
+        raise error
+    return msgspec.structs.replace(task, failed={**dict.fromkeys(places, error), **task.failed})
+
+
+def image_error(service: ModelService, name: TaskName, adapter: int, param: str) -> InvalidImageError | None:
+    """The error of an image for this kind of vectors; None where the model has them of images."""
     tower = service.manifest.image_tower
     if tower is None:
-        if task.late_chunking:
-            raise no_images(service.name, image.param)
-        return
-    of_images = "embed_tokens" if tower is not None and tower.sequence else "embed"
-    if name != of_images or task.late_chunking:
+        return no_images(service.name, param)
+    of_images = "embed_tokens" if tower.sequence else "embed"
+    if name != of_images:
         kind = "dense vectors only, one each" if of_images == "embed" else "a vector a token only"
-        raise InvalidImageError(f"Images have {kind}: send texts.", image.param)
-    if task.adapter:
-        raise InvalidImageError("Adapters read texts only: send images without one.", image.param)
+        return InvalidImageError(f"Images have {kind}: send texts.", param)
+    if adapter:
+        return InvalidImageError("Adapters read texts only: send images without one.", param)
+    return None
 
 
 def _check_late_chunking(manifest: Manifest) -> None:

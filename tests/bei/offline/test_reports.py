@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from bei.errors import (
 from bei.offline.input_checks import text_or_pair
 from tests.bei.offline.conftest import OpenModel
 from tests.bei.offline.given import expected, texts
+from tests.bei.offline.test_arrays import open_token_embedder
 from tests.e2e.process import wait_until
 from tests.support.artifacts import LIMITS, token_ids
 from tests.support.engines import NaNEngine, PickyEngine
@@ -61,6 +63,18 @@ def test_a_wrong_input_is_named_and_with_a_report_costs_the_others_nothing(
     assert not vectors[1500].any()
     del given[1500]
     np.testing.assert_allclose(np.delete(vectors, 1500, axis=0), expected(given), rtol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [b"cat", "", [2], None], ids=repr)
+def test_a_wrong_input_costs_the_vectors_of_others_tokens_nothing(
+    open_model: OpenModel, tmp_path: Path, wrong: Any
+) -> None:
+    model, report = open_token_embedder(open_model, tmp_path), Report()
+    found = model.embed_all(["cat", wrong, "the"], report=report)
+    assert [len(vectors) for vectors in found] == [3, 0, 3]
+    assert report.errors.keys() == {1}
+    with pytest.raises(InvalidRequestError, match="inputs 1"):
+        model.embed_all(["cat", wrong, "the"])
 
 
 def test_pairs_are_tuples_or_lists_of_two() -> None:

@@ -5,17 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import msgspec
 import numpy as np
 import pytest
 
-from bei.artifact.manifest import Artifact, Classification, OutputInfo
+from bei.artifact.manifest import Artifact, Classification, Manifest, OutputInfo
 from bei.core import EngineInfo, Float32Array, Int32Array, Outputs, PackedBatch, ScoreFunction
-from bei.engine.fake import FakeEngine
+from bei.engine.fake import DIMENSION, FakeEngine
 from bei.engine.postprocess import apply_function, unit_length
-from bei.errors import AnswerTooLargeError, InvalidRequestError, TaskNotSupportedError
+from bei.errors import (
+    AnswerTooLargeError,
+    EmptyInputError,
+    InvalidImageError,
+    InvalidRequestError,
+    TaskNotSupportedError,
+)
+from bei.image.source import ImageInput
 from bei.service.admission import Ticket
 from bei.service.service import InferenceService
 from bei.tasks import classify as classifying
@@ -27,7 +35,7 @@ from bei.tasks.rerank import RerankTask
 from bei.tokenizer.encoder import EncodingOptions, Input
 from tests.support.artifacts import LIMITS, expected_vectors, save_artifact, tiny_tokenizer, token_ids
 from tests.support.engines import sequences_of
-from tests.support.services import make_service, run_async
+from tests.support.services import make_service, run_async, running_service
 
 CLS, SEP = 2, 3
 HELLO, WORLD, CAT, S = (tiny_tokenizer().token_to_id(token) for token in ("hello", "world", "cat", "##s"))
@@ -402,3 +410,39 @@ def test_tokens_of_the_end_of_a_long_text_have_their_place_in_it(tmp_path: Path)
 
 
 # Reranking
+
+
+@pytest.mark.parametrize("is_token", [None, False, True], ids=["no tower", "a vector an image", "a vector a token"])
+@pytest.mark.parametrize("name", ["embed", "embed_tokens"])
+def test_an_image_that_has_no_such_vector_costs_the_others_nothing_in_a_partial_answer(
+    name: TaskName, is_token: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the model has a tower it cost the request its answer, where it has none it did not."""
+    image = ImageInput(b"", "input")
+    artifact = save_artifact(
+        tmp_path / "tiny",
+        tasks=["embed", "embed_tokens"],
+        outputs=[
+            OutputInfo(name="embedding", dimension=DIMENSION),
+            OutputInfo(name="token_embedding", dimension=2, per_token=True),
+        ],
+    )
+    tower = None if is_token is None else SimpleNamespace(sequence=is_token)
+    has_vector = is_token is (name == "embed_tokens")
+
+    async def test() -> None:
+        async with running_service(artifact, FakeEngine(LIMITS)) as service:
+            monkeypatch.setattr(Manifest, "image_tower", property(lambda _: tower))
+            for failed in ({}, {2: EmptyInputError("inputs 2")}):
+                found = check_task(service, EmbedTask(["cat", image, "", image], failed=failed), name).task.failed
+                assert found is not None
+                assert found.keys() - failed.keys() == (set() if has_vector else {1, 3})
+                assert all(isinstance(error, InvalidImageError) for at, error in found.items() if at not in failed)
+            whole = EmbedTask(["cat", image])
+            if has_vector:
+                check_task(service, whole, name)
+            else:
+                with pytest.raises(InvalidImageError, match=r"reads no images|Images have"):
+                    check_task(service, whole, name)
+
+    run_async(test)
