@@ -107,8 +107,9 @@ def test_the_function_of_a_problem_is_the_one_of_transformers_pipeline(
     checkpoint = read(change_config(folder, problem_type=problem))
     assert checkpoint.labels is not None
     logits = np.array([[0.5, -1.0, 2.0]], np.float32)[:, :labels]
-    pipeline = SimpleNamespace(model=SimpleNamespace(config=checkpoint.config))
-    rows = TextClassificationPipeline.postprocess(pipeline, {"logits": torch.from_numpy(logits)}, top_k=None)
+    pipeline: Any = SimpleNamespace(model=SimpleNamespace(config=checkpoint.config))
+    postprocess: Any = TextClassificationPipeline.postprocess
+    rows = postprocess(pipeline, {"logits": torch.from_numpy(logits)}, top_k=None)
     expected = {row["label"]: row["score"] for row in rows}
     found = apply_function(logits, checkpoint.labels.function)[0]
     assert dict(zip(checkpoint.labels.names, found.tolist(), strict=True)) == pytest.approx(expected, abs=1e-6)

@@ -69,13 +69,17 @@ def test_an_artifact_that_cannot_be_replaced_stays_in_its_place(
     out, rename = Path(shutil.copytree(bert_artifact.path, tmp_path / "artifact")), Path.rename
 
     def refuse(path: Path, target: Path) -> Path:
-        if target == out and path.name != f"{scratch.name}.replaced":
+        if target == out and not path.name.endswith(".replaced"):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         return rename(path, target)
 
+    def build_again() -> None:
+        with scratch_folder(out) as scratch:
+            shutil.copytree(out, scratch, dirs_exist_ok=True)
+            seal(scratch, out, bert_artifact.manifest, bert_artifact.certificate, None, silent())
+
     monkeypatch.setattr(Path, "rename", refuse)
-    with pytest.raises(PermissionError), scratch_folder(out) as scratch:
-        shutil.copytree(out, scratch, dirs_exist_ok=True)
-        seal(scratch, out, bert_artifact.manifest, bert_artifact.certificate, None, silent())
+    with pytest.raises(PermissionError):
+        build_again()
     assert load(out).manifest == bert_artifact.manifest
     assert [path.name for path in tmp_path.iterdir()] == ["artifact"]

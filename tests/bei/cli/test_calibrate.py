@@ -17,7 +17,7 @@ from bei.cli import main
 from bei.cli.calibrate import calibrate
 from bei.errors import ArtifactManifestError, ArtifactSignatureError, BeiError, ConfigError
 from bei.offline.model import Model
-from bei.verification.temperature import probabilities
+from bei.verification.temperature import fitted_temperature, probabilities, reliability
 from tests.e2e.kinds import case, labels
 from tests.support.builds import build_artifact
 from tests.support.keys import make_keys
@@ -88,17 +88,16 @@ def test_the_figures_are_of_texts_that_the_fit_has_not_seen_whatever_the_order_o
     targets = np.arange(len(TEXTS)) % 2
     answers = random.normal(size=(len(TEXTS), 3))
     answers[np.arange(len(TEXTS)), np.where(random.random(len(TEXTS)) < 0.8, targets, 1 - targets)] += 2
-    fitted, measured = command.fitted_temperature, command.reliability
 
     def fit(logits: Any, right: Any) -> float:
         assert set(right.tolist()) == {0, 1}
         seen["fit"] = {*map(tuple, logits.tolist())}
-        return fitted(logits, right)
+        return fitted_temperature(logits, right)
 
     def measure(logits: Any, right: Any, temperature: float) -> Any:
         assert set(right.tolist()) == {0, 1}
         seen["measured"] = {*map(tuple, logits.tolist())}
-        return measured(logits, right, temperature)
+        return reliability(logits, right, temperature)
 
     monkeypatch.setattr(command, "fitted_temperature", fit)
     monkeypatch.setattr(command, "reliability", measure)

@@ -132,8 +132,8 @@ def test_scores_that_are_all_off_by_a_factor_or_a_term_fail_though_their_order_i
 
 
 def test_small_scores_are_judged_by_what_becomes_of_their_probabilities_and_weights_by_their_size() -> None:
-    expected = [rows / 10 for rows in random_rows(1)]
-    more = [rows + np.float32(0.02) for rows in expected]
+    expected: list[Float32Array] = [rows / np.float32(10) for rows in random_rows(1)]
+    more: list[Float32Array] = [rows + np.float32(0.02) for rows in expected]
     assert compared("logits", more, expected, least=0.999).failures == []
     assert compared("token_weights", more, expected, least=0.999).failures != []
 

@@ -108,7 +108,7 @@ def test_scores_with_a_term_too_many_and_vectors_of_other_lengths_fail_the_build
 
     folder = save_checkpoint(tmp_path / "checkpoint", task=task, num_labels=1)
     scores = task != "Model"
-    wanted = {} if scores else {"normalize": False}
+    wanted: dict[str, Any] = {} if scores else {"normalize": False}
     with pytest.raises(VerificationError, match=r"^Verification failed: (logits|embedding): mean cosine"):
         build_artifact(folder, tmp_path / "a", opening(fault), **wanted)
     assert build_artifact(folder, tmp_path / "a", **wanted).certificate.passed
