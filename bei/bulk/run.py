@@ -321,16 +321,17 @@ def part_of(num_shards: int, part: tuple[int, int]) -> list[int]:
     return [*range(index * num_shards // count, (index + 1) * num_shards // count)]
 
 
-def finish(output: Output, num_shards: int) -> None:
-    """Say that the job is done, if all shards are."""
+def finish(output: Output, num_shards: int) -> bool:
+    """Say that the job is done, if all shards are. False: some are not."""
     records = [output.record(shard) for shard in range(num_shards)]
     done = [record for record in records if record is not None]
     if len(done) < num_shards:
-        return
+        return False
     sums = {name: sum(getattr(one, name) for one in done) for name in ("rows", "dead", "truncated", "tokens")}
     output.form.finish(output.folder, done)
     content = msgspec.json.encode({"plan": output.plan, "shards": num_shards, **sums})
     output.folder.commit(SUCCESS, content + b"\n")
+    return True
 
 
 class DoneShards:

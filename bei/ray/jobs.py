@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -42,6 +43,8 @@ _MOST_DEATHS = 3
 _SHARDS_AT_ONCE = 2
 _CHUNK_BYTES = 1 << 26
 _TOLD_EVERY_S = 30.0
+# For so long a client of NFS may remember that a file was not there.
+_SEEN_WITHIN_S = 90.0
 
 ObjectRef: TypeAlias = Any  # Ray has types only in part
 Actor: TypeAlias = Any
@@ -136,6 +139,7 @@ def run_on_ray(
     if "-" in options.inputs or options.part != (0, 1):
         raise ConfigError("--ray takes files that every node finds, and all of their shards: leave out - and --shard.")
     ray = libraries.load("ray", "ray", "scale", "bei embed --ray")
+    options = options._replace(inputs=tuple(map(_absolute, options.inputs)), output=_absolute(options.output))
     path = artifact.path if isinstance(artifact, Artifact) else artifact
     manifest = store.load_manifest(path)
     ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
@@ -151,10 +155,27 @@ def run_on_ray(
         for record in crew.run(count.begin(output, range(num_shards))):
             count.add(record)
         source.check_unchanged()
-        finish(output, num_shards)
+        _finish(output, num_shards)
         return count.progress()
     finally:
         ray.shutdown()
+
+
+def _absolute(path: str) -> str:
+    """The same for processes with other working folders."""
+    return path if "://" in path else os.path.abspath(os.path.expanduser(path))  # patterns too
+
+
+def _finish(output: Output, num_shards: int) -> None:
+    """Say that the job is done. Raises JobError where what the workers have written is not seen from here."""
+    give_up_s = time.monotonic() + _SEEN_WITHIN_S
+    while not finish(output, num_shards):
+        if time.monotonic() > give_up_s:
+            raise JobError(
+                f"The workers have written parts that {output.folder.shown} has not as it is seen from here: every "
+                "node must find the same folder. Name one on a shared disk, or of a bucket."
+            )
+        time.sleep(1.0)
 
 
 class _Crew:
