@@ -10,6 +10,7 @@ from bei.version import __version__ as __version__
 if TYPE_CHECKING:
     from bei.offline.model import Model as Model
     from bei.offline.results import Chunk as Chunk
+    from bei.offline.results import Extracted as Extracted
     from bei.offline.results import LabelScore as LabelScore
     from bei.offline.results import Predictions as Predictions
     from bei.offline.results import Rank as Rank
@@ -21,13 +22,16 @@ if TYPE_CHECKING:
     from bei.tasks.questions import ChoiceAnswer as ChoiceAnswer
     from bei.tasks.questions import NoulAnswer as NoulAnswer
     from bei.tasks.questions import ScoreAnswer as ScoreAnswer
+    from bei.tasks.schema_spans import Value as Value
 else:
     _MODULES = {
         "Model": "bei.offline.model",
         "Entity": "bei.tasks.entities",
         "Span": "bei.tasks.extract",
+        "Value": "bei.tasks.schema_spans",
         **dict.fromkeys(
-            ("Chunk", "LabelScore", "Predictions", "Rank", "Report", "SparseVector", "Token"), "bei.offline.results"
+            ("Chunk", "Extracted", "LabelScore", "Predictions", "Rank", "Report", "SparseVector", "Token"),
+            "bei.offline.results",
         ),
         **dict.fromkeys(("ChoiceAnswer", "NoulAnswer", "ScoreAnswer"), "bei.tasks.questions"),
     }

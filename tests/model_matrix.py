@@ -72,7 +72,7 @@ class that a family reads is not named here. Classes without rows of their own:
 | `GLiClassModel` | the library gliclass's models with one encoder, on DeBERTa and ModernBERT; `tests/bei_build/families/test_gliclass.py` |
 | `UniEncoderSpanGLiNER`, `UniEncoderTokenGLiNER` | the library gliner's models of spans and of words, on DeBERTa and ModernBERT; `tests/bei_build/families/test_gliner.py` |
 | `BiEncoderSpanGLiNER`, `BiEncoderTokenGLiNER` | the same with an encoder of labels of any family that gives embeddings; `tests/bei_build/families/test_gliner_bi.py` |
-| `GLiNER2` | the library gliner2's models of spans, whose config.json has the type `extractor`, on DeBERTa and ModernBERT: [entities and classifications](#gliner2); `tests/bei_build/families/test_gliner2.py` |
+| `GLiNER2` | the library gliner2's models of spans, whose config.json has the type `extractor`, on DeBERTa and ModernBERT: [entities, structures, relations and classifications](#gliner2); `tests/bei_build/families/test_gliner2.py` |
 | `PPLXQwen3Model` | remote code (pplx-embed-v1): Qwen3 without a causal mask; `tests/bei_build/families/test_own_modules.py` |
 | `StaticModel`, `StaticEmbedding` | static embeddings |
 | `SSE` | a module of RikkaBotan's repositories, and SSEQ with a table of 4 bits: static embeddings with a tanh behind; the same tests |
@@ -95,7 +95,7 @@ Labels are read up to 512 tokens, fewer by `--max-seq-len`; `--tokenizer`, `--ma
 
 ### GLiNER2
 
-Models of the library gliner2 (`model_type` "extractor", architecture `span`; counting layers `count_lstm` and `count_lstm_v2`; DeBERTa v3 and ModernBERT; whether gliner2-base-v1, -large-v1 and -multi-v1 are of these was not seen, and a build says it) find entities, as task
+Models of the library gliner2 (`model_type` "extractor", architecture `span`; counting layers `count_lstm` and `count_lstm_v2`; DeBERTa v3 and ModernBERT; whether gliner2-base-v1, -large-v1 and -multi-v1 are of these was not seen, and a build says it) find entities, structures and relations, as task
 `extract`, and classify, as task `zero_shot`. Labels stand in front of the text as the library's schema has them, words are split and made lower case as there, and nothing is found where the model counts 0 instances. A label's scores depend on the other labels.
 Descriptions of labels are read as the library's (`labels` as `{name: description}`, or with `threshold` and `dtype`, as in its schema), and for classifications `examples`.
 With `multi_label` each label's spans are chosen by themselves, as the library does; `flat: false` is its `overlap_policy` "nested". Without `multi_label` (the default) spans of all labels compete, as with every other model.
@@ -103,8 +103,14 @@ The library puts a full stop behind a text that has none: bei's model reads it t
 config.json has it.
 
 Classifications are those of [GLiClass](#gliclass), but not on the decision routes, nor on `POST /`, which finds entities unless the model was built with `--task zero_shot`: labels share one whole, or have a probability each (`multi_label`, or a single label). The library's tasks have names; bei's is always "category". A text that is too
-long is cut. Equal to gliner2 2.1.0 within 2e-4 on 500 texts, both (random weights; the published ones were not run). Not built: structures and relations
-([why](decisions.md#gliner2-what-fits-one-step)). Refused by name: the architecture `boundary`, the counting layer `count_lstm_moe`, and mean and max of a word's tokens.
+long is cut.
+
+Structures and relations are parts of the same schema, read in one pass: `structures` is `{name: {fields: [{name, dtype, choices, description, threshold}]}}` (also `{name: [field, ...]}`; a field may be its name alone), `relations` a list of names, `{name: description}`, or `{name: {description, threshold}}`.
+A text has so many instances of each as the model counts, up to 19: `structures: {name: [{field: value}]}`, where a value is `{start, end, text, score}`, null, or with `dtype` `list` (the default) a list of these, and `relations: {name: [{head, tail}]}`. Choices stand nowhere (`start` is null).
+A text is read with room for 4 instances, and again where more are counted. There are at most 256 fields, heads and tails, and as many in all instances of a text. Of equal instances in two windows the better one is left, as in the library's `extract_long`. Refused by name: `mode`, `anchor`, `cardinality`, `exclusive` and
+`occurrence_policy`, which only `boundary` models read, `validators`, `entity_attributes`, and several classifications in one schema.
+
+Equal to gliner2 2.1.0 within 2e-4, entities and classes on 500 texts, structures and relations on 300 (random weights; the published ones were not run) ([why](decisions.md#gliner2-what-fits-one-step)). Refused by name: the architecture `boundary`, the counting layer `count_lstm_moe`, and mean and max of a word's tokens.
 
 ### GLiClass
 

@@ -6,20 +6,25 @@ import msgspec
 
 
 class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Tokens around labels that are read as a schema (GLiNER2, arXiv:2507.18546): ``opening``, ``part_id``, the name of
-    the task with descriptions of its labels, ``opening``, the labels behind their markers, twice ``closing``, and
-    ``separator_id``.
+    """Tokens of a schema in front of a text (GLiNER2, arXiv:2507.18546). Each part of it is ``opening``, ``part_id``,
+    the name of the task with descriptions of its labels, ``opening``, the labels behind their markers, and twice
+    ``closing``. Between parts stands ``between_id``, behind the last one ``separator_id``.
 
-    ``task``: the name of the task whose labels a request brings. ``part_id`` is the schema's own token: a model that
-    finds spans reads from its state whether there are any. Words are read in lower case, a text that ends in no full
-    stop gets one, and there are no tokens around a text.
+    ``task``: the name of the part whose labels a request brings. ``field_id``, ``relation_id``: the markers of labels
+    of structures and relations. ``part_id`` is the part's own token: a model that finds spans scores ``num_counts``
+    numbers of instances from its state, from 0. Words are read in lower case, a text that ends in no full stop gets
+    one, and there are no tokens around a text.
     """
 
     task: str
     opening: list[int]
     closing: list[int]
     part_id: int
+    field_id: int
+    relation_id: int
+    between_id: int
     separator_id: int
+    num_counts: int
 
 
 class Extraction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,8 +35,8 @@ class Extraction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     words of the longest span. ``max_words``: most words that the model was trained to read at once. ``by_word``: the
     scores are those of words as the first of a span, its last, and one inside, else those of spans by their widths.
     ``label_width``: labels do not stand in front of the words, but are vectors of so many numbers, of the tower of
-    labels; then the two ids are -1, and ``reads_marker`` is false. ``schema``: what stands around the labels; then the
-    first column is not a label's, but the schema's own. Both are unset in artifacts of other models.
+    labels; then the two ids are -1, and ``reads_marker`` is false. ``schema``: what stands around the labels; then
+    columns are those of ``bei.engine.schema_columns``. Both are unset in artifacts of other models.
     """
 
     label_id: int

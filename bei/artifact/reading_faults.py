@@ -12,6 +12,7 @@ from bei.artifact.manifest import Manifest
 # 16 million tokens are a thousand times a batch.
 MOST_TOKENS = 1 << 24
 MOST_COUNT = 1 << 31  # token ids are int32
+_MOST_COUNTS = 256  # of instances; GLiNER2 has 20
 
 
 def shown(value: object) -> str:
@@ -81,9 +82,12 @@ def _extraction(manifest: Manifest) -> Iterator[str]:
 def _schema(what: str, found: Schema | msgspec.UnsetType, vocab_size: int) -> Iterator[str]:
     if isinstance(found, msgspec.UnsetType):
         return
-    ids = (*found.opening, *found.closing, found.part_id, found.separator_id)
+    own = (found.part_id, found.field_id, found.relation_id, found.between_id, found.separator_id)
+    ids = (*found.opening, *found.closing, *own)
     if not all(0 <= value < vocab_size for value in ids):
         yield f"the schema of {what} has a token that is in no vocabulary"
+    if not 2 <= found.num_counts <= _MOST_COUNTS:
+        yield f"the schema of {what} has {shown(found.num_counts)} counts, and must have 2 to {_MOST_COUNTS}"
 
 
 def _listwise(manifest: Manifest) -> Iterator[str]:

@@ -12,17 +12,18 @@ import numpy as np
 from bei.bulk.shard_service import ShardService
 from bei.core import Float32Array
 from bei.errors import BeiError, ConfigError, InvalidRequestError, MalformedRequestError
-from bei.offline import methods
+from bei.offline import extraction, methods
 from bei.offline.input_checks import text
 from bei.offline.method import Method, Vectors, WindowResult
 from bei.offline.options import ExtractOptions, RerankOptions, checked
-from bei.offline.results import Predictions, SparseVector
+from bei.offline.results import Extracted, Predictions, SparseVector
 from bei.service.admission import Ticket
 from bei.service.call import ModelInput
 from bei.tasks import rerank
-from bei.tasks.extract import Span
 from bei.tasks.extract_labels import extraction_of
 from bei.tasks.rerank import RerankTask
+from bei.tasks.schema_forms import first_instances
+from bei.tasks.schema_spans import Instance, Value
 from bei.tasks.support import require
 from bei.tokenizer.encoder import EncodingOptions
 from bei.tokenizer.label_prompt import LabelPrompt
@@ -176,27 +177,52 @@ def pair_scores(service: ShardService, options: Mapping[str, object]) -> RowTask
 
 
 def extract(service: ShardService, options: Mapping[str, object]) -> RowTask:
-    """A column ``spans``: a list of start, end, text, label and score for each row."""
+    """A column ``spans``: a list of start, end, text, label and score for each row; and where they are asked for
+    columns ``structures`` and ``relations``, in JSON: ``{name: [{field: value}]}``."""
     import pyarrow as pa
 
-    given = {name: value for name, value in options.items() if name != "labels"}
-    labels = options.get("labels")
-    if not isinstance(labels, (list, tuple, dict)):
-        raise ConfigError("--task extract needs --labels: name what to find.")
-    method = methods.extraction(service, labels, given)
+    given = {name: value for name, value in options.items() if name not in ("labels", "structures", "relations")}
+    labels, structures, relations = (options.get(name) for name in ("labels", "structures", "relations"))
+    if labels is None and structures is None and relations is None:
+        raise ConfigError("--task extract needs --labels, --structures or --relations: name what to find.")
+    asked = extraction.SchemaToFind(*map(_asked, (labels, structures, relations)))
+    method = extraction.schema_extraction(service, asked, given)
     layout = extraction_of(service)
     if layout.label_width is msgspec.UNSET:  # labels that cannot be put in front of texts: no row would have an answer
-        found = methods.labels_to_find(service, labels, checked(ExtractOptions, given))
-        prompt = LabelPrompt(found.names, layout, described=found.described(layout))
+        found, schema = extraction.schema_to_find(service, asked, checked(ExtractOptions, given))
+        parts = schema.parts(found, layout, first_instances(schema))
+        prompt = LabelPrompt(found.names if found else (), layout, parts=parts, words=schema.words)
         service.encoder.encode(["a"], EncodingOptions(labels=prompt))
-    parts = [("start", pa.int32()), ("end", pa.int32()), ("text", pa.string()), ("label", pa.string())]
-    span = pa.struct([*parts, ("score", pa.float32())])
-    field = pa.field("spans", pa.list_(pa.field("element", span)))
+    kinds = [("start", pa.int32()), ("end", pa.int32()), ("text", pa.string()), ("label", pa.string())]
+    span = pa.struct([*kinds, ("score", pa.float32())])
+    fields = [pa.field("spans", pa.list_(pa.field("element", span)))]
+    records = [name for name, one in (("structures", structures), ("relations", relations)) if one is not None]
+    fields += [pa.field(name, pa.string()) for name in records]
 
-    def columns(part: list[list[Span]]) -> Mapping[str, pa.Array]:
-        return {"spans": pa.array([[one._asdict() for one in spans] for spans in part], field.type)}
+    def columns(part: list[Extracted]) -> Mapping[str, pa.Array]:
+        made = {"spans": pa.array([[span._asdict() for span in one.spans] for one in part], fields[0].type)}
+        for name in records:
+            made[name] = pa.array([_json(getattr(one, name)) for one in part], pa.string())
+        return made
 
-    return _of_method(method, [field], columns)
+    return _of_method(method, fields, columns)
+
+
+def _asked(given: object) -> Any:
+    return {**given} if isinstance(given, Mapping) else given
+
+
+def _json(records: Mapping[str, list[Instance]]) -> str:
+    return msgspec.json.encode(
+        {
+            name: [{field: _plain(value) for field, value in one.items()} for one in each]
+            for name, each in records.items()
+        }
+    ).decode()
+
+
+def _plain(value: Value | list[Value] | None) -> object:
+    return [one._asdict() for one in value] if isinstance(value, list) else value and value._asdict()
 
 
 TASKS: Mapping[str, Callable[[ShardService, Mapping[str, object]], RowTask]] = {

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bei.core import Float32Array, Int32Array, PackedBatch, SharedTokens
-from bei.engine import grid_positions, image_positions, scored, words
+from bei.engine import grid_positions, image_positions, schema_columns, scored, words
 
 # Sixteen buckets an octave: filler is at most 1/16 of a dimension, and an engine meets few distinct shapes. CPU engines
 # keep memory for each shape (docs/decisions.md, "Memory grew with traffic").
@@ -174,7 +174,7 @@ def graph_inputs(
       number of tokens. With them filler sequences own a filler token each, included in T' and in ``sequence_ids``.
       With ``cu_key_lens`` they own all filler tokens, so that the last number is T'.
     - ``word_slots``, ``word_reversal``, ``label_slots``, ``token_words``: ``bei.engine.words``; ``label_vectors_N``
-      float32 [R', N]: its ``given_labels``.
+      float32 [R', N]: its ``given_labels``. ``label_tokens`` and others of schemas: ``bei.engine.schema_columns``.
     - ``scored_tokens``, ``scored_before``, ``token_scores``: ``bei.engine.scored``.
 
     Filler tokens are id 0 at position 0 and are not used; filler sequences have one token, packed token 0, because
@@ -274,6 +274,8 @@ def graph_inputs(
             tensors["pool_mask"] = slot_mask * (slots >= unpooled_lens[:, None])
     if not words.NAMES.isdisjoint(names):
         tensors.update(words.word_inputs(batch, sizes.tokens, num_rows, _fine_bucket))
+    if not schema_columns.NAMES.isdisjoint(names):
+        tensors.update(schema_columns.schema_inputs(batch, names, num_rows, _fine_bucket))
     if not scored.NAMES.isdisjoint(names):
         tensors.update(scored.scored_inputs(batch, sizes.tokens, fits))
     if FEATURE_SLOTS in names:

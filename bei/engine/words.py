@@ -1,7 +1,8 @@
 """Words and labels of a batch, as inputs of graphs that score spans of words for labels.
 
-A sequence's token types mark them: its labels' tokens have the type ``LABEL`` (and in front of them that of a schema),
-the first token of each of its words ``WORD``. Words that have no tokens are counted in the type of the token in front
+A sequence's token types mark them: its labels' tokens have the type ``LABEL`` (in front of them those of parts of a
+schema ``PART``, with a number of instances, see ``bei.engine.schema_columns``), the first token of each of its words
+``WORD``. Words that have no tokens are counted in the type of the token in front
 of them: their states are zeros, as in GLiNER's code, and no span begins with them. In a batch without types
 (measurements, canaries) every token is a word, and a sequence's first token its only label.
 """
@@ -19,7 +20,7 @@ from bei.core import Float32Array, Int32Array, PackedBatch
 # Rounds a size up to one of few.
 Bucket: TypeAlias = Callable[[int], int]
 
-OTHER, WORD, LABEL = range(3)
+OTHER, WORD, LABEL, PART = range(4)
 _KINDS = 4
 
 NAMES = frozenset({"word_slots", "word_reversal", "word_ends", "label_slots", "token_words"})
@@ -36,17 +37,33 @@ def kinds_of(token_types: Int32Array) -> Int32Array:
     return kinds
 
 
+def part_type(instances: int) -> int:
+    """The token type of a part's own token."""
+    return PART + _KINDS * instances
+
+
+def instances_of(token_types: Int32Array) -> Int32Array:
+    """The instances of parts whose own tokens have these types."""
+    instances: Int32Array = token_types // _KINDS
+    return instances
+
+
+def _absent(token_types: Int32Array) -> Int32Array:
+    """Words without tokens behind each token."""
+    return np.where(kinds_of(token_types) == PART, 0, token_types // _KINDS).astype(np.int32)
+
+
 def word_numbers(token_types: Int32Array) -> Int32Array:
     """The number of each word that has a token, among all words of its sequence, ascending."""
     is_word = kinds_of(token_types) == WORD
-    before = np.cumsum(is_word) + np.cumsum(token_types // _KINDS)
-    numbers: Int32Array = (before - token_types // _KINDS - 1)[is_word].astype(np.int32)
+    absent = _absent(token_types)
+    numbers: Int32Array = (np.cumsum(is_word) + np.cumsum(absent) - absent - 1)[is_word].astype(np.int32)
     return numbers
 
 
 def num_words(token_types: Int32Array) -> int:
     """Words of a sequence, with those that have no tokens."""
-    return int((kinds_of(token_types) == WORD).sum() + (token_types // _KINDS).sum())
+    return int((kinds_of(token_types) == WORD).sum() + _absent(token_types).sum())
 
 
 def word_inputs(batch: PackedBatch, num_tokens: int, num_rows: int, bucket: Bucket) -> dict[str, Int32Array]:
@@ -68,7 +85,7 @@ def word_inputs(batch: PackedBatch, num_tokens: int, num_rows: int, bucket: Buck
     if batch.token_type_ids is None:
         words, labels = tokens, starts.astype(np.int32)
     else:
-        kinds, absent = kinds_of(batch.token_type_ids), batch.token_type_ids // _KINDS
+        kinds, absent = kinds_of(batch.token_type_ids), _absent(batch.token_type_ids)
         words, labels = tokens[kinds == WORD], tokens[kinds == LABEL]
         if absent.any():  # rare
             places = np.repeat(tokens, absent)

@@ -43,7 +43,6 @@ from bei.offline.options import (
     CallOptions,
     EmbedOptions,
     EntityOptions,
-    ExtractOptions,
     PromptOptions,
     ReadOptions,
     RerankOptions,
@@ -52,7 +51,6 @@ from bei.offline.options import (
     TokenizeOptions,
     ZeroShotOptions,
     checked,
-    converted,
 )
 from bei.offline.results import Predictions, Rank, SparseVector, Token
 from bei.offline.windows import WINDOW
@@ -67,8 +65,6 @@ from bei.tasks.compare import CompareTask, check_alone, checked_weights, compare
 from bei.tasks.decide import DecideTask, decide, inputs_of, reading_of
 from bei.tasks.embed import CheckedTask, EmbedTask, TaskName, check_task
 from bei.tasks.entities import Entity
-from bei.tasks.extract import ExtractTask, Span, extract
-from bei.tasks.extract_labels import THRESHOLD, CheckedLabels, LabelForm, checked_labels
 from bei.tasks.questions import Answer, AnyQuestion, AskedQuestion, answer_of, question_of
 from bei.tasks.rerank import RerankTask
 from bei.tasks.support import require
@@ -292,44 +288,6 @@ def token_classification(service: ModelService, given: Given) -> Method[str, lis
         collector=ListCollector[list[Entity]],
         bytes_per_token=_FLOAT_BYTES * (service.manifest.dimension("token_logits") or 0),
     )
-
-
-def extraction(
-    service: ModelService, labels: Iterable[str] | Mapping[str, object], given: Given
-) -> Method[str, list[list[Span]], list[list[Span]]]:
-    """Spans of each text for the ``labels``."""
-    options = checked(ExtractOptions, given)
-    found = labels_to_find(service, labels, options)
-    flat, multi_label = options.get("flat", True), options.get("multi_label", False)
-
-    async def run(inputs: Seq[str], ticket: Ticket, wrong: Wrong) -> WindowResult[list[list[Span]]]:
-        task = ExtractTask(inputs, failed=wrong, labels=found, flat=flat, multi_label=multi_label)
-        spans = await extract(service, task, ticket=ticket)
-        return WindowResult(spans.spans, spans.num_tokens, spans.truncated, spans.errors)
-
-    return Method(
-        name="extract",
-        options=options,
-        check=text,
-        run=run,
-        collector=ListCollector[list[Span]],
-        bytes_per_token=_FLOAT_BYTES * len(found.names) * (service.manifest.dimension("span_logits") or 0),
-    )
-
-
-def labels_to_find(
-    service: ModelService, labels: Iterable[str] | Mapping[str, object], options: ExtractOptions
-) -> CheckedLabels:
-    """``labels`` with their thresholds and descriptions. Raises InvalidRequestError."""
-    return checked_labels(_labels(labels), options.get("threshold", THRESHOLD), service)
-
-
-def _labels(given: Iterable[str] | Mapping[str, object]) -> list[str] | dict[str, str | LabelForm]:
-    """As a request has them. Raises InvalidRequestError."""
-    names = [text(label, index, "labels") for index, label in enumerate([given] if isinstance(given, str) else given)]
-    if not isinstance(given, Mapping):
-        return names
-    return converted({**given}, dict[str, str | LabelForm], "labels")
 
 
 def decision(

@@ -15,7 +15,7 @@ from bei.artifact.certificate.record import Certificate
 from bei.artifact.manifest import Manifest
 from bei.core import Float32Array
 from bei.errors import BeiError
-from bei.offline import methods
+from bei.offline import extraction, methods
 from bei.offline.encode import ArrayLike, EncodeOptions, encode, similarity
 from bei.offline.input_checks import EncodeInput, GivenInput, GivenText, TextOrIds, TextOrImage, TextOrPicture
 from bei.offline.method import Vectors
@@ -31,7 +31,7 @@ from bei.offline.options import (
     TokenizeOptions,
     ZeroShotOptions,
 )
-from bei.offline.results import Chunk, Predictions, Rank, SparseVector, Token
+from bei.offline.results import Chunk, Extracted, Predictions, Rank, SparseVector, Token
 from bei.offline.runner import Runner
 from bei.offline.service_thread import ServiceThread
 from bei.offline.settings import ModelSettings, configured
@@ -351,13 +351,13 @@ class Model:
     def extract(self, inputs: Iterable[str], labels: AnyLabels, **options: Unpack[ExtractOptions]) -> list[list[Span]]:
         """Spans of each text for ``labels`` (GLiNER), in the text's order. Long texts are read in windows. With
         ``{name: description}``, or ``{name: {"description", "threshold", "dtype"}}``, more is said of labels."""
-        return self._runner.gather(methods.extraction(self._runner.service, labels, options), inputs)
+        return self._runner.gather(extraction.spans(self._runner.service, labels, options), inputs)
 
     async def aextract(
         self, inputs: Iterable[str], labels: AnyLabels, **options: Unpack[ExtractOptions]
     ) -> list[list[Span]]:
         """As ``extract``."""
-        return await self._runner.async_gather(methods.extraction(self._runner.service, labels, options), inputs)
+        return await self._runner.async_gather(extraction.spans(self._runner.service, labels, options), inputs)
 
     def extract_iter(
         self,
@@ -368,7 +368,7 @@ class Model:
         **options: Unpack[ExtractOptions],
     ) -> Iterator[Chunk[str, list[list[Span]]]]:
         """As ``extract``, in chunks, which are smaller where texts are long."""
-        return self._runner.chunks(methods.extraction(self._runner.service, labels, options), inputs, chunk_size)
+        return self._runner.chunks(extraction.spans(self._runner.service, labels, options), inputs, chunk_size)
 
     def aextract_iter(
         self,
@@ -379,7 +379,36 @@ class Model:
         **options: Unpack[ExtractOptions],
     ) -> AsyncIterator[Chunk[str, list[list[Span]]]]:
         """As ``extract_iter``; ``inputs`` may be asynchronous too."""
-        return self._runner.async_chunks(methods.extraction(self._runner.service, labels, options), inputs, chunk_size)
+        return self._runner.async_chunks(extraction.spans(self._runner.service, labels, options), inputs, chunk_size)
+
+    def extract_schema(
+        self,
+        inputs: Iterable[str],
+        *,
+        labels: AnyLabels | None = None,
+        structures: Mapping[str, Any] | None = None,
+        relations: AnyLabels | None = None,
+        **options: Unpack[ExtractOptions],
+    ) -> list[Extracted]:
+        """Spans of each text for ``labels``, ``structures`` (``{name: {"fields": [{"name", "dtype", "choices",
+        "description", "threshold"}]}}``) and ``relations``, in one pass (GLiNER2). At least one of them must be
+        given."""
+        asked = extraction.SchemaToFind(labels, structures, relations)
+        return self._runner.gather(extraction.schema_extraction(self._runner.service, asked, options), inputs)
+
+    async def aextract_schema(
+        self,
+        inputs: Iterable[str],
+        *,
+        labels: AnyLabels | None = None,
+        structures: Mapping[str, Any] | None = None,
+        relations: AnyLabels | None = None,
+        **options: Unpack[ExtractOptions],
+    ) -> list[Extracted]:
+        """As ``extract_schema``."""
+        asked = extraction.SchemaToFind(labels, structures, relations)
+        method = extraction.schema_extraction(self._runner.service, asked, options)
+        return await self._runner.async_gather(method, inputs)
 
     def tokenize(self, inputs: Iterable[str], **options: Unpack[TokenizeOptions]) -> list[list[Token]]:
         """The tokens of each text, as the model would read them, but never cut. No engine runs."""

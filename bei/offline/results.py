@@ -9,6 +9,8 @@ from typing import Generic, NamedTuple, TypeVar
 from bei.core import Float32Array, Int32Array
 from bei.engine.postprocess import descending
 from bei.errors import BeiError
+from bei.tasks.extract import Span
+from bei.tasks.schema_spans import Instance
 
 InputT = TypeVar("InputT")
 ResultT = TypeVar("ResultT")
@@ -44,6 +46,15 @@ class Token(NamedTuple):
     special: bool
     start: int | None
     stop: int | None
+
+
+class Extracted(NamedTuple):
+    """Of one text: spans for labels, and by their names the instances of structures and relations that were asked for.
+    An instance has, by field, a ``Value`` or None, or a list of them; relations have the fields head and tail."""
+
+    spans: list[Span]
+    structures: dict[str, list[Instance]]
+    relations: dict[str, list[Instance]]
 
 
 @dataclass(frozen=True, eq=False)

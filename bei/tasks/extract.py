@@ -7,11 +7,11 @@ windows the higher score counts.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from functools import partial
-from itertools import groupby
+from operator import mul
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -20,11 +20,13 @@ import numpy as np
 from bei.artifact.label_layouts import Extraction
 from bei.core import Encoding, Float32Array, LabelVectors
 from bei.engine.words import num_words
-from bei.errors import InvalidRequestError
+from bei.errors import BeiError, InvalidRequestError
 from bei.service.admission import Ticket
 from bei.service.call import InferenceResult, ModelRequest
 from bei.service.model_service import ModelService
 from bei.tasks.extract_labels import CheckedLabels, extraction_of
+from bei.tasks.schema_forms import MOST_COLUMNS, AskedSchema, first_instances
+from bei.tasks.schema_spans import Found, Instance, SchemaReader, instances_of_text
 from bei.tasks.span_choice import Candidates, check_candidates, choose, collect
 from bei.tasks.support import PartialResult, off_loop_if_large
 from bei.tokenizer.encoder import EncodingOptions
@@ -37,12 +39,14 @@ _PER_CANDIDATE = 100  # as many numbers take as long
 
 
 class ExtractTask(ModelRequest, frozen=True, kw_only=True):
-    """Texts, and labels to find spans for, which score above their thresholds. ``flat``: spans do not overlap, else
-    they may lie inside each other. ``multi_label``: a span may have several labels."""
+    """Texts, and labels to find spans for, which score above their thresholds; None: no spans are asked for. ``flat``:
+    spans do not overlap, else they may lie inside each other. ``multi_label``: a span may have several labels.
+    ``schema``: structures and relations."""
 
-    labels: CheckedLabels
+    labels: CheckedLabels | None
     flat: bool = True
     multi_label: bool = False
+    schema: AskedSchema = AskedSchema()
 
 
 class Span(NamedTuple):
@@ -56,9 +60,12 @@ class Span(NamedTuple):
 
 
 class Spans(PartialResult, frozen=True, kw_only=True):
-    """The spans of each text, in its order. ``lengths``: tokens of each text's windows, with the labels of each."""
+    """The spans of each text, in its order, and its instances of each structure and relation that was asked for.
+    ``lengths``: tokens of each text's windows, with the labels of each."""
 
     spans: list[list[Span]]
+    structures: list[dict[str, list[Instance]]]
+    relations: list[dict[str, list[Instance]]]
 
 
 # First word, last word, label and score.
@@ -80,24 +87,36 @@ async def extract(service: ModelService, task: ExtractTask, *, ticket: Ticket) -
     texts = [str(text) for text in task.inputs]
     num_chars = sum(map(len, texts)) * (LOOKED_AHEAD if layout.schema else 1)  # each is read so often, at most
     words = await off_loop_if_large(lambda: [word_spans(text, layout) for text in texts], num_chars)
-    names = task.labels.names
+    names = task.labels.names if task.labels else ()
     vectors = await _vectors(service, names, ticket) if layout.label_width is not msgspec.UNSET else None
     decoder = _Decoder(task, layout, texts, words)
-    prompt = LabelPrompt(names, layout, vectors, described=task.labels.described(layout))
-    options = EncodingOptions(labels=prompt)
-    waiting = [
-        window
-        for index, spans in enumerate(words)
-        if index not in decoder.errors
-        for window in _windows(index, 0, len(spans), layout)
-    ]
-    while waiting:  # more than once where fewer words fit than the model was trained with
-        inputs = [_text_of(texts[one.text], words[one.text], one) for one in waiting]
+    todo = decoder.begin()
+    while todo:  # more than once where fewer words fit than the model was trained with, or it counts many instances
+        step = todo.pop()
+        parts = task.schema.parts(task.labels, layout, step.instances)
+        options = EncodingOptions(labels=LabelPrompt(names, layout, vectors, parts=parts, words=task.schema.words))
+        inputs = [_text_of(texts[one.text], words[one.text], one) for one in step.windows]
         request = ModelRequest(inputs, options, None if task.failed is None else {})
         answer = await service.infer(request, ticket=ticket, outputs={"span_logits"})
         most = sum(row["span_logits"].size for row in answer.rows)  # candidates
-        waiting = await off_loop_if_large(partial(decoder.read, waiting, answer), most * _PER_CANDIDATE)
-    return Spans(decoder.lengths, [], decoder.errors, spans=decoder.spans)
+        todo += await off_loop_if_large(partial(decoder.read, step, answer), most * _PER_CANDIDATE)
+    return Spans(
+        decoder.lengths,
+        [],
+        decoder.errors,
+        spans=decoder.spans,
+        structures=decoder.structures,
+        relations=decoder.relations,
+    )
+
+
+class _Step(NamedTuple):
+    """Windows that are read with so many instances of each structure, then of each relation. ``is_again``: the model
+    has counted more than it was asked for at first."""
+
+    windows: list[_Window]
+    instances: list[int]
+    is_again: bool = False
 
 
 class _Decoder:
@@ -112,54 +131,126 @@ class _Decoder:
         self.lengths = [0] * len(texts)
         self.errors = dict(task.failed or {})
         self.spans: list[list[Span]] = [[] for _ in texts]
+        schema = task.schema
+        self.structures: list[dict[str, list[Instance]]] = [{one.name: [] for one in schema.structures} for _ in texts]
+        self.relations: list[dict[str, list[Instance]]] = [{one.name: [] for one in schema.relations} for _ in texts]
         self._task = task
         self._layout = layout
         self._texts = texts
         self._words = words
-        self._thresholds = np.array(task.labels.thresholds, np.float32)
-        self._found: defaultdict[int, Candidates] = defaultdict(dict)  # of texts with windows that are not read yet
-        self._num_candidates = 0  # of those before
+        self._thresholds = np.array(task.labels.thresholds if task.labels else (), np.float32)
+        self._schema = SchemaReader(task.labels, schema, layout, flat=task.flat) if layout.schema else None
+        self._found: defaultdict[int, Found] = defaultdict(Found)  # of texts with windows that are not read yet
+        self._unread: Counter[int] = Counter()  # windows, by text
+        self._num_candidates = 0  # of texts before
 
-    def read(self, windows: Seq[_Window], answer: InferenceResult) -> list[_Window]:
-        """The windows that are left of ``windows``, which were read only in part."""
+    def begin(self) -> list[_Step]:
+        """All windows of texts without errors."""
+        windows = [
+            window
+            for index, spans in enumerate(self._words)
+            if index not in self.errors
+            for window in _windows(index, 0, len(spans), self._layout)
+        ]
+        self._unread.update(window.text for window in windows)
+        return [_Step(windows, first_instances(self._task.schema))] if windows else []
+
+    def read(self, step: _Step, answer: InferenceResult) -> list[_Step]:
+        """What is left of ``step``, which was read only in part, and what is to be read again with more instances."""
         rows = iter(answer.rows)
         left: list[_Window] = []
-        for text, places in groupby(range(len(windows)), lambda place: windows[place].text):
-            begun = len(left)
-            for place in places:
-                if place in answer.errors:
-                    self.errors.setdefault(text, answer.errors[place])
-                else:
-                    left += self._read(windows[place], answer.encodings[place], next(rows)["span_logits"])
+        again: list[tuple[_Window, list[int]]] = []
+        for place, window in enumerate(step.windows):
+            text = window.text
+            self._unread[text] -= 1
+            if place in answer.errors:
+                self._set_error(text, answer.errors[place])
+                continue
+            logits, encoding = next(rows)["span_logits"], answer.encodings[place]
             if text in self.errors:
-                del left[begun:]
-            if begun == len(left):
+                continue
+            counts = self._read(window, encoding, logits, step.instances)
+            if counts is None:
+                self.lengths[text] += encoding.num_tokens
+                behind = [*self._behind(window, encoding)]
+                left += behind
+                self._unread[text] += len(behind)
+            else:
+                # Never fewer than before: a count that is as likely as another may differ from step to step.
+                again.append((window, [*map(max, counts, step.instances)] if step.is_again else counts))
+                self._unread[text] += 1
+            if not self._unread[text]:
                 self._choose(text)
-        return left
+        steps = self._again([one for one in again if one[0].text not in self.errors])
+        left = [window for window in left if window.text not in self.errors]
+        return [*steps, step._replace(windows=left)] if left else steps
 
-    def _read(self, window: _Window, encoding: Encoding, logits: Float32Array) -> Iterator[_Window]:
-        text, layout = window.text, self._layout
-        self.lengths[text] += encoding.num_tokens
-        places = range(window.first, window.stop)
+    def _read(self, window: _Window, encoding: Encoding, logits: Float32Array, instances: Seq[int]) -> list[int] | None:
+        """The counts of instances, where the window must be read again for them."""
+        found, places = self._found[window.text], range(window.first, window.stop)
         try:
-            collect(self._found[text], logits, encoding, places, self._thresholds, layout)
+            if self._schema:
+                return self._schema.read(found, logits, encoding, places, instances)
+            collect(found.labels, logits, encoding, places, self._thresholds, self._layout)
         except InvalidRequestError as error:
-            if self._task.failed is None:
-                raise
-            self.errors.setdefault(text, error)
-        read = window.first + _num_read(encoding)
+            self._fail(window.text, error)
+        return None
+
+    def _behind(self, window: _Window, encoding: Encoding) -> Iterator[_Window]:
+        """What is left of a window of which the first words were read."""
+        num_read = max(1, _num_words(encoding) - len(self._task.schema.words))
+        read = window.first + num_read
         if read < window.stop:
-            first = max(window.first + 1, read - min(_overlap(layout), _num_read(encoding) // 2))
-            yield from _windows(text, first, window.stop, layout)
+            first = max(window.first + 1, read - min(_overlap(self._layout), num_read // 2))
+            yield from _windows(window.text, first, window.stop, self._layout)
+
+    def _again(self, windows: Seq[tuple[_Window, list[int]]]) -> list[_Step]:
+        """Steps in which each of ``windows`` has its count of instances, or more."""
+        fit: list[tuple[_Window, list[int]]] = []
+        sizes = self._task.schema.sizes
+        for window, counts in windows:
+            if (columns := sum(map(mul, counts, sizes))) > MOST_COLUMNS:
+                error = InvalidRequestError(
+                    f"The model counts {sum(counts)} instances of the structures and relations, with {columns} fields "
+                    f"in all, and {MOST_COLUMNS} are scored at once: ask for fewer of them.",
+                    "structures" if self._task.schema.structures else "relations",
+                )
+                self._fail(window.text, error)
+            else:
+                fit.append((window, counts))
+        steps: list[_Step] = []
+        for window, counts in fit:
+            if window.text in self.errors:
+                continue
+            most = [*map(max, counts, steps[-1].instances)] if steps else counts
+            if steps and sum(map(mul, most, sizes)) <= MOST_COLUMNS:
+                steps[-1] = _Step([*steps[-1].windows, window], most, is_again=True)
+            else:
+                steps.append(_Step([window], counts, is_again=True))
+        return steps
+
+    def _fail(self, text: int, error: InvalidRequestError) -> None:
+        if self._task.failed is None:
+            raise error
+        self._set_error(text, error)
+
+    def _set_error(self, text: int, error: BeiError) -> None:
+        self.errors.setdefault(text, error)
+        self._found.pop(text, None)
 
     def _choose(self, text: int) -> None:
-        found = self._found.pop(text, {})
         if text in self.errors:
             return
-        self._num_candidates += len(found)
+        found = self._found.pop(text, Found())
+        self._num_candidates += found.size
         if self._task.failed is None:
             check_candidates(self._num_candidates, MOST_OF_REQUEST, "the request")
-        self.spans[text] = _spans(found, self._texts[text], self._words[text], self._task, self._layout)
+        words, schema = self._words[text], self._task.schema
+        if self._task.labels:
+            self.spans[text] = _spans(found.labels, self._texts[text], words, self._task, self._layout)
+        for place, part in enumerate((*schema.structures, *schema.relations)):
+            side = self.relations if part.is_relation else self.structures
+            side[text][part.name] = instances_of_text(found.records.get(place, ()), part, self._texts[text], words)
 
 
 async def _vectors(service: ModelService, labels: Seq[str], ticket: Ticket) -> LabelVectors:
@@ -190,9 +281,9 @@ def _text_of(text: str, words: Seq[tuple[int, int]], window: _Window) -> str:
     return text[words[window.first][0] : words[window.stop - 1][1] if window.stop < len(words) else None]
 
 
-def _num_read(encoding: Encoding) -> int:
+def _num_words(encoding: Encoding) -> int:
     assert encoding.token_type_ids is not None
-    return max(1, num_words(encoding.token_type_ids))
+    return num_words(encoding.token_type_ids)
 
 
 def _spans(
@@ -201,13 +292,14 @@ def _spans(
     apart = task.multi_label and bool(layout.schema)
     chosen = choose(found, flat=task.flat, multi_label=task.multi_label, by_word=layout.by_word, apart=apart)
     places = ((words[first][0], words[last][1], label, score) for first, last, label, score in _wanted(chosen, task))
+    assert task.labels is not None
     names = task.labels.names
     return [Span(start, end, text[start:end], names[label], score) for start, end, label, score in places]
 
 
 def _wanted(chosen: Iterable[_Choice], task: ExtractTask) -> Iterable[_Choice]:
     """``chosen`` without all but the best, the first of equal ones, of labels of which one is wanted."""
-    single = task.labels.single
+    single = task.labels.single if task.labels else ()
     if not single:
         return chosen
     chosen, best = list(chosen), dict[int, _Choice]()

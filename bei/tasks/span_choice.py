@@ -33,39 +33,28 @@ def collect(
     layout: Extraction,
 ) -> None:
     """Add a window's spans above their thresholds to ``found``. ``logits`` [tokens, columns]: by labels, then by the
-    layout's columns, with further labels of other sequences behind; in front of them the margin of a schema, which is
-    above 0 where there is anything to find. ``window``: its words, in the text. Raises InvalidRequestError for more
-    than ``MOST_CANDIDATES``."""
+    layout's columns, with further labels of other sequences behind. ``window``: its words, in the text. Raises
+    InvalidRequestError for more than ``MOST_CANDIDATES``. Of schemas see ``bei.tasks.schema_spans``."""
     types = encoding.token_type_ids
     assert types is not None
     starts, count = word_numbers(types), num_words(types)
     if not len(starts):  # no word has a token
         return
-    rows = logits[kinds_of(types) == WORD].reshape(len(starts), -1, layout.columns)
-    if layout.schema:
-        if rows[0, 0, 0] <= 0:
-            return
-        rows = rows[:, 1:]
-    rows = rows[:, : len(thresholds)]
+    rows = logits[kinds_of(types) == WORD].reshape(len(starts), -1, layout.columns)[:, : len(thresholds)]
     scores = apply_function(rows, "sigmoid")
     if layout.by_word:
         whole = np.full((count, len(thresholds), 3), -1.0, np.float32)  # words without tokens are in no span
         whole[starts] = scores
         places = _of_words(whole, thresholds)
     else:
-        is_end = np.ones(count, np.bool_)
-        if layout.schema:  # it gives a word without tokens the next one's state: no span ends there, as none begins
-            is_end[:] = False
-            is_end[starts[starts < len(window)]] = True  # nor in the full stop that the text lacks
-            thresholds = np.nextafter(thresholds, np.float32(-1))  # which are spans too, in the gliner2 library
-        places = _of_spans(scores, starts, is_end, thresholds)
+        places = spans_above(scores, starts, np.ones(count, np.bool_), thresholds)
     for first, last, label, score in places:
         key = (window.start + first, window.start + last, label)
         found[key] = max(found.get(key, 0.0), score)
         check_candidates(len(found), MOST_CANDIDATES, "a text")
 
 
-def _of_spans(
+def spans_above(
     scores: Float32Array, starts: npt.NDArray[np.int32], is_end: npt.NDArray[np.bool_], thresholds: Float32Array
 ) -> Iterator[tuple[int, int, int, float]]:
     """First word, last word, label and score of spans of ``scores`` [words, labels, widths]. ``is_end``: for

@@ -191,14 +191,14 @@ def _prompt(layout: Labelling, schema: Schema, task: ZeroShotTask) -> LabelPromp
     )
     labels = tuple(task.labels)
     part = SchemaPart("labels", schema.task, labels, task.told.descriptions, task.told.examples)
-    return LabelPrompt(labels, read, may_be_cut=False, described=part)
+    return LabelPrompt(labels, read, may_be_cut=False, parts=(part,))
 
 
 def _of_schema(row: Row, encoding: Encoding) -> Row:
     """Keeps the rows of the labels' tokens, [labels, 1]."""
     assert encoding.token_type_ids is not None
     places = np.flatnonzero(kinds_of(encoding.token_type_ids) == LABEL)
-    return {OUTPUT: row[OUTPUT][places[1:]]}  # the first one is the schema's own
+    return {OUTPUT: row[OUTPUT][places]}
 
 
 async def _by_markers(service: ModelService, layout: Labelling, task: ZeroShotTask, ticket: Ticket) -> Scores:

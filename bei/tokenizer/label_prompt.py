@@ -22,7 +22,7 @@ from bei.artifact.label_layouts import Extraction
 from bei.core import Encoding, Int32Array, LabelVectors
 from bei.engine.words import LABEL, OTHER, WORD, with_absent
 from bei.errors import InvalidRequestError
-from bei.tokenizer.schema_prompt import SchemaPart, check_part, part_ids
+from bei.tokenizer.schema_prompt import SchemaPart, check_part, check_words, schema_ids
 from bei.tokenizer.special_tokens import Layout
 
 # Words, with hyphens and underscores inside, and all other characters but blanks, each by itself.
@@ -41,19 +41,21 @@ _MOST_CHARS_PER_TOKEN = 64
 
 class LabelPrompt(NamedTuple):
     """``labels`` of a request, and how the model reads them; ``vectors`` of them where it reads these. ``may_be_cut``:
-    words that do not fit are left out whatever the request and the server say of truncation. ``described``: the labels
-    of a model that reads a schema, with what else it says of them."""
+    words that do not fit are left out whatever the request and the server say of truncation. Of a model that reads a
+    schema: its ``parts``, and ``words`` in front of the text's."""
 
     labels: tuple[str, ...]
     layout: Extraction
     vectors: LabelVectors | None = None
     may_be_cut: bool = True
-    described: SchemaPart | None = None
+    parts: tuple[SchemaPart, ...] = ()
+    words: tuple[str, ...] = ()
 
     @property
     def num_chars(self) -> int:
         """Characters that are read with each text."""
-        return self.described.num_chars if self.described else sum(map(len, self.labels))
+        of_labels = sum([part.num_chars for part in self.parts]) if self.parts else sum(map(len, self.labels))
+        return of_labels + sum(map(len, self.words))
 
 
 def word_spans(text: str, layout: Extraction) -> list[tuple[int, int]]:
@@ -80,16 +82,24 @@ def prompt_ids(tokenizer: Tokenizer, prompt: LabelPrompt, most: int) -> tuple[li
     own tokens, or that have none."""
     if prompt.vectors is not None:
         return [], []
-    layout, schema = prompt.layout, prompt.layout.schema
-    part = prompt.described or SchemaPart("labels", schema.task if schema else "", prompt.labels)
-    for place, label in enumerate(part.labels):
-        if len(label) > most * _MOST_CHARS_PER_TOKEN:
-            raise InvalidRequestError(f"labels {place} has {len(label)} characters: shorten it.", "labels")
+    layout, schema, most_chars = prompt.layout, prompt.layout.schema, most * _MOST_CHARS_PER_TOKEN
+    parts = prompt.parts or (SchemaPart("labels", schema.task if schema else "", prompt.labels),)
+    for part in parts:
+        for place, label in enumerate(part.labels):
+            if len(label) > most_chars:
+                raise InvalidRequestError(f"{part.field} {place} has {len(label)} characters: shorten it.", part.param)
+    if (num_chars := prompt.num_chars) > most_chars:
+        raise InvalidRequestError(
+            f"What is read in front of a text has {num_chars} characters, more than the model reads: shorten labels "
+            "and descriptions.",
+            parts[0].param,
+        )
     spelled = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
-    check_part(part, spelled, most * _MOST_CHARS_PER_TOKEN)
+    for part in parts:
+        check_part(part, spelled)
     if schema:
-        ids, kinds = part_ids(tokenizer, schema, part, layout.label_id)
-        return [*ids, schema.separator_id], [*kinds, OTHER]
+        check_words(tokenizer, prompt.words, spelled)
+        return schema_ids(tokenizer, schema, parts, layout.label_id)
     ids, kinds = [], []
     for place, label in enumerate(prompt.labels):
         found = tokenizer.encode([label], is_pretokenized=True, add_special_tokens=False).ids
@@ -113,7 +123,7 @@ def encode_words(
         raise InvalidRequestError(
             f"The labels take {len(prompt_tokens)} tokens, and with the text the model reads {most}: send fewer or "
             "shorter labels.",
-            "labels",
+            prompt.parts[0].param if prompt.parts else "labels",
         )
     in_front = 0
     for piece in around.pieces:
@@ -128,9 +138,16 @@ def encode_words(
             text += "."
         words = [text[start : min(stop, start + longest)] for start, stop in word_spans(text, prompt.layout)]
         if prompt.layout.schema:
-            words = [word.lower() for word in words]
+            words = [*prompt.words, *(word.lower() for word in words)]
         tokens, word_ids = _first_tokens(tokenizer, words, room, check)
-        kept, kinds, is_whole = _whole_words(np.array(word_ids, np.int64), len(words), room)
+        numbers = np.array(word_ids, np.int64)
+        kept, kinds, is_whole = _whole_words(numbers, len(words), room, len(prompt.words))
+        if prompt.words and numbers[kept - 1] < len(prompt.words) and not is_whole:
+            raise InvalidRequestError(
+                f"The choices leave no room for a text, of which the model reads {most} tokens with the labels: send "
+                "fewer.",
+                "structures",
+            )
         ids, _ = around.around([np.array([*prompt_tokens, *tokens[:kept]], np.int32)])
         types = np.zeros(len(ids), np.int32)
         start = in_front + len(prompt_tokens)
@@ -155,20 +172,21 @@ def _first_tokens(
         count *= 4
 
 
-def _whole_words(words: npt.NDArray[np.int64], count: int, room: int) -> tuple[int, Int32Array, bool]:
+def _whole_words(words: npt.NDArray[np.int64], count: int, room: int, first: int = 0) -> tuple[int, Int32Array, bool]:
     """Of tokens with the numbers of their ``words``, of which there are ``count``: how many are kept; what the token
-    in front and they are; whether these are all."""
+    in front and they are; whether these are all. ``first``: the number of the text's first word, of which at least the
+    beginning is kept."""
     kept, is_whole = len(words), True
     if kept > room:
         is_whole = False
         kept = int(np.searchsorted(words, words[room]))  # the first token of the word that does not fit
-        if not kept:
-            kept, is_whole = room, count == 1 or words[-1] == words[0]
+        if not kept or words[kept - 1] < first:
+            kept, is_whole = room, count == first + 1 or words[-1] == words[0]
     numbers = np.concatenate([[-1], words[:kept]])
     following = np.append(numbers[1:], count if is_whole else (words[kept] if kept < len(words) else count))
     starts = np.diff(numbers, prepend=-1) > 0
     absent = np.maximum(following - numbers - 1, 0)  # words without tokens, behind each token's word
-    if not is_whole and kept == room and not numbers[1:].any():
+    if not is_whole and kept == room and (numbers[1:] <= first).all():
         absent[-1] = 0
     kinds = np.where(starts, WORD, OTHER)
     return kept, with_absent(kinds, absent).astype(np.int32), is_whole

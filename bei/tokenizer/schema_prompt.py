@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from tokenizers import Tokenizer
 
 from bei.artifact.label_layouts import Schema
-from bei.engine.words import LABEL, OTHER
+from bei.engine.words import LABEL, OTHER, part_type
 from bei.errors import InvalidRequestError
 
 # Tokens in the text of a task.
@@ -18,21 +18,31 @@ DESCRIPTION, EXAMPLE, OUTPUT = "[DESCRIPTION]", "[EXAMPLE]", "[OUTPUT]"
 
 
 class SchemaPart(NamedTuple):
-    """A task of a schema: its name and its ``labels``. ``field``: of the request that has these, for messages.
-    ``descriptions``: labels and what they mean. ``examples``: texts and the label of each."""
+    """A task of a schema: its name and its ``labels``, behind markers of the kind ``marker``. ``field``: what the
+    request calls it, for messages. ``descriptions``: labels and what they mean. ``examples``: texts and the label of
+    each. ``about``: what the task means. ``instances``: how many of the task are scored."""
 
     field: str
     name: str
     labels: tuple[str, ...]
     descriptions: tuple[tuple[str, str], ...] = ()
     examples: tuple[tuple[str, str], ...] = ()
+    marker: Literal["label", "field", "relation"] = "label"
+    about: str = ""
+    instances: int = 1
+
+    @property
+    def param(self) -> str:
+        """The field of the request."""
+        return self.field.split()[0]
 
     @property
     def text(self) -> str:
         """What is read in front of the labels."""
+        about = f": {self.about}" if self.about else ""
         described = "".join([f" {DESCRIPTION} {label}: {meaning}" for label, meaning in self.descriptions])
         shown = "".join([f" {EXAMPLE} {text} {OUTPUT} {label}" for text, label in self.examples])
-        return f"{self.name}{described}{shown}"
+        return f"{self.name}{about}{described}{shown}"
 
     @property
     def num_chars(self) -> int:
@@ -41,26 +51,49 @@ class SchemaPart(NamedTuple):
 
     def given(self) -> Iterator[tuple[str, str]]:
         """Where each text stands that the request has, for messages, and the text."""
+        yield f"The name of {self.field}", self.name
         for place, label in enumerate(self.labels):
             yield f"{self.field} {place}", label
+        if self.about:
+            yield f"The description of {self.field}", self.about
         for label, meaning in self.descriptions:
             yield f"The description of {label!r} in {self.field}", meaning
         for place, (text, _) in enumerate(self.examples):
             yield f"examples {place}", text
 
 
-def check_part(part: SchemaPart, spelled: Seq[str], most_chars: int) -> None:
-    """Raise InvalidRequestError for texts that have one of the tokens ``spelled``, or together more than ``most_chars``
-    characters."""
+def check_part(part: SchemaPart, spelled: Seq[str]) -> None:
+    """Raise InvalidRequestError for texts that have one of the tokens ``spelled``."""
     for where, text in part.given():
-        if (special := next((token for token in spelled if token in text), None)) is not None:
-            raise InvalidRequestError(f"{where} has {special!r}, a token of the model's own: take it out.", part.field)
-    if len(part.text) > most_chars:
-        raise InvalidRequestError(
-            f"The descriptions and examples of {part.field} have {len(part.text)} characters, and with the text the "
-            "model reads fewer: shorten them.",
-            part.field,
-        )
+        _check_spelling(where, text, spelled, part.param)
+
+
+def check_words(tokenizer: Tokenizer, words: Seq[str], spelled: Seq[str]) -> None:
+    """Raise InvalidRequestError for ``words`` in front of a text that have one of the tokens ``spelled``, or none."""
+    for word in dict.fromkeys(words):
+        _check_spelling(f"The choice {word!r} in structures", word, spelled, "structures")
+        if not _ids(tokenizer, word):
+            raise InvalidRequestError(f"The choice {word!r} has no tokens: write it in letters.", "structures")
+
+
+def _check_spelling(where: str, text: str, spelled: Seq[str], param: str) -> None:
+    if (special := next((token for token in spelled if token in text), None)) is not None:
+        raise InvalidRequestError(f"{where} has {special!r}, a token of the model's own: take it out.", param)
+
+
+def schema_ids(
+    tokenizer: Tokenizer, schema: Schema, parts: Seq[SchemaPart], label_id: int
+) -> tuple[list[int], list[int]]:
+    """The ids of ``parts``, and what they are (``bei.engine.words``). Raises InvalidRequestError for a label without
+    tokens."""
+    markers = {"label": label_id, "field": schema.field_id, "relation": schema.relation_id}
+    ids: list[int] = []
+    kinds: list[int] = []
+    for part in parts:
+        of_part, types = part_ids(tokenizer, schema, part, markers[part.marker])
+        ids += [*of_part, schema.between_id]
+        kinds += [*types, OTHER]
+    return [*ids[:-1], schema.separator_id], kinds
 
 
 def part_ids(tokenizer: Tokenizer, schema: Schema, part: SchemaPart, marker: int) -> tuple[list[int], list[int]]:
@@ -69,11 +102,11 @@ def part_ids(tokenizer: Tokenizer, schema: Schema, part: SchemaPart, marker: int
     name = _ids(tokenizer, part.text)
     ids = [*schema.opening, schema.part_id, *name, *schema.opening]
     kinds = [OTHER] * len(ids)
-    kinds[len(schema.opening)] = LABEL
+    kinds[len(schema.opening)] = part_type(part.instances)
     for place, label in enumerate(part.labels):
         found = _ids(tokenizer, label)
         if not found:
-            raise InvalidRequestError(f"{part.field} {place} has no tokens: write it in letters.", part.field)
+            raise InvalidRequestError(f"{part.field} {place} has no tokens: write it in letters.", part.param)
         ids += [marker, *found]
         kinds += [LABEL, *[OTHER] * len(found)]
     behind = [*schema.closing, *schema.closing]

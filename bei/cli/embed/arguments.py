@@ -45,7 +45,7 @@ _OPTIONS_OF: Mapping[str, tuple[str, ...]] = {
     "tokens": _VECTORS,
     "classify": _SCORES,
     "rerank": (*_SCORES, "instruction"),
-    "extract": ("labels", "threshold", "flat", "multi_label"),
+    "extract": ("labels", "structures", "relations", "threshold", "flat", "multi_label"),
 }
 
 
@@ -115,6 +115,8 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--top-k", type=whole(1, 10**6), metavar="N", help="keep the largest weights of sparse vectors")
     group.add_argument("--raw-scores", action="store_true", default=None, help="logits instead of probabilities")
     group.add_argument("--labels", type=_labels, metavar="A,B", help=_LABELS_HELP)
+    group.add_argument("--structures", type=_object, metavar="JSON", help="records that --task extract finds (GLiNER2)")
+    group.add_argument("--relations", type=_labels, metavar="A,B", help="relations that --task extract finds (GLiNER2)")
     group.add_argument("--threshold", type=float, metavar="X", help="spans score above it (default: 0.5)")
     group.add_argument("--flat", action=argparse.BooleanOptionalAction, help="spans do not overlap (default)")
     group.add_argument("--multi-label", action="store_true", default=None, help="a span may have several labels")
@@ -137,12 +139,14 @@ _LABELS_HELP = "what --task extract finds, separated by commas, or a JSON object
 
 
 def _labels(given: str) -> list[str] | dict[str, object]:
-    if given.lstrip().startswith("{"):
-        try:
-            return msgspec.json.decode(given, type=dict[str, object])
-        except msgspec.DecodeError as error:
-            raise argparse.ArgumentTypeError(f"no JSON object of labels: {error}") from error
-    return [label.strip() for label in given.split(",")]
+    return _object(given) if given.lstrip().startswith("{") else [label.strip() for label in given.split(",")]
+
+
+def _object(given: str) -> dict[str, object]:
+    try:
+        return msgspec.json.decode(given, type=dict[str, object])
+    except msgspec.DecodeError as error:
+        raise argparse.ArgumentTypeError(f"no JSON object: {error}") from error
 
 
 def job_options(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> JobOptions:

@@ -1,4 +1,5 @@
-"""``/v1/extract``: spans of texts for labels that the request brings, by a model that finds any (GLiNER).
+"""``/v1/extract``: spans of texts for labels that the request brings, by a model that finds any (GLiNER), and records
+and relations (GLiNER2), in the forms of gliner2's schema.
 
 ``threshold``, ``flat`` and ``multi_label`` are those of the gliner library's ``inference``; ``flat`` is its flat_ner.
 With ``multi_label`` GLiNER2 chooses each label's spans by themselves, as the gliner2 library does.
@@ -6,19 +7,24 @@ With ``multi_label`` GLiNER2 chooses each label's spans by themselves, as the gl
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypedDict
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import Annotated, Literal, TypeAlias, TypedDict
 
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import Example
 from bei.server.endpoint.field_schema import MAX_INPUTS, Text, limits, limits_of_inputs
 from bei.server.endpoint.parse import parser
+from bei.server.endpoint.refused_fields import Refused, refused
 from bei.server.endpoint.render import Items, Reply, items_of
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Model, Tiered
 from bei.tasks.extract import ExtractTask, Span, extract
-from bei.tasks.extract_labels import THRESHOLD, LabelForm, Share, checked_labels, extraction_of
+from bei.tasks.extract_labels import THRESHOLD, LabelForm, Share, extraction_of
+from bei.tasks.schema_forms import FieldForm, RelationForm, StructureForm, checked_request
+from bei.tasks.schema_spans import Value, values_of
 
 # What JSON takes, about: of a span beside its text and label; of a text beside its spans.
 _SPAN_BYTES = 100
@@ -33,9 +39,25 @@ class ExtractRequest(Tiered, kw_only=True):
     input: Text | Annotated[list[Text], limits_of_inputs]
     labels: Annotated[
         Annotated[list[_Label], limits(minItems=1, maxItems=MAX_INPUTS, uniqueItems=True)]
-        | Annotated[dict[_Label, str | LabelForm], limits(minProperties=1, maxProperties=MAX_INPUTS)],
+        | Annotated[dict[_Label, str | LabelForm], limits(minProperties=1, maxProperties=MAX_INPUTS)]
+        | None,
         Meta(description="What to find, in words: all different. GLiNER2 reads `{name: description}` too."),
-    ]
+    ] = None
+    structures: Annotated[
+        Annotated[dict[_Label, StructureForm | list[str | FieldForm]], limits(minProperties=1)] | None,
+        Meta(description="Records with fields to find, by name, in gliner2's form (GLiNER2)."),
+    ] = None
+    relations: Annotated[
+        Annotated[list[_Label], limits(minItems=1, uniqueItems=True)]
+        | Annotated[dict[_Label, str | RelationForm], limits(minProperties=1)]
+        | None,
+        Meta(description="Relations whose heads and tails to find (GLiNER2); `{name: description}` too."),
+    ] = None
+    entities: Annotated[Refused, refused("send labels")] = UNSET
+    schema: Annotated[Refused, refused("send labels, structures and relations")] = UNSET
+    classifications: Annotated[Refused, refused("ask /v1/classify with labels")] = UNSET
+    entity_attributes: Annotated[Refused, refused("ask for each as a label")] = UNSET
+    overlap_policy: Annotated[Refused, refused("flat and multi_label say which spans are left")] = UNSET
     threshold: Annotated[
         Share | dict[str, Share], Meta(description="Spans score above it: one number, or one for a label.")
     ] = THRESHOLD
@@ -53,11 +75,28 @@ class ExtractedSpan(TypedDict):
     score: float
 
 
-class TextSpans(TypedDict):
-    """The spans of one text, in its order."""
+class FieldValue(TypedDict):
+    """What a field has. A choice stands nowhere: ``start`` and ``end`` are null."""
 
+    start: int | None
+    end: int | None
+    text: str
+    score: float
+
+
+Instance: TypeAlias = dict[str, FieldValue | list[FieldValue] | None]
+
+
+class _TextSpans(TypedDict):
     index: int
     spans: list[ExtractedSpan]
+
+
+class TextSpans(_TextSpans, total=False):
+    """The spans of one text, in its order, and where they were asked for, instances of structures and relations."""
+
+    structures: dict[str, list[Instance]]
+    relations: dict[str, list[Instance]]
 
 
 class ExtractUsage(TypedDict):
@@ -82,20 +121,34 @@ async def extract_spans(body: ExtractRequest, context: RequestContext) -> Reply:
     extraction_of(service)
     texts = [body.input] if isinstance(body.input, str) else body.input
     context.check_inputs(texts, "input")
-    labels = checked_labels(body.labels, body.threshold, service)
-    task = ExtractTask(texts, labels=labels, flat=body.flat, multi_label=body.multi_label)
-    ticket = context.admit(service, texts, num_around=labels.num_chars)
+    labels, schema = checked_request(body.labels, body.structures, body.relations, body.threshold, service)
+    task = ExtractTask(texts, labels=labels, flat=body.flat, multi_label=body.multi_label, schema=schema)
+    ticket = context.admit(service, texts, num_around=schema.num_chars + (labels.num_chars if labels else 0))
     answer = await extract(service, task, ticket=ticket)
     sizes = [
-        sum(_SPAN_BYTES + len(span.text) + len(span.label) for span in spans) + _TEXT_BYTES for spans in answer.spans
+        sum(_SPAN_BYTES + len(span.text) + len(span.label) for span in answer.spans[index])
+        + _bytes_of(answer.structures[index])
+        + _bytes_of(answer.relations[index])
+        + _TEXT_BYTES
+        for index in range(len(texts))
     ]
     context.check_answer(sum(sizes))
 
     def items(start: int, stop: int) -> list[object]:
-        return [
-            {"index": index, "spans": items_of(answer.spans[index], _SPAN_BYTES, _rendered)}
-            for index in range(start, stop)
-        ]
+        return [rendered(index) for index in range(start, stop)]
+
+    def rendered(index: int) -> dict[str, object]:
+        found: dict[str, object] = {
+            "index": index,
+            "spans": items_of(answer.spans[index], _SPAN_BYTES, _rendered),
+        }
+        for name, of_texts in (("structures", answer.structures), ("relations", answer.relations)):
+            if of_texts[index]:  # has the names of what was asked for
+                found[name] = {
+                    one: items_of(instances, _bytes_of({one: instances}), _rendered_instance)
+                    for one, instances in of_texts[index].items()
+                }
+        return found
 
     usage = {"prompt_tokens": answer.num_tokens, "total_tokens": answer.num_tokens}
     data = Items(len(texts), sum(sizes), items)
@@ -104,6 +157,27 @@ async def extract_spans(body: ExtractRequest, context: RequestContext) -> Reply:
 
 def _rendered(span: Span) -> ExtractedSpan:
     return {"start": span.start, "end": span.end, "text": span.text, "label": span.label, "score": span.score}
+
+
+def _rendered_instance(instance: Mapping[str, Value | list[Value] | None]) -> Instance:
+    return {
+        name: [_rendered_value(one) for one in value] if isinstance(value, list) else value and _rendered_value(value)
+        for name, value in instance.items()
+    }
+
+
+def _rendered_value(value: Value) -> FieldValue:
+    return {"start": value.start, "end": value.end, "text": value.text, "score": value.score}
+
+
+def _bytes_of(found: Mapping[str, Seq[Mapping[str, Value | list[Value] | None]]]) -> int:
+    """About what the instances of structures or relations take as JSON."""
+    return sum(
+        _SPAN_BYTES + len(name) + sum(_SPAN_BYTES + len(one.text) for one in values_of(value))
+        for instances in found.values()
+        for instance in instances
+        for name, value in instance.items()
+    )
 
 
 _EXAMPLE = Example(

@@ -12,6 +12,7 @@ from bei.errors import CheckpointError
 from bei.tokenizer.schema_prompt import DESCRIPTION, EXAMPLE, OUTPUT
 from bei_build.families.gliner2 import ARCHITECTURE, BY_ENCODER, ENCODER, MODEL_TYPE
 from bei_build.files.json_settings import read_object
+from bei_build.spec.head_layers import CountingSpec
 from bei_build.spec.model_spec import ModelSpec
 from bei_build.weights.model_weights import stored_shape
 
@@ -21,7 +22,8 @@ _TOKENS = (
     *("[SEP_STRUCT]", "[SEP_TEXT]", "[P]", "[C]", "[E]", "[R]", "[L]"),
     *(EXAMPLE, OUTPUT, DESCRIPTION),
 )
-_PROMPT, _ENTITY, _LABEL, _SEPARATOR = "[P]", "[E]", "[L]", "[SEP_TEXT]"
+_PART, _ENTITY, _LABEL, _FIELD, _RELATION = "[P]", "[E]", "[L]", "[C]", "[R]"
+_BETWEEN, _SEPARATOR = "[SEP_STRUCT]", "[SEP_TEXT]"
 # The name of the library's task of spans, and ours of the task of classification, which has to have one there.
 _SPANS, _CLASSES = "entities", "category"
 # Words of a window of a long text, in the library's ``extract_entities_long``.
@@ -109,8 +111,12 @@ def _schema(task: str, spec: ModelSpec, tokenizer: Tokenizer) -> Schema:
         task=task,
         opening=opening,
         closing=closing,
-        part_id=_token(_PROMPT, tokenizer),
+        part_id=_token(_PART, tokenizer),
+        field_id=_token(_FIELD, tokenizer),
+        relation_id=_token(_RELATION, tokenizer),
+        between_id=_token(_BETWEEN, tokenizer),
         separator_id=_token(_SEPARATOR, tokenizer),
+        num_counts=CountingSpec.num_counts,
     )
 
 

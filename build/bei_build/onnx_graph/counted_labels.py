@@ -1,61 +1,92 @@
-"""Labels of a schema and the margin of its count (``CountingSpec``), for the head that scores spans.
+"""Labels of a schema and the scores of its counts (``CountingSpec``), for the head that scores spans.
 
-The GRU makes one step from an input that is always the same: its half of the gates is a part of their biases.
+The GRU's first step is from an input that is always the same: its half of the gates is a part of their biases. Few
+labels have further ones.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from bei.engine.schema_columns import count_columns, count_slots
 from bei_build.onnx_graph.word_rows import WordRows
+from bei_build.spec.dtypes import DType, FloatArray
 from bei_build.spec.head_layers import CountingSpec, SpanScoresSpec
 
 # What a score of attention loses where a slot holds no label: enough that its share is 0.
 _HIDDEN = -1e4
 
 
-def emit_counted_labels(rows: WordRows, labels: str, layer: SpanScoresSpec) -> str:
-    """From the states of all labels, flat [B * C, width], to what spans are multiplied with."""
+def emit_counted_labels(rows: WordRows, value: str, layer: SpanScoresSpec) -> str:
+    """From token states ``value`` [T, width] to what spans are multiplied with, for each label in each instance that is
+    asked for, [Q, width]."""
     counting = layer.counting
     assert counting is not None
     graph, name = rows.graph, f"{rows.name}.schema.label"
-    step = _gru_step(rows, labels, layer.width)
+    labels = rows.rows_at(value, graph.input("label_tokens", DType.INT32, ["N"]), f"{name}.tokens")
+    steps = _steps(rows, labels, layer.width)
+    steps = rows.rows_at(steps, graph.input("column_rows", DType.INT32, ["Q"]), f"{name}.steps")
+    labels = rows.rows_at(labels, graph.input("column_labels", DType.INT32, ["Q"]), f"{name}.states")
     if counting.kind == "mlp":
-        value = graph.op("Concat", [step, labels], f"{name}.pair", axis=1)
+        found = graph.op("Concat", [steps, labels], f"{name}.pair", axis=1)
     else:
-        total = graph.op("Add", [step, labels], f"{name}.sum")
-        value = graph.op("Concat", [_transformer(rows, total, counting), total], f"{name}.pair", axis=1)
+        total = graph.op("Add", [steps, labels], f"{name}.sum")
+        found = graph.op("Concat", [_transformer(rows, total, counting), total], f"{name}.pair", axis=1)
     last = len(counting.label_widths(layer.width)) - 2
     for index in range(last + 1):
-        value = _linear(rows, value, f"label.{index}")
+        found = _linear(rows, found, f"label.{index}")
         if index < last:
-            value = graph.op("Relu", [value], f"{name}.{index}.act")
-    return value
+            found = graph.op("Relu", [found], f"{name}.{index}.act")
+    return found
 
 
-def with_margin(rows: WordRows, value: str, scores: str) -> str:
-    """``scores`` [B, W, C, n] with the margin of the count in the first column of a sequence that has further ones.
-    ``value``: token states [T, width]."""
-    graph, name = rows.graph, f"{rows.name}.schema.count"
-    first, last = (_column(rows, place) for place in (0, -1))
-    hidden = graph.op("Relu", [_linear(rows, rows.rows_at(value, first, f"{name}.state"), "count.0")], f"{name}.act")
+def with_counts(rows: WordRows, value: str, scores: str, layer: SpanScoresSpec) -> str:
+    """``scores`` [B, W, C, n] with those of counts in the columns of these. ``value``: token states [T, width]."""
+    counting = layer.counting
+    assert counting is not None
+    graph, name, width = rows.graph, f"{rows.name}.schema.count", layer.max_width
+    per_count = count_columns(counting.num_counts, width)
+    parts = graph.input("part_tokens", DType.INT32, ["G"])
+    hidden = graph.op("Relu", [_linear(rows, rows.rows_at(value, parts, f"{name}.state"), "count.0")], f"{name}.act")
     logits = _linear(rows, hidden, "count.1")
-    none, some = graph.split(logits, [1, len(rows.read("schema.count.1.bias")) - 1], f"{name}.parts", 1)
-    most = graph.op("ReduceMax", [some, graph.constant([1])], f"{name}.most", keepdims=1)
-    margin = graph.op("Sub", [most, none], f"{name}.margin")
-    by_word = graph.op("Unsqueeze", [margin, graph.constant([2, 3])], f"{name}.by_word")
-    is_first = graph.op("Equal", [rows.label_slots, first], f"{name}.is_first")
-    has_others = graph.op("Less", [first, last], f"{name}.has_others")
-    is_own = graph.op("And", [is_first, has_others], f"{name}.is_own")
-    is_own = graph.op("Unsqueeze", [is_own, graph.constant([1, 3])], f"{name}.is_own.by_word")
-    return graph.op("Where", [is_own, by_word, scores], f"{name}.with_margin")
+    missing = graph.constant([0, 0, 0, per_count * width - counting.num_counts])
+    filled = graph.op("Pad", [logits, missing], f"{name}.filled")
+    table = graph.op("Reshape", [filled, graph.constant([-1, width])], f"{name}.columns")
+    table = graph.op("Pad", [table, graph.constant([1, 0, 0, 0])], f"{name}.table")  # a row for labels
+    slots = graph.input(count_slots(per_count), DType.INT32, ["B", "C"])
+    of_columns = rows.by_sequence(rows.rows_at(table, slots, f"{name}.by_column"), slots)
+    by_word = graph.op("Unsqueeze", [of_columns, graph.constant([1])], f"{name}.by_word")
+    is_count = graph.op("Less", [graph.constant(0, np.int32), slots], f"{name}.is_count")
+    is_count = graph.op("Unsqueeze", [is_count, graph.constant([1, 3])], f"{name}.is_count.by_word")
+    return graph.op("Where", [is_count, by_word, scores], f"{name}.with_counts")
 
 
-def _column(rows: WordRows, place: int) -> str:
-    """The slot of each sequence's first (0) or last (-1) label, [B, 1]."""
-    end = 1 if place == 0 else np.iinfo(np.int64).max
-    bounds = [rows.graph.constant([bound]) for bound in (place, end, 1)]
-    return rows.graph.op("Slice", [rows.label_slots, *bounds], f"{rows.name}.schema.label.at{place}")
+def _steps(rows: WordRows, labels: str, width: int) -> str:
+    """The GRU's states [N + I * R, width]: the first one of all ``labels`` [N, width], then the further ones of labels
+    of several instances."""
+    graph, name = rows.graph, f"{rows.name}.schema.gru"
+    first = _gru_step(rows, labels, width)
+    repeated = graph.input("repeated_labels", DType.INT32, ["R"])
+    begun = graph.op("Unsqueeze", [rows.rows_at(first, repeated, f"{name}.begun"), graph.constant([0])], f"{name}.h")
+    table = graph.vector(f"{name}.position", rows.read("schema.position.weight"))
+    further = rows.rows_at(table, graph.input("further_instances", DType.INT32, ["I"]), f"{name}.further")
+    further = graph.op("Unsqueeze", [further, graph.constant([1])], f"{name}.by_label")
+    further = graph.op("Expand", [further, graph.op("Shape", [begun], f"{name}.sizes")], f"{name}.inputs")
+    matrices = [
+        graph.vector(f"{name}.{kind}.gates", _gates(rows.read(f"schema.gru.{kind}.weight"))[None])
+        for kind in ("input", "hidden")
+    ]
+    biases = np.concatenate([_gates(rows.read(f"schema.gru.{kind}.bias")) for kind in ("input", "hidden")])
+    inputs = [further, *matrices, graph.vector(f"{name}.bias", biases[None]), "", begun]
+    states = graph.op("GRU", inputs, f"{name}.states", hidden_size=width, linear_before_reset=1)  # [I, 1, R, width]
+    flat = graph.op("Reshape", [states, graph.constant([-1, width])], f"{name}.flat")
+    return graph.op("Concat", [first, flat], f"{name}.all", axis=0)
+
+
+def _gates(rows: FloatArray) -> FloatArray:
+    """PyTorch's gates are reset, update, new; ONNX's update, reset, new."""
+    reset, update, new = np.split(rows, 3)
+    return np.concatenate([update, reset, new])
 
 
 def _linear(rows: WordRows, value: str, part: str) -> str:
@@ -81,15 +112,16 @@ def _gru_step(rows: WordRows, labels: str, width: int) -> str:
 
 
 def _transformer(rows: WordRows, value: str, counting: CountingSpec) -> str:
-    """Layers of PyTorch's TransformerEncoderLayer over the labels of each sequence: norms follow sums."""
+    """Layers of PyTorch's TransformerEncoderLayer over the labels of each part and instance: norms follow sums."""
     graph, width, heads = rows.graph, counting.inner_width, counting.num_heads
-    value = _linear(rows, value, "narrow")
-    hidden = _hidden_slots(rows)
+    groups = graph.input("group_columns", DType.INT32, ["A", "M"])
+    value = rows.rows_at(_linear(rows, value, "narrow"), groups, f"{rows.name}.schema.groups")
+    hidden = _hidden_slots(rows, groups)
     by_head = graph.constant([0, 0, heads, width // heads])
     for index in range(counting.num_layers):
         part = f"blocks.{index}"
         name = f"{rows.name}.schema.{part}"
-        joined = rows.by_sequence(_linear(rows, value, f"{part}.input"), rows.label_slots)
+        joined = rows.by_sequence(_linear(rows, value, f"{part}.input"), groups)
         query, key, values = (
             graph.op("Reshape", [one, by_head], f"{one}.heads")
             for one in graph.split(joined, [width] * 3, f"{name}.parts", 2)
@@ -106,7 +138,8 @@ def _transformer(rows: WordRows, value: str, counting: CountingSpec) -> str:
         value = _normed(rows, value, _linear(rows, context, f"{part}.output"), f"{part}.attention_norm", counting)
         inner = graph.op("Relu", [_linear(rows, value, f"{part}.up")], f"{name}.act")
         value = _normed(rows, value, _linear(rows, inner, f"{part}.down"), f"{part}.mlp_norm", counting)
-    return value
+    places = graph.input("column_places", DType.INT32, ["Q"])
+    return rows.rows_at(value, places, f"{rows.name}.schema.of_columns")
 
 
 def _normed(rows: WordRows, value: str, added: str, norm: str, counting: CountingSpec) -> str:
@@ -116,16 +149,15 @@ def _normed(rows: WordRows, value: str, added: str, norm: str, counting: Countin
     return graph.op("LayerNormalization", [total, *weights], name, axis=-1, epsilon=counting.eps)
 
 
-def _hidden_slots(rows: WordRows) -> str:
-    """What is added to scores of attention, [B, 1, 1, C]: 0 where a slot holds a label, else a large negative number.
-
-    The first slot is the schema's own, and those behind the last label repeat it: in both no slot is in front of it.
-    """
-    graph, name = rows.graph, f"{rows.name}.schema.label"
-    padded = graph.op("Pad", [rows.label_slots, graph.constant([0, 1, 0, 0])], f"{name}.shifted", mode="edge")
+def _hidden_slots(rows: WordRows, groups: str) -> str:
+    """What is added to scores of attention, [A, 1, 1, M]: 0 where a slot of ``groups`` holds a label, else a large
+    negative number. Slots behind the last label repeat it."""
+    graph, name = rows.graph, f"{rows.name}.schema.slots"
+    none = graph.constant(-1, np.int32)
+    padded = graph.op("Pad", [groups, graph.constant([0, 1, 0, 0]), none], f"{name}.shifted")
     bounds = [graph.constant([bound]) for bound in (0, -1, 1)]
     before = graph.op("Slice", [padded, *bounds], f"{name}.before")
-    is_label = graph.op("Less", [before, rows.label_slots], f"{name}.is_label")
+    is_label = graph.op("Less", [before, groups], f"{name}.is_label")
     added = [graph.constant(number, np.float32) for number in (0.0, _HIDDEN)]
     hidden = graph.op("Where", [is_label, *added], f"{name}.hidden")
     by_score = graph.op("Unsqueeze", [hidden, graph.constant([1, 2])], f"{name}.hidden.by_score")

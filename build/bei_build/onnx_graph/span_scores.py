@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from bei_build.onnx_graph.counted_labels import emit_counted_labels, with_margin
+from bei_build.onnx_graph.counted_labels import emit_counted_labels, with_counts
 from bei_build.onnx_graph.word_rows import WordRows
 from bei_build.onnx_graph.writer import GraphWriter
 from bei_build.spec.dtypes import DType, FloatArray
@@ -42,7 +42,7 @@ def emit_span_scores(
         scores.append(graph.op("Unsqueeze", [product, graph.constant([3])], f"{part}.column"))
     joined = graph.op("Concat", scores, f"{name}.joined", axis=3)
     complete = graph.op("Add", [joined, offsets], f"{name}.complete")
-    return rows.of_tokens(with_margin(rows, value, complete) if layer.counting else complete)
+    return rows.of_tokens(with_counts(rows, value, complete, layer) if layer.counting else complete)
 
 
 def _projected(rows: WordRows, words: str, layer: SpanScoresSpec, part: str) -> str:
@@ -57,13 +57,17 @@ def _projected(rows: WordRows, words: str, layer: SpanScoresSpec, part: str) -> 
 def _labels(rows: WordRows, value: str, layer: SpanScoresSpec) -> tuple[str, str]:
     """The factors of a span's numbers, [B, 4 * width, C], and what is added to their sum, [B, 1, C, 1]."""
     graph, name = rows.graph, f"{rows.name}.label"
-    states = rows.labels(value)
-    labels = emit_counted_labels(rows, states, layer) if layer.counting else _mlp(rows, states, "label")
+    labels = emit_counted_labels(rows, value, layer) if layer.counting else _mlp(rows, rows.labels(value), "label")
     factors = graph.linear(f"{name}.factors", labels, rows.read("out.1.weight").T)
     offsets = graph.linear(f"{name}.offsets", labels, rows.read("out.1.bias")[None])
-    by_sequence = rows.by_sequence(factors, rows.label_slots)
+    if layer.counting:
+        slots = graph.input("column_slots", DType.INT32, ["B", "C"])
+        factors, offsets = (rows.rows_at(side, slots, f"{side}.by_column") for side in (factors, offsets))
+    else:
+        slots = rows.label_slots
+    by_sequence = rows.by_sequence(factors, slots)
     turned = graph.op("Transpose", [by_sequence], f"{name}.turned", perm=[0, 2, 1])
-    offsets = rows.by_sequence(offsets, rows.label_slots)
+    offsets = rows.by_sequence(offsets, slots)
     return turned, graph.op("Unsqueeze", [offsets, graph.constant([1])], f"{name}.added")
 
 

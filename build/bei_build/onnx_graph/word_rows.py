@@ -33,7 +33,11 @@ class WordRows:
         self._read_weight = read
         self._layer = layer
         self.word_slots = graph.input("word_slots", DType.INT32, ["B", "W"])
-        self.label_slots = graph.input("label_slots", DType.INT32, ["B", "C"])
+
+    @property
+    def label_slots(self) -> str:
+        """The slots of the labels of each sequence."""
+        return self.graph.input("label_slots", DType.INT32, ["B", "C"])
 
     def words(self, value: str) -> str:
         """Rows of all words for token states ``value`` [T, width], through the LSTMs."""

@@ -21,15 +21,15 @@ Counting: TypeAlias = Literal["mlp", "transformer"]
 
 @dataclass(frozen=True)
 class CountingSpec:
-    """Labels of a schema, as its first instance reads them (GLiNER2, arXiv:2507.18546, its CountLSTM and CountLSTMv2).
+    """Labels of a schema, as its instances read them (GLiNER2, arXiv:2507.18546, its CountLSTM and CountLSTMv2).
 
-    A GRU whose state is the label l makes one step to h, with the first row of ``position`` as its input. Then
-    the label is projector([h, l]), an MLP of one hidden layer of 4 * width (``mlp``), or out([t, h + l]) with t, the
-    states of a small ``transformer`` over h + l of all labels of a sequence, and an MLP of two hidden layers.
+    A GRU whose state is the label l makes a step to h_1, h_2, ... for each instance, with a row of ``position`` as its
+    input. Then the label is projector([h, l]), an MLP of one hidden layer of 4 * width (``mlp``), or out([t, h + l])
+    with t, the states of a small ``transformer`` over h + l of all labels of a part of the schema, and an MLP of two
+    hidden layers.
 
-    The first marked token of several is no label, but the schema's own. A column of margins stands in its place: an MLP
-    scores ``num_counts`` numbers of instances from its state, and the margin is the largest score of 1 and more above
-    that of 0. At 0 and below nothing is found.
+    Each part has a token of its own, from whose state an MLP scores ``num_counts`` numbers of instances, from 0. They
+    stand in columns of their own in front of those of the part's labels (``bei.engine.schema_columns``).
 
     Its weights are those of the head's ``schema``: ``position``, the GRU's ``gru.{input|hidden}`` (gates as PyTorch's
     GRU has them), ``count.{0|1}``, ``label.{i}``, and of the transformer ``narrow`` and

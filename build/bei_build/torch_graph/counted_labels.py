@@ -1,4 +1,4 @@
-"""Labels of a schema and the margin of its count (``CountingSpec``), for the head that scores spans."""
+"""Labels of a schema and the scores of its counts (``CountingSpec``), for the head that scores spans."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bei.engine.schema_columns import NAMES, count_columns, count_slots
 from bei_build.spec.head_layers import CountingSpec
 from bei_build.spec.parts import NormSpec
 from bei_build.torch_graph.norms import Norm
+from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.parameters import Linear, Table, TensorOptions
 
 
+def columns_read(counting: CountingSpec, max_width: int) -> tuple[str, ...]:
+    """The tensors of a step that labels of a schema read."""
+    return (*sorted(NAMES), count_slots(count_columns(counting.num_counts, max_width)))
+
+
 class SchemaLabels(nn.Module):
-    """What makes labels of a schema, and the margin of its count."""
+    """What makes labels of a schema, and the scores of its counts."""
 
     def __init__(self, counting: CountingSpec, width: int, options: TensorOptions) -> None:
         super().__init__()
@@ -28,28 +35,36 @@ class SchemaLabels(nn.Module):
             self.narrow = Linear(width, counting.inner_width, True, options)
             self.blocks = nn.ModuleList(_Block(counting, options) for _ in range(counting.num_layers))
 
-    def forward(self, states: Tensor, slots: Tensor) -> Tensor:
-        """Labels [B, C, width] of token ``states`` [T, width] at ``slots`` [B, C]."""
-        labels = states[slots]
-        flat = labels.flatten(0, 1)
+    def forward(self, states: Tensor, step: PackedStep) -> Tensor:
+        """Labels in instances [Q, width] of token ``states`` [T, width]."""
+        labels = states[step["label_tokens"].long()]
         gates = [getattr(self.gru[part], kind) for kind in ("weight", "bias") for part in ("input", "hidden")]
-        step = torch.gru_cell(self.position.weight[:1].expand_as(flat), flat, *gates).reshape(labels.shape)
+        first = torch.gru_cell(self.position.weight[:1].expand_as(labels), labels, *gates)
+        state, every = first[step["repeated_labels"].long()], [first]
+        for row in self.position.weight[step["further_instances"].long()]:
+            state = torch.gru_cell(row.expand_as(state), state, *gates)
+            every.append(state)
+        steps, labels = torch.cat(every)[step["column_rows"].long()], labels[step["column_labels"].long()]
         if self._counting.kind == "mlp":
-            return _through(self.label, torch.cat([step, labels], dim=-1))
-        total = step + labels
-        value: Tensor = self.narrow(total)
-        is_label = torch.cat([slots.new_zeros(len(slots), 1).bool(), slots.diff(dim=1) > 0], dim=1)
-        is_label = is_label | ~is_label.any(dim=1, keepdim=True)
+            return _through(self.label, torch.cat([steps, labels], dim=-1))
+        total = steps + labels
+        groups = step["group_columns"].long()
+        value: Tensor = self.narrow(total)[groups]
+        is_label = groups.diff(dim=1, prepend=groups.new_full((len(groups), 1), -1)) > 0
         for block in self.blocks:
             value = block(value, is_label)
+        value = value.flatten(0, 1)[step["column_places"].long()]
         return _through(self.label, torch.cat([value, total], dim=-1))
 
-    def with_margin(self, scores: Tensor, states: Tensor, slots: Tensor) -> Tensor:
-        """``scores`` [B, W, C, n] with the margin in the first column of a sequence that has further ones."""
-        logits = _through(self.count, states[slots[:, 0]])
-        margin = logits[:, 1:].amax(dim=1) - logits[:, 0]
-        is_own = (slots == slots[:, :1]) & (slots[:, :1] < slots[:, -1:])
-        return torch.where(is_own[:, None, :, None], margin[:, None, None, None], scores)
+    def with_counts(self, scores: Tensor, states: Tensor, step: PackedStep) -> Tensor:
+        """``scores`` [B, W, C, n] with those of counts in the columns of these."""
+        width = scores.shape[-1]
+        logits = _through(self.count, states[step["part_tokens"].long()])
+        per_count = count_columns(logits.shape[1], width)
+        filled = functional.pad(logits, (0, per_count * width - logits.shape[1]))
+        table = functional.pad(filled.reshape(-1, width), (0, 0, 1, 0))  # a row for labels
+        slots = step[count_slots(per_count)].long()
+        return torch.where((slots > 0)[:, None, :, None], table[slots].unsqueeze(1), scores)
 
 
 class _Block(nn.Module):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bei_build.spec.head_layers import SpanScoresSpec, WordScoresSpec
-from bei_build.torch_graph.counted_labels import SchemaLabels
+from bei_build.torch_graph.counted_labels import SchemaLabels, columns_read
 from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.parameters import Linear, TensorOptions
 from bei_build.torch_graph.word_rows import WordReader, labels_of, labels_read
@@ -19,7 +19,8 @@ class SpanScores(nn.Module):
 
     def __init__(self, spec: SpanScoresSpec, options: TensorOptions) -> None:
         super().__init__()
-        self.reads = ("word_slots", "word_reversal", "word_ends", "token_words", *labels_read(spec))
+        read = columns_read(spec.counting, spec.max_width) if spec.counting else labels_read(spec)
+        self.reads = ("word_slots", "word_reversal", "word_ends", "token_words", *read)
         self._spec = spec
         width = spec.width
         self.rnn = WordReader(width, spec.recurrent_layers, options)
@@ -39,14 +40,13 @@ class SpanScores(nn.Module):
         last = ends[:, -1:].expand(-1, most - 1, -1)
         spans = torch.cat([ends, last], dim=1).unfold(1, most, 1).transpose(2, 3)  # [B, W, max_width, width]
         pairs = torch.cat([starts.unsqueeze(2).expand_as(spans), spans], dim=-1).relu()
-        slots = step["label_slots"].long()
         if self.schema is None:
             labels = _through(self.label, labels_of(self._spec, value, step))
         else:
-            labels = self.schema(value, slots)
+            labels = self.schema(value, step)[step["column_slots"].long()]
         scores = torch.einsum("bwkd,bcd->bwck", _through(self.out, pairs), labels)
         if self.schema is not None:
-            scores = self.schema.with_margin(scores, value, slots)
+            scores = self.schema.with_counts(scores, value, step)
         return scores.flatten(2).flatten(0, 1)[step["token_words"].long()]
 
 

@@ -10,11 +10,13 @@ from typing import Literal
 
 from bei.artifact.certificate.record import Thresholds, TokenAgreement
 from bei.artifact.certificate.thresholds import min_cosine_of, thresholds_of
+from bei.artifact.label_layouts import Extraction
 from bei.artifact.manifest import TOKENIZER, EngineRequirements
 from bei.artifact.store import sha256_of_file
 from bei.core import Encoding, Float32Array, LabelVectors
 from bei.errors import ConfigError
 from bei.tokenizer.label_prompt import LabelPrompt
+from bei.tokenizer.schema_prompt import SchemaPart
 from bei.verification.comparison import ReferenceAnswers
 from bei.verification.engine_answers import HeldOut
 from bei.verification.retrieval import RetrievalQuestions
@@ -202,6 +204,14 @@ def _measures_retrieval(job: Job) -> bool:
     return PRECISIONS[job.precision].quantized is not None if asked is None else asked
 
 
+def _parts(layout: Extraction) -> tuple[SchemaPart, ...]:
+    """Of a model that reads a schema: a structure, so that further instances are compared too, and the labels."""
+    if not layout.schema:
+        return ()
+    structure = SchemaPart("structures", "event", ("name", "date"), marker="field", instances=3)
+    return structure, SchemaPart("labels", layout.schema.task, SPAN_LABELS)
+
+
 def _tokenized(job: Job, progress: Progress, labels: LabelVectors | None) -> tuple[TokenAgreement, HeldOut, HeldOut]:
     """The agreement of both ways to token ids, and the held-out texts in ids of the artifact and in ids of the library.
 
@@ -251,7 +261,7 @@ def _tokenized(job: Job, progress: Progress, labels: LabelVectors | None) -> tup
 
         found = held_out(encode, checkpoint.spec, limit, expansion)
         if (layout := checkpoint.extraction) is not None:
-            prompt = LabelPrompt(SPAN_LABELS, layout, labels)
+            prompt = LabelPrompt(SPAN_LABELS, layout, labels, parts=_parts(layout))
             found = with_labels(found, lambda texts: sources.with_labels(texts, prompt, limit, of_library=library))
         return by_adapter(found, len(checkpoint.adapters.names)) if checkpoint.adapters else found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,11 +13,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.normalizers import Replace, Sequence
 
-from bei.artifact.label_layouts import Extraction
+from bei.artifact.label_layouts import Extraction, Schema
 from bei.core import Encoding
+from bei.engine.words import num_words
 from bei.errors import InvalidRequestError
 from bei.tokenizer import label_prompt
 from bei.tokenizer.label_prompt import LabelPrompt, encode_words
+from bei.tokenizer.schema_prompt import SchemaPart
 from bei.tokenizer.special_tokens import layout_of
 from tests.support.artifacts import tiny_tokenizer
 
@@ -76,3 +79,38 @@ def test_of_a_book_no_more_is_tokenized_than_may_fit() -> None:
 def test_a_label_that_no_model_reads_is_refused_before_it_is_tokenized() -> None:
     with pytest.raises(InvalidRequestError, match="labels 1 has 1000 characters"):
         encoded("hello", "person", "a" * 1000)
+
+
+def test_of_a_text_behind_choices_at_least_the_beginning_is_read() -> None:
+    schema = Schema(
+        task="a",
+        opening=[],
+        closing=[],
+        part_id=1,
+        field_id=2,
+        relation_id=3,
+        between_id=4,
+        separator_id=6,
+        num_counts=4,
+    )
+    layout = msgspec.structs.replace(LAYOUT, schema=schema)
+    part = SchemaPart("structures 'a'", "a", ("b",), marker="field")
+    around = layout_of(TOKENIZER, 1, with_special=False)
+
+    def read(text: str, words: tuple[str, ...]) -> Encoding:
+        prompt = LabelPrompt((), layout, parts=(part,), words=words)
+        (found,) = encode_words(TOKENIZER, [text], prompt, around, MOST, lambda: None)
+        return found
+
+    for text in ("s" * 20, "s" * 20 + " world cat"):
+        found = read(text, ("cat", "the"))
+        assert found.token_type_ids is not None
+        assert found.truncated
+        assert found.num_tokens == MOST
+        assert num_words(found.token_type_ids) == 3
+    whole = read("hello cat.", ("cat", "the"))
+    assert whole.token_type_ids is not None
+    assert (whole.truncated, num_words(whole.token_type_ids)) == (False, 5)
+    for words in (("cat",) * MOST, ("cat",) * (MOST - whole.num_tokens + 5)):
+        with pytest.raises(InvalidRequestError, match="The choices leave no room"):
+            read("hello", words)

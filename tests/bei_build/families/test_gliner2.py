@@ -15,23 +15,31 @@ from bei import Model
 from bei.artifact.label_layouts import Extraction, Schema
 from bei.artifact.manifest import Artifact
 from bei.core import Encoding
-from bei.engine.words import LABEL, OTHER, WORD, with_absent
+from bei.engine.schema_columns import count_columns
+from bei.engine.words import LABEL, OTHER, WORD, part_type, with_absent
 from bei.errors import CheckpointError, InputTooLongError, InvalidRequestError, TaskNotSupportedError
-from bei.tasks.span_choice import Candidates, choose, collect
+from bei.tasks.extract_labels import CheckedLabels
+from bei.tasks.schema_forms import AskedSchema
+from bei.tasks.schema_spans import Found, SchemaReader
+from bei.tasks.span_choice import Candidates, choose
 from bei.tokenizer.label_prompt import word_spans
 from tests.bei_build.families.test_gliner import LABELS, PARTS, TEXT
 from tests.support.builds import build_artifact
 from tests.support.cpus import needs_bf16
 from tests.support.gliner2_models import MAX_WIDTH, save_gliner2
 
-LAYOUT = Extraction(
-    label_id=8,
+SCHEMA = Schema(
+    task="entities",
+    opening=[1],
+    closing=[3],
+    part_id=7,
+    field_id=4,
+    relation_id=5,
+    between_id=6,
     separator_id=9,
-    reads_marker=True,
-    max_width=2,
-    max_words=40,
-    schema=Schema(task="entities", opening=[1], closing=[3], part_id=7, separator_id=9),
+    num_counts=4,
 )
+LAYOUT = Extraction(label_id=8, separator_id=9, reads_marker=True, max_width=2, max_words=40, schema=SCHEMA)
 
 
 def built(folder: Path, kind: str = "deberta-v2", **settings: Any) -> Artifact:
@@ -129,24 +137,26 @@ def test_words_are_those_of_its_own_splitter(text: str, words: list[str]) -> Non
     assert [text[start:stop] for start, stop in word_spans(text, LAYOUT)] == words
 
 
-def spans_of(margin: float, score: float, kinds: list[int], absent: list[int], num_words: int) -> Candidates:
+def spans_of(counted: int, score: float, kinds: list[int], absent: list[int], num_words: int) -> Candidates:
     types = with_absent(np.array(kinds), np.array(absent))
-    logits = np.full((len(kinds), 2 * LAYOUT.max_width), score, np.float32)
-    logits[:, : LAYOUT.max_width] = margin
-    found: Candidates = {}
+    types[1] = part_type(1)
+    per_count = count_columns(SCHEMA.num_counts, LAYOUT.max_width)
+    logits = np.full((len(kinds), (per_count + 1) * LAYOUT.max_width), score, np.float32)
+    logits[:, : -LAYOUT.max_width] = np.eye(per_count * LAYOUT.max_width)[counted]
+    found = Found()
+    reader = SchemaReader(CheckedLabels(("cat",), (0.5,)), AskedSchema(), LAYOUT, flat=True)
     encoding = Encoding(np.zeros(len(kinds), np.int32), types)
-    collect(found, logits, encoding, range(10, 10 + num_words), np.array([0.5], np.float32), LAYOUT)
-    return found
+    assert reader.read(found, logits, encoding, range(10, 10 + num_words), []) is None
+    return found.labels
 
 
 def test_nothing_is_found_where_the_count_is_zero_nor_behind_the_text_nor_at_words_without_tokens() -> None:
-    kinds = [OTHER, LABEL, LABEL, OTHER, WORD, WORD, WORD]  # the last word is the full stop that the text lacks
+    kinds = [OTHER, OTHER, LABEL, OTHER, WORD, WORD, WORD]  # the last word is the full stop that the text lacks
     absent = [0, 0, 0, 0, 1, 0, 0]
-    assert not spans_of(-1.0, 2.0, kinds, absent, 3)
-    assert not spans_of(0.0, 2.0, kinds, absent, 3)
-    assert not spans_of(1.0, -2.0, kinds, absent, 3)
-    assert sorted(spans_of(1.0, 2.0, kinds, absent, 3)) == [(10, 10, 0), (12, 12, 0)]
-    assert sorted(spans_of(1.0, 2.0, kinds, [0] * 7, 2)) == [(10, 10, 0), (10, 11, 0), (11, 11, 0)]
+    assert not spans_of(0, 2.0, kinds, absent, 3)
+    assert not spans_of(1, -2.0, kinds, absent, 3)
+    assert sorted(spans_of(1, 2.0, kinds, absent, 3)) == [(10, 10, 0), (12, 12, 0)]
+    assert sorted(spans_of(3, 2.0, kinds, [0] * 7, 2)) == [(10, 10, 0), (10, 11, 0), (11, 11, 0)]
 
 
 def test_with_several_labels_each_is_chosen_by_itself() -> None:

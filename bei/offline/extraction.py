@@ -1,0 +1,115 @@
+"""Extraction of ``bei.Model`` and ``bei embed``: spans for labels, structures and relations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
+from typing import Any, NamedTuple, TypeAlias
+
+from bei.errors import BeiError
+from bei.offline.input_checks import text
+from bei.offline.method import ListCollector, Method, WindowResult
+from bei.offline.options import ExtractOptions, checked, converted
+from bei.offline.results import Extracted
+from bei.service.admission import Ticket
+from bei.service.model_service import ModelService
+from bei.tasks.extract import ExtractTask, Span, extract
+from bei.tasks.extract_labels import THRESHOLD, CheckedLabels, LabelForm, checked_labels
+from bei.tasks.schema_forms import (
+    FIRST_INSTANCES,
+    AskedSchema,
+    FieldForm,
+    RelationForm,
+    StructureForm,
+    checked_request,
+)
+
+Given: TypeAlias = Mapping[str, object]
+Wrong: TypeAlias = Mapping[int, BeiError] | None
+
+_FLOAT_BYTES = 4
+_STRUCTURES: Any = dict[str, StructureForm | list[str | FieldForm]]
+_RELATIONS: Any = list[str] | dict[str, str | RelationForm]
+
+
+class SchemaToFind(NamedTuple):
+    """As ``bei.Model`` was given it."""
+
+    labels: Iterable[str] | Mapping[str, object] | None
+    structures: Mapping[str, object] | None
+    relations: Iterable[str] | Mapping[str, object] | None
+
+
+def spans(
+    service: ModelService, labels: Iterable[str] | Mapping[str, object], given: Given
+) -> Method[str, list[list[Span]], list[list[Span]]]:
+    """Spans of each text for the ``labels``."""
+    options = checked(ExtractOptions, given)
+    found = checked_labels(_labels(labels), options.get("threshold", THRESHOLD), service)
+    flat, multi_label = options.get("flat", True), options.get("multi_label", False)
+
+    async def run(inputs: Seq[str], ticket: Ticket, wrong: Wrong) -> WindowResult[list[list[Span]]]:
+        task = ExtractTask(inputs, failed=wrong, labels=found, flat=flat, multi_label=multi_label)
+        answer = await extract(service, task, ticket=ticket)
+        return WindowResult(answer.spans, answer.num_tokens, answer.truncated, answer.errors)
+
+    return Method(
+        name="extract",
+        options=options,
+        check=text,
+        run=run,
+        collector=ListCollector[list[Span]],
+        bytes_per_token=_FLOAT_BYTES * len(found.names) * (service.manifest.dimension("span_logits") or 0),
+    )
+
+
+def schema_extraction(
+    service: ModelService, asked: SchemaToFind, given: Given
+) -> Method[str, list[Extracted], list[Extracted]]:
+    """Spans, structures and relations of each text."""
+    options = checked(ExtractOptions, given)
+    labels, schema = schema_to_find(service, asked, options)
+    flat, multi_label = options.get("flat", True), options.get("multi_label", False)
+
+    async def run(inputs: Seq[str], ticket: Ticket, wrong: Wrong) -> WindowResult[list[Extracted]]:
+        task = ExtractTask(inputs, failed=wrong, labels=labels, flat=flat, multi_label=multi_label, schema=schema)
+        found = await extract(service, task, ticket=ticket)
+        every = list(map(Extracted, found.spans, found.structures, found.relations))
+        return WindowResult(every, found.num_tokens, found.truncated, found.errors)
+
+    columns = FIRST_INSTANCES * sum(schema.sizes) + (len(labels.names) if labels else 0)
+    return Method(
+        name="extract_schema",
+        options=options,
+        check=text,
+        run=run,
+        collector=ListCollector[Extracted],
+        bytes_per_token=_FLOAT_BYTES * columns * (service.manifest.dimension("span_logits") or 0),
+    )
+
+
+def _forms(given: Iterable[str] | Mapping[str, object]) -> list[str] | dict[str, object]:
+    if isinstance(given, Mapping):
+        return {**given}
+    return [given] if isinstance(given, str) else [*given]
+
+
+def schema_to_find(
+    service: ModelService, asked: SchemaToFind, options: ExtractOptions
+) -> tuple[CheckedLabels | None, AskedSchema]:
+    """What is asked for, checked. Raises InvalidRequestError."""
+    return checked_request(
+        None if asked.labels is None else _labels(asked.labels),
+        None if asked.structures is None else converted({**asked.structures}, _STRUCTURES, "structures"),
+        None if asked.relations is None else converted(_forms(asked.relations), _RELATIONS, "relations"),
+        options.get("threshold", THRESHOLD),
+        service,
+    )
+
+
+def _labels(given: Iterable[str] | Mapping[str, object]) -> list[str] | dict[str, str | LabelForm]:
+    """As a request has them. Raises InvalidRequestError."""
+    names = [text(label, index, "labels") for index, label in enumerate([given] if isinstance(given, str) else given)]
+    if not isinstance(given, Mapping):
+        return names
+    return converted({**given}, dict[str, str | LabelForm], "labels")

@@ -1,0 +1,239 @@
+"""Structures and relations of a request, in the forms of gliner2's schema, and the parts that GLiNER2 reads of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from typing import Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from bei.artifact.label_layouts import Extraction
+from bei.errors import InvalidRequestError
+from bei.service.model_service import ModelService
+from bei.tasks.extract_labels import THRESHOLD, CheckedLabels, Labels, Share, checked_labels, extraction_of
+from bei.tokenizer.schema_prompt import SchemaPart
+
+# Fields, heads and tails of all instances that a text is scored for at once, beside labels to find spans for (see
+# ``MOST_LABELS``). A text is read with FIRST_INSTANCES of each structure and relation, and again where the model counts
+# more.
+MOST_COLUMNS = 256
+FIRST_INSTANCES = 4
+_ENDS = ("head", "tail")
+
+
+class FieldForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A field of a structure: all its spans are wanted (``list``) or the best one (``str``). ``choices``: in place of
+    spans, which of them hold."""
+
+    name: str
+    dtype: Literal["list", "str"] = "list"
+    choices: list[str] | None = None
+    description: str | None = None
+    threshold: Share | None = None
+
+
+class StructureForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields of a structure; a text is the name of one."""
+
+    fields: list[str | FieldForm]
+
+
+class RelationForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a relation means, and the threshold of its head and its tail."""
+
+    description: str | None = None
+    threshold: Share | None = None
+
+
+# By name. A text is the description of a relation.
+Structures: TypeAlias = Mapping[str, StructureForm | list[str | FieldForm]]
+Relations: TypeAlias = Seq[str] | Mapping[str, str | RelationForm]
+
+
+class AskedField(NamedTuple):
+    """``choices``: each with the place of its word in front of the text; empty: spans are wanted."""
+
+    name: str
+    threshold: float
+    is_single: bool = False
+    choices: tuple[tuple[str, int], ...] = ()
+
+
+class AskedPart(NamedTuple):
+    """A structure, or with ``is_relation`` a relation, whose fields are its head and its tail."""
+
+    name: str
+    fields: tuple[AskedField, ...]
+    part: SchemaPart
+    is_relation: bool = False
+
+
+class AskedSchema(NamedTuple):
+    """What a request asks of a schema, in the order of its parts: structures, labels, relations. ``words``: choices,
+    in front of the text's words."""
+
+    structures: tuple[AskedPart, ...] = ()
+    relations: tuple[AskedPart, ...] = ()
+    words: tuple[str, ...] = ()
+
+    @property
+    def num_chars(self) -> int:
+        """Characters that are read with each text."""
+        return sum(map(len, self.words)) + sum([one.part.num_chars for one in (*self.structures, *self.relations)])
+
+    def parts(self, labels: CheckedLabels | None, layout: Extraction, instances: Seq[int]) -> tuple[SchemaPart, ...]:
+        """As the model reads them. ``instances``: of each structure, then of each relation."""
+        count = len(self.structures)
+        first, last = (
+            [one.part._replace(instances=most) for one, most in zip(side, numbers, strict=True)]
+            for side, numbers in ((self.structures, instances[:count]), (self.relations, instances[count:]))
+        )
+        own = [part] if labels and (part := labels.described(layout)) else []
+        return (*first, *own, *last)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The number of fields of each structure, then of each relation."""
+        return [len(one.fields) for one in (*self.structures, *self.relations)]
+
+
+def checked_request(
+    labels: Labels | None,
+    structures: Structures | None,
+    relations: Relations | None,
+    threshold: float | Mapping[str, float],
+    service: ModelService,
+) -> tuple[CheckedLabels | None, AskedSchema]:
+    """What a request asks to find. ``threshold``: of all, or of labels by their names. Raises InvalidRequestError,
+    TaskNotSupportedError."""
+    layout = extraction_of(service)
+    for name, given in (("structures", structures), ("relations", relations)):
+        if given is None:
+            continue
+        if not layout.schema:
+            raise InvalidRequestError(
+                f"{service.name} finds spans for labels alone, GLiNER2 {name} too: leave {name} out.", name
+            )
+        if not given:
+            raise InvalidRequestError(f"{name} is empty: name what to find, or leave it out.", name)
+    if labels is None and structures is None and relations is None:
+        raise InvalidRequestError("labels is missing: name what to find.", "labels")
+    if labels is None and isinstance(threshold, Mapping) and threshold:
+        raise InvalidRequestError(f"threshold has {next(iter(threshold))!r}, which is none of the labels.", "threshold")
+    least = THRESHOLD if isinstance(threshold, Mapping) else threshold
+    if not 0 <= least <= 1:
+        raise InvalidRequestError("threshold must be from 0 to 1.", "threshold")
+    checked = None if labels is None else checked_labels(labels, threshold, service)
+    return checked, _schema(structures or {}, relations or (), least)
+
+
+def _schema(structures: Structures, relations: Relations, threshold: float) -> AskedSchema:
+    named = {name: _fields(name, form) for name, form in structures.items()}
+    words = tuple(_choice_words(named))
+    found = AskedSchema(
+        tuple(_structure(name, fields, words, threshold) for name, fields in named.items()),
+        tuple(_relations(relations, threshold)),
+        words,
+    )
+    if (count := sum(found.sizes)) > MOST_COLUMNS:
+        raise InvalidRequestError(
+            f"There are {count} fields, heads and tails, and a text is scored for {MOST_COLUMNS} at once: send fewer.",
+            "structures" if structures else "relations",
+        )
+    return found
+
+
+def first_instances(schema: AskedSchema) -> list[int]:
+    """Instances of each structure and relation that texts are read with at first."""
+    most = MOST_COLUMNS // max(1, sum(schema.sizes))
+    return [max(1, min(FIRST_INSTANCES, most))] * len(schema.sizes)
+
+
+def _fields(name: str, form: StructureForm | list[str | FieldForm]) -> list[FieldForm]:
+    """The fields of structure ``name``, checked."""
+    where = f"structures {name!r}"
+    if not name.strip():
+        raise InvalidRequestError("structures has an empty name: write one.", "structures")
+    given = form.fields if isinstance(form, StructureForm) else form
+    fields = [FieldForm(one) if isinstance(one, str) else one for one in given]
+    if not fields:
+        raise InvalidRequestError(f"{where} has no fields: name what to find.", "structures")
+    seen: set[str] = set()
+    for one in fields:
+        if not one.name.strip():
+            raise InvalidRequestError(f"A field of {where} has an empty name: write one.", "structures")
+        if "::" in one.name:
+            raise InvalidRequestError(
+                f"The field {one.name!r} of {where} has '::', gliner2's short form: send an object with name, dtype, "
+                "choices and description.",
+                "structures",
+            )
+        if one.name in seen:
+            raise InvalidRequestError(f"{where} has the field {one.name!r} twice: leave one out.", "structures")
+        seen.add(one.name)
+        if one.description is not None and not one.description.strip():
+            raise InvalidRequestError(
+                f"The description of {one.name!r} in {where} is empty: leave it out.", "structures"
+            )
+        for choice in one.choices if one.choices is not None else ("any",):
+            if not choice.strip():
+                raise InvalidRequestError(f"A choice of {one.name!r} in {where} is empty: write it.", "structures")
+        if one.choices is not None and not one.choices:
+            raise InvalidRequestError(f"choices of {one.name!r} in {where} is empty: leave it out.", "structures")
+    return fields
+
+
+def _choice_words(structures: Mapping[str, list[FieldForm]]) -> Iterator[str]:
+    """What is read in front of the text: ``( name: field ( choice | choice ) , field ( choice ) )``."""
+    for name, fields in structures.items():
+        inner: list[str] = []
+        for one in fields:
+            if one.choices:
+                between = [word for choice in one.choices for word in ("|", choice)][1:]
+                inner += [*([","] if inner else []), one.name, "(", *between, ")"]
+        if inner:
+            yield from ["(", f"{name}:", *inner, ")"]
+
+
+def _structure(name: str, fields: list[FieldForm], words: Seq[str], threshold: float) -> AskedPart:
+    # The library takes the first word that is a choice, whatever field or name it stands for.
+    places: dict[str, int] = {}
+    for place, word in enumerate(words):
+        places.setdefault(word.lower(), place)
+    asked = tuple(
+        AskedField(
+            one.name,
+            threshold if one.threshold is None else one.threshold,
+            one.dtype == "str",
+            tuple((choice, places[choice.lower()]) for choice in dict.fromkeys(one.choices or ())),
+        )
+        for one in fields
+    )
+    part = SchemaPart(
+        f"structures {name!r}",
+        name,
+        tuple(one.name for one in fields),
+        tuple((one.name, one.description) for one in fields if one.description is not None),
+        marker="field",
+    )
+    return AskedPart(name, asked, part)
+
+
+def _relations(given: Relations, threshold: float) -> Iterator[AskedPart]:
+    forms = given if isinstance(given, Mapping) else dict.fromkeys(given, RelationForm())
+    if len(forms) < len(given):
+        twice = Counter(given).most_common(1)[0][0]
+        raise InvalidRequestError(f"relations has {twice!r} twice: leave one out.", "relations")
+    for name, form in forms.items():
+        found = RelationForm(form) if isinstance(form, str) else form
+        if not name.strip():
+            raise InvalidRequestError("relations has an empty name: write one.", "relations")
+        if found.description is not None and not found.description.strip():
+            raise InvalidRequestError(f"The description of {name!r} in relations is empty: leave it out.", "relations")
+        least = threshold if found.threshold is None else found.threshold
+        fields = tuple(AskedField(end, least, is_single=True) for end in _ENDS)
+        about = found.description or ""
+        part = SchemaPart(f"relations {name!r}", name, _ENDS, marker="relation", about=about)
+        yield AskedPart(name, fields, part, is_relation=True)
