@@ -1,13 +1,16 @@
-"""A GLiNER-large shape beside its own library, in one process on the same cores: texts a second, 32 a call and alone.
+"""A GLiNER-large or GLiNER2 shape beside its own library, in one process on the same cores: texts a second, 32 a call
+and alone.
 
-    python -m benchmarks.extract [--layers 24] [--width 1024] [--repetitions 3] [--kept FOLDER]
+    python -m benchmarks.extract [--layers 24] [--width 1024] [--repetitions 3] [--kept FOLDER] [--library gliner2]
 
 ``--kept``: a folder in which the checkpoint and the artifact stay for further runs (``--repetitions 0``: only these).
 
-Needs the package ``gliner``. Weights are random, in the shape of microsoft/deberta-v3-large with gliner_large-v2.1's
-head, but for the vocabulary, which is small. Words have 1.25 tokens, and texts a log-normal number of them with a mean
-of 40; there are six labels. Both sides find nothing: the threshold is above all scores, as it is above most scores of
-a trained model. The library computes in FP32, as it loads a model, and in BF16 after ``model.bfloat16()``.
+Needs the package ``gliner``, or ``gliner2``; this one is asked for the labels and a structure of three fields, of which
+the model counts two instances. Weights are random, in the shape of microsoft/deberta-v3-large with gliner_large-v2.1's
+head, or GLiNER2's, but for the vocabulary, which is small. Words have 1.25 tokens, and texts a log-normal number of
+them with a mean of 40; there are six labels. Both sides find nothing: the threshold is above all scores, as it is above
+most scores of a trained model. The library computes in FP32, as it loads a model, and in BF16 after
+``model.bfloat16()``.
 """
 
 from __future__ import annotations
@@ -31,20 +34,25 @@ from benchmarks.harness.models import built
 from benchmarks.harness.record import write
 from benchmarks.harness.rounds import alternate, ratio, seconds
 from benchmarks.harness.servers import ROOT, revision
+from tests.support.gliner2_models import save_gliner2
 from tests.support.gliner_models import save_gliner
 
 LABELS = ["person", "organization", "place", "date", "product", "event"]
+_STRUCTURES = {"meeting": ["host", "place", "date"]}
+_CLASSES = {"gliner": "GLiNER", "gliner2": "GLiNER2"}
 _WORDS = ["the", "cat", "the", "cat", "the", "cat", "a", "b"]  # the last two have two tokens
 _THRESHOLD = 0.9
 _BULK, _ALONE = 32, 6  # texts of a measurement: in one call, in calls of one
 
 
 def main() -> None:
-    options = parsed(__doc__, layers=24, width=1024, repetitions=3, kept="")
-    library = import_module("gliner").GLiNER
+    options = parsed(__doc__, layers=24, width=1024, repetitions=3, kept="", library=("gliner", "gliner2"))
+    name = options.library
+    library = getattr(import_module(name), _CLASSES[name])
+    ask_ours, ask_theirs = (_ours, _theirs) if name == "gliner" else (_our_schema, _their_schema)
 
     with tempfile.TemporaryDirectory() as scratch:
-        folder, artifact = _made(Path(options.kept or scratch), _shape(options.layers, options.width))
+        folder, artifact = _made(Path(options.kept or scratch), name, options.layers, options.width)
         if not options.repetitions:
             return
         theirs = {
@@ -55,33 +63,31 @@ def main() -> None:
             texts = _Texts()
             sides: dict[str, Callable[[], float]] = {}
             for size in (_BULK, 1):
-                sides[_name("bei", size)] = partial(texts.rate, size, partial(_ours, ours))
+                sides[_name("bei", size)] = partial(texts.rate, size, partial(ask_ours, ours))
                 for precision, model in theirs.items():
-                    sides[_name(f"gliner, {precision}", size)] = partial(texts.rate, size, partial(_theirs, model))
+                    sides[_name(f"{name}, {precision}", size)] = partial(texts.rate, size, partial(ask_theirs, model))
             rates = alternate(sides, options.repetitions, texts.draw)
             precision = artifact.manifest.precision
     found = {
         f"calls of {size}": {
-            f"beside gliner in {other}": ratio(rates, _name("bei", size), _name(f"gliner, {other}", size))
+            f"beside {name} in {other}": ratio(rates, _name("bei", size), _name(f"{name}, {other}", size))
             for other in theirs
         }
         for size in (_BULK, 1)
     }
     made = {"layers": options.layers, "width": options.width, "bei computes in": precision}
-    versions = {"gliner": version("gliner"), "torch threads": torch.get_num_threads()}
-    write("extract", {"ratios": found, "texts/s": rates, "shape": made, **versions, "commit": revision(ROOT)})
+    versions = {name: version(name), "torch threads": torch.get_num_threads()}
+    write(
+        "extract" if name == "gliner" else f"extract_{name}",
+        {"ratios": found, "texts/s": rates, "shape": made, **versions, "commit": revision(ROOT)},
+    )
 
 
-def _made(root: Path, shape: dict[str, Any]) -> tuple[Path, Artifact]:
-    """The checkpoint, and the artifact, of ``shape``."""
+def _made(root: Path, library: str, layers: int, width: int) -> tuple[Path, Artifact]:
+    """The checkpoint, and the artifact, of a shape."""
     folder, made = root / "checkpoint", root / "checkpoint-auto"
     if made.is_dir():
         return folder, load(made)
-    save_gliner(folder, **shape)
-    return folder, built(folder, root, verify=False, reference="auto", allow_below_threshold=False)
-
-
-def _shape(layers: int, width: int) -> dict[str, Any]:
     encoder = {
         "hidden_size": width,
         "num_hidden_layers": layers,
@@ -89,7 +95,12 @@ def _shape(layers: int, width: int) -> dict[str, Any]:
         "intermediate_size": 4 * width,
         "position_buckets": 256,
     }
-    return {"width": 512, "spread": 0.02, "encoder": encoder, "max_width": 12, "max_len": 384}
+    if library == "gliner":
+        save_gliner(folder, width=512, spread=0.02, encoder=encoder, max_width=12, max_len=384)
+    else:
+        counting = "count_lstm_v2"  # of the published models
+        save_gliner2(folder, spread=0.02, counted=2, encoder=encoder, max_width=8, max_len=384, counting_layer=counting)
+    return folder, built(folder, root, verify=False, reference="auto", allow_below_threshold=False)
 
 
 class _Texts:
@@ -117,6 +128,16 @@ def _ours(model: Model, texts: Sequence[str]) -> None:
 def _theirs(model: Any, texts: Sequence[str]) -> None:
     with torch.inference_mode():
         model.inference(list(texts), LABELS, threshold=_THRESHOLD, batch_size=_BULK)
+
+
+def _our_schema(model: Model, texts: Sequence[str]) -> None:
+    model.extract_schema(texts, labels=LABELS, structures=_STRUCTURES, threshold=_THRESHOLD, multi_label=True)
+
+
+def _their_schema(model: Any, texts: Sequence[str]) -> None:
+    fields = {name: {"fields": [{"name": one} for one in given]} for name, given in _STRUCTURES.items()}
+    schema = import_module("gliner2").Schema.from_dict({"entities": LABELS, "structures": fields})
+    model.batch_extract(list(texts), schema, _BULK, _THRESHOLD, include_confidence=True, include_spans=True)
 
 
 def _name(side: str, size: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,22 @@ def gliner2_tokenizer(kind: str = "deberta-v2") -> Tokenizer:
 
 
 def save_gliner2(
-    folder: Path, kind: str = "deberta-v2", *, spread: float = 0.2, none: float = 0.0, **settings: Any
+    folder: Path,
+    kind: str = "deberta-v2",
+    *,
+    spread: float = 0.2,
+    none: float = 0.0,
+    counted: int | None = None,
+    encoder: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> Path:
     """A random model with an encoder of ``kind``; ``settings`` of config.json. ``spread``: standard deviation of its
-    matrices. ``none``: what is added to its score of a count of 0."""
+    matrices. ``none``: what is added to its score of a count of 0. ``counted``: it counts so many instances of all.
+    ``encoder``: settings of its config."""
     prefix, _, own = ENCODERS[kind]
     tokenizer = gliner2_tokenizer(kind)
-    width = SHAPE["hidden_size"]
-    shape = {**SHAPE, **own, "vocab_size": tokenizer.get_vocab_size()}
+    shape = {**SHAPE, **own, **(encoder or {}), "vocab_size": tokenizer.get_vocab_size()}
+    width = shape["hidden_size"]
     config = getattr(transformers, f"{prefix}Config")(**shape)
     settings = {
         "model_type": "extractor",
@@ -78,6 +87,8 @@ def save_gliner2(
         for name in ("weight", "bias"):
             tensors[f"span_rep.span_rep_layer.out_project.3.{name}"] *= 0.02
         tensors["count_pred.2.bias"][0] += none
+        if counted is not None:
+            tensors["count_pred.2.bias"][counted] += 1000
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: value.detach().contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
     write_json(folder / "config.json", settings)
