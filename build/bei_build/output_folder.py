@@ -1,7 +1,8 @@
 """The folder that a build writes: a scratch folder beside its place, renamed when it is whole.
 
-While it is written, it has a lock file in it: what a killed process has left of a build of the same place is known by
-that nobody holds it, and removed by the next one.
+While it is written, there is a lock file beside it: what a killed process has left of a build of the same place is
+known by that nobody holds it, and removed by the next one. (A file in the folder would be renamed by NFS when it is
+removed while it is open, and listed in the manifest.)
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from bei_build.progress import Progress
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-_LOCK = ".building"
+_LOCK = ".lock"  # the end of its name, behind the folder's
 # The age from which a lock file that nobody holds is left over: a build creates it and then locks it.
 _LEFT_AFTER_S = 60.0
 
@@ -69,8 +70,9 @@ def scratch_folder(out: Path) -> Iterator[Path]:
         out.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(out)
         scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    lock = scratch.with_name(scratch.name + _LOCK)
     try:
-        with acquire(scratch / _LOCK):
+        with acquire(lock):
             yield scratch
     except BaseException as error:  # raised again: whatever ends the build, nothing of it stays
         full = full_disk(error, out.parent)  # before space is freed
@@ -78,6 +80,8 @@ def scratch_folder(out: Path) -> Iterator[Path]:
         if full is not None:
             raise full from error
         raise
+    finally:
+        lock.unlink(missing_ok=True)
 
 
 def seal(
@@ -90,7 +94,6 @@ def seal(
 ) -> Artifact:
     """Complete the artifact in ``scratch``, sign it if there is a ``key``, and put it in place. Raises BuildError."""
     with progress.step("Write artifact") as step:
-        (scratch / _LOCK).unlink()
         artifact = save(scratch, manifest, certificate)
         if fault := manifest_fault(artifact.manifest) or certificate_fault(artifact.manifest, certificate):
             raise BuildError(f"No server would load this artifact: {fault}. Correct the checkpoint's files.")
@@ -129,18 +132,19 @@ def _put_in_place(scratch: Path, out: Path) -> None:
 
 def _remove_leftovers(out: Path) -> None:
     """Remove the scratch folders of builds of ``out`` that were killed."""
-    of_builds = re.compile(rf"\.{re.escape(out.name)}\.[a-z0-9_]{{8}}")  # as tempfile.mkdtemp names them
+    of_builds = re.compile(rf"(\.{re.escape(out.name)}\.[a-z0-9_]{{8}}){re.escape(_LOCK)}")  # mkdtemp's names
     for path in out.parent.iterdir():
-        if not of_builds.fullmatch(path.name):
+        if (found := of_builds.fullmatch(path.name)) is None:
             continue
         try:
-            is_old = time.time() - (path / _LOCK).stat().st_mtime > _LEFT_AFTER_S
-            lock = try_acquire(path / _LOCK, create=False) if is_old else None
-        except OSError:  # no build's folder, another user's, or just removed
+            is_old = time.time() - path.stat().st_mtime > _LEFT_AFTER_S
+            lock = try_acquire(path, create=False) if is_old else None
+        except OSError:  # another user's, or just removed
             continue
         if lock is not None:
             with lock:
-                shutil.rmtree(path, ignore_errors=True)
+                shutil.rmtree(path.with_name(found[1]), ignore_errors=True)
+                path.unlink(missing_ok=True)
 
 
 def _check_replaceable(out: Path) -> None:

@@ -36,8 +36,8 @@ def building(out: Path) -> tuple[subprocess.Popen[str], Path]:
     )
     assert process.stdout is not None
     scratch = Path(process.stdout.readline().strip())
-    (lock,) = [path for path in scratch.iterdir() if path.name != "engine.bin"]
-    os.utime(lock, (time.time() - 120,) * 2)
+    assert [path.name for path in scratch.iterdir()] == ["engine.bin"]
+    os.utime(scratch.with_name(f"{scratch.name}.lock"), (time.time() - 120,) * 2)
     return process, scratch
 
 
@@ -57,6 +57,9 @@ def test_what_a_killed_build_has_left_is_removed_by_the_next_one_and_nothing_els
             assert not of_killed.exists()
             assert (of_running / "engine.bin").is_file()
             assert all((folder / "thesis.txt").is_file() for folder in others)
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+            [of_running.name, f"{of_running.name}.lock", scratch.name, *(folder.name for folder in others)]
+        )
     finally:
         for process in (running, killed):
             process.kill()
