@@ -383,7 +383,7 @@ class _Records(Generic[RecordT]):
 
     def __init__(self, table: str, decoder: msgspec.json.Decoder[RecordT], remedy: str) -> None:
         self.table = table
-        self._decoder = decoder
+        self._decoder: msgspec.json.Decoder[RecordT] = decoder
         self._remedy = remedy
 
     def read(self, record_id: str, record: bytes) -> RecordT:

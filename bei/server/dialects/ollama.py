@@ -20,7 +20,7 @@ from bei.errors import InvalidRequestError, MalformedRequestError, ModelNotFound
 from bei.server.dialects.base import Dialect
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import CREATED, EMBEDDER, HEX, NUM_TOKENS, TEXTS, VECTORS, Example
-from bei.server.endpoint.field_schema import limits
+from bei.server.endpoint.field_schema import Text
 from bei.server.endpoint.get_responses import RequestBody, answers
 from bei.server.endpoint.inference import embedded
 from bei.server.endpoint.models import Models
@@ -60,10 +60,7 @@ class EmbedRequest(Tiered, kw_only=True):
     """``truncate`` null: true. Without inputs the answer has no vectors."""
 
     model: Model | None = None
-    input: Annotated[
-        str | list[str] | None,
-        limits(anyOf=[{"type": ["string", "null"]}, {"type": "array", "items": {"type": "string", "minLength": 1}}]),
-    ] = None
+    input: str | list[Text] | None = None
     truncate: bool | None = None
     dimensions: Dimensions | None = None
     options: Options | None = None

@@ -50,11 +50,11 @@ def page_side() -> ImageSide:
 
 
 def two_towers(
-    folder: Path, metrics: Metrics, texts: FakeEngine, images: FakeEngine, **settings: int
+    folder: Path, metrics: Metrics, texts: FakeEngine, images: FakeEngine, interactive_tokens: int = 1024
 ) -> InferenceService:
-    artifact, config, side = save_artifact(folder / "tiny"), ServeConfig(tokenizer_threads=1, **settings), page_side()
-    gate = DeviceGate()
-    port = tower_port(*(local_port(engine, COSTS, config, gate) for engine in (texts, images)), side)
+    config = ServeConfig(tokenizer_threads=1, interactive_tokens=interactive_tokens)
+    artifact, side, gate = save_artifact(folder / "tiny"), page_side(), DeviceGate()
+    port = tower_port(local_port(texts, COSTS, config, gate), local_port(images, COSTS, config, gate), side)
     return InferenceService(artifact, encoder_of(artifact, config), config, metrics, port, COSTS, second=side)
 
 

@@ -243,7 +243,7 @@ def test_the_answers_of_a_batch_do_not_depend_on_the_records_of_their_files(serv
         begin(batch)
         execute(tmp_path / "batches", "UPDATE files SET record = 'x' WHERE id = ?", batch.output_id)
 
-    store.begin_answers = begin_and_damage  # type: ignore[method-assign]
+    store.begin_answers = begin_and_damage
     batch = clients.ended(clients.create(lines(3)).json()["id"])
     assert len(clients.content(batch["output_file_id"])) == 2
     assert (

@@ -69,3 +69,16 @@ def test_a_body_that_is_too_large_is_a_413(app: App) -> None:
 )
 def test_numbers_of_parameters_are_written_shortly(count: int, text: str) -> None:
     assert _shortened(count) == text
+
+
+def test_the_page_allows_no_empty_text_in_a_list_as_the_route_does(app: App) -> None:
+    """The page's limit was lost beside the type: a list or a text or null."""
+    page = app.get("/openapi.json").json()
+    schemas = [one for one in page["components"]["schemas"].values() if "keep_alive" in one.get("properties", {})]
+    (of_list,) = [
+        kind for one in schemas for kind in one["properties"].get("input", {}).get("anyOf", []) if "items" in kind
+    ]
+    assert of_list["items"]["minLength"] == 1
+    assert post(app, "/api/embed", model="tiny", input=[""]).status_code == 400
+    for nothing in ([], "", None):
+        assert answer(app, "/api/embed", model="tiny", input=nothing)["embeddings"] == []
