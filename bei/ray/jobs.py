@@ -15,6 +15,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ from bei.bulk.watchdog import Watchdog
 from bei.config.settings import ServeConfig
 from bei.errors import ArtifactError, BeiError, ConfigError, JobError
 from bei.utils import libraries
-from bei.utils.file_lock import acquire
+from bei.utils.file_lock import acquire, try_acquire
 from bei.utils.untrusted_files import home_expanded
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ _MOST_DEATHS = 3
 _SHARDS_AT_ONCE = 2
 _CHUNK_BYTES = 1 << 26
 _TOLD_EVERY_S = 30.0
+_UNUSED_S = 30 * 86_400.0
 # For so long a client of NFS may remember that a file was not there.
 _SEEN_WITHIN_S = 90.0
 
@@ -71,9 +73,11 @@ class ShippedArtifact(NamedTuple):
             return Path(self.path)
         folder = home_expanded(str(cache_dir)) / "ray" / self.digest
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with acquire(folder.with_name(f"{folder.name}.lock")):
+        with acquire(_lock_of(folder)):
             if not _is_it(folder, self.digest):
                 self._write(folder)
+            os.utime(folder)
+        _remove_unused(folder.parent)
         return folder
 
     def _write(self, folder: Path) -> None:
@@ -88,6 +92,22 @@ class ShippedArtifact(NamedTuple):
                     for part in parts:
                         stream.write(ray.get(part))
             Path(scratch, "artifact").rename(folder)
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.lock")
+
+
+def _remove_unused(copies: Path) -> None:
+    """Remove copies that no job has begun with for a month. Engines that run need their files no more."""
+    for folder in copies.iterdir():
+        with suppress(OSError):  # another worker removes it
+            if folder.is_dir() and time.time() - folder.stat().st_mtime > _UNUSED_S:
+                lock = try_acquire(_lock_of(folder))
+                if lock is not None:
+                    with lock:
+                        shutil.rmtree(folder)
+                        lock.path.unlink()
 
 
 class ShardWorker:

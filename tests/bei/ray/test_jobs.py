@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -12,12 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bei.artifact.store import load
 from bei.bulk.parts import ShardRecord
 from bei.bulk.run import JobOptions, opened_source
 from bei.config.settings import ServeConfig
 from bei.errors import JobError
 from bei.ray import jobs
-from bei.ray.jobs import Cluster, _placement, run_on_ray
+from bei.ray.jobs import Cluster, ShippedArtifact, _placement, run_on_ray
 from tests.support.artifacts import save_artifact
 
 
@@ -28,6 +32,25 @@ def test_every_worker_fits_on_a_node_and_has_as_many_cpus_as_can_be(cpus: list[i
     room = sum(count // placement.num_cpus for count in cpus)
     assert room >= min(workers, sum(cpus))
     assert sum(count // (placement.num_cpus + 1) for count in cpus) < workers
+
+
+def test_copies_of_artifacts_on_a_node_are_removed_when_no_job_has_begun_with_them_for_a_month(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda part: part))
+    built = save_artifact(tmp_path / "tiny")
+    files = {str(one.relative_to(built.path)): [one.read_bytes()] for one in built.path.rglob("*") if one.is_file()}
+    copies = tmp_path / "cache" / "ray"
+    for name, age_s in {"old": 31 * 86_400, "new": 29 * 86_400}.items():
+        (copies / name).mkdir(parents=True)
+        os.utime(copies / name, (time.time() - age_s,) * 2)
+    shipped = ShippedArtifact("/nowhere", built.manifest.digest, files)
+    for _ in range(2):
+        folder = shipped.on_this_node(tmp_path / "cache")
+        assert load(folder).manifest == built.manifest
+        os.utime(folder, (0, 0))  # used again, it stays
+    os.utime(folder)
+    assert {one.name for one in copies.iterdir() if one.is_dir()} == {"new", built.manifest.digest}
 
 
 class _OtherDisks:
