@@ -86,7 +86,7 @@ def _image_figures(manifest: Manifest, certificate: Certificate) -> Iterator[str
                 yield f"{field} of images is {value}, which is no cosine"
         if not found.output.worst_texts:
             yield "the output of images has no worst_texts"
-    output = "token_embedding" if tower is not None and tower.sequence else "embedding"
+    output = "token_embedding" if manifest.reads_images_by_token else "embedding"
     if len(found.canary_row) != manifest.dimension(output):
         yield f"the canary of images has {len(found.canary_row)} components"
     if not manifest.reads_texts and (

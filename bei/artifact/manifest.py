@@ -397,6 +397,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return ["text", "image"] if self.reads_texts else ["image"]
 
     @property
+    def reads_images_by_token(self) -> bool:
+        """True if an image has a vector for each token of a decoder's sequence, and none of its own."""
+        tower = self.image_tower
+        return bool(tower and tower.sequence) and "embed_tokens" in self.tasks
+
+    @property
     def second_tower(self) -> ImageTower | LabelTower | None:
         """The tower beside that of texts, which has an engine of its own; None: the model has one engine."""
         return (self.image_tower if self.reads_texts else None) or self.label_tower

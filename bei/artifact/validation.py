@@ -381,8 +381,8 @@ def _images(manifest: Manifest) -> Iterator[str]:
 
 
 def _sequence(manifest: Manifest, tower: ImageTower, sequence: ImageSequence) -> Iterator[str]:
-    if manifest.tasks != ["embed_tokens"] or not manifest.reads_texts:
-        yield "images.sequence is set, and the model does not embed tokens alone"
+    if manifest.tasks not in (["embed_tokens"], ["embed"]) or not manifest.reads_texts:
+        yield "images.sequence is set, and the model does not embed texts or their tokens alone"
     ids = (*sequence.before, sequence.token_id, *sequence.after)
     if not all(0 <= index < manifest.spec.vocab_size for index in ids):
         yield "images.sequence has a token that the model has no row for"

@@ -64,6 +64,6 @@ def _read(manifest: Manifest, task: str, *, chunks: bool) -> frozenset[Kind]:
     if chunks:
         return frozenset(("text",))
     tower = manifest.image_tower
-    if tower is None or task != ("tokens" if tower.sequence else "embed"):
+    if tower is None or task != ("tokens" if manifest.reads_images_by_token else "embed"):
         return frozenset(_READ_BY[task])
     return frozenset((*(_READ_BY[task] if manifest.reads_texts else ()), "image"))

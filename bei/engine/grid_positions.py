@@ -50,7 +50,7 @@ def _of_tokens(batch: PackedBatch, position_ids: Int32Array) -> Int32Array:
         start = position_ids[first]
         found[:, behind:end] -= rows * columns - max(rows, columns)
         found[0, first:behind] = start
-        found[1:, first:behind] = start + _grid(rows, columns, 1)
+        found[1:, first:behind] = start + places_in_blocks(rows, columns, 1)
     return found
 
 
@@ -59,12 +59,13 @@ def _of_patches(side: int, batch: PackedBatch, size: int) -> Int32Array:
     found = np.zeros((3, size), np.int32)
     if batch.grids is not None:
         for start, (rows, columns) in zip(batch.cu_seqlens[:-1].tolist(), batch.grids.tolist(), strict=True):
-            found[1:, start : start + rows * columns] = _grid(rows, columns, side)
+            found[1:, start : start + rows * columns] = places_in_blocks(rows, columns, side)
     return found
 
 
-def _grid(rows: int, columns: int, side: int) -> Int32Array:
-    """The row and the column of each of ``rows`` times ``columns`` places, [2, n], block by block."""
+def places_in_blocks(rows: int, columns: int, side: int) -> Int32Array:
+    """The row and the column of each of ``rows`` times ``columns`` places, [2, n], block by block of ``side`` by
+    ``side``."""
     places = np.indices((rows, columns), np.int32)
     blocks = places.reshape(2, rows // side, side, columns // side, side).transpose(0, 1, 3, 2, 4)
     ordered: Int32Array = np.ascontiguousarray(blocks).reshape(2, -1)

@@ -153,7 +153,7 @@ def graph_inputs(
     - ``image_features_N`` float32 [R', N], ``feature_slots`` [T']: rows of the image tower behind one of zeros, and per
       token the row that stands for it; 0: its id does. Without images the row of zeros is the only one.
     - ``time_ids``, ``row_ids``, ``column_ids``, and these with ``_of_blocks_N`` [T']: ``bei.engine.grid_positions``.
-    - ``position_shares_N`` float32 [T', N * N]: ``bei.engine.image_positions``.
+    - ``position_shares_N``, ``position_shares_N_aligned_M`` float32 [T', N * N]: ``bei.engine.image_positions``.
     - ``token_seq_lens`` [T']: per token, how many tokens its sequence has.
     - ``sequence_ids`` [T']: per token, the number of its sequence.
     - ``key_lens`` [B']: how many leading tokens of each sequence are keys; all, unless the batch says otherwise.
@@ -289,8 +289,8 @@ def graph_inputs(
         elif name.startswith(_LABEL_VECTORS):
             labels = words.given_labels(batch, int(name.removeprefix(_LABEL_VECTORS)), num_rows, _fine_bucket)
             tensors[name], tensors["label_slots"] = labels
-        elif (side := image_positions.side_in(name)) is not None:
-            tensors[name] = image_positions.shares_of(side, batch, sizes.tokens)
+        elif (shares := image_positions.shares_in(name)) is not None:
+            tensors[name] = image_positions.shares_of(shares, batch, sizes.tokens)
         elif name not in tensors:
             tensors[name] = _positions_but(_token_id(name), batch, position_ids)
     return {name: tensors[name] for name in names}

@@ -323,7 +323,7 @@ def image_error(service: ModelService, name: TaskName, adapter: int, param: str)
     tower = service.manifest.image_tower
     if tower is None:
         return no_images(service.name, param)
-    of_images = "embed_tokens" if tower.sequence else "embed"
+    of_images = "embed_tokens" if service.manifest.reads_images_by_token else "embed"
     if name != of_images:
         kind = "dense vectors only, one each" if of_images == "embed" else "a vector a token only"
         return InvalidImageError(f"Images have {kind}: send texts.", param)

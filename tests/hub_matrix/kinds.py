@@ -16,8 +16,8 @@ from bei.core import Encoding, Float32Array
 from tests.bei_build.families import jina, lfm2, nomic
 from tests.bei_build.families import nomic_vision as vision_of_nomic
 from tests.hub_matrix import shapes, stored, stored_modules, tokenizers
-from tests.hub_matrix.structures import ImagesOf, Late, Settings, Structure, Template
-from tests.support import colpali, colqwen2
+from tests.hub_matrix.structures import ImagesOf, Late, Settings, Structure, Task, Template
+from tests.support import colpali, colqwen2, qwen3_vl
 from tests.support.checkpoints import Normalize, bpe_tokenizer, read_tensors, unigram_tokenizer, wordpiece_tokenizer
 from tests.support.listwise import OwnCode, save_listwise
 from tests.support.two_towers import library_vectors, save_naflex, save_siglip, save_tower, tower_vectors
@@ -141,13 +141,22 @@ def decoder_of_images(
     hf_class: str,
     save: Callable[[Path], Path],
     rows: Callable[[Path, list[bytes], list[str]], Sequence[Float32Array]],
+    task: Task = "embed_tokens",
 ) -> Structure:
-    """A decoder that reads images, with a vector for each token. ``rows``: the library's, of images and of texts."""
+    """A decoder that reads images, with a vector for each token, or one. ``rows``: the library's, of images and of
+    texts."""
 
     def vectors(folder: Path, files: list[bytes]) -> Sequence[Float32Array]:
         return rows(folder, files, [])
 
-    return replace(_of_images(hf_class, save, vectors), task="embed_tokens")
+    return replace(_of_images(hf_class, save, vectors), task=task)
+
+
+def _qwen3_vl_of_scores(folder: Path) -> Path:
+    """Qwen3-VL whose modules of sentence-transformers give scores of pairs."""
+    qwen3_vl.save_qwen3_vl(folder)
+    stored_modules.logit_score(folder)
+    return folder
 
 
 def _of_images(hf_class: str, save: Callable[[Path], Path], vectors: ImagesOf) -> Structure:
@@ -261,6 +270,16 @@ KINDS: dict[str, Callable[..., Structure]] = {
     "nomic_vision": nomic_vision,
     "colpali": partial(decoder_of_images, "ColPaliForRetrieval", colpali.save_colpali, colpali.library_rows),
     "colqwen2": partial(decoder_of_images, "ColQwen2ForRetrieval", colqwen2.save_colqwen2, colqwen2.library_rows),
+    "qwen3_vl": partial(
+        decoder_of_images,
+        "Qwen3VLForConditionalGeneration",
+        qwen3_vl.save_qwen3_vl,
+        qwen3_vl.library_rows,
+        "embed",
+    ),
+    "qwen3_vl_scores": partial(
+        decoder_of_images, "Qwen3VLForConditionalGeneration", _qwen3_vl_of_scores, qwen3_vl.library_rows, "rerank"
+    ),
     "lfm2_5": partial(embedder, **_LFM2_5, pooling="cls", tokenizer=tokenizers.plain),
     "lfm2_5_late_interaction": partial(late_interaction, **_LFM2_5),
     "reranker": partial(Structure, "rerank", labels=1, function="sigmoid"),

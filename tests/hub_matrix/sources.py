@@ -461,6 +461,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "vidore/colqwen2-v1.0-hf": (_config("colqwen2"),),
     "Alibaba-NLP/gme-Qwen2-VL-2B-Instruct": (_VLLM_MODELS,),
     "Qwen/Qwen3-VL-Embedding-2B": (_VLLM_MODELS,),
+    "Qwen/Qwen3-VL-Reranker-2B": (_VLLM_MODELS,),
     "google/gemma-3-4b-it": (_VLLM_MODELS, _config("gemma3")),
 }
 

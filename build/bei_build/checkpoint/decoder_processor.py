@@ -1,5 +1,5 @@
-"""What the processor of a decoder that reads images writes around images and queries (processor_config.json):
-transformers' ColPaliProcessor and ColQwen2Processor."""
+"""What is written around images and texts for a decoder that reads both: by transformers' ColPaliProcessor and
+ColQwen2Processor (processor_config.json), or by a chat template (Qwen3-VL-Embedding)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,28 @@ from bei.artifact.image_sequence import ImageSequence
 from bei.artifact.manifest import Tokenization
 from bei.artifact.sides import SIDES, Side
 from bei.errors import CheckpointError, ConfigError
+from bei.tokenizer.prompts import SLOT
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.colbert import SideSettings
-from bei_build.checkpoint.sentence_transformers import SentenceTransformersFiles
-from bei_build.families import colpali, colqwen2
+from bei_build.checkpoint.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers
+from bei_build.families import colpali, colqwen2, qwen3_vl
 from bei_build.families.base import Family
 from bei_build.files.json_settings import read_object
 from bei_build.spec.parts import PatchesSpec
-from bei_build.tokenizer.library_tokenizer import token_of
+from bei_build.tokenizer.chat_template import ChatSettings, Frame, derive_frame
+from bei_build.tokenizer.library_tokenizer import stored_tokenizer, token_of
 
 _NUM_BEHIND_QUERIES = 10
 # Settings that such files may have beside the prompts: the class, the image processor, which ``image_processor`` reads,
 # and what must not be set.
 _READ = ("processor_class", "image_processor", "image_seq_length", "auto_map")
+# Of Qwen3-VL-Embedding's own code (scripts/qwen3_vl_embedding.py): the system's turn, where no other is asked for, and
+# the turn of the assistant, whose beginning is the end of every text.
+_INSTRUCTION = "Represent the user's input."
+_OF_SCRIPT = ChatSettings("structured", {"add_generation_prompt": True})
+_IMAGE_PAD = "<|image_pad|>"
+# The prompt of a request that names none.
+_DEFAULT = "default"
 
 
 @dataclass(frozen=True)
@@ -74,8 +83,10 @@ _PROCESSORS: Mapping[str, _Processor] = {
 
 
 def with_prompts(files: SentenceTransformersFiles, family: Family) -> SentenceTransformersFiles:
-    """``files`` with the prefix of queries, which all texts get, on whatever side a request puts them. Raises
+    """``files`` with what is written before all texts, on whatever side a request puts them, as prompts. Raises
     CheckpointError."""
+    if family.model_type == qwen3_vl.MODEL_TYPE and not files.score_ids:
+        return _with_frames(files)
     processor = _PROCESSORS.get(family.model_type)
     if processor is None:
         return files
@@ -83,6 +94,24 @@ def with_prompts(files: SentenceTransformersFiles, family: Family) -> SentenceTr
     prompts: dict[str, str] = dict.fromkeys(SIDES, prefix)
     sides: dict[Side, SideSettings] = dict.fromkeys(SIDES, SideSettings())
     return replace(files, prompts={**prompts, **files.prompts}, default_prompt_name="query", sides=sides)
+
+
+def _with_frames(files: SentenceTransformersFiles) -> SentenceTransformersFiles:
+    """``files`` with prompts as the turns around a text, of which theirs are the system's."""
+    # The library's files leave the system's turn to the template; without them the model's own code is followed.
+    usual = None if files.chat else _INSTRUCTION
+    asked: dict[str, str | None] = {**dict.fromkeys((_DEFAULT, *SIDES), usual), **files.prompts}
+    prompts = {}
+    for name, instruction in asked.items():
+        frame = _frame(files, instruction)
+        if SLOT in frame.before + frame.behind:
+            raise CheckpointError(f"The chat template writes {SLOT}, which bei reads as the place of the text.")
+        prompts[name] = f"{frame.before}{SLOT}{frame.behind}"
+    return replace(files, prompts=prompts, default_prompt_name=files.default_prompt_name or _DEFAULT)
+
+
+def _frame(files: SentenceTransformersFiles, instruction: str | None) -> Frame:
+    return derive_frame(files.transformer_folder, files.chat or _OF_SCRIPT, instruction, _IMAGE_PAD)
 
 
 def around_texts(folder: Path, family: Family) -> tuple[str, str] | None:
@@ -93,43 +122,62 @@ def around_texts(folder: Path, family: Family) -> tuple[str, str] | None:
     return _bos(folder, processor), (token_of(folder, "pad") or processor.pad) * _NUM_BEHIND_QUERIES + "\n"
 
 
+def _behind_all(folder: Path) -> str:
+    """The tokens that the tokenizer itself puts behind every text, in which a sequence ends."""
+    stored = stored_tokenizer(folder)
+    if stored is None:
+        raise CheckpointError(f"{folder} has no tokenizer.json, which bei reads for this model. Download it.")
+    encoded = stored.encode("a")
+    places = [index for index, text in enumerate(encoded.sequence_ids) if text is not None]
+    if not places or places[0]:
+        raise CheckpointError(f"The tokenizer in {folder} puts {encoded.tokens[:1]} before texts: not supported.")
+    return "".join(encoded.tokens[places[-1] + 1 :])
+
+
 def with_refused_text(tokenization: Tokenization, family: Family) -> Tokenization:
     """``tokenization``, which refuses the place of an image in a text, as the library's processor does."""
     processor = _PROCESSORS.get(family.model_type)
-    return tokenization if processor is None else msgspec.structs.replace(tokenization, refused_text=processor.image)
+    if processor is None and family.model_type != qwen3_vl.MODEL_TYPE:
+        return tokenization
+    return msgspec.structs.replace(tokenization, refused_text=processor.image if processor else _IMAGE_PAD)
 
 
 def image_sequence(checkpoint: Checkpoint, patches: PatchesSpec, num_patches: int) -> ImageSequence:
     """How the decoder of ``checkpoint`` reads an image of ``patches``, so many at most. Raises CheckpointError,
     ConfigError."""
-    processor = _PROCESSORS[checkpoint.family.model_type]
-    folder, whole, tokenizer = checkpoint.folder, checkpoint.config.vlm_config, checkpoint.tokenizer
-    index, named = tokenizer.token_to_id(processor.image), getattr(whole, processor.image_id)
+    spec, tokenizer = checkpoint.spec, checkpoint.tokenizer
+    processor = _PROCESSORS.get(checkpoint.family.model_type)
+    output = "embedding" if processor is None else "token_embedding"
+    if [head.output for head in spec.heads] != [output]:
+        kind = "one vector of an image" if processor is None else "a vector for each token of an image"
+        raise ConfigError(
+            f"{spec.architecture} has {kind}: leave task and pooling out, or build it for texts alone (--no-images)."
+        )
+    if processor is None:
+        image, named = _IMAGE_PAD, checkpoint.config.image_token_id
+        frame = _frame_of_prompt(checkpoint)
+        parts = (frame.before_image, frame.behind_image + _behind_all(checkpoint.folder))
+        if spec.heads[0].pooling != ("last",):
+            raise ConfigError(
+                f"{spec.architecture} has images by its last token's state alone: leave pooling out, or build it for "
+                "texts alone (--no-images)."
+            )
+    else:
+        image, named = processor.image, getattr(checkpoint.config.vlm_config, processor.image_id)
+        parts = _parts_of_prompt(checkpoint.folder, processor)
+    index = tokenizer.token_to_id(image)
     if index is None or index != named:
         raise CheckpointError(
-            f"config.json has vlm_config.{processor.image_id} = {named}, and {processor.image} is {index} in the "
-            "tokenizer: transformers would find no place for an image. Download the checkpoint again."
+            f"config.json has {processor.image_id if processor else 'image_token_id'} = {named}, and {image} is "
+            f"{index} in the tokenizer: transformers would find no place for an image. Download the checkpoint again."
         )
-    if [head.output for head in checkpoint.spec.heads] != ["token_embedding"]:
-        raise ConfigError(
-            f"{checkpoint.spec.architecture} has a vector for each token of an image: leave task and pooling out, or "
-            "build it for texts alone (--no-images)."
-        )
-    prompt = _settings(folder, processor)["visual_prompt_prefix"]
-    if not processor.has_place:
-        prompt = f"{processor.image}{_bos(folder, processor)}{prompt}\n"
-    if prompt.count(processor.image) != 1:
-        raise CheckpointError(
-            f"processor_config.json has a visual_prompt_prefix with {prompt.count(processor.image)} places of an image "
-            f"({processor.image}): bei reads one image at a time."
-        )
-    before, after = (tokenizer.encode(part, add_special_tokens=False).ids for part in prompt.split(processor.image))
+    before, after = (tokenizer.encode(part, add_special_tokens=False).ids for part in parts)
     side = patches.block_side
     found = ImageSequence(
         before=before,
         token_id=index,
         after=after,
-        width=checkpoint.spec.hidden_size,
+        width=spec.hidden_size * (1 + spec.embeddings.image_layers),
         merged_side=side if side > 1 else msgspec.UNSET,
     )
     if (count := found.num_tokens(num_patches)) > checkpoint.max_seq_len:
@@ -138,6 +186,27 @@ def image_sequence(checkpoint: Checkpoint, patches: PatchesSpec, num_patches: in
             "or build without images (--no-images)."
         )
     return found
+
+
+def _frame_of_prompt(checkpoint: Checkpoint) -> Frame:
+    """The frame of images: with the prompt that texts have unless a request says otherwise."""
+    files = read_sentence_transformers(checkpoint.location.folder)
+    default = files.prompts.get(files.default_prompt_name or "")
+    return _frame(files, default or (None if files.chat else _INSTRUCTION))
+
+
+def _parts_of_prompt(folder: Path, processor: _Processor) -> tuple[str, str]:
+    """What stands before and behind an image."""
+    prompt = _settings(folder, processor)["visual_prompt_prefix"]
+    if not processor.has_place:
+        prompt = f"{processor.image}{_bos(folder, processor)}{prompt}\n"
+    before, *behind = prompt.split(processor.image)
+    if len(behind) != 1:
+        raise CheckpointError(
+            f"processor_config.json has a visual_prompt_prefix with {len(behind)} places of an image "
+            f"({processor.image}): bei reads one image at a time."
+        )
+    return before, behind[0]
 
 
 def _settings(folder: Path, processor: _Processor) -> dict[str, Any]:

@@ -93,12 +93,16 @@ def has_image_processor(folder: Path) -> bool:
 
 
 def read_image_processor(
-    folder: Path, patch_size: int | None = None, sequence_length: int | None = None
+    folder: Path,
+    patch_size: int | None = None,
+    sequence_length: int | None = None,
+    usual_blocks: tuple[int, int] | None = None,
 ) -> ImageProcessor | None:
     """The image processor of the checkpoint in ``folder``, whose patches are of ``patch_size``; None where it has none.
-    ``sequence_length``: the tokens of a decoder that stand for an image. Raises CheckpointError."""
+    ``sequence_length``: the tokens of a decoder that stand for an image. ``usual_blocks``: the fewest and the most
+    blocks of patches where there is no ``min_pixels`` or ``max_pixels``; None: by ``size``. Raises CheckpointError."""
     found = _settings(folder)
-    return None if found is None else found.processor(patch_size, sequence_length)
+    return None if found is None else found.processor(patch_size, sequence_length, usual_blocks)
 
 
 def _settings(folder: Path) -> _Settings | None:
@@ -114,7 +118,9 @@ class _Settings:
     path: Path
     given: Mapping[str, Any]
 
-    def processor(self, patch_size: int | None, sequence_length: int | None) -> ImageProcessor:
+    def processor(
+        self, patch_size: int | None, sequence_length: int | None, usual_blocks: tuple[int, int] | None
+    ) -> ImageProcessor:
         """``patch_size`` and ``sequence_length``: of the model, which such settings of the processor must be."""
         named = self.given.get("image_processor_type") or self.given.get("feature_extractor_type") or ""
         kind = next((kind for kind in _DEFAULTS if named in [f"{kind}{ending}" for ending in _CLASS_ENDINGS]), None)
@@ -140,7 +146,7 @@ class _Settings:
             raise self._unsupported("do_convert_rgb", "images are always read as RGB")
         shortest, exact, bounds = None, None, None
         if kind == "Qwen2VL":
-            bounds = self._bounds(values)
+            bounds = self._bounds(values, usual_blocks)
         elif "max_num_patches" in values:
             if not values["do_resize"] or values["size"] is not None:
                 raise self._unsupported("do_resize", "images are resized to max_num_patches patches, and to no size")
@@ -165,7 +171,7 @@ class _Settings:
             raise CheckpointError(f"{self.path}: {fault}. Download the checkpoint again.")
         return found
 
-    def _bounds(self, values: Mapping[str, Any]) -> PixelBounds:
+    def _bounds(self, values: Mapping[str, Any], usual_blocks: tuple[int, int] | None) -> PixelBounds:
         """The pixels of images that keep their proportions."""
         for name, only in (("do_resize", True), ("temporal_patch_size", _FRAMES), ("merge_size", _MERGED)):
             if values[name] != only or isinstance(only, bool) != isinstance(values[name], bool):
@@ -173,9 +179,12 @@ class _Settings:
         size, edges = values["size"], ("shortest_edge", "longest_edge")
         if not isinstance(size, dict) or not set(size) <= {*edges, "min_pixels", "max_pixels"}:
             raise self._unsupported("size", "bei reads a shortest_edge and a longest_edge, both as numbers of pixels")
-        found = []
-        for name, edge in zip(("min_pixels", "max_pixels"), edges, strict=True):
-            count = size.get(edge) if values[name] is None else values[name]
+        found, block = [], (values["patch_size"] * _MERGED) ** 2
+        usual = (
+            (size.get(edge) for edge in edges) if usual_blocks is None else (count * block for count in usual_blocks)
+        )
+        for name, edge, otherwise in zip(("min_pixels", "max_pixels"), edges, usual, strict=True):
+            count = otherwise if values[name] is None else values[name]
             if not _is_side(count):
                 raise self._unsupported(name, f"it, or size.{edge}, must be a number of pixels")
             found.append(count)

@@ -41,18 +41,14 @@ _CANARY = (224, 224)
 class ImageCheckpoint:
     """``checkpoint``: spec, config and family of the tower, whose tokenizer is the text tower's, or an empty one.
     ``output``: of the reference class, the vectors of images. ``sequence``: how the checkpoint's decoder reads an
-    image; None: its vector is the tower's."""
+    image; None: its vector is the tower's. ``head``: the output of the model that images have."""
 
     checkpoint: Checkpoint
     processor: ImageProcessor
     image_size: tuple[int, int]
     output: str
     sequence: ImageSequence | None = None
-
-    @property
-    def head(self) -> Output:
-        """The output of the model that images have."""
-        return "embedding" if self.sequence is None else "token_embedding"
+    head: Output = "embedding"
 
     @property
     def patches(self) -> PatchesSpec:
@@ -111,6 +107,8 @@ def read_image_tower(checkpoint: Checkpoint) -> ImageCheckpoint | None:
     vision = table.vision_family(architecture)
     if vision is None or not has_image_processor(folder):
         return None
+    if checkpoint.files.chat:
+        vision = replace(vision, usual_blocks=None)
     read = _tower(folder, architecture, vision)
     spec, sequence = read.spec, None
     embedding = checkpoint.spec.head("embedding")
@@ -130,7 +128,8 @@ def read_image_tower(checkpoint: Checkpoint) -> ImageCheckpoint | None:
         max_seq_len=read.max_tokens,
         modules={},
     )
-    return ImageCheckpoint(tower, read.processor, read.image_size, vision.output, sequence)
+    head = "embedding" if sequence is None else checkpoint.spec.heads[0].output
+    return ImageCheckpoint(tower, read.processor, read.image_size, vision.output, sequence, head)
 
 
 def read_images_alone(location: Location) -> ImageCheckpoint:
@@ -205,7 +204,7 @@ def _tower(folder: Path, architecture: str, vision: VisionFamily) -> _Tower:
     patches = spec.embeddings.patches
     assert patches is not None, "families of images have them"
     count = spec.embeddings.max_positions if vision.is_read_by_decoder else None
-    processor = read_image_processor(folder, patches.size, count)
+    processor = read_image_processor(folder, patches.size, count, vision.usual_blocks)
     assert processor is not None, "the caller has asked"
     config.return_dict, config.chunk_size_feed_forward = True, 0
     most = processor.most_patches(patches.size)

@@ -37,7 +37,7 @@ from bei_build.spec.parts import (
     NormSpec,
     Pooling,
 )
-from bei_build.tokenizer.chat_template import ChatSettings, chat_settings
+from bei_build.tokenizer.chat_template import ChatSettings, chat_settings, embeds_turns
 
 _POOLING_NAMES: dict[str, Pooling] = {
     "cls": "cls",
@@ -187,10 +187,10 @@ def read_sentence_transformers(folder: Path, route: str | None = None) -> Senten
         raise _unsupported(kinds)
     if form == "per_token":
         _check_unit_length(folder, modules[-1])
-    if transformer.get("chat") and form not in ("classifier", "LogitScore"):
+    if transformer.get("chat") and form not in ("classifier", "LogitScore") and not embeds_turns(modules[0][1]):
         raise CheckpointError(
             "The checkpoint puts texts into a chat template (modality_config with message) before it embeds them; bei "
-            "does that for rerankers only."
+            "does that for rerankers, and for Qwen3-VL, only."
         )
     if found := _transformer_config(modules[0][1]):
         check_output(found, read_object(found), form)

@@ -38,7 +38,7 @@ _PROJECTION = "embedding_proj_layer"
 _WHOLE_TYPE, _TEXT_TYPE, _VISION_TYPE = "qwen2_vl", "qwen2_vl_text", "qwen2_vl_vision"
 _SECTIONS = (16, 24, 24)
 # Of the patches that are merged, a side: what bei.engine.packing fills steps up to, eight tokens, is whole blocks then.
-_SIDE = 2
+SIDE = 2
 _EPS = 1e-6
 # transformers 4 and 5 have another module around the towers.
 _WITHIN = ("", "model.")
@@ -105,10 +105,10 @@ def _token_vectors(config: Any) -> tuple[HeadSpec, ...]:
     return (HeadSpec("token_embedding", token_layers=(layer,)),)
 
 
-def _within(module: str, stored: str | tuple[str, ...]) -> tuple[str, ...]:
-    """Possible names of a tensor of ``module``."""
+def within(arounds: tuple[str, ...], module: str, stored: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Possible names of a tensor of ``module``, which stands in one of ``arounds``."""
     names = (stored,) if isinstance(stored, str) else stored
-    return tuple(f"{around}{module}{name}" for around in _WITHIN for name in names)
+    return tuple(f"{around}{module}{name}" for around in arounds for name in names)
 
 
 FAMILY = Family(
@@ -116,10 +116,14 @@ FAMILY = Family(
     architectures={"ColQwen2ForRetrieval": _token_vectors},
     prefix="vlm.",
     weights={
-        **{name: _within("language_model.", stored) for name, stored in WEIGHTS.items() if name != "lm_head.weight"},
+        **{
+            name: within(_WITHIN, "language_model.", stored)
+            for name, stored in WEIGHTS.items()
+            if name != "lm_head.weight"
+        },
         _PROJECTION: _PROJECTION,
     },
-    unused=(*_within("visual.", ""), "lm_head."),
+    unused=(*within(_WITHIN, "visual.", ""), "lm_head."),
     spec_from_config=_spec_from_config,
     translate=_checked,
     reference_class="ColQwen2ForRetrieval.vlm",
@@ -130,37 +134,43 @@ def _vision_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**_whole(raw)["vision_config"], "architectures": raw["architectures"]}
 
 
+def patch_rotations(config: Any, head_dim: int) -> RopeSpec:
+    """Rotations of patches by their rows and columns. Raises CheckpointError."""
+    parameters = config.rope_parameters or {}
+    if parameters.get("rope_type", "axial") != "axial" or head_dim % 4:
+        raise CheckpointError(
+            f"vision_config has rope_parameters = {parameters!r} and heads of width {head_dim}: bei reads 'axial' "
+            "ones, and a width that 4 divides."
+        )
+    bands = plain_rope(parameters.get("rope_theta", 10_000.0), head_dim // 2).inv_freq
+    axes = (1,) * len(bands) + (2,) * len(bands)
+    return RopeSpec((*bands, *bands), axes=axes, block_side=SIDE)
+
+
 def _vision_spec(config: Any, architecture: str) -> ModelSpec:
     require(config, "in_channels", 3)
     require(config, "temporal_patch_size", 2)
-    require(config, "spatial_merge_size", _SIDE)
+    require(config, "spatial_merge_size", SIDE)
     width, out, size, head_dim = (
         config.embed_dim,
         config.hidden_size,
         config.patch_size,
         config.embed_dim // config.num_heads,
     )
-    if not isinstance(size, int) or head_dim % 4 or out % _SIDE**2:
+    if not isinstance(size, int) or out % SIDE**2:
         raise CheckpointError(
-            f"vision_config has patch_size = {size!r}, heads of width {head_dim} and hidden_size = {out!r}: "
-            "bei reads a patch_size that is one number, and widths that 4 divides."
+            f"vision_config has patch_size = {size!r} and hidden_size = {out!r}: bei reads a patch_size that is one "
+            "number, and a width that 4 divides."
         )
-    parameters = config.rope_parameters or {}
-    if parameters.get("rope_type", "axial") != "axial":
-        raise CheckpointError(
-            f"config.json has vision_config.rope_parameters = {parameters!r}: bei reads 'axial' only."
-        )
-    bands = plain_rope(parameters.get("rope_theta", 10_000.0), head_dim // 2).inv_freq
-    axes = (1,) * len(bands) + (2,) * len(bands)
     attention = AttentionSpec(
         config.num_heads,
         head_dim,
         config.num_heads,
         head_dim**-0.5,
-        rope=RopeSpec((*bands, *bands), axes=axes, block_side=_SIDE),
+        rope=patch_rotations(config, head_dim),
     )
     mlp, norm = MLPSpec(int(width * config.mlp_ratio), activation_named(config.hidden_act)), NormSpec(_EPS)
-    merged = _SIDE**2 * width
+    merged = SIDE**2 * width
     return ModelSpec(
         family=MODEL_TYPE,
         architecture=architecture,
@@ -174,7 +184,7 @@ def _vision_spec(config: Any, architecture: str) -> ModelSpec:
                 scales=(1.0, 1.0, 1.0),
                 shifts=(0.0, 0.0, 0.0),
                 fits_images=True,
-                block_side=_SIDE,
+                block_side=SIDE,
             ),
         ),
         layers=(LayerSpec(attention, mlp, norm, placement="pre"),) * config.depth,
@@ -183,10 +193,10 @@ def _vision_spec(config: Any, architecture: str) -> ModelSpec:
                 "image_features",
                 token_layers=(
                     NormLayerSpec("merger.norm", width, norm),
-                    JoinRowsSpec(_SIDE**2),
+                    JoinRowsSpec(SIDE**2),
                     DenseSpec("merger.up", merged, merged, activation="gelu"),
                     DenseSpec("merger.down", merged, out),
-                    DivideRowsSpec(_SIDE**2),
+                    DivideRowsSpec(SIDE**2),
                 ),
             ),
         ),
@@ -194,7 +204,7 @@ def _vision_spec(config: Any, architecture: str) -> ModelSpec:
 
 
 _BLOCK = "blocks.{i}"
-_VISION_WEIGHTS = {
+VISION_WEIGHTS = {
     "embeddings.patch": "patch_embed.proj",
     "layers.{i}.attention.query": f"{_BLOCK}.attn.qkv",
     "layers.{i}.attention.key": f"{_BLOCK}.attn.qkv",
@@ -214,8 +224,8 @@ VISION = VisionFamily(
         model_type=_VISION_TYPE,
         architectures={"ColQwen2ForRetrieval": lambda config: ()},
         prefix="vlm.",
-        weights={name: _within("visual.", stored) for name, stored in _VISION_WEIGHTS.items()},
-        unused=(*_within("language_model.", ""), "lm_head.", f"{_PROJECTION}."),
+        weights={name: within(_WITHIN, "visual.", stored) for name, stored in VISION_WEIGHTS.items()},
+        unused=(*within(_WITHIN, "language_model.", ""), "lm_head.", f"{_PROJECTION}."),
         spec_from_config=_vision_spec,
         translate=_vision_part,
         reference_class="ColQwen2ForRetrieval",

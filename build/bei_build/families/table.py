@@ -58,6 +58,7 @@ from bei_build.families import (
     phi,
     phi3,
     qwen,
+    qwen3_vl,
     rembert,
     roberta,
     roformer,
@@ -132,6 +133,7 @@ FAMILIES: tuple[Family, ...] = (
     embedding_gemma2.FAMILY,
     colpali.FAMILY,
     colqwen2.FAMILY,
+    qwen3_vl.FAMILY,
     cohere.FAMILY,
     cohere.COHERE2_FAMILY,
     smollm3.FAMILY,
@@ -166,6 +168,7 @@ VISION_FAMILIES: Mapping[str, VisionFamily] = {
         nomic_vision.VISION,
         colpali.VISION,
         colqwen2.VISION,
+        qwen3_vl.VISION,
     )
     for name in vision.family.architectures
 }

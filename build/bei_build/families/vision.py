@@ -17,12 +17,16 @@ class VisionFamily:
     """The image tower of a family. ``output``: of ``family.reference_class``, the vectors of images, [B, width], or
     the states of their tokens, [B, T, width], of which the first is the vector. ``resizes_positions``: the class fits
     its positions to the size of the images that it gets. ``is_read_by_decoder``: an image has no vector of its own: the
-    family of texts reads the tower's states among its tokens, and ``output`` is that of the whole class."""
+    family of texts reads the tower's states among its tokens, and ``output`` is that of the whole class.
+    ``usual_blocks``: the fewest and the most blocks of patches of an image where the processor's files do not say how
+    many pixels it has, nor sentence-transformers' how the processor is called; None: those of the processor's class.
+    """
 
     family: Family
     output: str
     resizes_positions: bool = False
     is_read_by_decoder: bool = False
+    usual_blocks: tuple[int, int] | None = None
 
 
 def patches_of(

@@ -7,8 +7,7 @@ concatenated.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from bei_build.spec.head_layers import (
     DivideRowsSpec,
     HeadLayer,
     JoinRowsSpec,
+    JoinStatesSpec,
     LabelScoresSpec,
     LikelihoodSpec,
     ScaledTanhSpec,
@@ -37,9 +37,18 @@ from bei_build.spec.parts import ActivationSpec, DenseSpec, LatentAttentionSpec,
 
 
 class HeadEmitter:
-    """Emits heads over ``hidden`` [T, hidden_size]. ``spec`` gives the tokens that pooling leaves out or looks for."""
+    """Emits heads over ``hidden`` [T, hidden_size]. ``spec`` gives the tokens that pooling leaves out or looks for.
+    ``passed``: the states behind each layer, for heads that read these."""
 
-    def __init__(self, graph: GraphWriter, read: Callable[[str], FloatArray], hidden: str, spec: ModelSpec) -> None:
+    def __init__(
+        self,
+        graph: GraphWriter,
+        read: Callable[[str], FloatArray],
+        hidden: str,
+        spec: ModelSpec,
+        passed: Sequence[str] = (),
+    ) -> None:
+        self._passed = passed
         self._graph = graph
         self._read = read
         self._hidden = hidden
@@ -59,9 +68,8 @@ class HeadEmitter:
                 )
                 value = emit_label_scores(graph, self._read, value, text, layer, f"{name}.token_layers.{index}")
                 continue
-            if isinstance(layer, JoinRowsSpec | DivideRowsSpec):
-                width = replace(head, token_layers=head.token_layers[: index + 1]).dimension(self._spec.hidden_size)
-                value = graph.op("Reshape", [value, graph.constant([-1, width])], f"{name}.token_layers.{index}")
+            if isinstance(layer, JoinRowsSpec | DivideRowsSpec | JoinStatesSpec):
+                value = self._regrouped(head.token_layers[: index + 1], value, f"{name}.token_layers.{index}")
                 continue
             value = self._layer(layer, value, f"{name}.token_layers.{index}", in_fp32=in_fp32)
         if head.attention_pool:
@@ -75,6 +83,24 @@ class HeadEmitter:
         for index, layer in enumerate(head.layers):
             value = self._layer(layer, value, f"{name}.layers.{index}", in_fp32=True)
         return value
+
+    def _regrouped(self, layers: tuple[HeadLayer, ...], value: str, name: str) -> str:
+        """``value`` with other rows, or further columns, as the last of ``layers`` has it."""
+        graph, last = self._graph, layers[-1]
+        if not isinstance(last, JoinStatesSpec):
+            width = HeadSpec("image_features", token_layers=layers).dimension(self._spec.hidden_size)
+            return graph.op("Reshape", [value, graph.constant([-1, width])], name)
+        columns = [value]
+        for place, own in last.taps:
+            state = self._passed[place]
+            for index, layer in enumerate(own):
+                part = f"{name}.{place}.{index}"
+                if isinstance(layer, JoinRowsSpec | DivideRowsSpec | JoinStatesSpec):
+                    state = self._regrouped(own[: index + 1], state, part)
+                else:
+                    state = self._layer(layer, state, part, in_fp32=False)
+            columns.append(state)
+        return graph.op("Concat", columns, name, axis=1)
 
     def _layer(self, layer: HeadLayer, value: str, name: str, *, in_fp32: bool) -> str:
         graph = self._graph

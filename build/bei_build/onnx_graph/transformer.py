@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.artifact.manifest import OPENVINO_ATTENTION, OPENVINO_ROUNDINGS
-from bei.engine.image_positions import position_shares
 from bei.engine.packed_attention import encoded
 from bei.engine.packing import pixel_levels, position_ids_but
 from bei.engine.rounded_rows import encoded_roundings
@@ -76,7 +75,7 @@ def write_graph(
     hidden = emitter.encoder()
     if spec.decoder:
         hidden = emitter.decoder(spec.decoder, hidden)
-    heads = HeadEmitter(graph, read, hidden, spec)
+    heads = HeadEmitter(graph, read, hidden, spec, emitter.passed)
     for head in spec.heads:
         rows = "B" if head.pooling else "T"
         width: Dim = "span_columns" if head.output == "span_logits" else spec.dimensions[head.output]
@@ -110,6 +109,8 @@ class _TransformerEmitter:
         self._adapters = AdapterEmitter(graph, self._read, spec.adapters, spec.weight_read_as)
         self._rotations: Rotations | None = None
         self._relative_bias: npt.NDArray[np.float32] | None = None
+        self._image_parts: list[str] = []
+        self.passed: list[str] = []  # the states behind each layer, before the last norm
 
     def write_sites(self, folder: Path) -> None:
         """Write where engines may compute attention, and round inputs, by kernels of our own, if anywhere."""
@@ -128,7 +129,10 @@ class _TransformerEmitter:
             hidden = self._layer(hidden, layer, f"layers.{index}", own_input=inputs[index] if inputs else None)
             if index == 0 and spec.convolution:
                 hidden = self._convolved(hidden, states[0], spec.convolution)
+            if index < len(self._image_parts):
+                hidden = self._graph.op("Add", [hidden, self._image_parts[index]], f"layers.{index}.with_images")
             states.append(hidden)
+        self.passed = states[1:]
         if spec.final_norm:
             states[-1] = self._norm(hidden, spec.final_norm, "final_norm")
         return self._weighted_sum(states, spec.layer_shares) if spec.layer_shares else states[-1]
@@ -221,7 +225,8 @@ class _TransformerEmitter:
         if spec.scale != 1.0:
             total = self._scaled(total, spec.scale, f"{name}.scaled")
         if spec.reads_images:
-            total = emit_with_images(graph, total, spec.width or self._spec.hidden_size, name)
+            width = spec.width or self._spec.hidden_size
+            total, self._image_parts = emit_with_images(graph, total, width, spec.image_layers, name)
         if spec.mask_dropout:
             total = self._without_masked(total, input_ids, spec.mask_dropout, f"{name}.unmasked")
         for index, part in enumerate(self._position_and_type_rows(spec, name)):
@@ -329,8 +334,8 @@ class _TransformerEmitter:
     def _position_and_type_rows(self, spec: EmbeddingsSpec, name: str) -> list[str]:
         graph = self._graph
         parts = []
-        if spec.patches and (side := spec.patches.fitted_side):
-            shares = graph.input(position_shares(side), DType.FP32, ["T", side * side])
+        if spec.patches and (own := spec.patches.shares):
+            shares = graph.input(own.name, DType.FP32, ["T", own.num_rows])
             table = graph.fp32(f"{name}.position.weight", self._read(f"{name}.position.weight"))
             resized = graph.op("MatMul", [shares, table], f"{name}.positions")
             parts.append(graph.cast(resized, graph.types.compute, f"{name}.positions.cast"))

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bei.artifact.image_processor import ImageProcessor
+from bei.artifact.image_processor import ImageProcessor, PixelBounds
+from bei.artifact.image_sequence import ImageSequence
 from bei.core import Float32Array
 from bei.errors import VerificationError
 from bei.utils.libraries import importing
@@ -47,11 +48,14 @@ class HFImageReference:
         if images.processor.fractions:  # transformers has it for torchvision alone
             self.name = "transformers, FP32, on pixels of its image processor's steps in torch, one image at a time"
             self._processor = FractionsInTorch(images.processor)
+        elif images.sequence is not None and images.head == "embedding":
+            self._processor = ImagesInChat(images.checkpoint.folder, images.sequence, images.processor.bounds or None)
         elif images.sequence is not None:
             self._processor = _ImagesInText(images.checkpoint.folder)
         else:
             self._processor = _on_pillow(images.checkpoint.folder)
-        self._per_token = images.sequence is not None
+        # Of states the first token's, where a tower gives them; a decoder's last one has seen all.
+        self._row = slice(None) if images.head == "token_embedding" else 0 if images.sequence is None else -1
 
     def run(self, files: Sequence[bytes]) -> list[Float32Array]:
         """The vector of each file, float32 [width], or those of its tokens, [tokens, width]."""
@@ -59,7 +63,7 @@ class HFImageReference:
         with self._torch.inference_mode():
             for content in files:
                 found = getattr(self._model(**self._with_positions(self.inputs(content))), self._output)[0]
-                rows.append((found if found.ndim == 1 or self._per_token else found[0]).numpy())
+                rows.append((found if found.ndim == 1 else found[self._row]).numpy())
         return rows
 
     def _with_positions(self, inputs: Any) -> Any:
@@ -114,6 +118,27 @@ class _ImagesInText:
         """An image's inputs, without the labels of training."""
         found = self._processor(images=images, **settings)
         return {name: value for name, value in found.items() if name != "labels"}
+
+
+class ImagesInChat:
+    """The image processor of a class that reads images among tokens, and the ids of ``sequence`` around an image: its
+    own processor cannot be made without a library for films."""
+
+    def __init__(self, folder: Path, sequence: ImageSequence, bounds: PixelBounds | None) -> None:
+        self._images = _on_pillow(folder)
+        if bounds is not None:  # the model's own code may give other ones than the files
+            self._images.size = {"shortest_edge": bounds.fewest, "longest_edge": bounds.most}
+        self._sequence = sequence
+
+    def __call__(self, images: Image, **settings: Any) -> dict[str, Any]:
+        """An image's inputs."""
+        import torch
+
+        found, sequence = self._images(images=images, **settings), self._sequence
+        count = int(found["image_grid_thw"].prod()) // self._images.merge_size**2
+        ids = torch.tensor([[*sequence.before, *[sequence.token_id] * count, *sequence.after]])
+        types = (ids == sequence.token_id).int()
+        return {**found, "input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": types}
 
 
 class FractionsInTorch:

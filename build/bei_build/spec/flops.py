@@ -12,7 +12,9 @@ from itertools import pairwise
 
 from bei_build.spec.head_layers import (
     DivideRowsSpec,
+    HeadLayer,
     JoinRowsSpec,
+    JoinStatesSpec,
     LabelScoresSpec,
     LikelihoodSpec,
     SpanScoresSpec,
@@ -70,18 +72,25 @@ def visible_pairs(spec: AttentionSpec, length: int) -> int:
 
 def _head_flops(head: HeadSpec, num_tokens: int, num_sequences: int) -> int:
     rows = num_sequences if head.pooling else num_tokens
-    total, joined = 0, 1
-    for layer in head.token_layers:
-        if isinstance(layer, JoinRowsSpec):
-            joined *= layer.count
-        elif isinstance(layer, DivideRowsSpec):
-            joined //= layer.count
-        total += num_tokens * _head_layer_flops(layer) // joined
+    total = _token_layer_flops(head.token_layers, num_tokens)
     on_rows = sum(_head_layer_flops(layer) for layer in head.layers)
     if pool := head.attention_pool:
         total += num_tokens * (4 * pool.width * pool.width + 4 * pool.width)  # keys and values, scores and context
         on_rows += 4 * pool.width * (pool.width + pool.intermediate_size)
     return total + rows * on_rows
+
+
+def _token_layer_flops(layers: Iterable[HeadLayer], num_tokens: int) -> int:
+    total, joined = 0, 1
+    for layer in layers:
+        if isinstance(layer, JoinRowsSpec):
+            joined *= layer.count
+        elif isinstance(layer, DivideRowsSpec):
+            joined //= layer.count
+        elif isinstance(layer, JoinStatesSpec):
+            total += sum(_token_layer_flops(own, num_tokens) for _, own in layer.taps)
+        total += num_tokens * _head_layer_flops(layer) // joined
+    return total
 
 
 def _head_layer_flops(layer: object) -> int:

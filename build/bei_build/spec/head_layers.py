@@ -175,6 +175,15 @@ class DivideRowsSpec:
 
 
 @dataclass(frozen=True)
+class JoinStatesSpec:
+    """States behind other layers than the last are joined to the rows, as further columns (DeepStack,
+    arXiv:2406.04334). ``taps``: of each the number of the layer, and what is computed of its states, before the last
+    norm."""
+
+    taps: tuple[tuple[int, tuple[HeadLayer, ...]], ...]
+
+
+@dataclass(frozen=True)
 class ScaledTanhSpec:
     """``beta * tanh(alpha * x + bias)`` (arXiv:2503.10622) with vectors ``{name}.alpha``, ``.beta`` and ``.bias``."""
 
@@ -188,6 +197,7 @@ HeadLayer: TypeAlias = (
     | ActivationSpec
     | JoinRowsSpec
     | DivideRowsSpec
+    | JoinStatesSpec
     | ScaledTanhSpec
     | NormalizeSpec
     | LatentAttentionSpec

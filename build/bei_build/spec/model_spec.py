@@ -17,6 +17,7 @@ from bei_build.spec.head_layers import (
     DivideRowsSpec,
     HeadLayer,
     JoinRowsSpec,
+    JoinStatesSpec,
     LabelScoresSpec,
     LikelihoodSpec,
     ScaledTanhSpec,
@@ -94,27 +95,17 @@ class HeadSpec:
         width = _width(self.token_layers, hidden_size)
         return _width(self.layers, width * max(1, len(self.pooling)))
 
+    @property
+    def joins_states(self) -> bool:
+        """True if it reads the states behind other layers than the last."""
+        return any(isinstance(layer, JoinStatesSpec) for layer in self.token_layers)
+
     def weights(self) -> Iterator[tuple[str, Shape]]:
         """Name and shape of every weight."""
         if self.attention_pool:
             yield from attention_pool_weights(self.attention_pool)
         for layer in (*self.token_layers, *self.layers):
-            if isinstance(layer, DenseSpec):
-                yield from linear_weights(layer.name, layer.out_features, layer.in_features, layer.bias)
-                if layer.projects_residual:
-                    yield f"{layer.name}.residual.weight", (layer.out_features, layer.in_features)
-            elif isinstance(layer, NormLayerSpec):
-                yield from norm_weights(layer.name, layer.norm, layer.width)
-            elif isinstance(layer, ScaledTanhSpec):
-                yield from ((f"{layer.name}.{part}", (layer.width,)) for part in ("alpha", "beta", "bias"))
-            elif isinstance(layer, LatentAttentionSpec):
-                yield from latent_attention_weights(layer)
-            elif isinstance(layer, SpanScoresSpec | WordScoresSpec):
-                yield from span_scores_weights(layer)
-            elif isinstance(layer, LabelScoresSpec):
-                yield from label_scores_weights(layer)
-            elif isinstance(layer, LikelihoodSpec):
-                yield f"{layer.name}.weight", (layer.vocabulary, layer.width)
+            yield from _head_layer_weights(layer)
 
 
 @dataclass(frozen=True)
@@ -221,7 +212,31 @@ class ModelSpec:
         return f"layers.{self.weights_of[int(index)]}.{rest}"
 
 
+def _head_layer_weights(layer: HeadLayer) -> Iterator[tuple[str, Shape]]:
+    if isinstance(layer, DenseSpec):
+        yield from linear_weights(layer.name, layer.out_features, layer.in_features, layer.bias)
+        if layer.projects_residual:
+            yield f"{layer.name}.residual.weight", (layer.out_features, layer.in_features)
+    elif isinstance(layer, NormLayerSpec):
+        yield from norm_weights(layer.name, layer.norm, layer.width)
+    elif isinstance(layer, ScaledTanhSpec):
+        yield from ((f"{layer.name}.{part}", (layer.width,)) for part in ("alpha", "beta", "bias"))
+    elif isinstance(layer, LatentAttentionSpec):
+        yield from latent_attention_weights(layer)
+    elif isinstance(layer, SpanScoresSpec | WordScoresSpec):
+        yield from span_scores_weights(layer)
+    elif isinstance(layer, LabelScoresSpec):
+        yield from label_scores_weights(layer)
+    elif isinstance(layer, LikelihoodSpec):
+        yield f"{layer.name}.weight", (layer.vocabulary, layer.width)
+    elif isinstance(layer, JoinStatesSpec):
+        for _, own in layer.taps:
+            for one in own:
+                yield from _head_layer_weights(one)
+
+
 def _width(layers: tuple[HeadLayer, ...], width: int) -> int:
+    of_states = width
     for layer in layers:
         if isinstance(layer, DenseSpec):
             width = layer.out_features
@@ -231,4 +246,6 @@ def _width(layers: tuple[HeadLayer, ...], width: int) -> int:
             width *= layer.count
         elif isinstance(layer, DivideRowsSpec):
             width //= layer.count
+        elif isinstance(layer, JoinStatesSpec):
+            width += sum(_width(own, of_states) for _, own in layer.taps)
     return width

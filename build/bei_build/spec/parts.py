@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from bei.engine.image_positions import Shares
 from bei_build.spec.short_convolution import ShortConvolutionSpec
 
 # Constants are those of torch's classes: the slope of ``leaky_relu`` is 0.01, the alpha of ``elu`` 1. ``gelu_10`` is
@@ -89,7 +90,7 @@ class PatchesSpec:
     model's images. ``fits_images``: it is for such a square, and is resized to each image as it is computed
     (``bei.engine.image_positions``). ``flat``: the matrix is stored as [width, numbers of a patch], in the order of its
     pixels, or of its channels; else it is stored as a convolution's. ``block_side``: patches come block by block, each
-    of so many a side.
+    of so many a side. ``aligned``: the table is resized to each image with its corners at the image's.
     """
 
     size: int
@@ -104,6 +105,7 @@ class PatchesSpec:
     registers: int = 0
     antialias: bool = False
     block_side: int = 1
+    aligned: bool = False
 
     @property
     def num_leading(self) -> int:
@@ -116,9 +118,11 @@ class PatchesSpec:
         return 3 * self.size * self.size
 
     @property
-    def fitted_side(self) -> int | None:
-        """The side of the square that the position table is for, where it is resized to each image."""
-        return self.stored_side if self.fits_images else None
+    def shares(self) -> Shares | None:
+        """Of the position table, where it is resized to each image."""
+        if not self.fits_images or self.stored_side is None:
+            return None
+        return Shares(self.stored_side, self.aligned, self.block_side)
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,8 @@ class EmbeddingsSpec:
     table. ``task_vocab_size``: rows of a table of task types, whose first row is added to every token (ERNIE; 0: no
     table). ``scale`` multiplies the word rows. A ``width`` other than the model's is projected after the norm
     (ELECTRA). With ``patches`` tokens are an image's, and there is no word table. ``reads_images``: rows of an image
-    tower, as wide as the word rows, may stand in the place of scaled word rows.
+    tower, as wide as the word rows, may stand in the place of scaled word rows. ``image_layers``: these have as many
+    further parts, each of which is added to the states behind one of the first layers (DeepStack, arXiv:2406.04334).
     """
 
     vocab_size: int
@@ -147,6 +152,7 @@ class EmbeddingsSpec:
     mask_dropout: MaskDropoutSpec | None = None
     patches: PatchesSpec | None = None
     reads_images: bool = False
+    image_layers: int = 0
 
     @property
     def longest(self) -> int:

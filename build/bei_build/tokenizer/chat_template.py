@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -35,6 +35,8 @@ _MARKS = (
 _PROBES = (("who?", "me"), ("1 2 3\n", "\n a line.\n\nand another!"), ("é世 x", "."), ("'s", " 42%"))
 # sentence-transformers' test for templates whose messages hold lists of parts (InputFormatter._infer_format).
 _STRUCTURED = ("content[0]", ".type", "'type'", '"type"', "item.type", "message.content[")
+# The type of models whose embedded texts are turns.
+_EMBEDS_TURNS = "qwen3_vl"
 _FLAT_TYPES = ("apertus", "deepseek_v3", "gpt_oss", "seed_oss")
 # Arguments of apply_chat_template that do not reach the template, and have no effect on a single text.
 _IDLE_ARGUMENTS = ("padding", "return_tensors")
@@ -49,6 +51,12 @@ class ChatSettings:
 
     form: Literal["auto", "flat", "structured"] = "auto"
     arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+def embeds_turns(folder: Path) -> bool:
+    """True if the model in ``folder`` embeds texts within turns of its chat template, as bei reads them."""
+    path = folder / "config.json"
+    return path.is_file() and read_object(path).get("model_type") == _EMBEDS_TURNS
 
 
 def chat_settings(path: Path, config: dict[str, Any]) -> ChatSettings | None:
@@ -113,6 +121,45 @@ def derive_template(
         )
     whole, default = shapes.pop()
     return _split(whole, default, tokenizer)
+
+
+class Frame(NamedTuple):
+    """What a chat template writes before and behind the text of a user, and before and behind the user's image
+    ``image`` token."""
+
+    before: str
+    behind: str
+    before_image: str
+    behind_image: str
+
+
+def derive_frame(folder: Path, settings: ChatSettings, instruction: str | None, image: str) -> Frame:
+    """The frame of the chat template in ``folder`` around one text or one image of the user, behind an ``instruction``
+    of the system (None: the template's own, if it has one).
+
+    Raises CheckpointError where texts come out changed.
+    """
+    source = _template_of(folder)
+    if "strftime_now" in source:
+        raise CheckpointError(f"The chat template in {folder} writes the current time: not supported.")
+    arguments = {**special_tokens(folder), **settings.arguments}
+
+    def render(part: Mapping[str, str], mark: str) -> tuple[str, str]:
+        system = {"role": "system", "content": [{"type": "text", "text": instruction}]}
+        messages = [*([system] if instruction else []), {"role": "user", "content": [part]}]
+        before, found, behind = _render(folder, source, messages, arguments).partition(mark)
+        if not found or mark in behind:
+            raise CheckpointError(
+                f"The chat template in {folder} does not write one {part['type']} of a user as it is: not supported."
+            )
+        return before, behind
+
+    frames = {render({"type": "text", "text": marks["query"]}, marks["query"]) for marks in _MARKS}
+    if len(frames) > 1:
+        raise CheckpointError(
+            f"The chat template in {folder} treats some texts differently from others: not supported."
+        )
+    return Frame(*frames.pop(), *render({"type": "image", "image": ""}, image))
 
 
 def _shape(render: Any, marks: Mapping[str, str], instruction: str | None) -> tuple[str, str]:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bei.engine.image_positions import position_shares
 from bei.engine.packing import FEATURE_SLOTS, image_features, pixel_levels, position_ids_but
 from bei_build.spec.parts import DecoderSpec, EmbeddingsSpec, MaskDropoutSpec, PatchesSpec
 from bei_build.spec.position_tables import position_rows
@@ -65,11 +64,11 @@ class Embeddings(nn.Module):
     ) -> None:
         super().__init__()
         self._spec = spec
-        self._fitted_side = spec.patches.fitted_side if spec.patches else None
+        self._shares = spec.patches.shares if spec.patches else None
         width = spec.width or hidden_size
         self.patch = Patches(spec.patches, width, options) if spec.patches else None
         self.word = Table(spec.vocab_size, width, options) if with_words and not spec.patches else None
-        if self._fitted_side:
+        if self._shares:
             self.position = Table(spec.max_positions, width, options.fp32)
         elif spec.max_positions:
             self.position = Table(spec.max_positions, width, options)
@@ -77,14 +76,14 @@ class Embeddings(nn.Module):
             self.types = Table(spec.type_vocab_size, width, options)
         if spec.task_vocab_size:
             self.task = Table(spec.task_vocab_size, width, options)
-        self._features = image_features(width)
+        self._width, self._features = width, image_features(width * (1 + spec.image_layers))
         self.norm = Norm(spec.norm, width, options) if spec.norm else None
         self.projection = Linear(width, hidden_size, True, options) if spec.width else None
         self.reads = tuple(
             name
             for name, is_read in {
-                position_rows(spec): bool(spec.max_positions) and not self._fitted_side,
-                position_shares(self._fitted_side or 0): bool(self._fitted_side),
+                position_rows(spec): bool(spec.max_positions) and not self._shares,
+                self._shares.name if self._shares else "": self._shares is not None,
                 "token_type_ids": spec.type_vocab_size > 1,
                 "cu_query_lens": spec.mask_dropout is not None,
                 "sequence_ids": spec.mask_dropout is not None,
@@ -93,6 +92,11 @@ class Embeddings(nn.Module):
             }.items()
             if is_read
         )
+
+    def image_part(self, part: int, step: PackedStep) -> Tensor:
+        """One part of the rows of an image tower that stand for tokens, float32 [T, width]; zeros of other tokens."""
+        columns = slice(part * self._width, (part + 1) * self._width)
+        return step[self._features][:, columns].index_select(0, step[FEATURE_SLOTS])
 
     def forward(self, input_ids: Tensor, words: Table | None, step: PackedStep) -> Tensor:
         """States of the tokens ``input_ids`` [T], or of an image's, [T, hidden]."""
@@ -105,13 +109,11 @@ class Embeddings(nn.Module):
         if spec.scale != 1.0:
             total = total * spec.scale
         if spec.reads_images:
-            slots = step[FEATURE_SLOTS]
-            found = step[self._features].index_select(0, slots).to(total.dtype)
-            total = torch.where((slots > 0).unsqueeze(1), found, total)
+            total = torch.where((step[FEATURE_SLOTS] > 0).unsqueeze(1), self.image_part(0, step).to(total.dtype), total)
         if spec.mask_dropout:
             total = total * _factors(input_ids, spec.mask_dropout, step).unsqueeze(1).to(total.dtype)
-        if self._fitted_side:
-            resized = step[position_shares(self._fitted_side)] @ self.position.weight
+        if self._shares:
+            resized = step[self._shares.name] @ self.position.weight
             total = total + resized.to(total.dtype)
         elif spec.max_positions:
             total = total + self.position(step[position_rows(spec)])

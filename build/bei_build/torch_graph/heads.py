@@ -6,6 +6,7 @@ As in the ONNX graph, layers on tokens compute in the model's type; everything f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from bei_build.spec.head_layers import (
     DivideRowsSpec,
     HeadLayer,
     JoinRowsSpec,
+    JoinStatesSpec,
     LabelScoresSpec,
     LikelihoodSpec,
     ScaledTanhSpec,
@@ -55,6 +57,17 @@ class _Layer:
     spec: HeadLayer
     module: nn.Module | None
     in_fp32: bool
+    taps: tuple[tuple[int, tuple[_Layer, ...]], ...] = ()
+
+    def joined(self, value: Tensor, step: PackedStep, passed: Sequence[Tensor]) -> Tensor:
+        """``value`` with columns of the states ``passed`` by other layers."""
+        columns = [value]
+        for place, layers in self.taps:
+            state = passed[place]
+            for layer in layers:
+                state = layer(state, step)
+            columns.append(state)
+        return torch.cat(columns, 1)
 
     def __call__(self, value: Tensor, step: PackedStep) -> Tensor:
         if self.in_fp32:
@@ -93,7 +106,12 @@ class Head:
         for layer in head.token_layers:
             in_fp32 = in_fp32 or needs_fp32(layer)
             module = _added(layer, model, options.fp32 if in_fp32 else options)
-            self._token_layers.append(_Layer(layer, module, in_fp32))
+            taps = layer.taps if isinstance(layer, JoinStatesSpec) else ()
+            own = tuple(
+                (place, tuple(_Layer(one, _added(one, model, options), False) for one in of_place))
+                for place, of_place in taps
+            )
+            self._token_layers.append(_Layer(layer, module, in_fp32, own))
         self._layers = [_Layer(layer, _added(layer, model, options.fp32), True) for layer in head.layers]
         self._attention_pool: AttentionPool | None = None
         if head.attention_pool:
@@ -112,13 +130,16 @@ class Head:
         is_mean = any(mode not in (*_MARKS, "cls", "last", "max") for mode in self.spec.pooling)
         return names | {"token_pool_mask"} if is_mean and not self._model_spec.pools_prompt else names
 
-    def __call__(self, hidden: Tensor, step: PackedStep) -> Tensor:
-        """Output float32 [B, width] from ``hidden`` [T, hidden]; without pooling [T, width]."""
+    def __call__(self, hidden: Tensor, step: PackedStep, passed: Sequence[Tensor] = ()) -> Tensor:
+        """Output float32 [B, width] from ``hidden`` [T, hidden]; without pooling [T, width]. ``passed``: the states
+        behind each layer, for heads that read these."""
         value = hidden
         for layer in self._token_layers:
             if isinstance(layer.spec, LabelScoresSpec) and isinstance(layer.module, LabelScores):
                 text = pool_tokens(layer.spec.pooling, value, self._model_spec, step)
                 value = layer.module(value, text, step)
+            elif layer.taps:
+                value = layer.joined(value, step, passed)
             else:
                 value = layer(value, step)
         layers = self._layers

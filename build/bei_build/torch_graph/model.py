@@ -84,6 +84,7 @@ class PackedModel(nn.Module):
         self._heads = [Head(head, spec, self, options) for head in spec.heads]
         if quantization is not None:
             quantize(self, spec, quantization, options)
+        self._keeps_states = bool(spec.layer_shares) or any(head.joins_states for head in spec.heads)
         self._used = add_adapters(self, spec.adapters, options) if spec.adapters else StepInUse()
         self.input_names = self._input_names()
         self.eval()
@@ -99,18 +100,22 @@ class PackedModel(nn.Module):
         of_layers = self.layer_inputs(embedded) if self.layer_inputs else ()
         for index, name in enumerate(self._order):
             is_convolved = index == 0 and self.convolution is not None
-            following = None if is_convolved else self._rounding_behind(index)
+            is_changed = is_convolved or index < self.spec.embeddings.image_layers
+            following = None if is_changed else self._rounding_behind(index)
             states = self.layers[name](states, step, of_layers[index] if of_layers else None, following)
             if self.convolution and is_convolved:
                 states = States(self.convolution(states.total, embedded, step))
-            if self.spec.layer_shares:
+            if index < self.spec.embeddings.image_layers:
+                total = states.total
+                states = States(total + self.embeddings.image_part(index + 1, step).to(total.dtype))
+            if self._keeps_states:
                 passed.append(states.total)
         hidden = _finished(states, self.final_norm, step)
         if self.spec.layer_shares:
             hidden = _weighted_sum([*passed[:-1], hidden], self.spec.layer_shares)
         if self.decoder:
             hidden = self.decoder(ids, self.embeddings.word, hidden, step)
-        return {head.spec.output: head(hidden, step) for head in self._heads}
+        return {head.spec.output: head(hidden, step, passed[1:]) for head in self._heads}
 
     def _rounding_behind(self, index: int) -> Rounding | None:
         """Rounding of the states by the layer after the one at ``index``."""

@@ -17,11 +17,16 @@ from bei.bulk.sources.rows import Columns
 from bei.errors import ConfigError
 from tests.bei.bulk.conftest import RunJob
 
-OF_TEXTS: Any = SimpleNamespace(name="minilm", reads_texts=True, image_tower=None)
-TOWER: Any = SimpleNamespace(sequence=None)
-OF_BOTH: Any = SimpleNamespace(name="clip", reads_texts=True, image_tower=TOWER)
-OF_IMAGES: Any = SimpleNamespace(name="dinov2", reads_texts=False, image_tower=TOWER)
-OF_PAGES: Any = SimpleNamespace(name="colpali", reads_texts=True, image_tower=SimpleNamespace(sequence=object()))
+
+def manifest(name: str, *, texts: bool = True, images: bool = True, by_token: bool = False) -> Any:
+    tower = object() if images else None
+    return SimpleNamespace(name=name, reads_texts=texts, image_tower=tower, reads_images_by_token=by_token)
+
+
+OF_TEXTS = manifest("minilm", images=False)
+OF_BOTH = manifest("clip")
+OF_IMAGES = manifest("dinov2", texts=False)
+OF_PAGES = manifest("colpali", by_token=True)
 FILE_STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 

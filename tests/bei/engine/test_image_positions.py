@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bei.core import PackedBatch
-from bei.engine.image_positions import position_shares, side_in
+from bei.engine.image_positions import Shares, shares_in
 from bei.engine.packing import graph_inputs
 
 GRIDS = [(16, 16), (1, 200), (31, 8), (3, 3), (40, 1), (16, 7)]
@@ -23,7 +23,7 @@ def batch_of(grids: list[tuple[int, int]]) -> PackedBatch:
 def test_the_table_is_resized_as_by_torch(side: int) -> None:
     table = np.random.default_rng(0).normal(size=(side * side, 3)).astype(np.float32)
     square = torch.from_numpy(table).reshape(1, side, side, 3).permute(0, 3, 1, 2)
-    batch, name = batch_of(GRIDS), position_shares(side)
+    batch, name = batch_of(GRIDS), Shares(side).name
     shares = graph_inputs(batch, [name])[name]
     found = np.split(shares[: batch.num_tokens] @ table, batch.cu_seqlens[1:-1])
     for grid, rows in zip(GRIDS, found, strict=True):
@@ -34,12 +34,13 @@ def test_the_table_is_resized_as_by_torch(side: int) -> None:
 
 
 def test_a_batch_without_images_has_no_shares() -> None:
-    name = position_shares(4)
+    name = Shares(4).name
     batch = PackedBatch(np.zeros(3, np.int32), np.array([0, 3], np.int32))
     assert not graph_inputs(batch, [name])[name].any()
 
 
 def test_names() -> None:
-    assert side_in(position_shares(16)) == 16
-    assert side_in("position_ids") is None
-    assert side_in("position_shares_x") is None
+    assert shares_in(Shares(16).name) == Shares(16)
+    assert shares_in(Shares(48, True, 2).name) == Shares(48, True, 2)
+    assert shares_in("position_ids") is None
+    assert shares_in("position_shares_x") is None

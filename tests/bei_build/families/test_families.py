@@ -53,6 +53,8 @@ OF_SEVERAL_TOWERS = (
     "EmbeddingGemma2Model",
     "EmbeddingGemma2TextModel",
     "ColQwen2ForRetrieval",
+    "Qwen3VLForConditionalGeneration",
+    "Qwen3VLModel",
 )
 
 

@@ -1,0 +1,158 @@
+"""Tiny Qwen3-VL embedders of random weights, as transformers saves the class, with a tokenizer that ends texts and a
+chat template, and what the library's classes answer to the turns that the model's own code writes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from PIL import Image, ImageOps
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors, trainers
+from tokenizers.models import BPE
+
+from bei.core import Float32Array
+from bei_build.reference.held_out import held_out_texts
+from tests.support.checkpoints import write_json
+
+HIDDEN = 48
+PATCH = 8
+STEP = 2 * PATCH  # of the sides of images
+FEWEST, MOST = 4 * STEP**2, 40 * STEP**2
+INSTRUCTION = "Represent the user's input."
+END = "<|endoftext|>"
+_SPECIAL = (
+    *(END, "<|im_start|>", "<|im_end|>"),
+    *("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
+)
+TEMPLATE = """{%- macro shown(content) -%}
+{%- if content is string -%}{{ content }}{%- else -%}{%- for part in content -%}
+{%- if part.type == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>{%- else -%}{{ part.text }}{%- endif -%}
+{%- endfor -%}{%- endif -%}{%- endmacro -%}
+{%- if messages[0].role != 'system' -%}{{ "<|im_start|>system\\nDefault turn.<|im_end|>\\n" }}{%- endif -%}
+{%- for message in messages -%}
+{{ "<|im_start|>" + message.role + "\\n" + shown(message.content) + "<|im_end|>\\n" }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ "<|im_start|>assistant\\n" }}{%- endif -%}"""
+PROCESSOR = {
+    "image_processor_type": "Qwen2VLImageProcessorFast",
+    "size": {"shortest_edge": 65536, "longest_edge": 16777216},
+    **{"min_pixels": FEWEST, "max_pixels": MOST, "return_tensors": None, "pad_size": None},
+    **{"patch_size": PATCH, "temporal_patch_size": 2, "merge_size": 2},
+    **{"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]},
+}
+
+
+def save_qwen3_vl(
+    folder: Path,
+    *,
+    text: dict[str, Any] | None = None,
+    vision: dict[str, Any] | None = None,
+    ends: bool = True,
+    hf_class: str = "Qwen3VLForConditionalGeneration",
+) -> Path:
+    """A checkpoint of random weights. ``text`` and ``vision``: settings of their configs. ``ends``: the tokenizer puts
+    a token behind texts."""
+    tokenizer = save_tokenizer(folder, ends=ends)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    write_json(
+        folder / "preprocessor_config.json", {**PROCESSOR, "patch_size": (vision or {}).get("patch_size", PATCH)}
+    )
+    config = transformers.Qwen3VLConfig(
+        text_config={
+            **{"vocab_size": len(tokenizer), "hidden_size": HIDDEN, "intermediate_size": 96, "head_dim": 12},
+            **{"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2},
+            **{"max_position_embeddings": 256, "rope_parameters": rope([2, 2, 2])},
+            **(text or {}),
+        },
+        vision_config={
+            **{"hidden_size": 32, "depth": 4, "num_heads": 4, "intermediate_size": 64, "out_hidden_size": HIDDEN},
+            **{"patch_size": PATCH, "num_position_embeddings": 25, "deepstack_visual_indexes": [0, 2]},
+            **(vision or {}),
+        },
+        image_token_id=tokenizer.convert_tokens_to_ids("<|image_pad|>"),
+        video_token_id=tokenizer.convert_tokens_to_ids("<|video_pad|>"),
+        vision_start_token_id=tokenizer.convert_tokens_to_ids("<|vision_start|>"),
+        vision_end_token_id=tokenizer.convert_tokens_to_ids("<|vision_end|>"),
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    model = getattr(transformers, hf_class)(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    return folder
+
+
+def rope(sections: list[int], theta: float = 10_000.0) -> dict[str, Any]:
+    """Rotary positions whose axes take turns, in ``sections``."""
+    return {"rope_type": "default", "rope_theta": theta, "mrope_section": sections, "mrope_interleaved": True}
+
+
+def save_tokenizer(folder: Path, *, ends: bool) -> Any:
+    """A tokenizer like Qwen3-VL-Embedding's, of few pieces."""
+    tokenizer = Tokenizer(BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=[*_SPECIAL], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator([*held_out_texts()[:40], f"system user assistant {INSTRUCTION}"], trainer)
+    if ends:
+        tokenizer.post_processor = processors.Sequence(
+            [
+                processors.ByteLevel(trim_offsets=False),
+                processors.TemplateProcessing(single=f"$A {END}", pair=f"$A $B {END}", special_tokens=[(END, 0)]),
+            ]
+        )
+    tokenizer_class: Any = transformers.PreTrainedTokenizerFast
+    made = tokenizer_class(
+        tokenizer_object=tokenizer, pad_token=END, eos_token="<|im_end|>", additional_special_tokens=[*_SPECIAL[1:]]
+    )
+    made.save_pretrained(folder)
+    return made
+
+
+def library_rows(
+    folder: Path,
+    files: Sequence[bytes],
+    texts: Sequence[str],
+    instruction: str | None = INSTRUCTION,
+    *,
+    generates: bool = True,
+    bare: bool = False,
+) -> list[Float32Array]:
+    """Unit vectors of images, then of texts, one at a time: the last token's state of transformers' Qwen3VLModel,
+    behind the system's ``instruction`` (None: the template's own), and with the beginning of the assistant's turn where
+    it ``generates``. ``bare``: texts as they stand, without turns."""
+    auto: Any = transformers.AutoTokenizer
+    images_class: Any = transformers.Qwen2VLImageProcessorPil
+    model_class: Any = transformers.AutoModel
+    tokenizer, reads, model = (of.from_pretrained(folder) for of in (auto, images_class, model_class))
+    model.eval()
+    system = [{"role": "system", "content": [{"type": "text", "text": instruction}]}] if instruction else []
+
+    def state(part: dict[str, str], inputs: dict[str, Any], count: int) -> Float32Array:
+        messages = [*system, {"role": "user", "content": [part]}]
+        turns = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generates)
+        turns = part["text"] if bare else turns
+        ids = tokenizer(turns.replace("<|image_pad|>", "<|image_pad|>" * count), return_tensors="pt")["input_ids"]
+        types = (ids == model.config.image_token_id).int()
+        asked = {"mm_token_type_ids": types, **inputs} if inputs else {}
+        with torch.inference_mode():
+            last = model(input_ids=ids, attention_mask=torch.ones_like(ids), **asked).last_hidden_state[0, -1]
+        row: Float32Array = (last / last.norm()).numpy()
+        return row
+
+    rows = []
+    for content in files:
+        image = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
+        inputs = dict(reads(images=image, return_tensors="pt"))
+        rows.append(state({"type": "image", "image": ""}, inputs, int(inputs["image_grid_thw"].prod()) // 4))
+    return [*rows, *(state({"type": "text", "text": text}, {}, 0) for text in texts)]
