@@ -90,8 +90,7 @@ class SpecSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     ``attention``: causal or bidirectional; None for a model without layers, or with an encoder and a decoder.
     ``attention_asked``: set by the build's user, who knows the checkpoint's own code. ``adapter``: the adapter that was
-    merged into the weights; "none": none of several; None: the checkpoint has none.
-    """
+    merged into the weights; "none": none of several; None: the checkpoint has none."""
 
     family: str
     architecture: str
@@ -110,8 +109,7 @@ class Adapters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     ``names``: in the order of their ids, from 1 on (``bei.core.Encoding``). ``tasks``: those that the checkpoint has
     for its tasks, which requests may name by task; the others are asked for by the model's name. ``is_required``: the
-    checkpoint's own code does not run without one.
-    """
+    checkpoint's own code does not run without one."""
 
     names: list[str]
     tasks: list[str]
@@ -122,8 +120,7 @@ class PlanProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The sizes of an optimization profile: minimum, optimum, maximum of each.
 
     ``tokens`` T of a batch, ``sequences`` B, ``longest`` S (tokens of the longest sequence), after padding by
-    ``bei.engine.packing``.
-    """
+    ``bei.engine.packing``."""
 
     name: str
     tokens: tuple[int, int, int]
@@ -136,8 +133,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     ``lowerings``: the form of each attention layer (docs/engines.md, "The packed graph"), in order. ``fallbacks``:
     requested or preferred features that were unavailable, a sentence each. ``refit``: the plan holds no weights; they
-    are loaded from the ONNX file beside it.
-    """
+    are loaded from the ONNX file beside it."""
 
     lowerings: list[Literal["packed", "padded", "masked", "primitive"]]
     fallbacks: list[str]
@@ -152,8 +148,7 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ``cuda``: CUDA version of the PyTorch that compiled it; None for a CPU. ``inputs``: the tensors it takes, by their
     names in ``bei.engine.packing.graph_inputs``, in order. ``kernels``: of each attention layer, in order.
     ``fallbacks``: why a layer has no faster kernel, a sentence each. ``weight_bytes``: device memory of the weights.
-    ``weights``: "beside": in a file of their own; unset in artifacts of earlier versions, whose packages hold them.
-    """
+    ``weights``: "beside": in a file of their own; unset in artifacts of earlier versions, whose packages hold them."""
 
     cuda: str | None
     inputs: list[str]
