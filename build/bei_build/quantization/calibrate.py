@@ -13,6 +13,7 @@ from bei.core import Encoding
 from bei.errors import ConfigError
 from bei.utils.share_done import Tell
 from bei_build.checkpoint.heads import tasks_of
+from bei_build.config import BuildConfig
 from bei_build.job import Job, open_fp32
 from bei_build.onnx_graph.writer import ObservedTensor
 from bei_build.progress import Progress
@@ -259,6 +260,8 @@ def _task(job: Job, number_format: Format, progress: Progress) -> _Task:
     layers = linear_layers(spec)
     row_scales = stored_row_scales(job.weights, spec) if number_format == "fp8" else {}
     ranges = stored_ranges(job.weights, spec) if row_scales else None
+    if ranges is not None:
+        _check_nothing_asked(job.config)
     if row_scales:
         there = row_scales.keys() if ranges is None else row_scales.keys() & ranges.keys()
         layers = tuple(layer for layer in layers if layer.name in there)
@@ -267,6 +270,16 @@ def _task(job: Job, number_format: Format, progress: Progress) -> _Task:
     if not layers:
         raise ConfigError(f"{spec.architecture} has no linear layers to quantize: build with --precision bf16 or fp32.")
     return _Task(layers, number_format, method, row_scales, ranges)
+
+
+def _check_nothing_asked(config: BuildConfig) -> None:
+    """Raise ConfigError for settings that choose ranges of inputs, where the checkpoint brings its own."""
+    for name, usual in (("calibration_method", "auto"), ("calibrate_with", "engine")):
+        if getattr(config, name) != usual:
+            raise ConfigError(
+                f"{name} chooses ranges of inputs, and the checkpoint brings scales of its own, which are taken: leave "
+                "it out."
+            )
 
 
 def _encodings(job: Job, texts: CalibrationTexts) -> list[Encoding]:

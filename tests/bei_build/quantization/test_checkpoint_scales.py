@@ -18,7 +18,7 @@ import transformers
 from safetensors.torch import load_file
 
 from bei.core import Limits
-from bei.errors import CheckpointError, WeightsError
+from bei.errors import CheckpointError, ConfigError, WeightsError
 from bei_build.onnx_graph.attention import AttentionCore
 from bei_build.onnx_graph.transformer import write_graph
 from bei_build.onnx_graph.writer import GraphTypes
@@ -130,6 +130,15 @@ def test_joined_and_shared_matrices_have_their_tensors_scale(tmp_path: Path) -> 
     assert found is not None
     groups = [f"encoder.albert_layer_groups.{group}.albert_layers.0.ffn" for group in (0, 0, 1)]
     assert [found[f"layers.{index}.mlp.up"] for index in range(3)] == [scales[group] * 448 for group in groups]
+
+
+@pytest.mark.parametrize("asked", [{"calibration_method": "percentile"}, {"calibrate_with": "modelopt"}], ids=repr)
+def test_settings_of_ranges_are_refused_where_the_checkpoint_brings_its_own(
+    asked: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    (name,) = asked
+    with pytest.raises(ConfigError, match=f"{name} chooses ranges of inputs, .*: leave it out"):
+        build_artifact(folder, tmp_path / "a", target="cuda-twin", precision="fp8", **asked)
 
 
 def test_what_is_excluded_or_has_no_scale_stays_high(tmp_path: Path) -> None:
