@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -197,7 +198,7 @@ def instances_of_text(
 ) -> list[Instance]:
     """``records`` of a structure or relation as a text's instances, in the order of its windows. Of equal ones of
     several windows the better one is left, as in the library's ``extract_long``."""
-    kept = [record for _, record in records]
+    kept = [record for _, record in sorted(records, key=itemgetter(0))]
     if len({window for window, _ in records}) > 1:
         best: dict[tuple[tuple[tuple[int, int, str], ...], ...], _Record] = {}
         for record in kept:

@@ -116,6 +116,14 @@ def test_of_equal_instances_of_two_windows_the_better_one_is_left() -> None:
     assert one["name"] == [Value("cat", SIGMOID_OF_2, 4, 7)]
 
 
+def test_instances_stand_in_the_order_of_their_windows_whichever_was_read_first() -> None:
+    asked = part(AskedField("name", 0.5))
+    schema, found = AskedSchema((asked,)), Found()
+    read(schema, columns(1, [-1.0, 1.0]), [1], found, range(1, 3))
+    read(schema, columns(1, [1.0, -1.0]), [1], found, range(2))
+    assert [texts(one["name"]) for one in instances_of_text(found.records[0], asked, TEXT, WORDS)] == [["the"], ["sat"]]
+
+
 def test_spans_of_all_instances_and_labels_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(span_choice, "MOST_CANDIDATES", 5)
     asked = AskedSchema((part(AskedField("name", 0.5)),))
