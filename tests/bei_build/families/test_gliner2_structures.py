@@ -231,14 +231,18 @@ def test_the_route_has_the_same_instances(artifact: Artifact, model: Model) -> N
     assert [span["text"] for span in found["spans"]] == [span.text for span in expected.spans]
 
 
-def test_a_job_has_the_same_instances(artifact: Artifact, model: Model, tmp_path: Path) -> None:
-    texts = texts_of(6)
-    pq.write_table(pa.table({"text": [*texts, None]}), tmp_path / "in.parquet")
-    asked_for = {"structures": STRUCTURES, "relations": RELATIONS, "threshold": 0.3}
-    options = JobOptions((str(tmp_path / "in.parquet"),), str(tmp_path / "out"), task="extract", task_options=asked_for)
+def rows_of_job(artifact: Artifact, folder: Path, texts: list[str], **asked_for: Any) -> list[dict[str, Any]]:
+    pq.write_table(pa.table({"text": [*texts, None]}), folder / "in.parquet")
+    options = JobOptions((str(folder / "in.parquet"),), str(folder / "out"), task="extract", task_options=asked_for)
     with opened_source(options) as source:
         run_job(source, artifact.path, options, ServeConfig(tune="off", tokenizer_threads=1), lambda _: None)
-    rows = pq.read_table(tmp_path / "out").to_pylist()
+    rows: list[dict[str, Any]] = pq.read_table(folder / "out").to_pylist()
+    return rows
+
+
+def test_a_job_has_the_same_instances(artifact: Artifact, model: Model, tmp_path: Path) -> None:
+    texts = texts_of(6)
+    rows = rows_of_job(artifact, tmp_path, texts, structures=STRUCTURES, relations=RELATIONS, threshold=0.3)
     expected = model.extract_schema(texts, structures=STRUCTURES, relations=RELATIONS, threshold=0.3)
     assert len(rows) == len(texts)
     for row, one in zip(rows, expected, strict=True):
@@ -248,3 +252,10 @@ def test_a_job_has_the_same_instances(artifact: Artifact, model: Model, tmp_path
             assert found.keys() == wanted.keys()
             for name, instances in wanted.items():
                 assert [plain(each) for each in found[name]] == [plain(each) for each in instances]
+
+
+def test_too_many_instances_are_an_error_of_the_row_in_a_job(
+    artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bei.tasks.extract.MOST_COLUMNS", 40)  # the model counts 11 of two structures of five fields
+    assert rows_of_job(artifact, tmp_path, texts_of(3), structures=STRUCTURES) == []
