@@ -83,7 +83,7 @@ _DEPENDENT = {
 # model's name where several are served.
 _DEPENDENT_ROUTES = (
     *("decode", "detokenize", "score", "invocations", "vertex", "v1/classify", "tokenize", "pooling"),
-    *("infer", "v1/batches", "api/show", "api/pull", "models/{name}", "pipeline/{task}"),
+    *("infer", "v1/batches", "api/show", "api/pull", "models/{name}", "pipeline/{task}", "retrieval/{model}"),
     "contextualizedembeddings",  # all chunks together are limited
     *("v1/decisions", "v1/systemone"),  # a question's type says what it must have
 )

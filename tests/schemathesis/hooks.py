@@ -34,6 +34,8 @@ def map_body(context: Any, body: Any) -> Any:
         return body
     if not isinstance(body, dict) or not isinstance(body.get("model", ""), str) or chance % 10 == 0:
         return body
+    if "{model}" in context.operation.path:  # NIM's, which the body may not contradict
+        return {field: value for field, value in body.items() if field != "model"}
     return {**body, "model": model_of(context.operation.path, _names(), chance)}
 
 
@@ -43,6 +45,14 @@ def map_query(context: Any, query: Any) -> Any:
         chance = zlib.crc32(query["model"].encode("utf-8", "replace"))
         return {**query, "model": model_of(context.operation.path, _names(), chance)}
     return query
+
+
+def map_path_parameters(context: Any, found: Any) -> Any:
+    """The same where the path does: of a served model that has what the path asks for."""
+    if isinstance(found, dict) and found.get("model") in _names():
+        chance = zlib.crc32(found["model"].encode())
+        return {**found, "model": model_of(context.operation.path, [found["model"]], chance)}
+    return found
 
 
 def map_headers(context: Any, headers: Any) -> Any:
@@ -74,5 +84,6 @@ def _with_known_numbers(node: Any, *, in_list: bool = False) -> Any:
 
 schemathesis.hook(map_body)
 schemathesis.hook(map_query)
+schemathesis.hook(map_path_parameters)
 schemathesis.hook(map_headers)
 schemathesis.deserializer("application/msgpack")(from_msgpack)
