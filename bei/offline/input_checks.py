@@ -69,21 +69,21 @@ def text_or_image(value: object, index: int) -> TextOrImage:
     return text_or_ids(value, index) if (found := _image(value)) is None else found
 
 
-def text_or_picture(value: object, index: int) -> TextOrPicture:
+def text_or_picture(value: object, index: int, param: str = "inputs") -> TextOrPicture:
     """As ``text_or_image``, without token ids."""
-    return text(value, index) if (found := _image(value)) is None else found
+    return text(value, index, param) if (found := _image(value, param)) is None else found
 
 
-def _image(value: object) -> ImageInput | None:
+def _image(value: object, param: str = "inputs") -> ImageInput | None:
     """None: it is none."""
     if _is_dataset_row(value):
         value = value["bytes"]
     if isinstance(value, bytes | bytearray | memoryview):
-        return ImageInput(bytes(value), "inputs")
+        return ImageInput(bytes(value), param)
     if isinstance(value, Path):
-        return ImageInput(value, "inputs")
+        return ImageInput(value, param)
     if is_opened_image(value):
-        return ImageInput(value, "inputs")  # type: ignore[arg-type]
+        return ImageInput(value, param)  # type: ignore[arg-type]
     return None
 
 

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -20,6 +20,7 @@ from bei.core import Encoding, Float32Array
 from bei.errors import BeiError, EmptyInputError, InvalidImageError, InvalidRequestError
 from bei.image.source import ImageInput
 from bei.offline.input_checks import (
+    GivenText,
     TextOrIds,
     TextOrImage,
     TextOrPicture,
@@ -61,7 +62,15 @@ from bei.service.model_service import ModelService
 from bei.tasks import classify, embed, rerank
 from bei.tasks import zero_shot as zero_shot_task
 from bei.tasks.classify import ClassifyTask
-from bei.tasks.compare import CompareTask, check_alone, checked_weights, compare
+from bei.tasks.compare import (
+    ComparedPair,
+    CompareTask,
+    check_alone,
+    checked_weights,
+    compare,
+    has_late_interaction,
+    texts_of,
+)
 from bei.tasks.decide import DecideTask, decide, inputs_of, reading_of
 from bei.tasks.embed import CheckedTask, EmbedTask, TaskName, check_task
 from bei.tasks.entities import Entity
@@ -230,39 +239,50 @@ def zero_shot(
     )
 
 
-def reranking(service: ModelService, query: str, given: Given) -> Method[str, Float32Array, list[Rank]]:
+def reranking(service: ModelService, query: GivenText, given: Given) -> Method[TextOrPicture, Float32Array, list[Rank]]:
     """Ranks of documents, best first."""
     options = checked(RerankOptions, given)
     mode, weights, label = options.get("score_mode"), options.get("score_weights"), options.get("label")
     raw, read, instruction = options.get("raw_scores", False), _reading(options), options.get("instruction")
-    if mode is not None or weights is not None:
+    manifest = service.manifest
+    if mode is None and weights is None and label is None and "rerank" not in manifest.tasks:
+        mode = "multi_vector" if has_late_interaction(manifest) else None
+    is_comparison = mode is not None or weights is not None
+    if is_comparison:
         check_alone(mode, {"label": label, "raw_scores": raw or None, "instruction": instruction})
         checked_weights(service, mode, weights)
     else:
         require(service, "rerank" if label is None else "classify")
-    asked = text_of_pair(query, 0, "query")
+    check = text_or_picture if is_comparison else text_of_pair
+    asked = check(query, 0, "query")
 
-    async def run(documents: Seq[str], ticket: Ticket, _: Wrong) -> WindowResult[Float32Array]:
-        pairs = [(asked, document) for document in documents]
-        if mode is None:
-            task = RerankTask(pairs, read, raw=raw, instruction=instruction, label=label)
-            scores = await rerank.rerank(service, task, ticket=ticket)
+    def paired(documents: Seq[TextOrPicture]) -> Seq[ComparedPair]:
+        return [(asked, document) for document in documents]
+
+    async def run(documents: Seq[TextOrPicture], ticket: Ticket, _: Wrong) -> WindowResult[Float32Array]:
+        pairs = paired(documents)
+        if is_comparison:
+            compared = CompareTask(cast("Seq[ModelInput]", pairs), read, mode=mode, weights=weights)
+            scores = await compare(service, compared, ticket=ticket)
         else:
-            scores = await compare(service, CompareTask(pairs, read, mode=mode, weights=weights), ticket=ticket)
+            task = RerankTask(texts_of(pairs), read, raw=raw, instruction=instruction, label=label)
+            scores = await rerank.rerank(service, task, ticket=ticket)
         return WindowResult(scores.values[:, 0], scores.num_tokens, scores.truncated, _NO_ERRORS)
 
-    def pairs(documents: Seq[str]) -> Seq[ModelInput]:
-        return [(asked, document) for document in documents]
+    def model_inputs(documents: Seq[TextOrPicture]) -> Seq[ModelInput]:
+        if not is_comparison:
+            return texts_of(paired(documents))
+        return [*documents, asked] if isinstance(asked, str) else documents
 
     return Method(
         name="rerank",
         options=options,
-        check=partial(text_of_pair, param="documents"),
+        check=partial(check, param="documents"),
         run=run,
         collector=partial(RankCollector, options.get("top_n")),
-        model_inputs=pairs,
+        model_inputs=model_inputs,
         param="documents",
-        is_one=bool(service.manifest.listwise),
+        is_one=bool(manifest.listwise),
     )
 
 

@@ -270,11 +270,14 @@ class Model:
 
     # Scores.
 
-    def rerank(self, query: str, documents: Iterable[str], **options: Unpack[RerankOptions]) -> list[Rank]:
-        """The places of ``documents`` with their scores against ``query``, best first."""
+    def rerank(self, query: GivenText, documents: Iterable[GivenText], **options: Unpack[RerankOptions]) -> list[Rank]:
+        """The places of ``documents`` with their scores against ``query``, best first. Images are for models that
+        compare vectors of them."""
         return self._runner.gather(methods.reranking(self._runner.service, query, options), documents)
 
-    async def arerank(self, query: str, documents: Iterable[str], **options: Unpack[RerankOptions]) -> list[Rank]:
+    async def arerank(
+        self, query: GivenText, documents: Iterable[GivenText], **options: Unpack[RerankOptions]
+    ) -> list[Rank]:
         """As ``rerank``."""
         return await self._runner.async_gather(methods.reranking(self._runner.service, query, options), documents)
 

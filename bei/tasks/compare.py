@@ -119,9 +119,13 @@ def check_alone(mode: ScoreMode | None, others: Mapping[str, object]) -> None:
             )
 
 
+def has_late_interaction(manifest: Manifest) -> bool:
+    """True of a model whose vectors of tokens are trained to be compared with each other."""
+    return any(info.name == "token_embedding" and info.unit_length for info in manifest.outputs)
+
+
 def _check_late_interaction(manifest: Manifest, kinds: Seq[Kind] | Mapping[Kind, float]) -> None:
-    is_trained = any(info.name == "token_embedding" and info.unit_length for info in manifest.outputs)
-    if "multi_vector" in kinds and not is_trained:
+    if "multi_vector" in kinds and not has_late_interaction(manifest):
         raise InvalidRequestError(
             f"{manifest.name} gives its tokens' states, which are not trained for late interaction: "
             "send another score_mode.",

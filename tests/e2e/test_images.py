@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -169,6 +169,45 @@ def test_texts_are_scored_against_images_by_their_vectors(served: Served, expect
     assert answer.status_code == 200, answer.text
     found = [one["score"] for one in answer.json()["data"]]
     np.testing.assert_allclose(found, expected[: len(FILES)] @ expected[len(FILES)], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("path", "form"),
+    [
+        ("/v1/rerank", lambda url: {"image": url}),
+        ("/v2/rerank", lambda url: {"content": [{"type": "image_url", "image_url": {"url": url}}]}),
+        ("/vllm/rerank", lambda url: {"type": "image_url", "image_url": {"url": url}}),
+    ],
+    ids=["jina", "vllm", "part"],
+)
+def test_images_are_ranked_by_their_vectors(
+    path: str, form: Callable[[str], object], served: Served, expected: Float32Array
+) -> None:
+    documents = [*map(form, map(data_url, FILES)), TEXTS[1], {"text": TEXTS[1]}]
+    body = {"query": TEXTS[0], "documents": documents, "return_documents": True, "score_mode": "dense"}
+    answer = served.post(path, body)
+    assert answer.status_code == 200, answer.text
+    results = answer.json()["results"]
+    scores = expected @ expected[len(FILES)]
+    own = [*scores[: len(FILES)], *[scores[len(FILES) + 1]] * 2]
+    found = [one["relevance_score"] for one in results]
+    assert found == sorted(found, reverse=True)
+    for one in results:
+        assert one["relevance_score"] == pytest.approx(own[one["index"]], abs=1e-3)
+        of_image = one["index"] < len(FILES)
+        content = data_url(FILES[one["index"]]) if of_image else TEXTS[1]
+        assert one["document"] == {"image" if of_image else "text": content}
+    body = {"query": form(data_url(FILES[0])), "documents": TEXTS, "score_mode": "dense"}
+    of_texts = expected[len(FILES) :] @ expected[0]
+    for one in served.post(path, body).json()["results"]:
+        assert one["relevance_score"] == pytest.approx(of_texts[one["index"]], abs=1e-3)
+
+
+def test_images_are_returned_where_they_are_asked_for(served: Served) -> None:
+    body = {"query": TEXTS[0], "documents": [{"image": data_url(FILES[0])}, TEXTS[1]], "score_mode": "dense"}
+    for fields in ({}, {"return_documents": False}):
+        answer = served.post("/v1/rerank", {**body, **fields}).json()["results"]
+        assert ["document" in one for one in sorted(answer, key=lambda one: one["index"])] == [False, not fields]
 
 
 def test_nims_modality_is_one_word_or_one_for_each_input(served: Served, expected: Float32Array) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from bei import errors
+from bei.image.source import ImageInput
 from bei.server.dialects import jina_multi_vector
 from bei.server.dialects.base import Dialect
 from bei.server.endpoint.context import RequestContext
@@ -20,7 +21,7 @@ from bei.server.endpoint.examples import DOCUMENTS, QUERY, RERANK_TOKENS, RERANK
 from bei.server.endpoint.field_schema import Text as NonEmptyText
 from bei.server.endpoint.field_schema import limits, limits_of_inputs
 from bei.server.endpoint.inference import order_of
-from bei.server.endpoint.input_parts import InputPart
+from bei.server.endpoint.input_parts import ComparedInput, InputPart, JoinedPart
 from bei.server.endpoint.parse import parser
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
@@ -81,16 +82,14 @@ class EmbeddingsRequest(Tiered, kw_only=True):
     return_tokenized_input: NotAsked | None = False
 
 
-class Document(zero_shot.Text):
-    """A document as an object, read together with the query."""
-
-    text: str
+class Document(JoinedPart, forbid_unknown_fields=False):
+    """A document as an object: a text, or an image for a model that compares vectors of images."""
 
 
 class RerankRequest(Tiered, kw_only=True):
     """``top_n`` null: all. ``truncation`` null: as the server is configured. ``max_doc_length`` null: the model's."""
 
-    query: str
+    query: str | ComparedInput
     documents: Annotated[list[str | Document], limits_of_inputs]
     model: Model | None = None
     top_n: Annotated[int, Meta(ge=1)] | None = None
@@ -108,7 +107,7 @@ class _Result(TypedDict):
 class Result(_Result, total=False):
     """By descending score. The document is a string or an object, as it came."""
 
-    document: str | rerank.Text
+    document: str | rerank.DocumentObject
 
 
 class RerankResponse(TypedDict):
@@ -151,7 +150,8 @@ async def create_embeddings(body: EmbeddingsRequest, context: RequestContext) ->
 async def rank(body: RerankRequest, context: RequestContext) -> Reply:
     """Score documents against a query, best first."""
     _refuse(body, "return_embeddings", "ask /v1/embeddings")
-    texts = zero_shot.texts_of(body.documents, context, "documents")
+    context.check_count(body.documents, "documents")  # before they are looked at
+    documents = [one if isinstance(one, str) else one.model_input("documents") for one in body.documents]
     asked = rerank.DocumentsRequest(
         query=body.query,
         documents=[],
@@ -159,17 +159,21 @@ async def rank(body: RerankRequest, context: RequestContext) -> Reply:
         truncation=body.truncation,
         max_tokens_per_doc=body.max_doc_length,
     )
-    service, scores = await rerank.scored(asked, texts, context)
+    service, scores = await rerank.scored(asked, documents, context)
     order, has_documents = order_of(scores)[: body.top_n], body.return_documents is not False
 
     def result_of(index: int) -> Result:
         result: Result = {"index": index, "relevance_score": scores.values[index, 0]}
         if has_documents:
-            given = body.documents[index]
-            result["document"] = given if isinstance(given, str) else {"text": given.text}
+            read = documents[index]
+            if isinstance(read, ImageInput):
+                result["document"] = {"image": str(read.content)}
+            else:
+                result["document"] = read if isinstance(body.documents[index], str) else {"text": read}
         return result
 
-    num_bytes = len(order) * _RESULT_BYTES + has_documents * sum(len(texts[index]) for index in order)
+    sizes = (len(one) if isinstance(one, str) else one.held_bytes for one in (documents[index] for index in order))
+    num_bytes = len(order) * _RESULT_BYTES + has_documents * sum(sizes)
     content = {
         "model": service.name,
         "object": "list",

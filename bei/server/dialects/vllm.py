@@ -36,7 +36,7 @@ from bei.server.endpoint.examples import (
 )
 from bei.server.endpoint.field_schema import Limits, exactly_one, limits, limits_of_inputs
 from bei.server.endpoint.get_responses import answers
-from bei.server.endpoint.input_parts import InputPart
+from bei.server.endpoint.input_parts import ComparedInput
 from bei.server.endpoint.models import Models
 from bei.server.endpoint.parse import TokenId, parser
 from bei.server.endpoint.refused_fields import (
@@ -67,13 +67,7 @@ _SCORE_BYTES = 50
 _SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 
 
-class ScoredPart(msgspec.Struct):
-    """One text or image, as the part of a message; images are for models that have vectors of them."""
-
-    content: Annotated[list[InputPart], limits(minItems=1, maxItems=1)]
-
-
-Side: TypeAlias = str | ScoredPart | Annotated[list[str | ScoredPart], limits_of_inputs]
+Side: TypeAlias = str | ComparedInput | Annotated[list[str | ComparedInput], limits_of_inputs]
 
 
 class ScoreRequest(Controls, kw_only=True):
@@ -176,15 +170,8 @@ def sides_of(body: ScoreRequest, context: RequestContext) -> dict[str, list[Comp
         value: Side = getattr(body, side)
         inputs = value if isinstance(value, list) else [value]
         context.check_count(inputs, side)
-        sides[side] = [one if isinstance(one, str) else _input_of(one, side) for one in inputs]
+        sides[side] = [one if isinstance(one, str) else one.model_input(side) for one in inputs]
     return sides
-
-
-def _input_of(given: ScoredPart, side: str) -> Compared:
-    """Raises InvalidRequestError unless it is one text or one image."""
-    if len(given.content) != 1:
-        raise InvalidRequestError(f"An object in {side} has one part in content, a text or an image.", side)
-    return given.content[0].model_input(side)
 
 
 def pairs_of(sides: dict[str, list[Compared]]) -> list[ComparedPair]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -29,17 +30,18 @@ _TYPES_OF = {
 }
 
 
-def _part_with(field: str) -> dict[str, Any]:
-    """Schema of a part whose content stands in ``field``."""
-    others = {other: NULL for other in _TYPES_OF if other != field}
+def _part_with(field: str, *no_part: str) -> dict[str, Any]:
+    """Schema of a part whose content stands in ``field``, not in others or ``no_part``."""
+    others = {other: NULL for other in (*_TYPES_OF, *no_part) if other != field}
     kinds = {"enum": [None, *_TYPES_OF[field]]}
     return {"required": [field], "properties": {field: {"not": NULL}, **others, "type": kinds}}
 
 
-class InputPart(msgspec.Struct, forbid_unknown_fields=True):
-    """A text or an image: OpenAI's `{"type": "image_url", "image_url": {"url": ...}}`, Jina's `{"image": ...}` and, of
-    its clients, `{"bytes": ...}` and `{"url": ...}`, Voyage's `{"type": "image_base64", "image_base64": ...}`. Images
-    are for models with an image tower."""
+_NO_PART: Mapping[str, Any] = {field: NULL for field in ("type", *_TYPES_OF)}
+
+
+class PartFields(msgspec.Struct, forbid_unknown_fields=True):
+    """The fields of a text or an image."""
 
     type: Literal["text", "input_text", "image_url", "input_image", "image_base64", "image"] | None = None
     text: Text | None = None
@@ -48,13 +50,6 @@ class InputPart(msgspec.Struct, forbid_unknown_fields=True):
     image_base64: ImageText | None = None
     bytes: ImageText | None = None
     url: ImageText | None = None
-
-    _limits: ClassVar[Limits] = (
-        {
-            "description": "One text or one image, as its type says.",
-            "oneOf": [_part_with(field) for field in _TYPES_OF],
-        },
-    )
 
     def model_input(self, param: str) -> str | ImageInput:
         """What the model reads. Raises InvalidRequestError unless the object holds one text or one image."""
@@ -69,6 +64,43 @@ class InputPart(msgspec.Struct, forbid_unknown_fields=True):
                 param,
             )
         return texts[0] if texts else ImageInput(images[0], param)
+
+
+class InputPart(PartFields, forbid_unknown_fields=True):
+    """A text or an image: OpenAI's `{"type": "image_url", "image_url": {"url": ...}}`, Jina's `{"image": ...}` and, of
+    its clients, `{"bytes": ...}` and `{"url": ...}`, Voyage's `{"type": "image_base64", "image_base64": ...}`. Images
+    are for models with an image tower."""
+
+    _limits: ClassVar[Limits] = (
+        {
+            "description": "One text or one image, as its type says.",
+            "oneOf": [_part_with(field) for field in _TYPES_OF],
+        },
+    )
+
+
+class ComparedInput(PartFields, forbid_unknown_fields=True):
+    """A text or an image, as a part or, in vLLM's form, as `{"content": [part]}`."""
+
+    content: Annotated[list[InputPart], limits(minItems=1, maxItems=1)] | None = None
+
+    _limits: ClassVar[Limits] = (
+        {
+            "description": "One text or one image, as its type says.",
+            "oneOf": [
+                *(_part_with(field, "content") for field in _TYPES_OF),
+                {"required": ["content"], "properties": {"content": {"not": NULL}, **_NO_PART}},
+            ],
+        },
+    )
+
+    def model_input(self, param: str) -> str | ImageInput:
+        """As of a part."""
+        if self.content is None:
+            return super().model_input(param)
+        if len(self.content) != 1 or any(getattr(self, field) is not None for field in _NO_PART):
+            raise InvalidRequestError(f"An object in {param} has one part in content, a text or an image.", param)
+        return self.content[0].model_input(param)
 
 
 class JoinedPart(InputPart, forbid_unknown_fields=True):

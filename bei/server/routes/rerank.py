@@ -3,8 +3,8 @@
     texts        text-embeddings-inference and BEI: a bare list with ``score``
     documents    Cohere, Jina, vLLM, LiteLLM, Infinity: an object whose ``results`` have ``relevance_score``
 
-These differ in what ``document`` is in a result: see ``document_of``. (SGLang's bare list for ``documents`` cannot be
-served beside them.)
+Queries and documents may be images where a model compares vectors of them. The dialects differ in what ``document`` is
+in a result: see ``document_of``. (SGLang's bare list for ``documents`` cannot be served beside them.)
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import msgspec
 from msgspec import UNSET, Meta
 
 from bei.errors import InvalidRequestError
+from bei.image.source import ImageInput
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import (
     CREATED,
@@ -36,17 +37,19 @@ from bei.server.endpoint.examples import (
 )
 from bei.server.endpoint.field_schema import Limits, TextsOfPairs, limits_of_inputs, without
 from bei.server.endpoint.inference import order_of
+from bei.server.endpoint.input_parts import ComparedInput
 from bei.server.endpoint.parse import parser, parser_by_field, too_many_inputs
 from bei.server.endpoint.refused_fields import Refused, refused
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.scoring_fields import Label, Mode, Weights, pair_scores, scoring_task
+from bei.server.endpoint.scoring_fields import Label, Mode, Weights, pair_scores, scoring_model
 from bei.server.endpoint.shared_fields import PairControls, agreed
 from bei.server.routes.openai_embeddings import Usage, usage
 from bei.service.admission import Ticket
 from bei.service.call import ModelRequest
 from bei.service.service import InferenceService
 from bei.tasks.classify import Scores
+from bei.tasks.compare import Compared, texts_of
 from bei.tasks.rerank import num_around
 from bei.tokenizer.encoder import EncodingOptions
 
@@ -76,7 +79,6 @@ _OF_DOCUMENTS = "send documents in the place of texts"
 class RerankControls(PairControls, kw_only=True):
     """The fields of both dialects."""
 
-    query: str
     instruction: Annotated[str | None, Meta(description="vLLM's; for models with a template that has a slot.")] = None
     instruct: Annotated[str | None, Meta(description="SGLang's word for instruction.")] = None
     label: Label | None = None
@@ -87,6 +89,7 @@ class RerankControls(PairControls, kw_only=True):
 class TextsRequest(RerankControls, kw_only=True):
     """TEI's and BEI's."""
 
+    query: str
     texts: TextsOfPairs
     return_text: bool = False
     # TEI knows none; LiteLLM's provider for it sends it.
@@ -97,8 +100,10 @@ class TextsRequest(RerankControls, kw_only=True):
 
 
 class DocumentsRequest(RerankControls, kw_only=True):
-    """Cohere's, Jina's, vLLM's, Infinity's. Objects have a `text`, or the fields that `rank_fields` names."""
+    """Cohere's, Jina's, vLLM's, Infinity's. Objects have a `text`, or the fields that `rank_fields` names, or an image:
+    `{"image": ...}` or `{"content": [part]}`."""
 
+    query: str | ComparedInput
     # Decoded in a second step, one by one: objects may have fields by the hundred thousand.
     documents: Annotated[list[Annotated[msgspec.Raw, Meta(extra_json_schema=_DOCUMENT)]], limits_of_inputs]
     top_n: TopN | None = None
@@ -121,21 +126,22 @@ class Rank(_Rank, total=False):
     text: str
 
 
+class DocumentObject(TypedDict, total=False):
+    """A document, as most clients take it: a text, or an image as it came."""
+
+    text: str
+    image: str
+
+
 class _Result(TypedDict):
     index: int
     relevance_score: float
 
 
-class Text(TypedDict):
-    """A document, as most clients take it."""
-
-    text: str
-
-
 class Result(_Result, total=False):
     """One document; results are sorted by descending score. `document` is a plain string only in Infinity's form."""
 
-    document: Text | str
+    document: DocumentObject | str
 
 
 class ApiVersion(TypedDict):
@@ -170,10 +176,10 @@ class RerankResponse(TypedDict):
 
 
 class ParsedDocuments(NamedTuple):
-    """A request, and the texts of its documents."""
+    """A request, and what the model reads of its documents."""
 
     body: DocumentsRequest
-    texts: list[str]
+    documents: list[Compared]
 
 
 ParsedRequest: TypeAlias = TextsRequest | ParsedDocuments
@@ -182,6 +188,8 @@ _parse_fields = parser_by_field(texts=TextsRequest, documents=DocumentsRequest)
 _parse_newer_fields = parser_by_field(documents=DocumentsRequest, texts=TextsRequest)
 _parse_documents = parser(DocumentsRequest)
 _document_decoder: msgspec.json.Decoder[Document] = msgspec.json.Decoder(Document)
+_part_decoder = msgspec.json.Decoder(ComparedInput)
+_PART_FIELDS = frozenset(ComparedInput.__struct_fields__)
 
 
 def parse(
@@ -194,39 +202,49 @@ def parse(
         return body
     if len(body.documents) > max_inputs:
         raise too_many_inputs(len(body.documents), max_inputs, "documents")
-    texts = [_decoded_text(index, raw, body.rank_fields) for index, raw in enumerate(body.documents)]
+    documents = [_decoded(index, raw, body.rank_fields) for index, raw in enumerate(body.documents)]
     body.documents = []  # or they would keep the whole content
-    return ParsedDocuments(body, texts)
+    return ParsedDocuments(body, documents)
 
 
-def _decoded_text(index: int, raw: msgspec.Raw, rank_fields: Seq[str] | None) -> str:
+def _decoded(index: int, raw: msgspec.Raw, rank_fields: Seq[str] | None) -> Compared:
     try:
         document = _document_decoder.decode(raw)
+        if isinstance(document, dict) and not rank_fields and _is_part(document):
+            return _part_decoder.decode(raw).model_input("documents")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         message = f"The request is not valid: {error} - in `$.documents[{index}]`."
         raise InvalidRequestError(message, "documents") from error
     return text_of(index, document, rank_fields)
 
 
+def _is_part(document: dict[str, Any]) -> bool:
+    """True of an object in a form of images: others are texts with names of their own."""
+    return "text" not in document and bool(document) and document.keys() <= _PART_FIELDS
+
+
 async def rank(request: ParsedRequest, context: RequestContext, path: str) -> Reply:
-    """Score texts or documents against a query, best first.
+    """Score texts or documents against a query, best first: by a reranker, a classifier's `label`, or a comparison of
+    an embedder's vectors (`score_mode`; a model for late interaction needs none), of images too.
 
     `texts` (TEI, BEI) gives a bare list with `score`; `documents` (Cohere, Jina, vLLM, Infinity) an object whose
     `results` have `relevance_score`.
     """
     if isinstance(request, TextsRequest):
         return await rank_texts(request, context)
-    body, texts = request
-    service, answer = await scored(body, texts, context)
-    return Reply(render_results(answer, texts, body, service.name, path), answer.truncated)
+    body, documents = request
+    service, answer = await scored(body, documents, context)
+    return Reply(render_results(answer, documents, body, service.name, path), answer.truncated)
 
 
-async def scored(body: DocumentsRequest, texts: Seq[str], context: RequestContext) -> tuple[InferenceService, Scores]:
-    """The model that scores the documents ``texts`` as ``body`` says, and their scores in their order."""
+async def scored(
+    body: DocumentsRequest, documents: Seq[Compared], context: RequestContext
+) -> tuple[InferenceService, Scores]:
+    """The model that scores ``documents`` as ``body`` says, and their scores in their order."""
     service = _checked(body, context)
-    context.check_count(texts, "documents")
-    ticket = _admitted(context, service, body, texts)
-    shorter, cut = await shortened(service, texts, body.max_tokens_per_doc, ticket)
+    context.check_count(documents, "documents")
+    ticket = _admitted(context, service, body, documents)
+    shorter, cut = await shortened(service, documents, body.max_tokens_per_doc, ticket)
     answer = await _scored(service, body, shorter, ticket)
     return service, msgspec.structs.replace(answer, truncated=sorted(cut.union(answer.truncated)))
 
@@ -240,23 +258,33 @@ async def rank_texts(body: TextsRequest, context: RequestContext) -> Reply:
 
 
 def _checked(body: RerankControls, context: RequestContext) -> InferenceService:
-    service = context.able(scoring_task(body), body.model)
+    service = scoring_model(body, context)
     body.settled()
     return service
 
 
-def _admitted(context: RequestContext, service: InferenceService, body: RerankControls, texts: Seq[str]) -> Ticket:
+def _admitted(
+    context: RequestContext, service: InferenceService, body: TextsRequest | DocumentsRequest, documents: Seq[Compared]
+) -> Ticket:
+    query = _query_of(body)
     if body.score_mode is None:
         around = num_around(service, agreed(body, "instruction", "instruct"))
-        return context.admit(service, [(body.query, text) for text in texts], num_around=around)
-    context.check_inputs([body.query], "query")  # read by themselves
-    context.check_inputs(texts, "texts" if isinstance(body, TextsRequest) else "documents")
-    return context.admit(service, [body.query, *texts])
+        return context.admit(service, texts_of([(query, one) for one in documents]), num_around=around)
+    context.check_inputs([query], "query")  # read by themselves
+    context.check_inputs(documents, "texts" if isinstance(body, TextsRequest) else "documents")
+    return context.admit(service, [query, *documents])
 
 
-async def _scored(service: InferenceService, body: RerankControls, texts: Seq[str], ticket: Ticket) -> Scores:
+def _query_of(body: TextsRequest | DocumentsRequest) -> Compared:
+    return body.query if isinstance(body.query, str) else body.query.model_input("query")
+
+
+async def _scored(
+    service: InferenceService, body: TextsRequest | DocumentsRequest, documents: Seq[Compared], ticket: Ticket
+) -> Scores:
     instruction = agreed(body, "instruction", "instruct")
-    pairs = [(body.query, text) for text in texts]
+    query = _query_of(body)
+    pairs = [(query, one) for one in documents]
     return await pair_scores(body, service, pairs, ticket, raw=body.is_raw(), instruction=instruction)
 
 
@@ -279,19 +307,21 @@ def text_of(index: int, document: Document, rank_fields: Seq[str] | None) -> str
 
 
 async def shortened(
-    service: InferenceService, texts: Seq[str], max_tokens: int | None, ticket: Ticket
-) -> tuple[list[str], set[int]]:
-    """``texts``, each cut to its first ``max_tokens`` tokens, and the indices of those that were cut."""
-    if not max_tokens or max_tokens >= service.manifest.max_seq_len:
-        return list(texts), set()
+    service: InferenceService, documents: Seq[Compared], max_tokens: int | None, ticket: Ticket
+) -> tuple[list[Compared], set[int]]:
+    """``documents``, each text cut to its first ``max_tokens`` tokens, and the indices of those that were cut."""
+    texts = {index: one for index, one in enumerate(documents) if isinstance(one, str)}
+    if not texts or not max_tokens or max_tokens >= service.manifest.max_seq_len:
+        return list(documents), set()
     options = EncodingOptions(truncate=True, max_tokens=max_tokens, with_spans=True)
-    encodings = await service.encode(ModelRequest(texts, options), ticket=ticket)
-    shorter = list(texts)
-    cut = {index for index, encoding in enumerate(encodings) if encoding.truncated}
-    for index in cut:
-        spans = encodings[index].spans
-        assert spans is not None  # they were asked for
-        shorter[index] = texts[index][: int(spans.offsets[:, 1].max())]
+    encodings = await service.encode(ModelRequest([*texts.values()], options), ticket=ticket)
+    shorter = list(documents)
+    cut = set()
+    for (index, text), encoding in zip(texts.items(), encodings, strict=True):
+        if encoding.truncated:
+            assert encoding.spans is not None  # they were asked for
+            shorter[index] = text[: int(encoding.spans.offsets[:, 1].max())]
+            cut.add(index)
     return shorter, cut
 
 
@@ -308,17 +338,19 @@ def render_ranks(scores: Scores, texts: Seq[str] | None, top_n: int | None) -> I
     return Items(len(order), len(order) * _RESULT_BYTES + num_chars, items)
 
 
-def render_results(scores: Scores, texts: Seq[str], body: DocumentsRequest, model: str, path: str) -> dict[str, object]:
+def render_results(
+    scores: Scores, documents: Seq[Compared], body: DocumentsRequest, model: str, path: str
+) -> dict[str, object]:
     """The RerankResponse of all dialects with ``documents``."""
     order = order_of(scores)[: body.top_n or None]
 
     def result_of(index: int) -> Result:
         result: Result = {"index": index, "relevance_score": scores.values[index, 0]}
-        document = document_of(texts[index], body, path)
+        document = document_of(documents[index], body, path)
         return result if document is None else {**result, "document": document}
 
-    has_documents = document_of("", body, path) is not None
-    num_bytes = len(order) * _RESULT_BYTES + (sum(len(texts[index]) for index in order) if has_documents else 0)
+    shown = (documents[index] for index in order if document_of(documents[index], body, path) is not None)
+    num_bytes = len(order) * _RESULT_BYTES + sum(len(one) if isinstance(one, str) else one.held_bytes for one in shown)
     results = Items(len(order), num_bytes, lambda start, stop: [result_of(index) for index in order[start:stop]])
     return {
         "id": f"rerank-{uuid.uuid4().hex}",
@@ -329,7 +361,7 @@ def render_results(scores: Scores, texts: Seq[str], body: DocumentsRequest, mode
         "usage": usage(scores.num_tokens),
         "meta": {
             "api_version": {"version": _version_on(path)},
-            "billed_units": {"search_units": math.ceil(len(texts) / _DOCUMENTS_OF_A_SEARCH_UNIT)},
+            "billed_units": {"search_units": math.ceil(len(documents) / _DOCUMENTS_OF_A_SEARCH_UNIT)},
         },
     }
 
@@ -342,16 +374,19 @@ def _version_on(path: str) -> str:
     return "2" if path.startswith("/v2") else "1"
 
 
-def document_of(text: str, body: DocumentsRequest, path: str) -> Text | str | None:
-    """The ``document`` of a result for ``text``; None: the result has none.
+def document_of(one: Compared, body: DocumentsRequest, path: str) -> DocumentObject | str | None:
+    """The ``document`` of a result; None: the result has none.
 
     Infinity's client, which alone sends ``raw_scores``, gets a plain string, and only where it asks for documents.
-    vLLM's, Jina's and Cohere's v1 get an object, unless they say no; Cohere's v2 only where a client says yes.
+    vLLM's, Jina's and Cohere's v1 get an object, unless they say no; Cohere's v2 only where a client says yes, as all
+    do of images.
     """
+    if isinstance(one, ImageInput):
+        return {"image": str(one.content)} if body.return_documents else None
     if body.raw_scores is not None:
-        return text if body.return_documents else None
+        return one if body.return_documents else None
     by_default = not path.startswith("/v2")
-    return {"text": text} if (by_default if body.return_documents is None else body.return_documents) else None
+    return {"text": one} if (by_default if body.return_documents is None else body.return_documents) else None
 
 
 def _route(path: str, summary: str, max_inputs: int) -> Route[ParsedRequest]:

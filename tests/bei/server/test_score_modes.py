@@ -44,7 +44,7 @@ def late_interaction() -> list[float]:
 
 @pytest.mark.parametrize("path", [*RERANK, *SCORE])
 def test_token_vectors_are_compared_as_colbert_does(path: str, kinds: App) -> None:
-    for fields in ({"score_mode": "multi_vector"}, {}) if path in SCORE else ({"score_mode": "multi_vector"},):
+    for fields in ({"score_mode": "multi_vector"}, {}):
         np.testing.assert_allclose(found(kinds, path, model="colbert", **fields), late_interaction(), rtol=1e-5)
 
 
@@ -93,6 +93,21 @@ def test_what_does_not_fit_is_refused_by_name(fields: dict[str, Any], param: str
     response = post(kinds, path, **asked, **fields)
     assert response.status_code in (400, 422), response.text
     assert param in response.text
+
+
+def test_a_model_for_late_interaction_takes_nothing_of_a_reranker(kinds: App) -> None:
+    for field, value in (("instruction", "find"), ("raw_scores", True), ("label", "sad")):
+        asked = {"query": QUERY, "documents": TEXTS, "model": "colbert", field: value}
+        check_error(post(kinds, "/rerank", **asked), 400, param="model" if field == "label" else field)
+
+
+def test_an_image_is_refused_where_pairs_are_read_together_or_no_tower_reads_it(kinds: App) -> None:
+    picture = {"image": "data:image/png;base64,AAAA"}
+    for fields in ({"model": "reranker"}, {"model": "embedder", "score_mode": "dense"}, {"model": "colbert"}):
+        for path in RERANK:
+            check_error(post(kinds, path, query=QUERY, documents=["a", picture], **fields), 400, param="documents")
+        check_error(post(kinds, "/rerank", query=picture, documents=["a"], **fields), 400, param="query")
+    check_error(post(kinds, "/rerank", query=QUERY, documents=[{"url": "a", "title": "b"}]), 400, param="documents")
 
 
 def test_an_empty_text_is_refused_where_texts_are_read_apart(kinds: App) -> None:

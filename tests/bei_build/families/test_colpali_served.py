@@ -23,7 +23,7 @@ from bei.service.loader import load_model
 from bei_build.weights.peft_adapter import CONFIG, WEIGHTS
 from tests.support.builds import build_artifact, running
 from tests.support.checkpoints import read_tensors, write_json, write_tensors
-from tests.support.colpali import library_processor, save_colpali
+from tests.support.colpali import library_processor, library_rows, save_colpali
 from tests.support.served import Served
 from tests.support.two_towers import data_url, png
 
@@ -39,6 +39,34 @@ def of_texts(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     app = Served(build_artifact(checkpoint, folder, images=False, verify=False))
     yield app
     app.close()
+
+
+def test_pages_are_ranked_as_the_library_scores_them(
+    checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """No mode is needed: token vectors are all that the model has."""
+    files, texts = [png(*size) for size in ((40, 30), (64, 64), (20, 50))], ["a page about cats", "a text"]
+    rows = [torch.from_numpy(one) for one in library_rows(checkpoint, files, texts)]
+    pages, query, other = rows[: len(files)], rows[-2], rows[-1]
+    of_text, of_page = (
+        library_processor(checkpoint).score_retrieval([one], [*pages, other])[0] for one in (query, pages[0])
+    )
+
+    artifact = build_artifact(checkpoint, tmp_path_factory.mktemp("artifact") / "colpali", verify=False)
+    app = Served(artifact)
+    try:
+        documents = [*({"image": data_url(file)} for file in files), texts[1]]
+        for path in ("/rerank", "/v1/rerank", "/jina/v1/rerank"):
+            answer = app.post(path, {"query": texts[0], "documents": documents})
+            assert answer.status_code == 200, answer.text
+            found = sorted(answer.json()["results"], key=lambda one: int(one["index"]))
+            np.testing.assert_allclose([one["relevance_score"] for one in found], of_text, atol=1e-3)
+    finally:
+        app.close()
+    with bei.Model(artifact.path, tune="off") as own:
+        for asked, theirs in ((texts[0], of_text), (files[0], of_page)):
+            ranks = sorted(own.rerank(asked, [*files, texts[1]]), key=lambda one: one.index)
+            np.testing.assert_allclose([one.score for one in ranks], theirs, rtol=1e-4, atol=1e-3)
 
 
 def save_lora(folder: Path, checkpoint: Path) -> Path:
