@@ -80,5 +80,4 @@ def test_the_page_allows_no_empty_text_in_a_list_as_the_route_does(app: App) -> 
     ]
     assert of_list["items"]["minLength"] == 1
     assert post(app, "/api/embed", model="tiny", input=[""]).status_code == 400
-    for nothing in ([], "", None):
-        assert answer(app, "/api/embed", model="tiny", input=nothing)["embeddings"] == []
+    assert answer(app, "/api/embed", model="tiny", input=[])["embeddings"] == []
