@@ -98,8 +98,7 @@ def _made(root: Path, library: str, layers: int, width: int) -> tuple[Path, Arti
     if library == "gliner":
         save_gliner(folder, width=512, spread=0.02, encoder=encoder, max_width=12, max_len=384)
     else:
-        counting = "count_lstm_v2"  # of the published models
-        save_gliner2(folder, spread=0.02, counted=2, encoder=encoder, max_width=8, max_len=384, counting_layer=counting)
+        save_gliner2(folder, spread=0.02, counts={2: 1000.0}, encoder=encoder, max_width=8, max_len=384)
     return folder, built(folder, root, verify=False, reference="auto", allow_below_threshold=False)
 
 

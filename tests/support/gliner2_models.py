@@ -37,12 +37,12 @@ def save_gliner2(
     *,
     spread: float = 0.2,
     none: float = 0.0,
-    counted: int | None = None,
+    counts: Mapping[int, float] | None = None,
     encoder: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Path:
     """A random model with an encoder of ``kind``; ``settings`` of config.json. ``spread``: standard deviation of its
-    matrices. ``none``: what is added to its score of a count of 0. ``counted``: it counts so many instances of all.
+    matrices. ``none``: what is added to its score of a count of 0. ``counts``: to those of others.
     ``encoder``: settings of its config."""
     prefix, _, own = ENCODERS[kind]
     tokenizer = gliner2_tokenizer(kind)
@@ -87,8 +87,8 @@ def save_gliner2(
         for name in ("weight", "bias"):
             tensors[f"span_rep.span_rep_layer.out_project.3.{name}"] *= 0.02
         tensors["count_pred.2.bias"][0] += none
-        if counted is not None:
-            tensors["count_pred.2.bias"][counted] += 1000
+        for count, added in (counts or {}).items():
+            tensors["count_pred.2.bias"][count] += added
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: value.detach().contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
     write_json(folder / "config.json", settings)

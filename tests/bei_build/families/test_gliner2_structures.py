@@ -173,17 +173,20 @@ def test_a_count_of_more_instances_than_are_scored_at_once_is_an_error(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the library's
 @pytest.mark.parametrize(
-    ("kind", "counting", "none"),
+    ("kind", "counting", "settings"),
     [
-        ("deberta-v2", "count_lstm", 0.0),
-        ("deberta-v2", "count_lstm_v2", 3.0),
-        ("modernbert", "count_lstm", 3.0),
-        ("modernbert", "count_lstm_v2", 0.0),
+        ("deberta-v2", "count_lstm", {}),
+        ("deberta-v2", "count_lstm_v2", {"none": 3.0}),
+        ("deberta-v2", "count_lstm_v2", {"counts": {1: 1.33, 2: 5.44, 6: 2.83}}),  # texts have 1, 2 and 6 products
+        ("modernbert", "count_lstm", {"none": 3.0}),
+        ("modernbert", "count_lstm_v2", {}),
     ],
 )
-def test_instances_and_scores_are_the_gliner2_librarys(tmp_path: Path, kind: str, counting: str, none: float) -> None:
+def test_instances_and_scores_are_the_gliner2_librarys(
+    tmp_path: Path, kind: str, counting: str, settings: dict[str, Any]
+) -> None:
     library = pytest.importorskip("gliner2")
-    artifact = built(tmp_path, kind, counting_layer=counting, none=none)
+    artifact = built(tmp_path, kind, counting_layer=counting, **settings)
     theirs = library.GLiNER2.from_pretrained(str(tmp_path / "checkpoint"))
     texts = texts_of(300)
     schema = library.Schema.from_dict({"entities": LABELS, "structures": STRUCTURES, "relations": RELATIONS})
@@ -196,6 +199,7 @@ def test_instances_and_scores_are_the_gliner2_librarys(tmp_path: Path, kind: str
     for text, mine, answer in zip(texts, ours, expected, strict=True):
         if f"'end': {len(text) + 1}" in repr(answer):  # the full stop that the library adds
             continue
+        counts[f"{len(mine.structures['product'])} products"] += 1
         for name in STRUCTURES:
             same(mine.structures[name], answer[name])
             counts["structures"] += len(mine.structures[name])
@@ -210,6 +214,8 @@ def test_instances_and_scores_are_the_gliner2_librarys(tmp_path: Path, kind: str
         assert {span[:4]: span.score for span in mine.spans} == pytest.approx(spans, abs=2e-4), text
         counts["spans"] += len(spans)
     assert min(counts["structures"], counts["relations"]) > 100, counts
+    if "counts" in settings:
+        assert sum(name.endswith("products") for name in counts) > 2, counts
 
 
 def test_the_route_has_the_same_instances(artifact: Artifact, model: Model) -> None:
