@@ -98,7 +98,7 @@ Labels are read up to 512 tokens, fewer by `--max-seq-len`; `--tokenizer`, `--ma
 
 Models of the library gliner2 (`model_type` "extractor", architecture `span`; counting layers `count_lstm` and `count_lstm_v2`; DeBERTa v3 and ModernBERT; whether gliner2-base-v1, -large-v1 and -multi-v1 are of these was not seen, and a build says it) find entities, structures and relations, as task
 `extract`, and classify, as task `zero_shot`. Labels stand in front of the text as the library's schema has them, words are split and made lower case as there, and nothing is found where the model counts 0 instances. A label's scores depend on the other labels.
-Descriptions of labels are read as the library's (`labels` as `{name: description}`, or with `threshold` and `dtype`, as in its schema), and for classifications `examples`.
+Descriptions of labels are read as the library's (`labels` as `{{name: description}}`, or with `threshold` and `dtype`, as in its schema), and for classifications `examples`.
 With `multi_label` each label's spans are chosen by themselves, as the library does; `flat: false` is its `overlap_policy` "nested". Without `multi_label` (the default) spans of all labels compete, as with every other model.
 The library puts a full stop behind a text that has none: bei's model reads it too, and no span ends there. Words without tokens (zero-width spaces) begin and end no span. Long texts are read in windows of `max_len` words, 384 unless
 config.json has it.
@@ -106,8 +106,8 @@ config.json has it.
 Classifications are those of [GLiClass](#gliclass), but not on the decision routes, nor on `POST /`, which finds entities unless the model was built with `--task zero_shot`: labels share one whole, or have a probability each (`multi_label`, or a single label). The library's tasks have names; bei's is always "category". A text that is too
 long is cut.
 
-Structures and relations are parts of the same schema, read in one pass: `structures` is `{name: {fields: [{name, dtype, choices, description, threshold}]}}` (also `{name: [field, ...]}`; a field may be its name alone), `relations` a list of names, `{name: description}`, or `{name: {description, threshold}}`.
-A text has so many instances of each as the model counts, up to 19: `structures: {name: [{field: value}]}`, where a value is `{start, end, text, score}`, null, or with `dtype` `list` (the default) a list of these, and `relations: {name: [{head, tail}]}`. Choices stand nowhere (`start` is null).
+Structures and relations are parts of the same schema, read in one pass: `structures` is `{{name: {{fields: [{{name, dtype, choices, description, threshold}}]}}}}` (also `{{name: [field, ...]}}`; a field may be its name alone), `relations` a list of names, `{{name: description}}`, or `{{name: {{description, threshold}}}}`.
+A text has so many instances of each as the model counts, up to 19: `structures: {{name: [{{field: value}}]}}`, where a value is `{{start, end, text, score}}`, null, or with `dtype` `list` (the default) a list of these, and `relations: {{name: [{{head, tail}}]}}`. Choices stand nowhere (`start` is null).
 A text is read with room for 4 instances, and again where more are counted. There are at most 256 fields, heads and tails, and as many in all instances of a text. Of equal instances in two windows the better one is left, as in the library's `extract_long`. Refused by name: `mode`, `anchor`, `cardinality`, `exclusive` and
 `occurrence_policy`, which only `boundary` models read, `validators`, `entity_attributes`, and several classifications in one schema.
 
