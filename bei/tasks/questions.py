@@ -83,10 +83,13 @@ class AskedQuestion(NamedTuple):
 
 
 def as_text(content: Content | None) -> str:
-    """A text as it is, anything else as JSON on one line."""
+    """A text as it is, anything else as JSON on one line. Raises InvalidRequestError for what is nested too deeply."""
     if content is None:
         return ""
-    return content if isinstance(content, str) else "".join(_encoder.iterencode(content))
+    try:
+        return content if isinstance(content, str) else "".join(_encoder.iterencode(content))
+    except RecursionError as error:  # decoders may go deeper, from Python 3.12 on
+        raise InvalidRequestError("JSON of the request is nested too deeply: send it as one text.") from error
 
 
 def question_of(name: str, given: AnyQuestion) -> AskedQuestion:

@@ -59,7 +59,7 @@ _Record: TypeAlias = tuple[tuple[_Raw, ...], ...]
 @dataclass
 class Found:
     """Of one text: candidates for labels, and records of each structure, then of each relation, with the first word of
-    their window. ``num_candidates``: of records."""
+    their window. ``num_candidates``: of records, choices too."""
 
     labels: Candidates = field(default_factory=dict)
     records: dict[int, list[tuple[int, _Record]]] = field(default_factory=dict)
@@ -141,13 +141,13 @@ class SchemaReader:
         least = _least([one.threshold if not one.choices else 2.0 for one in part.fields])  # choices are no spans
         for (first, last, index), score in words.spans(scores[is_text], least):
             by_field[index][first, last, 0] = score
-        found.num_candidates += sum(map(len, by_field))
+        # Words in front have tokens, so rows are their numbers.
+        choices = [_chosen(one, scores[:, index, 0]) for index, one in enumerate(part.fields)]
+        found.num_candidates += sum(map(len, by_field)) + sum(map(len, choices))
         check_candidates(found.size, span_choice.MOST_CANDIDATES, "a text")
         return tuple(
-            _chosen(one, scores[:, index, 0])  # words in front have tokens, so rows are their numbers
-            if one.choices
-            else tuple(_spans(candidates, flat=self._flat, is_single=one.is_single))
-            for index, (one, candidates) in enumerate(zip(part.fields, by_field, strict=True))
+            chosen if one.choices else tuple(_spans(candidates, flat=self._flat, is_single=one.is_single))
+            for one, candidates, chosen in zip(part.fields, by_field, choices, strict=True)
         )
 
 

@@ -16,7 +16,7 @@ from msgspec import UNSET, Meta
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import Example
 from bei.server.endpoint.field_schema import MAX_INPUTS, Text, limits, limits_of_inputs
-from bei.server.endpoint.parse import parser
+from bei.server.endpoint.parse import parser, with_unique_keys
 from bei.server.endpoint.refused_fields import Refused, refused
 from bei.server.endpoint.render import Items, Reply, items_of
 from bei.server.endpoint.route import Route
@@ -203,7 +203,7 @@ ROUTE = Route(
     "Extract spans for labels of the request",
     ExtractRequest,
     ExtractResponse,
-    parser(ExtractRequest),
+    with_unique_keys(parser(ExtractRequest), "labels", "structures", "relations", "threshold"),
     extract_spans,
     _EXAMPLE,
 )

@@ -18,7 +18,7 @@ from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import REVIEW, Example
 from bei.server.endpoint.field_schema import MAX_INPUTS, Limits, Texts, exactly_one, limits, limits_of_inputs, without
 from bei.server.endpoint.field_schema import Text as NonEmptyText
-from bei.server.endpoint.parse import parser, too_many_inputs
+from bei.server.endpoint.parse import parser, too_many_inputs, with_unique_keys
 from bei.server.endpoint.refused_fields import Refused, refused
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
@@ -99,7 +99,7 @@ class _Marks(msgspec.Struct):
 
 
 _parse_marks = parser(_Marks)
-_parse_labels = parser(LabelsRequest)
+_parse_labels = with_unique_keys(parser(LabelsRequest), "labels")
 _parse_plain = parser(ClassifyRequest)
 
 

@@ -140,3 +140,13 @@ def test_no_span_begins_or_ends_at_a_word_without_tokens() -> None:
     logits = np.full((3, (PER_COUNT + 1) * LAYOUT.max_width), 5.0, np.float32)
     reader.read(found, logits, Encoding(np.zeros(3, np.int32), types), range(3), [])
     assert not found.labels
+
+
+def test_choices_of_all_instances_are_bounded_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long text had as many as its windows have, at any threshold."""
+    monkeypatch.setattr(span_choice, "MOST_CANDIDATES", 3)
+    field = AskedField("state", 0.5, choices=(("new", 0), ("old", 1)))
+    asked, found = AskedSchema((part(field),), (), ("new", "old")), Found()
+    read(asked, columns(1, [1.0] * 5), [1], found)
+    with pytest.raises(InvalidRequestError, match="More than 3 spans of a text"):
+        read(asked, columns(1, [1.0] * 5), [1], found)

@@ -13,6 +13,7 @@ import pytest
 
 from bei.artifact.manifest import Classification, OutputInfo
 from bei.core import Limits
+from bei.errors import InvalidRequestError
 from bei.tasks.decide import inputs_of
 from bei.tasks.questions import as_text, concentration
 from tests.bei.server.app import App, check_error
@@ -286,6 +287,15 @@ def test_a_text_and_objects_below_that_bound_are_read(state: object, nli: App) -
     """By this tokenizer as one word."""
     questions = {"q": {"type": "noul", "instructions": "a"}}
     answer(nli, "/v1/systemone", model="nli", state=state, questions=questions)
+
+
+def test_json_that_is_nested_more_deeply_than_it_can_be_written_is_an_error_of_the_request() -> None:
+    """From Python 3.12 on its decoders go deeper."""
+    deep: Any = "a"
+    for _ in range(5_000):
+        deep = [deep]
+    with pytest.raises(InvalidRequestError, match="nested too deeply: send it as one text"):
+        as_text(deep)
 
 
 @pytest.mark.parametrize("model", ["embedder", "ner", "classifier"])

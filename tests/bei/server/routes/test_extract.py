@@ -47,6 +47,22 @@ def test_what_does_not_fit_is_refused(fields: dict[str, Any], said: str, kinds: 
     check_error(response, 400, said)
 
 
+TWICE = [
+    ("/v1/extract", '"labels": {"cat": "a", "cat": "b"}', "labels"),
+    ("/v1/extract", '"structures": {"cat": ["name"], "cat": ["age"]}', "structures"),
+    ("/v1/extract", '"relations": {"eats": {"threshold": 0.1, "threshold": 0.2}}', "relations"),
+    ("/v1/extract", '"labels": ["cat"], "threshold": {"cat": 0.1, "cat": 0.2}', "threshold"),
+    ("/v1/classify", '"labels": {"cat": "a", "cat": "b"}', "labels"),
+]
+
+
+@pytest.mark.parametrize(("path", "field", "param"), TWICE)
+def test_a_name_that_stands_twice_in_a_table_is_refused(path: str, field: str, param: str, kinds: App) -> None:
+    """The first one was dropped."""
+    body = f'{{"model": "spans", "input": ["{TEXT}"], {field}}}'
+    check_error(kinds.request("POST", path, body.encode()), 400, "twice: send each once", param=param)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     labels=st.lists(st.text(max_size=12), max_size=8),
