@@ -246,7 +246,7 @@ DIALECT = Dialect(
             "Classify by labels of the request (Jina)",
             LabelsRequest,
             LabelsResponse,
-            parser(LabelsRequest),
+            zero_shot.parse_labels,
             zero_shot.classify,
             zero_shot.LABELS_EXAMPLE,
         ),

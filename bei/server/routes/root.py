@@ -283,7 +283,7 @@ _KINDS = {
     "rerank": _Kind(parser(rerank.TextsRequest), rerank.rank_texts),
     "classify": _Kind(parser(classify.PredictRequest), classify.predict),
     "classify_tokens": _Kind(parser(predict_tokens.PredictTokensRequest), predict_tokens.predict_tokens),
-    "extract": _Kind(parser(extract.ExtractRequest), extract.extract_spans),
+    "extract": _Kind(extract.ROUTE.parse, extract.ROUTE.handle),
     "decide": _Kind(systemone.ROUTE.parse, systemone.ROUTE.handle),
     "zero_shot": _ZERO_SHOT,
 }

@@ -99,7 +99,7 @@ class _Marks(msgspec.Struct):
 
 
 _parse_marks = parser(_Marks)
-_parse_labels = with_unique_keys(parser(LabelsRequest), "labels")
+parse_labels = with_unique_keys(parser(LabelsRequest), "labels")
 _parse_plain = parser(ClassifyRequest)
 
 
@@ -108,7 +108,7 @@ def parse(content: bytes) -> LabelsRequest | ClassifyRequest:
     marks = _parse_marks(content)
     if bytes(marks.labels) == bytes(marks.classifier_id) == b"null":
         return _parse_plain(content)
-    return _parse_labels(content)
+    return parse_labels(content)
 
 
 async def classify(body: LabelsRequest | ClassifyRequest, context: RequestContext) -> Reply:

@@ -59,7 +59,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"cat": "half \ud800"}, "labels is not valid"),
     ({"": "a cat"}, "labels 0 is an empty text"),
     ({" ": "a cat"}, "labels 0 is empty"),
-    ({"cat": "a " * 200_000}, "shorten them"),
+    ({"cat": "a " * 200_000}, "shorten labels and descriptions"),
     ({"cat": "the cat " * 400}, "The labels take"),
     ({f"label {place}": "a thing" for place in range(10_000)}, "send fewer"),
 ]
