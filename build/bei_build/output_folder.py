@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,7 @@ from bei_build.progress import Progress
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-_LOCK = ".lock"  # the end of its name, behind the folder's
+_LOCK, _REPLACED = ".lock", ".replaced"  # ends of names, behind the folder's
 # The age from which a lock file that nobody holds is left over: a build creates it and then locks it.
 _LEFT_AFTER_S = 60.0
 
@@ -72,7 +72,7 @@ def scratch_folder(out: Path) -> Iterator[Path]:
         scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     lock = scratch.with_name(scratch.name + _LOCK)
     try:
-        with acquire(lock):
+        with _held(lock):
             yield scratch
     except BaseException as error:  # raised again: whatever ends the build, nothing of it stays
         full = full_disk(error, out.parent)  # before space is freed
@@ -82,6 +82,17 @@ def scratch_folder(out: Path) -> Iterator[Path]:
         raise
     finally:
         lock.unlink(missing_ok=True)
+
+
+@contextmanager
+def _held(lock: Path) -> Iterator[None]:
+    """Hold ``lock``; on a file system without locks there is no file, and what a killed build leaves stays."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(acquire(lock))
+        except OSError:
+            lock.unlink(missing_ok=True)
+        yield
 
 
 def seal(
@@ -99,7 +110,8 @@ def seal(
             raise BuildError(f"No server would load this artifact: {fault}. Correct the checkpoint's files.")
         if key is not None:
             artifact = sign(artifact, key)
-        _put_in_place(scratch, out)
+        if (left := _put_in_place(scratch, out)) is not None:
+            progress.note(f"{left}, which was in its place before, cannot be removed now: remove it")
         step.details.append(shown_size(size_of(out)))
         if artifact.signed is not None:
             step.details.append(f"signed by {artifact.signed.key}")
@@ -113,25 +125,27 @@ def size_of(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def _put_in_place(scratch: Path, out: Path) -> None:
-    """Rename; an existing artifact is moved aside first, so that a crash between the two renames loses neither."""
+def _put_in_place(scratch: Path, out: Path) -> Path | None:
+    """Rename; an existing artifact is moved aside first, so that a crash between the two renames loses neither. Where
+    it cannot be removed (NFS keeps files that a server has open), the folder that is left."""
     scratch.chmod(0o755)  # mkdtemp gives 0700
-    if out.exists():
-        _check_replaceable(out)  # again, because the build took a while
-        replaced = scratch.with_name(scratch.name + ".replaced")
-        out.rename(replaced)
-        try:
-            scratch.rename(out)
-        except BaseException:
-            replaced.rename(out)
-            raise
-        shutil.rmtree(replaced)
-    else:
+    if not out.exists():
         scratch.rename(out)
+        return None
+    _check_replaceable(out)  # again, because the build took a while
+    replaced = scratch.with_name(scratch.name + _REPLACED)
+    out.rename(replaced)
+    try:
+        scratch.rename(out)
+    except BaseException:
+        replaced.rename(out)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)
+    return replaced if replaced.exists() else None
 
 
 def _remove_leftovers(out: Path) -> None:
-    """Remove the scratch folders of builds of ``out`` that were killed."""
+    """Remove the scratch folders of builds of ``out`` that were killed, and what they have replaced."""
     of_builds = re.compile(rf"(\.{re.escape(out.name)}\.[a-z0-9_]{{8}}){re.escape(_LOCK)}")  # mkdtemp's names
     for path in out.parent.iterdir():
         if (found := of_builds.fullmatch(path.name)) is None:
@@ -144,6 +158,8 @@ def _remove_leftovers(out: Path) -> None:
         if lock is not None:
             with lock:
                 shutil.rmtree(path.with_name(found[1]), ignore_errors=True)
+                if out.exists():  # else it is the artifact that was there
+                    shutil.rmtree(path.with_name(found[1] + _REPLACED), ignore_errors=True)
                 path.unlink(missing_ok=True)
 
 

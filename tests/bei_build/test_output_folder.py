@@ -66,6 +66,57 @@ def test_what_a_killed_build_has_left_is_removed_by_the_next_one_and_nothing_els
             process.communicate()
 
 
+def test_a_build_killed_while_it_removed_the_former_artifact_leaves_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "artifact"
+    for is_there, left in ((True, []), (False, ["thesis.txt"])):  # without it, the former one is the only one
+        killed, of_killed = building(out)
+        killed.kill()
+        killed.communicate()
+        former = of_killed.with_name(f"{of_killed.name}.replaced")
+        former.mkdir()
+        (former / "thesis.txt").write_text("years of work")
+        if is_there:
+            out.mkdir()
+        with scratch_folder(out) as scratch:
+            assert sorted(path.name for path in tmp_path.glob(".artifact.*/thesis.txt")) == left
+        scratch.rmdir()
+        if is_there:
+            out.rmdir()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS], ids=["ENOLCK", "ENOSYS"])
+def test_a_file_system_without_locks_is_built_on(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lustre and NFS may have none: builds failed there, for a lock that only tidies up."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("bei.utils.file_lock.fcntl.flock", refuse)
+    for _ in range(2):
+        with scratch_folder(tmp_path / "artifact") as scratch:
+            assert [path.name for path in tmp_path.iterdir()] == [scratch.name]  # no lock that others could take
+        scratch.rmdir()
+
+
+def test_a_former_artifact_that_cannot_be_removed_does_not_fail_the_build(
+    bert_artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS keeps the files that a server has open, and their folder."""
+    out, rmdir = Path(shutil.copytree(bert_artifact.path, tmp_path / "artifact")), os.rmdir
+
+    def refuse(path: object, **options: object) -> None:
+        if str(path).endswith(".replaced"):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+        rmdir(path, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "rmdir", refuse)
+    with scratch_folder(out) as scratch:
+        shutil.copytree(out, scratch, dirs_exist_ok=True)
+        built = seal(scratch, out, bert_artifact.manifest, bert_artifact.certificate, None, silent())
+    assert load(out).manifest == built.manifest
+    assert [path.name for path in tmp_path.iterdir() if path != out] == [f"{scratch.name}.replaced"]
+
+
 def test_an_artifact_that_cannot_be_replaced_stays_in_its_place(
     bert_artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
