@@ -95,7 +95,7 @@ def _opened(pil: Any, source: ImageInput, limits: ImageLimits) -> Image:
     content = source.file_bytes(limits.fetcher)
     kind = _kind(content, source.param)
     if kind == "WEBP":  # its decoder allocates the whole canvas as it opens a file
-        width, height = _webp_size(content, source.param)
+        width, height = webp_size(content, source.param)
         _check_size(width, height, limits, source.param)
     return pil.Image.open(io.BytesIO(content), formats=[kind])  # type: ignore[no-any-return]
 
@@ -109,7 +109,7 @@ def _kind(content: bytes, param: str) -> str:
     raise InvalidImageError(f"An image is of no format that is read: send one of {', '.join(FORMATS)}.", param)
 
 
-def _webp_size(content: bytes, param: str) -> tuple[int, int]:
+def webp_size(content: bytes, param: str) -> tuple[int, int]:
     """Width and height by the header (developers.google.com/speed/webp/docs/riff_container)."""
     chunk = content[12:16]
     if len(content) >= _RIFF_HEAD:

@@ -15,6 +15,7 @@ from bei.artifact.image_sequence import ImageSequence
 from bei.core import Encoding, ImagePatches, Levels, UInt8Array
 from bei.errors import InvalidImageError
 from bei.image.decode import ImageLimits, decoded
+from bei.image.header import size_by_header
 from bei.image.source import ImageInput
 
 if TYPE_CHECKING:
@@ -29,8 +30,7 @@ _LEAST_SCALE, _MOST_SCALE, _SCALE_TOLERANCE = 1e-6, 100.0, 1e-5
 class ImageEncoder:
     """Encodings of images for a tower with patches of ``patch_size`` pixels, of images of ``image_size`` (height and
     width), or of any that the processor makes (``most_patches``), behind ``num_leading`` tokens without pixels.
-    ``sequence``: how a decoder reads the tower's states; None: none does. ``num_tokens``: of an image, at most. Safe in
-    threads."""
+    ``sequence``: how a decoder reads the tower's states; None: none does. Safe in threads."""
 
     def __init__(
         self,
@@ -51,7 +51,21 @@ class ImageEncoder:
         height, width = image_size
         self._has_one_size = processor.most_patches(patch_size) is None
         most = processor.most_patches(patch_size) or (height // patch_size) * (width // patch_size)
-        self.num_tokens = most + num_leading if sequence is None else sequence.num_tokens(most + num_leading)
+        self._most_states = most + num_leading
+
+    def num_states(self, source: ImageInput) -> int:
+        """Tokens that ``source`` has in the tower, by its header; the most of an image where that does not say it."""
+        bounds = self._processor.bounds
+        if not bounds or (size := size_by_header(source)) is None:
+            return self._most_states
+        if not 0 < max(size) <= MOST_STRETCHED * min(size):
+            return self._most_states  # it will be refused
+        height, width = bounds.size(*size)
+        return height * width // self._patch_size**2
+
+    def num_tokens(self, num_states: int) -> int:
+        """Tokens of an image with so many in the tower, as they are counted."""
+        return num_states if self._sequence is None else self._sequence.num_tokens(num_states)
 
     def encode(
         self,

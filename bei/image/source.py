@@ -64,6 +64,15 @@ class ImageInput:
         except ValueError as error:  # binascii.Error is one
             raise InvalidImageError(f"An image is not base64 ({error}): encode the file's bytes.", self.param) from None
 
+    def first_bytes(self, num_bytes: int) -> bytes:
+        """About so many bytes that the file begins with, of bytes or of base64. Raises InvalidImageError, ValueError
+        for what is neither."""
+        if isinstance(self.content, bytes):
+            return self.content[:num_bytes]
+        assert isinstance(self.content, str), "the caller has asked"
+        start = _base64_start(self.content, self.param)
+        return base64.b64decode(self.content[start : start + num_bytes // 3 * 4], validate=True)
+
     @contextmanager
     def _reading(self, path: Path) -> Iterator[None]:
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,19 +17,18 @@ from bei.image.fetch import ImageFetcher
 from bei.image.source import ImageInput
 from bei.scheduler.cost_model import CostModel
 from bei.scheduler.image_bounds import ImageReading
-from bei.service.admission import Demand
+from bei.service.admission import NO_DEMAND, Demand
 
 
 @dataclass(frozen=True)
 class ImageSide:
     """``costs``: of steps of the image tower's engine. ``image_size``: height and width of what it reads.
-    ``num_states``: the tower's tokens of an image, at most. ``decoder_costs``: of steps of the engine that reads its
-    states, with ``width`` numbers for each of the tower's tokens; None: no decoder does."""
+    ``decoder_costs``: of steps of the engine that reads its states, with ``width`` numbers for each of the tower's
+    tokens; None: no decoder does."""
 
     encoder: ImageEncoder
     costs: CostModel
     image_size: tuple[int, int]
-    num_states: int
     decoder_costs: CostModel | None = None
     width: int = 0
 
@@ -36,13 +37,16 @@ class ImageSide:
         """How a decoder reads the images; None: none does."""
         return None if self.decoder_costs is None else ImageReading(self.width, self.costs, self.decoder_costs)
 
-    def demand(self, num_images: int) -> Demand:
-        """Of so many images."""
-        num_tokens = self.encoder.num_tokens
-        seconds = self.costs.sequence_seconds(self.num_states)
-        if self.decoder_costs is not None:
-            seconds += self.decoder_costs.sequence_seconds(num_tokens)
-        return Demand(num_images * num_tokens, num_images * seconds, num_tokens)
+    def demand(self, images: Seq[ImageInput]) -> Demand:
+        """Of ``images``, by the sizes in their headers."""
+        demand = NO_DEMAND
+        for num_states, count in Counter(map(self.encoder.num_states, images)).items():
+            num_tokens = self.encoder.num_tokens(num_states)
+            seconds = self.costs.sequence_seconds(num_states)
+            if self.decoder_costs is not None:
+                seconds += self.decoder_costs.sequence_seconds(num_tokens)
+            demand = demand.plus(Demand(count * num_tokens, count * seconds, num_tokens))
+        return demand
 
     @cached_property
     def canary(self) -> ImageInput:
@@ -80,8 +84,8 @@ def image_side_of(
         sequence=tower.sequence or None,
     )
     if not tower.sequence:
-        return ImageSide(encoder, costs, tower.image_size, tower.max_seq_len)
-    return ImageSide(encoder, costs, tower.image_size, tower.max_seq_len, text_costs, tower.sequence.row_width)
+        return ImageSide(encoder, costs, tower.image_size)
+    return ImageSide(encoder, costs, tower.image_size, text_costs, tower.sequence.row_width)
 
 
 def no_images(name: str, param: str) -> InvalidImageError:

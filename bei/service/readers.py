@@ -78,13 +78,12 @@ class InputReaders:
         """Tokens of each input; of texts a guess. ``whole``: texts are not cut to what the model takes. ``num_around``:
         characters that are read with each text or pair."""
         most = sys.maxsize if whole else self._max_seq_len
-        of_image = 0 if self.images is None else self.images.encoder.num_tokens
         return [
             estimated_length(len(value) + num_around, most)
             if isinstance(value, str)
             else len(value)
             if isinstance(value, list)
-            else of_image
+            else self._tokens_of(value)
             if isinstance(value, ImageInput)
             else estimated_length(len(value[0]) + len(value[1]) + num_around, most)
             for value in inputs
@@ -96,10 +95,17 @@ class InputReaders:
         """The estimated demand of ``inputs``, each by what its tower's steps cost. ``of_texts``: of so many tokens
         each."""
         texts = [value for value in inputs if not isinstance(value, ImageInput)]
+        images = [value for value in inputs if isinstance(value, ImageInput)]
         demand = of_texts(self.estimated_lengths(texts, whole=whole, num_around=num_around)) if texts else NO_DEMAND
-        if len(texts) < len(inputs) and self.images is not None:
-            demand = demand.plus(self.images.demand(len(inputs) - len(texts)))
+        if images and self.images is not None:
+            demand = demand.plus(self.images.demand(images))
         return demand
+
+    def _tokens_of(self, image: ImageInput) -> int:
+        if self.images is None:
+            return 0
+        encoder = self.images.encoder
+        return encoder.num_tokens(encoder.num_states(image))
 
     @property
     def _pools(self) -> list[TokenizerPool]:

@@ -289,7 +289,7 @@ class InferenceService(Held):
             return _CANARY_TIMEOUT_S
         if not images.decoder_costs.is_measured:
             return _UNMEASURED_IMAGE_S
-        return max(_CANARY_TIMEOUT_S, _MOST_OF_PREDICTED * images.demand(1).seconds)
+        return max(_CANARY_TIMEOUT_S, _MOST_OF_PREDICTED * images.demand([images.canary]).seconds)
 
     def begin_drain(self) -> None:
         """Refuse new work from now on; what is accepted will be answered."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bei.artifact.image_processor import ImageProcessor
+from bei.artifact.image_processor import ImageProcessor, PixelBounds
 from bei.artifact.image_sequence import ImageSequence
 from bei.config.settings import ServeConfig
-from bei.core import Encoding, ImagePatches
+from bei.core import Encoding, ImagePatches, Limits
 from bei.engine.fake import FakeEngine
 from bei.image.decode import ImageLimits
 from bei.image.encoder import ImageEncoder
@@ -26,27 +28,30 @@ from bei.service.service import InferenceService
 from tests.support.artifacts import LIMITS, save_artifact
 from tests.support.engines import GatedEngine
 from tests.support.services import entered, run_async
+from tests.support.two_towers import data_url, png
 
 COSTS = CostModel.assumed(LIMITS)
 IMAGE = ImageInput(b"", "input")
 LONG = "cat " * 100  # cut to 16 tokens
 
 
-def page_side() -> ImageSide:
-    """Of images with 1,030 tokens, as ColPali's have."""
+def page_side(bounds: PixelBounds | msgspec.UnsetType = msgspec.UNSET) -> ImageSide:
+    """Of images with 1,030 tokens, as ColPali's have, or with ``bounds`` of as many as their sizes say."""
     processor = ImageProcessor(
         shortest_edge=None,
-        resize=(448, 448),
+        resize=None if bounds else (448, 448),
+        bounds=bounds,
         resample="bicubic",
         crop=None,
         rescale=1 / 255,
         mean=(0.5,) * 3,
         std=(0.5,) * 3,
     )
-    sequence = ImageSequence(before=[1] * 3, token_id=2, after=[3] * 3, width=8)
+    merged = 2 if bounds else msgspec.UNSET
+    sequence = ImageSequence(before=[1] * 3, token_id=2, after=[3] * 3, width=8, merged_side=merged)
     limits = ImageLimits(max_bytes=1_000_000, max_pixels=1_000_000)
     encoder = ImageEncoder(processor, (448, 448), 14, num_leading=0, limits=limits, sequence=sequence)
-    return ImageSide(encoder, COSTS, (448, 448), 1024, COSTS, 8)
+    return ImageSide(encoder, COSTS, (448, 448), COSTS, 8)
 
 
 def two_towers(
@@ -84,6 +89,24 @@ def test_one_image_is_interactive_however_many_tokens_it_has(
         service.close()
 
     run_async(test)
+
+
+def test_an_image_of_many_sizes_is_admitted_by_its_own() -> None:
+    """By the largest size a thumbnail was refused for a deadline that it keeps, and two of them were bulk."""
+    costs = CostModel.assumed(Limits(8192, 8, 8192))
+    side = page_side(PixelBounds(fewest=4 * 28**2, most=1800 * 28**2, multiple=28))
+    side = replace(side, costs=costs, decoder_costs=costs)
+    sizes = [(56, 56), (280, 140), (4000, 3000)]
+    images = [ImageInput(data_url(png(*size))) for size in sizes]
+    encodings = side.encoder.encode(images[:2])
+    assert [side.demand([one]).num_tokens for one in images[:2]] == [one.num_tokens for one in encodings] == [10, 56]
+    most, (small, _, large) = side.demand([IMAGE]), [side.demand([one]) for one in images]
+    assert 1700 < large.num_tokens <= 1806 <= most.num_tokens  # of one whose header says nothing the most
+    assert small.seconds < large.seconds / 4
+    both = side.demand(images)
+    assert (both.num_tokens, both.image_tokens) == (10 + 56 + large.num_tokens, large.num_tokens)
+    stripe, none = ImageInput(png(1, 4000)), ImageInput("https://a.example/b.png")
+    assert side.demand([stripe]).num_tokens == side.demand([none]).num_tokens == most.num_tokens
 
 
 def test_the_gauge_of_waits_is_for_the_work_of_both_towers(tmp_path: Path) -> None:

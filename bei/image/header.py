@@ -1,0 +1,64 @@
+"""Height and width of an image by its first bytes: what it will cost is known before it is decoded. Nothing is refused
+here, ``bei.image.decode`` does that."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+from bei.errors import InvalidImageError
+from bei.image.decode import webp_size
+from bei.image.source import ImageInput
+
+# Bytes that are looked at: of most formats the first few; of JPEG what precedes the size may be EXIF and a profile.
+_FEW_BYTES, _MANY_BYTES = 48, 1 << 16
+_MOST_SEGMENTS = 64  # of a JPEG
+_JPEG = b"\xff\xd8"
+# Markers from 0xC0 to 0xCF that begin no frame (ITU-T T.81, table B.1).
+_NO_FRAME = (0xC4, 0xC8, 0xCC)
+
+
+def size_by_header(source: ImageInput) -> tuple[int, int] | None:
+    """Height and width as they are stored, before EXIF's orientation; None of a path or URL, and of what is no whole
+    header."""
+    content = source.content
+    if isinstance(content, Path):
+        return None
+    if not isinstance(content, bytes | str):
+        return content.height, content.width
+    try:
+        head = source.first_bytes(_FEW_BYTES)
+        if head.startswith(_JPEG):
+            return _of_jpeg(source.first_bytes(_MANY_BYTES))
+        return _of_others(head, source.param)
+    except (InvalidImageError, ValueError, struct.error):
+        return None
+
+
+def _of_others(head: bytes, param: str) -> tuple[int, int] | None:
+    if head.startswith(b"\x89PNG"):
+        width, height = struct.unpack_from(">II", head, 16)
+    elif head.startswith(b"GIF8"):
+        width, height = struct.unpack_from("<HH", head, 6)
+    elif head.startswith(b"BM"):
+        is_short = head[14:15] == b"\x0c"  # bytes of OS/2's header
+        width, height = struct.unpack_from("<HH" if is_short else "<ii", head, 18)
+    elif head.startswith(b"RIFF"):
+        width, height = webp_size(head, param)
+    else:
+        return None
+    return abs(height), width  # a BMP of negative height begins at its top
+
+
+def _of_jpeg(head: bytes) -> tuple[int, int] | None:
+    """Of the first frame's header (ITU-T T.81, B.2.2)."""
+    at = len(_JPEG)
+    for _ in range(_MOST_SEGMENTS):
+        mark, kind, length = struct.unpack_from(">BBH", head, at)
+        if mark != 0xFF:
+            return None
+        if 0xC0 <= kind <= 0xCF and kind not in _NO_FRAME:
+            height, width = struct.unpack_from(">HH", head, at + 5)
+            return height, width
+        at += 2 + length
+    return None
