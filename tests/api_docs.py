@@ -205,7 +205,8 @@ def _fields(schema: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         default = f"`{json.dumps(field['default'])}`" if "default" in field else ""
         is_needed = name in required or "default" in field
         texts = dict.fromkeys(_descriptions(field))
-        yield f"`{name}`", _type(field), default if is_needed else "may be left out", " ".join(texts)
+        kind = _type(field).removesuffix(" or null") if default == "`null`" else _type(field)
+        yield f"`{name}`", kind, default if is_needed else "may be left out", " ".join(texts)
 
 
 def _descriptions(field: Mapping[str, Any]) -> Iterator[str]:
@@ -225,7 +226,7 @@ def _type(schema: Mapping[str, Any]) -> str:
         notes = [also] if also else [f"without {', '.join(without)}"] if without else []
         return f"{text} ({'; '.join(notes).rstrip('.')})" if notes else text
     if "enum" in schema:
-        return " or ".join(f"`{json.dumps(value)}`" for value in schema["enum"])
+        return ", ".join(f"`{json.dumps(value)}`" for value in schema["enum"])
     for alternatives in ("oneOf", "anyOf"):
         if alternatives in schema and "type" not in schema:
             return " or ".join(dict.fromkeys(map(_type, schema[alternatives])))
@@ -242,7 +243,7 @@ def _type(schema: Mapping[str, Any]) -> str:
 
 
 def _parenthesized(text: str) -> str:
-    return f"({text})" if " or " in text else text
+    return f"({text})" if " or " in text or ", " in text else text
 
 
 def _sizes(schema: Mapping[str, Any], least: str, most: str) -> str:

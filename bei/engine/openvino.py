@@ -29,12 +29,15 @@ from bei.errors import ArtifactFileMissingError, ArtifactWrongDeviceError, Engin
 from bei.utils.cpu_count import usable_cores
 from bei.utils.libraries import importing
 from bei.utils.mapped_files import release_pages, releasing_pages
+from bei.utils.scarce_resources import require_address_space
 
 # OpenVINO caches a compiled kernel for every shape, 5,000 by default, and grows with traffic. Inputs have bucketed
 # shapes (bei.engine.packing), and the least recently used kernels are dropped (docs/decisions.md has the figures).
 _KERNEL_CACHE_CAPACITY = 1024
 
 _WARMUP_TOKENS = 1024
+
+_PLUGIN_BYTES = 128 << 20  # of the CPU's plugin and the stacks of its first threads, about
 
 # OpenVINO's mark for a Convert that must not be folded into its constant (docs/decisions.md, "Memory of large models").
 # Without it a BF16 matrix lies in memory as FP32 beside the BF16 copy that the kernel reads.
@@ -182,8 +185,10 @@ def _core_of(openvino: Any) -> Any:
     """The process's only Core, never freed.
 
     The CPU plugin gives the thread that loads it a stack for signal handlers, and unmaps it when the Core is freed, in
-    whichever thread: the next signal to the first thread would then end the process (SIGSEGV).
+    whichever thread: the next signal to the first thread would then end the process (SIGSEGV). It is not made where
+    less address space is left than the plugin takes: it may then wait for ever for threads that have no stacks.
     """
+    require_address_space(_PLUGIN_BYTES)
     return openvino.Core()
 
 

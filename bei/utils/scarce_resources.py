@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import re
 import resource
 from pathlib import Path
@@ -24,6 +25,11 @@ def prepare_for_scarcity() -> None:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "backtrace"):  # musl has none, and loads nothing late
         libc.backtrace(ctypes.byref(ctypes.c_void_p()), 1)
+
+
+def require_address_space(num_bytes: int) -> None:
+    """Raise OSError (ENOMEM) unless so much more can be mapped."""
+    mmap.mmap(-1, num_bytes).close()
 
 
 def scarce_resource(error: BaseException) -> str | None:
