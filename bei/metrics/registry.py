@@ -17,9 +17,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from bei.core import Limits
 from bei.metrics.aggregate import Snapshot, merge_snapshots, metrics_of, snapshot_of
-from bei.metrics.counter import Count, Counter
+from bei.metrics.collectors import Count, Counter, Histogram, Series
 from bei.metrics.engine_gauges import PortGauges, WaitS
-from bei.metrics.histogram import Histogram, Series
 from bei.metrics.last_minute import RecentRequests, RecentSteps
 from bei.metrics.tei import AnsweredRequests, te_exposition
 from bei.metrics.vllm import vllm_families
