@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 
 from bei.bulk.steps import plan_steps
 from bei.bulk.watchdog import watched
@@ -30,14 +29,13 @@ from bei.service.call import (
 )
 from bei.service.canaries import ask_canaries
 from bei.service.loader import Loaded
+from bei.service.model_service import ModelFacts
 from bei.service.readers import InputReaders
-from bei.tokenizer.encoder import TextEncoder
 from bei.tokenizer.pool import AnyInput, TokenizerPool
-from bei.tokenizer.prompts import ChosenPrompt, choose_prompt
 from bei.utils.scarce_resources import scarce_resource
 
 
-class ShardService:
+class ShardService(ModelFacts):
     """A ``ModelService`` for requests that are shards. Made and used on one event loop; ``close`` ends its threads.
 
     All inputs of a request are tokenized before its steps are planned, and steps of two requests are never mixed: what
@@ -47,9 +45,9 @@ class ShardService:
     """
 
     def __init__(self, loaded: Loaded, config: ServeConfig) -> None:
-        self.manifest = loaded.artifact.manifest
-        self.name = self.manifest.name
-        self.untrained_dimensions = config.untrained_dimensions
+        manifest, second = loaded.artifact.manifest, None if loaded.second is None else loaded.second.side
+        readers = InputReaders(manifest.name, loaded.encoder, second, manifest.max_seq_len, config.tokenizer_threads)
+        super().__init__(manifest, readers, config)
         self._busy_s = 0.0
         self._busy_since_s = 0.0
         self._num_running = 0
@@ -57,33 +55,9 @@ class ShardService:
         self._costs = loaded.costs
         self._engine = loaded.engine
         self._second = loaded.second
-        side = None if loaded.second is None else loaded.second.side
-        self._readers = InputReaders(
-            self.name, loaded.encoder, side, self.manifest.max_seq_len, config.tokenizer_threads
-        )
         self._streams = ThreadPoolExecutor(self._engine.info.num_streams, "bei-engine")
         self._is_closing = threading.Event()
         self._admission = Admission(admission_limits(config), loaded.costs, _no_queue, lambda: None)
-
-    @property
-    def encoder(self) -> TextEncoder:
-        """The tokenizer. Raises InvalidRequestError where the model reads no texts."""
-        return self._readers.encoder
-
-    @cached_property
-    def embedding_width(self) -> int:
-        """Components of its dense vectors; 0 if it has none."""
-        return self.manifest.dimension("embedding") or 0
-
-    @property
-    def adapter(self) -> int:
-        """0: rows are read by the adapter that the job's options name."""
-        return 0
-
-    @cached_property
-    def default_prompt(self) -> ChosenPrompt:
-        """The prompt of requests that name none. Raises InvalidRequestError where they have to."""
-        return choose_prompt(self.manifest)
 
     @property
     def engine_s(self) -> float:

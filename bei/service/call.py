@@ -17,7 +17,6 @@ from bei.core import Encoding, Float32Array, Row
 from bei.errors import BeiError, EngineDeadError, EngineError, InputTooLongError, InvalidRequestError
 from bei.image.source import ImageInput
 from bei.metrics.request_timing import CallTimes
-from bei.port import Item
 from bei.service.admission import Ticket
 from bei.service.image_side import no_texts
 from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions, Input
@@ -126,13 +125,6 @@ class PendingCall:
         self.done = asyncio.get_running_loop().create_future()
         self._remaining = num_inputs - len(self.errors)
         self._lock = threading.Lock()
-
-    def adapted(self, items: list[Item]) -> list[Item]:
-        """``items`` for the request's adapter to read."""
-        adapter = self.request.adapter
-        if not adapter:
-            return items
-        return [Item(place, encoding._replace(adapter=adapter)) for place, encoding in items]
 
     def record(self, index: int, row: Row) -> bool:
         """Store the answer to input ``index``; True if it was the last one."""

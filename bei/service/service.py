@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
-from functools import cached_property
 from typing import TypeAlias
 
 from bei.artifact.manifest import Artifact
@@ -26,14 +25,13 @@ from bei.scheduler.cost_model import CostModel
 from bei.service.admission import NO_DEMAND, Admission, Demand, Elsewhere, Ticket, admission_limits
 from bei.service.call import InferenceResult, ModelInput, ModelRequest, PendingCall, Reduce, encoding_of_ids, is_large
 from bei.service.canaries import ask_canaries
-from bei.service.held import Held
 from bei.service.image_side import ImageSide
 from bei.service.label_side import LabelSide
+from bei.service.model_service import ModelFacts
 from bei.service.readers import InputReaders
 from bei.tokenizer.encoder import Input, TextEncoder
 from bei.tokenizer.label_encoder import LabelText
 from bei.tokenizer.pool import AnyInput, TokenizerPool, is_long, is_short
-from bei.tokenizer.prompts import ChosenPrompt, choose_prompt
 from bei.utils.threads import off_loop
 
 # Once its canary has matched, readiness accepts an engine that has ended a step so lately, or that is in the middle of
@@ -52,8 +50,9 @@ OnItems: TypeAlias = Callable[[list[Item], Demand], None]
 OpenPort: TypeAlias = Callable[[OnAnswers, ModelMetrics], EnginePort]
 
 
-class InferenceService(Held):
-    """Answers requests for one artifact. Made and used on one event loop; ``close`` ends its threads.
+class InferenceService(ModelFacts):
+    """Answers requests for one artifact. Made and used on one event loop; ``close`` ends its threads. Who asks it
+    holds it (``hold``): it then stays open even if another one takes its place.
 
     ``encoder``: None where it reads no texts, ``second``: no others. ``elsewhere``: what other processes have accepted.
     """
@@ -69,13 +68,12 @@ class InferenceService(Held):
         elsewhere: Elsewhere | None = None,
         second: ImageSide | LabelSide | None = None,
     ) -> None:
-        super().__init__()
-        self.manifest = artifact.manifest
-        self.name = self.manifest.name  # as clients call it
+        manifest = artifact.manifest
+        readers = InputReaders(manifest.name, encoder, second, manifest.max_seq_len, config.tokenizer_threads)
+        super().__init__(manifest, readers, config)
         self.certificate = artifact.certificate
         self.signed = artifact.signed
         self.text_encoder = encoder
-        self.untrained_dimensions = config.untrained_dimensions
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self._calls: dict[int, PendingCall] = {}
@@ -84,32 +82,14 @@ class InferenceService(Held):
         self._idle.set()
         self._draining = False
         self._canary_matched = False
-        is_embedder = any(task.startswith("embed") for task in self.manifest.tasks)
-        self._metrics = ModelMetrics(metrics, self.manifest.name, is_embedder=is_embedder)
-        self._readers = InputReaders(self.name, encoder, second, self.manifest.max_seq_len, config.tokenizer_threads)
+        self._num_holders = 0
+        self._unheld = asyncio.Event()
+        self._unheld.set()
+        is_embedder = any(task.startswith("embed") for task in manifest.tasks)
+        self._metrics = ModelMetrics(metrics, manifest.name, is_embedder=is_embedder)
         self._port = open_port(self._on_answers, self._metrics)
         self._admission = Admission(admission_limits(config), costs, self._port.stats, self._idle.set, elsewhere)
         self._metrics.watch_waits(self._admission.wait_s)
-
-    @property
-    def encoder(self) -> TextEncoder:
-        """The tokenizer. Raises InvalidRequestError where the model reads no texts."""
-        return self._readers.encoder
-
-    @cached_property
-    def embedding_width(self) -> int:
-        """Components of its dense vectors; 0 if it has none."""
-        return self.manifest.dimension("embedding") or 0
-
-    @property
-    def adapter(self) -> int:
-        """0: requests that name no adapter are read by the base model's weights, or have to name one."""
-        return 0
-
-    @cached_property
-    def default_prompt(self) -> ChosenPrompt:
-        """The prompt of requests that name none. Raises InvalidRequestError where they have to."""
-        return choose_prompt(self.manifest)
 
     @property
     def is_alive(self) -> bool:
@@ -291,6 +271,21 @@ class InferenceService(Held):
             return _UNMEASURED_IMAGE_S
         return max(_CANARY_TIMEOUT_S, _MOST_OF_PREDICTED * images.demand([images.canary]).seconds)
 
+    def hold(self) -> None:
+        """Keep the service open until ``let_go``."""
+        self._num_holders += 1
+        self._unheld.clear()
+
+    def let_go(self) -> None:
+        """Undo one ``hold``."""
+        self._num_holders -= 1
+        if not self._num_holders:
+            self._unheld.set()
+
+    async def wait_unheld(self) -> None:
+        """Return when nobody holds the service. One that has been replaced may be closed then."""
+        await self._unheld.wait()
+
     def begin_drain(self) -> None:
         """Refuse new work from now on; what is accepted will be answered."""
         self._draining = True
@@ -431,7 +426,8 @@ class InferenceService(Held):
         """
         if call.is_done:  # cancelled meanwhile
             return
-        items = call.adapted(items)
+        if adapter := call.request.adapter:
+            items = [Item(place, encoding._replace(adapter=adapter)) for place, encoding in items]
         num_tokens = sum([encoding.num_tokens for _, encoding in items])
         for index, encoding in items:
             call.encodings[index] = encoding if encoding.image is None else encoding._replace(image=None)
