@@ -26,7 +26,7 @@ def load_engine(folder: Folder, manifest: Manifest, options: Mapping[str, int] |
     """The engine in ``folder`` (an artifact's ``engine_files``), described by ``manifest``.
 
     ``options`` are the target's own: for ``cpu`` those of ``OpenVINOOptions``, for ``tensorrt`` and ``tensorrt-rtx``
-    those of ``TensorRTOptions``, for ``cuda`` and ``cuda-twin`` those of ``CudaOptions``, for ``trtllm`` those of
+    those of ``GpuOptions``, for ``cuda`` and ``cuda-twin`` those of ``CudaOptions``, for ``trtllm`` those of
     ``TRTLLMOptions``; missing ones have their defaults. Raises ConfigError for an option that the target lacks,
     ArtifactWrongTargetError, ArtifactWrongDeviceError, ArtifactWrongVersionError, DeviceNotFoundError,
     MissingDependencyError, LibraryVersionError, EngineError.
@@ -36,9 +36,10 @@ def load_engine(folder: Folder, manifest: Manifest, options: Mapping[str, int] |
 
         return OpenVINOEngine(folder, manifest, _options(OpenVINOOptions, manifest.target, options or {}))
     if manifest.target in ("tensorrt", "tensorrt-rtx"):
-        from bei.engine.tensorrt.engine import TensorRTEngine, TensorRTOptions
+        from bei.engine.recorded_steps import GpuOptions
+        from bei.engine.tensorrt.engine import TensorRTEngine
 
-        return TensorRTEngine(folder, manifest, _options(TensorRTOptions, manifest.target, options or {}))
+        return TensorRTEngine(folder, manifest, _options(GpuOptions, manifest.target, options or {}))
     if manifest.target in ("cuda", "cuda-twin"):
         from bei.engine.cuda.engine import CudaEngine, CudaOptions
 

@@ -25,19 +25,13 @@ from bei.engine.cuda.device import (
 )
 from bei.engine.cuda.step_sizes import eager_sizes, smallest_fitting
 from bei.engine.packing import Sizes, filled, graph_inputs, rows_of_tokens
+from bei.engine.recorded_steps import NoMemoryError, check_recorded
 from bei.errors import EngineDeadError, EngineError
 
 _ALIGNMENT = 256  # of tensors in a buffer, like CUDA's own allocations
 _FLOAT_BYTES = np.dtype(np.float32).itemsize
-# Tolerance between a recorded step and the same step unrecorded: the kernels are the same, but may add in another
-# order.
-_SAME_REL, _SAME_ABS = 1e-2, 1e-3
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
-
-
-class NoMemoryError(Exception):
-    """The device has not enough memory for a step; smaller ones may fit. Handled inside the engine."""
 
 
 @dataclass(frozen=True)
@@ -167,9 +161,7 @@ class PackageStream:
         except BaseException as error:
             self._settle(error, second)
             raise
-        for name, rows in answers.items():
-            if not np.allclose(rows, expected[name], rtol=_SAME_REL, atol=_SAME_ABS, equal_nan=True):
-                raise EngineError(f"the CUDA graph of {sizes} gives other results than the same step without it")
+        check_recorded(sizes, answers, expected)
         self._recorded.append(recorded)
 
     def _newly_recorded(self, sizes: Sizes, batch: PackedBatch) -> _Recorded:

@@ -17,38 +17,36 @@ from bei.artifact.manifest import CUDA_WEIGHTS, Manifest, OutputInfo, cuda_packa
 from bei.core import EngineInfo, Outputs, PackedBatch
 from bei.engine.cuda.batch_split import halves
 from bei.engine.cuda.device import CudaDevice, LoadedPackage, TorchDevice, TwinDevice
-from bei.engine.cuda.device_stream import NoMemoryError, PackageStream, first_line
+from bei.engine.cuda.device_stream import PackageStream, first_line
 from bei.engine.cuda.requirements import check
 from bei.engine.cuda.step_sizes import recorded_sizes
-from bei.engine.packing import graph_inputs, why_unshared
+from bei.engine.packing import Sizes, graph_inputs, why_unshared
 from bei.engine.pytorch import load_torch
+from bei.engine.recorded_steps import (
+    MEGABYTE,
+    WARMUP_LENGTH,
+    GpuOptions,
+    NoMemoryError,
+    equal_texts,
+    extreme_batches,
+    record_steps,
+)
 from bei.engine.tensorrt.stream_pool import StreamPool
-from bei.errors import ConfigError, EngineDeadError, EngineError
+from bei.errors import ConfigError, EngineError
 
 log = logging.getLogger(__name__)
 
-_MEGABYTE = 1_000_000
-_MOST_STREAMS = 8  # each has memory for a step of its own
-_WARMUP_LENGTH = 128
 _CLOSE_PATIENCE_S = 30.0  # for running steps when the engine is closed
 
 
 @dataclass(frozen=True)
-class CudaOptions:
-    """``num_streams``: batches in flight. ``cuda_graphs``: memory for recorded steps, in MB; 0: none.
+class CudaOptions(GpuOptions):
+    """GpuOptions, and ``memory``: GPU memory for all engines of the process together, in MB; 0: no limit."""
 
-    ``memory``: GPU memory for all engines of the process together, in MB; 0: no limit.
-    """
-
-    num_streams: int = 2
-    cuda_graphs: int = 256
     memory: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_streams <= _MOST_STREAMS:
-            raise ConfigError(f"An engine on a GPU has 1 to {_MOST_STREAMS} streams, not {self.num_streams}.")
-        if self.cuda_graphs < 0:
-            raise ConfigError(f"Memory for CUDA graphs cannot be {self.cuda_graphs} MB; 0 means none.")
+        super().__post_init__()
         if self.memory < 0:
             raise ConfigError(f"A GPU's memory for engines cannot be {self.memory} MB; 0 means all that there is.")
 
@@ -80,10 +78,10 @@ class CudaEngine:
         self._device = device
         self._is_bounded = options.memory > 0
         self._outputs: Sequence[OutputInfo] = manifest.outputs
-        self._graph_bytes = options.cuda_graphs * _MEGABYTE
+        self._graph_bytes = options.cuda_graphs * MEGABYTE
         records = device.is_gpu and options.cuda_graphs > 0
         self._planned = recorded_sizes(manifest.limits, about.inputs) if records else []
-        most = options.memory * _MEGABYTE if options.memory else None
+        most = options.memory * MEGABYTE if options.memory else None
         package = _loaded(device, folder, about.weight_bytes, most)
         streams = [PackageStream(device, package, about.inputs, self._outputs) for _ in range(options.num_streams)]
         self._all_streams = streams
@@ -146,41 +144,25 @@ class CudaEngine:
 
     def warmup(self) -> None:
         """Run the largest and the smallest batches on every stream, then record steps."""
+        limits = self._info.limits
+        batches = [equal_texts(1, 1), equal_texts(1, min(limits.max_seq_len, WARMUP_LENGTH))]
+        if self._device.is_gpu:
+            batches = extreme_batches(limits)
         with self._streams.taken(all_of_them=True) as streams:
             for stream in streams:
-                for batch in self._extreme_batches():
+                for batch in batches:
                     self._answered(stream, batch, self._outputs)
-            self._record(streams)
+            if not self._planned:
+                return
 
-    def _extreme_batches(self) -> list[PackedBatch]:
-        """Batches of one token, of the most tokens in texts of usual length (not on a CPU), and of the longest text."""
-        limits = self._info.limits
-        usual = min(limits.max_seq_len, _WARMUP_LENGTH)
-        if not self._device.is_gpu:
-            return [_equal(1, 1), _equal(1, usual)]
-        count = max(1, min(limits.max_batch_size, limits.max_num_tokens // usual))
-        return [_equal(1, 1), _equal(count, usual), _equal(1, limits.max_seq_len)]
-
-    def _record(self, streams: Sequence[PackageStream]) -> None:
-        """Record steps on all streams, small ones first, which gain most, until the memory for graphs is used up.
-
-        Recording ends at the first failure; steps that are not recorded run eagerly.
-        """
-        num_recorded = 0
-        if self._planned:
-            self._device.free_cache()
-        try:
-            for sizes in self._planned:
-                if sum(stream.graph_bytes for stream in streams) >= self._graph_bytes:
-                    log.info("memory for CUDA graphs is used up: %d of %d recorded", num_recorded, len(self._planned))
-                    return
+            def record(sizes: Sizes) -> None:
                 for stream in streams:
-                    stream.record(sizes, self._info.limits.max_seq_len)
-                num_recorded += 1
-        except EngineDeadError:
-            raise
-        except (EngineError, NoMemoryError) as error:
-            log.warning("after %d CUDA graphs no more are recorded: %s", num_recorded, str(error))
+                    stream.record(sizes, limits.max_seq_len)
+
+            self._device.free_cache()
+            record_steps(
+                self._planned, record, lambda: sum(stream.graph_bytes for stream in streams), self._graph_bytes
+            )
 
     def close(self) -> None:
         """Refuse waiting calls, wait for running steps, then free graphs, memory and weights, once.
@@ -199,7 +181,7 @@ class CudaEngine:
 def _check_inputs(names: Sequence[str]) -> None:
     """Raise EngineError for an input that ``bei.engine.packing`` does not provide."""
     try:
-        graph_inputs(_equal(1, 1), names)
+        graph_inputs(equal_texts(1, 1), names)
     except KeyError as error:
         raise EngineError(f"The package has an input {error} that this bei does not know: upgrade bei.") from error
 
@@ -227,7 +209,3 @@ def _loaded(device: CudaDevice, folder: Folder, weight_bytes: int, most: int | N
             f"PyTorch could not load {shown_path(path)}: {first_line(error)}. Copy the artifact anew from its source, "
             "or build it again."
         ) from error
-
-
-def _equal(count: int, length: int) -> PackedBatch:
-    return PackedBatch(np.zeros(count * length, np.int32), np.arange(count + 1, dtype=np.int32) * np.int32(length))

@@ -1,8 +1,4 @@
-"""Padded sizes of steps: a little padding for eager steps, few fixed sizes for recorded ones.
-
-For a small step the host takes longer to launch its kernels than the GPU to run them; a recorded step is a single
-launch of fixed sizes. The gain has not been measured yet.
-"""
+"""Padded sizes of steps: a little padding for eager steps, few fixed sizes for recorded ones (``recorded_steps``)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Steps captured as CUDA graphs: the sizes to capture, and the choice for a batch.
-
-For a small step the host takes longer to launch its kernels than the GPU to run them; a captured step is a single
-launch of fixed sizes, to which batches are padded. The gain has not been measured yet.
-"""
+"""Steps captured as CUDA graphs (``recorded_steps``): the sizes to capture, and the choice for a batch."""
 
 from __future__ import annotations
 

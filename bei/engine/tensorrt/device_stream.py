@@ -17,6 +17,7 @@ import numpy.typing as npt
 from bei.artifact.manifest import OutputInfo
 from bei.core import Float32Array, Outputs, PackedBatch
 from bei.engine.packing import Sizes, filled, graph_inputs, rows_of_tokens
+from bei.engine.recorded_steps import check_recorded
 from bei.engine.tensorrt.cuda import Cuda, aligned
 from bei.engine.tensorrt.cuda_graphs import CapturedStep, cheapest, cheapest_sizes
 from bei.engine.tensorrt.plan import LoadedPlan, Profile, Shape, raised_by_bindings
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from tensorrt_module import TensorRTModule
 
 _FLOAT_BYTES = np.dtype(np.float32).itemsize
-# Tolerance between a captured step and the same step uncaptured: the kernels are the same, but may add in another
-# order.
-_SAME_REL, _SAME_ABS = 1e-2, 1e-3
 
 
 class DroppableContext:
@@ -206,9 +204,7 @@ class PlanStream:
             except BaseException as error:
                 self._settle(error)
                 raise
-            for name, rows in answers.items():
-                if not np.allclose(rows, expected[name], rtol=_SAME_REL, atol=_SAME_ABS, equal_nan=True):
-                    raise EngineError(f"the CUDA graph of {sizes} gives other results than the same step without it")
+            check_recorded(sizes, answers, expected)
             resources.push(undone.pop_all())
         self._captured.append(step)
 

@@ -9,58 +9,37 @@ from __future__ import annotations
 import logging
 from collections.abc import Set
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from bei.artifact.held_files import Folder
 from bei.artifact.manifest import Manifest
 from bei.core import EngineInfo, Outputs, PackedBatch
 from bei.engine.nvidia import load_cuda, load_library
-from bei.engine.packing import why_unshared
+from bei.engine.packing import Sizes, why_unshared
+from bei.engine.recorded_steps import MEGABYTE, GpuOptions, extreme_batches, record_steps
 from bei.engine.tensorrt.cuda import Cuda
 from bei.engine.tensorrt.cuda_graphs import planned_sizes
 from bei.engine.tensorrt.device_stream import PlanStream
 from bei.engine.tensorrt.plan import LoadedPlan
 from bei.engine.tensorrt.requirements import check_version, found_gpu
 from bei.engine.tensorrt.stream_pool import StreamPool
-from bei.errors import ConfigError, EngineDeadError, EngineError
+from bei.errors import EngineError
 
 log = logging.getLogger(__name__)
 
-_MEGABYTE = 1_000_000
-_MOST_STREAMS = 8  # each has buffers for the largest batch
-_WARMUP_LENGTH = 128
 _CLOSE_PATIENCE_S = 30.0  # for running steps when the engine is closed
 
 
-@dataclass(frozen=True)
-class TensorRTOptions:
-    """``num_streams``: batches in flight. ``cuda_graphs``: memory for captured steps, in MB; 0: none.
-
-    TensorRT-RTX captures steps itself without a memory limit: any number above 0 enables this.
-    """
-
-    num_streams: int = 2
-    cuda_graphs: int = 256
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.num_streams <= _MOST_STREAMS:
-            raise ConfigError(f"An engine on a GPU has 1 to {_MOST_STREAMS} streams, not {self.num_streams}.")
-        if self.cuda_graphs < 0:
-            raise ConfigError(f"Memory for CUDA graphs cannot be {self.cuda_graphs} MB; 0 means none.")
-
-
 class TensorRTEngine:
-    """A loaded plan and its streams, each with buffers and execution contexts of its own.
+    """A loaded plan and its streams, each with buffers and execution contexts of its own. TensorRT-RTX captures steps
+    itself, without a limit on their memory, where ``options.cuda_graphs`` is above 0.
 
     ``trt`` and ``cuda``: modules, for tests; None: the installed ones. Raises DeviceNotFoundError,
     ArtifactWrongDeviceError, ArtifactWrongVersionError, MissingDependencyError, LibraryVersionError, EngineError.
     """
 
     def __init__(
-        self, folder: Folder, manifest: Manifest, options: TensorRTOptions, *, trt: Any = None, cuda: Any = None
+        self, folder: Folder, manifest: Manifest, options: GpuOptions, *, trt: Any = None, cuda: Any = None
     ) -> None:
         purpose = f"Serving {manifest.name} (target {manifest.target})"
         runtime = cuda or load_cuda(purpose, manifest.target)
@@ -73,7 +52,7 @@ class TensorRTEngine:
         if about is None:
             raise EngineError(f"The manifest of {manifest.name} does not describe its plan. Build the artifact again.")
         records = options.cuda_graphs > 0
-        self._graph_bytes = options.cuda_graphs * _MEGABYTE if manifest.target == "tensorrt" else 0
+        self._graph_bytes = options.cuda_graphs * MEGABYTE if manifest.target == "tensorrt" else 0
         planned = planned_sizes(about.profiles[0], manifest.max_seq_len) if records else []
         self._planned = planned if self._graph_bytes else []
         with ExitStack() as resources:
@@ -118,37 +97,18 @@ class TensorRTEngine:
         """Run the largest and the smallest batches on every stream, then capture steps."""
         with self._streams.taken(all_of_them=True) as streams:
             for stream in streams:
-                for batch in self._extreme_batches():
+                for batch in extreme_batches(self._info.limits):
                     stream.run(batch, self._plan.outputs)
                 stream.rehearse(self._info.limits.max_seq_len)
-            self._capture(streams)
+            if not self._planned:
+                return
 
-    def _extreme_batches(self) -> list[PackedBatch]:
-        """Batches of one token, of the most tokens in texts of usual length, and of the longest text."""
-        limits = self._info.limits
-        usual = min(limits.max_seq_len, _WARMUP_LENGTH)
-        count = max(1, min(limits.max_batch_size, limits.max_num_tokens // usual))
-        return [_equal(1, 1), _equal(count, usual), _equal(1, limits.max_seq_len)]
-
-    def _capture(self, streams: list[PlanStream]) -> None:
-        """Capture steps on all streams within the memory for graphs, small ones first: they gain most.
-
-        Capturing ends at the first failure; other steps run uncaptured.
-        """
-        num_captured = 0
-        try:
-            free = self._cuda.free_bytes()
-            for sizes in self._planned:
-                if free - self._cuda.free_bytes() >= self._graph_bytes:
-                    log.info("memory for CUDA graphs is used up: %d of %d recorded", num_captured, len(self._planned))
-                    return
+            def record(sizes: Sizes) -> None:
                 for stream in streams:
                     stream.capture(sizes, self._info.limits.max_seq_len, self._resources)
-                num_captured += 1
-        except EngineDeadError:
-            raise
-        except EngineError as error:
-            log.warning("after %d CUDA graphs no more are recorded: %s", num_captured, str(error))
+
+            free = self._cuda.free_bytes()
+            record_steps(self._planned, record, lambda: free - self._cuda.free_bytes(), self._graph_bytes)
 
     def close(self) -> None:
         """Refuse waiting calls, wait for running steps, then free contexts, memory and streams, once.
@@ -161,7 +121,3 @@ class TensorRTEngine:
             log.error(
                 "a step has not ended in %.0f s: the GPU memory of %s is kept", _CLOSE_PATIENCE_S, self._info.device
             )
-
-
-def _equal(count: int, length: int) -> PackedBatch:
-    return PackedBatch(np.zeros(count * length, np.int32), np.arange(count + 1, dtype=np.int32) * np.int32(length))

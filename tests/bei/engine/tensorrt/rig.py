@@ -28,7 +28,8 @@ from bei.artifact.manifest import (
 )
 from bei.core import Float32Array, PackedBatch
 from bei.engine.packing import graph_inputs
-from bei.engine.tensorrt.engine import TensorRTEngine, TensorRTOptions
+from bei.engine.recorded_steps import GpuOptions
+from bei.engine.tensorrt.engine import TensorRTEngine
 from bei_build.onnx_graph.attention import AttentionCore
 from bei_build.spec.dtypes import DType
 from bei_build.spec.model_spec import ModelSpec
@@ -126,7 +127,7 @@ class Rig:
 
     def load(self, num_streams: int = 2, cuda_graphs: int = 0) -> TensorRTEngine:
         """The engine, which the caller closes."""
-        options = TensorRTOptions(num_streams, cuda_graphs)
+        options = GpuOptions(num_streams, cuda_graphs)
         return TensorRTEngine(self.folder, self.manifest, options, trt=self.trt, cuda=self.device.module())
 
     @contextmanager

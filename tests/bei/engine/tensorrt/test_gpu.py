@@ -19,8 +19,9 @@ import pytest
 from bei.artifact.manifest import TENSORRT_PLAN, EngineRequirements, OutputInfo, Plan, PlanProfile
 from bei.engine.nvidia import LIBRARIES, Gpu, current_gpu, load_cuda, load_library
 from bei.engine.packing import graph_inputs
+from bei.engine.recorded_steps import GpuOptions
 from bei.engine.tensorrt.cuda import Cuda
-from bei.engine.tensorrt.engine import TensorRTEngine, TensorRTOptions
+from bei.engine.tensorrt.engine import TensorRTEngine
 from bei.errors import BeiError
 from bei_build.onnx_graph.attention import AttentionCore
 from bei_build.spec.dtypes import DType
@@ -96,7 +97,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Loaded]:
         max_seq_len=64,
     )
     build(request.param, trt, gpu, graph, artifact.engine_dir / TENSORRT_PLAN)
-    loaded = Loaded(TensorRTEngine(artifact.engine_dir, artifact.manifest, TensorRTOptions()), graph)
+    loaded = Loaded(TensorRTEngine(artifact.engine_dir, artifact.manifest, GpuOptions()), graph)
     loaded.engine.warmup()
     yield loaded
     loaded.engine.close()
