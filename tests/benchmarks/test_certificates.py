@@ -6,21 +6,12 @@ import json
 
 import msgspec
 
-from bei.artifact.certificate.record import LayerSensitivity, QuantizationRecord
+from bei.artifact.certificate.record import LayerSensitivity
 from benchmarks.certificates import summary
-from tests.support.quality_certificates import agreement, certificate, retrieval
+from tests.support.quality_certificates import agreement, certificate, quantization, retrieval
 
 LAYERS = [LayerSensitivity(layer=f"layers.{i}.mlp.down", error=i / 100, is_high=i in (3, 9)) for i in range(10)]
-QUANTIZATION = QuantizationRecord(
-    format="fp8",
-    method="max",
-    calibration="Texts.",
-    num_texts=2,
-    num_tokens=3,
-    texts_sha256="b" * 64,
-    layers=LAYERS,
-)
-CERTIFICATE = certificate(quantization=QUANTIZATION, retrieval=retrieval(), outputs=[agreement()])
+CERTIFICATE = certificate(quantization=quantization(layers=LAYERS), retrieval=retrieval(), outputs=[agreement()])
 
 
 def test_a_summary_has_the_figures_and_no_texts() -> None:

@@ -11,6 +11,7 @@ from bei.artifact.certificate.record import (
     Agreement,
     Certificate,
     CosineHistogram,
+    QuantizationRecord,
     RetrievalAgreement,
     Thresholds,
     WorstText,
@@ -55,6 +56,20 @@ def retrieval(*, failures: Sequence[str] = ()) -> RetrievalAgreement:
         is_judged=True,
         failures=list(failures),
     )
+
+
+def quantization(**fields: Any) -> QuantizationRecord:
+    """One of FP8 whose every layer is in 8 bits; keyword arguments replace fields."""
+    record = QuantizationRecord(
+        format="fp8",
+        method="max",
+        calibration="Made-up texts.",
+        num_texts=20,
+        num_tokens=1234,
+        texts_sha256="b" * 64,
+        layers=[],
+    )
+    return msgspec.structs.replace(record, **fields)
 
 
 def certificate(**fields: Any) -> Certificate:

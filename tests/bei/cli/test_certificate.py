@@ -10,21 +10,15 @@ import msgspec
 import pytest
 
 from bei.artifact import store
-from bei.artifact.certificate.record import LayerSensitivity, QuantizationRecord, Thresholds
+from bei.artifact.certificate.record import LayerSensitivity, Thresholds
 from bei.artifact.manifest import CERTIFICATE, Artifact, OutputInfo
 from bei.cli.certificate import as_json, as_tables
 from bei.cli.main import main
 from bei.engine.fake import DIMENSION
 from tests.support.artifacts import save_artifact
-from tests.support.quality_certificates import agreement, certificate, retrieval
+from tests.support.quality_certificates import agreement, certificate, quantization, retrieval
 
-QUANTIZATION = QuantizationRecord(
-    format="fp8",
-    method="max",
-    calibration="Made-up texts.",
-    num_texts=20,
-    num_tokens=1234,
-    texts_sha256="b" * 64,
+QUANTIZATION = quantization(
     layers=[
         LayerSensitivity(layer="layers.0.mlp.up", error=0.01, is_high=False),
         LayerSensitivity(layer="layers.1.mlp.up", error=0.2, is_high=True),

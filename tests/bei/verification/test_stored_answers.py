@@ -27,6 +27,7 @@ from bei.verification.stored_answers import (
     store_reference_answers,
 )
 from tests.support.artifacts import save_artifact
+from tests.support.quality_certificates import quantization
 
 WIDTH = 6
 LENGTHS = (3, 1, 7, 4, 2, 5, 6, 3, 2, 9, 4, 1)
@@ -273,15 +274,7 @@ def test_a_retrieval_that_the_reference_had_no_time_for_is_named(tmp_path: Path)
 
 
 def test_how_the_engine_was_quantized_stays_in_the_certificate(tmp_path: Path) -> None:
-    record = QuantizationRecord(
-        format="fp8",
-        method="max",
-        calibration="Made up.",
-        num_texts=3,
-        num_tokens=12,
-        texts_sha256="1" * 64,
-        layers=[LayerSensitivity(layer="layers.0.mlp.up", error=0.03, is_high=True)],
-    )
+    record = quantization(layers=[LayerSensitivity(layer="layers.0.mlp.up", error=0.03, is_high=True)])
     artifact = store.load(pending(tmp_path / "a", questions(), quantization=record).path)
     assert artifact.certificate.quantization == record
     completed, _ = complete_certificate(artifact, Engine())

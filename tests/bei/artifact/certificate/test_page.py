@@ -11,23 +11,17 @@ import pytest
 
 from bei.artifact.certificate.charts import MOST_LAYERS, histogram_chart, layers_chart
 from bei.artifact.certificate.page import certificate_page
-from bei.artifact.certificate.record import Certificate, LayerSensitivity, QuantizationRecord, Thresholds, WorstText
+from bei.artifact.certificate.record import Certificate, LayerSensitivity, Thresholds, WorstText
 from bei.verification.comparison import HISTOGRAM_EDGES
-from tests.support.quality_certificates import agreement, certificate, retrieval
+from tests.support.quality_certificates import agreement, certificate, quantization, retrieval
 
 FACTS = [("Model", "org/model & co"), ("Precision", "int8")]
 LAYERS = [
     LayerSensitivity(layer="layers.0.attention.qkv", error=0.0123, is_high=False),
     LayerSensitivity(layer="layers.0.mlp.down", error=0.2345, is_high=True),
 ]
-QUANTIZATION = QuantizationRecord(
-    format="int8",
-    method="smooth quantization",
-    calibration="Two hundred <made-up> texts.",
-    num_texts=200,
-    num_tokens=12345,
-    texts_sha256="b" * 64,
-    layers=LAYERS,
+QUANTIZATION = quantization(
+    format="int8", method="smooth quantization", calibration="Two hundred <made-up> texts.", layers=LAYERS
 )
 FULL = certificate(
     quantization=QUANTIZATION,

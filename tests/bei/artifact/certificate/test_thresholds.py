@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from bei.artifact.certificate.record import Certificate, QuantizationRecord, Thresholds
+from bei.artifact.certificate.record import Certificate, Thresholds
 from bei.artifact.certificate.thresholds import min_cosine_of, remedies, thresholds_of
-from tests.support.quality_certificates import agreement, certificate, retrieval
+from tests.support.quality_certificates import agreement, certificate, quantization, retrieval
 
 
 def test_thresholds_follow_from_the_means() -> None:
@@ -35,9 +35,6 @@ def test_quantized_language_models_must_reach_more_than_encoders(
     assert min_cosine_of(precision, is_decoder=True) == decoder
 
 
-QUANTIZATION = QuantizationRecord(
-    format="int8", method="smooth", calibration="Made up.", num_texts=1, num_tokens=2, texts_sha256="0" * 64, layers=[]
-)
 FAILED = agreement(failures=["mean cosine 0.5 below 0.9"])
 
 
@@ -46,7 +43,7 @@ FAILED = agreement(failures=["mean cosine 0.5 below 0.9"])
     [
         (certificate(outputs=[FAILED], passed=False), ["higher precision", "--min-cosine"], ["calibrate", "retrieval"]),
         (
-            certificate(outputs=[FAILED], passed=False, quantization=QUANTIZATION),
+            certificate(outputs=[FAILED], passed=False, quantization=quantization()),
             ["calibrate on more texts", "--max-highprec-layers", "higher precision", "--min-cosine"],
             ["retrieval"],
         ),

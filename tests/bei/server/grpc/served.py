@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -107,6 +107,10 @@ class Grpc:
         """End both."""
         self.app.run(self.channel.close())
         self.app.run(self.server.stop())
+
+
+# Starts one over an app, with settings of ServeConfig.
+Serve: TypeAlias = Callable[..., Grpc]
 
 
 def tei(kind: str, /, **fields: Any) -> Any:

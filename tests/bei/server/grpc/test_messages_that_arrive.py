@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,8 @@ from bei.server.grpc import calls, inference_service
 from bei.server.grpc.messages import field_head
 from bei.server.http import memory_budgets
 from bei.service.service import InferenceService
-from tests.bei.server.app import App
 from tests.bei.server.conftest import MakeApp
-from tests.bei.server.grpc.served import DEADLINE_S, Grpc, inference, tei
+from tests.bei.server.grpc.served import DEADLINE_S, Serve, inference, tei
 from tests.support.artifacts import LIMITS
 from tests.support.engines import GatedEngine
 
@@ -27,22 +26,6 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 KEY, OTHER = "0123456789abcdef", "fedcba9876543210"
 CODE = grpc.StatusCode
 LONG = 100_000  # bytes, which are read in a thread
-
-Serve = Callable[..., Grpc]
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    """``serve(app, **settings)``: a server of gRPC over ``app``."""
-    made: list[Grpc] = []
-
-    def start(app: App, **settings: Any) -> Grpc:
-        made.append(Grpc(app, **settings))
-        return made[-1]
-
-    yield start
-    for served in made:
-        served.close()
 
 
 def tensor_of(*texts: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,9 @@ from bei.errors import BeiError, ConfigError
 from bei.server.grpc.calls import code_of, error_metadata
 from bei.server.grpc.messages import FILES, pool, services
 from bei.server.grpc.proto_file import read_proto
-from tests.bei.server.app import App
 from tests.bei.server.conftest import MakeApp
 from tests.bei.server.dialects.wire import ERRORS
-from tests.bei.server.grpc.served import DEADLINE_S, Grpc, inference, tei
+from tests.bei.server.grpc.served import DEADLINE_S, Serve, inference, tei
 from tests.support.artifacts import LIMITS
 from tests.support.engines import GatedEngine
 from tests.support.tls_certificates import make_authority, make_certificate
@@ -31,20 +30,6 @@ from tests.support.tls_certificates import make_authority, make_certificate
 EMBED = "/tei.v1.Embed/Embed"
 KEY = "0123456789abcdef"
 CODE = grpc.StatusCode
-
-
-@pytest.fixture
-def serve() -> Iterator[Any]:
-    """``serve(app, **settings)``: a server of gRPC over ``app``."""
-    made: list[Grpc] = []
-
-    def start(app: App, **settings: Any) -> Grpc:
-        made.append(Grpc(app, **settings))
-        return made[-1]
-
-    yield start
-    for served in made:
-        served.close()
 
 
 def test_every_error_has_a_status(make_app: MakeApp) -> None:
@@ -73,7 +58,7 @@ def test_every_error_has_a_status(make_app: MakeApp) -> None:
 
 
 @pytest.mark.parametrize("name", ["authorization", "x-api-key", "api-key"])
-def test_keys(make_app: MakeApp, serve: Any, name: str) -> None:
+def test_keys(make_app: MakeApp, serve: Serve, name: str) -> None:
     served = serve(make_app(FakeEngine(LIMITS), api_keys=(f"search:{KEY}",)))
     request = tei("EmbedRequest", inputs="cat")
     value = f"Bearer {KEY}" if name == "authorization" else KEY
@@ -88,7 +73,7 @@ def test_keys(make_app: MakeApp, serve: Any, name: str) -> None:
     assert live.live  # as probes over HTTP, without one
 
 
-def test_the_rate_of_a_key_counts_every_message(make_app: MakeApp, serve: Any, tmp_path: Path) -> None:
+def test_the_rate_of_a_key_counts_every_message(make_app: MakeApp, serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     file.write_text(f"slow: {{key: {KEY}, requests_per_second: 2}}")
     served = serve(make_app(FakeEngine(LIMITS), api_keys_file=str(file)))
@@ -98,7 +83,7 @@ def test_the_rate_of_a_key_counts_every_message(make_app: MakeApp, serve: Any, t
     assert int(dict(caught.value.trailing_metadata() or ())["retry-after-ms"]) > 0
 
 
-def test_lanes(make_app: MakeApp, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lanes(make_app: MakeApp, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     app = make_app(FakeEngine(LIMITS))
     served, request = serve(app), tei("EmbedRequest", inputs="cat")
     lanes: list[Any] = []
@@ -118,7 +103,7 @@ def test_lanes(make_app: MakeApp, serve: Any, monkeypatch: pytest.MonkeyPatch) -
     assert (error.code(), dict(error.trailing_metadata())["bei-param"]) == (CODE.INVALID_ARGUMENT, "x-bei-lane")
 
 
-def test_a_deadline_ends_a_call_and_what_waits_is_not_run(make_app: MakeApp, serve: Any) -> None:
+def test_a_deadline_ends_a_call_and_what_waits_is_not_run(make_app: MakeApp, serve: Serve) -> None:
     engine = GatedEngine(LIMITS)
     app = make_app(engine)
     served = serve(app, watches=False)
@@ -140,7 +125,7 @@ def test_a_deadline_ends_a_call_and_what_waits_is_not_run(make_app: MakeApp, ser
     assert len(engine.batches) == 1
 
 
-def test_a_report_stands_in_metadata(make_app: MakeApp, serve: Any) -> None:
+def test_a_report_stands_in_metadata(make_app: MakeApp, serve: Serve) -> None:
     served = serve(make_app(FakeEngine(LIMITS)))
     asked = [("x-bei-report", "true")]
     request = tei("EmbedRequest", inputs="the cat " * 20, truncate=True)
@@ -152,7 +137,7 @@ def test_a_report_stands_in_metadata(make_app: MakeApp, serve: Any) -> None:
         assert "is for calls of one text" in (served.error(path, tei(message), asked).details() or "")
 
 
-def test_request_ids_and_server_timing(make_app: MakeApp, serve: Any) -> None:
+def test_request_ids_and_server_timing(make_app: MakeApp, serve: Serve) -> None:
     served = serve(make_app(FakeEngine(LIMITS)), server_timing=True)
     _, metadata = served.call(EMBED, tei("EmbedRequest", inputs="cat"), [("x-request-id", "mine")])
     assert metadata["x-request-id"] == "mine"
@@ -161,7 +146,7 @@ def test_request_ids_and_server_timing(make_app: MakeApp, serve: Any) -> None:
     assert dict(error.trailing_metadata())["x-request-id"] == "mine"
 
 
-def test_limits_of_messages(make_app: MakeApp, serve: Any) -> None:
+def test_limits_of_messages(make_app: MakeApp, serve: Serve) -> None:
     served = serve(make_app(FakeEngine(LIMITS)), payload_limit=1_000, answer_limit=1_000)
     error = served.error(EMBED, tei("EmbedRequest", inputs="x" * 2_000, truncate=True))
     assert error.code() is CODE.RESOURCE_EXHAUSTED
@@ -172,14 +157,14 @@ def test_limits_of_messages(make_app: MakeApp, serve: Any) -> None:
     assert (error.code(), dict(error.trailing_metadata())["bei-code"]) == (CODE.RESOURCE_EXHAUSTED, "answer_too_large")
 
 
-def test_limits_may_be_larger_than_the_library_s(make_app: MakeApp, serve: Any) -> None:
+def test_limits_may_be_larger_than_the_library_s(make_app: MakeApp, serve: Serve) -> None:
     """The server did not start."""
     limits = dict.fromkeys(("answer_limit", "answer_memory", "payload_limit", "body_memory"), 3_000_000_000)
     served = serve(make_app(FakeEngine(LIMITS)), **limits, keep_alive_timeout=3_600.0)
     assert served.call(EMBED, tei("EmbedRequest", inputs="cat"))[0].embeddings
 
 
-def test_a_client_that_takes_no_answers_is_not_read_ahead_of(make_app: MakeApp, serve: Any) -> None:
+def test_a_client_that_takes_no_answers_is_not_read_ahead_of(make_app: MakeApp, serve: Serve) -> None:
     engine = GatedEngine(LIMITS)
     app = make_app(engine)
     served = serve(app, watches=False)
@@ -206,7 +191,7 @@ def test_a_client_that_takes_no_answers_is_not_read_ahead_of(make_app: MakeApp, 
     app.run(flood())
 
 
-def test_a_large_answer_is_counted_until_it_is_taken(make_app: MakeApp, serve: Any) -> None:
+def test_a_large_answer_is_counted_until_it_is_taken(make_app: MakeApp, serve: Serve) -> None:
     app = make_app(FakeEngine(LIMITS))
     served, path = serve(app), "/tei.v1.Tokenize/Tokenize"
     request = tei("EncodeRequest", inputs="the cat " * 8_000).SerializeToString()
@@ -234,7 +219,7 @@ def test_a_large_answer_is_counted_until_it_is_taken(make_app: MakeApp, serve: A
         app.run(asyncio.sleep(0.01))
 
 
-def test_who_leaves_takes_back_what_waits(make_app: MakeApp, serve: Any) -> None:
+def test_who_leaves_takes_back_what_waits(make_app: MakeApp, serve: Serve) -> None:
     engine = GatedEngine(LIMITS)
     app = make_app(engine)
     served = serve(app, watches=False)
@@ -256,7 +241,7 @@ def test_who_leaves_takes_back_what_waits(make_app: MakeApp, serve: Any) -> None
     assert len(engine.batches) == 1
 
 
-def test_health_follows_the_probes_and_the_drain(make_app: MakeApp, serve: Any) -> None:
+def test_health_follows_the_probes_and_the_drain(make_app: MakeApp, serve: Serve) -> None:
     app = make_app(FakeEngine(LIMITS))
     served = serve(app)
     status = health_pb2.HealthCheckResponse
@@ -280,7 +265,7 @@ def test_health_follows_the_probes_and_the_drain(make_app: MakeApp, serve: Any) 
     assert (error.code(), dict(error.trailing_metadata())["bei-code"]) == (CODE.UNAVAILABLE, "shutting_down")
 
 
-def test_reflection_lists_the_services_and_their_files(make_app: MakeApp, serve: Any) -> None:
+def test_reflection_lists_the_services_and_their_files(make_app: MakeApp, serve: Serve) -> None:
     app = make_app(FakeEngine(LIMITS))
     served = serve(app)
 
@@ -307,13 +292,13 @@ def test_a_proto_file_that_is_not_read_is_an_error(name: str) -> None:
             read_proto(name, wrong)
 
 
-def test_a_port_that_is_taken_ends_the_start(make_app: MakeApp, serve: Any) -> None:
+def test_a_port_that_is_taken_ends_the_start(make_app: MakeApp, serve: Serve) -> None:
     served = serve(make_app(FakeEngine(LIMITS)))
     with pytest.raises(ConfigError, match="choose another --grpc-port"):
         main._serve({"grpc_port": served.server.port, "port": 0, "models": ["x"]})
 
 
-def test_tls(make_app: MakeApp, serve: Any, tmp_path: Path) -> None:
+def test_tls(make_app: MakeApp, serve: Serve, tmp_path: Path) -> None:
     authority = make_authority(tmp_path)
     pair = make_certificate(tmp_path, "server", authority)
     settings = {"tls_cert": str(pair.cert), "tls_key": str(pair.key)}
@@ -323,7 +308,7 @@ def test_tls(make_app: MakeApp, serve: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ten_thousand_messages_of_anything(make_app: MakeApp, serve: Any) -> None:
+def test_ten_thousand_messages_of_anything(make_app: MakeApp, serve: Serve) -> None:
     """Bytes at random, and good messages with bytes changed: an answer or an error of the client, never another."""
     app = make_app(FakeEngine(LIMITS))
     served, source = serve(app), random.Random(7)
