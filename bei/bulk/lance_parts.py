@@ -29,7 +29,6 @@ _DATASET = "data.lance"
 # Later storage versions write the same rows to other bytes each time (lance 14.0.2).
 _STORAGE_VERSION = "2.0"
 _ONE_FILE = 1 << 60
-_FIRST_VERSION = 1
 
 
 class _LanceRecord(ShardRecord, frozen=True):

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 PLAN = "_plan.json"
 SUCCESS = "_SUCCESS"
 _METADATA = b"bei"
-_MOST_RECORD_BYTES = 1 << 16
 
 
 class ShardRecord(msgspec.Struct, frozen=True):

@@ -24,11 +24,11 @@ def stdout_width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else TERMINAL_WIDTH
 
 
-def wrapped(text: str, indent: str = "") -> str:
+def wrapped(text: str) -> str:
     """``text`` for standard output: on a terminal in lines that end between words, in a file as it is."""
     if not sys.stdout.isatty():
         return text
-    return textwrap.fill(text, stdout_width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(text, stdout_width(), break_long_words=False, break_on_hyphens=False)
 
 
 def console_text(*parts: str | Table, width: int = TERMINAL_WIDTH) -> str:

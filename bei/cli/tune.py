@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from pathlib import Path
 
 from bei.artifact.manifest import Artifact
@@ -15,8 +14,6 @@ from bei.scheduler.cost_model import CostModel
 from bei.scheduler.lane_shares import capped_step_s
 from bei.service.trusted_artifact import opened
 from bei.verification.verify import verified
-
-log = logging.getLogger(__name__)
 
 _LENGTHS = (16, 32, 64, 128, 256, 512, 2048, 8192)
 

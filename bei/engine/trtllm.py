@@ -228,13 +228,6 @@ def _missing(api: Any) -> Any:
         yield from (f"argument {name} of LLM" for name in _LLM_ARGUMENTS if name not in fields)
 
 
-def _unusable(what: str, error: BaseException) -> LibraryVersionError:
-    return LibraryVersionError(
-        f"TensorRT-LLM is installed and {what} ({_one_line(error)}): install {_LEAST} or newer, with "
-        "pip install 'bei[trtllm]', on a machine with an NVIDIA driver."
-    )
-
-
 def _only_output(manifest: Manifest) -> Any:
     if len(manifest.outputs) != 1 or manifest.outputs[0].per_token:
         raise ArtifactManifestError(

@@ -9,14 +9,13 @@ is left out. (transformers: TokenClassificationPipeline)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
 from bei.core import Encoding, Float32Array, TokenSpans
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
-AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
 
 _OUTSIDE = "O"
 

@@ -65,17 +65,16 @@ def running(
     *,
     cwd: Path = ROOT,
     env: Mapping[str, str] | None = None,
-    ready: str = "/ready",
     wait: bool = True,
 ) -> Iterator[Server]:
-    """A process that answers ``ready`` on ``port``; stopped by SIGTERM at the end, and at this process's end, however
+    """A process that answers ``/ready`` on ``port``; stopped by SIGTERM at the end, and at this process's end, however
     that comes. ``wait`` False: the caller waits until it is ready (``wait_ready``)."""
     with tempfile.TemporaryFile() as log:
         env = environment(cwd) if env is None else env
         process = subprocess.Popen(tied(command), stdout=log, stderr=log, cwd=cwd, env=env)
         try:
             if wait:
-                wait_ready(port, process, ready)
+                wait_ready(port, process)
             yield Server(port, process)
         except TimeoutError as error:
             log.seek(0)
@@ -110,12 +109,12 @@ def serving(
         yield server
 
 
-def wait_ready(port: int, process: subprocess.Popen[bytes], path: str = "/ready") -> None:
-    """Return when the server answers ``path`` with 200. Raises TimeoutError."""
+def wait_ready(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Return when the server answers ``/ready`` with 200. Raises TimeoutError."""
     deadline = time.monotonic() + _READY_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=10):
                 return
         except (OSError, urllib.error.URLError):
             time.sleep(0.02)

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from tests.real.models import cache_dir
 
@@ -59,19 +58,10 @@ def groups(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def mixed_lengths(count: int, longest: int, seed: int = 0) -> list[int]:
+def mixed_lengths(count: int, longest: int) -> list[int]:
     """Token counts of a retrieval corpus: log-normal, mean about 78, cut at ``longest``."""
-    lengths = np.random.default_rng(seed).lognormal(mean=4.0, sigma=0.85, size=count)
+    lengths = np.random.default_rng(0).lognormal(mean=4.0, sigma=0.85, size=count)
     return [int(length) for length in np.clip(np.rint(lengths), 4, longest)]
-
-
-def random_texts(tokenizer: Tokenizer, lengths: list[int], seed: int = 0) -> list[str]:
-    """Distinct texts of about ``lengths`` tokens: whole words of the vocabulary, two special tokens counted in."""
-    rng = np.random.default_rng(seed)
-    words = np.array(
-        sorted(word for word in tokenizer.get_vocab() if word.isascii() and word.isalpha() and len(word) > 2)
-    )
-    return [" ".join(rng.choice(words, max(1, length - 2))) for length in lengths]
 
 
 class Prose:

@@ -18,7 +18,6 @@ else:
 Task = Literal["embed", "rerank"]
 
 FILE = Path(__file__).with_name("peers.toml")
-TRANSPORTS = ("http", "process")
 
 
 @dataclass(frozen=True)

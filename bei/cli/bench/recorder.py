@@ -18,6 +18,7 @@ from bei.cli.bench.http1 import HttpResponse
 
 # 2 ** 32 microseconds are over an hour; longer latencies are clamped.
 _MOST_US = (1 << 32) - 1
+_CURVE_POINTS = 60
 _DIGITS = 3
 
 _ERRORS_KEPT = 5
@@ -244,13 +245,13 @@ class LoadRecorder:
         return taken
 
 
-def curve(packed: PackedHistogram, num_points: int = 60) -> list[tuple[float, float]]:
+def curve(packed: PackedHistogram) -> list[tuple[float, float]]:
     """Points (percentile, ms) of the percentile curve, approaching 100 as far as the number of latencies permits."""
     histogram = LatencyHistogram()
     histogram.add(packed)
     if not histogram.count:
         return []
     most = math.log10(max(2.0, float(histogram.count)))
-    percentiles = [100 - 100 / 10 ** (most * step / num_points) for step in range(num_points + 1)]
+    percentiles = [100 - 100 / 10 ** (most * step / _CURVE_POINTS) for step in range(_CURVE_POINTS + 1)]
     values = histogram.percentiles_ms(percentiles)
     return [(each, value) for each, value in zip(percentiles, values, strict=True) if value is not None]

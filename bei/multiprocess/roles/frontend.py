@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 import socket
 from collections.abc import Sequence as Seq
 
@@ -52,8 +51,6 @@ from bei.service.label_side import label_encoder_of
 from bei.service.loader import encoder_of, next_encoder, side_of_second, tower_port
 from bei.service.service import InferenceService, OpenPort
 from bei.utils.log_format import configure
-
-log = logging.getLogger(__name__)
 
 # The longest wait for the batch manager's process, which may be restarting: that takes seconds, or fails.
 _MODEL_INFO_S = 60.0

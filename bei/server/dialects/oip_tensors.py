@@ -25,7 +25,6 @@ LENGTH_HEADER = "inference-header-content-length"
 INPUT = "text"
 
 _LENGTH_BYTES = 4  # in front of each element of BYTES
-_NUMBER_BYTES = 4
 
 Elements: TypeAlias = list[str | list[str]]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypedDict
@@ -17,8 +16,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bei import errors
 from bei.server.http.compression import CODINGS
 from bei.server.telemetry.middleware import with_answer_headers
-
-log = logging.getLogger(__name__)
 
 JSON = "application/json"
 

@@ -65,13 +65,12 @@ class Axis:
         return min(1.0, max(0.0, (value - low) / (high - low)))
 
 
-def linear_axis(label: str, values: Iterable[float], *, low: float = 0.0) -> Axis:
-    """From ``low`` to a round number at or above all ``values``."""
-    highest = max([*values, low], default=low)
-    step = _round_step((highest - low) / 5 or 1.0)
-    count = max(1, math.ceil((highest - low) / step - 1e-9))
-    ticks = [(low + number * step, _shown(low + number * step)) for number in range(count + 1)]
-    return Axis(label, low, low + count * step, ticks)
+def linear_axis(label: str, values: Iterable[float]) -> Axis:
+    """From 0 to a round number at or above all ``values``."""
+    highest = max([*values, 0.0])
+    step = _round_step(highest / 5 or 1.0)
+    count = max(1, math.ceil(highest / step - 1e-9))
+    return Axis(label, 0.0, count * step, [(number * step, _shown(number * step)) for number in range(count + 1)])
 
 
 def log_axis(label: str, values: Iterable[float]) -> Axis:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from bei.errors import CheckpointError
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
-from bei_build.spec.parts import Activation, ActivationSpec, DenseSpec, NormLayerSpec, NormSpec, Pooling
+from bei_build.spec.parts import Activation, ActivationSpec, DenseSpec, NormLayerSpec, NormSpec
 from bei_build.spec.stored_forms import StoredForms
 
 # transformers' ACT2FN names -> ours. "gelu" there is the exact form; of the tanh form there are five, which differ in
@@ -185,15 +185,13 @@ def embedder(config: Any) -> tuple[HeadSpec, ...]:
     return (HeadSpec("embedding", ("mean",)),)
 
 
-def classifier(
-    *names: str, activation: Activation = "identity", pooling: Pooling = "cls", bias: bool = True
-) -> HeadsOf:
-    """Sequence classification: ``names`` are linear layers on the pooled state, ``activation`` between them."""
+def classifier(*names: str, activation: Activation = "identity") -> HeadsOf:
+    """Sequence classification: ``names`` are linear layers on the first state, ``activation`` between them."""
 
     def heads(config: Any) -> tuple[HeadSpec, ...]:
         width = config.hidden_size
-        hidden = tuple(DenseSpec(name, width, width, bias, activation) for name in names[:-1])
-        return (HeadSpec("logits", (pooling,), layers=(*hidden, DenseSpec(names[-1], width, config.num_labels, bias))),)
+        hidden = tuple(DenseSpec(name, width, width, activation=activation) for name in names[:-1])
+        return (HeadSpec("logits", ("cls",), layers=(*hidden, DenseSpec(names[-1], width, config.num_labels))),)
 
     return heads
 

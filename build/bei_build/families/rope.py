@@ -63,14 +63,6 @@ def plain_rope(theta: float, head_dim: int) -> RopeSpec:
     return RopeSpec(_tuple((1.0 / np.float32(theta) ** exponents).astype(np.float32)))
 
 
-def longest_rope_position(config: Any) -> int:
-    """Most tokens of a sequence for which ``rope_from_config`` holds.
-
-    ``max_position_embeddings``: beyond it dynamic NTK scaling changes the frequencies with every token.
-    """
-    return int(config.max_position_embeddings)
-
-
 def _llama3(plain: _Frequencies, parameters: Mapping[str, Any]) -> _Frequencies:
     """Llama 3.1: long waves slowed by ``factor``, short ones unchanged, a ramp between."""
     factor, context = parameters["factor"], parameters["original_max_position_embeddings"]

@@ -93,11 +93,6 @@ def session_of(path: Path) -> Any:
         raise EngineError(f"ONNX Runtime cannot run the graph: {error}") from error
 
 
-def check_able() -> None:
-    """Raise MissingDependencyError or BrokenDependencyError where ONNX Runtime cannot be imported."""
-    _onnxruntime()
-
-
 def _onnxruntime() -> Any:
     with importing("onnxruntime", "fp8", "Emulating a quantized engine"):
         import onnxruntime

@@ -7,7 +7,7 @@ import tempfile
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from bei.core import Float32Array
 from bei.engine.postprocess import apply_function
-from bei.tasks.entities import AGGREGATIONS, Aggregation, Entity, entities_of
+from bei.tasks.entities import Aggregation, Entity, entities_of
 from bei.tokenizer.encoder import EncodingOptions, TextEncoder
 from tests.support.checkpoints import bpe_tokenizer, unigram_tokenizer, wordpiece_tokenizer
 
@@ -110,7 +110,7 @@ def place(entity: Entity) -> tuple[str, int, int]:
 
 
 @pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("aggregation", get_args(Aggregation))
 @pytest.mark.parametrize("labels", list(LABELS))
 @pytest.mark.parametrize("kind", list(TOKENIZERS))
 @settings(max_examples=15, deadline=None)
@@ -193,7 +193,7 @@ def _byte_level_alphabet() -> tuple[list[int], list[str]]:
     return [*shown, *hidden], [*map(chr, shown), *(chr(256 + index) for index in range(len(hidden)))]
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("aggregation", get_args(Aggregation))
 @pytest.mark.parametrize("kind", list(TOKENIZERS))
 @settings(max_examples=60, deadline=None)
 @given(text=_any_text, seed=st.integers(0, 2**32 - 1))

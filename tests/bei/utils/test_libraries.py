@@ -133,7 +133,7 @@ SITES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "opentelemetry": ("opentelemetry", lambda _: tracing_of(ServeConfig(otlp_endpoint="http://h:1"), {})),
     "onnx": ("onnx", lambda _: build_config_class()),
     "ml_dtypes": ("ml_dtypes", lambda _: build_config_class()),
-    "onnxruntime": ("onnxruntime", lambda _: emulation.check_able()),
+    "onnxruntime": ("onnxruntime", lambda _: emulation._onnxruntime()),
     "modelopt": ("modelopt", lambda _: modelopt._imported()),
     "jinja2": ("jinja2", lambda folder: chat_template._render(folder, "", [], {})),
     "transformers, a checkpoint": ("transformers", lambda folder: read_checkpoint(locate(str(folder)))),
