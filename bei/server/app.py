@@ -274,7 +274,7 @@ class HotRoutes:
             return
         response = await _answer(endpoint.answer, scope, receive)
         exchange = exchange_of(send)
-        if exchange is not None and exchange.can_answer and isinstance(response, WholeResponse):
+        if exchange is not None and not exchange.flow.write_paused and isinstance(response, WholeResponse):
             response.raw_headers += scope[SCOPE_RECORD].begin_answer(response.status_code)
             exchange.answer(response)
         else:

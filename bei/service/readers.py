@@ -56,9 +56,9 @@ class InputReaders:
 
     def encode_inline(self, value: Input, options: EncodingOptions) -> Encoding:
         """As ``TokenizerPool.encode_inline``. Raises InvalidRequestError where the model reads no texts."""
-        ((pool, _),) = self.by_pool({0: value})
-        if isinstance(pool, BeiError):
-            raise pool
+        pool = self._second if isinstance(value, LabelText) else self._texts
+        if pool is None:
+            raise no_texts(self._name, "input")
         return pool.encode_inline(value, options)
 
     def by_pool(self, inputs: Mapping[int, AnyInput]) -> Iterator[tuple[TokenizerPool | BeiError, dict[int, AnyInput]]]:

@@ -151,16 +151,17 @@ def check_task(service: ModelService, task: EmbedTask, name: TaskName) -> Checke
             )
     if task.late_chunking:
         _check_late_chunking(manifest)
-    adapter = adapter_of(manifest, task.prompt_name, task.input_type, asked=service.adapter or task.adapter)
-    if adapter != task.adapter:
+    if manifest.adapters:
+        adapter = adapter_of(manifest, task.prompt_name, task.input_type, asked=service.adapter or task.adapter)
         task = msgspec.structs.replace(task, adapter=adapter)
     task = _check_images(service, task, name)
     if task.is_bare:
         return CheckedTask(task, "", None, width, warnings)
     if task.prompt_name is None and task.input_type is None and task.prompt is None:
-        named = adapter_name(manifest, service.adapter)  # a task by the model's name has its prompt too
-        is_named = service.adapter and is_task(manifest, named)
-        asked = choose_prompt(manifest, None, named) if is_named else service.default_prompt
+        if service.adapter and is_task(manifest, named := adapter_name(manifest, service.adapter)):
+            asked = choose_prompt(manifest, None, named)  # a task by the model's name has its prompt too
+        else:
+            asked = service.default_prompt
     else:
         asked = choose_prompt(manifest, task.prompt_name, task.input_type, task.prompt)
     if asked.warning is not None and not (task.inputs and all(isinstance(one, _PROMPTLESS) for one in task.inputs)):

@@ -1,6 +1,6 @@
 """Limits that several front ends keep together, in the page of memory that they share (``limits_page``).
 
-Each class implements a protocol of one part of the server: ``bei.server.http.shared_limits``,
+Each class implements a protocol of one part of the server: ``bei.server.http.memory_budgets``,
 ``bei.service.admission.Elsewhere``, ``bei.server.http.connections.FrontEnds``, ``bei.server.auth.rate_limit.Bucket``.
 """
 
@@ -47,8 +47,8 @@ class SharedLimits:
 
 
 class SharedMemory:
-    """The bytes of one memory budget. ``bei.server.http.shared_limits.MemoryPeers``. ``held`` and ``refused``: words of
-    the cell."""
+    """The bytes of one memory budget (``bei.server.http.memory_budgets.MemoryPeers``). ``held`` and ``refused``: words
+    of the cell."""
 
     def __init__(self, page: SharedPage, held: int, refused: int) -> None:
         self._page = page

@@ -218,7 +218,8 @@ class RequestContext:
             num_around=num_around,
         )
         self._work.lane = ticket.lane
-        if self._body is not None and not _has_images(service, inputs):
+        has_images = bool(service.manifest.images) and any(isinstance(one, ImageInput) for one in inputs)
+        if self._body is not None and not has_images:
             self._body.release()
         if self._key is not None:
             try:
@@ -242,10 +243,6 @@ class RequestContext:
             ticket.close()
         if self._answer is not None:
             self._answer.release()
-
-
-def _has_images(service: InferenceService, inputs: Seq[ModelInput]) -> bool:
-    return service.manifest.image_tower is not None and any(isinstance(one, ImageInput) for one in inputs)
 
 
 def empty_text(index: int, param: str) -> EmptyInputError:

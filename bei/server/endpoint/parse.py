@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from bei.errors import BeiError, InvalidRequestError, MalformedRequestError
 from bei.server.endpoint.lenient_json import read_again
-from bei.server.endpoint.refused_fields import check_rules, rules_of
+from bei.server.endpoint.refused_fields import Rule, check_rules, rules_of
 from bei.utils.threads import off_loop
 
 RequestT = TypeVar("RequestT")
@@ -62,16 +62,7 @@ def read_now(parse: Callable[[bytes], Any], content: bytes, in_part: bool) -> Re
 def parser(request: type[RequestT]) -> Callable[[bytes], RequestT]:
     """A function that decodes and validates bodies as ``request``. It raises InvalidRequestError, also for a field that
     is asked for and not honoured."""
-    decoder, rules = msgspec.json.Decoder(request), rules_of(request)
-    if not rules:
-        return partial(_decoded, decoder)
-
-    def parse(body: bytes) -> RequestT:
-        found = _decoded(decoder, body)
-        check_rules(found, rules)
-        return found
-
-    return parse
+    return partial(_decoded, msgspec.json.Decoder(request), rules_of(request))
 
 
 def with_unique_keys(parse: Callable[[bytes], RequestT], *fields: str) -> Callable[[bytes], RequestT]:
@@ -122,7 +113,7 @@ def parser_by_field(**requests: type[Any]) -> Callable[[bytes], Any]:
     names = ", ".join(parsers)
 
     def parse(body: bytes) -> Any:
-        given = _decoded(_fields_decoder, body)
+        given = _decoded(_fields_decoder, {}, body)
         found = [field for field in parsers if field in given and bytes(given[field]) != b"null"]
         if len(found) != 1:
             has = ", ".join(found) or "none of them"
@@ -157,7 +148,7 @@ def read_long_ids(
 ) -> tuple[RequestT, list[list[int]]] | None:
     """What ``parse`` reads of a long body without the token ids in ``field``, and these, decoded in pieces. A list of
     ids is a list of one. None: all is ``parse``'s. Raises InvalidRequestError, also for more than ``max_inputs``."""
-    found = long_id_lists(content, field, max_inputs)
+    found = long_id_lists(content, field, max_inputs) if len(content) > PIECE_BYTES else None
     if found is None:
         return None
     body = parse(found.rest)
@@ -182,11 +173,9 @@ def long_id_lists(content: bytes, field: str, max_lists: int) -> LongIdLists | N
     Where there are more than ``max_lists`` the others are there, but empty: lists by the million, which are refused,
     would keep the garbage collector busy for seconds.
 
-    None where the body is short, or anything else than expected: all is then the ordinary decoder's, errors too. The
+    None where the body is anything else than expected: all is then the ordinary decoder's, errors too. The
     field is the first of its name, which may also stand deeper in the body: the caller sees by the placeholder.
     """
-    if len(content) <= PIECE_BYTES:
-        return None
     found = re.search(rb'"%s"\s*:\s*(?:(\[)\s*([\[0-9]))?' % field.encode(), content)
     if found is None or found[1] is None:
         return None
@@ -261,12 +250,15 @@ def _param_in(message: str) -> str | None:
     return None if missing is None else missing[1]
 
 
-def _decoded(decoder: msgspec.json.Decoder[RequestT], body: bytes) -> RequestT:
+def _decoded(decoder: msgspec.json.Decoder[RequestT], rules: Mapping[str, Rule], body: bytes) -> RequestT:
     try:
-        return decoder.decode(body)
+        found = decoder.decode(body)
     except msgspec.ValidationError as error:
         raise MalformedRequestError(f"The request is not valid: {error}.", _param_in(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedRequestError(f"The body is not valid JSON in UTF-8: {error}.") from error
     except RecursionError as error:
         raise MalformedRequestError("The body is nested too deeply: send the fields of /openapi.json.") from error
+    if rules:
+        check_rules(found, rules)
+    return found

@@ -155,7 +155,10 @@ class Endpoint:
             raise _no_report()
         written, notation, media_type = reply.written_in(form.media_types)
         headers = self._headers(reply, context, written)
-        coding = self._content_coding(form.codings, headers)
+        coding = None
+        if self._shared.compresses:
+            headers["vary"] = "accept-encoding"
+            coding = next(iter(form.codings), None)
         if num_bytes_of(written) <= INLINE_BYTES:
             content = whole(written, notation)
             if coding is not None and len(content) >= _LEAST_CODED_BYTES:
@@ -184,16 +187,6 @@ class Endpoint:
         if context.timing is not None and self._route.timing_headers is not None:
             headers |= self._route.timing_headers(context.timing)
         return headers
-
-    def _content_coding(self, accepted: Seq[str], headers: dict[str, str]) -> str | None:
-        """The content coding of an answer: the first of ``accepted``; None: the server or the client wants none.
-
-        On servers that compress, adds Vary to the answer's ``headers``.
-        """
-        if not self._shared.compresses:
-            return None
-        headers["vary"] = "accept-encoding"
-        return next(iter(accepted), None)
 
     def _end(self, context: RequestContext, is_large: bool) -> None:
         context.close()

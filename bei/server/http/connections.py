@@ -14,8 +14,7 @@ from typing import NamedTuple, Protocol
 from bei.config.settings import ServeConfig
 from bei.errors import BeiError, ConfigError, TooManyConnectionsError
 from bei.metrics.registry import Metrics
-from bei.server.http.memory_budgets import AnswerMemory, BodyMemory
-from bei.server.http.shared_limits import NO_PEERS, MemoryPeers
+from bei.server.http.memory_budgets import NO_PEERS, AnswerMemory, BodyMemory, MemoryPeers
 from bei.server.telemetry.access_log import RequestLog
 
 log = logging.getLogger(__name__)

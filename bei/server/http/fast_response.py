@@ -64,11 +64,6 @@ class Exchange(RequestResponseCycle):
         self.message_event.clear()
         return content
 
-    @property
-    def can_answer(self) -> bool:
-        """False while the client does not take what was written before."""
-        return not self.flow.write_paused
-
     def answer(self, response: Response) -> None:
         """Send ``response``, whose body is whole and whose headers say its length and nothing of the connection."""
         if self.disconnected:

@@ -1,6 +1,10 @@
 """Memory budgets of a server: bodies of requests that are not admitted yet, and answers under way.
 
 Over a budget's limit clients that send or take their bytes slowly yield to others, the slowest first.
+
+A budget is the server's: each process publishes what it holds, including what it is about to take, and then reads that
+of the others (``MemoryPeers``). Of two that take at once at least one sees the other, so together they never exceed the
+limit. Both may see each other and both be refused; clients try again.
 """
 
 from __future__ import annotations
@@ -13,7 +17,6 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from bei.errors import BeiError, OverloadedError
-from bei.server.http.shared_limits import NO_PEERS, MemoryPeers
 
 # Who has been waited for less time than this is not measured: a first packet has no rate.
 _GRACE_S = 1.0
@@ -25,6 +28,38 @@ _FAST_BYTES_PER_S = 10_000_000
 # Clients that are refused for want of memory are asked to come back after so long, each after another time.
 _RETRY_S = 1.0
 _JITTER = 1.2
+
+
+class MemoryPeers(Protocol):
+    """The bytes of one memory budget in this process and in the others. Thread-safe as long as ``tell`` calls do not
+    overlap."""
+
+    def tell(self, own: int) -> int:
+        """Publish that this process holds ``own``. Returns the sum that the others have published."""
+
+    def refuse(self) -> None:
+        """Count a transfer that was refused because of what the others hold: one of them ends a slow one."""
+
+    def refused(self) -> int:
+        """Number of refusals of the others since the last call."""
+
+
+class NoPeers:
+    """The server is one process."""
+
+    def tell(self, own: int) -> int:
+        """0."""
+        return 0
+
+    def refuse(self) -> None:
+        """No-op."""
+
+    def refused(self) -> int:
+        """0."""
+        return 0
+
+
+NO_PEERS = NoPeers()
 
 
 class Transfer(Protocol):

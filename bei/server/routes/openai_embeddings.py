@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import msgspec
@@ -290,21 +290,14 @@ _EXAMPLE = Example({"input": TEXTS, "encoding_format": "float"}, ANSWER_EXAMPLE)
 def route(max_inputs: int, *, accepts_ids: bool, echoes_tier: bool = False) -> Route[ParsedRequest]:
     """The route of a server that accepts token ids, or refuses them. ``echoes_tier``: answers name the tier that was
     asked for, as OpenAI's do; other servers' answers have no such field."""
-
-    async def handle(request: ParsedRequest, context: RequestContext) -> Reply:
-        return await create_embeddings(request, context, accepts_ids=accepts_ids, echoes_tier=echoes_tier)
-
-    handle.__doc__ = create_embeddings.__doc__
-    read = partial(parse, max_inputs=max_inputs)
     own, others = (TieredResponse, TieredSparseResponse), (EmbeddingResponse, SparseEmbeddingResponse)
-    responses = own if echoes_tier else others
     return Route(
         "/v1/embeddings",
         "Create embeddings (OpenAI)",
         _described(EmbeddingRequest, accepts_ids=accepts_ids),
-        responses,
-        read,
-        handle,
+        own if echoes_tier else others,
+        partial(parse, max_inputs=max_inputs),
+        update_wrapper(partial(create_embeddings, accepts_ids=accepts_ids, echoes_tier=echoes_tier), create_embeddings),
         _EXAMPLE,
         has_report=True,
         octet_headers=OCTET_HEADERS,

@@ -21,7 +21,7 @@ def test_a_body_counts_until_its_texts_are_admitted_and_its_images_answered(
     inputs: list[ModelInput], held: int
 ) -> None:
     ticket = SimpleNamespace(lane="interactive", close=lambda: None)
-    manifest = SimpleNamespace(image_tower=object())
+    manifest = SimpleNamespace(images=object())
     service: Any = SimpleNamespace(name="clip", manifest=manifest, admit=lambda *_, **__: ticket)
     work: Any = SimpleNamespace(timing=None, asks=lambda *_: None)
     memory = BodyMemory(1000)
