@@ -197,22 +197,25 @@ def test_a_large_answer_is_counted_until_it_is_taken(make_app: MakeApp, serve: S
     request = tei("EncodeRequest", inputs="the cat " * 8_000).SerializeToString()
     large = [("grpc.max_receive_message_length", -1)]
 
+    def held() -> int:
+        return served.answers.held
+
     async def taken_late() -> float:
         """How many answers are held for a client that takes none, of 30."""
         async with grpc.aio.insecure_channel(f"127.0.0.1:{served.server.port}", large) as channel:
             size = len(await channel.unary_unary(path)(request, timeout=DEADLINE_S))
             assert size > 256_000
-            while served.answers.held:  # noqa: ASYNC110 - a client has its answer a moment before the server knows
+            while held():  # noqa: ASYNC110 - a client has its answer a moment before the server knows
                 await asyncio.sleep(0.01)
             call = channel.stream_stream(f"{path}Stream")(timeout=3 * DEADLINE_S)
             for _ in range(30):
                 await call.write(request)
-            while not served.answers.held or served.answers.held % size:  # noqa: ASYNC110, some are on their way
+            while not held() or held() % size:  # noqa: ASYNC110, some are on their way
                 await asyncio.sleep(0.1)
-            held: float = served.answers.held / size
+            num_held = held() / size
             await call.done_writing()
             assert len([len(content) async for content in call]) == 30
-        return held
+        return num_held
 
     assert 1 <= app.run(taken_late()) <= 15
     while served.answers.held:
