@@ -21,7 +21,12 @@ LAYERS = [
     LayerSensitivity(layer="layers.0.mlp.down", error=0.2345, is_high=True),
 ]
 QUANTIZATION = quantization(
-    format="int8", method="smooth quantization", calibration="Two hundred <made-up> texts.", layers=LAYERS
+    format="int8",
+    method="smooth quantization",
+    calibration="Two hundred <made-up> texts.",
+    num_texts=200,
+    num_tokens=12345,
+    layers=LAYERS,
 )
 FULL = certificate(
     quantization=QUANTIZATION,
