@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from bei.artifact.label_layouts import Extraction, Labelling, Schema
+from bei.artifact.reading_faults import MOST_TOKENS
 from bei.core import Encoding, Float32Array, Row
 from bei.engine.postprocess import apply_function
 from bei.engine.words import LABEL, kinds_of
@@ -186,7 +187,7 @@ def _prompt(layout: Labelling, schema: Schema, task: ZeroShotTask) -> LabelPromp
         separator_id=schema.separator_id,
         reads_marker=layout.reads_marker,
         max_width=1,
-        max_words=1,
+        max_words=MOST_TOKENS,
         schema=schema,
     )
     labels = tuple(task.labels)

@@ -136,7 +136,10 @@ def encode_words(
         longest = room * _MOST_CHARS_PER_TOKEN
         if prompt.layout.schema and not text.endswith(_ENDS):
             text += "."
-        words = [text[start : min(stop, start + longest)] for start, stop in word_spans(text, prompt.layout)]
+        spans = word_spans(text, prompt.layout)
+        if prompt.layout.schema:
+            spans = spans[: prompt.layout.max_words]  # a full window has no room for the full stop, in gliner2 too
+        words = [text[start : min(stop, start + longest)] for start, stop in spans]
         if prompt.layout.schema:
             words = [*prompt.words, *(word.lower() for word in words)]
         tokens, word_ids = _first_tokens(tokenizer, words, room, check)

@@ -24,6 +24,17 @@ from bei.tokenizer.special_tokens import layout_of
 from tests.support.artifacts import tiny_tokenizer
 
 LAYOUT = Extraction(label_id=5, separator_id=6, reads_marker=True, max_width=3, max_words=40)
+SCHEMA = Schema(
+    task="a",
+    opening=[],
+    closing=[],
+    part_id=1,
+    field_id=2,
+    relation_id=3,
+    between_id=4,
+    separator_id=6,
+    num_counts=4,
+)
 MOST = 14
 
 
@@ -82,18 +93,7 @@ def test_a_label_that_no_model_reads_is_refused_before_it_is_tokenized() -> None
 
 
 def test_of_a_text_behind_choices_at_least_the_beginning_is_read() -> None:
-    schema = Schema(
-        task="a",
-        opening=[],
-        closing=[],
-        part_id=1,
-        field_id=2,
-        relation_id=3,
-        between_id=4,
-        separator_id=6,
-        num_counts=4,
-    )
-    layout = msgspec.structs.replace(LAYOUT, schema=schema)
+    layout = msgspec.structs.replace(LAYOUT, schema=SCHEMA)
     part = SchemaPart("structures 'a'", "a", ("b",), marker="field")
     around = layout_of(TOKENIZER, 1, with_special=False)
 
@@ -114,3 +114,13 @@ def test_of_a_text_behind_choices_at_least_the_beginning_is_read() -> None:
     for words in (("cat",) * MOST, ("cat",) * (MOST - whole.num_tokens + 5)):
         with pytest.raises(InvalidRequestError, match="The choices leave no room"):
             read("hello", words)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(3, 4), (4, 4)])
+def test_a_full_window_gets_no_full_stop_as_in_the_gliner2_library(count: int, expected: int) -> None:
+    layout = msgspec.structs.replace(LAYOUT, schema=SCHEMA, max_words=4)
+    around = layout_of(TOKENIZER, 1, with_special=False)
+    (found,) = encode_words(TOKENIZER, ["hello " * count], LabelPrompt(("a",), layout), around, 60, lambda: None)
+    assert found.token_type_ids is not None
+    assert num_words(found.token_type_ids) == expected
+    assert not found.truncated

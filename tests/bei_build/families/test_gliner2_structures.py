@@ -218,6 +218,27 @@ def test_instances_and_scores_are_the_gliner2_librarys(
         assert sum(name.endswith("products") for name in counts) > 2, counts
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the library's
+def test_instances_of_a_long_text_are_the_gliner2_librarys(tmp_path: Path) -> None:
+    """A full window had a full stop more than the library's, and other scores."""
+    library = pytest.importorskip("gliner2")
+    artifact = built(tmp_path, counting_layer="count_lstm_v2", counts={1: 1.33, 2: 5.44, 6: 2.83})
+    theirs = library.GLiNER2.from_pretrained(str(tmp_path / "checkpoint"))
+    structures = {"a": {"fields": [{"name": "cat"}, {"name": "b", "dtype": "str"}]}}
+    rng = np.random.default_rng(39)
+    texts = [" ".join(rng.choice(["cat", "the", "a", "b", "is"], count)) + "." for count in (41, 80, 111, 150)]
+    schema = library.Schema.from_dict({"structures": structures, "relations": ["new"]})
+    asked_for: dict[str, Any] = {"threshold": 0.3, "include_confidence": True, "include_spans": True}
+    answers = theirs.batch_extract_long(texts, schema, chunk_size=40, chunk_overlap=10, **asked_for)
+    with Model(artifact.path, tune="off") as model:
+        found = model.extract_schema(texts, structures=structures, relations=["new"], threshold=0.3)
+    for mine, answer in zip(found, answers, strict=True):
+        same(mine.structures["a"], answer["a"])
+        same(mine.relations["new"], answer["relation_extraction"]["new"])
+    assert sum(len(mine.structures["a"]) for mine in found) > 10
+
+
 def test_the_route_has_the_same_instances(artifact: Artifact, model: Model) -> None:
     text = "the cat sat on a mat in 東京"
     body = {"input": text, "labels": LABELS, "structures": STRUCTURES, "relations": RELATIONS, "threshold": 0.3}
