@@ -222,4 +222,5 @@ def test_two_listeners_on_one_socket_share_its_connections_evenly(monkeypatch: p
                 writer.close()
         return made
 
-    assert asyncio.run(asyncio.wait_for(run(), DEADLINE_S)) == [10, 10]
+    first, second = asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+    assert abs(first - second) <= 2  # one may accept while the other counts
