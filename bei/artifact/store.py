@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,10 +19,10 @@ from bei.artifact.certificate.page import certificate_page
 from bei.artifact.certificate.record import (
     Certificate,
 )
-from bei.artifact.certificate.reliability import CalibratedTask, reliability_fault
+from bei.artifact.certificate.reliability import CalibratedTask, ProbabilityCalibration, reliability_fault
 from bei.artifact.certificate_faults import certificate_fault
 from bei.artifact.held_files import FileInfo, HeldFiles, open_files, read_file
-from bei.artifact.signature import read_signature, write_signature
+from bei.artifact.signature import SIGNATURE, read_signature, write_signature
 from bei.artifact.validation import check_files, manifest_fault
 from bei.errors import (
     ArtifactError,
@@ -30,6 +30,7 @@ from bei.errors import (
     ArtifactHashMismatchError,
     ArtifactManifestError,
     ArtifactSchemaNewerError,
+    ArtifactSignatureError,
 )
 from bei.utils.untrusted_files import UnfitError, read_bounded, unique_keys
 
@@ -46,6 +47,8 @@ from bei.artifact.manifest import (
 )
 
 log = logging.getLogger(__name__)
+
+Temperatures = dict[CalibratedTask, float]
 
 # Of a digest, in the log.
 SHOWN_DIGITS = 12
@@ -113,40 +116,79 @@ def save(path: Path, manifest: Manifest, certificate: Certificate) -> Artifact:
     return Artifact(path, manifest, certificate)
 
 
-def recertify(
-    artifact: Artifact, certificate: Certificate, temperatures: Mapping[CalibratedTask, float] | None = None
-) -> Artifact:
-    """Replace the certificate and its page in the artifact on disk, and update the manifest, with ``temperatures``
-    unless None. Raises OSError.
-
-    A lock admits one process at a time; of two certificates the later one stays. Files are replaced one by one, the
-    manifest last: a process killed in between leaves an artifact that fails its hash check and must be copied anew. Not
-    for signed artifacts: the signature would not match the manifest. Raises ArtifactError if another build lies there.
-    """
-    assert artifact.signed is None, "whoever completes certificates asks first"
-    contents = _certificate_files(artifact.manifest, certificate)
-    new = {
-        name: FileInfo(path=name, size=len(content), sha256=hashlib.sha256(content).hexdigest())
-        for name, content in contents.items()
-    }
-    files = [new.get(info.path, info) for info in artifact.manifest.files]
-    kept = artifact.manifest.temperatures if temperatures is None else dict(temperatures)
-    manifest = _sealed(
-        msgspec.structs.replace(artifact.manifest, files=files, verification=certificate.kind, temperatures=kept)
+def recertify(artifact: Artifact, certificate: Certificate) -> Artifact:
+    """Replace the certificate of the artifact on disk, but for its records of calibration, which stay those on disk.
+    Raises as ``_rewrite``."""
+    return _rewrite(
+        artifact, lambda now: (msgspec.structs.replace(certificate, probabilities=now.certificate.probabilities), None)
     )
-    with _alone(artifact.path), tempfile.TemporaryDirectory(prefix=".certificate.", dir=artifact.path) as scratch:
+
+
+def add_calibration(artifact: Artifact, record: ProbabilityCalibration) -> Artifact:
+    """Write a fitted temperature and its record into the artifact on disk, in place of those of the same task. Raises
+    as ``_rewrite``."""
+
+    def added(now: Artifact) -> tuple[Certificate, Temperatures]:
+        others = [one for one in now.certificate.probabilities or [] if one.task != record.task]
+        certificate = msgspec.structs.replace(now.certificate, probabilities=[*others, record])
+        return certificate, {**(now.manifest.temperatures or {}), record.task: record.temperature}
+
+    return _rewrite(artifact, added)
+
+
+def _rewrite(artifact: Artifact, change: Callable[[Artifact], tuple[Certificate, Temperatures | None]]) -> Artifact:
+    """Replace certificate, page and manifest on disk by what ``change`` makes of the artifact as it is there now:
+    certificate, and temperatures (None: as they are).
+
+    A lock admits one process at a time, so that none drops what another has written since ``artifact`` was read. Files
+    are replaced one by one, the manifest last: a process killed in between leaves an artifact that fails its hash check
+    and must be copied anew. Raises OSError; ArtifactSignatureError for a signed artifact, whose signature would not
+    match; ArtifactError if another build lies there, or a file of it was changed.
+    """
+    path = artifact.path
+    with _alone(path), tempfile.TemporaryDirectory(prefix=".certificate.", dir=path) as scratch:
         check_in_place(artifact)
+        if os.path.lexists(path / SIGNATURE):
+            raise ArtifactSignatureError(
+                f"{path} is signed, and its new manifest would not be: delete {SIGNATURE}, repeat this, and sign again "
+                "with 'bei sign'."
+            )
+        manifest = load_manifest(path)
+        now = msgspec.structs.replace(
+            artifact,
+            manifest=manifest,
+            certificate=_certificate_of(path, manifest, _certificate_content(path, manifest)),
+        )
+        certificate, temperatures = change(now)
+        contents = _certificate_files(manifest, certificate)
+        manifest = _resealed(manifest, certificate, contents, temperatures)
         contents[MANIFEST] = _encode(manifest)  # replaced last
         for name, content in contents.items():
             (Path(scratch) / name).write_bytes(content)
         for name in contents:
-            os.replace(Path(scratch) / name, artifact.path / name)
+            os.replace(Path(scratch) / name, path / name)
     return msgspec.structs.replace(artifact, manifest=manifest, certificate=certificate)
 
 
+def _resealed(
+    manifest: Manifest, certificate: Certificate, contents: Mapping[str, bytes], temperatures: Temperatures | None
+) -> Manifest:
+    new = {
+        name: FileInfo(path=name, size=len(content), sha256=hashlib.sha256(content).hexdigest())
+        for name, content in contents.items()
+    }
+    files = [new.get(info.path, info) for info in manifest.files]
+    kept = manifest.temperatures if temperatures is None else temperatures
+    return _sealed(msgspec.structs.replace(manifest, files=files, verification=certificate.kind, temperatures=kept))
+
+
 def sign(artifact: Artifact, key: Ed25519PrivateKey) -> Artifact:
-    """Sign the artifact on disk, replacing any signature. Raises OSError."""
-    signed = write_signature(artifact.path, artifact.manifest.digest, key)
+    """Sign the artifact on disk, replacing any signature. Raises OSError; ArtifactError if its manifest was replaced
+    since ``artifact`` was read: a signature says that its files were checked."""
+    with _alone(artifact.path):
+        if load_manifest(artifact.path).digest != artifact.manifest.digest:
+            raise ArtifactError(f"{artifact.path} was changed while it was read: run 'bei sign' again.")
+        signed = write_signature(artifact.path, artifact.manifest.digest, key)
     return msgspec.structs.replace(artifact, signed=signed)
 
 

@@ -78,11 +78,8 @@ def calibrate(path: Path, data: Path, question_file: Path | None) -> tuple[Artif
         before=reliability(logits[rest], targets[rest], 1.0),
         after=reliability(logits[rest], targets[rest], temperature),
     )
-    others = [one for one in artifact.certificate.probabilities or [] if one.task != task]
-    certificate = msgspec.structs.replace(artifact.certificate, probabilities=[*others, record])
-    temperatures = {**(artifact.manifest.temperatures or {}), task: temperature}
     with naming_full_disk(path):
-        return store.recertify(artifact, certificate, temperatures), record
+        return store.add_calibration(artifact, record), record
 
 
 def read_labelled(path: Path) -> Labelled:

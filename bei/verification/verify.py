@@ -72,7 +72,7 @@ def verified(artifact: Artifact, engine: Engine) -> Artifact:
         return completed
     try:
         return store.recertify(artifact, completed.certificate)
-    except OSError as error:
+    except (OSError, ArtifactSignatureError) as error:
         log.warning(
             "%s: its certificate cannot be written into %s (%s): it is verified at every start",
             name,

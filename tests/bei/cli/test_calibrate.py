@@ -11,12 +11,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from bei.artifact.store import load, recertify, sign
+from bei.artifact.store import load, recertify, save, sign
 from bei.cli import calibrate as command
 from bei.cli import main
 from bei.cli.calibrate import calibrate
-from bei.errors import ArtifactManifestError, ArtifactSignatureError, BeiError, ConfigError
+from bei.errors import ArtifactError, ArtifactManifestError, ArtifactSignatureError, BeiError, ConfigError
 from bei.offline.model import Model
+from bei.verification import verify as verification
+from bei.verification.stored_answers import complete_certificate
 from bei.verification.temperature import fitted_temperature, probabilities, reliability
 from tests.e2e.kinds import case, labels
 from tests.support.builds import build_artifact
@@ -151,7 +153,8 @@ def test_a_temperature_without_its_record_is_refused(artifact: Path, tmp_path: P
     with Model(artifact, tune="off") as model:
         data = written(tmp_path, model.classify(TEXTS, raw_scores=True).scores, NAMES, 0.4)
     main.main(["calibrate", str(artifact), "--data", str(data)])
-    recertify(load(artifact), load(artifact).certificate, {"classify": 2.0})
+    found = load(artifact)
+    save(artifact, msgspec.structs.replace(found.manifest, temperatures={"classify": 2.0}), found.certificate)
     with pytest.raises(ArtifactManifestError, match="not those of the manifest"):
         load(artifact)
 
@@ -193,3 +196,76 @@ def test_verifying_again_keeps_the_temperature_and_its_record(artifact: Path, tm
     after = load(artifact)
     assert after.certificate.probabilities == [record]
     assert after.manifest.temperatures == calibrated.manifest.temperatures == {"classify": record.temperature}
+
+
+@pytest.fixture
+def data(artifact: Path, tmp_path: Path) -> Path:
+    with Model(artifact, tune="off") as model:
+        return written(tmp_path, model.classify(TEXTS, raw_scores=True).scores, NAMES, 0.4)
+
+
+def test_what_is_calibrated_while_verify_asks_the_engine_stays(
+    artifact: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete, records = complete_certificate, []
+
+    def slow(*arguments: Any) -> Any:
+        records.append(calibrate(artifact, data, None)[1])
+        return complete(*arguments)
+
+    recertify(load(artifact), msgspec.structs.replace(load(artifact).certificate, device="another machine"))
+    monkeypatch.setattr(verification, "complete_certificate", slow)
+    main.main(["verify", str(artifact)])
+    found = load(artifact)
+    assert found.certificate.probabilities == records
+    assert found.manifest.temperatures == {"classify": records[0].temperature}
+    assert found.certificate.device != "another machine"
+
+
+def test_what_others_write_while_calibrate_asks_the_engine_stays(
+    artifact: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fit for decisions, and a certificate."""
+    logits, decided = command._logits, []
+    asked = tmp_path / "question.json"
+    asked.write_text(json.dumps(QUESTION))
+    (tmp_path / "decided").mkdir()
+    with Model(artifact, tune="off") as model:
+        rows = [[*one["q"].probabilities.values()] for one in model.decide(TEXTS, {"q": QUESTION})]  # type: ignore[union-attr]
+    of_decisions = written(tmp_path / "decided", np.log(np.array(rows)), OPTIONS, 0.1)
+
+    def slow(*arguments: Any) -> Any:
+        monkeypatch.setattr(command, "_logits", logits)
+        decided.append(calibrate(artifact, of_decisions, asked)[1])
+        recertify(load(artifact), msgspec.structs.replace(load(artifact).certificate, device="another machine"))
+        return logits(*arguments)
+
+    monkeypatch.setattr(command, "_logits", slow)
+    _, record = calibrate(artifact, data, None)
+    found = load(artifact)
+    assert found.certificate.probabilities == [*decided, record]
+    assert found.manifest.temperatures == {one.task: one.temperature for one in [*decided, record]}
+    assert found.certificate.device == "another machine"
+
+
+def test_what_is_signed_while_calibrate_asks_the_engine_is_not_changed(
+    artifact: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = command._logits
+
+    def slow(*arguments: Any) -> Any:
+        sign(load(artifact), make_keys(tmp_path).key)
+        return logits(*arguments)
+
+    monkeypatch.setattr(command, "_logits", slow)
+    with pytest.raises(ArtifactSignatureError, match="repeat this, and sign again"):
+        calibrate(artifact, data, None)
+    assert load(artifact).signed is not None
+
+
+def test_what_was_changed_since_it_was_read_is_not_signed(artifact: Path, tmp_path: Path) -> None:
+    before = load(artifact)
+    recertify(before, msgspec.structs.replace(before.certificate, device="another machine"))
+    with pytest.raises(ArtifactError, match="run 'bei sign' again"):
+        sign(before, make_keys(tmp_path).key)
+    assert load(artifact).signed is None
