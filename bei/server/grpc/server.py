@@ -26,6 +26,7 @@ from bei.server.auth.keys import Keyring
 from bei.server.endpoint.context import Context
 from bei.server.endpoint.models import Models
 from bei.server.grpc.calls import Calls, Header, RpcCall, RpcMethod, code_of, deadline_of, error_metadata
+from bei.server.grpc.idle_streams import end_idle, next_message, only_message
 from bei.server.grpc.inference_service import inference_methods
 from bei.server.grpc.messages import pool, services
 from bei.server.grpc.tei_services import tei_methods
@@ -117,8 +118,10 @@ class GrpcServer:
         tls: TLS | None,
     ) -> None:
         import grpc
-        from grpc_health.v1 import health, health_pb2_grpc
-        from grpc_reflection.v1alpha import reflection
+        from grpc_health.v1 import health
+        from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+
+        from bei.server.grpc.library_services import HealthServicer, ReflectionServicer
 
         def telemetry(app: ASGIApp) -> Telemetry:
             return Telemetry(
@@ -136,15 +139,15 @@ class GrpcServer:
         self._status = server
         self._calls = Calls(shared, bodies, keys, telemetry, config.payload_limit)
         self._server = grpc.aio.server(options=_options(config), maximum_concurrent_rpcs=config.max_connections)
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._health = HealthServicer(max(1, config.max_connections // 2), config.body_timeout)
         methods = [*tei_methods(config), *inference_methods(shared.models, server)]
         by_path = {method.path: method for method in methods}
-        self._server.add_generic_rpc_handlers([self._handlers(service, by_path) for service in services()])
+        handlers = [self._handlers(service, by_path) for service in services()]
+        self._server.add_generic_rpc_handlers([*handlers, self._health.handlers()])
         self._names = [service.full_name for service in services()]
-        reflection.enable_server_reflection(
-            (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server, pool()
-        )
+        names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        described = ReflectionServicer(names, pool(), config.keep_alive_timeout)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(described, self._server)
         self._watch: asyncio.Task[None] | None = None
         self._is_draining = False
         self.port = 0
@@ -212,10 +215,11 @@ class GrpcServer:
             elif one.client_streaming:
                 found[one.name] = grpc.stream_unary_rpc_method_handler(partial(self._gathered, method))
             else:
-                found[one.name] = grpc.unary_unary_rpc_method_handler(partial(self._unary, method))
+                found[one.name] = grpc.stream_unary_rpc_method_handler(partial(self._single, method))
         return grpc.method_handlers_generic_handler(service.full_name, found)
 
-    async def _unary(self, method: RpcMethod, content: bytes, context: Any) -> bytes:
+    async def _single(self, method: RpcMethod, _: AsyncIterator[bytes], context: Any) -> bytes:
+        content = await only_message(context, self._config.body_timeout)
         headers, deadline_s = _headers(context), deadline_of(context.time_remaining())
         call = await self._calls.answered(method, content, context.peer(), headers, deadline_s)
         return await _ended(call, context)
@@ -264,12 +268,12 @@ class GrpcServer:
 
     async def _stream(self, method: RpcMethod, contents: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         """An answer for each message, in order. Messages are read as answers are taken: a client that takes none sends
-        none. The first that fails ends the stream."""
+        none. The first that fails ends the stream, and so does too long a time without any."""
         headers = _headers(context)
         largest = 0
         under_way: deque[asyncio.Task[RpcCall]] = deque()
         iterator = contents.__aiter__()
-        reading: asyncio.Task[bytes | None] | None = asyncio.ensure_future(_next(iterator))
+        reading: asyncio.Task[bytes | None] | None = asyncio.ensure_future(next_message(iterator))
 
         async def answered(content: bytes) -> RpcCall:
             deadline_s = deadline_of(context.time_remaining())
@@ -281,10 +285,13 @@ class GrpcServer:
                 most = min(_MOST_UNDER_WAY, 1 + _MOST_UNDER_WAY_BYTES // max(1, largest))
                 if reading is not None and len(under_way) < most:
                     waits.append(reading)
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                idle_s = None if under_way else self._config.keep_alive_timeout
+                done, _ = await asyncio.wait(waits, timeout=idle_s, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    await end_idle(context, self._config.keep_alive_timeout)
                 if reading in waits and reading.done():
                     content = reading.result()
-                    reading = None if content is None else asyncio.ensure_future(_next(iterator))
+                    reading = None if content is None else asyncio.ensure_future(next_message(iterator))
                     if content is not None:
                         under_way.append(asyncio.ensure_future(answered(content)))
                 while under_way and under_way[0].done():
@@ -299,14 +306,6 @@ class GrpcServer:
                 task.add_done_callback(_dropped)
             for waiting in (*under_way, *([] if reading is None else [reading])):
                 waiting.cancel()
-
-
-async def _next(iterator: AsyncIterator[bytes]) -> bytes | None:
-    """The next message; None: there is none any more."""
-    try:
-        return await iterator.__anext__()
-    except StopAsyncIteration:
-        return None
 
 
 async def _ended(call: RpcCall, context: Any, *, is_last: bool = True) -> bytes:

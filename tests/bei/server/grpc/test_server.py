@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +285,84 @@ def test_reflection_lists_the_services_and_their_files(make_app: MakeApp, serve:
     assert {one.name for one in listed} == names | {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
     (file,) = app.run(ask(file_containing_symbol="tei.v1.Embed")).file_descriptor_response.file_descriptor_proto
     assert file == pool().FindFileByName("bei/tei.proto").serialized_pb
+
+
+def test_a_stream_without_messages_gives_its_place_to_others(make_app: MakeApp, serve: Serve) -> None:
+    """After an answer, or without any; reflection's too."""
+    served = serve(make_app(FakeEngine(LIMITS)), max_connections=1, keep_alive_timeout=0.3)
+    cat = tei("EmbedRequest", inputs="cat")
+    question = reflection_pb2.ServerReflectionRequest(list_services="")
+    reflection = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+
+    async def idle(path: str, messages: list[Any]) -> grpc.aio.AioRpcError:
+        call = served.channel.stream_stream(path)(timeout=DEADLINE_S)
+        for one in messages:
+            await call.write(one.SerializeToString())
+            assert await call.read()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        return caught.value
+
+    streams: list[tuple[str, list[Any]]] = [(f"{EMBED}Stream", []), (f"{EMBED}Stream", [cat] * 2), (reflection, [])]
+    for path, messages in [*streams, (reflection, [question])]:
+        error = served.app.run(idle(path, messages))
+        assert (error.code(), "keep_alive_timeout" in error.details()) == (CODE.DEADLINE_EXCEEDED, True), path
+        assert dict(error.trailing_metadata())["bei-code"] == "request_timeout"
+        assert served.call(EMBED, cat)[0].embeddings
+
+
+def test_a_call_whose_message_does_not_come_gives_its_place_to_others(make_app: MakeApp, serve: Serve) -> None:
+    served = serve(make_app(FakeEngine(LIMITS)), max_connections=1, body_timeout=0.3)
+    health = "/grpc.health.v1.Health"
+
+    async def silent(path: str, *, ends: bool) -> grpc.aio.AioRpcError:
+        call = served.channel.stream_stream(path)(timeout=DEADLINE_S)
+        if ends:
+            await call.done_writing()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        return caught.value
+
+    for path in (EMBED, "/inference.GRPCInferenceService/ServerLive", f"{health}/Check", f"{health}/Watch"):
+        for ends, code in ((False, CODE.DEADLINE_EXCEEDED), (True, CODE.INVALID_ARGUMENT)):
+            assert served.app.run(silent(path, ends=ends)).code() is code, path
+            assert served.call(EMBED, tei("EmbedRequest", inputs="cat"))[0].embeddings
+
+
+def test_a_stream_whose_message_is_under_way_is_not_idle(make_app: MakeApp, serve: Serve) -> None:
+    engine = GatedEngine(LIMITS)
+    served = serve(make_app(engine), watches=False, keep_alive_timeout=0.3)
+
+    async def slow() -> Any:
+        call = served.channel.stream_stream(f"{EMBED}Stream")(timeout=DEADLINE_S)
+        await call.write(tei("EmbedRequest", inputs="cat").SerializeToString())
+        await asyncio.sleep(1)
+        engine.open()
+        return await call.read()
+
+    assert served.app.run(slow()) is not grpc.aio.EOF
+
+
+def test_calls_that_watch_the_health_leave_places_to_others(make_app: MakeApp, serve: Serve) -> None:
+    served = serve(make_app(FakeEngine(LIMITS)), max_connections=5)
+
+    async def watched() -> grpc.aio.AioRpcError:
+        stub = health_pb2_grpc.HealthStub(served.channel)
+        calls = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(3)]
+        for call in calls[:2]:
+            assert (await call.read()).status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await calls[2].read()
+        await served._call(EMBED, tei("EmbedRequest", inputs="cat"), None, DEADLINE_S)
+        calls[0].cancel()
+        while True:  # until the server knows
+            last = stub.Watch(health_pb2.HealthCheckRequest())
+            with suppress(grpc.aio.AioRpcError):
+                assert await last.read()
+                return caught.value
+
+    error = served.app.run(watched())
+    assert (error.code(), "ask with Check" in error.details()) == (CODE.RESOURCE_EXHAUSTED, True)
 
 
 @pytest.mark.parametrize("name", FILES)
