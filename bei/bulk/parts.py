@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 
 from bei.bulk.folder import JobFolder
-from bei.errors import ConfigError
+from bei.errors import ConfigError, JobInputError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -126,6 +126,8 @@ class JsonLinesParts(_WithRecordFile):
         _check_for_json(schema)
 
     def _contents(self, table: pa.Table, shard: int) -> Iterator[tuple[str, bytes]]:
+        for name in table.column_names:
+            _check_finite(name, table.column(name), self.part(shard))
         columns = [_values(table.column(name)) for name in table.column_names]
         lines = io.BytesIO()
         options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
@@ -175,6 +177,35 @@ def _check_for_json(schema: pa.Schema) -> None:
                 f"JSON has no form for the type {field.type}, which the column {field.name!r} has: leave it out, or "
                 "choose another --output-format."
             )
+
+
+def _check_finite(name: str, column: pa.ChunkedArray, part: str) -> None:
+    """Raise JobInputError where ``column`` has a NaN or an infinity, at any depth: orjson writes them as null."""
+    if all(map(_is_finite, column.chunks)):
+        return
+    row = next(row for row in range(len(column)) if not all(map(_is_finite, column.slice(row, 1).chunks)))
+    value = str(column[row].as_py())
+    raise JobInputError(
+        f"JSON has no form for NaN and infinity, and the column {name!r} has {value[:80]} in row {row} of {part}: "
+        "leave the column out, or choose another --output-format."
+    )
+
+
+def _is_finite(array: pa.Array) -> bool:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = array.type
+    if pa.types.is_floating(kind):
+        return bool(pc.all(pc.is_finite(array.cast(pa.float64()))).as_py() is not False)
+    if pa.types.is_dictionary(kind):
+        return _is_finite(array.dictionary_decode())
+    if pa.types.is_map(kind):
+        return _is_finite(array.cast(pa.list_(kind.field(0).type)))
+    if pa.types.is_struct(kind) or kind.num_fields == 1:  # lists of all kinds have one
+        parts = array.flatten()  # without what is null
+        return all(map(_is_finite, parts)) if isinstance(parts, list) else _is_finite(parts)
+    return True
 
 
 def _values(column: pa.ChunkedArray) -> list[object]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import math
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import pytest
 from bei.artifact.manifest import Adapters
 from bei.bulk.chunks import ChunkSize
 from bei.bulk.parts import PLAN, SUCCESS
+from bei.bulk.run import JobProgress
 from bei.bulk.sources.rows import Columns
 from bei.core import Float32Array
 from bei.engine.fake import DIMENSION, FakeEngine
@@ -345,6 +349,36 @@ def test_columns_that_json_does_not_hold_are_refused_by_name(
     pq.write_table(pa.table({"text": _GOOD[:3], "odd": pa.nulls(3, kind)}), tmp_path / "rows.parquet")
     with pytest.raises(ConfigError, match="'odd'"):
         run(inputs=(str(tmp_path / "rows.parquet"),), columns=Columns(carried=("odd",)), output_format=form)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "npy"])
+@pytest.mark.parametrize(
+    ("kind", "wrap"),
+    [
+        (pa.float64(), lambda value: value),
+        (pa.float16(), lambda value: None if value is None else np.float16(value)),
+        (pa.list_(pa.float32()), lambda value: [1.5, value]),
+        (pa.list_(pa.float32(), 2), lambda value: [1.5, value]),
+        (pa.large_list(pa.list_(pa.float32())), lambda value: [[], [value]]),
+        (pa.struct([("a", pa.float32()), ("b", pa.string())]), lambda value: {"a": value, "b": "x"}),
+        (pa.map_(pa.string(), pa.float32()), lambda value: [("a", value)]),
+    ],
+    ids=str,
+)
+def test_nan_and_infinity_in_columns_are_refused_by_name_where_json_would_have_null(
+    kind: pa.DataType, wrap: Callable[[float | None], Any], form: str, run: RunJob, tmp_path: Path
+) -> None:
+    def copied(name: str, *values: float | None) -> JobProgress:
+        column = pa.array([wrap(value) for value in values], kind)
+        pq.write_table(pa.table({"text": _GOOD[:3], "odd": column}), tmp_path / f"{name}.parquet")
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        inputs = (str(tmp_path / f"{name}.parquet"),)
+        return run(inputs=inputs, columns=Columns(carried=("odd",)), output_format=form)
+
+    assert copied("finite", 0.5, None, 2.5).rows == 3
+    for value in (math.nan, math.inf, -math.inf):
+        with pytest.raises(JobInputError, match=r"column 'odd' has .* in row 2 of part-00000"):
+            copied("odd", 0.5, None, value)
 
 
 def test_json_has_times_to_the_nanosecond_whatever_is_installed(run: RunJob, tmp_path: Path) -> None:
