@@ -16,6 +16,7 @@ from tests.e2e.conftest import env, home
 from tests.e2e.kinds import MODELS, case, labels
 from tests.e2e.process import Server, serve
 from tests.support.builds import build_artifact
+from tests.support.gliner2_models import save_gliner2
 from tests.support.gliner_models import save_gliner
 from tests.support.two_towers import save_clip
 from tests.support.zoo import Case, save_case
@@ -61,8 +62,10 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
         checkpoint = save_case(folder / name, made)
         found[name] = build_artifact(checkpoint, folder / f"{name}-built", name=name, reference="engine").path
     checkpoint = save_gliner(folder / "gliner")
+    schemas = save_gliner2(folder / "gliner2", none=-20.0)  # it counts some instances of everything
     found["clip"] = build_artifact(save_clip(folder / "clip"), folder / "clip-built", name="clip").path
     found["gliner"] = build_artifact(checkpoint, folder / "gliner-built", name="gliner", reference="engine").path
+    found["gliner2"] = build_artifact(schemas, folder / "gliner2-built", name="gliner2", reference="engine").path
     return found
 
 

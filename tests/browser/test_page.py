@@ -26,6 +26,7 @@ TABS = [
     ("zero-shot", "nli", "Classify"),
     ("entities", "ner", "Find entities"),
     ("extract", "gliner", "Extract"),
+    ("extract", "gliner2", "Extract"),
     ("sparse", "splade", "Weigh words"),
     ("images", "clip", "Search"),
     ("live", "embedder", None),

@@ -143,6 +143,66 @@ def test_spans_are_marked_for_labels_typed_by_hand(open_page: OpenPage, server: 
     shoot(page, "extract")
 
 
+SCHEMA = {
+    "labels": {"person": "who it is about", "<b>city</b>": {"threshold": 0.2}},
+    "structures": {"<i>visit</i>": ["who", {"name": "where", "dtype": "str"}]},
+    "relations": {"met": "came together"},
+}
+
+
+def values(instance: Mapping[str, Any]) -> list[str]:
+    """What each field shows."""
+    fields = [value if isinstance(value, list) else [value] if value else [] for value in instance.values()]
+    return ["\n".join(f"{one['text']} {one['score']:.4f}" for one in field) for field in fields]
+
+
+def test_a_schema_is_typed_and_its_instances_are_shown(open_page: OpenPage, server: Server, shoot: Shoot) -> None:
+    text = "Ada met \N{GRINNING FACE} Grace in Zürich. Then they went home."
+    page = open_page()
+    shown = panel(page, "Extract", "gliner2")
+    shown.get_by_label("Least score").select_option("0.3")
+    ask(shown, "Extract", Text=text, Labels="street", Schema=json.dumps(SCHEMA))
+    body = {**SCHEMA, "labels": {"street": {}, **SCHEMA["labels"]}}
+    (found,) = post(server, "/v1/extract", model="gliner2", input=text, threshold=0.3, **body)["data"]
+    assert "One text for 3 labels, 1 structure, 1 relation in" in shown.inner_text()
+    marks = [mark.evaluate("mark => mark.firstChild.textContent") for mark in shown.locator("mark").all()]
+    assert marks == [one["text"] for one in found["spans"]]
+    for name, instances in (*found["structures"].items(), *found["relations"].items()):
+        table = shown.get_by_role("group", name=f"Instances of {name}")
+        assert table.locator("th").all_inner_texts() == [*instances[0]]
+        cells = [row.locator("td").all_inner_texts() for row in table.locator("tbody tr").all()]
+        assert cells == [values(one) for one in instances]
+    shoot(page, "extract-schema")
+
+
+def test_a_schema_that_is_no_json_is_refused_where_it_stands(open_page: OpenPage) -> None:
+    shown = panel(open_page(), "Extract", "gliner2")
+    assert "structures" in shown.get_by_label("Schema").input_value()  # an example
+    for wrong in ("{", "[]", "null", "person"):
+        shown.get_by_label("Schema").fill(wrong)
+        shown.get_by_role("button", name="Extract", exact=True).click()
+        expect(shown.get_by_text("This is no JSON object")).to_be_visible()
+        expect(shown.get_by_label("Schema")).to_be_focused()
+
+
+def test_a_schema_somebody_wrote_stays_when_the_model_changes(open_page: OpenPage) -> None:
+    page = open_page()
+    shown = panel(page, "Extract", "gliner2")
+    choose = page.get_by_label("Model", exact=True).select_option
+    choose("gliner")
+    expect(shown.get_by_label("Schema")).to_have_value("")
+    shown.get_by_label("Schema").fill('{"relations": ["met"]}')
+    choose("gliner2")
+    expect(shown.get_by_label("Schema")).to_have_value('{"relations": ["met"]}')
+
+
+def test_a_model_that_reads_no_schema_says_so(open_page: OpenPage) -> None:
+    shown = panel(open_page(expects="status of 400"), "Extract", "gliner")
+    shown.get_by_label("Schema").fill('{"relations": ["met"]}')
+    shown.get_by_role("button", name="Extract", exact=True).click()
+    expect(shown.get_by_role("alert")).to_contain_text("leave relations out")
+
+
 def test_sparse_shows_words_by_weight(open_page: OpenPage, server: Server, shoot: Shoot) -> None:
     page = open_page()
     shown = panel(page, "Sparse", "splade")
@@ -181,11 +241,12 @@ CODE = [
     ("Zero-shot", "nli", "Classify", {"Texts": TEXTS[3]}),
     ("Entities", "ner", "Find entities", {"Text": "Ada's\n\tcat \\ dog $HOME `x`"}),
     ("Extract", "gliner", "Extract", {"Text": "Ada's\n\tcat \\ dog $HOME `x`"}),
+    ("Extract", "gliner2", "Extract", {"Text": "Ada's\n\tcat \\ dog $HOME `x`"}),
     ("Sparse", "splade", "Weigh words", {"Texts": TEXTS[3]}),
 ]
 
 
-@pytest.mark.parametrize(("tab", "model", "button", "fields"), CODE, ids=[row[0] for row in CODE])
+@pytest.mark.parametrize(("tab", "model", "button", "fields"), CODE, ids=[f"{row[0]}-{row[1]}" for row in CODE])
 def test_the_code_does_what_the_page_did(
     open_page: OpenPage, tab: str, model: str, button: str, fields: Mapping[str, str]
 ) -> None:

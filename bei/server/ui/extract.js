@@ -1,9 +1,15 @@
-// Spans of a text for labels typed by hand.
+// What a text has of things named by hand: spans for labels, and for GLiNER2 a whole schema.
 
 import { ROUTES } from './api.js'
-import { h, plural } from './dom.js'
+import { h, plural, scrolling } from './dom.js'
 import { namesOf } from './classify.js'
 import { hues, marked, spansTable } from './ner.js'
+
+const SCHEMA = {
+  labels: { person: 'a human being', city: {} },
+  structures: { letter: ['writer', 'reader', { name: 'subject', dtype: 'str' }] },
+  relations: ['wrote to', 'published'],
+}
 
 export const extract = {
   id: 'extract',
@@ -25,8 +31,19 @@ export const extract = {
       name: 'labels',
       kind: 'line',
       label: 'Labels',
+      isOptional: true,
       hint: 'What to find, separated by commas.',
       value: 'person, city, machine, organization',
+    },
+    {
+      name: 'schema',
+      kind: 'json',
+      label: 'Schema',
+      isOptional: true,
+      hint: 'For GLiNER2, in JSON: labels with descriptions, structures and relations, as POST /v1/extract has them.',
+      rows: 10,
+      // GLiNER2 classifies too, other models that find spans do not.
+      prefill: (model) => (model.tasks.includes('zero_shot') ? JSON.stringify(SCHEMA, null, 2) : ''),
     },
     {
       name: 'threshold',
@@ -48,16 +65,80 @@ export const extract = {
       ],
     },
   ],
-  request: ({ text, labels, threshold, overlap }, model) => ({
+  request: ({ text, labels, schema, threshold, overlap }, model) => ({
     route: ROUTES.extract,
-    body: { model: model.id, input: text, labels: namesOf(labels), threshold: Number(threshold), flat: overlap === 'flat' },
-    use: ['for span in response.json()["data"][0]["spans"]:', '    print(span["text"], span["label"], round(span["score"], 4))'],
+    body: {
+      model: model.id,
+      input: text,
+      threshold: Number(threshold),
+      flat: overlap === 'flat',
+      ...schema,
+      ...{ model: model.id, input: text }, // whatever was pasted with the schema
+      ...labelled(labels, schema),
+    },
+    use: [
+      'found = response.json()["data"][0]',
+      'for span in found["spans"]:',
+      '    print(span["text"], span["label"], round(span["score"], 4))',
+      ...RECORDS.filter((side) => schema[side]).map((side) => `print(found["${side}"])`),
+    ],
   }),
-  counted: ({ labels }) => `One text for ${plural(namesOf(labels).length, 'label')}`,
-  show(content, { text }) {
-    const spans = content.data[0].spans.map((span) => ({ ...span, token: span.text }))
-    if (!spans.length) return h('p', { class: 'note' }, 'The model finds nothing in this text for these labels.')
-    const hueOf = hues(spans)
-    return h('div', {}, h('p', {}, plural(spans.length, 'span')), marked(text, spans, hueOf), spansTable(spans, hueOf, 'Spans'))
+  counted({ labels, schema }) {
+    const counts = [['label', labelled(labels, schema).labels], ...RECORDS.map((side) => [side.slice(0, -1), schema[side]])]
+    const said = counts.filter(([, asked]) => asked).map(([name, asked]) => plural(Object.keys(asked).length, name))
+    return `One text for ${said.join(', ')}`
   },
+  show(content, { text, labels, schema }) {
+    const found = content.data[0]
+    const parts = [labelled(labels, schema).labels ? spansOf(found, text) : null]
+    for (const side of RECORDS) {
+      for (const [name, instances] of Object.entries(found[side] ?? {})) parts.push(records(name, instances))
+    }
+    return h('div', {}, parts)
+  },
+}
+
+// Parts of a schema whose answers are records, by name.
+const RECORDS = ['structures', 'relations']
+
+// The labels of both fields; those of the schema may have descriptions.
+function labelled(names, { labels: own = null }) {
+  const typed = namesOf(names)
+  if (own === null) return typed.length ? { labels: typed } : {}
+  if (typeof own !== 'object') return { labels: own } // which the server refuses
+  if (Array.isArray(own)) return { labels: [...new Set([...typed, ...own])] }
+  return { labels: { ...Object.fromEntries(typed.map((name) => [name, {}])), ...own } }
+}
+
+function spansOf({ spans: found }, text) {
+  const spans = found.map((span) => ({ ...span, token: span.text }))
+  if (!spans.length) return h('p', { class: 'note' }, 'The model finds nothing in this text for these labels.')
+  const hueOf = hues(spans)
+  return [h('p', {}, plural(spans.length, 'span')), marked(text, spans, hueOf), spansTable(spans, hueOf, 'Spans')]
+}
+
+// A row an instance, a column a field.
+function records(name, instances) {
+  if (!instances.length) return h('p', { class: 'note' }, 'No instance of ', h('bdi', {}, name), '.')
+  const fields = Object.keys(instances[0])
+  const rows = instances.map((one) => h('tr', {}, fields.map((field) => h('td', {}, valuesOf(one[field]).map(valued)))))
+  return scrolling(
+    `Instances of ${name}`,
+    h(
+      'table',
+      {},
+      h('caption', {}, h('bdi', {}, name), ': ', plural(instances.length, 'instance')),
+      h('thead', {}, h('tr', {}, fields.map((field) => h('th', { scope: 'col' }, h('bdi', {}, field))))),
+      h('tbody', {}, rows),
+    ),
+  )
+}
+
+function valuesOf(value) {
+  if (value === null) return []
+  return Array.isArray(value) ? value : [value]
+}
+
+function valued({ text, score }) {
+  return h('div', {}, h('bdi', {}, text), ' ', h('span', { class: 'quiet number' }, score.toFixed(4)))
 }

@@ -101,9 +101,10 @@ export function tryPanel(task) {
   }
 }
 
-// Kinds: `line` and `text` are one text, `lines` a list of them, a line each; `choice` has `options(model)`, pairs of a value
-// and what it is called, and is hidden where there is only one. `pictures` is in pictures.js.
-function fieldOf({ name, kind, label, hint = null, value = '', isOptional = false, rows = 6, options = null }) {
+// Kinds: `line` and `text` are one text, `lines` a list of them, a line each; `json` is an object; `choice` has
+// `options(model)`, pairs of a value and what it is called, and is hidden where there is only one. `pictures` is in
+// pictures.js. `prefill(model)`: the value for a model, until somebody writes another one.
+function fieldOf({ name, kind, label, hint = null, value = '', isOptional = false, rows = 6, options = null, prefill = null }) {
   const id = newId(name)
   const hintId = hint === null ? null : `${id}-hint`
   const errorId = `${id}-error`
@@ -114,8 +115,9 @@ function fieldOf({ name, kind, label, hint = null, value = '', isOptional = fals
       ? h('select', shared)
       : kind === 'line'
         ? h('input', { ...shared, type: 'text', required: !isOptional })
-        : h('textarea', { ...shared, rows, required: !isOptional, spellcheck: 'false' })
+        : h('textarea', { ...shared, rows, required: !isOptional, spellcheck: 'false', class: kind === 'json' ? 'source' : null })
   if (kind !== 'choice') control.value = value
+  let untouched = control.value
   const error = h('p', { class: 'field-error', id: errorId })
   const element = h(
     'div',
@@ -130,21 +132,38 @@ function fieldOf({ name, kind, label, hint = null, value = '', isOptional = fals
     element,
     control,
     isList: kind === 'lines',
-    read: () => (kind === 'lines' ? linesOf(control.value) : kind === 'text' ? control.value : control.value.trim()),
-    // Says what is missing; whether nothing is.
+    read() {
+      if (kind === 'lines') return linesOf(control.value)
+      if (kind === 'json') return objectOf(control.value)
+      return kind === 'text' ? control.value : control.value.trim()
+    },
+    // Says what is missing or wrong; whether nothing is.
     check() {
       const isMissing = kind !== 'choice' && !isOptional && control.value.trim() === ''
-      error.textContent = isMissing ? 'Write something here first.' : ''
-      if (isMissing) control.setAttribute('aria-invalid', 'true')
+      const isWrong = kind === 'json' && objectOf(control.value) === null
+      error.textContent = isMissing ? 'Write something here first.' : isWrong ? 'This is no JSON object: {"name": …}.' : ''
+      if (error.textContent) control.setAttribute('aria-invalid', 'true')
       else control.removeAttribute('aria-invalid')
-      return !isMissing
+      return !error.textContent
     },
     offer(model) {
+      if (prefill !== null && control.value === untouched) control.value = untouched = prefill(model)
       if (kind !== 'choice') return
       const offered = options(model)
       control.replaceChildren(...offered.map(([key, text]) => h('option', { value: key }, text)))
       element.hidden = offered.length < 2
     },
+  }
+}
+
+// Of a text in JSON; null where it is none, {} where it is blank.
+function objectOf(text) {
+  if (text.trim() === '') return {}
+  try {
+    const found = JSON.parse(text)
+    return typeof found === 'object' && !Array.isArray(found) ? found : null
+  } catch {
+    return null
   }
 }
 
