@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # In memory: one shard that is read or tokenized, one on the engine, one that is written.
 _SHARDS_AT_ONCE = 3
+_RECORDS_AT_ONCE = 32
 
 OnError: TypeAlias = Literal["skip", "null", "fail"]
 
@@ -48,6 +49,11 @@ class Output(NamedTuple):
         """That of a shard of this job that is done."""
         record = self.form.record(self.folder, shard)
         return record if record is not None and record.plan == self.plan else None
+
+    def records(self, shards: Seq[int]) -> list[ShardRecord | None]:
+        """Those of ``shards``, several asked for at once: a bucket takes a tenth of a second for each. Blocks."""
+        with ThreadPoolExecutor(_RECORDS_AT_ONCE, "bei-records") as pool:
+            return list(pool.map(self.record, shards))
 
 
 class Job:

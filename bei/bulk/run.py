@@ -323,8 +323,7 @@ def part_of(num_shards: int, part: tuple[int, int]) -> list[int]:
 
 def finish(output: Output, num_shards: int) -> bool:
     """Say that the job is done, if all shards are. False: some are not."""
-    records = [output.record(shard) for shard in range(num_shards)]
-    done = [record for record in records if record is not None]
+    done = [record for record in output.records(range(num_shards)) if record is not None]
     if len(done) < num_shards:
         return False
     sums = {name: sum(getattr(one, name) for one in done) for name in ("rows", "dead", "truncated", "tokens")}
@@ -348,8 +347,7 @@ class DoneShards:
     def begin(self, output: Output, shards: Seq[int]) -> list[int]:
         """Those of ``shards`` that are not done yet."""
         todo: list[int] = []
-        for shard in shards:
-            record = output.record(shard)
+        for shard, record in zip(shards, output.records(shards), strict=True):
             if record is None:
                 todo.append(shard)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import s3fs
 
 from bei.bulk.folder import RemoteJobFolder
 from bei.bulk.parts import SUCCESS
-from bei.errors import JobDiffersError
+from bei.errors import JobDiffersError, JobError
 from tests.bei.bulk.conftest import RunJob, digests, save_rows
 from tests.bei.offline.given import texts
 
@@ -68,3 +69,35 @@ def test_an_object_that_changes_is_seen(bucket: str, run: RunJob, tmp_path: Path
     with pytest.raises(JobDiffersError, match="changed"):
         run(inputs=(url,))
     assert (tmp_path / "out" / SUCCESS).exists()
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_records_of_shards_are_asked_for_several_at_once(
+    bucket: str, run: RunJob, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Resuming asked a bucket for one after another: 40 seconds for 1,000 shards."""
+    output = f"{bucket}/{tmp_path.name}-{form}"
+    done = run(output=output, output_format=form, shard_rows=13)
+    exists = RemoteJobFolder.exists
+    both = threading.Barrier(2)
+
+    def slow(folder: RemoteJobFolder, name: str) -> bool:
+        both.wait(timeout=20)
+        return exists(folder, name)
+
+    monkeypatch.setattr(RemoteJobFolder, "exists", slow)
+    assert run(output=output, output_format=form, shard_rows=13).resumed == done.shards
+
+
+def test_a_bucket_that_fails_ends_the_resumed_job_by_name(
+    bucket: str, run: RunJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = f"{bucket}/{tmp_path.name}-out"
+    run(output=output)
+
+    def failing(self: RemoteJobFolder, name: str) -> bool:
+        raise JobError("no answer")
+
+    monkeypatch.setattr(RemoteJobFolder, "exists", failing)
+    with pytest.raises(JobError, match="no answer"):
+        run(output=output)
