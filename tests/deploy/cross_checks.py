@@ -14,6 +14,7 @@ from typing import Any
 import promql_parser
 
 from bei.cli import main
+from bei.cli.embed.arguments import SETTINGS
 from bei.config.settings import ServeConfig
 from bei.config.sources import load
 from bei.utils.units import parsed_size
@@ -327,6 +328,11 @@ def check_job(objects: Objects) -> None:
         assert parsed.input == [
             word for word in arguments[arguments.index("--input") + 1 : arguments.index("--output")]
         ]
+        config_of(job)
+        for server in of_kind(objects, *SERVER):
+            own, others = environment(job), environment(server)
+            for name in sorted(SETTINGS):
+                assert own.get(f"BEI_{name.upper()}") == others.get(f"BEI_{name.upper()}"), name
 
 
 CHECKS: dict[str, Callable[[Objects], None]] = {

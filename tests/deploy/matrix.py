@@ -105,6 +105,7 @@ PARTS: dict[str, dict[str, Values]] = {
         "as they are": {},
         "large numbers": {"settings": {"max_queue_tokens": 40_000_000, "payload_limit": 10**8, "body_memory": 10**9}},
         "long waits": {"settings": {"bulk_max_wait": 120.5, "interactive_max_wait": 30, "hang_timeout": 0}},
+        "those of an engine": {"settings": {"engine_threads": 4, "precision": "fp32", "gpu_megabytes": 900}},
         "lists and words": {"settings": {"cors_origins": ["https://a.example", "https://b.example"], "dialect": "tei"}},
     },
     "work": {

@@ -57,7 +57,7 @@ MISTAKES: list[tuple[str, str, str, str, dict[str, Any]]] = [
     ("autoscaler", "horizontalpodautoscaler.yaml", "lane: {{ $lane }}", "queue: {{ $lane }}", HPA),
     ("autoscaler", "scaledobject.yaml", "bei_drain_seconds", "bei_wait_seconds", KEDA),
     ("autoscaler", "scaledobject.yaml", 'lane="{{ $lane }}"', 'queue="{{ $lane }}"', KEDA),
-    ("autoscaler", "scaledobject.yaml", '{{ include "bei.fullname" $ }}-.+', "bei-.+", KEDA),
+    ("autoscaler", "scaledobject.yaml", '{{ include "bei.fullname" $ }}-[^-]+', "bei-[^-]+", KEDA),
     ("autoscaler", "scaledobject.yaml", "query: sum(max", "query: avg(max", KEDA),
     ("monitors", "monitor.yaml", "path: /metrics", "path: /metric", MONITOR),
     (
@@ -106,6 +106,7 @@ MISTAKES: list[tuple[str, str, str, str, dict[str, Any]]] = [
         merged(JOB, {"embed": {"shards": 2}}),
     ),
     ("job", "embed-job.yaml", "- --shard", "- --shards", JOB),
+    ("job", "_helpers.tpl", '"hang_timeout" -', '"hang" -', merged(JOB, {"settings": {"hang_timeout": 90}})),
     ("job", "embed-job.yaml", "- action: Ignore", "- action: FailJob", JOB),
     ("job", "embed-job.yaml", "completionMode: Indexed", "completionMode: NonIndexed", JOB),
     ("job", "embed-job.yaml", "restartPolicy: Never", "restartPolicy: OnFailure", JOB),

@@ -19,7 +19,7 @@ from bei import __version__
 from tests.deploy.chart import NEWEST, OLDEST, Object, rendered
 from tests.deploy.cross_checks import CHECKS, container_of, environment, of_kind, pod_of
 from tests.deploy.files import CHART, ROOT
-from tests.deploy.matrix import CASES, EMBED, MODELS, PARTS, merged
+from tests.deploy.matrix import CASES, EMBED, MODELS, PARTS, Values, merged
 
 # Validated as what they are by tests/deploy/test_custom_resources.py.
 CUSTOM = ("ScaledObject", "PodMonitor", "ServiceMonitor")
@@ -156,6 +156,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     ),
     "embed needs embed.input and embed.output": {"embed": {"enabled": True}},
     "embed needs embed.artifact, or models": {"embed": EMBED},
+    "embed connects to a bucket": {"embed": EMBED, "models": MODELS, "networkPolicy": {"enabled": True}},
 }
 
 
@@ -171,12 +172,31 @@ def test_an_image_as_a_volume_needs_a_newer_kubernetes() -> None:
         rendered(PARTS["artifacts"]["as an image"], OLDEST)
 
 
-def test_changed_values_of_the_job_make_another_job() -> None:
+def test_another_job_is_made_where_its_pods_would_be_others_and_only_there() -> None:
+    """Of a Job that is there the template cannot change: helm upgrade would fail."""
     values = {"embed": EMBED, "models": MODELS}
-    names = [of_kind(rendered(merged(values, other)), "Job")[0]["metadata"]["name"] for other in ({}, {"replicas": 9})]
-    assert names[0] == names[1]
-    (other,) = of_kind(rendered(merged(values, {"embed": {"shards": 5}})), "Job")
-    assert other["metadata"]["name"] != names[0]
+
+    def job_with(other: Values) -> dict[str, Any]:
+        (job,) = of_kind(rendered(merged(values, other)), "Job")
+        return job
+
+    before = job_with({})
+    others = ({"replicas": 9}, {"settings": {"root_path": "/a"}}, {"apiKeys": {"secretName": "a"}})
+    assert all(job_with(other) == before for other in others)
+    changes = [{"embed": {"shards": 5}}, {"settings": {"engine_threads": 2}}, {"models": ["org/other"]}]
+    changes += [{"resources": {"limits": {"cpu": 9}}}, {"podLabels": {"a": "b"}}, {"extraEnv": [{"name": "A"}]}]
+    found = [job_with(change) for change in changes]
+    assert len({job["metadata"]["name"] for job in (before, *found)}) == 1 + len(changes)
+
+
+def test_a_pod_of_the_job_has_one_gpu() -> None:
+    """It is a process with one engine; the replicas of the server have a process for each GPU."""
+    values = {"embed": EMBED, "models": MODELS, "gpu": {"count": 4}}
+    limits = {
+        workload["kind"]: container_of(workload)["resources"]["limits"]["nvidia.com/gpu"]
+        for workload in of_kind(rendered(values), "Deployment", "Job")
+    }
+    assert limits == {"Deployment": 4, "Job": 1}
 
 
 def test_large_numbers_are_written_out() -> None:

@@ -51,6 +51,9 @@
 {{- if not (or .embed.artifact .models) -}}
 {{- fail "embed needs embed.artifact, or models." -}}
 {{- end -}}
+{{- if and .networkPolicy.enabled (not .networkPolicy.egress) (contains "://" (join " " (append .embed.input .embed.output))) -}}
+{{- fail "embed connects to a bucket: allow it in networkPolicy.egress." -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

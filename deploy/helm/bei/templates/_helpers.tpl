@@ -141,6 +141,17 @@ app.kubernetes.io/component: server
 {{- end }}
 {{- end -}}
 
+{{/* Of the settings those that `bei embed` has. */}}
+{{- define "bei.embedEnv" -}}
+{{- $has := list "engine_threads" "engine_streams" "graph_megabytes" "gpu_megabytes" "tokenizer_threads" "auto_truncate" "precision" "untrained_dimensions" "hang_timeout" -}}
+{{- range $name, $value := .Values.settings }}
+{{- if has $name $has }}
+- name: BEI_{{ upper $name }}
+  value: {{ include "bei.settingText" $value | quote }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* The volumes of every pod. */}}
 {{- define "bei.volumes" -}}
 - name: tmp
@@ -218,10 +229,11 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
+{{/* Of a container with so many .gpus. */}}
 {{- define "bei.resources" -}}
 {{- $resources := deepCopy .Values.resources -}}
-{{- if .Values.gpu.count -}}
-{{- $limits := merge (dict .Values.gpu.resourceName .Values.gpu.count) (default dict $resources.limits) -}}
+{{- if .gpus -}}
+{{- $limits := merge (dict .Values.gpu.resourceName .gpus) (default dict $resources.limits) -}}
 {{- $_ := set $resources "limits" $limits -}}
 {{- end -}}
 {{ toYaml $resources }}
