@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -23,6 +24,8 @@ _WRITTEN = re.compile(r"\.(?P<by>.+)\.(?P<process>[0-9]+)\.[0-9a-f]+\.partial")
 # No part takes so long to be written.
 _OLD_S = 86_400.0
 _LOCAL = "file://"
+# Errors of a link where the file system has none: FAT and vboxsf, gcsfuse, others.
+_NO_LINKS = frozenset((errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK))
 
 
 class JobFolder(Protocol):
@@ -98,6 +101,14 @@ class LocalJobFolder:
                 os.link(partial, path)  # as a whole, and not over another one
             except FileExistsError:
                 return False
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                raise JobError(
+                    f"{self.shown} is on a file system without hard links ({error.strerror}), where processes cannot "
+                    "agree on one plan: give a folder on another one, or, of a bucket that is mounted, its URL (gs://, "
+                    "s3://)."
+                ) from error
             finally:
                 partial.unlink()
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -70,6 +71,21 @@ def test_of_many_who_create_a_file_one_does(folder: JobFolder) -> None:
         thread.join()
     assert len(won) == 1
     assert folder.read("plan") == b"%d" % won[0]
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, errno.ENOTSUP])
+def test_a_file_system_without_hard_links_is_named_with_what_to_do(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gcsfuse, FAT: there was the error's number alone. Nothing half-written stays."""
+
+    def link(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(JobError, match=r"without hard links .* its URL \(gs://"):
+        folder_at(str(tmp_path)).create(PLAN, b"{}")
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_a_process_that_has_ended_left_is_removed_and_what_another_one_writes_is_not(tmp_path: Path) -> None:
