@@ -31,8 +31,10 @@ from bei.service.model_service import ModelService
 from bei.tasks.classify import logits_of
 from bei.tasks.questions import AskedOption, AskedQuestion
 from bei.tasks.rerank import asked_pairs
+from bei.tasks.support import token_keys
 from bei.tasks.zero_shot import OUTPUT as LABEL_LOGITS
 from bei.tasks.zero_shot import around_text, label_row, of_markers, own_token
+from bei.tokenizer.alike import check_told_apart
 from bei.tokenizer.encoder import EncodingOptions, Input, TextEncoder
 from bei.tokenizer.templates import filled
 
@@ -45,8 +47,13 @@ _LIKELIHOOD = "token_likelihood"
 Ask: TypeAlias = Callable[[ModelService, Seq[Input], Ticket], Awaitable[InferenceResult]]
 
 
-def _no_check(encoder: TextEncoder, questions: Seq[AskedQuestion]) -> None:
-    """For models that tell any options apart."""
+def _check_tokens(encoder: TextEncoder, questions: Seq[AskedQuestion]) -> None:
+    """Raise InvalidRequestError for options with the same tokens."""
+    for question in questions:
+        statements = _statements(question)
+        shown = [option.shown for option in question.options]
+        what = f"The options of the question {question.name[:40]!r}, number"
+        check_told_apart(what, shown, token_keys(encoder, statements), "questions")
 
 
 class Reading(NamedTuple):
@@ -58,7 +65,7 @@ class Reading(NamedTuple):
     ask: Ask
     scores: Callable[[AskedQuestion, Seq[Float32Array]], Float32Array]
     output: str = "logits"
-    check: Callable[[TextEncoder, Seq[AskedQuestion]], None] = _no_check
+    check: Callable[[TextEncoder, Seq[AskedQuestion]], None] = _check_tokens
 
 
 def of_inference(entails: int, contradicts: int) -> Reading:

@@ -29,6 +29,7 @@ from bei.tasks.schema_forms import MOST_COLUMNS, AskedSchema, first_instances
 from bei.tasks.schema_spans import Found, Instance, SchemaReader, instances_of_text
 from bei.tasks.span_choice import Candidates, check_candidates, choose, collect
 from bei.tasks.support import PartialResult, off_loop_if_large
+from bei.tokenizer.alike import check_told_apart
 from bei.tokenizer.encoder import EncodingOptions
 from bei.tokenizer.label_encoder import LabelText, vectors_of
 from bei.tokenizer.label_prompt import LOOKED_AHEAD, LabelPrompt, word_spans
@@ -257,6 +258,7 @@ async def _vectors(service: ModelService, labels: Seq[str], ticket: Ticket) -> L
     """Of the tower of labels, whose port keeps answers: a label that was asked lately is not computed."""
     request = ModelRequest([LabelText(label) for label in labels])
     answer = await service.infer(request, ticket=ticket, outputs={"embedding"})
+    check_told_apart("labels", labels, [encoding.input_ids.tobytes() for encoding in answer.encodings], "labels")
     return vectors_of(np.stack([row["embedding"] for row in answer.rows]))
 
 

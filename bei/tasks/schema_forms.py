@@ -13,6 +13,7 @@ from bei.artifact.label_layouts import Extraction
 from bei.errors import InvalidRequestError
 from bei.service.model_service import ModelService
 from bei.tasks.extract_labels import THRESHOLD, CheckedLabels, Labels, Share, checked_labels, extraction_of
+from bei.tokenizer.alike import check_told_apart
 from bei.tokenizer.schema_prompt import SchemaPart
 
 # Fields, heads and tails of all instances that a text is scored for at once, beside labels to find spans for (see
@@ -180,6 +181,9 @@ def _fields(name: str, form: StructureForm | list[str | FieldForm]) -> list[Fiel
         for choice in one.choices if one.choices is not None else ("any",):
             if not choice.strip():
                 raise InvalidRequestError(f"A choice of {one.name!r} in {where} is empty: write it.", "structures")
+        # Words are compared in lower case, and blanks around them leave no token.
+        read = [choice.strip().lower() for choice in dict.fromkeys(one.choices or ())]
+        check_told_apart(f"choices of {one.name!r} in {where}", [*dict.fromkeys(one.choices or ())], read, "structures")
         if one.choices is not None and not one.choices:
             raise InvalidRequestError(f"choices of {one.name!r} in {where} is empty: leave it out.", "structures")
     return fields

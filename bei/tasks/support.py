@@ -13,12 +13,15 @@ from bei.core import Float32Array, Row
 from bei.errors import BeiError, TaskNotSupportedError
 from bei.service.model_service import ModelService
 from bei.tokenizer.adapters import check_named
+from bei.tokenizer.encoder import EncodingOptions, TextEncoder
 from bei.utils.threads import off_loop
 
 T = TypeVar("T")
 
 # More numbers are computed off the event loop: fewer take half a millisecond.
 _MANY_NUMBERS = 100_000
+
+_ALONE = EncodingOptions(truncate=True, add_special_tokens=False)
 
 # What a model with a task can do, for messages.
 PHRASES = {
@@ -84,3 +87,8 @@ async def computed(
 async def off_loop_if_large(work: Callable[[], T], num_numbers: int) -> T:
     """The result of ``work``, which makes ``num_numbers`` numbers: of many in a thread."""
     return await off_loop(work) if num_numbers > _MANY_NUMBERS else work()
+
+
+def token_keys(encoder: TextEncoder, texts: Seq[str]) -> list[bytes]:
+    """The tokens of each of ``texts``, which are not cut before the model's limit, to be compared."""
+    return [encoding.input_ids.tobytes() for encoding in encoder.encode(texts, _ALONE)]

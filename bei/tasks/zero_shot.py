@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -26,7 +27,8 @@ from bei.service.call import ModelInput, ModelRequest, Reduce
 from bei.service.model_service import ModelService
 from bei.tasks.classify import Scores, logits_of
 from bei.tasks.extract_labels import checked_descriptions
-from bei.tasks.support import computed, require
+from bei.tasks.support import computed, off_loop_if_large, require, token_keys
+from bei.tokenizer.alike import check_told_apart
 from bei.tokenizer.label_prompt import LabelPrompt
 from bei.tokenizer.schema_prompt import SchemaPart
 from bei.tokenizer.templates import AroundTemplate
@@ -35,6 +37,8 @@ from bei.tokenizer.templates import AroundTemplate
 HYPOTHESIS = "This example is {}."
 
 OUTPUT = "label_logits"
+
+_NUMBERS_PER_CHAR = 20  # that take as long as a character to be tokenized
 
 
 class Told(NamedTuple):
@@ -103,7 +107,13 @@ async def zero_shot(service: ModelService, task: ZeroShotTask, *, ticket: Ticket
     ``truncated`` lists texts. Raises TaskNotSupportedError, InvalidRequestError.
     """
     check_zero_shot(service, task.template)
-    if (layout := service.manifest.labelling) is not msgspec.UNSET:
+    layout = service.manifest.labelling
+    if layout is msgspec.UNSET or not layout.schema:  # else where the schema is tokenized
+        keys = partial(token_keys, service.encoder, task.labels)
+        check_told_apart(
+            "labels", task.labels, await off_loop_if_large(keys, sum(map(len, task.labels)) * 20), "labels"
+        )
+    if layout is not msgspec.UNSET:
         return await _by_markers(service, layout, task, ticket)
     entails, contradicts = nli_labels(service)
     count = len(task.labels)

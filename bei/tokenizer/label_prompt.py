@@ -22,6 +22,7 @@ from bei.artifact.label_layouts import Extraction
 from bei.core import Encoding, Int32Array, LabelVectors
 from bei.engine.words import LABEL, OTHER, WORD, with_absent
 from bei.errors import InvalidRequestError
+from bei.tokenizer.alike import check_told_apart
 from bei.tokenizer.schema_prompt import SchemaPart, check_part, check_words, schema_ids
 from bei.tokenizer.special_tokens import Layout
 
@@ -101,13 +102,16 @@ def prompt_ids(tokenizer: Tokenizer, prompt: LabelPrompt, most: int) -> tuple[li
         check_words(tokenizer, prompt.words, spelled)
         return schema_ids(tokenizer, schema, parts, layout.label_id)
     ids, kinds = [], []
-    for place, label in enumerate(prompt.labels):
-        found = tokenizer.encode([label], is_pretokenized=True, add_special_tokens=False).ids
+    of_labels = [
+        tokenizer.encode([label], is_pretokenized=True, add_special_tokens=False).ids for label in prompt.labels
+    ]
+    for place, found in enumerate(of_labels):
         if not found:
             raise InvalidRequestError(f"labels {place} has no tokens: write it in letters.", "labels")
         ids += [layout.label_id, *found]
         kinds += [LABEL, OTHER] if layout.reads_marker else [OTHER, LABEL]
         kinds += [OTHER] * (len(found) - 1)
+    check_told_apart("labels", prompt.labels, map(tuple, of_labels), "labels")
     return [*ids, layout.separator_id], [*kinds, OTHER]
 
 

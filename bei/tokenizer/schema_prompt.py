@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from bei.artifact.label_layouts import Schema
 from bei.engine.words import LABEL, OTHER, part_type
 from bei.errors import InvalidRequestError
+from bei.tokenizer.alike import check_told_apart
 
 # Tokens in the text of a task.
 DESCRIPTION, EXAMPLE, OUTPUT = "[DESCRIPTION]", "[EXAMPLE]", "[OUTPUT]"
@@ -103,12 +104,13 @@ def part_ids(tokenizer: Tokenizer, schema: Schema, part: SchemaPart, marker: int
     ids = [*schema.opening, schema.part_id, *name, *schema.opening]
     kinds = [OTHER] * len(ids)
     kinds[len(schema.opening)] = part_type(part.instances)
-    for place, label in enumerate(part.labels):
-        found = _ids(tokenizer, label)
+    of_labels = [_ids(tokenizer, label) for label in part.labels]
+    for place, found in enumerate(of_labels):
         if not found:
             raise InvalidRequestError(f"{part.field} {place} has no tokens: write it in letters.", part.param)
         ids += [marker, *found]
         kinds += [LABEL, *[OTHER] * len(found)]
+    check_told_apart(part.field, part.labels, map(tuple, of_labels), part.param)
     behind = [*schema.closing, *schema.closing]
     return [*ids, *behind], [*kinds, *[OTHER] * len(behind)]
 

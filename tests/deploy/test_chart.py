@@ -181,9 +181,9 @@ def test_another_job_is_made_where_its_pods_would_be_others_and_only_there() -> 
         return job
 
     before = job_with({})
-    others = ({"replicas": 9}, {"settings": {"root_path": "/a"}}, {"apiKeys": {"secretName": "a"}})
+    others: tuple[Values, ...] = ({"replicas": 9}, {"settings": {"root_path": "/a"}}, {"apiKeys": {"secretName": "a"}})
     assert all(job_with(other) == before for other in others)
-    changes = [{"embed": {"shards": 5}}, {"settings": {"engine_threads": 2}}, {"models": ["org/other"]}]
+    changes: list[Values] = [{"embed": {"shards": 5}}, {"settings": {"engine_threads": 2}}, {"models": ["org/other"]}]
     changes += [{"resources": {"limits": {"cpu": 9}}}, {"podLabels": {"a": "b"}}, {"extraEnv": [{"name": "A"}]}]
     found = [job_with(change) for change in changes]
     assert len({job["metadata"]["name"] for job in (before, *found)}) == 1 + len(changes)

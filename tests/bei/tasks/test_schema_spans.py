@@ -14,7 +14,7 @@ from bei.engine.words import LABEL, OTHER, WORD, part_type, with_absent
 from bei.errors import InvalidRequestError
 from bei.tasks import span_choice
 from bei.tasks.extract_labels import CheckedLabels
-from bei.tasks.schema_forms import AskedField, AskedPart, AskedSchema
+from bei.tasks.schema_forms import AskedField, AskedPart, AskedSchema, FieldForm, _fields
 from bei.tasks.schema_spans import Found, SchemaReader, Value, instances_of_text, values_of
 from bei.tokenizer.schema_prompt import SchemaPart
 
@@ -150,3 +150,10 @@ def test_choices_of_all_instances_are_bounded_with_them(monkeypatch: pytest.Monk
     read(asked, columns(1, [1.0] * 5), [1], found)
     with pytest.raises(InvalidRequestError, match="More than 3 spans of a text"):
         read(asked, columns(1, [1.0] * 5), [1], found)
+
+
+@pytest.mark.parametrize("other", ["New", " new"])
+def test_choices_that_are_one_word_in_lower_case_are_refused_by_name(other: str) -> None:
+    """The first of them had the score of both."""
+    with pytest.raises(InvalidRequestError, match=r"choices of 'state' in structures 'order' 0 and 2, 'new' and "):
+        _fields("order", [FieldForm("state", choices=["new", "old", other])])

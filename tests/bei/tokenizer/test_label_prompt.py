@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
-from tokenizers.normalizers import Replace, Sequence
+from tokenizers.normalizers import Lowercase, Replace, Sequence
 
 from bei.artifact.label_layouts import Extraction, Schema
 from bei.core import Encoding
@@ -124,3 +124,22 @@ def test_a_full_window_gets_no_full_stop_as_in_the_gliner2_library(count: int, e
     assert found.token_type_ids is not None
     assert num_words(found.token_type_ids) == expected
     assert not found.truncated
+
+
+@pytest.mark.parametrize("other", ["CAT", " cat", "cat\u0007"])
+@pytest.mark.parametrize("schema", [False, True])
+def test_labels_with_the_same_tokens_are_refused_by_name(other: str, schema: bool) -> None:
+    """They had the same scores."""
+    tokenizer = tokenizer_without("\u0007")
+    tokenizer.normalizer = Sequence([tokenizer.normalizer, Lowercase()])
+    layout = msgspec.structs.replace(LAYOUT, schema=SCHEMA) if schema else LAYOUT
+
+    def encode(*labels: str) -> None:
+        parts = (SchemaPart("labels", "a", labels),) if schema else ()
+        prompt = LabelPrompt(labels, layout, parts=parts)
+        encode_words(tokenizer, ["the"], prompt, layout_of(tokenizer, 1, with_special=True), 30, lambda: None)
+
+    encode("cat", "hello")
+    with pytest.raises(InvalidRequestError, match=r"labels 0 and 2, 'cat' and .*have the same tokens") as caught:
+        encode("cat", "hello", other)
+    assert caught.value.param == "labels"

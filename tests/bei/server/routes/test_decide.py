@@ -342,3 +342,14 @@ def test_what_models_read_for_many_questions_is_made_off_the_event_loop(
         questions = {name: {"type": "noul", "instructions": "a"} for name in "pq"}
         post(nli, "/v1/systemone", model="nli", state=state, questions=questions)
         assert (threads.pop() is threading.main_thread()) is not is_long
+
+
+@pytest.mark.parametrize(
+    "criteria", [{"cat": None, "\u732b": "x", "\u72ac": "x"}, {"cat": None, "world": None, "cat\u200b": None}]
+)
+@pytest.mark.parametrize("model", ["nli", "reranker"])
+def test_options_with_the_same_tokens_are_refused_by_name(model: str, criteria: Any, nli: App, kinds: App) -> None:
+    app = nli if model == "nli" else kinds
+    questions = {"which": {"type": "choice", "instructions": "hello", "criteria": criteria}}
+    response = post(app, "/v1/systemone", model=model, state=STATE, questions=questions)
+    check_error(response, 400, "have the same tokens", param="questions")

@@ -107,3 +107,16 @@ def test_texts_times_labels_are_inputs(tmp_path: Path) -> None:
         check_error(refused, 400, "has 9 inputs, the limit is 6", param="input")
     finally:
         app.close()
+
+
+@pytest.mark.parametrize("other", [" cat", "cat ", "cat"])
+def test_labels_with_the_same_tokens_are_refused_by_name(nli: App, other: str) -> None:
+    """They had half of the score each."""
+    response = post(nli, "/v1/classify", input=["the"], labels=["cat", "hello", other])
+    check_error(response, 400, "have the same tokens", param="labels")
+
+
+def test_labels_that_the_tokenizer_does_not_know_are_refused_by_name(nli: App) -> None:
+    check_error(
+        post(nli, "/v1/classify", input=["the"], labels=["\u732b", "\u72ac"]), 400, "same tokens", param="labels"
+    )
