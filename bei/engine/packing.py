@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bei.core import Float32Array, Int32Array, PackedBatch, SharedTokens
-from bei.engine import grid_positions, image_positions, schema_columns, scored, words
+from bei.engine import grid_positions, grid_windows, image_positions, schema_columns, scored, words
 
 # Sixteen buckets an octave: filler is at most 1/16 of a dimension, and an engine meets few distinct shapes. CPU engines
 # keep memory for each shape (docs/decisions.md, "Memory grew with traffic").
@@ -153,6 +153,7 @@ def graph_inputs(
     - ``image_features_N`` float32 [R', N], ``feature_slots`` [T']: rows of the image tower behind one of zeros, and per
       token the row that stands for it; 0: its id does. Without images the row of zeros is the only one.
     - ``time_ids``, ``row_ids``, ``column_ids``, and these with ``_of_blocks_N`` [T']: ``bei.engine.grid_positions``.
+    - ``image_window_...``: ``bei.engine.grid_windows``.
     - ``position_shares_N``, ``position_shares_N_aligned_M`` float32 [T', N * N]: ``bei.engine.image_positions``.
     - ``token_seq_lens`` [T']: per token, how many tokens its sequence has.
     - ``sequence_ids`` [T']: per token, the number of its sequence.
@@ -283,6 +284,7 @@ def graph_inputs(
         features = _features(int(name.removeprefix(_IMAGE_FEATURES)), batch, sizes.tokens)
         tensors[name], tensors[FEATURE_SLOTS] = features
     tensors.update(grid_positions.axis_inputs(names, batch, position_ids))
+    tensors.update(grid_windows.window_inputs(names, batch, sizes.tokens, _fine_bucket))
     for name in names:
         if name.startswith(_PIXEL_LEVELS):
             tensors[name] = _levels(int(name.removeprefix(_PIXEL_LEVELS)), batch, sizes.tokens)

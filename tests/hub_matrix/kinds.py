@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -164,6 +165,26 @@ def _of_images(hf_class: str, save: Callable[[Path], Path], vectors: ImagesOf) -
     return Structure("embed", prepare=(save,), files={"config.json": config}, images=vectors)
 
 
+def _engine_adapter(folder: Path, *, second: bool) -> None:
+    """A ColQwen2 of colpali-engine as an adapter of its decoder, whose base is elsewhere; beside both, the model in the
+    form of transformers' class."""
+    native = colqwen2.save_colqwen2(folder.with_name(f"{folder.name}-native"), second=second, width=128)
+    shutil.copytree(native, folder, dirs_exist_ok=True)
+    stored.adapter(colqwen2.as_colpali_engine(folder))
+
+
+def engine_adapter(hf_class: str) -> Structure:
+    """A model of colpali-engine's class ``hf_class``, which transformers does not have."""
+
+    def vectors(folder: Path, files: list[bytes]) -> Sequence[Float32Array]:
+        return colqwen2.library_rows(folder.with_name(f"{folder.name}-native"), files, [])
+
+    second = hf_class == "ColQwen2_5"
+    config = {"model_type": "qwen2_5_vl" if second else "qwen2_vl", "architectures": [hf_class]}
+    made = (partial(_engine_adapter, second=second),)
+    return Structure("embed_tokens", prepare=made, files={"config.json": config}, images=vectors)
+
+
 # Scores.
 
 
@@ -270,6 +291,7 @@ KINDS: dict[str, Callable[..., Structure]] = {
     "nomic_vision": nomic_vision,
     "colpali": partial(decoder_of_images, "ColPaliForRetrieval", colpali.save_colpali, colpali.library_rows),
     "colqwen2": partial(decoder_of_images, "ColQwen2ForRetrieval", colqwen2.save_colqwen2, colqwen2.library_rows),
+    "colpali_engine": engine_adapter,
     "qwen3_vl": partial(
         decoder_of_images,
         "Qwen3VLForConditionalGeneration",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tokenizers.models import BPE
 
 from bei.core import Float32Array
 from bei_build.reference.held_out import held_out_texts
+from tests.support.checkpoints import read_tensors, write_tensors
 
 WIDTH, HIDDEN = 16, 48
 PATCH = 8
@@ -33,29 +35,33 @@ def save_colqwen2(
     text: dict[str, Any] | None = None,
     vision: dict[str, Any] | None = None,
     images: dict[str, Any] | None = None,
+    second: bool = False,
+    width: int = WIDTH,
 ) -> Path:
-    """A checkpoint with a Qwen2-VL of random weights. ``text`` and ``vision``: settings of their configs; ``images`` of
-    the image processor."""
+    """A checkpoint with a Qwen2-VL of random weights, or (``second``) a Qwen2.5-VL. ``text`` and ``vision``: settings
+    of their configs; ``images`` of the image processor."""
     processor = save_processor(folder, **{"patch_size": (vision or {}).get("patch_size", PATCH), **(images or {})})
     tokenizer = processor.tokenizer
+    whole: Any = transformers.Qwen2_5_VLConfig if second else transformers.Qwen2VLConfig
+    own: dict[str, Any] = {"embed_dim": 32, "depth": 2, "num_heads": 4, "hidden_size": HIDDEN}
+    if second:  # windows of 2 x 2 blocks of patches, so that images have several, and smaller ones at their ends
+        own = {"hidden_size": 32, "depth": 4, "num_heads": 4, "intermediate_size": 44, "out_hidden_size": HIDDEN}
+        own |= {"window_size": 2 * STEP, "fullatt_block_indexes": [1, 3]}
     config = transformers.ColQwen2Config(
-        vlm_config=transformers.Qwen2VLConfig(
+        vlm_config=whole(
             text_config={
                 **{"vocab_size": len(tokenizer), "hidden_size": HIDDEN, "intermediate_size": 96},
                 **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
                 **{"max_position_embeddings": 256, "rope_parameters": rope([2, 2, 2])},
                 **(text or {}),
             },
-            vision_config={
-                **{"embed_dim": 32, "depth": 2, "num_heads": 4, "hidden_size": HIDDEN, "patch_size": PATCH},
-                **(vision or {}),
-            },
+            vision_config={**own, "patch_size": PATCH, **(vision or {})},
             image_token_id=processor.image_token_id,
             vision_start_token_id=tokenizer.convert_tokens_to_ids("<|vision_start|>"),
             vision_end_token_id=tokenizer.convert_tokens_to_ids("<|vision_end|>"),
             video_token_id=tokenizer.convert_tokens_to_ids("<|video_pad|>"),
         ),
-        embedding_dim=WIDTH,
+        embedding_dim=width,
     )
     torch.manual_seed(0)
     model = transformers.ColQwen2ForRetrieval(config)
@@ -93,6 +99,27 @@ def save_processor(folder: Path, **settings: Any) -> Any:
     processor: Any = transformers.ColQwen2Processor(own, made)
     processor.save_pretrained(folder)
     return processor
+
+
+def as_colpali_engine(folder: Path, within: str = "") -> Path:
+    """Give the checkpoint of transformers' class the form of colpali-engine's: the config of the model that it extends,
+    names of tensors, with those of both towers ``within``, the image processor's file, and the tokenizer alone."""
+    raw = json.loads((folder / "config.json").read_text())
+    name = {"qwen2_vl": "ColQwen2", "qwen2_5_vl": "ColQwen2_5"}[raw["vlm_config"]["model_type"]]
+    (folder / "config.json").write_text(json.dumps({**raw["vlm_config"], "architectures": [name]}))
+    own = json.loads((folder / "processor_config.json").read_text())["image_processor"]
+    (folder / "preprocessor_config.json").write_text(json.dumps({**own, "processor_class": f"{name}_Processor"}))
+    (folder / "processor_config.json").unlink()
+    names = {"vlm.visual.": f"{within}visual.", "vlm.language_model.": f"{within}language_model."}
+    if not within:
+        names["vlm.language_model."] = "model."  # of the first versions
+    names["embedding_proj_layer."] = "custom_text_proj."
+    tensors = {}
+    for stored, tensor in read_tensors(folder).items():
+        start = next(start for start in names if stored.startswith(start))
+        tensors[stored.replace(start, names[start], 1)] = tensor
+    write_tensors(folder, tensors)
+    return folder
 
 
 def library_processor(folder: Path) -> Any:

@@ -18,7 +18,9 @@ _MODULES = "modules.json"
 # Beginnings of the names of sentence-transformers' settings: sentence_bert_config.json, sentence_roberta_config.json,
 # ..., config_sentence_transformers.json.
 _OF_MODULES = ("sentence_", "config_sentence_transformers")
-# Files of a tokenizer, which are taken from one of the two folders.
+# Files of a processor of images, which are taken from one of the two folders.
+_PROCESSOR = ("preprocessor_config.json", "processor_config.json")
+# Files of a tokenizer, likewise.
 _TOKENIZER = ("tokenizer", "vocab", "merges", "special_tokens_map", "added_tokens", "spiece", "sentencepiece")
 
 
@@ -26,8 +28,8 @@ def with_base(location: Location) -> tuple[Location, Adapter | None]:
     """``location`` with the files of its base model, and its adapter, which is to be merged; ``location`` itself where
     it holds no adapter.
 
-    As PEFT and transformers load it: the base's config and weights; the adapter's own tokenizer and modules where it
-    has them, else the base's. Raises CheckpointError and its subclasses.
+    As PEFT and transformers load it: the base's config and weights; the adapter's own tokenizer, processor and modules
+    where it has them, else the base's. Raises CheckpointError and its subclasses.
     """
     folder = location.folder
     if not (folder / CONFIG).is_file():
@@ -43,7 +45,11 @@ def with_base(location: Location) -> tuple[Location, Adapter | None]:
     scratch = ScratchFolder("bei-adapter-")
     _link(base, scratch.path, lambda path: not _is_replaced(path, folder))
     has_tokenizer = _has_tokenizer(folder)
-    _link(folder, scratch.path, lambda path: (has_tokenizer and is_tokenizer(path)) or _is_of_modules(path, folder))
+    _link(
+        folder,
+        scratch.path,
+        lambda path: (has_tokenizer and is_tokenizer(path)) or path.name in _PROCESSOR or _is_of_modules(path, folder),
+    )
     return replace(location, folder=scratch.path, scratch=scratch), Adapter(location.name, (), adapter)
 
 
@@ -74,6 +80,8 @@ def _is_replaced(path: Path, adapter: Path) -> bool:
     """True if the base's ``path`` is one of those that ``adapter`` has itself."""
     if (adapter / _MODULES).is_file() and (path.is_dir() or _is_of_modules(path, path.parent)):
         return True
+    if path.name in _PROCESSOR:
+        return any((adapter / name).is_file() for name in _PROCESSOR)
     return _has_tokenizer(adapter) and is_tokenizer(path)
 
 

@@ -43,7 +43,9 @@ class _Processor:
     """``image``: the token that stands for an image; ``image_id``: the key of its id in the model's config. ``bos``:
     the default of the token in front of texts; None: there is none. ``pad``: the default of that behind queries.
     ``prompts``: the defaults of both. ``has_place``: the prompt of images has the image's place in it; else the image
-    is in front of BOS, prompt and a line's end. ``ignored``: settings that texts and images do not depend on."""
+    is in front of BOS, prompt and a line's end. ``ignored``: settings that texts and images do not depend on.
+    ``end``: what stands behind the padding. ``like``: other names of such processors. ``is_fixed``: prompts and padding
+    are the class's own, whatever the files say."""
 
     name: str
     image: str
@@ -53,33 +55,56 @@ class _Processor:
     prompts: Mapping[str, str]
     has_place: bool
     ignored: tuple[str, ...] = ()
+    end: str = "\n"
+    like: tuple[str, ...] = ()
+    is_fixed: bool = False
 
 
-_PROCESSORS: Mapping[str, _Processor] = {
-    colpali.MODEL_TYPE: _Processor(
-        name="ColPaliProcessor",
-        image="<image>",
-        image_id="image_token_index",
-        bos="<bos>",
-        pad="<pad>",
-        prompts={"query_prefix": "Question: ", "visual_prompt_prefix": "Describe the image."},
-        has_place=False,
+_COLQWEN2 = _Processor(
+    name="ColQwen2Processor",
+    image="<|image_pad|>",
+    image_id="image_token_id",
+    bos=None,
+    pad="<|endoftext|>",
+    prompts={
+        "query_prefix": "Query: ",
+        "visual_prompt_prefix": "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image."
+        "<|im_end|><|endoftext|>",
+    },
+    has_place=True,
+    ignored=("chat_template",),
+)
+# By families; colpali-engine's processors end queries without a line's end.
+_PROCESSORS: tuple[tuple[Family, _Processor], ...] = (
+    (colqwen2.FAMILY, _COLQWEN2),
+    (
+        colqwen2.ENGINE_FAMILY,
+        replace(
+            _COLQWEN2,
+            name="ColQwen2_5_Processor",
+            ignored=("chat_template", "video_processor"),
+            end="",
+            like=("ColQwen2Processor", "Qwen2VLProcessor", "Qwen2_5_VLProcessor"),
+            is_fixed=True,
+        ),
     ),
-    colqwen2.MODEL_TYPE: _Processor(
-        name="ColQwen2Processor",
-        image="<|image_pad|>",
-        image_id="image_token_id",
-        bos=None,
-        pad="<|endoftext|>",
-        prompts={
-            "query_prefix": "Query: ",
-            "visual_prompt_prefix": "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image."
-            "<|im_end|><|endoftext|>",
-        },
-        has_place=True,
-        ignored=("chat_template",),
+    (
+        colpali.FAMILY,
+        _Processor(
+            name="ColPaliProcessor",
+            image="<image>",
+            image_id="image_token_index",
+            bos="<bos>",
+            pad="<pad>",
+            prompts={"query_prefix": "Question: ", "visual_prompt_prefix": "Describe the image."},
+            has_place=False,
+        ),
     ),
-}
+)
+
+
+def _processor_of(family: Family) -> _Processor | None:
+    return next((processor for of, processor in _PROCESSORS if of is family), None)
 
 
 def with_prompts(files: SentenceTransformersFiles, family: Family) -> SentenceTransformersFiles:
@@ -87,7 +112,7 @@ def with_prompts(files: SentenceTransformersFiles, family: Family) -> SentenceTr
     CheckpointError."""
     if family.model_type == qwen3_vl.MODEL_TYPE and not files.score_ids:
         return _with_frames(files)
-    processor = _PROCESSORS.get(family.model_type)
+    processor = _processor_of(family)
     if processor is None:
         return files
     prefix = _settings(files.transformer_folder, processor)["query_prefix"]
@@ -116,10 +141,11 @@ def _frame(files: SentenceTransformersFiles, instruction: str | None) -> Frame:
 
 def around_texts(folder: Path, family: Family) -> tuple[str, str] | None:
     """What stands before and behind every text; None for other families. Raises CheckpointError."""
-    processor = _PROCESSORS.get(family.model_type)
+    processor = _processor_of(family)
     if processor is None:
         return None
-    return _bos(folder, processor), (token_of(folder, "pad") or processor.pad) * _NUM_BEHIND_QUERIES + "\n"
+    pad = processor.pad if processor.is_fixed else token_of(folder, "pad") or processor.pad
+    return _bos(folder, processor), pad * _NUM_BEHIND_QUERIES + processor.end
 
 
 def _behind_all(folder: Path) -> str:
@@ -136,7 +162,7 @@ def _behind_all(folder: Path) -> str:
 
 def with_refused_text(tokenization: Tokenization, family: Family) -> Tokenization:
     """``tokenization``, which refuses the place of an image in a text, as the library's processor does."""
-    processor = _PROCESSORS.get(family.model_type)
+    processor = _processor_of(family)
     if processor is None and family.model_type != qwen3_vl.MODEL_TYPE:
         return tokenization
     return msgspec.structs.replace(tokenization, refused_text=processor.image if processor else _IMAGE_PAD)
@@ -146,7 +172,7 @@ def image_sequence(checkpoint: Checkpoint, patches: PatchesSpec, num_patches: in
     """How the decoder of ``checkpoint`` reads an image of ``patches``, so many at most. Raises CheckpointError,
     ConfigError."""
     spec, tokenizer = checkpoint.spec, checkpoint.tokenizer
-    processor = _PROCESSORS.get(checkpoint.family.model_type)
+    processor = _processor_of(checkpoint.family)
     output = "embedding" if processor is None else "token_embedding"
     if [head.output for head in spec.heads] != [output]:
         kind = "one vector of an image" if processor is None else "a vector for each token of an image"
@@ -213,16 +239,17 @@ def _settings(folder: Path, processor: _Processor) -> dict[str, Any]:
     """The prompts in processor_config.json. Raises CheckpointError."""
     path = folder / "processor_config.json"
     found = read_object(path) if path.is_file() else {}
-    read = {*_READ, *processor.prompts, *processor.ignored}
+    prompts = () if processor.is_fixed else tuple(processor.prompts)
+    read = {*_READ, *prompts, *processor.ignored}
     unread = {name for name, value in found.items() if name not in read and value is not None}
-    if found.get("processor_class") not in (None, processor.name):
+    if found.get("processor_class") not in (None, processor.name, *processor.like):
         unread.add("processor_class")
     unread |= {name for name in processor.prompts if not isinstance(found.get(name, ""), str)}
     if unread:
         name = min(unread)
         raise CheckpointError(
             f"{path} has {name} = {str(found[name])[:80]!r}, which bei does not read: it reads {processor.name}'s "
-            f"{' and '.join(processor.prompts)}."
+            f"{' and '.join(prompts) or 'image_processor'}."
         )
     return {**processor.prompts, **found}
 

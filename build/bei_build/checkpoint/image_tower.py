@@ -41,7 +41,8 @@ _CANARY = (224, 224)
 class ImageCheckpoint:
     """``checkpoint``: spec, config and family of the tower, whose tokenizer is the text tower's, or an empty one.
     ``output``: of the reference class, the vectors of images. ``sequence``: how the checkpoint's decoder reads an
-    image; None: its vector is the tower's. ``head``: the output of the model that images have."""
+    image; None: its vector is the tower's. ``head``: the output of the model that images have. ``has_processor`` as in
+    ``VisionFamily``."""
 
     checkpoint: Checkpoint
     processor: ImageProcessor
@@ -49,6 +50,7 @@ class ImageCheckpoint:
     output: str
     sequence: ImageSequence | None = None
     head: Output = "embedding"
+    has_processor: bool = True
 
     @property
     def patches(self) -> PatchesSpec:
@@ -107,6 +109,7 @@ def read_image_tower(checkpoint: Checkpoint) -> ImageCheckpoint | None:
     vision = table.vision_family(architecture)
     if vision is None or not has_image_processor(folder):
         return None
+    vision = vision.read_by(read_object(folder / "config.json"))
     if checkpoint.files.chat:
         vision = replace(vision, usual_blocks=None)
     read = _tower(folder, architecture, vision)
@@ -129,7 +132,7 @@ def read_image_tower(checkpoint: Checkpoint) -> ImageCheckpoint | None:
         modules={},
     )
     head = "embedding" if sequence is None else checkpoint.spec.heads[0].output
-    return ImageCheckpoint(tower, read.processor, read.image_size, vision.output, sequence, head)
+    return ImageCheckpoint(tower, read.processor, read.image_size, vision.output, sequence, head, vision.has_processor)
 
 
 def read_images_alone(location: Location) -> ImageCheckpoint:

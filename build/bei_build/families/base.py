@@ -74,7 +74,7 @@ class Family:
     ``reference_class`` names the transformers class for verification: it loads the checkpoint's backbone and its output
     has ``last_hidden_state`` (for T5 the encoder alone: "T5EncoderModel"; AutoModel would load the decoder too). A dot
     and the name of a submodule may follow. None: transformers has no such class, and engines are verified with bei's
-    own FP32 engine. ``reference_prefix``: a prefix of the checkpoint's names that this class does not know.
+    own FP32 engine. ``reference_names``: patterns of the checkpoint's names, and what they are called in this class.
     ``reference_heads``: its modules after the last states that are layers of bei's heads; the reference leaves them to
     these.
     ``position_limit``: the config's ``max_position_embeddings`` (or the position table) limits the length of a text.
@@ -115,7 +115,7 @@ class Family:
     attention_keys: tuple[str, ...] = ()
     translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     reference_class: str | None = "AutoModel"
-    reference_prefix: str = ""
+    reference_names: Mapping[str, str] = field(default_factory=dict)
     reference_heads: tuple[str, ...] = ()
     position_limit: bool = True
     usual_length: int | None = None

@@ -1,10 +1,12 @@
-"""ColQwen2 (Faysse et al. 2024, arXiv:2407.01449): Qwen2-VL (arXiv:2409.12191) with a vector for each token.
+"""ColQwen2 and ColQwen2.5 (Faysse et al. 2024, arXiv:2407.01449): Qwen2-VL (arXiv:2409.12191) and Qwen2.5-VL
+(arXiv:2502.13923) with a vector for each token.
 
 A vision transformer reads images of any size, whose patches turn by their rows and columns; four neighbours are merged
-to a state, which stands in the place of a word row of a causal Qwen2. There tokens have positions on three axes.
+to a state, which stands in the place of a word row of a causal Qwen2. There tokens have positions on three axes. Of
+Qwen2.5-VL's tower most layers attend within windows of the image, and its norms and MLPs are the decoder's.
 
-transformers 5 gives an image's tokens in this class the positions of text, 4 and the code that trained the model
-those on three axes, which are built.
+transformers 5 gives an image's tokens in its class the positions of text, 4 and colpali-engine, which trained the
+models, those on three axes, which are built. Checkpoints are of transformers' class, or of colpali-engine's.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from bei.engine.grid_windows import Windows
 from bei.errors import CheckpointError
-from bei_build.families.base import Family, activation_named, require
+from bei_build.families.base import Family, HeadsOf, activation_named, require
 from bei_build.families.decoder import WEIGHTS, decoder_spec
 from bei_build.families.rope import plain_rope, rope_from_config
 from bei_build.families.vision import VisionFamily
@@ -35,13 +38,22 @@ from bei_build.spec.stored_forms import StoredForms
 
 MODEL_TYPE = "colqwen2"
 _PROJECTION = "embedding_proj_layer"
-_WHOLE_TYPE, _TEXT_TYPE, _VISION_TYPE = "qwen2_vl", "qwen2_vl_text", "qwen2_vl_vision"
+_FIRST, _SECOND = "qwen2_vl", "qwen2_5_vl"
+_OF_ENGINE = ("ColQwen2", "ColQwen2_5")
 _SECTIONS = (16, 24, 24)
 # Of the patches that are merged, a side: what bei.engine.packing fills steps up to, eight tokens, is whole blocks then.
 SIDE = 2
 _EPS = 1e-6
-# transformers 4 and 5 have another module around the towers.
+# transformers 4 and 5 have another module around the towers; of colpali-engine's classes there was none at first.
 _WITHIN = ("", "model.")
+_OWN_PROJECTION, _OWN_WIDTH = "custom_text_proj", 128
+_OWN_LANGUAGE = ("model.language_model.", "language_model.", "model.")
+# Names of colpali-engine's tensors as those of transformers' class.
+_RENAMED = {
+    r"^(model\.)?visual\.": "vlm.visual.",
+    r"^(model\.language_model|language_model|model)\.(?!visual\.)": "vlm.language_model.",
+    rf"^{_OWN_PROJECTION}\.": f"{_PROJECTION}.",
+}
 
 
 def _whole(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -49,11 +61,13 @@ def _whole(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     found = raw.get("vlm_config")
     if not isinstance(found, dict) or not isinstance(found.get("vision_config"), dict):
         raise CheckpointError("config.json has no vlm_config with a vision_config: download the checkpoint again.")
-    for part, model_types in ((found, (_WHOLE_TYPE,)), (found["vision_config"], (_VISION_TYPE, _WHOLE_TYPE))):
-        if part.get("model_type", _WHOLE_TYPE) not in model_types:
+    whole = found.get("model_type", _FIRST)
+    own = found["vision_config"].get("model_type", whole)
+    for kind, of_kinds in ((whole, (_FIRST, _SECOND)), (own, (f"{whole}_vision", whole))):
+        if kind not in of_kinds:
             raise CheckpointError(
-                f"config.json has model_type = {part['model_type']!r} in vlm_config; bei's {MODEL_TYPE} family reads "
-                f"{_WHOLE_TYPE!r} only."
+                f"config.json has model_type = {kind!r} in vlm_config; bei's {MODEL_TYPE} family reads "
+                f"{' or '.join(map(repr, of_kinds))} there."
             )
     return found
 
@@ -62,8 +76,9 @@ def _checked(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """The whole config, with what is asked of every model's at its top."""
     whole = _whole(raw)
     text = whole.get("text_config", whole)  # of the first versions, which had no part for it
-    if not isinstance(text, dict) or text.get("model_type", _TEXT_TYPE) not in (_TEXT_TYPE, _WHOLE_TYPE):
-        raise CheckpointError(f"config.json has a text_config in vlm_config that is not of {_TEXT_TYPE!r}.")
+    kind = whole.get("model_type", _FIRST)
+    if not isinstance(text, dict) or text.get("model_type", kind) not in (f"{kind}_text", kind):
+        raise CheckpointError(f"config.json has a text_config in vlm_config that is not of '{kind}_text'.")
     own = {key: text[key] for key in ("max_position_embeddings", "hidden_size", "vocab_size") if key in text}
     return {"max_position_embeddings": 32_768, **raw, **own}
 
@@ -86,10 +101,11 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
     whole, text = config.vlm_config, config.vlm_config.text_config
     require(text, "is_causal", True, None)
     require(text, "use_bidirectional_attention", None, False)
-    if whole.vision_config.hidden_size != text.hidden_size:
+    key = "hidden_size" if whole.model_type == _FIRST else "out_hidden_size"
+    if (width := getattr(whole.vision_config, key)) != text.hidden_size:
         raise CheckpointError(
-            f"config.json has vision_config.hidden_size = {whole.vision_config.hidden_size!r} and text_config."
-            f"hidden_size = {text.hidden_size!r}: an image's rows must be as wide as those of words."
+            f"config.json has vision_config.{key} = {width!r} and text_config.hidden_size = {text.hidden_size!r}: an "
+            "image's rows must be as wide as those of words."
         )
     if not 0 <= whole.image_token_id < text.vocab_size:
         raise CheckpointError(
@@ -100,9 +116,12 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
     return replace(spec, family=MODEL_TYPE, embeddings=EmbeddingsSpec(text.vocab_size, reads_images=True))
 
 
-def _token_vectors(config: Any) -> tuple[HeadSpec, ...]:
-    layer = DenseSpec(_PROJECTION, config.vlm_config.text_config.hidden_size, config.embedding_dim)
-    return (HeadSpec("token_embedding", token_layers=(layer,)),)
+def _token_vectors(name: str) -> HeadsOf:
+    def heads(config: Any) -> tuple[HeadSpec, ...]:
+        layer = DenseSpec(name, config.vlm_config.text_config.hidden_size, config.embedding_dim)
+        return (HeadSpec("token_embedding", token_layers=(layer,)),)
+
+    return heads
 
 
 def within(arounds: tuple[str, ...], module: str, stored: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -113,7 +132,7 @@ def within(arounds: tuple[str, ...], module: str, stored: str | tuple[str, ...])
 
 FAMILY = Family(
     model_type=MODEL_TYPE,
-    architectures={"ColQwen2ForRetrieval": _token_vectors},
+    architectures={"ColQwen2ForRetrieval": _token_vectors(_PROJECTION)},
     prefix="vlm.",
     weights={
         **{
@@ -127,6 +146,30 @@ FAMILY = Family(
     spec_from_config=_spec_from_config,
     translate=_checked,
     reference_class="ColQwen2ForRetrieval.vlm",
+)
+
+
+def _from_engine(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of colpali-engine's class, which is that of the model it extends, as transformers' class has it."""
+    whole = {key: value for key, value in raw.items() if key != "architectures"}
+    own = {"architectures": raw["architectures"], "model_type": MODEL_TYPE, "embedding_dim": _OWN_WIDTH}
+    return _checked({**own, "vlm_config": whole})
+
+
+ENGINE_FAMILY = Family(
+    model_type=MODEL_TYPE,
+    aliases=(_FIRST, _SECOND),
+    architectures=dict.fromkeys(_OF_ENGINE, _token_vectors(_OWN_PROJECTION)),
+    prefix="",
+    weights={
+        **{name: within(_OWN_LANGUAGE, "", stored) for name, stored in WEIGHTS.items() if name != "lm_head.weight"},
+        _OWN_PROJECTION: _OWN_PROJECTION,
+    },
+    unused=(*within(("vlm.", *_WITHIN), "visual.", ""), "lm_head."),  # the first is transformers' own name
+    spec_from_config=_spec_from_config,
+    translate=_from_engine,
+    reference_class="ColQwen2ForRetrieval.vlm",
+    reference_names=_RENAMED,
 )
 
 
@@ -148,29 +191,49 @@ def patch_rotations(config: Any, head_dim: int) -> RopeSpec:
 
 
 def _vision_spec(config: Any, architecture: str) -> ModelSpec:
+    mlp = MLPSpec(int(config.embed_dim * config.mlp_ratio), activation_named(config.hidden_act))
+    layer = LayerSpec(_attention(config, config.embed_dim), mlp, NormSpec(_EPS), placement="pre")
+    return _tower(config, architecture, (layer,) * config.depth, config.embed_dim, config.hidden_size)
+
+
+def _windowed_spec(config: Any, architecture: str) -> ModelSpec:
+    """Qwen2.5-VL's: windows, but in the layers of ``fullatt_block_indexes``."""
+    width, size, whole = config.hidden_size, config.window_size, config.fullatt_block_indexes
+    if not isinstance(config.patch_size, int) or not isinstance(size, int) or size < SIDE * config.patch_size:
+        raise CheckpointError(
+            f"vision_config has window_size = {size!r} and patch_size = {config.patch_size!r}: bei reads numbers of "
+            "pixels, and windows of at least two patches a side."
+        )
+    if not all(isinstance(index, int) and 0 <= index < config.depth for index in whole):
+        raise CheckpointError(
+            f"vision_config has fullatt_block_indexes = {[*whole]!r}: they must be numbers of layers, below depth = "
+            f"{config.depth}."
+        )
+    mlp = MLPSpec(config.intermediate_size, activation_named(config.hidden_act), gated=True)
+    layer = LayerSpec(_attention(config, width), mlp, NormSpec(_EPS, "rms"), placement="pre")
+    windowed = layer.with_attention(image_windows=Windows(size // SIDE // config.patch_size, SIDE))
+    layers = tuple(layer if index in whole else windowed for index in range(config.depth))
+    return _tower(config, architecture, layers, width, config.out_hidden_size)
+
+
+def _attention(config: Any, width: int) -> AttentionSpec:
+    head_dim = width // config.num_heads
+    rope = patch_rotations(config, head_dim)
+    return AttentionSpec(config.num_heads, head_dim, config.num_heads, head_dim**-0.5, rope=rope)
+
+
+def _tower(config: Any, architecture: str, layers: tuple[LayerSpec, ...], width: int, out: int) -> ModelSpec:
+    """``layers`` of ``width`` between patches and the merger, which gives states of ``out`` numbers."""
     require(config, "in_channels", 3)
     require(config, "temporal_patch_size", 2)
     require(config, "spatial_merge_size", SIDE)
-    width, out, size, head_dim = (
-        config.embed_dim,
-        config.hidden_size,
-        config.patch_size,
-        config.embed_dim // config.num_heads,
-    )
+    size = config.patch_size
     if not isinstance(size, int) or out % SIDE**2:
         raise CheckpointError(
             f"vision_config has patch_size = {size!r} and hidden_size = {out!r}: bei reads a patch_size that is one "
             "number, and a width that 4 divides."
         )
-    attention = AttentionSpec(
-        config.num_heads,
-        head_dim,
-        config.num_heads,
-        head_dim**-0.5,
-        rope=patch_rotations(config, head_dim),
-    )
-    mlp, norm = MLPSpec(int(width * config.mlp_ratio), activation_named(config.hidden_act)), NormSpec(_EPS)
-    merged = SIDE**2 * width
+    merged, norm = SIDE**2 * width, layers[0].norm
     return ModelSpec(
         family=MODEL_TYPE,
         architecture=architecture,
@@ -187,7 +250,7 @@ def _vision_spec(config: Any, architecture: str) -> ModelSpec:
                 block_side=SIDE,
             ),
         ),
-        layers=(LayerSpec(attention, mlp, norm, placement="pre"),) * config.depth,
+        layers=layers,
         heads=(
             HeadSpec(
                 "image_features",
@@ -219,19 +282,42 @@ VISION_WEIGHTS = {
     "merger.down": "merger.mlp.2",
 }
 
-VISION = VisionFamily(
-    Family(
-        model_type=_VISION_TYPE,
-        architectures={"ColQwen2ForRetrieval": lambda config: ()},
-        prefix="vlm.",
-        weights={name: within(_WITHIN, "visual.", stored) for name, stored in VISION_WEIGHTS.items()},
-        unused=(*within(_WITHIN, "language_model.", ""), "lm_head.", f"{_PROJECTION}."),
-        spec_from_config=_vision_spec,
-        translate=_vision_part,
-        reference_class="ColQwen2ForRetrieval",
-        # The two frames of a film that a patch spans are one and the same image.
-        stored_forms=StoredForms(summed={"patch_embed.proj.weight": 2}),
-    ),
-    output="embeddings",
-    is_read_by_decoder=True,
+_GATED_WEIGHTS = {
+    **{name: stored for name, stored in VISION_WEIGHTS.items() if ".mlp." not in name},
+    **{f"layers.{{i}}.mlp.{part}": f"{_BLOCK}.mlp.{part}_proj" for part in ("gate", "up", "down")},
+}
+
+
+def _second_of(tower: Family) -> Family:
+    """``tower`` of Qwen2.5-VL."""
+    weights = {name: within(_WITHIN, "visual.", stored) for name, stored in _GATED_WEIGHTS.items()}
+    return replace(tower, model_type=f"{_SECOND}_vision", weights=weights, spec_from_config=_windowed_spec)
+
+
+_TOWER: Family = Family(
+    model_type=f"{_FIRST}_vision",
+    architectures={"ColQwen2ForRetrieval": lambda config: ()},
+    prefix="vlm.",
+    weights={name: within(_WITHIN, "visual.", stored) for name, stored in VISION_WEIGHTS.items()},
+    unused=(*within(_WITHIN, "language_model.", ""), "lm_head.", f"{_PROJECTION}."),
+    spec_from_config=_vision_spec,
+    translate=_vision_part,
+    reference_class="ColQwen2ForRetrieval",
+    # The two frames of a film that a patch spans are one and the same image.
+    stored_forms=StoredForms(summed={"patch_embed.proj.weight": 2}),
+    variant=lambda raw: _second_of(_TOWER) if _whole(raw).get("model_type") == _SECOND else None,
 )
+_ENGINE_TOWER: Family = replace(
+    _TOWER,
+    architectures=dict.fromkeys(_OF_ENGINE, lambda config: ()),
+    prefix="",
+    unused=(
+        *(f"{around}{part}." for around in _OWN_LANGUAGE for part in ("layers", "embed_tokens", "norm")),
+        *("lm_head.", f"{_OWN_PROJECTION}."),
+    ),
+    translate=lambda raw: _vision_part(_from_engine(raw)),
+    reference_names=_RENAMED,
+    variant=lambda raw: _second_of(_ENGINE_TOWER) if raw.get("model_type") == _SECOND else None,
+)
+VISION = VisionFamily(_TOWER, output="embeddings", is_read_by_decoder=True)
+ENGINE_VISION = VisionFamily(_ENGINE_TOWER, output="embeddings", is_read_by_decoder=True, has_processor=False)

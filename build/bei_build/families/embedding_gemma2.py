@@ -101,7 +101,7 @@ FAMILY = Family(
     spec_from_config=_spec_from_config,
     translate=_text_config,
     reference_class="EmbeddingGemma2TextModel",
-    reference_prefix="language_model.",
+    reference_names={r"^language_model\.": ""},
     reference_heads=("embedding_projection",),
     overflows_fp16=True,
 )

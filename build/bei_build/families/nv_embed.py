@@ -87,6 +87,6 @@ FAMILY = replace(
     translate=_from_original,
     remote_classes=("NVEmbed",),
     reference_class="MistralModel",
-    reference_prefix="embedding_model.",
+    reference_names={r"^embedding_model\.": ""},
     asks_about_prompts=True,
 )

@@ -213,6 +213,7 @@ VISION = VisionFamily(
     ),
     output="last_hidden_state",
     is_read_by_decoder=True,
+    has_processor=False,  # not without a library for films
     # Of the model's own code, scripts/qwen3_vl_embedding.py.
     usual_blocks=(4, 1800),
 )

@@ -133,6 +133,7 @@ FAMILIES: tuple[Family, ...] = (
     embedding_gemma2.FAMILY,
     colpali.FAMILY,
     colqwen2.FAMILY,
+    colqwen2.ENGINE_FAMILY,
     qwen3_vl.FAMILY,
     cohere.FAMILY,
     cohere.COHERE2_FAMILY,
@@ -168,6 +169,7 @@ VISION_FAMILIES: Mapping[str, VisionFamily] = {
         nomic_vision.VISION,
         colpali.VISION,
         colqwen2.VISION,
+        colqwen2.ENGINE_VISION,
         qwen3_vl.VISION,
     )
     for name in vision.family.architectures

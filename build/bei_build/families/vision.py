@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from bei.errors import CheckpointError
@@ -20,6 +20,7 @@ class VisionFamily:
     family of texts reads the tower's states among its tokens, and ``output`` is that of the whole class.
     ``usual_blocks``: the fewest and the most blocks of patches of an image where the processor's files do not say how
     many pixels it has, nor sentence-transformers' how the processor is called; None: those of the processor's class.
+    ``has_processor``: transformers has a class that writes what stands around an image, and can be made.
     """
 
     family: Family
@@ -27,6 +28,12 @@ class VisionFamily:
     resizes_positions: bool = False
     is_read_by_decoder: bool = False
     usual_blocks: tuple[int, int] | None = None
+    has_processor: bool = True
+
+    def read_by(self, raw: Mapping[str, Any]) -> VisionFamily:
+        """The image tower that config.json ``raw`` describes."""
+        variant = self.family.variant and self.family.variant(raw)
+        return self if variant is None else replace(self, family=variant)
 
 
 def patches_of(

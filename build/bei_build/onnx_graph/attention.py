@@ -3,7 +3,8 @@
 ``padded``: two Gathers around a padded core; all other parts of the model stay packed. The core depends on the target,
 because different patterns fuse best (docs/decisions.md): OpenVINO recognizes MatMul-Add-Softmax-MatMul, TensorRT has
 its own attention op with per-sequence lengths. ``masked``: the same op with a mask (windows, biases by position).
-``primitive``: TensorRT's op does not support soft caps and DeBERTa's scores; those are composed of primitives.
+``primitive``: TensorRT's op does not support soft caps and DeBERTa's scores; those are composed of primitives, as is
+attention within windows of images.
 ``packed``: the op on packed tokens, with the starts of sequences, for GPUs that have a kernel for it.
 """
 
@@ -60,7 +61,7 @@ def lowerings(spec: ModelSpec, core: AttentionCore) -> list[Lowering]:
 def _lowering(spec: AttentionSpec, core: AttentionCore, *, partial_keys: bool) -> Lowering:
     """The lowering of one attention. Packed keys lie end to end, so the packed form cannot exclude some tokens of a
     sequence."""
-    if core is AttentionCore.MATMUL_SOFTMAX or spec.softcap is not None or spec.disentangled is not None:
+    if core is AttentionCore.MATMUL_SOFTMAX or spec.softcap is not None or spec.disentangled or spec.image_windows:
         return "primitive"
     if spec.window is not None or spec.alibi or spec.relative_bias is not None:
         return "masked"
@@ -71,7 +72,7 @@ class AttentionEmitter:
     """Emits the attention of all layers. One instance per graph: indices and masks are shared.
 
     ``partial_keys``: tokens at the end of a sequence may be queries only, not keys. ``sites``: what was emitted for
-    OpenVINO, whose engine may compute it otherwise; DeBERTa's is not among them.
+    OpenVINO, whose engine may compute it otherwise; DeBERTa's is not among them, nor that within windows of images.
     """
 
     def __init__(self, graph: GraphWriter, core: AttentionCore, max_seq_len: int, *, partial_keys: bool) -> None:
@@ -89,22 +90,22 @@ class AttentionEmitter:
         graph = self._graph
         fused = lowering != "primitive"
         repeat = 1 if fused else spec.num_heads // spec.num_kv_heads
-        queries = self._pad(query, spec.num_heads, spec.head_dim, f"{name}.q")
+        queries = self._pad(query, spec.num_heads, spec, f"{name}.q")
         keys, values = (
-            self._pad(tensor, spec.num_kv_heads, spec.head_dim, f"{name}.{role}", repeat)
+            self._pad(tensor, spec.num_kv_heads, spec, f"{name}.{role}", repeat)
             for tensor, role in ((key, "k"), (value, "v"))
         )
         context = (self._fused if fused else self._written_out)(queries, keys, values, spec, tables, name)
         by_slot = graph.op("Transpose", [context], f"{name}.by_slot", perm=[0, 2, 1, 3])
         flat = graph.op("Reshape", [by_slot, graph.constant([-1, spec.width])], f"{name}.flat")
-        unpad_index = graph.input("unpad_index", DType.INT32, ["T"])
-        packed = graph.op("Gather", [flat, unpad_index], f"{name}.unpadded", axis=0)
+        unpad = spec.image_windows.unpad_index if spec.image_windows else "unpad_index"
+        packed = graph.op("Gather", [flat, graph.input(unpad, DType.INT32, ["T"])], f"{name}.unpadded", axis=0)
         if self._partial_keys and spec.window is not None:
             # Rows without a key in their window: the core's result comes from padding, or is NaN. Torch's attention
             # gives zeros.
             nothing = graph.constant(0.0, graph.types.compute.numpy)
             packed = graph.op("Where", [self._biases.near_a_key(spec.window), packed, nothing], f"{name}.seen")
-        if self._core is AttentionCore.MATMUL_SOFTMAX and not spec.disentangled:
+        if self._core is AttentionCore.MATMUL_SOFTMAX and not spec.disentangled and not spec.image_windows:
             self.sites.append(self._site(query, key, value, packed, spec, tables))
         return packed
 
@@ -144,11 +145,14 @@ class AttentionEmitter:
         context = self._attention_op(form, [*heads, "", *lengths], spec, f"{name}.attention", rank=3)
         return graph.op("Reshape", [context, graph.constant([0, spec.width])], f"{name}.flat")
 
-    def _pad(self, tensor: str, num_heads: int, head_dim: int, name: str, repeat: int = 1) -> str:
+    def _pad(self, tensor: str, num_heads: int, spec: AttentionSpec, name: str, repeat: int = 1) -> str:
         graph = self._graph
-        pad_index = graph.input("pad_index", DType.INT32, ["B", "S"])
+        if spec.image_windows:
+            pad_index = graph.input(spec.image_windows.pad_index, DType.INT32, ["W", "V"])
+        else:
+            pad_index = graph.input("pad_index", DType.INT32, ["B", "S"])
         padded = graph.op("Gather", [tensor, pad_index], f"{name}.padded", axis=0)
-        shape = graph.constant([0, 0, num_heads, head_dim])
+        shape = graph.constant([0, 0, num_heads, spec.head_dim])
         split = graph.op("Reshape", [padded, shape], f"{name}.heads")
         if repeat > 1:
             heads = graph.constant(np.repeat(np.arange(num_heads), repeat), np.int32)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from bei_build.onnx_graph.writer import GraphWriter
+from bei.engine.grid_windows import Windows
+from bei_build.onnx_graph.writer import Dim, GraphWriter
 from bei_build.spec.dtypes import DType, FloatArray
 from bei_build.spec.parts import AttentionSpec, DisentangledSpec, RopeSpec
 from bei_build.spec.position_tables import (
@@ -112,7 +113,9 @@ class ScoreBiases:
 
     def additive(self, spec: AttentionSpec, relative_bias: npt.NDArray[np.float32] | None) -> str:
         """All masks and biases as one additive tensor that broadcasts to the scores, empty slots included."""
-        return self._once(("additive", _key(spec)), lambda: self._combine(self._empty_slots(), spec, relative_bias))
+        return self._once(
+            ("additive", _key(spec)), lambda: self._combine(self._empty_slots(spec.image_windows), spec, relative_bias)
+        )
 
     def without_empty_slots(self, spec: AttentionSpec, relative_bias: npt.NDArray[np.float32] | None) -> str:
         """Masks and biases without empty slots, which the attention op masks itself; boolean (True: visible) if
@@ -163,17 +166,20 @@ class ScoreBiases:
     def _sum(self, total: str | None, term: str, name: str) -> str:
         return term if total is None else self._graph.op("Add", [total, term], name)
 
-    def _empty_slots(self) -> str:
-        return self._once("empty slots", self._emit_empty_slots)
+    def _empty_slots(self, windows: Windows | None) -> str:
+        return self._once(("empty slots", windows), lambda: self._emit_empty_slots(windows))
 
-    def _emit_empty_slots(self) -> str:
-        """[B, 1, 1, S]: 0 where a slot holds a visible key."""
-        graph = self._graph
+    def _emit_empty_slots(self, windows: Windows | None) -> str:
+        """[B, 1, 1, S], or [W, 1, 1, V] of ``windows``: 0 where a slot holds a visible key."""
+        graph, name = self._graph, "windows.mask" if windows else "mask"
         one, scale = graph.constant(1.0, np.float32), graph.constant(-self._masked, np.float32)
-        shifted = graph.op("Sub", [graph.input(self._slots, DType.FP32, ["B", "S"]), one], "mask.shifted")
-        additive = graph.op("Mul", [shifted, scale], "mask.additive")
+        dims: list[Dim] = ["W", "V"] if windows else ["B", "S"]
+        slots = graph.input(windows.slot_mask if windows else self._slots, DType.FP32, dims)
+        additive = graph.op("Mul", [graph.op("Sub", [slots, one], f"{name}.shifted"), scale], f"{name}.additive")
         return graph.cast(
-            graph.op("Unsqueeze", [additive, graph.constant([1, 2])], "mask.slots"), graph.types.compute, "mask.bias"
+            graph.op("Unsqueeze", [additive, graph.constant([1, 2])], f"{name}.slots"),
+            graph.types.compute,
+            f"{name}.bias",
         )
 
     def _visible(self, spec: AttentionSpec) -> str:
@@ -253,4 +259,4 @@ def rows_for_halves(rows: npt.NDArray[np.float32], spec: AttentionSpec) -> npt.N
 
 
 def _key(spec: AttentionSpec) -> tuple[object, ...]:
-    return spec.causal, spec.window, spec.alibi, spec.relative_bias
+    return spec.causal, spec.window, spec.alibi, spec.relative_bias, spec.image_windows

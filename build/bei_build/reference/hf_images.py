@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 
 
 class HFImageReference:
-    """Raises VerificationError where memory does not suffice, or transformers does not load the checkpoint."""
+    """``tensors``, by the checkpoint's names, replace the content of its files. Raises VerificationError where memory
+    does not suffice, or transformers does not load the checkpoint."""
 
     name = "transformers, FP32, its image processor on Pillow, one image at a time"
 
-    def __init__(self, images: ImageCheckpoint) -> None:
+    def __init__(self, images: ImageCheckpoint, tensors: Mapping[str, Float32Array] | None = None) -> None:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in HFReference
         with importing("torch", "cuda", "Verifying with transformers' model", remedy="install its CPU build"):
             import torch
@@ -43,12 +44,13 @@ class HFImageReference:
         self._torch = torch
         memory.require(4 * images.checkpoint.spec.num_parameters, "The reference, a copy of the image tower in FP32,")
         self._output = images.output
-        self._model: Any = load_model(images.checkpoint, "eager", torch.float32)
+        own = None if tensors is None else {name: torch.from_numpy(values) for name, values in tensors.items()}
+        self._model: Any = load_model(images.checkpoint, "eager", torch.float32, own)
         self._processor: Any
         if images.processor.fractions:  # transformers has it for torchvision alone
             self.name = "transformers, FP32, on pixels of its image processor's steps in torch, one image at a time"
             self._processor = FractionsInTorch(images.processor)
-        elif images.sequence is not None and images.head == "embedding":
+        elif images.sequence is not None and not images.has_processor:
             self._processor = ImagesInChat(images.checkpoint.folder, images.sequence, images.processor.bounds or None)
         elif images.sequence is not None:
             self._processor = _ImagesInText(images.checkpoint.folder)
@@ -75,7 +77,8 @@ class HFImageReference:
         ids, token = inputs["input_ids"], self._model.config.vlm_config.image_token_id
         grids, mask = inputs["image_grid_thw"], inputs["attention_mask"]
         positions, _ = count(ids, mm_token_type_ids=(ids == token).int(), image_grid_thw=grids, attention_mask=mask)
-        return {**inputs, "position_ids": positions}
+        pixels = inputs["pixel_values"]  # which the class's own processor gives as one row an image
+        return {**inputs, "position_ids": positions, "pixel_values": pixels if pixels.ndim == 3 else pixels[None]}
 
     def inputs(self, content: bytes) -> Any:
         """What the image processor makes of a file for the model: ``pixel_values``, a float32 tensor [1, 3, height,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import operator
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -313,7 +312,6 @@ def load_model(checkpoint: Checkpoint, implementation: str, dtype: Any, tensors:
 
     assert checkpoint.family.reference_class is not None, "the caller asks only for families that have a reference"
     name, *modules = checkpoint.family.reference_class.split(".")
-    renamed = {f"^{re.escape(name)}": "" for name in (checkpoint.family.reference_prefix,) if name}
     try:
         model_class = getattr(transformers, name)
         if tensors is not None and name == "AutoModel":  # AutoModel needs a folder; the class that it selects does not
@@ -324,7 +322,7 @@ def load_model(checkpoint: Checkpoint, implementation: str, dtype: Any, tensors:
             config=checkpoint.config,
             dtype=dtype,
             attn_implementation=implementation,
-            key_mapping=renamed or None,
+            key_mapping=dict(checkpoint.family.reference_names) or None,
             output_loading_info=True,
         )
     except Exception as error:  # transformers raises ValueError, OSError, KeyError, RuntimeError, and its own

@@ -64,7 +64,11 @@ def _mlp_per_token(mlp: MLPSpec, hidden: int) -> int:
 
 
 def visible_pairs(spec: AttentionSpec, length: int) -> int:
-    """Number of (query, key) pairs that attention connects in a text of ``length`` tokens."""
+    """Number of (query, key) pairs that attention connects in a text of ``length`` tokens; in an image as if all its
+    windows but one were whole."""
+    if spec.image_windows:
+        size = spec.image_windows.num_patches
+        return length // size * size**2 + (length % size) ** 2
     reach = length - 1 if spec.window is None else min(spec.window, length - 1)
     one_side = reach * length - reach * (reach + 1) // 2  # pairs whose key precedes the query
     return length + one_side * (1 if spec.causal else 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from bei.engine.grid_windows import Windows
 from bei.engine.image_positions import Shares
 from bei_build.spec.short_convolution import ShortConvolutionSpec
 
@@ -233,6 +234,7 @@ class AttentionSpec:
     ``qk_norm_joint`` all heads together. ``softcap`` c turns scores s into c * tanh(s / c) (Gemma 2, arXiv:2408.00118).
     ``alibi`` subtracts slope * distance from the scores (arXiv:2108.12409, symmetric). ``clip`` bounds the outputs of
     the projections (OLMo, arXiv:2402.00838). ``value_norm`` normalizes each head of the values (Gemma 4).
+    ``image_windows``: patches attend only to those of their window of an image (Qwen2.5-VL).
     """
 
     num_heads: int
@@ -253,6 +255,7 @@ class AttentionSpec:
     disentangled: DisentangledSpec | None = None
     clip: float | None = None
     value_norm: NormSpec | None = None
+    image_windows: Windows | None = None
 
     @property
     def width(self) -> int:

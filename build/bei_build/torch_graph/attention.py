@@ -57,7 +57,7 @@ class Attention(nn.Module):
         self._kernel: Kernel = kernel
         self._partial_keys = partial_keys
         self._shared = positions
-        self.reads = attention_kernels.tensors_read(kernel, partial_keys=partial_keys)
+        self.reads = attention_kernels.tensors_read(kernel, spec, partial_keys=partial_keys)
         self.query = Linear(hidden_size, spec.width, spec.bias, options)
         self.key = Linear(hidden_size, spec.kv_width, spec.bias and spec.key_bias, options)
         self.value = Linear(hidden_size, spec.kv_width, spec.bias, options)

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from bei.errors import CompileError
 from bei_build.spec.parts import AttentionSpec
 from bei_build.torch_graph.packed_step import PackedStep
 from bei_build.torch_graph.positions import ScoreTerms
@@ -34,6 +35,8 @@ class KernelChoice:
 
 def choose_kernel(spec: AttentionSpec, device: torch.device, dtype: torch.dtype, *, partial_keys: bool) -> KernelChoice:
     """The fastest kernel that computes ``spec``."""
+    if spec.image_windows:
+        return KernelChoice("plain", ("packed kernels attend within sequences, not within windows of images",))
     if device.type != "cuda":
         return KernelChoice("plain", (f"packed kernels need CUDA, and the device is {device.type}",))
     if dtype not in _PACKED_TYPES:
@@ -63,8 +66,12 @@ def _against_flash(spec: AttentionSpec, partial_keys: bool) -> list[str]:
     return [reason for reason, is_so in found.items() if is_so]
 
 
-def tensors_read(kernel: Kernel, *, partial_keys: bool) -> tuple[str, ...]:
-    """The tensors of a step that ``kernel`` reads."""
+def tensors_read(kernel: Kernel, spec: AttentionSpec, *, partial_keys: bool) -> tuple[str, ...]:
+    """The tensors of a step that ``kernel`` reads for ``spec``. Raises CompileError where it does not compute that."""
+    if windows := spec.image_windows:
+        if kernel != "plain":
+            raise CompileError(f"The attention kernel {kernel} does not compute windows of images: take plain.")
+        return windows.pad_index, windows.slot_mask, windows.unpad_index
     if kernel == "plain":
         return ("pad_index", "unpad_index", "slot_ids", "key_mask" if partial_keys else "slot_mask")
     return ("cu_query_lens", "slot_ids", *(("key_lens",) if partial_keys else ()))
@@ -116,7 +123,9 @@ def plain(
     A query without a visible key gets zeros.
     """
     repeat = spec.num_heads // spec.num_kv_heads
-    queries, keys, values = (_padded(heads, step) for heads in (query, key, value))
+    windows = spec.image_windows
+    index = step[windows.pad_index if windows else "pad_index"]
+    queries, keys, values = (_padded(heads, index) for heads in (query, key, value))
     keys, values = (heads.repeat_interleave(repeat, dim=1) for heads in (keys, values))
     scores = (queries @ keys.transpose(2, 3) + _disentangled(terms, step)) * spec.scale
     if spec.softcap is not None:
@@ -125,12 +134,11 @@ def plain(
     hidden = ~_visible(spec, step, partial_keys=partial_keys)
     weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(hidden, 0.0)
     by_slot = (weights @ values).transpose(1, 2).flatten(0, 1)
-    return by_slot.index_select(0, step["unpad_index"]).to(query.dtype)
+    return by_slot.index_select(0, step[windows.unpad_index if windows else "unpad_index"]).to(query.dtype)
 
 
-def _padded(heads: Tensor, step: PackedStep) -> Tensor:
-    """``heads`` [T, heads, any] as float32 [B, heads, S, any]."""
-    index = step["pad_index"]
+def _padded(heads: Tensor, index: Tensor) -> Tensor:
+    """``heads`` [T, heads, any] by the ``index`` of tokens in slots, [B, S], as float32 [B, heads, S, any]."""
     rows = torch.unflatten(heads.index_select(0, index.flatten()), 0, (index.shape[0], index.shape[1]))
     return rows.transpose(1, 2).float()
 
@@ -143,6 +151,8 @@ def _distances(step: PackedStep) -> Tensor:
 
 def _visible(spec: AttentionSpec, step: PackedStep, *, partial_keys: bool) -> Tensor:
     """True where the query (row) sees the key (column), BOOL [B, 1, 1 or S, S]."""
+    if spec.image_windows:
+        return (step[spec.image_windows.slot_mask] > 0)[:, None, None, :]
 
     def made() -> Tensor:
         visible = (step["key_mask" if partial_keys else "slot_mask"] > 0)[:, None, None, :]
@@ -174,9 +184,9 @@ def _disentangled(terms: ScoreTerms, step: PackedStep) -> Tensor | float:
     # By query less key, [query, key]; its transpose is by [key, query].
     rows = terms.rows[(reach - _distances(step)).clamp(0, 2 * reach)].long()
     if terms.by_query is not None:
-        total = total + _gathered(_padded(terms.by_query, step), rows)
+        total = total + _gathered(_padded(terms.by_query, step["pad_index"]), rows)
     if terms.by_key is not None:
-        total = total + _gathered(_padded(terms.by_key, step), rows.T).transpose(2, 3)
+        total = total + _gathered(_padded(terms.by_key, step["pad_index"]), rows.T).transpose(2, 3)
     return total
 
 

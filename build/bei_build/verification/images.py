@@ -210,7 +210,7 @@ def _expected(
     output = images.head
     wants_own = job.config.reference in ("engine", "module")
     if hf.is_available() and not wants_own and images.checkpoint.family.reference_class is not None:
-        reference = HFImageReference(images)
+        reference = HFImageReference(images, _merged_tensors(job, decoder))
         rows: list[Float32Array] = reference.run([content for _, content in files])
         return ReferenceAnswers(reference.name, False, {output: rows})
     purpose = "The FP32 engine to verify images with"
@@ -220,6 +220,14 @@ def _expected(
     with open_fp32(decoder or job, purpose, {}) as (engine, compiler):
         own = EngineReference(engine, f"{compiler} engine, FP32, one image at a time")
         return ReferenceAnswers(own.name, True, own.run(held_out.encodings, [output]))
+
+
+def _merged_tensors(job: Job, decoder: Job | None) -> dict[str, Float32Array] | None:
+    """The checkpoint's tensors with the adapter that is merged into them; None: the files have them."""
+    adapter = job.checkpoint.adapter
+    if adapter is None or not adapter.changes_weights:
+        return None
+    return dict((decoder or job).weights.stored_tensors(of_all=True))
 
 
 def _agreement(

@@ -191,11 +191,12 @@ class ModelWeights:
         source = self._matrix_source(name)
         return source.store.input_scale(source.name) if source else None
 
-    def stored_tensors(self) -> Iterator[tuple[str, FloatArray]]:
-        """Names and float32 values, as stored, of the tensors that belong to the model; buffers do not."""
+    def stored_tensors(self, *, of_all: bool = False) -> Iterator[tuple[str, FloatArray]]:
+        """Names and float32 values, as stored, of the tensors that belong to the model; buffers do not. ``of_all``:
+        also those of towers that this model is not."""
         read = {source.name for source in self._sources.values() if source.store is self._store}
         for name in self._store.shapes:
-            if name in read or self._names.is_read(name):
+            if of_all or name in read or self._names.is_read(name):
                 yield name, self._store.read(name)
 
     def _matrix_source(self, name: str) -> _Source | None:

@@ -297,7 +297,7 @@ def changed(folder: Path, **settings: Any) -> None:
     ("settings", "message"),
     [
         ({"vlm_config": None}, "no vlm_config"),
-        ({"vlm_config__model_type": "qwen2_5_vl"}, "model_type = 'qwen2_5_vl'"),
+        ({"vlm_config__model_type": "qwen3_vl"}, "model_type = 'qwen3_vl'"),
         ({"vlm_config__vision_config": 3}, "vision_config"),
         ({"vlm_config__vision_config__model_type": "siglip_vision_model"}, "model_type = 'siglip_vision_model'"),
         ({"vlm_config__text_config": 3}, "text_config"),

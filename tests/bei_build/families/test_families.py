@@ -15,6 +15,8 @@ from tests.support.zoo import CASES, FIRST_OF_FAMILY, config_of, spec_of
 
 # Classes that came with their authors' own code.
 REMOTE_CODE = (
+    "ColQwen2",
+    "ColQwen2_5",
     "Contriever",
     "GLiClassModel",
     "GLiNER2",

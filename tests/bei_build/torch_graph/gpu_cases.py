@@ -74,8 +74,8 @@ def attention_inputs(case: Attention, lengths: list[int], device: torch.device) 
     """A step, random BF16 queries, keys and values as one product gives them, and random terms."""
     spec = case.spec
     names = {
-        *attention_kernels.tensors_read("plain", partial_keys=False),
-        *attention_kernels.tensors_read(case.kernel, partial_keys=False),
+        *attention_kernels.tensors_read("plain", spec, partial_keys=False),
+        *attention_kernels.tensors_read(case.kernel, spec, partial_keys=False),
         "input_ids",
     }
     arrays = graph_inputs(batch_of(lengths, 1000), sorted(names))

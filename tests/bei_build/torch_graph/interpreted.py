@@ -77,7 +77,7 @@ def difference(case: dict[str, Any]) -> float:
     if is_partial:
         encodings = [one._replace(num_keys=max(1, one.num_tokens // 3)) for one in encodings]
     batch = PackedBatch.from_encodings(encodings)
-    names = {name for kernel in ("plain", "ragged") for name in tensors_read(kernel, partial_keys=is_partial)}
+    names = {name for kernel in ("plain", "ragged") for name in tensors_read(kernel, spec, partial_keys=is_partial)}
     arrays = graph_inputs(batch, sorted({*names, "input_ids"}))
     step = PackedStep({name: torch.from_numpy(array) for name, array in arrays.items()})
     num_tokens = len(arrays["input_ids"])
