@@ -62,7 +62,7 @@ BUILD_GROUPS: Mapping[str, Sequence[str]] = {
     "what is built": ("out", "target", "precision", "name", "revision", "task"),
     "in place of what the checkpoint says": (
         *("pooling", "normalize", "include_prompt", "default_prompt_name", "tokenizer", "attention", "adapter"),
-        *("lora", "images", "texts", "route", "token_embeddings", "document_length"),
+        *("lora", "images", "max_image_pixels", "texts", "route", "token_embeddings", "document_length"),
     ),
     "rerankers": (
         *("score_tokens", "relevant_label", "rerank_prefix", "rerank_body", "rerank_suffix"),

@@ -61,6 +61,7 @@ BUILD_SETTINGS = frozenset(
         "default_prompt_name",
         "max_seq_len",
         "document_length",
+        "max_image_pixels",
         "max_num_tokens",
         "max_batch_size",
         "compute_capability",

@@ -33,6 +33,7 @@ _ALL_TARGETS = ("auto", *TARGETS)
 _QUANTIZED = ("fp8", "int8")
 _PERCENTILE = 99.999
 _TOKENS = Range(1, MOST_TOKENS, "tokens")
+_PIXELS = Range(1, 100_000_000, "pixels")
 _SEQUENCES = Range(1, MOST_SEQUENCES, "sequences")
 _CALIBRATED_TARGETS = ("cpu", *_TENSORRT, "cuda", "cuda-twin")
 
@@ -112,6 +113,11 @@ class BuildConfig:
         None, "route of the checkpoint's Router to build, where its modules differ for queries and documents"
     )
     images: bool = _option(True, "build the image tower too, where the checkpoint has one")
+    max_image_pixels: int | None = _option(
+        None,
+        "most pixels of an image that keeps its proportions, fewer than the checkpoint says",
+        within=_PIXELS,
+    )
     texts: bool = _option(True, "build the text tower too, where the checkpoint has one beside its image tower")
     token_embeddings: bool = _option(False, "give every token's state too: late chunking, /embed_all")
     rerank_prefix: str = _option("", "text in front of a pair, tokenized by itself")

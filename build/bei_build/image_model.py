@@ -55,6 +55,8 @@ def check_image_model(config: BuildConfig, images: ImageCheckpoint, compiler: Co
     """Raise ConfigError for settings that are not honoured, CheckpointError for invalid weights, and what
     ``check_buildable`` raises."""
     what = f"{images.checkpoint.spec.architecture} is built for images alone"
+    if config.max_image_pixels is not None:
+        raise ConfigError("max_image_pixels is of images that a decoder reads among tokens: leave it out.")
     for option in fields(config):
         if option.name not in _HONOURED and getattr(config, option.name) != _default(option):
             raise ConfigError(f"{option.name} is a setting of texts, and {what}: leave it out.")

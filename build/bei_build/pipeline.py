@@ -211,9 +211,14 @@ def _image_tower(
 ) -> ImageCheckpoint | None:
     """The checkpoint's image tower, if it is to be built. Raises CheckpointError, ConfigError,
     MissingDependencyError."""
+    most = config.max_image_pixels
     if not config.images or not has_image_tower(checkpoint):
+        if most is not None:
+            raise ConfigError("max_image_pixels is a setting of images, and none are built: leave it out.")
         return None
-    images = read_image_tower(checkpoint)
+    images = read_image_tower(checkpoint, most)
+    if most is not None:
+        progress.note(f"images have {most:,} pixels at most, as asked for; the checkpoint's may have more")
     if images is None:
         progress.note(
             "only the text tower is built: the checkpoint has no preprocessor_config.json, which says how images are "

@@ -1,10 +1,12 @@
-"""ColPali and ColQwen2 in several processes, and in jobs over files: the vectors of transformers' classes."""
+"""ColPali, ColQwen2 and Qwen3-VL-Embedding in several processes, and in jobs over files: the vectors of transformers'
+classes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import numpy as np
@@ -16,7 +18,7 @@ from bei.artifact.manifest import Artifact
 from bei.config.devices import usable_cores
 from bei.core import Float32Array
 from tests.e2e.process import DEADLINE_S, Server, run, serve
-from tests.support import colpali, colqwen2
+from tests.support import colpali, colqwen2, qwen3_vl
 from tests.support.builds import build_artifact
 from tests.support.two_towers import data_url, drawn_files
 
@@ -24,15 +26,31 @@ FILES = drawn_files()[:12]
 TEXTS = ["hello world", "what is it?"]
 
 
-@pytest.fixture(scope="module", params=["colpali", "colqwen2"])
-def family(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+class Family(NamedTuple):
+    """``rows`` of the library: of images, then of texts. ``task``: of jobs, ``other`` is one that it has not."""
+
+    save: Callable[[Path], Path]
+    rows: Callable[[Path, list[bytes], list[str]], list[Float32Array]]
+    path: str = "/embed_all"
+    task: str = "tokens"
+    other: str = "embed"
+
+
+FAMILIES = {
+    "colpali": Family(colpali.save_colpali, colpali.library_rows),
+    "colqwen2": Family(colqwen2.save_colqwen2, colqwen2.library_rows),
+    "qwen3_vl": Family(qwen3_vl.save_qwen3_vl, qwen3_vl.library_rows, "/embed", "embed", "tokens"),
+}
+
+
+@pytest.fixture(scope="module", params=[*FAMILIES])
+def family(request: pytest.FixtureRequest) -> Family:
+    return FAMILIES[request.param]
 
 
 @pytest.fixture(scope="module")
-def checkpoint(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    save = {"colpali": colpali.save_colpali, "colqwen2": colqwen2.save_colqwen2}[family]
-    return save(tmp_path_factory.mktemp("checkpoint") / family)
+def checkpoint(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return family.save(tmp_path_factory.mktemp("checkpoint") / "model")
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +59,8 @@ def artifact(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Arti
 
 
 @pytest.fixture(scope="module")
-def expected(family: str, checkpoint: Path) -> list[Float32Array]:
-    library_rows = {"colpali": colpali.library_rows, "colqwen2": colqwen2.library_rows}[family]
-    return library_rows(checkpoint, FILES, TEXTS)
+def expected(family: Family, checkpoint: Path) -> list[Float32Array]:
+    return family.rows(checkpoint, FILES, TEXTS)
 
 
 @pytest.fixture(scope="module", params=["front ends", "devices"])
@@ -59,14 +76,14 @@ def server(request: pytest.FixtureRequest, artifact: Artifact, env: Mapping[str,
 
 
 def test_vectors_are_those_of_the_library_whichever_process_computes_them(
-    server: Server, expected: list[Float32Array]
+    server: Server, family: Family, expected: list[Float32Array]
 ) -> None:
     inputs: list[object] = [*({"image": data_url(content)} for content in FILES), *TEXTS]
 
     def asked(shift: int) -> None:
         places = [(shift + index) % len(inputs) for index in range(len(inputs))]
         body = {"inputs": [inputs[place] for place in places]}
-        answer = httpx.post(f"{server.url}/embed_all", json=body, timeout=DEADLINE_S)
+        answer = httpx.post(f"{server.url}{family.path}", json=body, timeout=DEADLINE_S)
         assert answer.status_code == 200, answer.text
         for place, rows in zip(places, answer.json(), strict=True):
             np.testing.assert_allclose(np.array(rows), expected[place], atol=2e-4)
@@ -76,11 +93,16 @@ def test_vectors_are_those_of_the_library_whichever_process_computes_them(
 
 
 def test_a_job_over_a_column_of_images_has_the_librarys_vectors(
-    artifact: Artifact, expected: list[Float32Array], env: Mapping[str, str], home: Path, tmp_path: Path
+    artifact: Artifact,
+    family: Family,
+    expected: list[Float32Array],
+    env: Mapping[str, str],
+    home: Path,
+    tmp_path: Path,
 ) -> None:
     rows = [*FILES, FILES[0]]  # equal images are computed once
     pq.write_table(pa.table({"id": range(len(rows)), "page": rows}), tmp_path / "pages.parquet")
-    flags = ["--text-column", "page", "--id-column", "id", "--task", "tokens", "--output", tmp_path / "vectors"]
+    flags = ["--text-column", "page", "--id-column", "id", "--task", family.task, "--output", tmp_path / "vectors"]
     done = run(["embed", artifact.path, "--input", tmp_path / "pages.parquet", *flags], env, home)
     assert done.returncode == 0, done.stderr
     parts = [pq.read_table(path) for path in sorted((tmp_path / "vectors").glob("*.parquet"))]
@@ -92,10 +114,10 @@ def test_a_job_over_a_column_of_images_has_the_librarys_vectors(
 
 
 def test_a_column_of_images_is_refused_for_other_tasks(
-    artifact: Artifact, env: Mapping[str, str], home: Path, tmp_path: Path
+    artifact: Artifact, family: Family, env: Mapping[str, str], home: Path, tmp_path: Path
 ) -> None:
     pq.write_table(pa.table({"page": FILES[:2]}), tmp_path / "pages.parquet")
-    flags = ["--text-column", "page", "--output", tmp_path / "vectors", "--task", "embed"]
+    flags = ["--text-column", "page", "--output", tmp_path / "vectors", "--task", family.other]
     refused = run(["embed", artifact.path, "--input", tmp_path / "pages.parquet", *flags], env, home)
     assert refused.returncode
-    assert "embed" in refused.stderr
+    assert family.other in refused.stderr

@@ -19,9 +19,10 @@ from msgspec import UNSET, Meta
 
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
+from bei.image.source import ImageInput
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import CREATED, EMBEDDER, HEX, NUM_TOKENS, TEXTS, VECTORS, Example, token_usage
-from bei.server.endpoint.field_schema import NULL, Limits, Text, any_of, one_of
+from bei.server.endpoint.field_schema import NULL, Limits, Text, any_of, exactly_one, one_of
 from bei.server.endpoint.field_schema import Texts as ListOfTexts
 from bei.server.endpoint.inference import embedded
 from bei.server.endpoint.parse import parser
@@ -30,7 +31,9 @@ from bei.server.endpoint.render import FLOAT_BYTES, Items, Octets, Reply, rows_o
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import InputControls
 from bei.server.routes import classify
+from bei.server.routes.chat_embeddings import Messages, image_of
 from bei.server.routes.openai_embeddings import Usage, usage
+from bei.service.image_side import no_images
 from bei.service.service import InferenceService
 from bei.tasks.classify import ClassifyTask, Scores, num_around
 from bei.tasks.classify import classify as classify_inputs
@@ -48,14 +51,18 @@ Texts = Text | ListOfTexts
 
 PoolingTask: TypeAlias = Literal["embed", "classify", "token_embed", "token_classify"]
 PoolingAnswer: TypeAlias = Embeddings | TokenEmbeddings | Scores | TokenScores
+# A text, or an image.
+PooledInput: TypeAlias = "str | ImageInput"
 Values: TypeAlias = Callable[[int], Float32Array]  # of an input, by its place
 
 
 class PoolingRequest(InputControls, kw_only=True):
     """``task`` null: what the model is for. base64 and bytes are of little-endian float32. With bytes the answer is
-    nothing else, and the header ``metadata`` says where each value is, unless they are bytes_only."""
+    nothing else, and the header ``metadata`` says where each value is, unless they are bytes_only. ``messages``: an
+    image."""
 
-    input: Texts
+    input: Texts | None = None
+    messages: Messages | None = None  # type: ignore[assignment]
     task: PoolingTask | None = None
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] = "float"
     embed_dtype: Literal["float32"] = "float32"
@@ -68,6 +75,7 @@ class PoolingRequest(InputControls, kw_only=True):
         any_of(
             '`task` other than "embed" contradicts `dimensions`.', {"task": one_of(["embed"])}, {"dimensions": NULL}
         ),
+        exactly_one(["input"], ["messages"]),
     )
 
 
@@ -90,9 +98,13 @@ class PoolingResponse(TypedDict):
     usage: Usage
 
 
-def listed(texts: Texts) -> list[str]:
-    """One text as a list of it."""
-    return [texts] if isinstance(texts, str) else texts
+def inputs_of(body: PoolingRequest) -> Seq[PooledInput]:
+    """The texts, or the image of the messages. Raises InvalidRequestError."""
+    if (body.input is None) is (body.messages is None):
+        raise InvalidRequestError("The request must have input or messages: send one of them.", "input")
+    if body.messages is not None:
+        return [image_of(body.messages)]
+    return [body.input] if isinstance(body.input, str) else body.input or []
 
 
 def answer_of(kind: str, service: InferenceService, data: object, num_tokens: int) -> dict[str, object]:
@@ -110,8 +122,9 @@ def answer_of(kind: str, service: InferenceService, data: object, num_tokens: in
 async def pool(body: PoolingRequest, context: RequestContext) -> Reply:
     """What the model's pooling gives: a vector, scores, or for each token, special ones included, a vector
     (`token_embed`) or scores (`token_classify`)."""
+    inputs = inputs_of(body)
     task = body.task or _task_of(context.named(body.model))
-    if body.encoding_format == "bytes" and not isinstance(body.input, str) and len(body.input) > _MOST_DESCRIBED:
+    if body.encoding_format == "bytes" and len(inputs) > _MOST_DESCRIBED:
         raise InvalidRequestError(
             f"encoding_format bytes describes every input in a header, at most {_MOST_DESCRIBED} of them: send fewer, "
             "or ask for bytes_only.",
@@ -119,10 +132,10 @@ async def pool(body: PoolingRequest, context: RequestContext) -> Reply:
         )
     if task != "embed" and body.dimensions is not None:
         raise InvalidRequestError("dimensions works with the task embed only: leave it out.", "dimensions")
-    return await _POOLS[task](body, listed(body.input), context)
+    return await _POOLS[task](body, inputs, context)
 
 
-async def _pool_vectors(body: PoolingRequest, texts: Seq[str], context: RequestContext) -> Reply:
+async def _pool_vectors(body: PoolingRequest, texts: Seq[PooledInput], context: RequestContext) -> Reply:
     service = context.able("embed", body.model)
     options, normalize = body.encoding_options(), body.use_activation
     asked = EmbedTask(texts, options, dimensions=body.dimensions, normalize=normalize, param="input")
@@ -131,8 +144,9 @@ async def _pool_vectors(body: PoolingRequest, texts: Seq[str], context: RequestC
     return _pooled(body, service, len(texts), answer.vectors.size, lambda index: answer.vectors[index], answer)
 
 
-async def _pool_scores(body: PoolingRequest, texts: Seq[str], context: RequestContext) -> Reply:
+async def _pool_scores(body: PoolingRequest, inputs: Seq[PooledInput], context: RequestContext) -> Reply:
     service = context.able("classify", body.model)
+    texts = _texts_alone(service, inputs)
     context.check_inputs(texts, "input")
     context.check_answer(len(texts) * (len(classify.labels_of(service)) * FLOAT_BYTES + _AROUND_BYTES))
     asked = ClassifyTask(texts, body.encoding_options(), raw=body.use_activation is False)
@@ -140,14 +154,14 @@ async def _pool_scores(body: PoolingRequest, texts: Seq[str], context: RequestCo
     return _pooled(body, service, len(texts), scores.values.size, lambda index: scores.values[index], scores)
 
 
-async def _pool_token_vectors(body: PoolingRequest, texts: Seq[str], context: RequestContext) -> Reply:
+async def _pool_token_vectors(body: PoolingRequest, texts: Seq[PooledInput], context: RequestContext) -> Reply:
     service = context.able("embed_tokens", body.model)
     context.check_inputs(texts, "input")
     _check_activation(service, body.use_activation)
     width = service.manifest.dimension("token_embedding") or 0
     ticket = context.admit(service, texts, bytes_per_token=width * FLOAT_BYTES)
-    asked = check_task(service, EmbedTask(texts, body.encoding_options(), is_bare=True), "embed_tokens")
-    answer = await embed_tokens(service, asked, ticket=ticket)
+    task = EmbedTask(texts, body.encoding_options(), is_bare=body.messages is None)
+    answer = await embed_tokens(service, check_task(service, task, "embed_tokens"), ticket=ticket)
     size = answer.num_tokens * width
     return _pooled(body, service, len(texts), size, lambda index: answer.vectors[index], answer)
 
@@ -163,14 +177,23 @@ def _check_activation(service: InferenceService, asked: bool | None) -> None:
         )
 
 
-async def _pool_token_scores(body: PoolingRequest, texts: Seq[str], context: RequestContext) -> Reply:
+async def _pool_token_scores(body: PoolingRequest, inputs: Seq[PooledInput], context: RequestContext) -> Reply:
     service = context.able("classify_tokens", body.model)
+    texts = _texts_alone(service, inputs)
     context.check_inputs(texts, "input")
     width = len(classify.labels_of(service))
     ticket = context.admit(service, texts, bytes_per_token=width * FLOAT_BYTES)
     asked = TokenTask(texts, body.encoding_options(), raw=body.use_activation is False)
     answer = await classify_tokens(service, asked, ticket=ticket)
     return _pooled(body, service, len(texts), answer.num_tokens * width, answer.scores_of, answer)
+
+
+def _texts_alone(service: InferenceService, inputs: Seq[PooledInput]) -> list[str]:
+    """``inputs`` of a model that has no scores of images. Raises InvalidImageError."""
+    texts = [one for one in inputs if isinstance(one, str)]
+    if len(texts) < len(inputs):
+        raise no_images(service.name, "messages")
+    return texts
 
 
 # What vLLM calls our tasks, the first that a model has where a request names none.
@@ -180,7 +203,7 @@ _TASKS: Mapping[str, PoolingTask] = {
     "embed_tokens": "token_embed",
     "classify_tokens": "token_classify",
 }
-_POOLS: Mapping[PoolingTask, Callable[[PoolingRequest, Seq[str], RequestContext], Awaitable[Reply]]] = {
+_POOLS: Mapping[PoolingTask, Callable[[PoolingRequest, Seq[PooledInput], RequestContext], Awaitable[Reply]]] = {
     "embed": _pool_vectors,
     "classify": _pool_scores,
     "token_embed": _pool_token_vectors,

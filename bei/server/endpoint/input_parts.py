@@ -103,6 +103,20 @@ class ComparedInput(PartFields, forbid_unknown_fields=True):
         return self.content[0].model_input(param)
 
 
+# Fields that hold an image where a text stands beside them. Others (`url`, `bytes`) are then about the text.
+_BESIDE_TEXTS = ("image", "image_url", "image_base64", "content")
+
+
+def image_beside(given: Mapping[str, Any]) -> str | None:
+    """The field of an object with a text in which it has an image too; None: it has none."""
+    for field in _BESIDE_TEXTS:
+        found = given.get(field)
+        is_list = isinstance(found, list) and any(isinstance(one, dict) and image_beside(one) for one in found)
+        if is_list if field == "content" else found is not None:
+            return field
+    return None
+
+
 class JoinedPart(InputPart, forbid_unknown_fields=True):
     """One of the parts of an input: a text, which may be empty beside others, or an image."""
 

@@ -97,7 +97,7 @@ PairTemplateOptions: TypeAlias = Annotated[
 ]
 
 # Of vLLM's requests with messages.
-OfChats: TypeAlias = Annotated[Refused, refused("leave it out; no chat template is applied to messages", False, {}, [])]
+OfChats: TypeAlias = Annotated[Refused, refused("leave it out; no chat template is applied", False, {}, [])]
 
 # What vLLM's use_activation was before.
 FormerActivation: TypeAlias = Annotated[Refused, refused("send use_activation", True)]

@@ -63,12 +63,12 @@ def with_chats(route: Route[ParsedRequest]) -> Route[ParsedRequest]:
         if _FIELD not in content or bytes(_parse_fields(content).get("messages", msgspec.Raw(b"null"))) == b"null":
             return route.parse(content)
         body = _parse_chat(content)
-        return ParsedRequest(body, [_image_of(body.messages)])
+        return ParsedRequest(body, [image_of(body.messages)])
 
     return replace(route, request=(route.request, ChatEmbeddingRequest), parse=parse)
 
 
-def _image_of(messages: Seq[ChatMessage]) -> ImageInput:
+def image_of(messages: Seq[ChatMessage]) -> ImageInput:
     """The image of the only message. Raises InvalidRequestError."""
     if len(messages) == 1 and messages[0].role == "user" and not isinstance(messages[0].content, str):
         found = [part.model_input("messages") for part in messages[0].content]

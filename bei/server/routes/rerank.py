@@ -37,7 +37,7 @@ from bei.server.endpoint.examples import (
 )
 from bei.server.endpoint.field_schema import Limits, TextsOfPairs, limits_of_inputs, without
 from bei.server.endpoint.inference import order_of
-from bei.server.endpoint.input_parts import ComparedInput
+from bei.server.endpoint.input_parts import ComparedInput, image_beside
 from bei.server.endpoint.parse import parser, parser_by_field, too_many_inputs
 from bei.server.endpoint.refused_fields import Refused, refused
 from bei.server.endpoint.render import Items, Reply
@@ -101,7 +101,7 @@ class TextsRequest(RerankControls, kw_only=True):
 
 class DocumentsRequest(RerankControls, kw_only=True):
     """Cohere's, Jina's, vLLM's, Infinity's. Objects have a `text`, or the fields that `rank_fields` names, or an image:
-    `{"image": ...}` or `{"content": [part]}`."""
+    `{"image": ...}` or `{"content": [part]}`. An image beside a text is refused unless `rank_fields` names the text."""
 
     query: str | ComparedInput
     # Decoded in a second step, one by one: objects may have fields by the hundred thousand.
@@ -291,11 +291,17 @@ async def _scored(
 def text_of(index: int, document: Document, rank_fields: Seq[str] | None) -> str:
     """The text of ``document``, number ``index``: of an object the fields in ``rank_fields``, or ``text``, a line each.
 
-    Raises InvalidRequestError.
+    Raises InvalidRequestError, also for an image beside the text, unless ``rank_fields`` says what is read.
     """
     if isinstance(document, str):
         return document
     fields = rank_fields or ["text"]
+    if not rank_fields and "text" in document and (field := image_beside(document)):
+        raise InvalidRequestError(
+            f"documents {index} has an image ({field}) beside its text, and the models here read one of the two: send "
+            'them as documents of their own, or rank_fields ["text"] to rank by the text alone.',
+            "documents",
+        )
     values = [document[field] for field in fields if field in document]
     if not values or not all(isinstance(value, str) for value in values):
         raise InvalidRequestError(

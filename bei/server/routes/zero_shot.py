@@ -14,6 +14,7 @@ import msgspec
 from msgspec import UNSET, Meta
 
 from bei.core import Float32Array
+from bei.errors import InvalidRequestError
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import REVIEW, Example
 from bei.server.endpoint.field_schema import MAX_INPUTS, Limits, Texts, exactly_one, limits, limits_of_inputs, without
@@ -40,6 +41,7 @@ class Text(msgspec.Struct):
     """A text as an object. Pictures are not read here."""
 
     text: NonEmptyText
+    image: Annotated[Refused, limits(type="null")] = UNSET
 
 
 TextInput: TypeAlias = NonEmptyText | Text | Annotated[list[NonEmptyText | Text], limits_of_inputs]
@@ -141,6 +143,8 @@ def texts_of(given: str | Text | Seq[str | Text], context: RequestContext, param
     """One or many, as texts or objects, counted before they are looked at. Raises InvalidRequestError."""
     inputs = [given] if isinstance(given, (str, Text)) else given
     context.check_count(inputs, param)
+    if any(isinstance(one, Text) and one.image is not UNSET and bytes(one.image) != b"null" for one in inputs):
+        raise InvalidRequestError(f"An object in {param} has an image, and texts alone are read here.", param)
     return [one if isinstance(one, str) else one.text for one in inputs]
 
 

@@ -207,9 +207,12 @@ def image_sequence(checkpoint: Checkpoint, patches: PatchesSpec, num_patches: in
         merged_side=side if side > 1 else msgspec.UNSET,
     )
     if (count := found.num_tokens(num_patches)) > checkpoint.max_seq_len:
+        fewer = ""
+        if patches.fits_images and (left := checkpoint.max_seq_len - len(before) - len(after)) > 0:
+            fewer = f"images of fewer pixels (--max-image-pixels {left * (patches.size * side) ** 2}), "
         raise ConfigError(
             f"max_seq_len {checkpoint.max_seq_len} is less than the {count} tokens of an image: choose at least that, "
-            "or build without images (--no-images)."
+            f"{fewer}or build without images (--no-images)."
         )
     return found
 

@@ -17,7 +17,7 @@ from bei.artifact.image_processor import (
     Resample,
     processor_faults,
 )
-from bei.errors import CheckpointError
+from bei.errors import CheckpointError, ConfigError
 from bei_build.files.json_settings import read_object
 
 # Of Pillow's Resampling.
@@ -97,12 +97,14 @@ def read_image_processor(
     patch_size: int | None = None,
     sequence_length: int | None = None,
     usual_blocks: tuple[int, int] | None = None,
+    max_pixels: int | None = None,
 ) -> ImageProcessor | None:
     """The image processor of the checkpoint in ``folder``, whose patches are of ``patch_size``; None where it has none.
     ``sequence_length``: the tokens of a decoder that stand for an image. ``usual_blocks``: the fewest and the most
-    blocks of patches where there is no ``min_pixels`` or ``max_pixels``; None: by ``size``. Raises CheckpointError."""
+    blocks of patches where there is no ``min_pixels`` or ``max_pixels``; None: by ``size``. ``max_pixels``: fewer than
+    those, as the user asks. Raises CheckpointError, ConfigError."""
     found = _settings(folder)
-    return None if found is None else found.processor(patch_size, sequence_length, usual_blocks)
+    return None if found is None else found.processor(patch_size, sequence_length, usual_blocks, max_pixels)
 
 
 def _settings(folder: Path) -> _Settings | None:
@@ -119,7 +121,11 @@ class _Settings:
     given: Mapping[str, Any]
 
     def processor(
-        self, patch_size: int | None, sequence_length: int | None, usual_blocks: tuple[int, int] | None
+        self,
+        patch_size: int | None,
+        sequence_length: int | None,
+        usual_blocks: tuple[int, int] | None,
+        max_pixels: int | None,
     ) -> ImageProcessor:
         """``patch_size`` and ``sequence_length``: of the model, which such settings of the processor must be."""
         named = self.given.get("image_processor_type") or self.given.get("feature_extractor_type") or ""
@@ -146,7 +152,12 @@ class _Settings:
             raise self._unsupported("do_convert_rgb", "images are always read as RGB")
         shortest, exact, bounds = None, None, None
         if kind == "Qwen2VL":
-            bounds = self._bounds(values, usual_blocks)
+            bounds = self._bounds(values, usual_blocks, max_pixels)
+        elif max_pixels is not None:
+            raise ConfigError(
+                f"max_image_pixels is of images that keep their proportions, and those of {self.path} have the sizes "
+                "that it says: leave it out."
+            )
         elif "max_num_patches" in values:
             if not values["do_resize"] or values["size"] is not None:
                 raise self._unsupported("do_resize", "images are resized to max_num_patches patches, and to no size")
@@ -171,8 +182,10 @@ class _Settings:
             raise CheckpointError(f"{self.path}: {fault}. Download the checkpoint again.")
         return found
 
-    def _bounds(self, values: Mapping[str, Any], usual_blocks: tuple[int, int] | None) -> PixelBounds:
-        """The pixels of images that keep their proportions."""
+    def _bounds(
+        self, values: Mapping[str, Any], usual_blocks: tuple[int, int] | None, max_pixels: int | None
+    ) -> PixelBounds:
+        """The pixels of images that keep their proportions, ``max_pixels`` of them at most."""
         for name, only in (("do_resize", True), ("temporal_patch_size", _FRAMES), ("merge_size", _MERGED)):
             if values[name] != only or isinstance(only, bool) != isinstance(values[name], bool):
                 raise self._unsupported(name, f"bei reads {only} of this image processor")
@@ -188,13 +201,21 @@ class _Settings:
             if not _is_side(count):
                 raise self._unsupported(name, f"it, or size.{edge}, must be a number of pixels")
             found.append(count)
-        bounds = PixelBounds(fewest=found[0], most=found[1], multiple=values["patch_size"] * _MERGED)
+        fewest, own = found
+        if max_pixels is not None and not fewest <= max_pixels <= own:
+            raise ConfigError(
+                f"max_image_pixels is {max_pixels}, and images of {self.path} have from {fewest} to {own} pixels: "
+                "choose a number of those."
+            )
+        bounds = PixelBounds(fewest=fewest, most=max_pixels or own, multiple=values["patch_size"] * _MERGED)
         most = bounds.most_multiples * _MERGED**2
         if most > MOST_PATCHES:
+            fits = MOST_PATCHES // _MERGED**2 * block
             raise self._unsupported(
                 "size" if values["max_pixels"] is None else "max_pixels",
-                f"images of up to {found[1]} pixels, and stripes, have up to {most} patches, and bei reads "
-                f"{MOST_PATCHES} at most: write a lower number of pixels into the file",
+                f"images of up to {bounds.most} pixels, and stripes, have up to {most} patches, and bei reads "
+                f"{MOST_PATCHES} at most: build with --max-image-pixels {fits}, which larger images are shrunk to, or "
+                "fewer",
             )
         return bounds
 

@@ -101,9 +101,9 @@ def reads_images_alone(location: Location) -> bool:
     return path.is_file() and table.reads_images_alone(_architecture(read_object(path)) or "")
 
 
-def read_image_tower(checkpoint: Checkpoint) -> ImageCheckpoint | None:
+def read_image_tower(checkpoint: Checkpoint, max_pixels: int | None = None) -> ImageCheckpoint | None:
     """The image tower beside the text tower of ``checkpoint``; None where its folder has no image processor's
-    settings. Raises CheckpointError.
+    settings. ``max_pixels``: of an image, fewer than those say. Raises CheckpointError, ConfigError.
     """
     architecture, folder = checkpoint.spec.architecture, checkpoint.folder
     vision = table.vision_family(architecture)
@@ -112,7 +112,7 @@ def read_image_tower(checkpoint: Checkpoint) -> ImageCheckpoint | None:
     vision = vision.read_by(read_object(folder / "config.json"))
     if checkpoint.files.chat:
         vision = replace(vision, usual_blocks=None)
-    read = _tower(folder, architecture, vision)
+    read = _tower(folder, architecture, vision, max_pixels)
     spec, sequence = read.spec, None
     embedding = checkpoint.spec.head("embedding")
     if vision.is_read_by_decoder:
@@ -199,7 +199,7 @@ class _Tower(NamedTuple):
     max_tokens: int
 
 
-def _tower(folder: Path, architecture: str, vision: VisionFamily) -> _Tower:
+def _tower(folder: Path, architecture: str, vision: VisionFamily, max_pixels: int | None = None) -> _Tower:
     """The image tower in ``folder``, which has an image processor. Raises CheckpointError."""
     family, path = vision.family, folder / "config.json"
     raw = read_object(path)
@@ -207,7 +207,7 @@ def _tower(folder: Path, architecture: str, vision: VisionFamily) -> _Tower:
     patches = spec.embeddings.patches
     assert patches is not None, "families of images have them"
     count = spec.embeddings.max_positions if vision.is_read_by_decoder else None
-    processor = read_image_processor(folder, patches.size, count, vision.usual_blocks)
+    processor = read_image_processor(folder, patches.size, count, vision.usual_blocks, max_pixels)
     assert processor is not None, "the caller has asked"
     config.return_dict, config.chunk_size_feed_forward = True, 0
     most = processor.most_patches(patches.size)

@@ -53,7 +53,7 @@ class HFImageReference:
         elif images.sequence is not None and not images.has_processor:
             self._processor = ImagesInChat(images.checkpoint.folder, images.sequence, images.processor.bounds or None)
         elif images.sequence is not None:
-            self._processor = _ImagesInText(images.checkpoint.folder)
+            self._processor = _ImagesInText(images.checkpoint.folder, images.processor.bounds or None)
         else:
             self._processor = _on_pillow(images.checkpoint.folder)
         # Of states the first token's, where a tower gives them; a decoder's last one has seen all.
@@ -104,10 +104,17 @@ def _on_pillow(folder: Path) -> Any:
         raise VerificationError(f"transformers does not load the image processor ({reason}).") from error
 
 
+def _bound(processor: Any, bounds: PixelBounds | None) -> None:
+    """Give an image processor of transformers its ``bounds``: a user, or the model's own code, may have other ones than
+    the files."""
+    if bounds is not None:
+        processor.size = {"shortest_edge": bounds.fewest, "longest_edge": bounds.most}
+
+
 class _ImagesInText:
     """The processor of a class that reads images among tokens."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, bounds: PixelBounds | None) -> None:
         from transformers import AutoProcessor
 
         try:
@@ -116,6 +123,7 @@ class _ImagesInText:
             reason = next(iter(str(error).splitlines()), "")
             raise VerificationError(f"transformers does not load the processor ({reason}).") from error
         self._processor.image_processor = _on_pillow(folder)
+        _bound(self._processor.image_processor, bounds)
 
     def __call__(self, images: Image, **settings: Any) -> dict[str, Any]:
         """An image's inputs, without the labels of training."""
@@ -129,8 +137,7 @@ class ImagesInChat:
 
     def __init__(self, folder: Path, sequence: ImageSequence, bounds: PixelBounds | None) -> None:
         self._images = _on_pillow(folder)
-        if bounds is not None:  # the model's own code may give other ones than the files
-            self._images.size = {"shortest_edge": bounds.fewest, "longest_edge": bounds.most}
+        _bound(self._images, bounds)
         self._sequence = sequence
 
     def __call__(self, images: Image, **settings: Any) -> dict[str, Any]:

@@ -382,8 +382,38 @@ def test_sizes_of_images_are_those_of_the_models_own_code_where_no_file_says_the
     assert_close(found, library_rows(folder, [png(700, 900), png(2, 2)], []))
     change_json(folder / "preprocessor_config.json", min_pixels=None, max_pixels=None)
     save_modules(folder)
-    with pytest.raises(CheckpointError, match="16384 at most: write a lower number"):
+    with pytest.raises(CheckpointError, match="16384 at most: build with --max-image-pixels 1048576,"):
         build_artifact(folder, tmp_path / "other", verify=False)
+    with pytest.raises(ConfigError, match="of fewer pixels") as info:
+        build_artifact(folder, tmp_path / "other", verify=False, max_image_pixels=1048576)
+    fits = int(str(info.value).split("--max-image-pixels ")[1].split(")")[0])
+    tower = build_artifact(folder, tmp_path / "other", verify=False, max_image_pixels=fits).manifest.image_tower
+    assert tower is not None
+    assert tower.processor.bounds
+    assert tower.processor.bounds.most == fits
+
+
+def test_fewer_pixels_are_read_where_the_build_asks_for_them(checkpoint: Path, tmp_path: Path) -> None:
+    fewer, own = 12 * STEP**2, tmp_path / "fewer"
+    artifact = build_artifact(checkpoint, tmp_path / "out", max_image_pixels=fewer)
+    assert artifact.certificate.images
+    assert artifact.certificate.images.reference.startswith("transformers, FP32")
+    shutil.copytree(checkpoint, own)
+    change_json(own / "preprocessor_config.json", max_pixels=fewer)
+    files = [png(700, 900), png(2, 2), png(3, 600)]
+    with bei.Model(artifact.path, tune="off") as model:
+        assert_close(model.embed(files), library_rows(own, files, []))
+
+
+@pytest.mark.parametrize("options", [{"max_image_pixels": 10**7}, {"max_image_pixels": 3}], ids=["more", "too few"])
+def test_other_numbers_of_pixels_are_refused(options: dict[str, Any], checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="choose a number of those"):
+        build_artifact(checkpoint, tmp_path / "out", **options)
+
+
+def test_numbers_of_pixels_are_of_images(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="none are built"):
+        build_artifact(checkpoint, tmp_path / "out", images=False, max_image_pixels=10_000)
 
 
 def test_the_default_turn_is_that_of_the_models_own_code(artifact: Artifact, checkpoint: Path) -> None:

@@ -67,6 +67,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, Any]] = [
             ("add_generation_prompt", True),
             ("continue_final_message", True),
         )
+        if (path, field) != ("/pooling", "messages")
     ),
     ("/pooling", POOL, "data", {"a": 1}),
 ]
@@ -95,6 +96,22 @@ def test_what_is_not_honoured_is_refused_by_name(
     assert error["param"] == field
     assert f"{field} " in error["message"]
     assert "is not supported here: " in error["message"]
+
+
+@pytest.mark.parametrize("mount", ["", "/vllm"])
+def test_pooling_reads_input_or_messages(mount: str, kinds: App) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    chat = {"messages": [{"role": "user", "content": [image]}]}
+    for body, message in (
+        ({"model": "embedder"}, "input or messages"),
+        ({**POOL, **chat}, "input or messages"),
+        ({"model": "embedder", **chat}, "reads no images"),
+        ({"model": "classifier", **chat}, "reads no images"),
+        ({"model": "embedder", "messages": [{"role": "user", "content": "a"}]}, "one image"),
+    ):
+        response = post(kinds, f"{mount}/pooling", body)
+        assert response.status_code == 400, response.text
+        assert message in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/score", "/v1/score", "/vllm/score", "/vllm/v1/score"])

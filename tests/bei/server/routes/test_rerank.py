@@ -195,6 +195,27 @@ def test_documents_may_be_objects_whose_fields_are_named(kinds: App) -> None:
     assert sorted(result["document"]["text"] for result in named["results"]) == ["hello", "the"]
 
 
+@pytest.mark.parametrize(
+    "image",
+    [
+        {"image": "data:image/png;base64,AA=="},
+        {"image_url": {"url": "https://example.com/a.png"}},
+        {"type": "image_base64", "image_base64": "AA=="},
+        {"content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]},
+    ],
+    ids=lambda image: [*image][-1],
+)
+@pytest.mark.parametrize("path", PATHS)
+def test_an_image_beside_a_text_is_not_left_out(kinds: App, path: str, image: dict[str, Any]) -> None:
+    documents = ["world", {"text": "the cats", **image}]
+    check_error(post(kinds, path, query=QUERY, documents=documents), 400, "documents 1 has an image (")
+    asked = {"query": QUERY, "documents": documents[1:], "rank_fields": ["text"]}
+    plain = answer(kinds, path, query=QUERY, documents=["the cats"])["results"]
+    assert answer(kinds, path, **asked)["results"] == plain
+    about = {"text": "the cats", "image": None, "url": "https://example.com", "content": "a text", "bytes": 12}
+    assert answer(kinds, path, query=QUERY, documents=[about])["results"] == plain
+
+
 def test_rank_fields_do_nothing_to_plain_texts(kinds: App) -> None:
     plain = answer(kinds, "/v1/rerank", query=QUERY, documents=TEXTS)["results"]
     assert answer(kinds, "/v1/rerank", query=QUERY, documents=TEXTS, rank_fields=["title"])["results"] == plain

@@ -90,6 +90,7 @@ def test_other_models_and_trained_classifiers_are_refused_by_name(kinds: App) ->
         ({"input": ["cat"], "labels": ["a", ""]}, "labels"),
         ({"input": [], "labels": ["a"]}, "input"),
         ({"input": [{"text": ""}], "labels": ["a"]}, "input"),
+        ({"input": [{"text": "cat", "image": "data:image/png;base64,AA=="}], "labels": ["a"]}, "input"),
         ({"input": [{"image": "x"}], "labels": ["a"]}, "input"),
         ({"labels": ["a"]}, None),
         ({"input": "cat", "labels": "a"}, "labels"),
