@@ -16,10 +16,12 @@ def main() -> None:
         from bei.cli.main import main as run
     # A lack shows as any error of any library, and OpenBLAS sends SIGINT; others are raised again.
     except (Exception, KeyboardInterrupt) as error:
-        if (lack := scarce_resource(error)) is None:
-            raise
-        print(f"error: {lack}", file=sys.stderr)  # noqa: T201
-        sys.exit(2)
+        if (lack := scarce_resource(error)) is not None:
+            print(f"error: {lack}", file=sys.stderr)  # noqa: T201
+            sys.exit(2)
+        if isinstance(error, KeyboardInterrupt):  # Ctrl-C, before main can take it
+            sys.exit(130)
+        raise
     run()
 
 

@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would fail at exit again
         sys.exit(128 + signal.SIGPIPE)
     except (BeiError, OSError) as error:  # OSError: a read-only folder
-        _fail((None if isinstance(error, ConfigError) else scarce_resource(error)) or str(error))
+        _fail((None if isinstance(error, ConfigError) else scarce_resource(error)) or _sentence(error))
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:  # a lack shows as any error of any library; others are raised again
@@ -87,6 +87,16 @@ def _fail(message: str) -> NoReturn:
         sys.exit(2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what cannot be written would be tried again at exit
     sys.exit(2)
+
+
+def _sentence(error: Exception) -> str:
+    """What happened and what to do, also where it is the system that refused a file."""
+    if not isinstance(error, OSError) or not error.filename or not error.strerror:
+        return str(error)
+    return (
+        f"{os.fsdecode(error.filename)} cannot be used ({error.strerror}): check that path, its owner and its "
+        "permissions, or name another."
+    )
 
 
 def _write_whatever_the_locale() -> None:

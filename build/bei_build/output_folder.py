@@ -65,11 +65,16 @@ def check_names(config: BuildConfig, location: Location) -> None:
 @contextmanager
 def scratch_folder(out: Path) -> Iterator[Path]:
     """A new folder beside ``out``, removed if the block fails, after those that killed builds of ``out`` have left.
-    Raises DiskFullError where the disk is full."""
-    with naming_full_disk(out.parent):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(out)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    Raises DiskFullError where the disk is full, ConfigError where nothing can be written."""
+    try:
+        with naming_full_disk(out.parent):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            _remove_leftovers(out)
+            scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    except OSError as error:
+        raise ConfigError(
+            f"No artifact can be written into {out.parent} ({error.strerror or error}): choose another --out."
+        ) from error
     lock = scratch.with_name(scratch.name + _LOCK)
     try:
         with _held(lock):

@@ -15,6 +15,7 @@ import pytest
 
 from bei.artifact.manifest import Artifact
 from bei.artifact.store import load
+from bei.errors import ConfigError
 from bei_build.output_folder import scratch_folder, seal
 from tests.support.builds import silent
 
@@ -39,6 +40,15 @@ def building(out: Path) -> tuple[subprocess.Popen[str], Path]:
     assert [path.name for path in scratch.iterdir()] == ["engine.bin"]
     os.utime(scratch.with_name(f"{scratch.name}.lock"), (time.time() - 120,) * 2)
     return process, scratch
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ConfigError, match=rf"{tmp_path}/file \(File exists\): choose another --out"),
+        scratch_folder(tmp_path / "file" / "artifact"),
+    ):
+        pass
 
 
 def test_what_a_killed_build_has_left_is_removed_by_the_next_one_and_nothing_else(tmp_path: Path) -> None:

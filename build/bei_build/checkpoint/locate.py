@@ -31,6 +31,8 @@ _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.
 # Variables that set huggingface_hub's cache folder; the default is below the home directory.
 _HUB_FOLDERS = {"HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"}
 _ONNX = ("model.onnx", "onnx/model.onnx")
+# What git leaves in the place of a large file where its extension LFS is not installed: three lines.
+_LFS_START, _MOST_LFS_BYTES = b"version https://git-lfs.github.com/spec/", 1024
 _HUB_FALLBACK = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*/pytorch_model.bin"]
 
 
@@ -70,8 +72,8 @@ def locate(model: str, revision: str | None = None, *, with_weights: bool = True
         return Location(path.parent.resolve(), path.stem, "path", gguf=path.parent.resolve() / path.name)
     if path.exists() or model.startswith((".", "/", "~")):
         raise CheckpointNotFoundError(
-            f"{model} is not a folder. Pass a checkpoint's folder, a GGUF file, the name of an installed package, or a "
-            "hub id."
+            f"{model} {'is not a folder' if path.exists() else 'does not exist'}. Pass a checkpoint's folder, a GGUF "
+            "file, the name of an installed package, or a hub id; to serve it, the folder of an artifact does too."
         )
     same = packaged_model(model)
     package = same.package if same and (revision is None or model != same.repository) else model
@@ -109,8 +111,8 @@ def _check_no_revision(revision: str | None, what: str) -> None:
 
 def check_entries(folder: Path) -> None:
     """Raise CheckpointError for an entry with a checkpoint file's name that is a pipe, a device, or a broken link:
-    reading it could block for ever, or the checkpoint be read without that file; and for one that may not be read,
-    which libraries take for a damaged one."""
+    reading it could block for ever, or the checkpoint be read without that file; and for one that may not be read, or
+    is Git LFS's pointer to a file, which libraries take for a damaged one."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if not path.name.endswith(_READ) or path.is_dir():
             continue
@@ -120,6 +122,11 @@ def check_entries(folder: Path) -> None:
             raise CheckpointError(f"{path} cannot be read: {error}. Download the checkpoint again.") from error
         if not os.access(path, os.R_OK):
             raise CheckpointError(f"{path} may not be read by this process's user: change its permissions.")
+        if path.stat().st_size <= _MOST_LFS_BYTES and path.read_bytes().startswith(_LFS_START):
+            raise CheckpointError(
+                f"{path} is a pointer of Git LFS, not the file itself: run 'git lfs pull' in its repository (git lfs "
+                "comes in a package of its own), or download the checkpoint again."
+            )
 
 
 def _package_folder(model: str) -> Path | None:

@@ -136,7 +136,7 @@ def test_a_download_that_fills_the_disk_says_so(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("model", ["./nowhere", "/nowhere/at/all"])
 def test_a_path_that_is_not_there_is_not_looked_for_elsewhere(model: str) -> None:
-    with pytest.raises(CheckpointNotFoundError, match=rf"{model} is not a folder\. Pass"):
+    with pytest.raises(CheckpointNotFoundError, match=rf"{model} does not exist\. Pass .* artifact"):
         locate(model)
 
 

@@ -167,3 +167,11 @@ def test_a_file_that_may_not_be_read_is_told_from_a_damaged_one(
     (folder / "model.safetensors").chmod(0)
     with pytest.raises(CheckpointError, match=r"model\.safetensors may not be read .*permissions"):
         check_entries(folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_pointer_of_git_lfs_says_how_the_file_is_fetched(tmp_path: Path, name: str) -> None:
+    folder = save_checkpoint(tmp_path / "model")
+    (folder / name).write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'53aa' * 16}\nsize 90868376\n")
+    with pytest.raises(CheckpointError, match=rf"{name} is a pointer of Git LFS.*'git lfs pull'"):
+        check_entries(folder)
