@@ -67,8 +67,13 @@ _PURPOSES = {
 EXTRAS = {
     "bench": ("hdrhistogram", "bei bench"),
     "bulk": ("pyarrow", "bei embed"),
+    "lance": ("pylance", "bei embed on Lance's datasets"),
     "sign": ("cryptography", "signatures of artifacts"),
     "otel": ("opentelemetry-sdk", "traces"),
+    "grpc": ("grpcio", "gRPC"),
+    "image": ("pillow", "models that read images"),
+    "gguf": ("gguf", "GGUF files as checkpoints"),
+    "fp8": ("onnxruntime", "quantized builds for GPUs that are elsewhere"),
     "scale": ("ray", "bulk jobs and replicas on Ray"),
     "completion": ("shtab", "bei completion"),
 }

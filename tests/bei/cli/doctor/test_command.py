@@ -206,6 +206,12 @@ def test_an_extra_is_one_of_the_project_s_and_known_by_a_package_of_it(extra: st
     assert re.search(rf'"{EXTRAS[extra][0]}\b', declared[1])
 
 
+def test_every_extra_is_a_target_s_or_known_but_for_those_of_work_on_bei() -> None:
+    optional = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1].split("\n[")[0]
+    of_users = optional.split("trt-ci = ")[0]
+    assert {*re.findall(r"^([\w-]+) = ", of_users, re.M)} == {"build", *TARGETS, *EXTRAS}
+
+
 def test_missing_extras_are_named_with_the_command_that_installs_them(tmp_path: Path) -> None:
     there = Extra(name="bench", is_installed=True, purpose="bei bench")
     missing = Extra(name="sign", is_installed=False, purpose="signatures of artifacts")
