@@ -95,7 +95,9 @@ class ImageFetcher:
         alarm.start()
         try:
             path = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
-            connection.request("GET", path, headers={"Accept": "image/*", "Accept-Encoding": "identity"})
+            # Host without the port: http.client takes 80 for the usual one, and signed URLs are signed without it.
+            headers = {"Host": host, "Accept": "image/*", "Accept-Encoding": "identity"}
+            connection.request("GET", path, headers=headers)
             with connection.getresponse() as answer:
                 if answer.status in _REDIRECTS:
                     return answer.headers.get("Location") or ""

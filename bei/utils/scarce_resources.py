@@ -1,10 +1,11 @@
-"""Errors of a process that has no address space or threads left, in a sentence each."""
+"""Errors of a process that has no address space or threads left, or may not write more, in a sentence each."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import mmap
+import os
 import re
 import resource
 from pathlib import Path
@@ -13,6 +14,7 @@ _MEMORY = re.compile("cannot allocate memory|can't alloc|bad_alloc|failed to map
 _THREADS = re.compile(
     "can't start new thread|resource temporarily unavailable|pthread_create|ThreadPoolBuildError", re.IGNORECASE
 )
+_FILE_SIZE = os.strerror(errno.EFBIG)  # as libraries in C++ and Rust quote it
 
 _LEAST_ROOM_BYTES = 16 << 20
 _reserve = bytearray()  # freed by the first lack, which is reported with it
@@ -51,6 +53,11 @@ def scarce_resource(error: BaseException) -> str | None:
             return (
                 f"No thread or process can be started ({_reason(found)}): raise the limit (ulimit -u, pids of the "
                 "container), or use fewer (--tokenizer-threads, --engine-threads, --http-workers)."
+            )
+        if number == errno.EFBIG or _FILE_SIZE in str(found):
+            return (
+                f"No file may become so large ({_reason(found)}): raise the limit (ulimit -f), or write to a file "
+                "system for larger ones."
             )
         found = found.__cause__ or found.__context__
     return _no_memory(error) if is_full else None

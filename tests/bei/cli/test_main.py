@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import builtins
 import dataclasses
 import errno
 import re
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 
-import bei.__main__
 from bei import __version__
 from bei.artifact.cache import EntryUse, ModelCache
 from bei.artifact.manifest import Artifact, Manifest
@@ -135,19 +133,6 @@ def test_what_the_machine_refuses_is_one_line_too(
         "error: /cache/model.bin cannot be used (No space left on device): check that path, its owner and its "
         "permissions, or name another."
     )
-
-
-def test_ctrl_c_while_the_command_line_is_imported_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(name: str, *arguments: Any, **options: Any) -> Any:
-        if name == "bei.cli.main":
-            raise KeyboardInterrupt
-        return real_import(name, *arguments, **options)
-
-    real_import = builtins.__import__
-    monkeypatch.setattr(builtins, "__import__", interrupt)
-    with pytest.raises(SystemExit) as caught:
-        bei.__main__.main()
-    assert caught.value.code == 130
 
 
 def test_ctrl_c_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,17 @@ def test_a_named_hosts_image_is_read(fetcher: ImageFetcher) -> None:
     assert Handler.asked == [("images.example.com", "/cat.png"), ("a.cdn.example.com", "/cat.png?x=1")]
 
 
+def test_the_usual_port_is_not_in_the_host_header(fetcher: ImageFetcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    connected = ImageFetcher._connected
+
+    def unencrypted(self: ImageFetcher, addresses: list[Address], host: str, scheme: str, ends: float) -> socket.socket:
+        return connected(self, addresses, host, "http", ends)
+
+    monkeypatch.setattr(ImageFetcher, "_connected", unencrypted)
+    assert fetcher.fetch("https://images.example.com/cat.png?signed=1", "input") == FILE
+    assert Handler.asked == [("images.example.com", "/cat.png?signed=1")]
+
+
 REFUSED = [
     "http://example.com/cat.png",
     "http://cdn.example.com/cat.png",

@@ -24,6 +24,8 @@ from bei.utils.scarce_resources import scarce_resource
         (RuntimeError("core.cpp:117:\n std::bad_alloc"), r"no memory left for this process \(std::bad_alloc\)"),
         (ImportError("libx.so: failed to map segment from shared object"), "no memory left"),
         (RuntimeError("can't start new thread"), r"No thread or process can be started \(can't start new thread\)"),
+        (OSError(errno.EFBIG, "File too large"), r"No file may become so large.*ulimit -f"),
+        (RuntimeError("File too large (os error 27)"), "No file may become so large"),
         (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "No thread or process can be started"),
     ],
 )
