@@ -206,7 +206,11 @@ def _reaching(
         with watched_store(shown, num_bytes), plain_errors():
             yield
     except errors as error:
-        raise JobError(f"{shown} cannot be used: {error or type(error).__name__}.") from error
+        reason = str(error).rstrip(".") or type(error).__name__
+        raise JobError(
+            f"{shown} cannot be used: {reason}. Check that it is a folder that this user may read and write, or name "
+            "another."
+        ) from error
 
 
 def _is_alive(partial: Path) -> bool:

@@ -35,7 +35,10 @@ def reaching(path: str) -> Iterator[None]:
     except JobInputError:
         raise
     except (OSError, ValueError, EOFError) as error:
-        raise JobInputError(f"{path} cannot be read: {error or type(error).__name__}.") from error
+        reason = str(error).rstrip(".") or type(error).__name__
+        raise JobInputError(
+            f"{path} cannot be read: {reason}. Check that it is there, whole and of this format, or leave it out."
+        ) from error
 
 
 def _unpacked(path: str, stream: IO[bytes]) -> IO[bytes]:

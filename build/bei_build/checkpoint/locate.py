@@ -71,6 +71,8 @@ def locate(model: str, revision: str | None = None, *, with_weights: bool = True
         _check_no_revision(revision, f"{model} is a file")
         return Location(path.parent.resolve(), path.stem, "path", gguf=path.parent.resolve() / path.name)
     if path.exists() or model.startswith((".", "/", "~")):
+        if path.suffix in (".yaml", ".yml") and path.is_file():
+            raise CheckpointNotFoundError(f"{model} is a file of settings, not a checkpoint: pass it with --config.")
         raise CheckpointNotFoundError(
             f"{model} {'is not a folder' if path.exists() else 'does not exist'}. Pass a checkpoint's folder, a GGUF "
             "file, the name of an installed package, or a hub id; to serve it, the folder of an artifact does too."

@@ -160,7 +160,7 @@ def test_a_place_that_cannot_be_written_to_is_named(url: str, bucket: str) -> No
 def test_a_file_in_place_of_the_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "out").touch()
     for url in (tmp_path / "out", tmp_path / "out" / "below"):
-        with pytest.raises(JobError, match=f"{url} cannot be used: .*Not a directory"):
+        with pytest.raises(JobError, match=f"{url} cannot be used: .*Not a directory.* name another"):
             stored_plan(folder_at(str(url)))
 
 

@@ -145,6 +145,12 @@ def test_a_file_is_not_a_checkpoint(folder: Path) -> None:
         locate(str(folder / "config.json"))
 
 
+def test_a_file_of_settings_is_not_a_checkpoint_either(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("model: x\n")
+    with pytest.raises(CheckpointNotFoundError, match=r"recipe\.yaml is a file of settings.* --config"):
+        locate(str(tmp_path / "recipe.yaml"))
+
+
 # Reading it.
 
 
