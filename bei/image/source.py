@@ -23,13 +23,24 @@ _PIECE_CHARS = 1 << 18
 _PIXEL_BYTES = 4  # of a pixel in Pillow's memory
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ImageInput:
     """``content``: the bytes of a file, the same as a data URL or base64, an opened image, or the path of a file of
-    this machine, which is read where the image is decoded. ``param``: the field that errors blame."""
+    this machine, which is read where the image is decoded. ``param``: the field that errors blame. An opened image,
+    which has no hash, is equal to itself alone."""
 
     content: bytes | str | Path | Image
     param: str = "input"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ImageInput) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[object, str]:
+        return self.content if isinstance(self.content, bytes | str | Path) else id(self.content), self.param
 
     @property
     def num_bytes(self) -> int:

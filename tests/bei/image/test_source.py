@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+from pathlib import Path
 from unittest import mock
 
+import PIL.Image
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
@@ -46,3 +48,11 @@ def test_a_large_file_is_read_whole() -> None:
     content = bytes(range(256)) * 4_000
     for head in ("", HEAD):
         assert ImageInput(head + base64.b64encode(content).decode()).file_bytes() == content
+
+
+def test_inputs_are_equal_by_their_content_and_opened_images_to_themselves() -> None:
+    opened, alike = PIL.Image.new("RGB", (2, 2)), PIL.Image.new("RGB", (2, 2))
+    given = [ImageInput(b"a"), ImageInput(b"a"), ImageInput("a"), ImageInput(b"a", "query"), ImageInput(Path("a"))]
+    given += [ImageInput(opened), ImageInput(opened), ImageInput(alike)]
+    assert [*dict.fromkeys(given)] == [given[place] for place in (0, 2, 3, 4, 5, 7)]
+    assert ImageInput(b"a") != b"a"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 
@@ -67,6 +69,9 @@ def test_pages_are_ranked_as_the_library_scores_them(
         for asked, theirs in ((texts[0], of_text), (files[0], of_page)):
             ranks = sorted(own.rerank(asked, [*files, texts[1]]), key=lambda one: one.index)
             np.testing.assert_allclose([one.score for one in ranks], theirs, rtol=1e-4, atol=1e-3)
+        opened = [PIL.Image.open(io.BytesIO(file)) for file in files]
+        ranks = sorted(own.rerank(texts[0], [*opened, texts[1]]), key=lambda one: one.index)
+        np.testing.assert_allclose([one.score for one in ranks], of_text, rtol=1e-4, atol=1e-3)
 
 
 def save_lora(folder: Path, checkpoint: Path) -> Path:
