@@ -129,6 +129,10 @@ def checked(kind: type[OptionsT], given: Mapping[str, object]) -> OptionsT:
     """``given`` as ``kind``, a TypedDict. Raises InvalidRequestError that names the option."""
     fields = _request_fields(kind)  # type: ignore[arg-type]  # mypy takes a class for unhashable
     options = dict(given)
+    if not isinstance(given.get("report"), Report | None):
+        raise MalformedRequestError("report must be a Report, which is filled, or None.", "report")
+    if not isinstance(progress := given.get("progress"), bool | None) and not callable(progress):
+        raise MalformedRequestError("progress must be True, False, or a function of (done, total).", "progress")
     for name in [name for name in given if name not in _LOCAL]:
         if name not in fields:
             raise InvalidRequestError(

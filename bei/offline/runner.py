@@ -5,7 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Iterator, Sized
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sized,
+)
 from contextlib import AbstractContextManager, aclosing, closing
 from functools import partial
 from typing import Generic, TypeVar
@@ -224,7 +234,8 @@ async def _async(inputs: Iterable[object] | AsyncIterable[object]) -> AsyncItera
 def _iterable(inputs: object) -> Iterable[object]:
     if is_one(inputs):
         return [inputs]
-    if not isinstance(inputs, Iterable):
+    # The rows of a set's results would be in no order, and of a dict the keys would be read.
+    if not isinstance(inputs, Iterable) or isinstance(inputs, set | frozenset | Mapping):
         kind = type(inputs).__name__
         raise MalformedRequestError(
             f"inputs has the type {kind}, and must be a text, or texts in a list or an iterator."

@@ -184,6 +184,8 @@ def test_a_bar_is_drawn_on_standard_error(model: Model, capsys: pytest.CaptureFi
         ({"output_dtype": "float64"}, "output_dtype", "Invalid enum value 'float64'"),
         ({"lane": "fast"}, "lane", "Invalid enum value 'fast'"),
         ({"timeout_s": -1}, "timeout_s", "Expected `float` > 0"),
+        ({"report": {}}, "report", "report must be a Report"),
+        ({"progress": "bar"}, "progress", "progress must be True, False, or a function"),
         ({"prompt": "cut \ud83d"}, "prompt", "prompt has half a surrogate pair at 4"),
     ],
     ids=str,
@@ -194,6 +196,15 @@ def test_an_option_that_is_unknown_or_wrong_is_refused_by_name(
     with pytest.raises(InvalidRequestError, match=message) as caught:
         model.embed(["a"], **options)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("given", [{"a", "b"}, frozenset("ab"), {"text": "a"}], ids=repr)
+def test_what_has_no_order_or_would_be_read_by_its_keys_is_refused(model: Model, given: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=f"inputs has the type {type(given).__name__}, and must be"):
+        model.embed(given)
+    with pytest.raises(InvalidRequestError, match="inputs has the type"):
+        next(iter(model.embed_iter(given)))
+    assert model.embed(dict.fromkeys("ab").keys()).shape[0] == 2
 
 
 def test_a_stream_refuses_its_options_before_anything_is_read(model: Model) -> None:
