@@ -21,7 +21,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -97,11 +97,16 @@ class ModelCache:
             return EntryUse(self.folder / entry, acquire(self.folder / f".{entry}.used", shared=True))
 
     @contextmanager
-    def building(self, entry: str) -> Iterator[None]:
-        """Hold the build lock of ``entry``, for a process that uses it already: other builders wait, and then find it
-        built. Leftovers of killed builds are removed. Raises ConfigError."""
+    def building(self, entry: str, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Hold the build lock of ``entry``, for a process that uses it already: other builders call ``waits``, wait,
+        and then find it built. Leftovers of killed builds are removed. Raises ConfigError."""
+        path = self.folder / f".{entry}.lock"
         with self._writing():
-            lock = acquire(self.folder / f".{entry}.lock")
+            lock = try_acquire(path)
+        if lock is None:
+            waits()
+            with self._writing():
+                lock = acquire(path)
         with lock:
             for path in self._halves(entry):
                 shutil.rmtree(path, ignore_errors=True)

@@ -52,7 +52,8 @@ def build_cached(
     try:
         artifact = _found(use.path)
         if artifact is None:
-            with cache.building(use.path.name):
+            waiting = f"another process builds {config.model} into {use.path}: waiting for it"
+            with cache.building(use.path.name, lambda: progress.note(waiting)):
                 artifact = _found(use.path) or _built(config, use.path, open_engine, progress)
     except BaseException:
         use.close()

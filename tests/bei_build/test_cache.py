@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,25 @@ def test_a_checkpoint_is_built_once_and_says_so(build: Build, checkpoint: Path) 
     assert load(first).manifest.name == "tiny"
     again, said = build()
     assert (again, said) == (first, "")
+
+
+def test_who_waits_for_another_one_s_build_says_so(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = build()
+    shutil.rmtree(first)
+    note = Progress.note
+    with ExitStack() as other:
+        other.enter_context(ModelCache(tmp_path / "cache").building(first.name))
+
+        def noted(self: Progress, text: str) -> None:
+            note(self, text)
+            other.close()  # the other one ends without an artifact
+
+        monkeypatch.setattr(Progress, "note", noted)
+        again, said = build()
+    assert again == first
+    assert f"another process builds {tmp_path / 'tiny'} into {first}: waiting for it" in said
 
 
 def test_what_changes_the_artifact_changes_its_place(build: Build, checkpoint: Path) -> None:
