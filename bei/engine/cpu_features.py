@@ -11,7 +11,6 @@ EXACT_INT8 = "EXACT_INT8"
 
 _ARM = ("aarch64", "arm64")
 _VNNI = {"avx512_vnni", "avx_vnni"}  # the kernel's names
-_AMX = "amx_bf16"
 
 
 @functools.cache
@@ -24,12 +23,6 @@ def sums_int8_exactly(machine: str = platform.machine(), cpuinfo: Path = Path("/
     if machine in _ARM:
         return True
     return not _VNNI.isdisjoint(_flags(cpuinfo))
-
-
-@functools.cache
-def has_amx(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """True if the CPU multiplies tiles of BF16. False if the kernel does not list its features."""
-    return _AMX in _flags(cpuinfo)
 
 
 def _flags(cpuinfo: Path) -> list[str]:

@@ -18,7 +18,6 @@ import numpy as np
 
 from bei.artifact.manifest import OPENVINO_ATTENTION
 from bei.core import Float32Array
-from bei.engine.cpu_features import has_amx
 from bei.errors import EngineError, LibraryVersionError, MissingDependencyError
 from bei.utils.libraries import load
 
@@ -58,20 +57,15 @@ def encoded(sites: Sequence[AttentionSite]) -> bytes:
 
 @dataclass(frozen=True)
 class Kernels:
-    """The installed package. ``name``: it and the kernel that this CPU runs, for people. ``attends``: its attention is
-    the better one here."""
+    """The installed package. ``name``: it and the kernel that this CPU runs, for people."""
 
     library: Path
     name: str
-    attends: bool = True
 
 
 def installed_kernels(openvino: Any, *, computes_bf16: bool) -> Kernels | None:
-    """The kernels for this CPU; None if the package is missing.
-
-    On CPUs with AMX OpenVINO's attention runs on tiles in BF16, and the package has no such kernel for them. Raises
-    LibraryVersionError if the package was compiled for another OpenVINO.
-    """
+    """The kernels for this CPU; None if the package is missing. Raises LibraryVersionError if the package was compiled
+    for another OpenVINO."""
     try:
         package = load("bei_kernels_cpu", "bei-kernels-cpu", None, "Attention by kernels of our own")
     except MissingDependencyError:
@@ -82,13 +76,10 @@ def installed_kernels(openvino: Any, *, computes_bf16: bool) -> Kernels | None:
             f"bei-kernels-cpu {package.__version__} runs with OpenVINO {package.OPENVINO}, and {version} is installed: "
             f"pip install openvino=={package.OPENVINO}, or pip uninstall bei-kernels-cpu to serve without it."
         )
-    named = f"bei-kernels-cpu {package.__version__}"
-    if computes_bf16 and has_amx():
-        return Kernels(package.LIBRARY, f"{named} (rounding)", attends=False)
     kernel_of = ctypes.CDLL(str(package.LIBRARY)).bei_kernel
     kernel_of.restype = ctypes.c_char_p
     kernel = kernel_of(int(computes_bf16)).decode()
-    return Kernels(package.LIBRARY, f"{named} ({kernel})")
+    return Kernels(package.LIBRARY, f"bei-kernels-cpu {package.__version__} ({kernel})")
 
 
 def use_kernels(

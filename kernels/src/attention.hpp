@@ -37,8 +37,8 @@ struct Part {
     int64_t first_query;
 };
 
-// Writes the context rows of `part`. A row without a visible key becomes zeros.
-using Kernel = void (*)(const PackedAttention &, const Part &);
+// Writes the context rows of the parts from `first` to before `end`. A row without a visible key becomes zeros.
+using Kernel = void (*)(const PackedAttention &, const Part *first, const Part *end);
 
 struct NamedKernel {
     const char *name;

@@ -5,6 +5,6 @@
 #include "kernels.hpp"
 
 namespace bei::avx512 {
-void f32(const PackedAttention &attention, const Part &part) { attend<F32>(attention, part); }
-void bf16(const PackedAttention &attention, const Part &part) { attend<BF16>(attention, part); }
+void f32(const PackedAttention &it, const Part *first, const Part *end) { attend<F32>(it, first, end); }
+void bf16(const PackedAttention &it, const Part *first, const Part *end) { attend<BF16>(it, first, end); }
 }  // namespace bei::avx512

@@ -7,5 +7,5 @@
 #include "kernels.hpp"
 
 namespace bei::avx512_bf16 {
-void bf16(const PackedAttention &attention, const Part &part) { attend<BF16Pairs>(attention, part); }
+void bf16(const PackedAttention &it, const Part *first, const Part *end) { attend<BF16Pairs>(it, first, end); }
 }  // namespace bei::avx512_bf16

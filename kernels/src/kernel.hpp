@@ -1,172 +1,21 @@
 // The kernel, written for vectors of BEI_LANES floats and included by one file for each instruction set.
 //
-// Keys and values of a block are packed into 32-bit units: a float, or with BEI_BF16_DOT two neighbouring bfloat16, whose
-// products one instruction adds up. A tile of up to ROWS queries then computes scores, softmax and context of that block.
-// Texts longer than a block keep a running maximum and sum, and rescale what was summed before.
+// Keys and values of a block are packed into units. A tile of up to ROWS queries then computes scores, softmax and context
+// of that block. Texts longer than a block keep a running maximum and sum, and rescale what was summed before.
 #include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <limits>
 #include <memory>
 #include <new>
-#include <utility>
 
 #include "attention.hpp"
+#include "vectors.hpp"
 
 namespace {
 
 using bei::PackedAttention;
 using bei::Part;
 
-constexpr int64_t LANES = BEI_LANES;
 constexpr int ROWS = BEI_ROWS;         // of a tile; with two columns of vectors its sums fit in the registers
 constexpr int64_t KEYS_OF_A_BLOCK = 256;  // packed keys and values stay in the second-level cache
-constexpr float LOWEST_EXPONENT = -87.0f;  // below it exp is 0
-
-using Unit = uint32_t;
-typedef float Floats __attribute__((vector_size(4 * BEI_LANES)));
-typedef Unit Units __attribute__((vector_size(4 * BEI_LANES)));
-typedef int32_t Indices __attribute__((vector_size(4 * BEI_LANES)));
-
-template <class Vector>
-inline Vector load(const void *from) {
-    Vector vector;
-    std::memcpy(&vector, from, sizeof vector);
-    return vector;
-}
-
-template <class Vector>
-inline void store(void *to, Vector vector) {
-    std::memcpy(to, &vector, sizeof vector);
-}
-
-inline int64_t rounded_up(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
-
-// Elements, and how they become units. `per_unit`: neighbouring elements in one.
-struct F32 {
-    using Stored = float;
-    static constexpr int per_unit = 1;
-    static float wide(Stored value) { return value; }
-    static Stored narrow(float value) { return value; }
-};
-
-struct BF16 {
-    using Stored = uint16_t;
-    static constexpr int per_unit = 1;
-    static float wide(Stored value) {
-        const uint32_t bits = uint32_t(value) << 16;
-        float found;
-        std::memcpy(&found, &bits, sizeof found);
-        return found;
-    }
-    static Stored narrow(float value) {  // to the nearest, ties to even; NaN stays NaN
-        uint32_t bits;
-        std::memcpy(&bits, &value, sizeof bits);
-        const uint32_t up = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-        return Stored((bits & 0x7fffffff) > 0x7f800000 ? bits >> 16 | 0x40 : up);
-    }
-};
-
-struct BF16Pairs : BF16 {
-    static constexpr int per_unit = 2;
-};
-
-// sum + units * others, lane by lane; pairs: both products of a lane.
-template <class E>
-inline Floats dot(Floats sum, Units units, Units others) {
-#ifdef BEI_BF16_DOT
-    if constexpr (E::per_unit == 2) return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)units, (__m512bh)others);
-#endif
-    return sum + (Floats)units * (Floats)others;
-}
-
-#ifdef BEI_BF16_DOT
-inline void store_bf16(void *to, Floats values) {
-    const __m256bh narrow = _mm512_cvtneps_pbh((__m512)values);
-    std::memcpy(to, &narrow, sizeof narrow);
-}
-#endif
-
-// exp(x) for x <= 0, relative error 2e-7: 2^n * 2^f, the latter by its series.
-inline Floats exp_of(Floats x) {
-    constexpr float ROUNDING = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest whole number in the low bits
-    const auto is_zero = x < LOWEST_EXPONENT;
-    x = is_zero ? Floats{} + LOWEST_EXPONENT : x;
-    const Floats power = x * 1.44269504f;
-    const Floats shifted = power + ROUNDING;
-    const Floats f = power - (shifted - ROUNDING);
-    Floats p = f * 1.54035304e-4f + 1.33335581e-3f;
-    p = p * f + 9.61812911e-3f;
-    p = p * f + 5.55041087e-2f;
-    p = p * f + 2.40226507e-1f;
-    p = p * f + 6.93147181e-1f;
-    p = p * f + 1.0f;
-    return is_zero ? Floats{} : (Floats)((Units)p + ((Units)shifted << 23));
-}
-
-template <int64_t Distance, size_t... I>
-inline Floats rotated(Floats vector, std::index_sequence<I...>) {
-    return __builtin_shufflevector(vector, vector, ((I + Distance) % LANES)...);
-}
-
-// All lanes reduced to one, by halves.
-template <class Reduce, int64_t Distance = LANES / 2>
-inline float across(Floats vector, Reduce reduce) {
-    if constexpr (Distance == 0) {
-        return vector[0];
-    } else {
-        const Floats other = rotated<Distance>(vector, std::make_index_sequence<LANES>{});
-        return across<Reduce, Distance / 2>(reduce(vector, other), reduce);
-    }
-}
-
-template <size_t... I>
-inline Indices counted(std::index_sequence<I...>) {
-    return Indices{I...};
-}
-
-// A call of memcpy would cost as much as the few vectors of a row.
-inline void copy_bytes(const void *from, int64_t size, void *to) {
-    int64_t at = 0;
-    for (; at + int64_t(sizeof(Units)) <= size; at += sizeof(Units))
-        store(static_cast<char *>(to) + at, load<Units>(static_cast<const char *>(from) + at));
-    for (; at < size; at += sizeof(Unit))
-        store(static_cast<char *>(to) + at, load<Unit>(static_cast<const char *>(from) + at));
-}
-
-// A row of `width` elements as units; what is left of the last unit is 0.
-template <class E>
-inline void row_to_units(const typename E::Stored *row, int64_t width, Unit *units) {
-    if constexpr (E::per_unit == 2) {
-        copy_bytes(row, width / 2 * sizeof *units, units);
-        if (width % 2) units[width / 2] = row[width - 1];
-    } else if constexpr (sizeof *row == sizeof *units) {
-        copy_bytes(row, width * sizeof *row, units);
-    } else {
-        for (int64_t i = 0; i < width; ++i) {
-            const float value = E::wide(row[i]);
-            std::memcpy(units + i, &value, sizeof value);
-        }
-    }
-}
-
-template <size_t From, size_t... I>
-inline Units zipped(Units a, Units b, std::index_sequence<I...>) {
-    return __builtin_shufflevector(a, b, (From + I / 2 + I % 2 * LANES)...);
-}
-
-// `rows` [LANES] transposed: each pass interleaves the first half with the second.
-inline void transpose(Units *rows) {
-    constexpr auto lanes = std::make_index_sequence<LANES>{};
-    for (int64_t pass = 1; pass < LANES; pass *= 2) {
-        Units next[LANES];
-        for (int64_t i = 0; i < LANES / 2; ++i) {
-            next[2 * i] = zipped<0>(rows[i], rows[i + LANES / 2], lanes);
-            next[2 * i + 1] = zipped<LANES / 2>(rows[i], rows[i + LANES / 2], lanes);
-        }
-        for (int64_t i = 0; i < LANES; ++i) rows[i] = next[i];
-    }
-}
 
 // Memory of one thread. Sizes are in units, rounded up to whole vectors.
 struct Scratch {
@@ -212,6 +61,7 @@ Scratch scratch_for(int64_t head_dim, int per_unit) {
 
 template <class E>
 class Head {
+protected:
     using Stored = typename E::Stored;
 
 public:
@@ -230,20 +80,27 @@ public:
 
     void compute() {
         std::fill_n(_scratch.context, _num_queries * _scratch.width, 0.0f);
-        std::fill_n(_scratch.most, _num_queries, -std::numeric_limits<float>::infinity());
+        for_each_tile([this](int64_t row) { tile(row); });
+        write_context();
+    }
+
+protected:
+    // Packs each block of keys that a query of the part sees, and calls `tile` with every ROWS-th query.
+    template <class Tile>
+    void for_each_tile(Tile tile) {
+        std::fill_n(_scratch.most, _num_queries, NONE);
         std::fill_n(_scratch.sum, _num_queries, 0.0f);
-        const int64_t last = _part.first_query + _num_queries - 1;
-        for (_block = 0; _block < _num_keys; _block += KEYS_OF_A_BLOCK) {
+        _block_end = _num_keys;
+        const int64_t first = first_key(_part.first_query), end = last_key(_part.first_query + _num_queries - 1);
+        for (_block = first / KEYS_OF_A_BLOCK * KEYS_OF_A_BLOCK; _block < end; _block += KEYS_OF_A_BLOCK) {
             _block_end = std::min(_block + KEYS_OF_A_BLOCK, _num_keys);
-            if (last_key(last) <= first_key(_part.first_query)) continue;
+            _is_first = _block <= first, _is_last = _block + KEYS_OF_A_BLOCK >= end;
             pack_keys();
             pack_values();
             for (int64_t row = 0; row < _num_queries; row += ROWS) tile(row);
         }
-        write_context();
     }
 
-private:
     const Stored *rows(const void *matrix, size_t stride, int64_t token, size_t head) const {
         return static_cast<const Stored *>(matrix) + token * stride + head * _it.head_dim;
     }
@@ -271,9 +128,13 @@ private:
                 const int64_t element = unit * E::per_unit, left = std::min(width - element, LANES * E::per_unit);
                 for (int64_t lane = 0; lane < count; ++lane) {
                     const Stored *from = _keys + (key + lane) * _it.key_stride + element;
-                    if (left < LANES * E::per_unit) store(row, Units{});
-                    row_to_units<E>(from, left, row);
-                    square[lane] = load<Units>(row);
+                    if constexpr (E::per_unit == 2) {
+                        square[lane] = pairs(from, left);
+                    } else {
+                        if (left < LANES) store(row, Units{});
+                        row_to_units<E>(from, left, row);
+                        square[lane] = load<Units>(row);
+                    }
                 }
                 transpose(square);
                 for (int64_t i = 0; i < LANES; ++i) store(to + (unit + i) * LANES, square[i]);
@@ -282,19 +143,25 @@ private:
     }
 
     void pack_values() {
-        const int64_t width = _it.head_dim, stride = _it.value_stride;
         for (int64_t key = _block; key < _block_end; key += E::per_unit) {
             Unit *to = _scratch.values + (key - _block) / E::per_unit * _scratch.width;
-            const Stored *from = _values + key * stride;
+            const Stored *from = _values + key * _it.value_stride;
             if constexpr (E::per_unit == 2) {
-                if (key + 1 == _block_end)
-                    for (int64_t i = 0; i < width; ++i) to[i] = from[i];
-                else
-                    for (int64_t i = 0; i < width; ++i) to[i] = from[i] | Unit(from[stride + i]) << 16;
+                zip_values(from, key + 1 < _block_end ? from + _it.value_stride : nullptr, to);
             } else {
-                row_to_units<E>(from, width, to);
+                row_to_units<E>(from, _it.head_dim, to);
+                std::fill(to + _it.head_dim, to + _scratch.width, 0);
             }
-            std::fill(to + width, to + _scratch.width, 0);
+        }
+    }
+
+    // The values of two keys, element by element; without a second one zeros.
+    void zip_values(const Stored *row, const Stored *next, Unit *to) const {
+        for (int64_t i = 0; i < _scratch.width; i += 2 * LANES) {
+            const int64_t left = _it.head_dim - i;
+            const auto [low, high] = zipped_rows(pairs(row + i, left), next ? pairs(next + i, left) : Units{});
+            store(to + i, low);
+            if (i + LANES < _scratch.width) store(to + i + LANES, high);
         }
     }
 
@@ -350,12 +217,12 @@ private:
         const int64_t position = _part.first_query + row;
         const int64_t first = std::min(first_key(position) - _block, to);
         const int64_t end = std::max(last_key(position) - _block, first);
-        if (_it.softcap != 0.0f) cap(scores, from, to);
+        if (_it.softcap != 0.0f)
+            for (int64_t i = from; i < to; i += LANES) store(scores + i, capped(load<Floats>(scores + i)));
         if (_it.biases) {
             const float *biases = _it.biases + _part.head * (2 * _it.reach + 1) + _it.reach + _block - position;
             for (int64_t i = first; i < end; ++i) scores[i] += biases[i];
         }
-        constexpr float NONE = -std::numeric_limits<float>::infinity();
         hide(scores, from, first, [=](Indices index) { return index < int32_t(first); });
         hide(scores, end / LANES * LANES, to, [=](Indices index) { return index >= int32_t(end); });
         const auto larger = [](Floats a, Floats b) { return a > b ? a : b; };
@@ -383,18 +250,15 @@ private:
     static void hide(float *scores, int64_t from, int64_t to, IsHidden is_hidden) {
         for (int64_t i = from; i < to; i += LANES) {
             const Indices index = counted(std::make_index_sequence<LANES>{}) + int32_t(i);
-            const Floats none = Floats{} - std::numeric_limits<float>::infinity();
-            store(scores + i, is_hidden(index) ? none : load<Floats>(scores + i));
+            store(scores + i, is_hidden(index) ? Floats{} + NONE : load<Floats>(scores + i));
         }
     }
 
-    void cap(float *scores, int64_t from, int64_t to) const {  // tanh(x) = sign(x) (1 - e) / (1 + e), e = exp(-2 |x|)
-        for (int64_t i = from; i < to; i += LANES) {
-            const Floats x = load<Floats>(scores + i) / _it.softcap;
-            const Floats e = exp_of(-2.0f * (x < 0.0f ? -x : x));
-            const Floats size = _it.softcap * (1.0f - e) / (1.0f + e);
-            store(scores + i, x < 0.0f ? -size : size);
-        }
+    Floats capped(Floats score) const {  // tanh(x) = sign(x) (1 - e) / (1 + e), e = exp(-2 |x|)
+        const Floats x = score / _it.softcap;
+        const Floats e = exp_of(-2.0f * (x < 0.0f ? -x : x));
+        const Floats size = _it.softcap * (1.0f - e) / (1.0f + e);
+        return x < 0.0f ? -size : size;
     }
 
     static void store_weights(Unit *to, Floats weights) {
@@ -447,11 +311,12 @@ private:
     Stored *_out;
     int64_t _num_keys, _num_queries;
     int64_t _block = 0, _block_end = 0;  // the keys that are packed
+    bool _is_first = false, _is_last = false;  // of the blocks that the part sees
 };
 
 template <class E>
-void attend(const PackedAttention &attention, const Part &part) {
-    Head<E>(attention, part).compute();
+void attend(const PackedAttention &attention, const Part *first, const Part *end) {
+    for (; first != end; ++first) Head<E>(attention, *first).compute();
 }
 
 }  // namespace

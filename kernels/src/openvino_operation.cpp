@@ -125,7 +125,7 @@ private:
         size_t count;
         const bei::Kernel kernel = bei::kernels_of(it.element, count)[0].kernel;
         tbb::parallel_for(tbb::blocked_range<size_t>(0, parts.size()), [&](const tbb::blocked_range<size_t> &range) {
-            for (size_t i = range.begin(); i < range.end(); ++i) kernel(it, parts[i]);
+            kernel(it, parts.data() + range.begin(), parts.data() + range.end());
         });
     }
 

@@ -134,10 +134,12 @@ double largest_error(const Case &it, bei::Kernel kernel, const std::vector<doubl
     std::vector<float> wide(is_wide ? context.size() : 0);
     std::vector<uint16_t> half(is_wide ? 0 : context.size());
     a.context = is_wide ? static_cast<void *>(wide.data()) : half.data();
+    std::vector<bei::Part> parts;
     for (size_t s = 0; s < a.num_sequences; ++s)
         for (size_t head = 0; head < a.num_heads; ++head)
             for (int64_t first = 0; first < it.starts[s + 1] - it.starts[s]; first += bei::QUERIES_OF_A_PART)
-                kernel(a, {s, head, first});
+                parts.push_back({s, head, first});
+    kernel(a, parts.data(), parts.data() + parts.size());
     double most = 0;
     for (size_t i = 0; i < context.size(); ++i) {
         float value;

@@ -19,12 +19,11 @@ from hypothesis import strategies as st
 
 from bei.artifact.manifest import ENGINE_DIR, OPENVINO_ATTENTION, OPENVINO_MODEL, OPENVINO_WEIGHTS, Artifact
 from bei.core import Encoding, Engine, Float32Array
-from bei.engine import packed_attention
 from bei.engine.load import load_engine
 from bei.engine.packed_attention import AttentionSite, Kernels, encoded, installed_kernels, use_kernels
 from bei.errors import EngineError, LibraryVersionError
 from tests.support.builds import build_artifact, embed, random_encodings
-from tests.support.cpus import BF16
+from tests.support.cpus import BF16, instructions
 from tests.support.zoo import CASES, MAX_TOKENS, Case, encodings_of, save_case
 
 OPENVINO = SimpleNamespace(__version__="2026.4.1-22982-e213a147257")
@@ -93,13 +92,13 @@ def test_a_package_for_another_openvino_is_refused_with_what_to_do(monkeypatch: 
         installed_kernels(OPENVINO, computes_bf16=False)
 
 
-def test_openvino_computes_bf16_where_it_has_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, "2026.4.1")
-    monkeypatch.setattr(packed_attention, "has_amx", lambda: True)
-    kernels = installed_kernels(OPENVINO, computes_bf16=True)
-    assert kernels is not None
-    assert not kernels.attends
-    assert "attention" not in kernels.name
+@needs_kernels
+@pytest.mark.skipif("amx_bf16" not in instructions(), reason="this CPU has no tiles of BF16")
+def test_the_package_attends_on_tiles_in_bf16_alone() -> None:
+    import openvino
+
+    names = [getattr(installed_kernels(openvino, computes_bf16=bf16), "name", "") for bf16 in (True, False)]
+    assert [name.rpartition(" ")[2] for name in names] == ["(amx_bf16)", "(avx512)"]
 
 
 @needs_kernels
