@@ -7,12 +7,13 @@ removed while it is open, and listed in the manifest.)
 
 from __future__ import annotations
 
+import errno
 import re
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -131,22 +132,36 @@ def size_of(folder: Path) -> int:
 
 
 def _put_in_place(scratch: Path, out: Path) -> Path | None:
-    """Rename; an existing artifact is moved aside first, so that a crash between the two renames loses neither. Where
-    it cannot be removed (NFS keeps files that a server has open), the folder that is left."""
+    """Rename; an existing artifact is moved aside first, so that a crash between the two renames loses neither. Of two
+    builds that end at once the later one stays. Where the former cannot be removed (NFS keeps files that a server has
+    open), the folder that is left."""
     scratch.chmod(0o755)  # mkdtemp gives 0700
-    if not out.exists():
-        scratch.rename(out)
-        return None
-    _check_replaceable(out)  # again, because the build took a while
     replaced = scratch.with_name(scratch.name + _REPLACED)
-    out.rename(replaced)
-    try:
-        scratch.rename(out)
-    except BaseException:
-        replaced.rename(out)
-        raise
+    while True:
+        try:
+            scratch.rename(out)
+            break
+        except OSError as error:
+            if error.errno not in (
+                errno.ENOTEMPTY,
+                errno.EEXIST,
+                errno.ENOTDIR,
+            ):  # something is there, or has come between
+                _put_back(replaced, out)
+                raise
+        try:
+            _check_replaceable(out)  # again, because the build took a while
+            shutil.rmtree(replaced, ignore_errors=True)
+            out.rename(replaced)
+        except FileNotFoundError:  # another build has moved it aside
+            continue
     shutil.rmtree(replaced, ignore_errors=True)
     return replaced if replaced.exists() else None
+
+
+def _put_back(replaced: Path, out: Path) -> None:
+    with suppress(OSError):
+        replaced.rename(out)
 
 
 def _remove_leftovers(out: Path) -> None:
@@ -169,7 +184,16 @@ def _remove_leftovers(out: Path) -> None:
 
 
 def _check_replaceable(out: Path) -> None:
-    if out.exists() and not _is_ours(out) and (not out.is_dir() or any(out.iterdir())):
+    """Raise ConfigError. Another build may move or replace ``out`` meanwhile."""
+    if _is_ours(out):
+        return
+    try:
+        is_free = not any(out.iterdir())
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        is_free = False
+    if not is_free and not _is_ours(out):
         raise ConfigError(f"{out} exists and is not an artifact; it will not be overwritten. Choose another --out.")
 
 

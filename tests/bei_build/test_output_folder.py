@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from bei.artifact.manifest import Artifact
+from bei.artifact.manifest import MANIFEST, Artifact
 from bei.artifact.store import load
 from bei.errors import ConfigError
-from bei_build.output_folder import scratch_folder, seal
+from bei_build.output_folder import _put_in_place, scratch_folder, seal
 from tests.support.builds import silent
 
 _BUILDS = """
@@ -146,4 +149,20 @@ def test_an_artifact_that_cannot_be_replaced_stays_in_its_place(
     with pytest.raises(PermissionError):
         build_again()
     assert load(out).manifest == bert_artifact.manifest
+    assert [path.name for path in tmp_path.iterdir()] == ["artifact"]
+
+
+def test_of_builds_that_end_at_once_one_stays_and_none_fails(tmp_path: Path) -> None:
+    """The second found that the folder was gone, or was there again."""
+    out, rounds = tmp_path / "artifact", 200
+
+    def build(number: int) -> None:
+        for _ in range(rounds):
+            scratch = Path(tempfile.mkdtemp(prefix=".artifact.", dir=tmp_path))
+            (scratch / MANIFEST).write_text(json.dumps({"schema_version": 1, "bei_version": str(number)}))
+            assert _put_in_place(scratch, out) is None
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(build, range(4)))
+    assert json.loads((out / MANIFEST).read_text())["schema_version"] == 1
     assert [path.name for path in tmp_path.iterdir()] == ["artifact"]
