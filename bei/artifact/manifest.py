@@ -23,10 +23,8 @@ from typing import Literal
 
 import msgspec
 
-from bei.artifact.certificate.record import (
-    Certificate,
-    Verification,
-)
+from bei.artifact.adapter_scales import AdapterScale
+from bei.artifact.certificate.record import Certificate, Verification
 from bei.artifact.certificate.reliability import CalibratedTask
 from bei.artifact.held_files import FileInfo, Folder, HeldFiles
 from bei.artifact.image_processor import ImageProcessor
@@ -90,7 +88,8 @@ class SpecSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     ``attention``: causal or bidirectional; None for a model without layers, or with an encoder and a decoder.
     ``attention_asked``: set by the build's user, who knows the checkpoint's own code. ``adapter``: the adapter that was
-    merged into the weights; "none": none of several; None: the checkpoint has none."""
+    merged into the weights; "none": none of several; None: the checkpoint has none. ``adapter_scales``: of each adapter
+    that is merged or computed beside the weights, by name; unset without any, and in artifacts of earlier versions."""
 
     family: str
     architecture: str
@@ -102,6 +101,7 @@ class SpecSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     attention: Literal["causal", "bidirectional"] | None
     attention_asked: bool
     adapter: str | None = None
+    adapter_scales: dict[str, AdapterScale] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Adapters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -64,6 +64,7 @@ def certificate_html(manifest: Manifest, certificate: Certificate) -> str:
     facts = [
         ("Model", f"{source.model}, {source.revision}" if source.revision else source.model),
         ("Architecture", manifest.spec.architecture),
+        *((f"Scale of adapter {name}", str(scale)) for name, scale in (manifest.spec.adapter_scales or {}).items()),
         ("Target and precision", f"{manifest.target}, {manifest.precision}"),
         ("Compiler", f"{engine.compiler} {engine.compiler_version}"),
         ("Checkpoint SHA-256", source.sha256),

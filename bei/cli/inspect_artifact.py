@@ -57,6 +57,7 @@ def _model_rows(artifact: Artifact) -> list[tuple[str, str]]:
         *([("attention", spec.attention + _ASKED * spec.attention_asked)] if spec.attention else []),
         *([("adapter", spec.adapter)] if spec.adapter else []),
         *([("adapters", ", ".join(manifest.adapter_names))] if manifest.adapter_names else []),
+        *((f"scale of {name}", str(scale)) for name, scale in (spec.adapter_scales or {}).items()),
         ("tasks", ", ".join(manifest.tasks)),
         ("outputs", ", ".join(f"{output.name} [{output.dimension}]" for output in manifest.outputs)),
     ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from bei.artifact.adapter_scales import AdapterScale
 from bei.artifact.manifest import (
     ENGINE_DIR,
     SCHEMA_VERSION,
@@ -340,6 +341,7 @@ def _manifest(
             attention=attention_of(spec) if spec.layers and not spec.decoder else None,
             attention_asked=config.attention is not None,
             adapter=checkpoint.adapter.name if checkpoint.adapter and checkpoint.adapter.names else None,
+            adapter_scales=_adapter_scales(checkpoint) or msgspec.UNSET,
         ),
         outputs=[
             OutputInfo(
@@ -373,6 +375,11 @@ def _manifest(
         classify_template=_classify_template(config),
         decide_template=_decide_template(config, checkpoint.tokenizer),
     )
+
+
+def _adapter_scales(checkpoint: Checkpoint) -> dict[str, AdapterScale]:
+    found = {} if checkpoint.adapter is None else checkpoint.adapter.scales
+    return found if checkpoint.adapters is None else found | checkpoint.adapters.scales
 
 
 def _adapters(checkpoint: Checkpoint) -> Adapters | msgspec.UnsetType:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from bei.artifact.adapter_scales import AdapterScale
 from bei.artifact.manifest import NO_ADAPTER
 from bei.artifact.validation import adapter_fault
 from bei.errors import CheckpointError, ConfigError, WeightsError
@@ -34,7 +35,12 @@ class StoredFactors:
     """Of adapters among the weights."""
 
     rank: int
-    scale: float
+    alpha: float
+
+    @property
+    def scale(self) -> float:
+        """The factor of the product of both factors."""
+        return self.alpha / self.rank
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,16 @@ class Adapter:
     def changes_weights(self) -> bool:
         """False if the tensors are those of the files, under their names."""
         return self.factors is not None or (self.base is not None and self.base.changes_weights)
+
+    @property
+    def scales(self) -> dict[str, AdapterScale]:
+        """Of what is merged, by name."""
+        found = {} if self.base is None else self.base.scales
+        if isinstance(self.factors, PeftAdapter):
+            found[self.name] = self.factors.described
+        elif self.factors is not None and self.name != NONE:
+            found[self.name] = AdapterScale(rank=self.factors.rank, alpha=float(self.factors.alpha))
+        return found
 
     def merged_with(self, store: TensorStore) -> TensorStore:
         """The adapted tensors. Raises WeightsError."""
@@ -75,6 +91,13 @@ class AdapterSet:
     def names(self) -> tuple[str, ...]:
         """Names in the order of the ids, from 1 on."""
         return tuple(self.adapters)
+
+    @property
+    def scales(self) -> dict[str, AdapterScale]:
+        """Of those, and of what is merged into the base, by name."""
+        return self.base.scales | {
+            name: one for adapter in self.adapters.values() for name, one in adapter.scales.items()
+        }
 
     def merged(self, number: int) -> Adapter:
         """What is merged for adapter ``number``; 0: the base's weights."""
@@ -177,7 +200,7 @@ def _stored_factors(config: Any) -> StoredFactors:
         raise CheckpointError(
             f"config.json has lora_rank {rank!r} and lora_alpha {alpha!r}: they must be a number of rows, and a number."
         )
-    return StoredFactors(rank, alpha / rank)
+    return StoredFactors(rank, alpha)
 
 
 class AdaptedStore(WrappedStore):

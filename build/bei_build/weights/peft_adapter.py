@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bei.artifact.adapter_scales import AdapterScale
 from bei.errors import CheckpointError, WeightsError
 from bei_build.files.json_settings import read_object
 from bei_build.files.size_limits import check_sizes
@@ -64,6 +65,17 @@ class PeftAdapter:
     is_rank_stabilized: bool
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
+
+    @property
+    def described(self) -> AdapterScale:
+        """For the manifest."""
+        return AdapterScale(
+            rank=self.rank,
+            alpha=float(self.alpha),
+            is_rank_stabilized=self.is_rank_stabilized,
+            rank_pattern=dict(self.ranks),
+            alpha_pattern={name: float(alpha) for name, alpha in self.alphas.items()},
+        )
 
     def rank_of(self, module: str) -> int:
         """The rank of the factors of ``module`` (peft: ``LoraModel._create_and_replace``)."""

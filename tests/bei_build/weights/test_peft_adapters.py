@@ -14,7 +14,9 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from bei.artifact.manifest import Adapters, Artifact
+from bei.artifact.adapter_scales import AdapterScale
+from bei.artifact.manifest import CERTIFICATE_PAGE, Adapters, Artifact
+from bei.cli.inspect_artifact import as_table
 from bei.core import Encoding, Float32Array, PackedBatch
 from bei.engine.packing import graph_inputs
 from bei.errors import CheckpointError, CompileError, ConfigError, WeightsError
@@ -26,7 +28,8 @@ from bei_build.onnx_graph.attention import AttentionCore
 from bei_build.onnx_graph.transformer import write_graph
 from bei_build.onnx_graph.writer import GraphTypes
 from bei_build.spec.dtypes import DType
-from bei_build.weights.peft_adapter import CONFIG, WEIGHTS, read_adapter
+from bei_build.weights.lora import NONE, Adapter, AdapterSet, StoredFactors
+from bei_build.weights.peft_adapter import CONFIG, WEIGHTS, PeftAdapter, read_adapter
 from tests.bei_build.targets.rtx import needs_rtx
 from tests.support.builds import build_artifact, random_encodings, running
 from tests.support.checkpoints import read_tensors, write_json, write_tensors
@@ -107,6 +110,21 @@ def mean_state(model: Any, text: Encoding) -> Float32Array:
     return rows
 
 
+def scale_of(settings: dict[str, Any], **others: Any) -> AdapterScale:
+    return AdapterScale(rank=settings["r"], alpha=settings["lora_alpha"], **others)
+
+
+def test_the_scale_of_what_is_merged_is_that_of_its_own_factors() -> None:
+    merged = Adapter("a", ("a", "b"), StoredFactors(4, 8.0))
+    assert merged.scales == {"a": AdapterScale(rank=4, alpha=8.0)}
+    assert Adapter(NONE, ("a", "b"), StoredFactors(4, 8.0)).scales == {}
+    beside = Adapter("c", ("c",), PeftAdapter(Path("x"), 16, 4.0, True, {}, {}), merged)
+    assert AdapterSet(merged, {"c": beside}).scales == merged.scales | {
+        "c": AdapterScale(rank=16, alpha=4.0, is_rank_stabilized=True)
+    }
+    assert str(AdapterScale(rank=16, alpha=4.0, is_rank_stabilized=True)) == "alpha / sqrt(rank) = 4 / sqrt(16) = 1"
+
+
 @pytest.mark.parametrize("stabilized", [False, True], ids=["", "rslora"])
 @pytest.mark.parametrize("model", MODULES)
 def test_mixed_adapters_of_one_step_are_each_that_of_peft(model: str, stabilized: bool, tmp_path: Path) -> None:
@@ -118,6 +136,15 @@ def test_mixed_adapters_of_one_step_are_each_that_of_peft(model: str, stabilized
     asked = tuple(f"{path.name}={path}" for path in loras)
     artifact = build_artifact(base, tmp_path / "artifact", lora=asked, pooling="mean", normalize=False)
     assert artifact.manifest.adapters == Adapters(names=["one", "two"], tasks=[], is_required=False)
+    first, second = SETTINGS, {**SETTINGS, "lora_alpha": 3}
+    assert artifact.manifest.spec.adapter_scales == {
+        "one": scale_of(first, is_rank_stabilized=stabilized, **PATTERNS[model]),
+        "two": scale_of(second, is_rank_stabilized=stabilized),
+    }
+    root, alpha = "sqrt" if stabilized else "", SETTINGS["lora_alpha"]
+    shown = f"alpha / {root}(rank) = {alpha} / {root}({SETTINGS['r']}) = "
+    assert shown in as_table(artifact)
+    assert shown in (artifact.path / CERTIFICATE_PAGE).read_text()
     assert artifact.certificate.reference == (
         "transformers, FP32, one text at a time, with each adapter merged (one, two) and with none"
     )
