@@ -352,6 +352,22 @@ def test_a_request_can_be_cancelled(open_page: OpenPage) -> None:
     expect(shown.get_by_role("button", name="Embed", exact=True)).to_be_visible()
 
 
+def test_another_model_ends_a_request_and_nothing_is_said_of_it(open_page: OpenPage) -> None:
+    """It said "Cancelled." over the other model's empty answer."""
+    page = open_page()
+    page.route("**/v1/embeddings", lambda route: None)  # never answered
+    shown = panel(page, "Embed", "embedder")
+    shown.get_by_role("button", name="Embed", exact=True).click()
+    expect(shown.get_by_role("button", name="Working …")).to_be_visible()
+    page.get_by_label("Model", exact=True).select_option("clip")
+    expect(shown.get_by_role("button", name="Embed", exact=True)).to_be_visible()
+    expect(shown.get_by_role("button", name="Cancel")).to_be_hidden()
+    page.wait_for_timeout(200)
+    expect(shown.get_by_role("status")).to_have_text("")
+    page.unroute("**/v1/embeddings")
+    ask(shown, "Embed", Texts="one\ntwo")
+
+
 def test_a_server_that_is_gone_is_no_riddle(open_page: OpenPage) -> None:
     page = open_page(expects="ERR_FAILED|Failed to load")
     page.route("**/v1/embeddings", lambda route: route.abort())

@@ -35,6 +35,7 @@ export function tryPanel(task) {
 
   function clear() {
     running?.abort()
+    if (running !== null) finish() // what it would still say is about another model
     said.textContent = ''
     result.replaceChildren(h('p', { class: 'empty' }, `The answer will be here. Press “${task.button}”.`))
     code.replaceChildren()
@@ -46,6 +47,11 @@ export function tryPanel(task) {
     if (!isWorking && document.activeElement === cancel) submit.focus() // a hidden button would lose it
     cancel.hidden = !isWorking
     result.setAttribute('aria-busy', String(isWorking))
+  }
+
+  function finish() {
+    running = null
+    working(false)
   }
 
   async function run() {
@@ -64,6 +70,7 @@ export function tryPanel(task) {
       said.textContent = `${task.counted(values)} in ${duration(answer.seconds)}`
       code.replaceChildren(snippets(request))
     } catch (error) {
+      if (running !== controller) return
       said.textContent = error.name === 'AbortError' ? 'Cancelled.' : ''
       if (error.name === 'AbortError') return
       result.replaceChildren(errorBox(error))
@@ -71,8 +78,7 @@ export function tryPanel(task) {
       if (!(error instanceof ApiError)) throw error // a bug of the page: the console has it too
       if (error.status === 401) document.dispatchEvent(new CustomEvent('bei-unauthorized', { detail: error }))
     } finally {
-      running = null
-      working(false)
+      if (running === controller) finish()
     }
   }
 
