@@ -7,12 +7,19 @@ from typing import Any
 
 import pytest
 
-from bei.artifact.manifest import RerankTemplate
+from bei.artifact.manifest import Classification, RerankTemplate
 from tests.bei.server.app import App
 from tests.bei.server.kinds import post, save_kind
 
 LONG = "the cat " * 4  # 32 characters, estimated as eight tokens
 RANKING = {"query": {"text": "a"}, "passages": [{"text": "b"}, {"text": "c"}]}
+NLI = ["contradiction", "neutral", "entailment"]
+ASKED, ASKED_AT_LENGTH = (
+    {"which": {"type": "choice", "instructions": instructions, "criteria": {"cat": None, "hello": None}}}
+    for instructions in ("a", "a" + LONG)
+)
+PARTS = {"content": [{"type": "text", "text": "a"}]}
+LABELS, AT_LENGTH = {"candidate_labels": ["cat"]}, {"hypothesis_template": "This example is {}." + LONG}
 TEMPLATE = RerankTemplate(prefix="", body="{instruction} {query} {document}", suffix="", instruction="")
 
 PROMPTED: list[tuple[str, str, dict[str, Any], dict[str, Any], int]] = [
@@ -28,6 +35,20 @@ PROMPTED: list[tuple[str, str, dict[str, Any], dict[str, Any], int]] = [
     ("reranker", "/v1/rerank", {"query": "a", "documents": ["b", "c"]}, {"instruct": LONG}, 2),
     ("reranker", "/score", {"text_1": "a", "text_2": ["b", "c"]}, {"instruction": LONG}, 2),
     ("spans", "/v1/extract", {"input": ["a", "b"], "labels": ["a"]}, {"labels": ["a", LONG]}, 2),
+    ("embedder", "/jina/v1/embeddings", {"input": ["a", "b"]}, {"task": "long"}, 2),
+    ("embedder", "/jina/v1/embeddings", {"input": ["a", "b"], "late_chunking": False}, {"input_type": "query"}, 2),
+    ("embedder", "/cohere/v2/embed", {"texts": ["a", "b"]}, {"input_type": "search_query"}, 2),
+    ("embedder", "/cohere/v1/embed", {"texts": ["a", "b"]}, {"input_type": "search_query"}, 2),
+    ("embedder", "/voyage/v1/embeddings", {"input": ["a", "b"]}, {"input_type": "query"}, 2),
+    ("embedder", "/voyage/v1/multimodalembeddings", {"inputs": [PARTS]}, {"input_type": "query"}, 1),
+    ("embedder", "/nim/v1/embeddings", {"input": ["a", "b"]}, {"input_type": "query"}, 2),
+    ("embedder", "/embeddings", {"input": ["a", "b"]}, {"input_type": "query"}, 2),
+    ("embedder", "/v1/embeddings", {"input": ["a", "b"]}, {"task": "query"}, 2),
+    ("embedder", "/tei/embed", {"inputs": ["a", "b"]}, {"prompt_name": "long"}, 2),
+    ("colbert", "/jina/v1/multi-vector", {"input": ["a", "b"], "truncate": True}, {"input_type": "query"}, 2),
+    ("reranker", "/v1/systemone", {"state": "a", "questions": ASKED}, {"questions": ASKED_AT_LENGTH}, 2),
+    ("classifier", "/v1/classify", {"input": ["a", "b"], "labels": ["cat"]}, {"labels": ["cat" + LONG]}, 2),
+    ("classifier", "/", {"inputs": "a", "parameters": LABELS}, {"parameters": {**LABELS, **AT_LENGTH}}, 1),
 ]
 
 
@@ -36,7 +57,9 @@ def test_what_is_read_with_every_input_is_admitted_with_it(
     model: str, path: str, body: dict[str, Any], asked: dict[str, Any], times: int, tmp_path: Path
 ) -> None:
     fields: dict[str, dict[str, Any]] = {
-        "embedder": {"prompts": {"long": LONG}},
+        "embedder": {"prompts": {"long": LONG, "query": LONG}},
+        "colbert": {"prompts": {"query": LONG, "document": ""}},
+        "classifier": {"classification": Classification(labels=NLI, function="softmax")},
         "reranker": {"rerank_template": TEMPLATE},
     }
     app = App(save_kind(tmp_path / model, model, **fields.get(model, {})))
