@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Literal, TypeAlias, TypedDict
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from bei import errors
 from bei.image.source import ImageInput
@@ -23,6 +23,7 @@ from bei.server.endpoint.field_schema import limits, limits_of_inputs
 from bei.server.endpoint.inference import order_of
 from bei.server.endpoint.input_parts import ComparedInput, InputPart, JoinedPart
 from bei.server.endpoint.parse import parser
+from bei.server.endpoint.refused_fields import QueryLimit
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Dimensions, Model, Tiered
@@ -96,6 +97,7 @@ class RerankRequest(Tiered, kw_only=True):
     return_documents: bool | None = True
     truncation: bool | None = None
     max_doc_length: Annotated[int, Meta(ge=1)] | None = None
+    max_query_length: QueryLimit = UNSET
     return_embeddings: NotAsked | None = False
 
 

@@ -25,7 +25,7 @@ from bei.tasks.embed import EmbedTask, embed_tokens
 from bei.tokenizer.truncation import encoding_options
 
 _AROUND_BYTES = 50  # of a text's vectors
-_KEEP_THEIR_WIDTH = "Not supported: these vectors keep their width, which may be named."
+_KEEP_THEIR_WIDTH = "Refused: these vectors keep their width, which may be named."
 
 OneOrMany: TypeAlias = NonEmptyText | InputPart | Annotated[list[NonEmptyText | InputPart], limits_of_inputs]
 

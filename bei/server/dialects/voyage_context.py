@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypedDict
 
+from msgspec import UNSET
+
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import EMBEDDER, NUM_TOKENS, TEXTS, Example, embedding_items
 from bei.server.endpoint.field_schema import Text, limits, limits_of_inputs
 from bei.server.endpoint.inference import Embedded, embedded
 from bei.server.endpoint.parse import parser
+from bei.server.endpoint.refused_fields import Refused, refused
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Dimensions, Model, Tiered
@@ -32,6 +35,9 @@ class Request(Tiered, kw_only=True):
     output_dimension: Dimensions | None = None
     output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = None
     encoding_format: Literal["base64"] | None = None
+    enable_auto_chunking: Annotated[Refused, refused("send chunks", False)] = UNSET
+    chunk_size: Annotated[Refused, refused("send chunks")] = UNSET
+    chunk_overlap: Annotated[Refused, refused("send chunks")] = UNSET
 
 
 class EmbeddedChunk(TypedDict):

@@ -41,6 +41,7 @@ class Request(Tiered, kw_only=True):
     input_type: Literal["query", "document"] | None = None
     truncation: bool | None = None
     output_dimension: Dimensions | None = None
+    output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = None
     output_encoding: Literal["base64"] | None = None
 
 
@@ -67,7 +68,7 @@ async def embed_multimodal(body: Request, context: RequestContext) -> Reply:
     """Embed texts and images, in their order."""
     context.check_count(body.inputs, "inputs")  # before they are looked at
     inputs: list[ModelInput] = [joined_parts(one.content, "inputs") for one in body.inputs]
-    form = VectorForm(dtype_of("float", "output_encoding"), body.output_encoding == "base64")
+    form = VectorForm(dtype_of(body.output_dtype or "float", "output_dtype"), body.output_encoding == "base64")
     service = context.able("embed", body.model)
     asked = EmbedTask(
         inputs,

@@ -33,7 +33,7 @@ class Rule(NamedTuple):
 def refused(remedy: str, *accepted: object) -> Meta:
     """Of a field of the type ``Refused``: the rule for parsers, and the schema for /openapi.json."""
     return Meta(
-        description=f"Not supported: {remedy}.",
+        description=f"Refused: {remedy}.",
         extra_json_schema=one_of(accepted),
         extra={_RULE: Rule(accepted, remedy)},
     )
@@ -91,9 +91,9 @@ Padding: TypeAlias = Annotated[
 ProcessorOptions: TypeAlias = Annotated[Refused, refused("leave it out; images are read as built", False, {}, [])]
 
 # Of requests that score pairs.
-QueryLimit: TypeAlias = Annotated[Refused, refused("leave it out; of a pair the longer side is cut", -1, 0)]
+QueryLimit: TypeAlias = Annotated[Refused, refused("leave it out; the longer text is cut", -1, 0)]
 PairTemplateOptions: TypeAlias = Annotated[
-    Refused, refused("send instruction, or leave it out; the model's template is fixed when it is built", False, {}, [])
+    Refused, refused("send instruction; the template is fixed when a model is built", False, {}, [])
 ]
 
 # Of vLLM's requests with messages.

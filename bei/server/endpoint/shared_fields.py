@@ -195,9 +195,9 @@ class EmbeddingControls(PromptControls, kw_only=True):
         UNSET
     )
     modality: Annotated[Literal["text", "image"] | None, Meta(description="Infinity's and NIM's.")] = None
-    late_chunking_params: Annotated[
-        Refused, refused("leave it out, and send late_chunking with the chunks as inputs", False, {}, [])
-    ] = UNSET
+    late_chunking_params: Annotated[Refused, refused("send late_chunking with the chunks as inputs", False, {}, [])] = (
+        UNSET
+    )
     padding: Padding = UNSET
     mm_processor_kwargs: ProcessorOptions = UNSET
 
@@ -229,7 +229,7 @@ class PairControls(ScoreControls, kw_only=True):
     top_k: Annotated[Refused, refused("send top_n, or point Voyage's client at /voyage")] = UNSET
     max_chunks_per_doc: Annotated[Refused, refused("leave it out; documents are not read in chunks", 1)] = UNSET
     max_doc_length: Annotated[Refused, refused("send max_tokens_per_doc")] = UNSET
-    max_query_length: Annotated[Refused, refused("leave it out; of a pair the longer side is cut")] = UNSET
+    max_query_length: Annotated[Refused, refused("leave it out; the longer text is cut")] = UNSET
     max_tokens_per_query: QueryLimit = UNSET
     return_embeddings: Annotated[Refused, refused("leave it out; ask /v1/embeddings", False)] = UNSET
     chat_template_kwargs: PairTemplateOptions = UNSET
