@@ -143,7 +143,7 @@ def test_spans_are_marked_for_labels_typed_by_hand(open_page: OpenPage, server: 
     shoot(page, "extract")
 
 
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "labels": {"person": "who it is about", "<b>city</b>": {"threshold": 0.2}},
     "structures": {"<i>visit</i>": ["who", {"name": "where", "dtype": "str"}]},
     "relations": {"met": "came together"},

@@ -16,7 +16,7 @@ from tests.support.artifacts import LIMITS, save_artifact
 
 WARNING = "tiny does not say that its vectors may be cut (Matryoshka): those of 3 components may rank much worse"
 
-_UNSUPPORTED = {"description": "Not supported"}
+_UNSUPPORTED = {"description": "Refused"}
 
 _OPENAI: dict[str, object] = {"input": "a", "model": "tiny"}
 _TEI: dict[str, object] = {"inputs": "a"}
@@ -95,7 +95,7 @@ def test_these_are_all_routes_that_cut(app: App) -> None:
             if not schema.get("properties", {})
             .get(field, _UNSUPPORTED)
             .get("description", "")
-            .startswith("Not supported")
+            .startswith("Refused")
         ]
         for name, schema in document["components"]["schemas"].items()
     }
