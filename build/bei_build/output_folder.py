@@ -137,31 +137,29 @@ def _put_in_place(scratch: Path, out: Path) -> Path | None:
     open), the folder that is left."""
     scratch.chmod(0o755)  # mkdtemp gives 0700
     replaced = scratch.with_name(scratch.name + _REPLACED)
-    while True:
-        try:
-            scratch.rename(out)
-            break
-        except OSError as error:
-            if error.errno not in (
-                errno.ENOTEMPTY,
-                errno.EEXIST,
-                errno.ENOTDIR,
-            ):  # something is there, or has come between
-                _put_back(replaced, out)
-                raise
-        try:
+    try:
+        while not _renamed(scratch, out):
             _check_replaceable(out)  # again, because the build took a while
             shutil.rmtree(replaced, ignore_errors=True)
-            out.rename(replaced)
-        except FileNotFoundError:  # another build has moved it aside
-            continue
+            with suppress(FileNotFoundError):  # another build has moved it aside
+                out.rename(replaced)
+    except BaseException:
+        with suppress(OSError):  # nothing was moved aside, or another build's is there
+            replaced.rename(out)
+        raise
     shutil.rmtree(replaced, ignore_errors=True)
     return replaced if replaced.exists() else None
 
 
-def _put_back(replaced: Path, out: Path) -> None:
-    with suppress(OSError):
-        replaced.rename(out)
+def _renamed(scratch: Path, out: Path) -> bool:
+    """Rename ``scratch`` to ``out``; False: something is there."""
+    try:
+        scratch.rename(out)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        return False
+    return True
 
 
 def _remove_leftovers(out: Path) -> None:

@@ -92,10 +92,7 @@ def test_these_are_all_routes_that_cut(app: App) -> None:
         name: [
             field
             for field in ("dimensions", "output_dimension")
-            if not schema.get("properties", {})
-            .get(field, _UNSUPPORTED)
-            .get("description", "")
-            .startswith("Refused")
+            if not schema.get("properties", {}).get(field, _UNSUPPORTED).get("description", "").startswith("Refused")
         ]
         for name, schema in document["components"]["schemas"].items()
     }
