@@ -86,7 +86,8 @@ def _image_figures(manifest: Manifest, certificate: Certificate) -> Iterator[str
                 yield f"{field} of images is {value}, which is no cosine"
         if not found.output.worst_texts:
             yield "the output of images has no worst_texts"
-    output = "token_embedding" if manifest.reads_images_by_token else "embedding"
+    scores = "rerank" in manifest.tasks
+    output = "logits" if scores else "token_embedding" if manifest.reads_images_by_token else "embedding"
     if len(found.canary_row) != manifest.dimension(output):
         yield f"the canary of images has {len(found.canary_row)} components"
     if not manifest.reads_texts and (

@@ -6,17 +6,17 @@ import hashlib
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from bei.artifact.image_processor import MOST_STRETCHED, ImageProcessor
 from bei.artifact.image_sequence import ImageSequence
 from bei.core import Encoding, ImagePatches, Levels, UInt8Array
-from bei.errors import InvalidImageError
+from bei.errors import InputTooLongError, InvalidImageError
 from bei.image.decode import ImageLimits, decoded
 from bei.image.header import size_by_header
-from bei.image.source import ImageInput
+from bei.image.source import ImageInput, ImageInText
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -27,10 +27,20 @@ _MOST_RESIZED_PIXELS = 64_000_000
 _LEAST_SCALE, _MOST_SCALE, _SCALE_TOLERANCE = 1e-6, 100.0, 1e-5
 
 
+class TextsOfImages(Protocol):
+    """Encodes texts that images stand in (``bei.tokenizer.pieces``), for a model of ``max_seq_len`` tokens."""
+
+    max_seq_len: int
+
+    def ids_of(self, pieces: Seq[str]) -> list[int]:
+        """The tokens of pieces of a text, one after the other. Raises InvalidRequestError."""
+
+
 class ImageEncoder:
     """Encodings of images for a tower with patches of ``patch_size`` pixels, of images of ``image_size`` (height and
     width), or of any that the processor makes (``most_patches``), behind ``num_leading`` tokens without pixels.
-    ``sequence``: how a decoder reads the tower's states; None: none does. Safe in threads."""
+    ``sequence``: how a decoder reads the tower's states; None: none does. ``texts``: the encoder of texts that images
+    stand in; None: they stand in none. Safe in threads."""
 
     def __init__(
         self,
@@ -41,7 +51,9 @@ class ImageEncoder:
         num_leading: int,
         limits: ImageLimits,
         sequence: ImageSequence | None = None,
+        texts: TextsOfImages | None = None,
     ) -> None:
+        self._texts = texts
         self._sequence = sequence
         self._processor = processor
         self._image_size = image_size
@@ -69,7 +81,7 @@ class ImageEncoder:
 
     def encode(
         self,
-        inputs: Seq[ImageInput],
+        inputs: Seq[ImageInput | ImageInText],
         options: object = None,
         common: object = None,
         check: Callable[[], None] = lambda: None,
@@ -79,8 +91,25 @@ class ImageEncoder:
         encodings = []
         for source in inputs:
             check()
-            encodings.append(self.encoding_of(self.levels(source)))
+            if isinstance(source, ImageInText):
+                encodings.append(self._within_text(source))
+            else:
+                encodings.append(self.encoding_of(self.levels(source)))
         return encodings
+
+    def _within_text(self, source: ImageInText) -> Encoding:
+        """The encoding of an image and the text around it. Raises InvalidRequestError, also where it is too long: an
+        image cannot be cut."""
+        assert self._texts is not None, "such inputs are for models with an encoder of texts"
+        around = self._texts.ids_of(source.before), self._texts.ids_of(source.behind)
+        encoding = self.encoding_of(self.levels(source.image), around)
+        if encoding.num_tokens > (most := self._texts.max_seq_len):
+            raise InputTooLongError(
+                f"An image and the texts read with it have {encoding.num_tokens} tokens, the model takes up to {most}: "
+                "send shorter texts, or a smaller image.",
+                source.image.param,
+            )
+        return encoding
 
     def levels(self, source: ImageInput) -> Levels:
         """The image as the processor makes it, before normalization: [height, width, 3]."""
@@ -95,21 +124,24 @@ class ImageEncoder:
             )
         return levels
 
-    def encoding_of(self, levels: Levels) -> Encoding:
-        """The encoding of an image that is processed, [height, width, 3]."""
+    def encoding_of(self, levels: Levels, around: tuple[list[int], list[int]] | None = None) -> Encoding:
+        """The encoding of an image that is processed, [height, width, 3]. ``around``: the tokens before and behind it,
+        in place of the sequence's."""
         sequence, size = self._sequence, self._patch_size
         side = 1 if sequence is None else sequence.side
         rows = patches(levels, size, self._num_leading, side)
         grid = (levels.shape[0] // size, levels.shape[1] // size)
         digest = hashlib.blake2b(rows.data, digest_size=_DIGEST_BYTES)
         digest.update(np.array(grid, np.int32).data)  # the same patches can stand in rows of another length
-        image = ImagePatches(rows, digest.digest(), grid)
         if sequence is None:
-            return Encoding(np.zeros(len(rows), np.int32), image=image)
+            return Encoding(np.zeros(len(rows), np.int32), image=ImagePatches(rows, digest.digest(), grid))
+        before, behind = (sequence.before, sequence.after) if around is None else around
         num_states = len(rows) // side**2
-        ids = np.array([*sequence.before, *[sequence.token_id] * num_states, *sequence.after], np.int32)
-        places = np.arange(len(sequence.before), len(sequence.before) + num_states, dtype=np.int32)
-        return Encoding(ids, image=image._replace(places=places))
+        ids = np.array([*before, *[sequence.token_id] * num_states, *behind], np.int32)
+        places = np.arange(len(before), len(before) + num_states, dtype=np.int32)
+        if around is not None:
+            digest.update(ids.data)  # one image has an answer for each text around it
+        return Encoding(ids, image=ImagePatches(rows, digest.digest(), grid, places))
 
 
 def processed(image: Image, processor: ImageProcessor, patch_size: int, param: str = "input") -> Levels:

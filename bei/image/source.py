@@ -94,6 +94,42 @@ class ImageInput:
             ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class MixedInput:
+    """One input of texts and images in order, for models whose decoder reads both."""
+
+    parts: tuple[str | ImageInput, ...]
+
+    @property
+    def images(self) -> list[ImageInput]:
+        """In their order."""
+        return [part for part in self.parts if isinstance(part, ImageInput)]
+
+    @property
+    def text(self) -> str:
+        """Its texts, a line each."""
+        return "\n".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def held_bytes(self) -> int:
+        """As of an image."""
+        return sum(len(part) if isinstance(part, str) else part.held_bytes for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInText:
+    """An image among the text that a decoder reads, whose pieces are tokenized by themselves."""
+
+    before: tuple[str, ...]
+    image: ImageInput
+    behind: tuple[str, ...]
+
+    @property
+    def num_chars(self) -> int:
+        """Of the text."""
+        return sum(map(len, (*self.before, *self.behind)))
+
+
 def _from_base64(value: str, start: int) -> bytes:
     """What ``base64.b64decode`` makes of ``value`` from ``start`` on, with its errors. It holds the interpreter's lock,
     tens of ms for 8 MB: so it gets pieces, between which the event loop goes on."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeGuard, TypeVar
 import numpy as np
 
 from bei.errors import EmptyInputError, MalformedRequestError
-from bei.image.source import ImageInput
+from bei.image.source import ImageInput, MixedInput
 from bei.tokenizer.encoder import Input
 from bei.utils.surrogates import check_characters
 
@@ -21,6 +21,7 @@ InputT = TypeVar("InputT")
 TextOrIds: TypeAlias = "str | list[int]"
 TextOrImage: TypeAlias = "str | list[int] | ImageInput"
 TextOrPicture: TypeAlias = "str | ImageInput"
+OfPair: TypeAlias = "str | ImageInput | MixedInput"
 # What a caller may give for one.
 GivenInput: TypeAlias = "str | list[int] | bytes | Path | Image"
 # Where token ids are not read.
@@ -72,6 +73,16 @@ def text_or_image(value: object, index: int) -> TextOrImage:
 def text_or_picture(value: object, index: int, param: str = "inputs") -> TextOrPicture:
     """As ``text_or_image``, without token ids."""
     return text(value, index, param) if (found := _image(value, param)) is None else found
+
+
+def of_pair(value: object, index: int, param: str = "inputs") -> str | ImageInput | MixedInput:
+    """Check that ``value`` is a text, which may be empty, an image, or both: {"text": ..., "image": ...}."""
+    if isinstance(value, Mapping) and value.keys() == {"text", "image"}:
+        image = _image(value["image"], param)
+        if image is None:
+            raise _malformed(value["image"], index, param, "an image beside its text")
+        return MixedInput((image, text_of_pair(value["text"], index, param)))
+    return text_of_pair(value, index, param) if (found := _image(value, param)) is None else found
 
 
 def _image(value: object, param: str = "inputs") -> ImageInput | None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from bei.core import Float32Array
 from bei.engine.postprocess import descending
 from bei.errors import BeiError
+from bei.image.source import MixedInput
 from bei.offline.input_checks import Check
 from bei.offline.options import CallOptions
 from bei.offline.results import Predictions, Rank
@@ -21,7 +22,7 @@ from bei.service.admission import Ticket
 from bei.service.call import ModelInput
 
 T = TypeVar("T")
-InputT = TypeVar("InputT", bound=ModelInput)
+InputT = TypeVar("InputT", bound="ModelInput | MixedInput")
 PartT = TypeVar("PartT")
 ResultT = TypeVar("ResultT")
 PartT_contra = TypeVar("PartT_contra", contravariant=True)
@@ -48,7 +49,7 @@ class Collector(Protocol[PartT_contra, ResultT_co]):
     def result(self) -> ResultT_co: ...
 
 
-def _unchanged(inputs: Seq[ModelInput]) -> Seq[ModelInput]:
+def _unchanged(inputs: Seq[Any]) -> Seq[ModelInput]:
     return inputs
 
 

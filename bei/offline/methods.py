@@ -21,9 +21,11 @@ from bei.errors import BeiError, EmptyInputError, InvalidImageError, InvalidRequ
 from bei.image.source import ImageInput
 from bei.offline.input_checks import (
     GivenText,
+    OfPair,
     TextOrIds,
     TextOrImage,
     TextOrPicture,
+    of_pair,
     text,
     text_of_pair,
     text_or_ids,
@@ -69,7 +71,6 @@ from bei.tasks.compare import (
     checked_weights,
     compare,
     has_late_interaction,
-    texts_of,
 )
 from bei.tasks.decide import DecideTask, decide, inputs_of, reading_of
 from bei.tasks.embed import CheckedTask, EmbedTask, TaskName, check_task
@@ -239,7 +240,7 @@ def zero_shot(
     )
 
 
-def reranking(service: ModelService, query: GivenText, given: Given) -> Method[TextOrPicture, Float32Array, list[Rank]]:
+def reranking(service: ModelService, query: GivenText, given: Given) -> Method[OfPair, Float32Array, list[Rank]]:
     """Ranks of documents, best first."""
     options = checked(RerankOptions, given)
     mode, weights, label = options.get("score_mode"), options.get("score_weights"), options.get("label")
@@ -253,26 +254,28 @@ def reranking(service: ModelService, query: GivenText, given: Given) -> Method[T
         checked_weights(service, mode, weights)
     else:
         require(service, "rerank" if label is None else "classify")
-    check = text_or_picture if is_comparison else text_of_pair
+    reads_pairs = not is_comparison and rerank.reads_images(manifest)
+    check = text_or_picture if is_comparison else of_pair if reads_pairs else text_of_pair
     asked = check(query, 0, "query")
 
-    def paired(documents: Seq[TextOrPicture]) -> Seq[ComparedPair]:
+    def paired(documents: Seq[OfPair]) -> Seq[ComparedPair]:
         return [(asked, document) for document in documents]
 
-    async def run(documents: Seq[TextOrPicture], ticket: Ticket, _: Wrong) -> WindowResult[Float32Array]:
+    async def run(documents: Seq[OfPair], ticket: Ticket, _: Wrong) -> WindowResult[Float32Array]:
         pairs = paired(documents)
         if is_comparison:
             compared = CompareTask(cast("Seq[ModelInput]", pairs), read, mode=mode, weights=weights)
             scores = await compare(service, compared, ticket=ticket)
         else:
-            task = RerankTask(texts_of(pairs), read, raw=raw, instruction=instruction, label=label)
+            given = cast("Seq[ModelInput]", pairs)
+            task = RerankTask(given, read, raw=raw, instruction=instruction, label=label)
             scores = await rerank.rerank(service, task, ticket=ticket)
         return WindowResult(scores.values[:, 0], scores.num_tokens, scores.truncated, _NO_ERRORS)
 
-    def model_inputs(documents: Seq[TextOrPicture]) -> Seq[ModelInput]:
+    def model_inputs(documents: Seq[OfPair]) -> Seq[ModelInput]:
         if not is_comparison:
-            return texts_of(paired(documents))
-        return [*documents, asked] if isinstance(asked, str) else documents
+            return rerank.read_pairs(service, paired(documents), instruction)
+        return cast("Seq[ModelInput]", [*documents, asked] if isinstance(asked, str) else documents)
 
     return Method(
         name="rerank",

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from bei.errors import EmptyInputError, InvalidRequestError, MalformedRequestError
-from bei.image.source import ImageInput
+from bei.image.source import ImageInput, MixedInput
 from bei.offline.input_checks import is_one
 from bei.offline.method import Method, WindowResult
 from bei.offline.progress import reporting
@@ -35,7 +35,7 @@ from bei.service.service import InferenceService
 from bei.tokenizer.adapters import adapter_called
 from bei.utils.threads import off_loop
 
-InputT = TypeVar("InputT", bound=ModelInput)
+InputT = TypeVar("InputT", bound="ModelInput | MixedInput")
 PartT = TypeVar("PartT")
 ResultT = TypeVar("ResultT")
 
@@ -147,7 +147,7 @@ class _RunningCall(Generic[InputT, PartT, ResultT]):
         of_image = 0 if tower is None else tower.image_bytes
 
         def num_tokens_of(value: InputT) -> int:
-            if isinstance(value, ImageInput):  # waits as it was given, and as the model reads it
+            if isinstance(value, ImageInput | MixedInput):  # waits as it was given, and as the model reads it
                 return as_tokens(value.held_bytes + of_image)
             return sum(lengths(method.model_inputs([value]), whole=method.whole))
 

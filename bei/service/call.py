@@ -15,7 +15,7 @@ import numpy as np
 from bei.artifact.manifest import Manifest
 from bei.core import Encoding, Float32Array, Row
 from bei.errors import BeiError, EngineDeadError, EngineError, InputTooLongError, InvalidRequestError
-from bei.image.source import ImageInput
+from bei.image.source import ImageInput, ImageInText
 from bei.metrics.request_timing import CallTimes
 from bei.service.admission import Ticket
 from bei.service.image_side import no_texts
@@ -27,8 +27,8 @@ T = TypeVar("T")
 _MANY_IDS = 16_384
 _MANY_INPUTS = 1_000
 
-# A text, a pair, the token ids of one input exactly as they are to be run, or an image.
-ModelInput: TypeAlias = "Input | list[int] | ImageInput"
+# A text, a pair, the token ids of one input exactly as they are to be run, an image, or one within a text.
+ModelInput: TypeAlias = "Input | list[int] | ImageInput | ImageInText"
 
 # What is kept of a row of an encoding.
 Reduce: TypeAlias = Callable[[Row, Encoding], Mapping[str, Any]]

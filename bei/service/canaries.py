@@ -34,7 +34,8 @@ async def ask_canaries(
         if certificate.images:
             rows, tower = answer.rows[-1][output], service.manifest.image_tower
             seen = tower.sequence.of_image(rows) if tower is not None and tower.sequence else rows
-            check_image_canary(service.name, certificate.images, seen)
+            is_score = "rerank" in service.manifest.tasks
+            check_image_canary(service.name, certificate.images, seen, is_score=is_score)
         if labels and of_labels is not None:
             check_canary(service.name, labels, of_labels.rows[0][labels.canary_output])
 

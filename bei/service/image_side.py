@@ -18,6 +18,8 @@ from bei.image.source import ImageInput
 from bei.scheduler.cost_model import CostModel
 from bei.scheduler.image_bounds import ImageReading
 from bei.service.admission import NO_DEMAND, Demand
+from bei.tokenizer.encoder import TextEncoder
+from bei.tokenizer.pieces import PieceEncoder
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,14 @@ def check_reads_images(manifest: Manifest) -> None:
 
 
 def image_side_of(
-    artifact: Artifact, config: ServeConfig, costs: CostModel, text_costs: CostModel | None = None
+    artifact: Artifact,
+    config: ServeConfig,
+    costs: CostModel,
+    text_costs: CostModel | None = None,
+    texts: TextEncoder | None = None,
 ) -> ImageSide:
-    """Of an artifact with an image tower, whose steps cost ``costs``; ``text_costs``: of the engine of texts. Raises
-    MissingDependencyError without Pillow."""
+    """Of an artifact with an image tower, whose steps cost ``costs``; ``text_costs``: of the engine of texts, which
+    ``texts`` is the encoder of. Raises MissingDependencyError without Pillow."""
     check_reads_images(artifact.manifest)
     tower = artifact.manifest.image_tower
     assert tower is not None, "the caller has asked"
@@ -82,6 +88,7 @@ def image_side_of(
         num_leading=tower.num_leading,
         limits=limits,
         sequence=tower.sequence or None,
+        texts=None if texts is None else PieceEncoder(texts, artifact.manifest.max_seq_len),
     )
     if not tower.sequence:
         return ImageSide(encoder, costs, tower.image_size)

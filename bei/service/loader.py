@@ -305,16 +305,21 @@ def _loaded(
     except BaseException:
         warm.engine.close()
         raise
-    own = side_of_second(warm.artifact, labels, config, found.costs, warm.costs)
+    own = side_of_second(warm.artifact, labels, config, found.costs, warm.costs, encoder)
     return Loaded.of(warm, encoder, config, LoadedTower(own, found.engine, _reload(found, config)))
 
 
 def side_of_second(
-    artifact: Artifact, labels: LabelEncoder | None, config: ServeConfig, costs: CostModel, text_costs: CostModel
+    artifact: Artifact,
+    labels: LabelEncoder | None,
+    config: ServeConfig,
+    costs: CostModel,
+    text_costs: CostModel,
+    texts: TextEncoder | None,
 ) -> ImageSide | LabelSide:
-    """What reads the inputs of the second tower, whose steps cost ``costs``, and those of the engine of texts
+    """What reads the inputs of the second tower, whose steps cost ``costs``, and those of the engine of ``texts``
     ``text_costs``. ``labels``: its encoder, if it is one of labels."""
-    return image_side_of(artifact, config, costs, text_costs) if labels is None else LabelSide(labels, costs)
+    return image_side_of(artifact, config, costs, text_costs, texts) if labels is None else LabelSide(labels, costs)
 
 
 def _reload(warm: WarmEngine, config: ServeConfig) -> Callable[[], Engine] | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 
 from bei.core import Encoding
 from bei.errors import BeiError
-from bei.image.source import ImageInput
+from bei.image.source import ImageInput, ImageInText
 from bei.service.admission import NO_DEMAND, Demand, estimated_length
 from bei.service.call import ModelInput
 from bei.service.image_side import ImageSide, no_images, no_texts
@@ -16,6 +16,8 @@ from bei.service.label_side import LabelSide
 from bei.tokenizer.encoder import EncodingOptions, Input, TextEncoder
 from bei.tokenizer.label_encoder import LabelText
 from bei.tokenizer.pool import AnyInput, TokenizerPool
+
+_OF_SECOND = (ImageInput, ImageInText, LabelText)
 
 
 class InputReaders:
@@ -64,12 +66,13 @@ class InputReaders:
     def by_pool(self, inputs: Mapping[int, AnyInput]) -> Iterator[tuple[TokenizerPool | BeiError, dict[int, AnyInput]]]:
         """``inputs``, by their places, divided among the pools that read them; in place of a pool that the model has
         not, the error of such inputs."""
-        second = {place: one for place, one in inputs.items() if isinstance(one, ImageInput | LabelText)}
+        second = {place: one for place, one in inputs.items() if isinstance(one, _OF_SECOND)}
         if len(second) < len(inputs):
             texts = {place: value for place, value in inputs.items() if place not in second}
             yield self._texts or no_texts(self._name, "input"), texts
-        if image := next((one for one in second.values() if isinstance(one, ImageInput)), None):
-            yield (None if self.images is None else self._second) or no_images(self._name, image.param), {**second}
+        if image := next((one for one in second.values() if isinstance(one, ImageInput | ImageInText)), None):
+            param = (image if isinstance(image, ImageInput) else image.image).param
+            yield (None if self.images is None else self._second) or no_images(self._name, param), {**second}
         elif second:
             assert self._second is not None, "tasks send labels where there is a tower of labels"
             yield self._second, {**second}
@@ -85,6 +88,8 @@ class InputReaders:
             if isinstance(value, list)
             else self._tokens_of(value)
             if isinstance(value, ImageInput)
+            else self._tokens_of(value.image) + estimated_length(value.num_chars, most)
+            if isinstance(value, ImageInText)
             else estimated_length(len(value[0]) + len(value[1]) + num_around, most)
             for value in inputs
         ]
@@ -94,9 +99,12 @@ class InputReaders:
     ) -> Demand:
         """The estimated demand of ``inputs``, each by what its tower's steps cost. ``of_texts``: of so many tokens
         each."""
-        texts = [value for value in inputs if not isinstance(value, ImageInput)]
+        texts = [value for value in inputs if not isinstance(value, ImageInput | ImageInText)]
         images = [value for value in inputs if isinstance(value, ImageInput)]
         demand = of_texts(self.estimated_lengths(texts, whole=whole, num_around=num_around)) if texts else NO_DEMAND
+        if within := [value for value in inputs if isinstance(value, ImageInText)]:
+            images += [value.image for value in within]
+            demand = demand.plus(of_texts([estimated_length(value.num_chars, self._max_seq_len) for value in within]))
         if images and self.images is not None:
             demand = demand.plus(self.images.demand(images))
         return demand

@@ -7,7 +7,7 @@ Sources: of a model with all three from one pass (BGE-M3) FlagEmbedding's ``M3Em
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias, cast
@@ -20,7 +20,7 @@ from bei.core import Encoding, Float32Array, Row
 from bei.engine.postprocess import unit_length
 from bei.engine.sparse import SparseVector, nonzero, sparse_vectors
 from bei.errors import InvalidImageError, InvalidRequestError
-from bei.image.source import ImageInput
+from bei.image.source import ImageInput, MixedInput
 from bei.port import UNIT_EMBEDDING
 from bei.service.admission import Ticket
 from bei.service.call import ModelRequest
@@ -31,8 +31,8 @@ from bei.tasks.support import off_loop_if_large, require
 from bei.utils.threads import off_loop
 
 Kind: TypeAlias = Literal["dense", "sparse", "multi_vector"]
-# A text or an image, which are read apart.
-Compared: TypeAlias = str | ImageInput
+# A text, an image, or both, which a reranker may read.
+Compared: TypeAlias = str | ImageInput | MixedInput
 ComparedPair: TypeAlias = tuple[Compared, Compared]
 ScoreMode: TypeAlias = Literal["dense", "sparse", "multi_vector", "hybrid"]
 
@@ -133,14 +133,15 @@ def _check_late_interaction(manifest: Manifest, kinds: Seq[Kind] | Mapping[Kind,
         )
 
 
-def texts_of(pairs: Seq[ComparedPair]) -> list[tuple[str, str]]:
-    """``pairs`` for a model that reads both sides together. Raises InvalidImageError."""
-    image = next((one for pair in pairs for one in pair if isinstance(one, ImageInput)), None)
-    if image is not None:
+def check_apart(sides: Iterable[Compared]) -> None:
+    """Raise InvalidImageError for an image beside a text, of which there is no vector."""
+    mixed = next((one for one in sides if isinstance(one, MixedInput)), None)
+    if mixed is not None:
         raise InvalidImageError(
-            "Images are compared by their vectors, not read in pairs: ask an embedder.", image.param
+            "An image and a text in one input have no vector: send them as inputs of their own, or ask a reranker that "
+            "reads both.",
+            mixed.images[0].param,
         )
-    return cast("list[tuple[str, str]]", pairs)
 
 
 async def compare(service: ModelService, task: CompareTask, *, ticket: Ticket) -> Scores:
@@ -153,6 +154,7 @@ async def compare(service: ModelService, task: CompareTask, *, ticket: Ticket) -
     """
     weights = checked_weights(service, task.mode, task.weights)
     pairs = cast("Seq[ComparedPair]", task.inputs)
+    check_apart(one for pair in pairs for one in pair)
     sides = _readings(service, task, weights)
     is_joint = sides[0] is sides[1]
     values = np.zeros(len(pairs), np.float32)
@@ -220,7 +222,7 @@ def _reading(
         outputs.add("token_embedding")
 
     def request(texts: Seq[Compared]) -> ModelRequest:
-        on = checked.on(texts, None)
+        on = checked.on(cast("Seq[str | ImageInput]", texts), None)  # none has both
         return on.model_request(on.task.options)
 
     return _Reading(request, checked.role, frozenset(outputs))

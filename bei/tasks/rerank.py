@@ -8,12 +8,14 @@ from typing import cast
 
 import msgspec
 
-from bei.artifact.manifest import RerankTemplate
-from bei.errors import InvalidRequestError
+from bei.artifact.manifest import Manifest, RerankTemplate
+from bei.errors import InvalidImageError, InvalidRequestError
+from bei.image.source import ImageInput, ImageInText
 from bei.service.admission import Ticket
-from bei.service.call import ModelRequest
+from bei.service.call import ModelInput, ModelRequest
 from bei.service.model_service import ModelService
 from bei.tasks.classify import Scores, label_scores, logits_of, scores_of
+from bei.tasks.compare import ComparedPair
 from bei.tasks.rerank_lists import score_lists
 from bei.tasks.support import require
 from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions
@@ -51,17 +53,60 @@ async def rerank(service: ModelService, task: RerankTask, *, ticket: Ticket) -> 
     reads lists scores all documents of a query together, by cosines, which ``raw`` leaves as they are.
     """
     require(service, "rerank" if task.label is None else "classify")
+    read = read_pairs(service, cast("Seq[ComparedPair]", task.inputs), task.instruction)
     if (layout := service.manifest.listwise) is not msgspec.UNSET:
-        pairs = cast("Seq[tuple[str, str]]", task.inputs)
+        pairs = cast("Seq[tuple[str, str]]", read)
         found = await score_lists(service, layout, pairs, task.options, task.instruction, ticket=ticket)
         return Scores(found.lengths, found.truncated, values=found.values[:, None], labels=["score"])
     column = _column(service, task.label)
-    asked = asked_pairs(service, ModelRequest(task.inputs, task.options, task.failed), task.instruction)
+    asked = asked_pairs(service, ModelRequest(read, task.options, task.failed), task.instruction)
     answer, classification = await logits_of(service, asked, ticket)
     labels = classification.labels
     function = "none" if task.raw else classification.relevance if len(labels) == 1 else classification.function
     values = await scores_of(answer, lambda rows: label_scores(service, rows, function)[:, column : column + 1], 1)
     return Scores(answer.lengths, answer.truncated, answer.errors, values=values, labels=["score"])
+
+
+def read_pairs(service: ModelService, pairs: Seq[ComparedPair], instruction: str | None = None) -> list[ModelInput]:
+    """``pairs`` as a model reads them together: texts, and of a model that reads an image in a pair its text with the
+    image in its place. Raises InvalidImageError for images of other models, and for several in a pair."""
+    return [
+        cast("tuple[str, str]", pair)
+        if isinstance(pair[0], str) and isinstance(pair[1], str)
+        else _with_image(service, pair, instruction)
+        for pair in pairs
+    ]
+
+
+def reads_images(manifest: Manifest) -> bool:
+    """True of a reranker that reads an image in a pair."""
+    tower = manifest.image_tower
+    return bool(tower and tower.sequence and tower.sequence.around)
+
+
+def _with_image(service: ModelService, pair: ComparedPair, instruction: str | None) -> ImageInText:
+    parts = [[one] if isinstance(one, str | ImageInput) else [*one.parts] for one in pair]
+    images = [part for side in parts for part in side if isinstance(part, ImageInput)]
+    tower, template = service.manifest.image_tower, service.manifest.rerank_template
+    if tower is None or not tower.sequence or not tower.sequence.around or template is None:
+        raise InvalidImageError(
+            f"{service.name} reads no images in pairs: leave them out, or ask a reranker that reads them, or an "
+            "embedder, which compares their vectors.",
+            images[0].param,
+        )
+    if len(images) > 1:
+        raise InvalidImageError(
+            f"A query and its document have {len(images)} images together, and {service.name} reads one in a pair: "
+            "send the other side as a text.",
+            images[1].param,
+        )
+    if instruction is not None and "{instruction}" not in template.body:
+        raise InvalidRequestError(f"{service.name}'s template takes no instruction: leave it out.", "instruction")
+    filled = _pair_template(template, instruction).parts({"query": parts[0], "document": parts[1]})
+    place = filled.index(images[0])
+    first, second = ("".join(map(str, some)) for some in (filled[:place], filled[place + 1 :]))
+    before, behind = tower.sequence.around
+    return ImageInText((template.prefix, first + before), images[0], (behind + second, template.suffix))
 
 
 def num_around(service: ModelService, instruction: str | None = None) -> int:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard
 
 from bei.core import Encoding
 from bei.errors import BeiError, EngineError
-from bei.image.source import ImageInput
+from bei.image.source import ImageInput, ImageInText
 from bei.tokenizer.encoder import AS_CONFIGURED, CommonText, EncodingOptions, Input
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ OnEncoded = Callable[[int, list[Encoding]], None]
 OnFailed = Callable[[int, BeiError], None]
 
 
-AnyInput: TypeAlias = "Input | ImageInput"
+AnyInput: TypeAlias = "Input | ImageInput | ImageInText"
 
 
 class InputEncoder(Protocol):
@@ -175,7 +175,9 @@ def _broken(name: str) -> EngineError:
 
 def is_short(value: AnyInput | list[int], options: EncodingOptions = AS_CONFIGURED) -> TypeGuard[Input]:
     """True if tokenizing ``value`` in the calling thread takes less time than waking a thread of the pool."""
-    return not isinstance(value, list | ImageInput) and _num_chars(value) + chars_around(options) <= _INLINE_CHARS
+    if isinstance(value, list | ImageInput | ImageInText):
+        return False
+    return _num_chars(value) + chars_around(options) <= _INLINE_CHARS
 
 
 def is_long(inputs: Seq[AnyInput], options: EncodingOptions) -> bool:
@@ -191,7 +193,7 @@ def chars_around(options: EncodingOptions) -> int:
 
 
 def _num_chars(value: AnyInput) -> int:
-    if isinstance(value, ImageInput):
+    if isinstance(value, ImageInput | ImageInText):
         return _CHUNK_CHARS  # each is a chunk of its own: decoding takes milliseconds
     return len(value) if isinstance(value, str) else len(value[0]) + len(value[1])
 

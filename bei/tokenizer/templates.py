@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Sequence as Seq
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 
 def filled(body: str, parts: Mapping[str, str]) -> str:
     """``body`` with the ``parts`` in its slots of their names; text that looks like a slot stays as it is."""
     return re.sub(r"\{(" + "|".join(parts) + r")\}", lambda slot: parts[slot[1]], body)
+
+
+_SLOT = re.compile(r"\{(query|document|instruction)\}")
 
 
 class PairTemplate(NamedTuple):
@@ -26,6 +32,14 @@ class PairTemplate(NamedTuple):
     def filled(self, pair: str | tuple[str, str]) -> str:
         """``body`` with the pair inserted; text that looks like a slot stays as it is."""
         return filled(self.body, {"query": pair[0], "document": pair[1], "instruction": self.instruction})
+
+    def parts(self, sides: Mapping[str, Seq[T]]) -> list[T | str]:
+        """``body`` with the parts of each side in its slot, in order."""
+        found: list[T | str] = []
+        for index, piece in enumerate(_SLOT.split(self.body)):  # texts and names of slots take turns
+            is_side = index % 2 and piece in sides
+            found += sides[piece] if is_side else [self.instruction if index % 2 else piece]
+        return found
 
 
 class TextTemplate(NamedTuple):

@@ -217,7 +217,7 @@ def _image_tower(
         if most is not None:
             raise ConfigError("max_image_pixels is a setting of images, and none are built: leave it out.")
         return None
-    images = read_image_tower(checkpoint, most)
+    images = read_image_tower(checkpoint, most, _rerank_template(config, checkpoint))
     if most is not None:
         progress.note(f"images have {most:,} pixels at most, as asked for; the checkpoint's may have more")
     if images is None:

@@ -121,3 +121,22 @@ def test_a_column_of_images_is_refused_for_other_tasks(
     refused = run(["embed", artifact.path, "--input", tmp_path / "pages.parquet", *flags], env, home)
     assert refused.returncode
     assert family.other in refused.stderr
+
+
+def test_a_reranker_reads_images_in_front_ends(env: Mapping[str, str], home: Path, tmp_path: Path) -> None:
+    checkpoint = qwen3_vl.save_reranker(tmp_path / "reranker")
+    artifact = build_artifact(checkpoint, tmp_path / "artifact", verify=False, **qwen3_vl.RERANKER)
+    parts: list[tuple[str | bytes, ...]] = [(FILES[0],), (FILES[1], "a caption"), ("a text",)]
+    documents: list[object] = [
+        {"image": data_url(FILES[0])},
+        {"image": data_url(FILES[1]), "text": "a caption"},
+        "a text",
+    ]
+    expected = qwen3_vl.library_scores(checkpoint, [((TEXTS[0],), part) for part in parts])
+    with serve([artifact.path, "--http-workers", 2], env, home) as server:
+        for _ in range(4):
+            body = {"query": TEXTS[0], "documents": documents}
+            answer = httpx.post(f"{server.url}/v1/rerank", json=body, timeout=DEADLINE_S)
+            assert answer.status_code == 200, answer.text
+            found = sorted(answer.json()["results"], key=lambda one: int(one["index"]))
+            np.testing.assert_allclose([one["relevance_score"] for one in found], expected, atol=2e-4)

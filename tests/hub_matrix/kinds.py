@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from tokenizers import Tokenizer
@@ -17,7 +18,7 @@ from bei.core import Encoding, Float32Array
 from tests.bei_build.families import jina, lfm2, nomic
 from tests.bei_build.families import nomic_vision as vision_of_nomic
 from tests.hub_matrix import shapes, stored, stored_modules, tokenizers
-from tests.hub_matrix.structures import ImagesOf, Late, Settings, Structure, Task, Template
+from tests.hub_matrix.structures import IMAGE_QUERY, ImagesOf, Late, Settings, Structure, Task, Template
 from tests.support import colpali, colqwen2, qwen3_vl
 from tests.support.checkpoints import Normalize, bpe_tokenizer, read_tensors, unigram_tokenizer, wordpiece_tokenizer
 from tests.support.listwise import OwnCode, save_listwise
@@ -153,11 +154,15 @@ def decoder_of_images(
     return replace(_of_images(hf_class, save, vectors), task=task)
 
 
-def _qwen3_vl_of_scores(folder: Path) -> Path:
-    """Qwen3-VL whose modules of sentence-transformers give scores of pairs."""
-    qwen3_vl.save_qwen3_vl(folder)
-    stored_modules.logit_score(folder)
-    return folder
+def _qwen3_vl_reranker() -> Structure:
+    """Qwen3-VL whose scores of two tokens count, in the template of the model's own code, which a user gives."""
+
+    def scores(folder: Path, files: list[bytes]) -> Sequence[Float32Array]:
+        pairs = [((IMAGE_QUERY,), (content,)) for content in files]
+        return [np.array([score], np.float32) for score in qwen3_vl.library_scores(folder, pairs)]
+
+    made = decoder_of_images("Qwen3VLForConditionalGeneration", qwen3_vl.save_reranker, qwen3_vl.library_rows, "rerank")
+    return replace(made, images=scores, options=qwen3_vl.RERANKER)
 
 
 def _of_images(hf_class: str, save: Callable[[Path], Path], vectors: ImagesOf) -> Structure:
@@ -299,9 +304,7 @@ KINDS: dict[str, Callable[..., Structure]] = {
         qwen3_vl.library_rows,
         "embed",
     ),
-    "qwen3_vl_scores": partial(
-        decoder_of_images, "Qwen3VLForConditionalGeneration", _qwen3_vl_of_scores, qwen3_vl.library_rows, "rerank"
-    ),
+    "qwen3_vl_reranker": _qwen3_vl_reranker,
     "lfm2_5": partial(embedder, **_LFM2_5, pooling="cls", tokenizer=tokenizers.plain),
     "lfm2_5_late_interaction": partial(late_interaction, **_LFM2_5),
     "reranker": partial(Structure, "rerank", labels=1, function="sigmoid"),

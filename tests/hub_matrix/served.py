@@ -22,7 +22,7 @@ from bei.tasks.token_classification import TokenTask, classify_tokens
 from bei.tokenizer import prompts
 from bei.tokenizer.encoder import TextEncoder
 from tests.hub_matrix.expected import PAIRS, TEXTS, Answers
-from tests.hub_matrix.structures import Structure
+from tests.hub_matrix.structures import IMAGE_QUERY, Structure
 from tests.support.builds import open_engine
 from tests.support.two_towers import drawn_files
 
@@ -32,6 +32,9 @@ def served_answers(structure: Structure, artifact: Artifact) -> Answers:
     compares."""
     if structure.images:
         with Model(artifact.path, tune="off", engine_threads=1) as model:
+            if structure.task == "rerank":
+                ranks = model.rerank(IMAGE_QUERY, drawn_files())
+                return {"rerank": [np.array([rank.score]) for rank in sorted(ranks, key=lambda rank: rank.index)]}
             ask = model.embed_all if structure.task == "embed_tokens" else model.embed
             return {structure.task: list(ask(drawn_files()))}
 

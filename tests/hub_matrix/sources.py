@@ -81,6 +81,7 @@ COMMITS: Mapping[str, str] = {
     "urchade/GLiNER": "c2bb58d",
     "vllm-project/vllm": "0008d35",
     "vminh16/VI-Legal-RAG": "0d3b35b",
+    "yujieli001/Qwen3-VL-Embedding": "4202a22",
     "xiaobang1010/Jasper-Token-Compression-600M-20251114": "8999df6",
 }
 
@@ -193,11 +194,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "facebook/bart-base": ("transformers:models/bart/modeling_bart.py",),
     "google/umt5-small": (_config("umt5"),),
     # Language models that embed.
-    "Qwen/Qwen3-Embedding-0.6B": (
-        f"{_CANDLE}/tests/test_qwen3.rs",
-        f"{_CANDLE}/src/models/qwen3.rs",
-        _FLAG_POOLING,
-    ),
+    "Qwen/Qwen3-Embedding-0.6B": (f"{_CANDLE}/tests/test_qwen3.rs", f"{_CANDLE}/src/models/qwen3.rs", _FLAG_POOLING),
     "Qwen/Qwen3-Embedding-4B": (_FLAG_POOLING, _TEI_MODELS),
     "Qwen/Qwen3-Embedding-8B": (_FLAG_POOLING, _TEI_MODELS),
     "Alibaba-NLP/gte-Qwen2-1.5B-instruct": (
@@ -463,7 +460,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "vidore/colqwen2.5-v0.2": ("github:illuin-tech/colpali colpali_engine/models/qwen2_5/colqwen2_5",),
     "Alibaba-NLP/gme-Qwen2-VL-2B-Instruct": (_VLLM_MODELS,),
     "Qwen/Qwen3-VL-Embedding-2B": (_VLLM_MODELS,),
-    "Qwen/Qwen3-VL-Reranker-2B": (_VLLM_MODELS,),
+    "Qwen/Qwen3-VL-Reranker-2B": ("github:yujieli001/Qwen3-VL-Embedding src/models/qwen3_vl_reranker.py",),
     "google/gemma-3-4b-it": (_VLLM_MODELS, _config("gemma3")),
 }
 

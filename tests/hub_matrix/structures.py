@@ -64,6 +64,10 @@ class Late:
     attended: bool = False
 
 
+# What rerankers of images are asked.
+IMAGE_QUERY = "what is in the picture?"
+
+
 @dataclass(frozen=True)
 class Structure:
     """A repository's structure: the files to write, and what its own code computes of them.

@@ -53,10 +53,11 @@ def save_qwen3_vl(
     vision: dict[str, Any] | None = None,
     ends: bool = True,
     hf_class: str = "Qwen3VLForConditionalGeneration",
+    words: Sequence[str] = (),
 ) -> Path:
     """A checkpoint of random weights. ``text`` and ``vision``: settings of their configs. ``ends``: the tokenizer puts
-    a token behind texts."""
-    tokenizer = save_tokenizer(folder, ends=ends)
+    a token behind texts. ``words``: are tokens."""
+    tokenizer = save_tokenizer(folder, ends=ends, words=words)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     write_json(
         folder / "preprocessor_config.json", {**PROCESSOR, "patch_size": (vision or {}).get("patch_size", PATCH)}
@@ -93,8 +94,8 @@ def rope(sections: list[int], theta: float = 10_000.0) -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": theta, "mrope_section": sections, "mrope_interleaved": True}
 
 
-def save_tokenizer(folder: Path, *, ends: bool) -> Any:
-    """A tokenizer like Qwen3-VL-Embedding's, of few pieces."""
+def save_tokenizer(folder: Path, *, ends: bool, words: Sequence[str] = ()) -> Any:
+    """A tokenizer like Qwen3-VL-Embedding's, of few pieces, which has ``words``."""
     tokenizer = Tokenizer(BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -103,7 +104,8 @@ def save_tokenizer(folder: Path, *, ends: bool) -> Any:
     trainer = trainers.BpeTrainer(
         vocab_size=600, special_tokens=[*_SPECIAL], initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator([*held_out_texts()[:40], f"system user assistant {INSTRUCTION}"], trainer)
+    often = [word for word in words for _ in range(2000)]
+    tokenizer.train_from_iterator([*held_out_texts()[:40], f"system user assistant {INSTRUCTION}", *often], trainer)
     if ends:
         tokenizer.post_processor = processors.Sequence(
             [
@@ -156,3 +158,64 @@ def library_rows(
         inputs = dict(reads(images=image, return_tensors="pt"))
         rows.append(state({"type": "image", "image": ""}, inputs, int(inputs["image_grid_thw"].prod()) // 4))
     return [*rows, *(state({"type": "text", "text": text}, {}, 0) for text in texts)]
+
+
+# Of a reranker, as its own code has them (scripts/qwen3_vl_reranker.py).
+NO, YES = "no", "yes"
+_JUDGE = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. Note that the "
+    'answer can only be "yes" or "no".'
+)
+TASK = "Given a search query, retrieve relevant candidates that answer the query."
+RERANKER: dict[str, Any] = {
+    "task": "rerank",
+    "score_tokens": (NO, YES),
+    "rerank_prefix": f"<|im_start|>system\n{_JUDGE}<|im_end|>\n<|im_start|>user\n",
+    "rerank_body": "<Instruct>: {instruction}<Query>:{query}\n<Document>:{document}",
+    "rerank_suffix": "<|im_end|>\n<|im_start|>assistant\n",
+    "rerank_instruction": TASK,
+}
+
+
+def save_reranker(folder: Path) -> Path:
+    """A checkpoint whose tokenizer ends no text, for pairs of some length."""
+    return save_qwen3_vl(folder, text={"max_position_embeddings": 1024}, ends=False, words=(NO, YES))
+
+
+def library_scores(
+    folder: Path, pairs: Sequence[tuple[Sequence[str | bytes], Sequence[str | bytes]]], instruction: str = TASK
+) -> list[float]:
+    """The share of YES against NO behind each pair of a query and a document, texts and files of images in order, by
+    transformers' Qwen3VLForConditionalGeneration, in the messages that the reranker's own code writes."""
+    auto: Any = transformers.AutoTokenizer
+    images_class: Any = transformers.Qwen2VLImageProcessorPil
+    model_class: Any = transformers.Qwen3VLForConditionalGeneration
+    tokenizer, reads, model = (of.from_pretrained(folder) for of in (auto, images_class, model_class))
+    model.eval()
+    no, yes = tokenizer.convert_tokens_to_ids([NO, YES])
+    scores = []
+    for pair in pairs:
+        content: list[dict[str, str]] = [{"type": "text", "text": f"<Instruct>: {instruction}"}]
+        files = []
+        for name, side in zip(("<Query>:", "\n<Document>:"), pair, strict=True):
+            content.append({"type": "text", "text": name})
+            for part in side:
+                content.append({"type": "text", "text": part} if isinstance(part, str) else {"type": "image"})
+                files += [part] if isinstance(part, bytes) else []
+        messages = [{"role": "system", "content": [{"type": "text", "text": _JUDGE}]}]
+        messages.append({"role": "user", "content": content})
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        asked: dict[str, Any] = {}
+        if files:
+            opened = [ImageOps.exif_transpose(Image.open(io.BytesIO(one))) for one in files]
+            asked = dict(reads(images=opened, return_tensors="pt"))
+            counts = (asked["image_grid_thw"].prod(1) // 4).tolist()
+            first, *rest = text.split("<|image_pad|>")
+            text = first + "".join("<|image_pad|>" * count + one for count, one in zip(counts, rest, strict=True))
+        ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        if files:
+            asked["mm_token_type_ids"] = (ids == model.config.image_token_id).int()
+        with torch.inference_mode():
+            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **asked).logits[0, -1]
+        scores.append(float(torch.sigmoid(logits[yes] - logits[no])))
+    return scores

@@ -45,11 +45,13 @@ def canary_levels(height: int, width: int) -> npt.NDArray[np.uint8]:
     return np.stack([rows * 255 // height, columns * 255 // width, squares], axis=2).astype(np.uint8)
 
 
-def check_image_canary(name: str, agreement: ImageAgreement, answer: Float32Array) -> None:
-    """Raise EngineError unless the model ``name`` answers the canary image as it did at build time."""
+def check_image_canary(name: str, agreement: ImageAgreement, answer: Float32Array, *, is_score: bool) -> None:
+    """Raise EngineError unless the model ``name`` answers the canary image as it did at build time. ``is_score``: it
+    gives scores of pairs."""
     expected = np.array(agreement.canary_row, np.float64)
     # Of vectors of tokens the first, as of an embedding its direction.
-    if (found := deviation(canary_row(answer, "embedding"), expected, "embedding")) is not None:
+    output = "logits" if is_score else "embedding"
+    if (found := deviation(canary_row(answer, output), expected, output)) is not None:
         raise EngineError(
             f"{name} answers its canary image with {found} it had at build time: this machine gives other results than "
             "the one of the build. Build the artifact again here."

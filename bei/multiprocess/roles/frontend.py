@@ -159,7 +159,7 @@ class FrontEnd:
         if (tower := served.of_second) is not None:
             assert tower.costs is not None, "the engine has said what steps cost"
             tower_costs = CostModel.from_json(tower.costs)
-            second = side_of_second(served.artifact, labels, self._config, tower_costs, costs)
+            second = side_of_second(served.artifact, labels, self._config, tower_costs, costs, encoder)
             port = tower_port(port, await self._port_to(tower, second.costs), second)
         elif not served.artifact.manifest.reads_texts:
             second = image_side_of(served.artifact, self._config, costs)

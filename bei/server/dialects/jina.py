@@ -13,7 +13,6 @@ import msgspec
 from msgspec import UNSET, Meta
 
 from bei import errors
-from bei.image.source import ImageInput
 from bei.server.dialects import jina_multi_vector
 from bei.server.dialects.base import Dialect
 from bei.server.endpoint.context import RequestContext
@@ -153,7 +152,7 @@ async def rank(body: RerankRequest, context: RequestContext) -> Reply:
     """Score documents against a query, best first."""
     _refuse(body, "return_embeddings", "ask /v1/embeddings")
     context.check_count(body.documents, "documents")  # before they are looked at
-    documents = [one if isinstance(one, str) else one.model_input("documents") for one in body.documents]
+    documents = [one if isinstance(one, str) else one.compared("documents") for one in body.documents]
     asked = rerank.DocumentsRequest(
         query=body.query,
         documents=[],
@@ -168,8 +167,8 @@ async def rank(body: RerankRequest, context: RequestContext) -> Reply:
         result: Result = {"index": index, "relevance_score": scores.values[index, 0]}
         if has_documents:
             read = documents[index]
-            if isinstance(read, ImageInput):
-                result["document"] = {"image": str(read.content)}
+            if not isinstance(read, str):
+                result["document"] = rerank.shown_image(read)
             else:
                 result["document"] = read if isinstance(body.documents[index], str) else {"text": read}
         return result

@@ -58,8 +58,8 @@ from bei.server.routes.openai_embeddings import Usage
 from bei.server.status.whole_server import WholeServer
 from bei.service.call import ModelInput
 from bei.service.service import InferenceService
-from bei.tasks.compare import Compared, ComparedPair, CompareTask, check_alone, checked_weights, compare, texts_of
-from bei.tasks.rerank import num_around
+from bei.tasks.compare import Compared, ComparedPair, CompareTask, check_alone, check_apart, checked_weights, compare
+from bei.tasks.rerank import num_around, read_pairs
 from bei.version import __version__
 
 _SCORE_BYTES = 50
@@ -170,7 +170,7 @@ def sides_of(body: ScoreRequest, context: RequestContext) -> dict[str, list[Comp
         value: Side = getattr(body, side)
         inputs = value if isinstance(value, list) else [value]
         context.check_count(inputs, side)
-        sides[side] = [one if isinstance(one, str) else one.model_input(side) for one in inputs]
+        sides[side] = [one if isinstance(one, str) else one.compared(side) for one in inputs]
     return sides
 
 
@@ -198,13 +198,14 @@ async def score(body: ScoreRequest, context: RequestContext) -> Reply:
     context.check_answer(len(pairs) * _SCORE_BYTES)
     raw = body.use_activation is False
     if body.label is not None or (body.score_mode is None and "rerank" in service.manifest.tasks):
-        read = texts_of(pairs)
+        read = read_pairs(service, pairs, body.instruction)
         ticket = context.admit(service, read, num_around=num_around(service, body.instruction))
-        scores = await pair_scores(body, service, read, ticket, raw=raw, instruction=body.instruction)
+        scores = await pair_scores(body, service, pairs, ticket, raw=raw, instruction=body.instruction)
     else:
         if body.instruction is not None:
             message = f"{service.name} compares vectors, which take no instruction: leave it out."
             raise InvalidRequestError(message, "instruction")
+        check_apart(one for texts in sides.values() for one in texts)
         for side, texts in sides.items():  # which are read by themselves
             context.check_inputs(texts, side)
         texts = [*dict.fromkeys(text for pair in pairs for text in pair)]
@@ -214,7 +215,7 @@ async def score(body: ScoreRequest, context: RequestContext) -> Reply:
             cast("Seq[ModelInput]", pairs), body.encoding_options(), mode=body.score_mode, weights=body.score_weights
         )
         checked_weights(service, asked.mode, asked.weights)
-        scores = await compare(service, asked, ticket=context.admit(service, texts))
+        scores = await compare(service, asked, ticket=context.admit(service, cast("Seq[ModelInput]", texts)))
     values, num_tokens, truncated = scores.values[:, 0], scores.num_tokens, scores.truncated
 
     def items(start: int, stop: int) -> list[Score]:

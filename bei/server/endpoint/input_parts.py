@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from bei.errors import InvalidRequestError
-from bei.image.source import ImageInput
+from bei.image.source import ImageInput, MixedInput
 from bei.server.endpoint.field_schema import NULL, Limits, Text, limits
 
 _IMAGE = "The file, as a data URL (data:image/png;base64,...) or as base64 alone. PNG, JPEG, WEBP, GIF, BMP."
@@ -37,6 +37,11 @@ def _part_with(field: str, *no_part: str) -> dict[str, Any]:
     return {"required": [field], "properties": {field: {"not": NULL}, **others, "type": kinds}}
 
 
+# An image beside a text.
+_BOTH: Mapping[str, Any] = {
+    **{field: NULL for field in _TYPES_OF},
+    **{field: {"not": NULL} for field in ("text", "image")},
+}
 _NO_PART: Mapping[str, Any] = {field: NULL for field in ("type", *_TYPES_OF)}
 
 
@@ -51,11 +56,21 @@ class PartFields(msgspec.Struct, forbid_unknown_fields=True):
     bytes: ImageText | None = None
     url: ImageText | None = None
 
+    @property
+    def images(self) -> list[str]:
+        """Of all its fields."""
+        url = self.image_url.url if isinstance(self.image_url, ImageURL) else self.image_url
+        return [one for one in (self.image, url, self.image_base64, self.bytes, self.url) if one is not None]
+
+    def compared(self, param: str) -> str | ImageInput | MixedInput:
+        """As ``model_input``, or both: the image first, as Qwen3-VL's own code writes them."""
+        if self.text is not None and len(images := self.images) == 1:
+            return MixedInput((ImageInput(images[0], param), self.text))
+        return self.model_input(param)
+
     def model_input(self, param: str) -> str | ImageInput:
         """What the model reads. Raises InvalidRequestError unless the object holds one text or one image."""
-        url = self.image_url.url if isinstance(self.image_url, ImageURL) else self.image_url
-        images = [one for one in (self.image, url, self.image_base64, self.bytes, self.url) if one is not None]
-        texts = [] if self.text is None else [self.text]
+        images, texts = self.images, [] if self.text is None else [self.text]
         said = None if self.type is None else "text" if self.type.endswith("text") else "image"
         if len(images) + len(texts) != 1 or (said is not None and said != ("text" if texts else "image")):
             raise InvalidRequestError(
@@ -80,27 +95,32 @@ class InputPart(PartFields, forbid_unknown_fields=True):
 
 
 class ComparedInput(PartFields, forbid_unknown_fields=True):
-    """A text or an image, as a part or, in vLLM's form, as `{"content": [part]}`."""
+    """A text, an image or (rerankers that read both) both, as a part or, in vLLM's form, as `{"content": [part]}`."""
 
-    content: Annotated[list[InputPart], limits(minItems=1, maxItems=1)] | None = None
+    content: Annotated[list[InputPart], limits(minItems=1)] | None = None
 
     _limits: ClassVar[Limits] = (
         {
             "description": "One text or one image, as its type says.",
             "oneOf": [
                 *(_part_with(field, "content") for field in _TYPES_OF),
+                {"required": ["text", "image"], "properties": {**_BOTH, "content": NULL}},
                 {"required": ["content"], "properties": {"content": {"not": NULL}, **_NO_PART}},
             ],
         },
     )
 
-    def model_input(self, param: str) -> str | ImageInput:
-        """As of a part."""
+    def compared(self, param: str) -> str | ImageInput | MixedInput:
+        """As of a part; the parts of ``content`` in their order."""
         if self.content is None:
-            return super().model_input(param)
-        if len(self.content) != 1 or any(getattr(self, field) is not None for field in _NO_PART):
-            raise InvalidRequestError(f"An object in {param} has one part in content, a text or an image.", param)
-        return self.content[0].model_input(param)
+            return super().compared(param)
+        if not self.content or any(getattr(self, field) is not None for field in _NO_PART):
+            raise InvalidRequestError(f"An object in {param} has parts in content, texts and images alone.", param)
+        found = [part.model_input(param) for part in self.content]
+        texts = [one for one in found if isinstance(one, str)]
+        if len(texts) == len(found):
+            return "\n".join(texts)
+        return found[0] if len(found) == 1 else MixedInput((*found,))
 
 
 # Fields that hold an image where a text stands beside them. Others (`url`, `bytes`) are then about the text.

@@ -23,7 +23,6 @@ from bei.tasks.compare import (
     check_alone,
     compare,
     has_late_interaction,
-    texts_of,
 )
 from bei.tasks.rerank import RerankTask, rerank
 from bei.tokenizer.encoder import EncodingOptions
@@ -88,7 +87,8 @@ async def pair_scores(
     """The score of each pair, one column. Raises InvalidRequestError for fields that exclude each other, and for images
     where pairs are read together."""
     if body.score_mode is None and body.score_weights is None:
-        task = RerankTask(texts_of(pairs), body.encoding_options(), raw=raw, instruction=instruction, label=body.label)
+        given = cast("Seq[ModelInput]", pairs)
+        task = RerankTask(given, body.encoding_options(), raw=raw, instruction=instruction, label=body.label)
         return await rerank(service, task, ticket=ticket)
     check_alone(body.score_mode, {"label": body.label, "raw_scores": raw or None, "instruction": instruction})
     inputs = cast("Seq[ModelInput]", pairs)

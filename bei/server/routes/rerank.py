@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypedDict, cast
 
 import msgspec
 from msgspec import UNSET, Meta
 
 from bei.errors import InvalidRequestError
-from bei.image.source import ImageInput
+from bei.image.source import ImageInput, MixedInput
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import (
     CREATED,
@@ -46,11 +46,11 @@ from bei.server.endpoint.scoring_fields import Label, Mode, Weights, pair_scores
 from bei.server.endpoint.shared_fields import PairControls, agreed
 from bei.server.routes.openai_embeddings import Usage, usage
 from bei.service.admission import Ticket
-from bei.service.call import ModelRequest
+from bei.service.call import ModelInput, ModelRequest
 from bei.service.service import InferenceService
 from bei.tasks.classify import Scores
-from bei.tasks.compare import Compared, texts_of
-from bei.tasks.rerank import num_around
+from bei.tasks.compare import Compared, check_apart
+from bei.tasks.rerank import num_around, read_pairs
 from bei.tokenizer.encoder import EncodingOptions
 
 _DOCUMENTS_OF_A_SEARCH_UNIT = 100  # Cohere's unit of billing
@@ -101,7 +101,7 @@ class TextsRequest(RerankControls, kw_only=True):
 
 class DocumentsRequest(RerankControls, kw_only=True):
     """Cohere's, Jina's, vLLM's, Infinity's. Objects have a `text`, or the fields that `rank_fields` names, or an image:
-    `{"image": ...}` or `{"content": [part]}`. An image beside a text is refused unless `rank_fields` names the text."""
+    `{"image": ...}` or `{"content": [part]}`, or both."""
 
     query: str | ComparedInput
     # Decoded in a second step, one by one: objects may have fields by the hundred thousand.
@@ -211,7 +211,7 @@ def _decoded(index: int, raw: msgspec.Raw, rank_fields: Seq[str] | None) -> Comp
     try:
         document = _document_decoder.decode(raw)
         if isinstance(document, dict) and not rank_fields and _is_part(document):
-            return _part_decoder.decode(raw).model_input("documents")
+            return _part_decoder.decode(raw).compared("documents")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         message = f"The request is not valid: {error} - in `$.documents[{index}]`."
         raise InvalidRequestError(message, "documents") from error
@@ -219,8 +219,11 @@ def _decoded(index: int, raw: msgspec.Raw, rank_fields: Seq[str] | None) -> Comp
 
 
 def _is_part(document: dict[str, Any]) -> bool:
-    """True of an object in a form of images: others are texts with names of their own."""
-    return "text" not in document and bool(document) and document.keys() <= _PART_FIELDS
+    """True of an object in a form of images, or with an image beside its text: others are texts with names of their
+    own."""
+    if "text" in document:
+        return image_beside(document) is not None
+    return bool(document) and document.keys() <= _PART_FIELDS
 
 
 async def rank(request: ParsedRequest, context: RequestContext, path: str) -> Reply:
@@ -268,15 +271,17 @@ def _admitted(
 ) -> Ticket:
     query = _query_of(body)
     if body.score_mode is None:
-        around = num_around(service, agreed(body, "instruction", "instruct"))
-        return context.admit(service, texts_of([(query, one) for one in documents]), num_around=around)
+        instruction = agreed(body, "instruction", "instruct")
+        pairs = read_pairs(service, [(query, one) for one in documents], instruction)
+        return context.admit(service, pairs, num_around=num_around(service, instruction))
+    check_apart([query, *documents])
     context.check_inputs([query], "query")  # read by themselves
     context.check_inputs(documents, "texts" if isinstance(body, TextsRequest) else "documents")
-    return context.admit(service, [query, *documents])
+    return context.admit(service, cast("Seq[ModelInput]", [query, *documents]))
 
 
 def _query_of(body: TextsRequest | DocumentsRequest) -> Compared:
-    return body.query if isinstance(body.query, str) else body.query.model_input("query")
+    return body.query if isinstance(body.query, str) else body.query.compared("query")
 
 
 async def _scored(
@@ -291,17 +296,11 @@ async def _scored(
 def text_of(index: int, document: Document, rank_fields: Seq[str] | None) -> str:
     """The text of ``document``, number ``index``: of an object the fields in ``rank_fields``, or ``text``, a line each.
 
-    Raises InvalidRequestError, also for an image beside the text, unless ``rank_fields`` says what is read.
+    Raises InvalidRequestError.
     """
     if isinstance(document, str):
         return document
     fields = rank_fields or ["text"]
-    if not rank_fields and "text" in document and (field := image_beside(document)):
-        raise InvalidRequestError(
-            f"documents {index} has an image ({field}) beside its text, and the models here read one of the two: send "
-            'them as documents of their own, or rank_fields ["text"] to rank by the text alone.',
-            "documents",
-        )
     values = [document[field] for field in fields if field in document]
     if not values or not all(isinstance(value, str) for value in values):
         raise InvalidRequestError(
@@ -317,6 +316,9 @@ async def shortened(
 ) -> tuple[list[Compared], set[int]]:
     """``documents``, each text cut to its first ``max_tokens`` tokens, and the indices of those that were cut."""
     texts = {index: one for index, one in enumerate(documents) if isinstance(one, str)}
+    if max_tokens and any(isinstance(one, MixedInput) for one in documents):
+        message = "max_tokens_per_doc is of texts, and a document has an image beside its text: leave it out."
+        raise InvalidRequestError(message, "max_tokens_per_doc")
     if not texts or not max_tokens or max_tokens >= service.manifest.max_seq_len:
         return list(documents), set()
     options = EncodingOptions(truncate=True, max_tokens=max_tokens, with_spans=True)
@@ -387,12 +389,19 @@ def document_of(one: Compared, body: DocumentsRequest, path: str) -> DocumentObj
     vLLM's, Jina's and Cohere's v1 get an object, unless they say no; Cohere's v2 only where a client says yes, as all
     do of images.
     """
-    if isinstance(one, ImageInput):
-        return {"image": str(one.content)} if body.return_documents else None
+    if not isinstance(one, str):
+        return shown_image(one) if body.return_documents else None
     if body.raw_scores is not None:
         return one if body.return_documents else None
     by_default = not path.startswith("/v2")
     return {"text": one} if (by_default if body.return_documents is None else body.return_documents) else None
+
+
+def shown_image(one: ImageInput | MixedInput) -> DocumentObject:
+    """A document with an image, as it came."""
+    if isinstance(one, ImageInput):
+        return {"image": str(one.content)}
+    return {"text": one.text, "image": str(one.images[0].content)}
 
 
 def _route(path: str, summary: str, max_inputs: int) -> Route[ParsedRequest]:

@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 
 from bei.artifact.image_sequence import ImageSequence
-from bei.artifact.manifest import Tokenization
+from bei.artifact.manifest import RerankTemplate, Tokenization
 from bei.artifact.sides import SIDES, Side
 from bei.errors import CheckpointError, ConfigError
 from bei.tokenizer.prompts import SLOT
+from bei.tokenizer.templates import filled
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.colbert import SideSettings
 from bei_build.checkpoint.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers
@@ -22,7 +23,7 @@ from bei_build.families import colpali, colqwen2, qwen3_vl
 from bei_build.families.base import Family
 from bei_build.files.json_settings import read_object
 from bei_build.spec.parts import PatchesSpec
-from bei_build.tokenizer.chat_template import ChatSettings, Frame, derive_frame
+from bei_build.tokenizer.chat_template import ChatSettings, Frame, derive_frame, image_markers
 from bei_build.tokenizer.library_tokenizer import stored_tokenizer, token_of
 
 _NUM_BEHIND_QUERIES = 10
@@ -34,6 +35,8 @@ _READ = ("processor_class", "image_processor", "image_seq_length", "auto_map")
 _INSTRUCTION = "Represent the user's input."
 _OF_SCRIPT = ChatSettings("structured", {"add_generation_prompt": True})
 _IMAGE_PAD = "<|image_pad|>"
+# What the reranker's own code (scripts/qwen3_vl_reranker.py) writes for a query of nothing.
+_NO_QUERY = "NULL"
 # The prompt of a request that names none.
 _DEFAULT = "default"
 
@@ -107,10 +110,12 @@ def _processor_of(family: Family) -> _Processor | None:
     return next((processor for of, processor in _PROCESSORS if of is family), None)
 
 
-def with_prompts(files: SentenceTransformersFiles, family: Family) -> SentenceTransformersFiles:
-    """``files`` with what is written before all texts, on whatever side a request puts them, as prompts. Raises
-    CheckpointError."""
-    if family.model_type == qwen3_vl.MODEL_TYPE and not files.score_ids:
+def with_prompts(
+    files: SentenceTransformersFiles, family: Family, *, scores_pairs: bool = False
+) -> SentenceTransformersFiles:
+    """``files`` with what is written before all texts, on whatever side a request puts them, as prompts;
+    ``scores_pairs``: not of a model that the user builds for scores of tokens. Raises CheckpointError."""
+    if family.model_type == qwen3_vl.MODEL_TYPE and not files.score_ids and not scores_pairs:
         return _with_frames(files)
     processor = _processor_of(family)
     if processor is None:
@@ -168,18 +173,27 @@ def with_refused_text(tokenization: Tokenization, family: Family) -> Tokenizatio
     return msgspec.structs.replace(tokenization, refused_text=processor.image if processor else _IMAGE_PAD)
 
 
-def image_sequence(checkpoint: Checkpoint, patches: PatchesSpec, num_patches: int) -> ImageSequence:
-    """How the decoder of ``checkpoint`` reads an image of ``patches``, so many at most. Raises CheckpointError,
-    ConfigError."""
+def image_sequence(
+    checkpoint: Checkpoint, patches: PatchesSpec, num_patches: int, template: RerankTemplate | None
+) -> ImageSequence:
+    """How the decoder of ``checkpoint`` reads an image of ``patches``, so many at most; ``template``: of pairs, of a
+    reranker. Raises CheckpointError, ConfigError."""
     spec, tokenizer = checkpoint.spec, checkpoint.tokenizer
     processor = _processor_of(checkpoint.family)
     output = "embedding" if processor is None else "token_embedding"
-    if [head.output for head in spec.heads] != [output]:
+    around = None if processor is not None or spec.head("logits") is None else _around_in_pairs(checkpoint, template)
+    if around is None and [head.output for head in spec.heads] != [output]:
         kind = "one vector of an image" if processor is None else "a vector for each token of an image"
         raise ConfigError(
             f"{spec.architecture} has {kind}: leave task and pooling out, or build it for texts alone (--no-images)."
         )
-    if processor is None:
+    if around is not None:
+        assert template is not None, "such pairs have one"
+        image, named = _IMAGE_PAD, checkpoint.config.image_token_id
+        slots = {"query": _NO_QUERY, "instruction": template.instruction}
+        first, second = (filled(part, slots) for part in template.body.split("{document}"))
+        parts = (f"{template.prefix}{first}{around[0]}", f"{around[1]}{second}{template.suffix}")
+    elif processor is None:
         image, named = _IMAGE_PAD, checkpoint.config.image_token_id
         frame = _frame_of_prompt(checkpoint)
         parts = (frame.before_image, frame.behind_image + _behind_all(checkpoint.folder))
@@ -205,6 +219,7 @@ def image_sequence(checkpoint: Checkpoint, patches: PatchesSpec, num_patches: in
         after=after,
         width=spec.hidden_size * (1 + spec.embeddings.image_layers),
         merged_side=side if side > 1 else msgspec.UNSET,
+        around=around or msgspec.UNSET,
     )
     if (count := found.num_tokens(num_patches)) > checkpoint.max_seq_len:
         fewer = ""
@@ -215,6 +230,24 @@ def image_sequence(checkpoint: Checkpoint, patches: PatchesSpec, num_patches: in
             f"{fewer}or build without images (--no-images)."
         )
     return found
+
+
+def _around_in_pairs(checkpoint: Checkpoint, template: RerankTemplate | None) -> tuple[str, str]:
+    """What stands before and behind an image in a pair. Raises ConfigError, CheckpointError."""
+    spec, files = checkpoint.spec, checkpoint.files
+    (head,) = spec.heads
+    if template is None or any(template.body.count(slot) != 1 for slot in ("{query}", "{document}")):
+        raise ConfigError(
+            f"{spec.architecture} reads images in pairs whose text has one place for a query and one for a document: "
+            "give it as rerank_body, or build for texts alone (--no-images)."
+        )
+    if len(head.layers) != 1 or head.pooling != ("last",):
+        raise ConfigError(
+            f"{spec.architecture} has scores of images by one or two score_tokens: name these, or build for texts "
+            "alone (--no-images)."
+        )
+    roles = ("query", "document") if files.chat else ("user",)
+    return image_markers(checkpoint.folder, files.chat or _OF_SCRIPT, roles, _IMAGE_PAD)
 
 
 def _frame_of_prompt(checkpoint: Checkpoint) -> Frame:

@@ -14,7 +14,7 @@ from tokenizers.models import WordLevel
 
 from bei.artifact.image_processor import ImageProcessor
 from bei.artifact.image_sequence import ImageSequence
-from bei.artifact.manifest import EngineRequirements, ImageTower, SpecSummary, Tokenization
+from bei.artifact.manifest import EngineRequirements, ImageTower, RerankTemplate, SpecSummary, Tokenization
 from bei.core import Limits
 from bei.errors import CheckpointError, CheckpointNotFoundError, ConfigError, UnsupportedArchitectureError
 from bei_build.checkpoint.checkpoint import Checkpoint
@@ -101,9 +101,12 @@ def reads_images_alone(location: Location) -> bool:
     return path.is_file() and table.reads_images_alone(_architecture(read_object(path)) or "")
 
 
-def read_image_tower(checkpoint: Checkpoint, max_pixels: int | None = None) -> ImageCheckpoint | None:
+def read_image_tower(
+    checkpoint: Checkpoint, max_pixels: int | None = None, template: RerankTemplate | None = None
+) -> ImageCheckpoint | None:
     """The image tower beside the text tower of ``checkpoint``; None where its folder has no image processor's
-    settings. ``max_pixels``: of an image, fewer than those say. Raises CheckpointError, ConfigError.
+    settings. ``max_pixels``: of an image, fewer than those say. ``template``: of a reranker's pairs. Raises
+    CheckpointError, ConfigError.
     """
     architecture, folder = checkpoint.spec.architecture, checkpoint.folder
     vision = table.vision_family(architecture)
@@ -117,7 +120,7 @@ def read_image_tower(checkpoint: Checkpoint, max_pixels: int | None = None) -> I
     embedding = checkpoint.spec.head("embedding")
     if vision.is_read_by_decoder:
         assert spec.embeddings.patches is not None, "families of images have them"
-        sequence = image_sequence(checkpoint, spec.embeddings.patches, read.max_tokens)
+        sequence = image_sequence(checkpoint, spec.embeddings.patches, read.max_tokens, template)
     elif embedding is None or embedding.dimension(checkpoint.spec.hidden_size) != spec.dimensions["embedding"]:
         raise CheckpointError(
             f"{folder / 'config.json'} gives vectors of images another width than those of texts. Download "

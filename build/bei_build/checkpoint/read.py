@@ -113,7 +113,7 @@ def read_checkpoint(
         files = with_task_prompts(files, getattr(config, "task_instructions", None))
     if chosen and chosen.names:
         files = with_adapters_prompt(files, chosen, getattr(config, "task_instructions", None))
-    files = decoder_processor.with_prompts(files, family)
+    files = decoder_processor.with_prompts(files, family, scores_pairs=bool(choice and choice.score_tokens))
     spec = _spec(family, config, architecture)
     tokenizer_settings = TokenizerSettings(
         tokenizer_choice,

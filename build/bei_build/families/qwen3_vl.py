@@ -1,8 +1,9 @@
-"""Qwen3-VL as an embedder (Qwen3-VL-Embedding, arXiv:2601.04720): Qwen3 with images among its tokens.
+"""Qwen3-VL as an embedder and a reranker (arXiv:2601.04720): Qwen3 with images among its tokens.
 
 The image tower is like Qwen2-VL's, but for a position table, which is resized to each image, and DeepStack: states
 behind some of its layers, merged like the last ones, are added to the states of the decoder behind its first layers.
-The axes of positions take turns among the frequencies. The last token's state is the vector of a text, or of an image.
+The axes of positions take turns among the frequencies. The last token's state is the vector of a text, or of an image;
+of a pair it gives the scores of two tokens, yes and no.
 """
 
 from __future__ import annotations
@@ -107,7 +108,9 @@ FAMILY = Family(
     architectures=dict.fromkeys(_CLASSES, last_token_embedder),
     prefix="model.",
     weights={
-        name: within(("",), "language_model.", stored) for name, stored in WEIGHTS.items() if name != "lm_head.weight"
+        **{name: within(("",), "language_model.", stored) for name, stored in WEIGHTS.items()},
+        # Absent where it is tied to the embeddings.
+        "lm_head.weight": ("lm_head.weight", "language_model.embed_tokens.weight"),
     },
     unused=("visual.", "lm_head."),
     spec_from_config=_spec_from_config,

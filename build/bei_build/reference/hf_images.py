@@ -28,12 +28,18 @@ if TYPE_CHECKING:
 
 
 class HFImageReference:
-    """``tensors``, by the checkpoint's names, replace the content of its files. Raises VerificationError where memory
-    does not suffice, or transformers does not load the checkpoint."""
+    """``tensors``, by the checkpoint's names, replace the content of its files. ``score`` [1, width]: of a reranker, by
+    which states are multiplied. Raises VerificationError where memory does not suffice, or transformers does not load
+    the checkpoint."""
 
     name = "transformers, FP32, its image processor on Pillow, one image at a time"
 
-    def __init__(self, images: ImageCheckpoint, tensors: Mapping[str, Float32Array] | None = None) -> None:
+    def __init__(
+        self,
+        images: ImageCheckpoint,
+        tensors: Mapping[str, Float32Array] | None = None,
+        score: Float32Array | None = None,
+    ) -> None:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in HFReference
         with importing("torch", "cuda", "Verifying with transformers' model", remedy="install its CPU build"):
             import torch
@@ -41,7 +47,7 @@ class HFImageReference:
 
         logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        self._torch = torch
+        self._torch, self._score = torch, score
         memory.require(4 * images.checkpoint.spec.num_parameters, "The reference, a copy of the image tower in FP32,")
         self._output = images.output
         own = None if tensors is None else {name: torch.from_numpy(values) for name, values in tensors.items()}
@@ -65,7 +71,8 @@ class HFImageReference:
         with self._torch.inference_mode():
             for content in files:
                 found = getattr(self._model(**self._with_positions(self.inputs(content))), self._output)[0]
-                rows.append((found if found.ndim == 1 else found[self._row]).numpy())
+                row: Float32Array = (found if found.ndim == 1 else found[self._row]).numpy()
+                rows.append(row if self._score is None else self._score @ row)
         return rows
 
     def _with_positions(self, inputs: Any) -> Any:

@@ -162,6 +162,33 @@ def derive_frame(folder: Path, settings: ChatSettings, instruction: str | None, 
     return Frame(*frames.pop(), *render({"type": "image", "image": ""}, image))
 
 
+def image_markers(folder: Path, settings: ChatSettings, roles: tuple[str, ...], image: str) -> tuple[str, str]:
+    """What the chat template in ``folder`` writes before and behind the ``image`` token of the last of ``roles``, in
+    the place of a text. Raises CheckpointError where it changes more."""
+    source = _template_of(folder)
+    arguments = {**special_tokens(folder), **settings.arguments}
+    text = "bei 7"
+
+    def render(part: Mapping[str, str], mark: str) -> tuple[str, str]:
+        parts = [{"type": "text", "text": "?"}] * (len(roles) - 1)
+        messages = [{"role": role, "content": [one]} for role, one in zip(roles, [*parts, part], strict=True)]
+        before, found, behind = _render(folder, source, messages, arguments).partition(mark)
+        if not found or mark in behind:
+            raise CheckpointError(
+                f"The chat template in {folder} writes no {part['type']} of the role {roles[-1]}: build without images "
+                "(--no-images)."
+            )
+        return before, behind
+
+    (before, behind), (first, last) = render({"type": "text", "text": text}, text), render({"type": "image"}, image)
+    if not first.startswith(before) or not last.endswith(behind):
+        raise CheckpointError(
+            f"The chat template in {folder} writes texts and images in different places: build without images "
+            "(--no-images)."
+        )
+    return first[len(before) :], last[: len(last) - len(behind)]
+
+
 def _shape(render: Any, marks: Mapping[str, str], instruction: str | None) -> tuple[str, str]:
     """The template's text with slots, and the default content of the instruction's slot."""
     if instruction is not None:

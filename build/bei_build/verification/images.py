@@ -31,6 +31,7 @@ from bei_build.reference import hf_model as hf
 from bei_build.reference.held_out import EngineReference
 from bei_build.reference.held_out_images import HeldOutImage, held_out_images
 from bei_build.reference.hf_images import HFImageReference
+from bei_build.spec.parts import DenseSpec
 from bei_build.spec.precision import PRECISIONS
 from bei_build.targets.base import Compiler, Numerics
 
@@ -210,7 +211,12 @@ def _expected(
     output = images.head
     wants_own = job.config.reference in ("engine", "module")
     if hf.is_available() and not wants_own and images.checkpoint.family.reference_class is not None:
-        reference = HFImageReference(images, _merged_tensors(job, decoder))
+        score = None
+        if output == "logits" and decoder is not None:
+            (layer,) = decoder.checkpoint.spec.heads[0].layers
+            assert isinstance(layer, DenseSpec), "such heads alone have images"
+            score = decoder.weights.read(f"{layer.name}.weight")
+        reference = HFImageReference(images, _merged_tensors(job, decoder), score)
         rows: list[Float32Array] = reference.run([content for _, content in files])
         return ReferenceAnswers(reference.name, False, {output: rows})
     purpose = "The FP32 engine to verify images with"

@@ -356,7 +356,7 @@ def test_templates_that_are_no_frame_are_refused(
         ({"pooling": "mean"}, "last token's state alone"),
         ({"token_embeddings": True}, "leave task and pooling out"),
         ({"max_seq_len": 40}, "tokens of an image"),
-        ({"score_tokens": ("yes",)}, "no scores of tokens"),
+        ({"score_tokens": ("y",)}, "give it as rerank_body"),
     ],
     ids=["target", "images alone", "pooling", "tokens", "length", "scores"],
 )

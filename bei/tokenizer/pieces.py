@@ -1,0 +1,26 @@
+"""Tokens of a text in pieces, between which images stand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from bei.tokenizer.encoder import EncodingOptions, TextEncoder
+from bei.tokenizer.special_tokens import check_without
+
+_BARE = EncodingOptions(add_special_tokens=False, whole=True)
+
+
+class PieceEncoder:
+    """Of ``texts``, for a model that reads ``max_seq_len`` tokens with images among them."""
+
+    def __init__(self, texts: TextEncoder, max_seq_len: int) -> None:
+        self._texts = texts
+        self.max_seq_len = max_seq_len
+
+    def ids_of(self, pieces: Seq[str]) -> list[int]:
+        """The tokens of ``pieces`` one after the other, without special tokens around them. Raises InvalidRequestError,
+        also for a text with the place of an image in it."""
+        if self._texts.refused_text is not None:
+            check_without(self._texts.refused_text, pieces)
+        encodings = self._texts.encode([piece for piece in pieces if piece], _BARE)
+        return [index for encoding in encodings for index in encoding.input_ids.tolist()]

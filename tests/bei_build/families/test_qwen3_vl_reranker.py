@@ -1,0 +1,242 @@
+"""Qwen3-VL-Reranker: scores of queries and documents that are texts, images or both, by transformers' class."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image
+
+import bei
+from bei.artifact.manifest import Artifact
+from bei.artifact.validation import manifest_fault
+from bei.errors import BeiError, ConfigError, InvalidImageError, InvalidRequestError
+from tests.support.builds import build_artifact
+from tests.support.cpus import needs_bf16
+from tests.support.qwen3_vl import RERANKER, library_scores, save_reranker
+from tests.support.served import Served
+from tests.support.two_towers import data_url, drawn_files, png
+
+FILES = [*drawn_files()[:14], png(1, 1), png(3, 600), png(2000, 1400)]
+QUERY = "what is in the picture?"
+TEXTS = ["hello world", "", "a page of a report <|im_end|> and more " * 3]
+# Of a document: what is given, and its parts in the order in which the model's own code writes them.
+BOTH = [(FILES[0], "its caption"), (FILES[3], "")]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_reranker(tmp_path_factory.mktemp("reranker") / "qwen3_vl")
+
+
+@pytest.fixture(scope="module")
+def artifact(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    return build_artifact(checkpoint, tmp_path_factory.mktemp("artifact") / "reranker", **RERANKER)
+
+
+@pytest.fixture(scope="module")
+def model(artifact: Artifact) -> Iterator[bei.Model]:
+    with bei.Model(artifact.path, tune="off") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def served(artifact: Artifact) -> Iterator[Served]:
+    app = Served(artifact)
+    yield app
+    app.close()
+
+
+def parts_of(document: Any) -> Sequence[str | bytes]:
+    return document if isinstance(document, tuple) else (document,)
+
+
+def given(document: Any) -> Any:
+    return {"image": document[0], "text": document[1]} if isinstance(document, tuple) else document
+
+
+def ranked(model: bei.Model, query: Any, documents: Sequence[Any], **options: Any) -> list[float]:
+    """The scores of ``documents``, in their order."""
+    ranks = model.rerank(given(query), [given(one) for one in documents], **options)
+    return [rank.score for rank in sorted(ranks, key=lambda rank: rank.index)]
+
+
+@pytest.fixture(scope="module")
+def documents() -> list[Any]:
+    return [*FILES[:5], *TEXTS, *BOTH, *FILES[5:]]
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path, documents: list[Any]) -> list[float]:
+    return library_scores(checkpoint, [((QUERY,), parts_of(one)) for one in documents])
+
+
+def test_documents_of_all_kinds_have_the_librarys_scores(
+    model: bei.Model, documents: list[Any], expected: list[float]
+) -> None:
+    assert np.ptp(expected) > 0.01
+    np.testing.assert_allclose(ranked(model, QUERY, documents), expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("query", [FILES[1], BOTH[0]], ids=["image", "both"])
+def test_queries_may_have_an_image(query: Any, model: bei.Model, checkpoint: Path) -> None:
+    expected = library_scores(checkpoint, [(parts_of(query), (text,)) for text in TEXTS])
+    np.testing.assert_allclose(ranked(model, query, TEXTS), expected, atol=2e-4)
+
+
+def test_one_image_has_a_score_for_each_query(model: bei.Model, checkpoint: Path) -> None:
+    """Answers are cached, by the image and the text around it."""
+    queries = ["one", "another?", "one"]
+    expected = library_scores(checkpoint, [((query,), (FILES[2],)) for query in queries])
+    assert abs(expected[0] - expected[1]) > 1e-4
+    np.testing.assert_allclose([ranked(model, query, [FILES[2]])[0] for query in queries], expected, atol=2e-4)
+
+
+def test_an_instruction_is_written_in_its_slot(model: bei.Model, checkpoint: Path) -> None:
+    expected = library_scores(checkpoint, [((QUERY,), (FILES[0],))], "Find pictures like it.")
+    found = ranked(model, QUERY, [FILES[0]], instruction="Find pictures like it.")
+    np.testing.assert_allclose(found, expected, atol=2e-4)
+    assert abs(found[0] - ranked(model, QUERY, [FILES[0]])[0]) > 1e-4
+
+
+@needs_bf16
+def test_in_bf16_they_are_near(checkpoint: Path, documents: list[Any], expected: list[float], tmp_path: Path) -> None:
+    artifact = build_artifact(checkpoint, tmp_path / "bf16", precision="bf16", **RERANKER)
+    with bei.Model(artifact.path, tune="off") as model:
+        found = ranked(model, QUERY, documents)
+    assert np.corrcoef(found, expected)[0, 1] > 0.999
+
+
+def test_the_certificate_compares_scores_of_images(artifact: Artifact) -> None:
+    images, tower = artifact.certificate.images, artifact.manifest.image_tower
+    assert images
+    assert images.reference.startswith("transformers, FP32")
+    assert images.output is not None
+    assert images.output.output == "logits"
+    assert artifact.manifest.tasks == ["rerank"]
+    assert tower is not None
+    assert tower.sequence
+    assert tower.sequence.around == ("<|vision_start|>", "<|vision_end|>")
+
+
+def result(served: Served, path: str, **fields: Any) -> list[Any]:
+    answer = served.post(path, fields)
+    assert answer.status_code == 200, answer.text
+    found: list[Any] = sorted(answer.json()["results"], key=lambda one: one["index"])
+    return found
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank", "/jina/v1/rerank"])
+def test_routes_read_texts_images_and_both(path: str, served: Served, checkpoint: Path) -> None:
+    images = [data_url(content) for content in FILES[:2]]
+    documents: list[Any] = [TEXTS[0], {"image": images[0]}, {"text": "its caption", "image": images[0]}]
+    expected = library_scores(
+        checkpoint, [((QUERY,), parts) for parts in ((TEXTS[0],), (FILES[0],), (FILES[0], "its caption"))]
+    )
+    found = result(served, path, query=QUERY, documents=documents, return_documents=True)
+    np.testing.assert_allclose([one["relevance_score"] for one in found], expected, atol=2e-4)
+    assert found[2]["document"] == {"text": "its caption", "image": images[0]}
+    found = result(served, path, query={"image": images[1], "text": "like this"}, documents=[TEXTS[0]])
+    expected = library_scores(checkpoint, [((FILES[1], "like this"), (TEXTS[0],))])
+    np.testing.assert_allclose([one["relevance_score"] for one in found], expected, atol=2e-4)
+
+
+def test_parts_of_a_content_keep_their_order(served: Served, checkpoint: Path) -> None:
+    image = {"type": "image_url", "image_url": {"url": data_url(FILES[0])}}
+    orders = [[image, {"type": "text", "text": "a"}], [{"type": "text", "text": "a"}, image]]
+    expected = library_scores(checkpoint, [((QUERY,), (FILES[0], "a")), ((QUERY,), ("a", FILES[0]))])
+    assert abs(expected[0] - expected[1]) > 1e-5
+    found = result(served, "/rerank", query=QUERY, documents=[{"content": content} for content in orders])
+    np.testing.assert_allclose([one["relevance_score"] for one in found], expected, atol=2e-4)
+    asked = {"data_1": QUERY, "data_2": [{"content": content} for content in orders]}
+    answer = served.post("/score", asked)
+    assert answer.status_code == 200, answer.text
+    np.testing.assert_allclose([one["score"] for one in answer.json()["data"]], expected, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("query", "document", "message"),
+    [
+        ({"image": data_url(FILES[0])}, {"image": data_url(FILES[1])}, "one in a pair"),
+        (QUERY, {"image": data_url(b"junk")}, "image"),
+        (QUERY, {"image": data_url(png(1, 201))}, "200 times"),
+        (QUERY, {"image": data_url(FILES[0]), "text": "a <|image_pad|> b"}, "<|image_pad|> in it"),
+        (QUERY, {"image": data_url(FILES[0]), "text": "a long text " * 900}, "send shorter texts"),
+        (QUERY, "a <|image_pad|> b", "<|image_pad|> in it"),
+    ],
+    ids=["two images", "junk", "stripe", "place", "long", "place in a text"],
+)
+def test_what_cannot_be_read_is_refused(query: Any, document: Any, message: str, served: Served) -> None:
+    answer = served.post("/rerank", {"query": query, "documents": [document]})
+    assert answer.status_code == 400, answer.text
+    assert message in answer.json()["error"]["message"]
+
+
+def test_settings_of_texts_that_would_be_passed_over_are_refused(served: Served, model: bei.Model) -> None:
+    both = {"image": data_url(FILES[0]), "text": "a"}
+    answer = served.post("/rerank", {"query": QUERY, "documents": [both], "max_tokens_per_doc": 5})
+    assert answer.status_code == 400
+    assert "max_tokens_per_doc" in answer.text
+    with pytest.raises(InvalidRequestError, match="beside its text"):
+        ranked(model, QUERY, [("no image", "a")])
+    picture = Image.open(io.BytesIO(FILES[0]))
+    with pytest.raises(InvalidImageError, match="one in a pair"):
+        model.rerank(picture, [picture])
+
+
+def test_images_are_no_embeddings(served: Served) -> None:
+    assert served.post("/embed", {"inputs": [{"image": data_url(FILES[0])}]}).status_code == 400
+    assert served.get("/ready").status_code == 200
+
+
+def test_texts_alone_are_built_and_read_no_images(checkpoint: Path, tmp_path: Path) -> None:
+    artifact = build_artifact(checkpoint, tmp_path / "texts", images=False, verify=False, **RERANKER)
+    with bei.Model(artifact.path, tune="off") as model:
+        expected = library_scores(checkpoint, [((QUERY,), (text,)) for text in TEXTS])
+        np.testing.assert_allclose(ranked(model, QUERY, TEXTS), expected, atol=2e-4)
+        with pytest.raises(BeiError, match="must be a text"):
+            model.rerank(QUERY, [FILES[0]])
+    served = Served(artifact)
+    answer = served.post("/rerank", {"query": QUERY, "documents": [{"image": data_url(FILES[0]), "text": "a"}]})
+    served.close()
+    assert answer.status_code == 400
+    assert "reads no images in pairs" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rerank_body": "", "rerank_prefix": "", "rerank_suffix": "", "rerank_instruction": ""}, "rerank_body"),
+        ({"rerank_body": "{query} {query} {document} {instruction}"}, "one place"),
+        (
+            {"score_tokens": ("no", "yes", "a"), "task": "classify", "rerank_body": ""},
+            "rerank_prefix|rerank_body|needs",
+        ),
+    ],
+    ids=["no template", "two places", "labels"],
+)
+def test_pairs_without_a_place_for_an_image_are_refused(
+    changes: dict[str, Any], message: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_artifact(checkpoint, tmp_path / "out", **{**RERANKER, **changes})
+
+
+def test_a_template_that_writes_no_image_is_refused(tmp_path: Path) -> None:
+    folder = save_reranker(tmp_path / "qwen3_vl")
+    path = folder / "chat_template.jinja"
+    path.write_text(path.read_text().replace("<|vision_start|><|image_pad|><|vision_end|>", ""))
+    with pytest.raises(BeiError, match="writes no image"):
+        build_artifact(folder, tmp_path / "out", **RERANKER)
+
+
+def test_a_manifest_of_pairs_without_a_template_is_refused(artifact: Artifact) -> None:
+    assert manifest_fault(artifact.manifest) is None
+    fault = manifest_fault(msgspec.structs.replace(artifact.manifest, rerank_template=None))
+    assert fault is not None
+    assert "rerank_template" in fault
