@@ -222,7 +222,8 @@ def load_manifest(path: Path) -> Manifest:
     """
     file = path / MANIFEST
     if not file.is_file():
-        raise ArtifactFileMissingError(f"{path} is not an artifact: it has no {MANIFEST}. Make one with 'bei build'.")
+        lacks = f"it has no {MANIFEST}" if path.exists() else "it does not exist"
+        raise ArtifactFileMissingError(f"{path} is not an artifact: {lacks}. Make one with 'bei build'.")
     try:
         raw = read_bounded(file)
         version = msgspec.json.decode(raw, type=dict[str, msgspec.Raw]).get("schema_version")

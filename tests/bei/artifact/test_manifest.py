@@ -196,8 +196,10 @@ def test_a_missing_file_is_named_with_the_remedy(file: str, saved: Artifact) -> 
 
 def test_a_folder_that_is_no_artifact_says_how_to_make_one(tmp_path: Path) -> None:
     assert not is_artifact(tmp_path)
-    for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(ArtifactFileMissingError, match=r"is not an artifact: .*Make one with 'bei build'"):
+    for path, lacks in ((tmp_path, "has no manifest.json"), (tmp_path / "nowhere", "does not exist")):
+        with pytest.raises(
+            ArtifactFileMissingError, match=rf"is not an artifact: it {lacks}\. Make one with 'bei build'"
+        ):
             load(path)
 
 
