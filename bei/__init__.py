@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from bei.offline.model import Model as Model
     from bei.offline.results import Chunk as Chunk
     from bei.offline.results import Extracted as Extracted
-    from bei.offline.results import LabelScore as LabelScore
     from bei.offline.results import Predictions as Predictions
     from bei.offline.results import Rank as Rank
     from bei.offline.results import Report as Report
@@ -22,15 +21,17 @@ if TYPE_CHECKING:
     from bei.tasks.questions import ChoiceAnswer as ChoiceAnswer
     from bei.tasks.questions import NoulAnswer as NoulAnswer
     from bei.tasks.questions import ScoreAnswer as ScoreAnswer
+    from bei.tasks.schema_classes import LabelScore as LabelScore
     from bei.tasks.schema_spans import Value as Value
 else:
     _MODULES = {
         "Model": "bei.offline.model",
         "Entity": "bei.tasks.entities",
         "Span": "bei.tasks.extract",
+        "LabelScore": "bei.tasks.schema_classes",
         "Value": "bei.tasks.schema_spans",
         **dict.fromkeys(
-            ("Chunk", "Extracted", "LabelScore", "Predictions", "Rank", "Report", "SparseVector", "Token"),
+            ("Chunk", "Extracted", "Predictions", "Rank", "Report", "SparseVector", "Token"),
             "bei.offline.results",
         ),
         **dict.fromkeys(("ChoiceAnswer", "NoulAnswer", "ScoreAnswer"), "bei.tasks.questions"),

@@ -29,6 +29,8 @@ tests.api_docs` from the server's own `/openapi.json`; `tests/test_api_docs.py` 
 
 # A field that so many requests have in the same form stands in one table for all of them.
 _COMMON = 4
+# Characters of a description that stands once.
+_LONG = 100
 
 
 @cache
@@ -128,11 +130,17 @@ class Document:
         return method.upper(), described, asked, self._body(answer), "below" if asks_model else errors
 
     def _description(self, path: str, method: str) -> str:
-        """Of a mounted route that is also without a mount point: where it is described."""
-        text = str(self._paths[path][method].get("description", ""))
+        """Of a mounted route that is also without a mount point, and of one whose long description stands before it:
+        where it is described."""
+        operation = self._paths[path][method]
+        text = str(operation.get("description", ""))
         bare = "/" + path[1:].partition("/")[2]
-        own = self._paths.get(bare, {}).get(method, {})
-        return f"As `{bare}`." if _mount_of(path) != "bei" and own.get("description") == text else text
+        alike = [one for one, item in self._paths.items() if item.get(method, {}).get("description") == text]
+        if _mount_of(path) != "bei" and bare in alike:
+            return f"As `{bare}`."
+        first = next((one for one in alike if _mount_of(one) == _mount_of(path)), path)
+        is_said = self._paths[first][method]["summary"] != operation["summary"]  # else it has the same row
+        return f"As `{first}`." if is_said and len(text) > _LONG else text
 
     def _body(self, holder: Mapping[str, Any]) -> str:
         content = holder.get("content", {})

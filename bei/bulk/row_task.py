@@ -22,8 +22,9 @@ from bei.service.call import ModelInput
 from bei.tasks import rerank
 from bei.tasks.extract_labels import extraction_of
 from bei.tasks.rerank import RerankTask
+from bei.tasks.schema_classes import LabelScore
 from bei.tasks.schema_forms import first_instances
-from bei.tasks.schema_spans import Instance, Value
+from bei.tasks.schema_spans import Value
 from bei.tasks.support import require
 from bei.tokenizer.encoder import EncodingOptions
 from bei.tokenizer.label_prompt import LabelPrompt
@@ -178,14 +179,15 @@ def pair_scores(service: ShardService, options: Mapping[str, object]) -> RowTask
 
 def extract(service: ShardService, options: Mapping[str, object]) -> RowTask:
     """A column ``spans``: a list of start, end, text, label and score for each row; and where they are asked for
-    columns ``structures`` and ``relations``, in JSON: ``{name: [{field: value}]}``."""
+    columns ``structures``, ``relations`` and ``classifications``, in JSON, as a route has them."""
     import pyarrow as pa
 
-    given = {name: value for name, value in options.items() if name not in ("labels", "structures", "relations")}
-    labels, structures, relations = (options.get(name) for name in ("labels", "structures", "relations"))
-    if labels is None and structures is None and relations is None:
-        raise ConfigError("--task extract needs --labels, --structures or --relations: name what to find.")
-    asked = extraction.SchemaToFind(*map(_asked, (labels, structures, relations)))
+    given = {name: value for name, value in options.items() if name not in extraction.SchemaToFind._fields}
+    asked = extraction.SchemaToFind(*(_asked(options.get(name)) for name in extraction.SchemaToFind._fields))
+    if not any(one is not None for one in asked):
+        raise ConfigError(
+            "--task extract needs --labels, --structures, --relations or --classifications: name what to find."
+        )
     method = extraction.schema_extraction(service, asked, given)
     layout = extraction_of(service)
     if layout.label_width is msgspec.UNSET:  # labels that cannot be put in front of texts: no row would have an answer
@@ -196,7 +198,7 @@ def extract(service: ShardService, options: Mapping[str, object]) -> RowTask:
     kinds = [("start", pa.int32()), ("end", pa.int32()), ("text", pa.string()), ("label", pa.string())]
     span = pa.struct([*kinds, ("score", pa.float32())])
     fields = [pa.field("spans", pa.list_(pa.field("element", span)))]
-    records = [name for name, one in (("structures", structures), ("relations", relations)) if one is not None]
+    records = [name for name, one in asked._asdict().items() if one is not None and name != "labels"]
     fields += [pa.field(name, pa.string()) for name in records]
 
     def columns(part: list[Extracted]) -> Mapping[str, pa.Array]:
@@ -212,17 +214,17 @@ def _asked(given: object) -> Any:
     return {**given} if isinstance(given, Mapping) else given
 
 
-def _json(records: Mapping[str, list[Instance]]) -> str:
-    return msgspec.json.encode(
-        {
-            name: [{field: _plain(value) for field, value in one.items()} for one in each]
-            for name, each in records.items()
-        }
-    ).decode()
+def _json(found: object) -> str:
+    return msgspec.json.encode(_plain(found)).decode()
 
 
-def _plain(value: Value | list[Value] | None) -> object:
-    return [one._asdict() for one in value] if isinstance(value, list) else value and value._asdict()
+def _plain(found: object) -> object:
+    """Named tuples as objects."""
+    if isinstance(found, (Value, LabelScore)):
+        return found._asdict()
+    if isinstance(found, dict):
+        return {name: _plain(one) for name, one in found.items()}
+    return [*map(_plain, found)] if isinstance(found, list) else found
 
 
 TASKS: Mapping[str, Callable[[ShardService, Mapping[str, object]], RowTask]] = {

@@ -1,4 +1,4 @@
-"""Extraction of ``bei.Model`` and ``bei embed``: spans for labels, structures and relations."""
+"""Extraction of ``bei.Model`` and ``bei embed``: spans for labels, and what else a schema asks."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from bei.service.admission import Ticket
 from bei.service.model_service import ModelService
 from bei.tasks.extract import ExtractTask, Span, extract
 from bei.tasks.extract_labels import THRESHOLD, CheckedLabels, LabelForm, checked_labels
+from bei.tasks.schema_classes import ClassesForm
 from bei.tasks.schema_forms import (
     FIRST_INSTANCES,
     AskedSchema,
@@ -38,6 +39,7 @@ class SchemaToFind(NamedTuple):
     labels: Iterable[str] | Mapping[str, object] | None
     structures: Mapping[str, object] | None
     relations: Iterable[str] | Mapping[str, object] | None
+    classifications: Iterable[Mapping[str, object]] | None
 
 
 def spans(
@@ -66,7 +68,7 @@ def spans(
 def schema_extraction(
     service: ModelService, asked: SchemaToFind, given: Given
 ) -> Method[str, list[Extracted], list[Extracted]]:
-    """Spans, structures and relations of each text."""
+    """What each text has of ``asked``."""
     options = checked(ExtractOptions, given)
     labels, schema = schema_to_find(service, asked, options)
     flat, multi_label = options.get("flat", True), options.get("multi_label", False)
@@ -74,7 +76,7 @@ def schema_extraction(
     async def run(inputs: Seq[str], ticket: Ticket, wrong: Wrong) -> WindowResult[list[Extracted]]:
         task = ExtractTask(inputs, failed=wrong, labels=labels, flat=flat, multi_label=multi_label, schema=schema)
         found = await extract(service, task, ticket=ticket)
-        every = list(map(Extracted, found.spans, found.structures, found.relations))
+        every = list(map(Extracted, found.spans, found.structures, found.relations, found.classifications))
         return WindowResult(every, found.num_tokens, found.truncated, found.errors)
 
     columns = FIRST_INSTANCES * sum(schema.sizes) + (len(labels.names) if labels else 0)
@@ -102,6 +104,9 @@ def schema_to_find(
         None if asked.labels is None else _labels(asked.labels),
         None if asked.structures is None else converted({**asked.structures}, _STRUCTURES, "structures"),
         None if asked.relations is None else converted(_forms(asked.relations), _RELATIONS, "relations"),
+        None
+        if asked.classifications is None
+        else converted([*asked.classifications], list[ClassesForm], "classifications"),
         options.get("threshold", THRESHOLD),
         service,
     )

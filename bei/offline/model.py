@@ -391,12 +391,14 @@ class Model:
         labels: AnyLabels | None = None,
         structures: Mapping[str, Any] | None = None,
         relations: AnyLabels | None = None,
+        classifications: Iterable[Mapping[str, Any]] | None = None,
         **options: Unpack[ExtractOptions],
     ) -> list[Extracted]:
         """Spans of each text for ``labels``, ``structures`` (``{name: {"fields": [{"name", "dtype", "choices",
-        "description", "threshold"}]}}``) and ``relations``, in one pass (GLiNER2). At least one of them must be
-        given."""
-        asked = extraction.SchemaToFind(labels, structures, relations)
+        "description", "threshold"}]}}``), ``relations``, and labels of ``classifications`` (``[{"task", "labels",
+        "multi_label", "cls_threshold", "top_k", "class_act", "prompt", "examples"}]``), in one pass (GLiNER2). At least
+        one of them must be given."""
+        asked = extraction.SchemaToFind(labels, structures, relations, classifications)
         return self._runner.gather(extraction.schema_extraction(self._runner.service, asked, options), inputs)
 
     async def aextract_schema(
@@ -406,10 +408,11 @@ class Model:
         labels: AnyLabels | None = None,
         structures: Mapping[str, Any] | None = None,
         relations: AnyLabels | None = None,
+        classifications: Iterable[Mapping[str, Any]] | None = None,
         **options: Unpack[ExtractOptions],
     ) -> list[Extracted]:
         """As ``extract_schema``."""
-        asked = extraction.SchemaToFind(labels, structures, relations)
+        asked = extraction.SchemaToFind(labels, structures, relations, classifications)
         method = extraction.schema_extraction(self._runner.service, asked, options)
         return await self._runner.async_gather(method, inputs)
 

@@ -10,6 +10,7 @@ from bei.core import Float32Array, Int32Array
 from bei.engine.postprocess import descending
 from bei.errors import BeiError
 from bei.tasks.extract import Span
+from bei.tasks.schema_classes import LabelScore
 from bei.tasks.schema_spans import Instance
 
 InputT = TypeVar("InputT")
@@ -31,13 +32,6 @@ class Rank:
     score: float
 
 
-class LabelScore(NamedTuple):
-    """A label and its score: a probability, or the logit."""
-
-    label: str
-    score: float
-
-
 class Token(NamedTuple):
     """A token. ``start`` and ``stop`` count characters of the text, its prompt included; special tokens have none."""
 
@@ -49,12 +43,14 @@ class Token(NamedTuple):
 
 
 class Extracted(NamedTuple):
-    """Of one text: spans for labels, and by their names the instances of structures and relations that were asked for.
-    An instance has, by field, a ``Value`` or None, or a list of them; relations have the fields head and tail."""
+    """Of one text: spans for labels, and by their names what else was asked for. An instance has, by field, a ``Value``
+    or None, or a list of them; relations have the fields head and tail. A classification has its best label, or with
+    ``multi_label`` a list of them."""
 
     spans: list[Span]
     structures: dict[str, list[Instance]]
     relations: dict[str, list[Instance]]
+    classifications: dict[str, LabelScore | list[LabelScore]]
 
 
 @dataclass(frozen=True, eq=False)

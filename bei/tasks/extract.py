@@ -18,13 +18,14 @@ import msgspec
 import numpy as np
 
 from bei.artifact.label_layouts import Extraction
-from bei.core import Encoding, Float32Array, LabelVectors
+from bei.core import Encoding, LabelVectors, Row
 from bei.engine.words import num_words
 from bei.errors import BeiError, InvalidRequestError
 from bei.service.admission import Ticket
 from bei.service.call import InferenceResult, ModelRequest
 from bei.service.model_service import ModelService
 from bei.tasks.extract_labels import CheckedLabels, extraction_of
+from bei.tasks.schema_classes import LabelScore, add_probabilities
 from bei.tasks.schema_forms import MOST_COLUMNS, AskedSchema, first_instances
 from bei.tasks.schema_spans import Found, Instance, SchemaReader, instances_of_text
 from bei.tasks.span_choice import Candidates, check_candidates, choose, collect
@@ -42,7 +43,7 @@ _PER_CANDIDATE = 100  # as many numbers take as long
 class ExtractTask(ModelRequest, frozen=True, kw_only=True):
     """Texts, and labels to find spans for, which score above their thresholds; None: no spans are asked for. ``flat``:
     spans do not overlap, else they may lie inside each other. ``multi_label``: a span may have several labels.
-    ``schema``: structures and relations."""
+    ``schema``: structures, relations and classifications."""
 
     labels: CheckedLabels | None
     flat: bool = True
@@ -61,12 +62,13 @@ class Span(NamedTuple):
 
 
 class Spans(PartialResult, frozen=True, kw_only=True):
-    """The spans of each text, in its order, and its instances of each structure and relation that was asked for.
-    ``lengths``: tokens of each text's windows, with the labels of each."""
+    """The spans of each text, in its order, and of what else was asked for its instances of structures and relations
+    and its labels of classifications, by name. ``lengths``: tokens of each text's windows, with the labels of each."""
 
     spans: list[list[Span]]
     structures: list[dict[str, list[Instance]]]
     relations: list[dict[str, list[Instance]]]
+    classifications: list[dict[str, LabelScore | list[LabelScore]]]
 
 
 # First word, last word, label and score.
@@ -91,6 +93,7 @@ async def extract(service: ModelService, task: ExtractTask, *, ticket: Ticket) -
     names = task.labels.names if task.labels else ()
     vectors = await _vectors(service, names, ticket) if layout.label_width is not msgspec.UNSET else None
     decoder = _Decoder(task, layout, texts, words)
+    outputs = {"span_logits", "label_logits"} if task.schema.classes else {"span_logits"}
     todo = decoder.begin()
     while todo:  # more than once where fewer words fit than the model was trained with, or it counts many instances
         step = todo.pop()
@@ -98,7 +101,7 @@ async def extract(service: ModelService, task: ExtractTask, *, ticket: Ticket) -
         options = EncodingOptions(labels=LabelPrompt(names, layout, vectors, parts=parts, words=task.schema.words))
         inputs = [_text_of(texts[one.text], words[one.text], one) for one in step.windows]
         request = ModelRequest(inputs, options, None if task.failed is None else {})
-        answer = await service.infer(request, ticket=ticket, outputs={"span_logits"})
+        answer = await service.infer(request, ticket=ticket, outputs=outputs)
         most = sum(row["span_logits"].size for row in answer.rows)  # candidates
         todo += await off_loop_if_large(partial(decoder.read, step, answer), most * _PER_CANDIDATE)
     return Spans(
@@ -108,6 +111,7 @@ async def extract(service: ModelService, task: ExtractTask, *, ticket: Ticket) -
         spans=decoder.spans,
         structures=decoder.structures,
         relations=decoder.relations,
+        classifications=decoder.classifications,
     )
 
 
@@ -135,6 +139,7 @@ class _Decoder:
         schema = task.schema
         self.structures: list[dict[str, list[Instance]]] = [{one.name: [] for one in schema.structures} for _ in texts]
         self.relations: list[dict[str, list[Instance]]] = [{one.name: [] for one in schema.relations} for _ in texts]
+        self.classifications: list[dict[str, LabelScore | list[LabelScore]]] = [{} for _ in texts]
         self._task = task
         self._layout = layout
         self._texts = texts
@@ -151,10 +156,15 @@ class _Decoder:
             window
             for index, spans in enumerate(self._words)
             if index not in self.errors
-            for window in _windows(index, 0, len(spans), self._layout)
+            for window in self._windows(index, len(spans))
         ]
         self._unread.update(window.text for window in windows)
         return [_Step(windows, first_instances(self._task.schema))] if windows else []
+
+    def _windows(self, index: int, num_words: int) -> Iterator[_Window]:
+        if not num_words and self._task.schema.classes:  # a text without words has classes too
+            yield _Window(index, 0, 0)
+        yield from _windows(index, 0, num_words, self._layout)
 
     def read(self, step: _Step, answer: InferenceResult) -> list[_Step]:
         """What is left of ``step``, which was read only in part, and what is to be read again with more instances."""
@@ -167,10 +177,10 @@ class _Decoder:
             if place in answer.errors:
                 self._set_error(text, answer.errors[place])
                 continue
-            logits, encoding = next(rows)["span_logits"], answer.encodings[place]
+            row, encoding = next(rows), answer.encodings[place]
             if text in self.errors:
                 continue
-            counts = self._read(window, encoding, logits, step.instances)
+            counts = self._read(window, encoding, row, step.instances)
             if counts is None:
                 self.lengths[text] += encoding.num_tokens
                 behind = [*self._behind(window, encoding)]
@@ -186,12 +196,15 @@ class _Decoder:
         left = [window for window in left if window.text not in self.errors]
         return [*steps, step._replace(windows=left)] if left else steps
 
-    def _read(self, window: _Window, encoding: Encoding, logits: Float32Array, instances: Seq[int]) -> list[int] | None:
+    def _read(self, window: _Window, encoding: Encoding, row: Row, instances: Seq[int]) -> list[int] | None:
         """The counts of instances, where the window must be read again for them."""
-        found, places = self._found[window.text], range(window.first, window.stop)
+        found, places, logits = self._found[window.text], range(window.first, window.stop), row["span_logits"]
         try:
             if self._schema:
-                return self._schema.read(found, logits, encoding, places, instances)
+                counts = self._schema.read(found, logits, encoding, places, instances)
+                if counts is None and self._task.schema.classes:
+                    add_probabilities(self._task.schema.classes, found.classes, row["label_logits"], encoding)
+                return counts
             collect(found.labels, logits, encoding, places, self._thresholds, self._layout)
         except InvalidRequestError as error:
             self._fail(window.text, error)
@@ -252,6 +265,8 @@ class _Decoder:
         for place, part in enumerate((*schema.structures, *schema.relations)):
             side = self.relations if part.is_relation else self.structures
             side[text][part.name] = instances_of_text(found.records.get(place, ()), part, self._texts[text], words)
+        for asked in schema.classes:
+            self.classifications[text][asked.part.name] = asked.chosen(found.classes[asked.part.name])
 
 
 async def _vectors(service: ModelService, labels: Seq[str], ticket: Ticket) -> LabelVectors:
@@ -280,6 +295,8 @@ def _windows(index: int, first: int, stop: int, layout: Extraction) -> Iterator[
 def _text_of(text: str, words: Seq[tuple[int, int]], window: _Window) -> str:
     """The window's part of ``text``, which has the same words; the last one's to the text's end, whose blanks GLiNER2
     reads as one without a full stop."""
+    if window.first == window.stop:  # no words
+        return text
     return text[words[window.first][0] : words[window.stop - 1][1] if window.stop < len(words) else None]
 
 

@@ -1,4 +1,4 @@
-"""Structures and relations of a request, in the forms of gliner2's schema, and the parts that GLiNER2 reads of them."""
+"""The schema of a request, in the forms of gliner2's, and the parts that GLiNER2 reads of it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from bei.artifact.label_layouts import Extraction
 from bei.errors import InvalidRequestError
 from bei.service.model_service import ModelService
 from bei.tasks.extract_labels import THRESHOLD, CheckedLabels, Labels, Share, checked_labels, extraction_of
+from bei.tasks.schema_classes import AskedClasses, ClassesForm, checked_classes
 from bei.tokenizer.alike import check_told_apart
 from bei.tokenizer.schema_prompt import SchemaPart
 
@@ -72,17 +73,19 @@ class AskedPart(NamedTuple):
 
 
 class AskedSchema(NamedTuple):
-    """What a request asks of a schema, in the order of its parts: structures, labels, relations. ``words``: choices,
-    in front of the text's words."""
+    """What a request asks of a schema, in the order of its parts: structures, labels, relations, classes. ``words``:
+    choices, in front of the text's words."""
 
     structures: tuple[AskedPart, ...] = ()
     relations: tuple[AskedPart, ...] = ()
     words: tuple[str, ...] = ()
+    classes: tuple[AskedClasses, ...] = ()
 
     @property
     def num_chars(self) -> int:
         """Characters that are read with each text."""
-        return sum(map(len, self.words)) + sum([one.part.num_chars for one in (*self.structures, *self.relations)])
+        parts = [one.part for one in (*self.structures, *self.relations)] + [one.part for one in self.classes]
+        return sum(map(len, self.words)) + sum([part.num_chars for part in parts])
 
     def parts(self, labels: CheckedLabels | None, layout: Extraction, instances: Seq[int]) -> tuple[SchemaPart, ...]:
         """As the model reads them. ``instances``: of each structure, then of each relation."""
@@ -92,7 +95,7 @@ class AskedSchema(NamedTuple):
             for side, numbers in ((self.structures, instances[:count]), (self.relations, instances[count:]))
         )
         own = [part] if labels and (part := labels.described(layout)) else []
-        return (*first, *own, *last)
+        return (*first, *own, *last, *[one.part for one in self.classes])
 
     @property
     def sizes(self) -> list[int]:
@@ -104,13 +107,15 @@ def checked_request(
     labels: Labels | None,
     structures: Structures | None,
     relations: Relations | None,
+    classifications: Seq[ClassesForm] | None,
     threshold: float | Mapping[str, float],
     service: ModelService,
 ) -> tuple[CheckedLabels | None, AskedSchema]:
     """What a request asks to find. ``threshold``: of all, or of labels by their names. Raises InvalidRequestError,
     TaskNotSupportedError."""
     layout = extraction_of(service)
-    for name, given in (("structures", structures), ("relations", relations)):
+    schema = (("structures", structures), ("relations", relations), ("classifications", classifications))
+    for name, given in schema:
         if given is None:
             continue
         if not layout.schema:
@@ -119,7 +124,7 @@ def checked_request(
             )
         if not given:
             raise InvalidRequestError(f"{name} is empty: name what to find, or leave it out.", name)
-    if labels is None and structures is None and relations is None:
+    if labels is None and not any(given for _, given in schema):
         raise InvalidRequestError("labels is missing: name what to find.", "labels")
     if labels is None and isinstance(threshold, Mapping) and threshold:
         raise InvalidRequestError(f"threshold has {next(iter(threshold))!r}, which is none of the labels.", "threshold")
@@ -127,7 +132,8 @@ def checked_request(
     if not 0 <= least <= 1:
         raise InvalidRequestError("threshold must be from 0 to 1.", "threshold")
     checked = None if labels is None else checked_labels(labels, threshold, service)
-    return checked, _schema(structures or {}, relations or (), least)
+    found = _schema(structures or {}, relations or (), least)
+    return checked, found._replace(classes=checked_classes(classifications, service) if classifications else ())
 
 
 def _schema(structures: Structures, relations: Relations, threshold: float) -> AskedSchema:

@@ -1,5 +1,5 @@
-"""From scores of words to spans, structures and relations, as the gliner2 library decodes them (its
-``_extract_entities``, ``_extract_structures`` and ``_extract_relations``)."""
+"""From scores to spans, structures, relations and classes, as the gliner2 library decodes them (its
+``_extract_entities``, ``_extract_structures``, ``_extract_relations`` and ``_extract_classification_result``)."""
 
 from __future__ import annotations
 
@@ -59,10 +59,12 @@ _Record: TypeAlias = tuple[tuple[_Raw, ...], ...]
 @dataclass
 class Found:
     """Of one text: candidates for labels, and records of each structure, then of each relation, with the first word of
-    their window. ``num_candidates``: of records, choices too."""
+    their window; of each classification the largest probability of each label in any window. ``num_candidates``: of
+    records, choices too."""
 
     labels: Candidates = field(default_factory=dict)
     records: dict[int, list[tuple[int, _Record]]] = field(default_factory=dict)
+    classes: dict[str, Float32Array] = field(default_factory=dict)
     num_candidates: int = 0
 
     @property

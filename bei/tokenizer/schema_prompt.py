@@ -19,16 +19,17 @@ DESCRIPTION, EXAMPLE, OUTPUT = "[DESCRIPTION]", "[EXAMPLE]", "[OUTPUT]"
 
 
 class SchemaPart(NamedTuple):
-    """A task of a schema: its name and its ``labels``, behind markers of the kind ``marker``. ``field``: what the
-    request calls it, for messages. ``descriptions``: labels and what they mean. ``examples``: texts and the label of
-    each. ``about``: what the task means. ``instances``: how many of the task are scored."""
+    """A task of a schema: its name and its ``labels``, behind markers of the kind ``marker``, or behind a token with
+    that id: then no spans are scored for them. ``field``: what the request calls it, for messages. ``descriptions``:
+    labels and what they mean. ``examples``: texts and the label of each. ``about``: what the task means. ``instances``:
+    how many of the task are scored."""
 
     field: str
     name: str
     labels: tuple[str, ...]
     descriptions: tuple[tuple[str, str], ...] = ()
     examples: tuple[tuple[str, str], ...] = ()
-    marker: Literal["label", "field", "relation"] = "label"
+    marker: Literal["label", "field", "relation"] | int = "label"
     about: str = ""
     instances: int = 1
 
@@ -60,7 +61,7 @@ class SchemaPart(NamedTuple):
         for label, meaning in self.descriptions:
             yield f"The description of {label!r} in {self.field}", meaning
         for place, (text, _) in enumerate(self.examples):
-            yield f"examples {place}", text
+            yield f"{'examples' if self.param == 'labels' else f'{self.field} examples'} {place}", text
 
 
 def check_part(part: SchemaPart, spelled: Seq[str]) -> None:
@@ -91,7 +92,8 @@ def schema_ids(
     ids: list[int] = []
     kinds: list[int] = []
     for part in parts:
-        of_part, types = part_ids(tokenizer, schema, part, markers[part.marker])
+        marker = part.marker if isinstance(part.marker, int) else markers[part.marker]
+        of_part, types = part_ids(tokenizer, schema, part, marker)
         ids += [*of_part, schema.between_id]
         kinds += [*types, OTHER]
     return [*ids[:-1], schema.separator_id], kinds
@@ -103,13 +105,15 @@ def part_ids(tokenizer: Tokenizer, schema: Schema, part: SchemaPart, marker: int
     name = _ids(tokenizer, part.text)
     ids = [*schema.opening, schema.part_id, *name, *schema.opening]
     kinds = [OTHER] * len(ids)
-    kinds[len(schema.opening)] = part_type(part.instances)
+    has_spans = not isinstance(part.marker, int)
+    if has_spans:
+        kinds[len(schema.opening)] = part_type(part.instances)
     of_labels = [_ids(tokenizer, label) for label in part.labels]
     for place, found in enumerate(of_labels):
         if not found:
             raise InvalidRequestError(f"{part.field} {place} has no tokens: write it in letters.", part.param)
         ids += [marker, *found]
-        kinds += [LABEL, *[OTHER] * len(found)]
+        kinds += [LABEL if has_spans else OTHER, *[OTHER] * len(found)]
     check_told_apart(part.field, part.labels, map(tuple, of_labels), part.param)
     behind = [*schema.closing, *schema.closing]
     return [*ids, *behind], [*kinds, *[OTHER] * len(behind)]

@@ -147,6 +147,10 @@ SCHEMA: dict[str, Any] = {
     "labels": {"person": "who it is about", "<b>city</b>": {"threshold": 0.2}},
     "structures": {"<i>visit</i>": ["who", {"name": "where", "dtype": "str"}]},
     "relations": {"met": "came together"},
+    "classifications": [
+        {"task": "<u>mood</u>", "labels": ["good", "bad"]},
+        {"task": "topic", "labels": {"a visit": "of friends", "<b>war</b>": "of enemies"}, "multi_label": True},
+    ],
 }
 
 
@@ -164,7 +168,7 @@ def test_a_schema_is_typed_and_its_instances_are_shown(open_page: OpenPage, serv
     ask(shown, "Extract", Text=text, Labels="street", Schema=json.dumps(SCHEMA))
     body = {**SCHEMA, "labels": {"street": {}, **SCHEMA["labels"]}}
     (found,) = post(server, "/v1/extract", model="gliner2", input=text, threshold=0.3, **body)["data"]
-    assert "One text for 3 labels, 1 structure, 1 relation in" in shown.inner_text()
+    assert "One text for 3 labels, 1 structure, 1 relation, 2 classifications in" in shown.inner_text()
     marks = [mark.evaluate("mark => mark.firstChild.textContent") for mark in shown.locator("mark").all()]
     assert marks == [one["text"] for one in found["spans"]]
     for name, instances in (*found["structures"].items(), *found["relations"].items()):
@@ -172,6 +176,11 @@ def test_a_schema_is_typed_and_its_instances_are_shown(open_page: OpenPage, serv
         assert table.locator("th").all_inner_texts() == [*instances[0]]
         cells = [row.locator("td").all_inner_texts() for row in table.locator("tbody tr").all()]
         assert cells == [values(one) for one in instances]
+    for task, chosen in found["classifications"].items():
+        labels = [chosen] if isinstance(chosen, dict) else chosen
+        bars = shown.locator("section", has=page.get_by_role("heading", name=task)).last
+        assert bars.locator(".bar-name").all_inner_texts() == [one["label"] for one in labels]
+        assert bars.locator(".bar-value").all_inner_texts() == [f"{one['score']:.4f}" for one in labels]
     shoot(page, "extract-schema")
 
 

@@ -45,7 +45,7 @@ _OPTIONS_OF: Mapping[str, tuple[str, ...]] = {
     "tokens": _VECTORS,
     "classify": _SCORES,
     "rerank": (*_SCORES, "instruction"),
-    "extract": ("labels", "structures", "relations", "threshold", "flat", "multi_label"),
+    "extract": ("labels", "structures", "relations", "classifications", "threshold", "flat", "multi_label"),
 }
 
 
@@ -117,6 +117,9 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--labels", type=_labels, metavar="A,B", help=_LABELS_HELP)
     group.add_argument("--structures", type=_object, metavar="JSON", help="records that --task extract finds (GLiNER2)")
     group.add_argument("--relations", type=_labels, metavar="A,B", help="relations that --task extract finds (GLiNER2)")
+    group.add_argument(
+        "--classifications", type=_list, metavar="JSON", help="what --task extract classifies by (GLiNER2)"
+    )
     group.add_argument("--threshold", type=float, metavar="X", help="spans score above it (default: 0.5)")
     group.add_argument("--flat", action=argparse.BooleanOptionalAction, help="spans do not overlap (default)")
     group.add_argument("--multi-label", action="store_true", default=None, help="a span may have several labels")
@@ -147,6 +150,13 @@ def _object(given: str) -> dict[str, object]:
         return msgspec.json.decode(given, type=dict[str, object])
     except msgspec.DecodeError as error:
         raise argparse.ArgumentTypeError(f"no JSON object: {error}") from error
+
+
+def _list(given: str) -> list[dict[str, object]]:
+    try:
+        return msgspec.json.decode(given, type=list[dict[str, object]])
+    except msgspec.DecodeError as error:
+        raise argparse.ArgumentTypeError(f"no JSON list of objects: {error}") from error
 
 
 def job_options(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> JobOptions:

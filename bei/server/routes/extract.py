@@ -1,5 +1,5 @@
-"""``/v1/extract``: spans of texts for labels that the request brings, by a model that finds any (GLiNER), and records
-and relations (GLiNER2), in the forms of gliner2's schema.
+"""``/v1/extract``: spans of texts for labels that the request brings, by a model that finds any (GLiNER), and records,
+relations and classes (GLiNER2), in the forms of gliner2's schema.
 
 ``threshold``, ``flat`` and ``multi_label`` are those of the gliner library's ``inference``; ``flat`` is its flat_ner.
 With ``multi_label`` GLiNER2 chooses each label's spans by themselves, as the gliner2 library does.
@@ -21,8 +21,11 @@ from bei.server.endpoint.refused_fields import Refused, refused
 from bei.server.endpoint.render import Items, Reply, items_of
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Model, Tiered
+from bei.server.routes.classify import LabelScore
 from bei.tasks.extract import ExtractTask, Span, extract
 from bei.tasks.extract_labels import THRESHOLD, LabelForm, Share, extraction_of
+from bei.tasks.schema_classes import ClassesForm
+from bei.tasks.schema_classes import LabelScore as Chosen
 from bei.tasks.schema_forms import FieldForm, RelationForm, StructureForm, checked_request
 from bei.tasks.schema_spans import Value, values_of
 
@@ -53,9 +56,11 @@ class ExtractRequest(Tiered, kw_only=True):
         | None,
         Meta(description="Relations whose heads and tails to find (GLiNER2); `{name: description}` too."),
     ] = None
+    classifications: Annotated[
+        Annotated[list[ClassesForm], limits(minItems=1)] | None, Meta(description="What to classify by (GLiNER2).")
+    ] = None
     entities: Annotated[Refused, refused("send labels")] = UNSET
-    schema: Annotated[Refused, refused("send labels, structures and relations")] = UNSET
-    classifications: Annotated[Refused, refused("ask /v1/classify with labels")] = UNSET
+    schema: Annotated[Refused, refused("send its parts")] = UNSET
     entity_attributes: Annotated[Refused, refused("ask for each as a label")] = UNSET
     overlap_policy: Annotated[Refused, refused("flat and multi_label say which spans are left")] = UNSET
     threshold: Annotated[
@@ -93,10 +98,12 @@ class _TextSpans(TypedDict):
 
 
 class TextSpans(_TextSpans, total=False):
-    """The spans of one text, in its order, and where they were asked for, instances of structures and relations."""
+    """The spans of one text, in its order, and where they were asked for, instances of structures and relations, and
+    labels of classifications: one, or with `multi_label` a list."""
 
     structures: dict[str, list[Instance]]
     relations: dict[str, list[Instance]]
+    classifications: dict[str, LabelScore | list[LabelScore]]
 
 
 class ExtractUsage(TypedDict):
@@ -121,7 +128,9 @@ async def extract_spans(body: ExtractRequest, context: RequestContext) -> Reply:
     extraction_of(service)
     texts = [body.input] if isinstance(body.input, str) else body.input
     context.check_inputs(texts, "input")
-    labels, schema = checked_request(body.labels, body.structures, body.relations, body.threshold, service)
+    labels, schema = checked_request(
+        body.labels, body.structures, body.relations, body.classifications, body.threshold, service
+    )
     task = ExtractTask(texts, labels=labels, flat=body.flat, multi_label=body.multi_label, schema=schema)
     ticket = context.admit(service, texts, num_around=schema.num_chars + (labels.num_chars if labels else 0))
     answer = await extract(service, task, ticket=ticket)
@@ -129,6 +138,7 @@ async def extract_spans(body: ExtractRequest, context: RequestContext) -> Reply:
         sum(_SPAN_BYTES + len(span.text) + len(span.label) for span in answer.spans[index])
         + _bytes_of(answer.structures[index])
         + _bytes_of(answer.relations[index])
+        + sum(_SPAN_BYTES + len(one.label) for one in _scores_of(answer.classifications[index]))
         + _TEXT_BYTES
         for index in range(len(texts))
     ]
@@ -148,6 +158,11 @@ async def extract_spans(body: ExtractRequest, context: RequestContext) -> Reply:
                     one: items_of(instances, _bytes_of({one: instances}), _rendered_instance)
                     for one, instances in of_texts[index].items()
                 }
+        if answer.classifications[index]:
+            found["classifications"] = {
+                task: [*map(_rendered_class, one)] if isinstance(one, list) else _rendered_class(one)
+                for task, one in answer.classifications[index].items()
+            }
         return found
 
     usage = {"prompt_tokens": answer.num_tokens, "total_tokens": answer.num_tokens}
@@ -164,6 +179,14 @@ def _rendered_instance(instance: Mapping[str, Value | list[Value] | None]) -> In
         name: [_rendered_value(one) for one in value] if isinstance(value, list) else value and _rendered_value(value)
         for name, value in instance.items()
     }
+
+
+def _rendered_class(one: Chosen) -> LabelScore:
+    return {"label": one.label, "score": one.score}
+
+
+def _scores_of(found: Mapping[str, Chosen | list[Chosen]]) -> list[Chosen]:
+    return [each for one in found.values() for each in (one if isinstance(one, list) else [one])]
 
 
 def _rendered_value(value: Value) -> FieldValue:

@@ -104,7 +104,7 @@ function scored(texts, lists) {
   )
 }
 
-function bars(labels) {
+export function bars(labels) {
   const rows = labels.map(({ label, score }) => ({ name: h('bdi', {}, label), value: score, text: score.toFixed(4) }))
   return barList(rows, { label: 'Labels, best first' })
 }

@@ -2,13 +2,14 @@
 
 import { ROUTES } from './api.js'
 import { h, plural, scrolling } from './dom.js'
-import { namesOf } from './classify.js'
+import { bars, namesOf } from './classify.js'
 import { hues, marked, spansTable } from './ner.js'
 
 const SCHEMA = {
   labels: { person: 'a human being', city: {} },
   structures: { letter: ['writer', 'reader', { name: 'subject', dtype: 'str' }] },
   relations: ['wrote to', 'published'],
+  classifications: [{ task: 'about', labels: { science: 'research and machines', sports: 'games', art: 'books and music' } }],
 }
 
 export const extract = {
@@ -40,7 +41,7 @@ export const extract = {
       kind: 'json',
       label: 'Schema',
       isOptional: true,
-      hint: 'For GLiNER2, in JSON: labels with descriptions, structures and relations, as POST /v1/extract has them.',
+      hint: 'For GLiNER2, in JSON: labels with descriptions, structures, relations and classifications, as POST /v1/extract has them.',
       rows: 10,
       // GLiNER2 classifies too, other models that find spans do not.
       prefill: (model) => (model.tasks.includes('zero_shot') ? JSON.stringify(SCHEMA, null, 2) : ''),
@@ -80,11 +81,11 @@ export const extract = {
       'found = response.json()["data"][0]',
       'for span in found["spans"]:',
       '    print(span["text"], span["label"], round(span["score"], 4))',
-      ...RECORDS.filter((side) => schema[side]).map((side) => `print(found["${side}"])`),
+      ...PARTS.filter((side) => schema[side]).map((side) => `print(found["${side}"])`),
     ],
   }),
   counted({ labels, schema }) {
-    const counts = [['label', labelled(labels, schema).labels], ...RECORDS.map((side) => [side.slice(0, -1), schema[side]])]
+    const counts = [['label', labelled(labels, schema).labels], ...PARTS.map((side) => [side.slice(0, -1), schema[side]])]
     const said = counts.filter(([, asked]) => asked).map(([name, asked]) => plural(Object.keys(asked).length, name))
     return `One text for ${said.join(', ')}`
   },
@@ -94,12 +95,14 @@ export const extract = {
     for (const side of RECORDS) {
       for (const [name, instances] of Object.entries(found[side] ?? {})) parts.push(records(name, instances))
     }
+    for (const [task, labels] of Object.entries(found.classifications ?? {})) parts.push(classes(task, [labels].flat()))
     return h('div', {}, parts)
   },
 }
 
-// Parts of a schema whose answers are records, by name.
+// Parts of a schema beside labels; of the first two answers are records.
 const RECORDS = ['structures', 'relations']
+const PARTS = [...RECORDS, 'classifications']
 
 // The labels of both fields; those of the schema may have descriptions.
 function labelled(names, { labels: own = null }) {
@@ -132,6 +135,10 @@ function records(name, instances) {
       h('tbody', {}, rows),
     ),
   )
+}
+
+function classes(task, labels) {
+  return h('section', {}, h('h3', {}, h('bdi', {}, task)), bars(labels))
 }
 
 function valuesOf(value) {
