@@ -416,6 +416,38 @@ class Model:
         method = extraction.schema_extraction(self._runner.service, asked, options)
         return await self._runner.async_gather(method, inputs)
 
+    def extract_schema_iter(
+        self,
+        inputs: Iterable[str],
+        *,
+        labels: AnyLabels | None = None,
+        structures: Mapping[str, Any] | None = None,
+        relations: AnyLabels | None = None,
+        classifications: Iterable[Mapping[str, Any]] | None = None,
+        chunk_size: int = WINDOW,
+        **options: Unpack[ExtractOptions],
+    ) -> Iterator[Chunk[str, list[Extracted]]]:
+        """As ``extract_schema``, in chunks, which are smaller where texts are long."""
+        asked = extraction.SchemaToFind(labels, structures, relations, classifications)
+        method = extraction.schema_extraction(self._runner.service, asked, options)
+        return self._runner.chunks(method, inputs, chunk_size)
+
+    def aextract_schema_iter(
+        self,
+        inputs: TextStream,
+        *,
+        labels: AnyLabels | None = None,
+        structures: Mapping[str, Any] | None = None,
+        relations: AnyLabels | None = None,
+        classifications: Iterable[Mapping[str, Any]] | None = None,
+        chunk_size: int = WINDOW,
+        **options: Unpack[ExtractOptions],
+    ) -> AsyncIterator[Chunk[str, list[Extracted]]]:
+        """As ``extract_schema_iter``; ``inputs`` may be asynchronous too."""
+        asked = extraction.SchemaToFind(labels, structures, relations, classifications)
+        method = extraction.schema_extraction(self._runner.service, asked, options)
+        return self._runner.async_chunks(method, inputs, chunk_size)
+
     def tokenize(self, inputs: Iterable[str], **options: Unpack[TokenizeOptions]) -> list[list[Token]]:
         """The tokens of each text, as the model would read them, but never cut. No engine runs."""
         return self._runner.gather(methods.tokenization(self._runner.service, options), inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from tests.bei.server.app import App, check_error
 from tests.bei_build.families.test_gliner import TEXT
 from tests.bei_build.families.test_gliner2 import built
 from tests.bei_build.families.test_gliner2_descriptions import texts_of
-from tests.bei_build.families.test_gliner2_structures import LABELS, RELATIONS, STRUCTURES, rows_of_job, same
+from tests.bei_build.families.test_gliner2_structures import LABELS, RELATIONS, STRUCTURES, plain, rows_of_job, same
 from tests.support.builds import build_artifact, open_engine
 from tests.support.gliner2_models import save_gliner2
 
@@ -170,6 +171,30 @@ def test_a_model_that_finds_spans_alone_says_what_to_build(tmp_path: Path) -> No
         pytest.raises(InvalidRequestError, match="built to find spans alone: build it without --task"),
     ):
         model.extract_schema([TEXT], classifications=CLASSES)
+
+
+def test_every_form_of_the_method_gives_the_same(model: Model) -> None:
+    texts = texts_of(5)
+    asked: dict[str, Any] = {"labels": ["cat"], "relations": RELATIONS, "classifications": CLASSES, "threshold": 0.3}
+    expected = model.extract_schema(texts, **asked)
+
+    async def every() -> list[Extracted]:
+        return await model.aextract_schema(texts, **asked)
+
+    async def chunks_of_two() -> list[Any]:
+        return [chunk async for chunk in model.aextract_schema_iter(texts, chunk_size=2, **asked)]
+
+    assert [places(one) for one in asyncio.run(every())] == [*map(places, expected)]
+    for chunks in ([*model.extract_schema_iter(iter(texts), chunk_size=2, **asked)], asyncio.run(chunks_of_two())):
+        assert [chunk.inputs for chunk in chunks] == [texts[:2], texts[2:4], texts[4:]]
+        assert [places(one) for chunk in chunks for one in chunk.results] == [*map(places, expected)]
+
+
+def places(found: Extracted) -> Any:
+    """All but scores, which other texts of a step round."""
+    records = {name: [plain(one) for one in each] for name, each in found.relations.items()}
+    labels = {task: {label for label, _ in pairs(one)} for task, one in found.classifications.items()}
+    return [span[:4] for span in found.spans], records, labels
 
 
 def test_the_route_has_the_same_classes(artifact: Artifact, model: Model) -> None:
