@@ -372,7 +372,7 @@ def decision_scores(
 def _question(name: str, given: Mapping[str, Any]) -> AnyQuestion:
     try:
         return _question_decoder.decode(msgspec.json.encode(given))
-    except (msgspec.ValidationError, TypeError) as error:
+    except (msgspec.ValidationError, TypeError, UnicodeEncodeError, RecursionError) as error:
         raise InvalidRequestError(f"The question {name[:40]!r} is not valid: {error}.", "questions") from error
 
 

@@ -155,6 +155,8 @@ def converted(given: object, kind: type[T], name: str) -> T:
         return msgspec.convert(given, kind)
     except (msgspec.ValidationError, TypeError, UnicodeEncodeError) as error:
         raise MalformedRequestError(f"{name} is not valid: {error}.", name) from error
+    except RecursionError as error:
+        raise MalformedRequestError(f"{name} is nested too deeply, or in itself: send fewer levels.", name) from error
 
 
 @lru_cache

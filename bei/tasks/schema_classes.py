@@ -101,8 +101,8 @@ def _faults(form: ClassesForm) -> Iterator[str]:
         yield f"the label {max(names, key=names.count)!r} twice: leave one out."
     if not all(name.strip() for name in names):
         yield "an empty label: leave it out."
-    if isinstance(form.labels, dict) and (bare := [name for name, said in form.labels.items() if not said.strip()]):
-        yield f"an empty description of {bare[0]!r}: send a list of names, or describe it."
+    if isinstance(form.labels, dict) and (silent := [name for name, said in form.labels.items() if not said.strip()]):
+        yield f"an empty description of {silent[0]!r}: send a list of names, or describe it."
     if form.prompt is not None and not form.prompt.strip():
         yield "an empty prompt: leave it out."
     for place, (text, label) in enumerate(form.examples):

@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -27,6 +27,8 @@ SETTINGS = frozenset(
         *("cache_dir", "cache_max_size", "precision", "require_signature", "untrained_dimensions", "hang_timeout"),
     )
 )
+T = TypeVar("T")
+
 _DTYPES = ("float", "float16", "int8", "uint8", "binary", "ubinary")
 # Variables in which Kubernetes' Indexed Jobs and Slurm's arrays number their processes: a process's number, how many
 # there are, the first number, the last one, and the step between two.
@@ -146,17 +148,18 @@ def _labels(given: str) -> list[str] | dict[str, object]:
 
 
 def _object(given: str) -> dict[str, object]:
-    try:
-        return msgspec.json.decode(given, type=dict[str, object])
-    except msgspec.DecodeError as error:
-        raise argparse.ArgumentTypeError(f"no JSON object: {error}") from error
+    return _decoded(given, dict[str, object], "object")
 
 
 def _list(given: str) -> list[dict[str, object]]:
+    return _decoded(given, list[dict[str, object]], "list of objects")
+
+
+def _decoded(given: str, kind: type[T], what: str) -> T:
     try:
-        return msgspec.json.decode(given, type=list[dict[str, object]])
-    except msgspec.DecodeError as error:
-        raise argparse.ArgumentTypeError(f"no JSON list of objects: {error}") from error
+        return msgspec.json.decode(given, type=kind)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"no JSON {what}: {error}") from error
 
 
 def job_options(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> JobOptions:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
+from bei.errors import InvalidRequestError
 from bei.offline.model import Model
 from bei.tasks.questions import ChoiceAnswer, NoulAnswer, ScoreAnswer
 from tests.e2e.kinds import case, labels
@@ -91,3 +92,12 @@ def test_a_reranker_s_decisions_are_the_softmax_of_its_scores(reranker: tuple[Mo
         np.testing.assert_allclose(found["how"], expected, atol=TOLERANCE)
         np.testing.assert_allclose(found["is"], scores(text, ["It is a cat!"]).sigmoid(), atol=TOLERANCE)
     assert expected.max() - expected.min() > 20 * TOLERANCE
+
+
+def test_a_question_in_itself_or_of_half_characters_is_refused(reranker: tuple[Model, Path]) -> None:
+    """They were a RecursionError and a UnicodeEncodeError."""
+    itself: dict[str, Any] = {"type": "noul"}
+    itself["instructions"] = itself
+    for wrong in (itself, {"type": "noul", "instructions": "\ud800"}):
+        with pytest.raises(InvalidRequestError, match="The question 'a' is not valid"):
+            reranker[0].decide(["the cats"], {"a": wrong})

@@ -86,3 +86,18 @@ def test_flags_that_cannot_be_are_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=named):
         _options(*flags, environment=environment)
+
+
+@pytest.mark.parametrize("wrong", ["{", "null", '[{"a": ' + "[" * 100_000, '"\udcff"'])
+@pytest.mark.parametrize("flag", ["--structures", "--classifications"])
+def test_a_flag_that_is_no_json_is_refused(flag: str, wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Deep nesting was a RecursionError."""
+    with pytest.raises(SystemExit):
+        _options("--task", "extract", flag, wrong)
+    assert f"argument {flag}: no JSON" in capsys.readouterr().err
+
+
+def test_classifications_are_a_list_in_json() -> None:
+    given = '[{"task": "mood", "labels": ["good", "bad"]}]'
+    options = _options("--task", "extract", "--classifications", given)
+    assert options.task_options == {"classifications": [{"task": "mood", "labels": ["good", "bad"]}]}
