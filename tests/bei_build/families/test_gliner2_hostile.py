@@ -111,19 +111,6 @@ def test_a_schema_in_itself_is_refused(model: Model) -> None:
                 model.extract_schema([TEXT], **one)
 
 
-@pytest.mark.parametrize(
-    ("schema", "said"),
-    [
-        ({"labels": ["cat", " cat"]}, "labels 0 and 1"),
-        ({"structures": {"a": ["b", "b\u2003"]}}, "structures 'a' 0 and 1"),
-        ({"classifications": [{"task": "a", "labels": ["c", "b", "b "]}]}, "classifications 'a' 1 and 2"),
-    ],
-)
-def test_names_that_differ_in_blanks_alone_are_refused(schema: Any, said: str, model: Model) -> None:
-    with pytest.raises(InvalidRequestError, match=said):
-        model.extract_schema([TEXT], **schema)
-
-
 def test_a_label_may_be_the_text(model: Model) -> None:
     classes = [{"task": TEXT, "labels": [TEXT, "another"]}]
     (found,) = model.extract_schema([TEXT], labels=[TEXT], relations=[TEXT], classifications=classes, threshold=0.0)

@@ -30,7 +30,7 @@ STRUCTURES: dict[str, Any] = {
         "fields": [
             {"name": "name", "dtype": "str", "description": "what it is called"},
             {"name": "price", "threshold": 0.4},
-            {"name": "state", "dtype": "str", "choices": ["new", "very old", "New"]},
+            {"name": "state", "dtype": "str", "choices": ["new", "very old", "newer"]},
         ]
     },
     "an event": {"fields": [{"name": "日本"}, {"name": "kind", "choices": ["party", "new"]}]},
