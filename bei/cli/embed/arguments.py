@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -147,17 +147,21 @@ def _labels(given: str) -> list[str] | dict[str, object]:
     return _object(given) if given.lstrip().startswith("{") else [label.strip() for label in given.split(",")]
 
 
+_decode_object = msgspec.json.Decoder(dict[str, object]).decode
+_decode_list = msgspec.json.Decoder(list[dict[str, object]]).decode
+
+
 def _object(given: str) -> dict[str, object]:
-    return _decoded(given, dict[str, object], "object")
+    return _decoded(given, _decode_object, "object")
 
 
 def _list(given: str) -> list[dict[str, object]]:
-    return _decoded(given, list[dict[str, object]], "list of objects")
+    return _decoded(given, _decode_list, "list of objects")
 
 
-def _decoded(given: str, kind: type[T], what: str) -> T:
+def _decoded(given: str, decode: Callable[[str], T], what: str) -> T:
     try:
-        return msgspec.json.decode(given, type=kind)
+        return decode(given)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise argparse.ArgumentTypeError(f"no JSON {what}: {error}") from error
 
