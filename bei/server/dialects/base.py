@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 from starlette.responses import Response
 from starlette.types import Scope
 
-from bei.errors import InvalidRequestError
+from bei.errors import BeiError, InvalidRequestError
 from bei.metrics.registry import CONTENT_TYPE
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import METRICS
@@ -46,6 +46,17 @@ class StatusErrorBody(TypedDict):
     """OpenAI's nested form of an error."""
 
     error: StatusErrorDetail
+
+
+class MessageBody(TypedDict):
+    """An error: its message alone."""
+
+    error: str
+
+
+def message_alone(error: BeiError, status: int, _: str) -> tuple[int, object]:
+    """The form of errors in the Open Inference Protocol and of Ollama."""
+    return status, MessageBody(error=str(error))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from bei.server.endpoint.examples import EMBEDDER, IDS, NUM_TOKENS, TEXTS, UUID,
 from bei.server.endpoint.field_schema import Texts, exactly_one, limits, limits_of_inputs
 from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.inference import embedded
-from bei.server.endpoint.input_parts import ImageText, Parts, joined_parts
+from bei.server.endpoint.input_parts import ImageText, JoinedInput, joined_parts
 from bei.server.endpoint.models import Models
 from bei.server.endpoint.parse import TokenId, parser
 from bei.server.endpoint.refused_fields import Refused, refused
@@ -54,12 +54,6 @@ class Message(TypedDict):
     message: str
 
 
-class Content(msgspec.Struct):
-    """An input of v2: an image alone, or texts, which are joined by line breaks."""
-
-    content: Parts
-
-
 class EmbedRequest(Tiered, kw_only=True):
     """``truncate`` says which end of a text that is too long is cut; NONE: an error; null (LangChain sends it): END."""
 
@@ -85,7 +79,7 @@ class EmbedV1Request(EmbedRequest, kw_only=True):
 class EmbedV2Request(EmbedRequest, kw_only=True):
     """Of ``texts``, ``images`` and ``inputs`` one."""
 
-    inputs: Annotated[list[Content], limits_of_inputs] | None = None
+    inputs: Annotated[list[JoinedInput], limits_of_inputs] | None = None
     output_dimension: Dimensions | None = None
     max_tokens: Annotated[int, limits(minimum=1)] | None = None
 

@@ -31,10 +31,10 @@ from bei.server.endpoint.examples import (
 )
 from bei.server.endpoint.field_schema import Text, Texts, TextsOfPairs
 from bei.server.endpoint.get_responses import answers
-from bei.server.endpoint.inference import embedded, ranked
+from bei.server.endpoint.inference import RankedText, embedded, ranked, ranking
 from bei.server.endpoint.models import Models
 from bei.server.endpoint.parse import parser
-from bei.server.endpoint.render import Items, Reply
+from bei.server.endpoint.render import Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Dimensions, Model, Tiered, agreed
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, VectorForm
@@ -45,8 +45,6 @@ from bei.server.status.whole_server import WholeServer
 from bei.service.call import ModelInput
 from bei.service.service import InferenceService
 from bei.tasks.embed import EmbedTask
-
-_RESULT_BYTES = 45
 
 # What Infinity calls the tasks.
 _CAPABILITIES = {"embed": "embed", "rerank": "rerank", "classify": "classify"}
@@ -96,22 +94,11 @@ class RerankRequest(Tiered, kw_only=True):
     top_n: Annotated[int, Meta(ge=1)] | None = None
 
 
-class _Result(TypedDict):
-    relevance_score: float
-    index: int
-
-
-class Result(_Result, total=False):
-    """By descending score."""
-
-    document: str
-
-
 class RerankResponse(TypedDict):
     """Infinity's."""
 
     object: Literal["rerank"]
-    results: list[Result]
+    results: list[RankedText]
     model: str
     usage: Usage
     id: str
@@ -178,18 +165,9 @@ async def create_embeddings(body: EmbeddingsRequest, context: RequestContext) ->
 
 async def rank(body: RerankRequest, context: RequestContext) -> Reply:
     """Score documents against a query, best first."""
-    service, documents = context.able("rerank", body.model), body.documents
-    scores, order = await ranked(
-        context, service, body.query, documents, param="documents", bytes_per_result=_RESULT_BYTES, raw=body.raw_scores
-    )
-    order = order[: body.top_n]
-
-    def result_of(index: int) -> Result:
-        result: Result = {"relevance_score": scores.values[index, 0], "index": index}
-        return {**result, "document": documents[index]} if body.return_documents else result
-
-    num_bytes = len(order) * _RESULT_BYTES + body.return_documents * sum(len(documents[index]) for index in order)
-    results = Items(len(order), num_bytes, lambda start, stop: [result_of(index) for index in order[start:stop]])
+    service = context.able("rerank", body.model)
+    scores = await ranked(context, service, body.query, body.documents, param="documents", raw=body.raw_scores)
+    results = ranking(scores, body.top_n, body.documents if body.return_documents else None, is_score_first=True)
     content = {"object": "rerank", "results": results, "model": service.name, "usage": usage(scores.num_tokens)}
     return Reply({**content, **_made("infinity")}, scores.truncated)
 
@@ -255,8 +233,7 @@ def _reads(models: Models, server: WholeServer) -> ApiRouter:
     @answers(EngineDeadError, example={"unix": CREATED + 60.25})
     async def health() -> Health:
         """The time; 503 where a thread of a model has died."""
-        if await server.dead():
-            raise EngineDeadError("A thread of a model has died: restart the server.")
+        await server.check_alive()
         return {"unix": time.time()}
 
     return router

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, TypeAlias, TypedDict
 
 import msgspec
 from msgspec import UNSET, Meta
+from typing_extensions import NotRequired
 
 from bei import errors
 from bei.server.dialects import jina_multi_vector
@@ -28,7 +29,8 @@ from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Dimensions, Model, Tiered
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS
 from bei.server.routes import openai_embeddings, rerank, zero_shot
-from bei.server.routes.zero_shot import LabelsRequest, LabelsResponse, TokensUsage
+from bei.server.routes.openai_embeddings import TokensUsage
+from bei.server.routes.zero_shot import LabelsRequest, LabelsResponse
 
 _RESULT_BYTES = 50
 
@@ -100,15 +102,12 @@ class RerankRequest(Tiered, kw_only=True):
     return_embeddings: NotAsked | None = False
 
 
-class _Result(TypedDict):
-    index: int
-    relevance_score: float
-
-
-class Result(_Result, total=False):
+class Result(TypedDict):
     """By descending score. The document is a string or an object, as it came."""
 
-    document: str | rerank.DocumentObject
+    index: int
+    relevance_score: float
+    document: NotRequired[str | rerank.DocumentObject]
 
 
 class RerankResponse(TypedDict):

@@ -21,6 +21,7 @@ from bei.server.endpoint.parse import parser
 from bei.server.endpoint.render import FLOAT_BYTES, Items, Reply, rows_of
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Dimensions, Model, Tiered
+from bei.server.routes.openai_embeddings import Usage
 from bei.tasks.embed import EmbedTask, embed_tokens
 from bei.tokenizer.truncation import encoding_options
 
@@ -47,13 +48,6 @@ class TokenVectors(TypedDict):
     object: Literal["embeddings"]
     index: int
     embeddings: list[list[float]]
-
-
-class Usage(TypedDict):
-    """Special tokens included."""
-
-    total_tokens: int
-    prompt_tokens: int
 
 
 class Response(TypedDict):

@@ -6,7 +6,6 @@ like is not documented there; ours have the fields that their clients print.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
@@ -21,11 +20,11 @@ from bei.server.endpoint.examples import DOCUMENTS, QUERY, RERANK_TOKENS, TEXTS,
 from bei.server.endpoint.field_schema import Text as NonEmptyText
 from bei.server.endpoint.field_schema import Texts, limits, limits_of_inputs
 from bei.server.endpoint.get_responses import answers
-from bei.server.endpoint.inference import embedded, ranked
+from bei.server.endpoint.inference import embedded, ranked, ranking
 from bei.server.endpoint.models import Models, models_router
 from bei.server.endpoint.parse import parser
 from bei.server.endpoint.refused_fields import Refused
-from bei.server.endpoint.render import Items, Reply
+from bei.server.endpoint.render import Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Dimensions, Model, Tiered, contradiction
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, VectorForm, dtype_of
@@ -39,7 +38,6 @@ from bei.version import __version__
 
 # A model's name may end in the kind of the text.
 _SUFFIXES = ("query", "passage")
-_RANK_BYTES = 40
 
 
 class Problem(TypedDict):
@@ -155,22 +153,9 @@ async def rank(body: RankingRequest, context: RequestContext) -> Reply:
     if any(bytes(text.image) != b"null" for text in (body.query, *body.passages) if text.image is not UNSET):
         raise InvalidRequestError("image is not supported here: bei reads texts.", "passages")
     passages = [text.text for text in body.passages]
-    scores, order = await ranked(
-        context,
-        context.able("rerank", body.model),
-        body.query.text,
-        passages,
-        param="passages",
-        bytes_per_result=_RANK_BYTES,
-        raw=True,
-        options=encoding_options(body.truncate),
-    )
-    order = order[: body.top_k]
-
-    def items(start: int, stop: int) -> Seq[Rank]:
-        return [{"index": index, "logit": scores.values[index, 0]} for index in order[start:stop]]
-
-    rankings = Items(len(order), len(order) * _RANK_BYTES, items)
+    service, options = context.able("rerank", body.model), encoding_options(body.truncate)
+    scores = await ranked(context, service, body.query.text, passages, param="passages", raw=True, options=options)
+    rankings = ranking(scores, body.top_k, score="logit")
     return Reply({"rankings": rankings, "usage": usage(scores.num_tokens)}, scores.truncated)
 
 
@@ -224,8 +209,7 @@ def _reads(models: Models, server: WholeServer) -> ApiRouter:
     @answers(EngineDeadError, example={"object": "health.response", "message": "live", "live": True})
     async def live() -> Live:
         """200 while every thread of every model works."""
-        if await server.dead():
-            raise EngineDeadError("A thread of a model has died: restart the server.")
+        await server.check_alive()
         return {"object": "health.response", "message": "live", "live": True}
 
     @router.get("/v1/health/ready", summary="Readiness (NIM)")

@@ -18,9 +18,10 @@ import msgspec
 import numpy as np
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import Request
+from typing_extensions import NotRequired
 
 from bei import errors
-from bei.server.dialects.base import Dialect
+from bei.server.dialects.base import Dialect, MessageBody, message_alone
 from bei.server.dialects.oip_tensors import (
     INPUT,
     LENGTH_HEADER,
@@ -150,34 +151,22 @@ class ModelReady(Ready):
     name: str
 
 
-class _OutputTensor(TypedDict):
+class OutputTensor(TypedDict):
+    """`data` is flat, in row-major order. A tensor behind the JSON has `parameters` with `binary_data_size` instead."""
+
     name: str
     shape: list[int]
     datatype: Literal["BYTES", "FP32"]
+    data: NotRequired[list[float | str]]
+    parameters: NotRequired[dict[str, int]]
 
 
-class OutputTensor(_OutputTensor, total=False):
-    """`data` is flat, in row-major order. A tensor behind the JSON has `parameters` with `binary_data_size` instead."""
-
-    data: list[float | str]
-    parameters: dict[str, int]
-
-
-class _InferResponse(TypedDict):
-    model_name: str
-    outputs: list[OutputTensor]
-
-
-class InferResponse(_InferResponse, total=False):
+class InferResponse(TypedDict):
     """`id` as in the request."""
 
-    id: str
-
-
-class ErrorBody(TypedDict):
-    """An error."""
-
-    error: str
+    model_name: str
+    outputs: list[OutputTensor]
+    id: NotRequired[str]
 
 
 class Inferred(NamedTuple):
@@ -373,11 +362,6 @@ def _route(max_inputs: int) -> Route[ParsedInfer]:
     )
 
 
-def error_form(error: errors.BeiError, status: int, _: str) -> tuple[int, object]:
-    """The message alone."""
-    return status, ErrorBody(error=str(error))
-
-
 class _ModelName(Convertor[str]):
     """The rest of a path, unless it is that of another route: a GET of ``/infer`` is then a 405, as elsewhere."""
 
@@ -408,8 +392,7 @@ def _reads(models: Models, server: WholeServer) -> ApiRouter:
     @answers(errors.EngineDeadError, example={"live": True})
     async def live() -> Live:
         """200 while every thread of every model works."""
-        if await server.dead():
-            raise errors.EngineDeadError("A thread of a model has died: restart the server.")
+        await server.check_alive()
         return {"live": True}
 
     @router.get("/v2/health/ready", summary="Readiness (Open Inference Protocol)")
@@ -466,8 +449,8 @@ def dialect(models: Models, max_inputs: int, server: WholeServer) -> Dialect:
         "oip",
         "Open Inference Protocol",
         (_route(max_inputs),),
-        error_form,
-        ErrorBody,
+        message_alone,
+        MessageBody,
         _reads(models, server),
         probes=("/v2/health/live", "/v2/health/ready"),
     )

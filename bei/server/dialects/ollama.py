@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from bei import errors
 from bei.errors import InvalidRequestError, MalformedRequestError, ModelNotFoundError
-from bei.server.dialects.base import Dialect
+from bei.server.dialects.base import Dialect, MessageBody, message_alone
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import CREATED, EMBEDDER, HEX, NUM_TOKENS, TEXTS, VECTORS, Example
 from bei.server.endpoint.field_schema import Text
@@ -42,12 +42,6 @@ _NDJSON = "application/x-ndjson"
 _MOST_BYTES = 100_000  # of a request that names a model
 _NEVER = "9999-12-31T23:59:59Z"
 _THOUSAND, _MILLION, _BILLION = 10**3, 10**6, 10**9
-
-
-class ErrorBody(TypedDict):
-    """An error."""
-
-    error: str
 
 
 class Options(msgspec.Struct, kw_only=True):
@@ -246,11 +240,6 @@ def _not_found(name: str | None, error: ModelNotFoundError) -> ModelNotFoundErro
 
 def _untagged(models: Models, name: str | None) -> str | None:
     return name if name is None or name in models else name.removesuffix(_LATEST)
-
-
-def error_form(error: errors.BeiError, status: int, _: str) -> tuple[int, object]:
-    """The message alone."""
-    return status, ErrorBody(error=str(error))
 
 
 def _tagged(name: str) -> str:
@@ -467,4 +456,6 @@ _ROUTES: tuple[Route[Any], ...] = (
 
 def dialect(models: Models) -> Dialect:
     """The dialect of Ollama, with routes that read the served models."""
-    return Dialect("ollama", "Ollama", _ROUTES, error_form, ErrorBody, _reads(models), probes=("/",), at_root=("api",))
+    return Dialect(
+        "ollama", "Ollama", _ROUTES, message_alone, MessageBody, _reads(models), probes=("/",), at_root=("api",)
+    )

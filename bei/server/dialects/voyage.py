@@ -25,18 +25,16 @@ from bei.server.endpoint.examples import (
     sorted_documents,
 )
 from bei.server.endpoint.field_schema import Text, Texts, TextsOfPairs
-from bei.server.endpoint.inference import embedded, ranked
+from bei.server.endpoint.inference import RankedText, embedded, ranked, ranking
 from bei.server.endpoint.parse import parser
-from bei.server.endpoint.render import Items, Reply
+from bei.server.endpoint.render import Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Dimensions, Model, Tiered
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, VectorForm, dtype_of
-from bei.server.routes.openai_embeddings import ANSWER_EXAMPLE, AROUND_BYTES, render
+from bei.server.routes.openai_embeddings import ANSWER_EXAMPLE, AROUND_BYTES, EmbeddingItem, TokensUsage, render
 from bei.service.call import ModelInput
 from bei.tasks.embed import EmbedTask
 from bei.tokenizer.encoder import EncodingOptions
-
-_RESULT_BYTES = 45
 
 
 class Detail(TypedDict):
@@ -57,27 +55,13 @@ class EmbeddingsRequest(Tiered, kw_only=True):
     encoding_format: Literal["base64"] | None = None
 
 
-class Usage(TypedDict):
-    """Voyage's."""
-
-    total_tokens: int
-
-
-class EmbeddingObject(TypedDict):
-    """Numbers, or their bytes in base64: float32, int8 or uint8, little-endian."""
-
-    object: Literal["embedding"]
-    embedding: list[float] | str
-    index: int
-
-
 class EmbeddingsResponse(TypedDict):
     """In the order of the texts."""
 
     object: Literal["list"]
-    data: list[EmbeddingObject]
+    data: list[EmbeddingItem]
     model: str
-    usage: Usage
+    usage: TokensUsage
 
 
 class RerankRequest(Tiered, kw_only=True):
@@ -91,24 +75,13 @@ class RerankRequest(Tiered, kw_only=True):
     truncation: bool | None = None
 
 
-class _Result(TypedDict):
-    index: int
-    relevance_score: float
-
-
-class Result(_Result, total=False):
-    """By descending score."""
-
-    document: str
-
-
 class RerankResponse(TypedDict):
     """Voyage's."""
 
     object: Literal["list"]
-    data: list[Result]
+    data: list[RankedText]
     model: str
-    usage: Usage
+    usage: TokensUsage
 
 
 async def create_embeddings(body: EmbeddingsRequest, context: RequestContext) -> Reply:
@@ -131,26 +104,11 @@ async def create_embeddings(body: EmbeddingsRequest, context: RequestContext) ->
 
 async def rank(body: RerankRequest, context: RequestContext) -> Reply:
     """Score documents against a query, best first."""
-    service, documents = context.able("rerank", body.model), body.documents
-    options = EncodingOptions(truncate=body.truncation is not False)
-    scores, order = await ranked(
-        context, service, body.query, documents, param="documents", bytes_per_result=_RESULT_BYTES, options=options
-    )
-    order = order[: body.top_k]
-
-    def items(start: int, stop: int) -> list[Result]:
-        results: list[Result] = [
-            {"index": index, "relevance_score": scores.values[index, 0]} for index in order[start:stop]
-        ]
-        if body.return_documents:
-            for result in results:
-                result["document"] = documents[result["index"]]
-        return results
-
-    num_bytes = len(order) * _RESULT_BYTES + body.return_documents * sum(len(documents[index]) for index in order)
+    service, options = context.able("rerank", body.model), EncodingOptions(truncate=body.truncation is not False)
+    scores = await ranked(context, service, body.query, body.documents, param="documents", options=options)
     content = {
         "object": "list",
-        "data": Items(len(order), num_bytes, items),
+        "data": ranking(scores, body.top_k, body.documents if body.return_documents else None),
         "model": service.name,
         "usage": {"total_tokens": scores.num_tokens},
     }

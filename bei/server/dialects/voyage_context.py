@@ -16,11 +16,11 @@ from bei.server.endpoint.field_schema import Text, limits, limits_of_inputs
 from bei.server.endpoint.inference import Embedded, embedded
 from bei.server.endpoint.parse import parser
 from bei.server.endpoint.refused_fields import Refused, refused
-from bei.server.endpoint.render import Items, Reply
+from bei.server.endpoint.render import Items, Reply, num_bytes_of
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Dimensions, Model, Tiered
 from bei.server.endpoint.vector_encoding import VectorForm, dtype_of
-from bei.server.routes.openai_embeddings import AROUND_BYTES
+from bei.server.routes.openai_embeddings import AROUND_BYTES, EmbeddingItem, TokensUsage, render
 from bei.tasks.embed import EmbedTask
 
 Chunks = Annotated[list[Text], limits(minItems=1)]
@@ -40,26 +40,12 @@ class Request(Tiered, kw_only=True):
     chunk_overlap: Annotated[Refused, refused("send chunks")] = UNSET
 
 
-class EmbeddedChunk(TypedDict):
-    """Numbers, or their bytes in base64."""
-
-    object: Literal["embedding"]
-    embedding: list[float] | str
-    index: int
-
-
 class Document(TypedDict):
     """The chunks of a document."""
 
     object: Literal["list"]
-    data: list[EmbeddedChunk]
+    data: list[EmbeddingItem]
     index: int
-
-
-class Usage(TypedDict):
-    """Special tokens included."""
-
-    total_tokens: int
 
 
 class Response(TypedDict):
@@ -68,7 +54,7 @@ class Response(TypedDict):
     object: Literal["list"]
     data: list[Document]
     model: str
-    usage: Usage
+    usage: TokensUsage
 
 
 async def embed_documents(body: Request, context: RequestContext) -> Reply:
@@ -91,27 +77,17 @@ async def embed_documents(body: Request, context: RequestContext) -> Reply:
             dimensions_param="output_dimension",
         )
         found.append(await embedded(context, service, task, forms=[form], around_bytes=AROUND_BYTES))
-    num_bytes = sum(len(one.dense.vectors) * AROUND_BYTES + form.list_bytes(one.dense) for one in found)
+    chunks_of = [render(one.answer, service.name, form)["data"] for one in found]
+    documents = [{"object": "list", "data": data, "index": index} for index, data in enumerate(chunks_of)]
+    num_bytes = sum(map(num_bytes_of, documents))
     context.check_answer(num_bytes)
     content = {
         "object": "list",
-        "data": Items(
-            len(found), num_bytes, lambda start, stop: [_document(at, found[at], form) for at in range(start, stop)]
-        ),
+        "data": Items(len(documents), num_bytes, lambda start, stop: documents[start:stop]),
         "model": service.name,
         "usage": {"total_tokens": sum(one.answer.num_tokens for one in found)},
     }
     return Reply(content)
-
-
-def _document(index: int, found: Embedded, form: VectorForm) -> dict[str, object]:
-    def items(start: int, stop: int) -> list[dict[str, object]]:
-        made = form.of(found.dense, start, stop)
-        return [{"object": "embedding", "embedding": one, "index": at} for at, one in enumerate(made, start)]
-
-    count = len(found.dense.vectors)
-    num_bytes = count * AROUND_BYTES + form.list_bytes(found.dense)
-    return {"object": "list", "data": Items(count, num_bytes, items), "index": index}
 
 
 ROUTE: Route[Request] = Route(

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypedDict
 
-import msgspec
-
 from bei.image.source import ImageInput
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import NUM_TOKENS, TEXTS, Example
 from bei.server.endpoint.field_schema import limits_of_inputs
 from bei.server.endpoint.inference import embedded
-from bei.server.endpoint.input_parts import Parts, joined_parts
+from bei.server.endpoint.input_parts import JoinedInput, joined_parts
 from bei.server.endpoint.parse import parser
 from bei.server.endpoint.render import Reply
 from bei.server.endpoint.route import Route
@@ -27,16 +25,10 @@ from bei.tasks.embed import EmbedTask
 from bei.tokenizer.encoder import EncodingOptions
 
 
-class MultimodalInput(msgspec.Struct):
-    """One input: an image alone, or texts, which are joined by line breaks."""
-
-    content: Parts
-
-
 class Request(Tiered, kw_only=True):
     """``input_type`` null: the model's default prompt."""
 
-    inputs: Annotated[list[MultimodalInput], limits_of_inputs]
+    inputs: Annotated[list[JoinedInput], limits_of_inputs]
     model: Model | None = None
     input_type: Literal["query", "document"] | None = None
     truncation: bool | None = None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from functools import partial
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, TypedDict, cast
 
 import msgspec
+from typing_extensions import NotRequired
 
 from bei.engine.postprocess import descending
 from bei.errors import InvalidRequestError
@@ -35,6 +36,8 @@ from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions
 
 # Characters of a prompt and its copies, one in front of each input.
 _MOST_PROMPT_CHARS = 1 << 26
+
+_RESULT_BYTES = 50  # of JSON, about: {"index":123,"relevance_score":0.12345678},
 
 
 class Embedded(NamedTuple):
@@ -118,6 +121,14 @@ async def reported(service: InferenceService, checked: CheckedTask, result: Part
     return report_of(result, await dropped_tokens(service, checked, result, ticket=ticket))
 
 
+class RankedText(TypedDict):
+    """By descending score. ``document`` where it is asked for."""
+
+    index: int
+    relevance_score: float
+    document: NotRequired[str]
+
+
 async def ranked(
     context: RequestContext,
     service: InferenceService,
@@ -125,16 +136,37 @@ async def ranked(
     documents: Seq[str],
     *,
     param: str,
-    bytes_per_result: int,
     raw: bool = False,
     options: EncodingOptions = AS_CONFIGURED,
-) -> tuple[Scores, list[int]]:
-    """The scores of ``documents``, which the field ``param`` holds, against ``query``, and their order, best first."""
+) -> Scores:
+    """The scores of ``documents``, which the field ``param`` holds, against ``query``."""
     context.check_count(documents, param)
-    context.check_answer(len(documents) * bytes_per_result)
+    context.check_answer(len(documents) * _RESULT_BYTES)
     task = RerankTask.of(query, documents, options, raw=raw)
-    scores = await rerank(service, task, ticket=context.admit(service, task.inputs, num_around=num_around(service)))
-    return scores, order_of(scores)
+    return await rerank(service, task, ticket=context.admit(service, task.inputs, num_around=num_around(service)))
+
+
+def ranking(
+    scores: Scores,
+    top_n: int | None,
+    documents: Seq[str] | None = None,
+    *,
+    score: str = "relevance_score",
+    document: str = "document",
+    is_score_first: bool = False,
+) -> Items:
+    """The index and the score of the ``top_n`` best (None, 0: of all), best first, and of ``documents`` its own;
+    ``score`` and ``document`` are the names of both, ``is_score_first``: the score stands before the index."""
+    values, order = scores.values[:, 0], order_of(scores)[: top_n or None]
+
+    def result_of(index: int) -> dict[str, Any]:
+        value = values[index]
+        result = {score: value, "index": index} if is_score_first else {"index": index, score: value}
+        return result if documents is None else {**result, document: documents[index]}
+
+    num_chars = 0 if documents is None else sum(len(documents[index]) for index in order)
+    num_bytes = len(order) * _RESULT_BYTES + num_chars
+    return Items(len(order), num_bytes, lambda start, stop: [result_of(index) for index in order[start:stop]])
 
 
 def order_of(scores: Scores) -> list[int]:

@@ -149,6 +149,12 @@ _JOINED = {"minItems": 2, "items": {"required": ["text"], "properties": {"text":
 Parts: TypeAlias = Annotated[list[JoinedPart], limits(minItems=1, anyOf=[_ALONE, _JOINED])]
 
 
+class JoinedInput(msgspec.Struct):
+    """One input: an image alone, or texts, which are joined by line breaks."""
+
+    content: Parts
+
+
 def joined_parts(parts: Seq[JoinedPart], param: str) -> str | ImageInput:
     """The parts of one input: an image alone, or texts, which are joined by line breaks. Raises InvalidRequestError."""
     found = [part.model_input(param) for part in parts]

@@ -12,6 +12,7 @@ from collections.abc import Sequence as Seq
 from typing import Annotated, Literal, TypeAlias, TypedDict
 
 from msgspec import UNSET, Meta
+from typing_extensions import NotRequired
 
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import Example
@@ -22,6 +23,7 @@ from bei.server.endpoint.render import Items, Reply, items_of
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Model, Tiered
 from bei.server.routes.classify import LabelScore
+from bei.server.routes.openai_embeddings import Usage, usage
 from bei.tasks.extract import ExtractTask, Span, extract
 from bei.tasks.extract_labels import THRESHOLD, LabelForm, Share, extraction_of
 from bei.tasks.schema_classes import ClassesForm
@@ -92,34 +94,24 @@ class FieldValue(TypedDict):
 Instance: TypeAlias = dict[str, FieldValue | list[FieldValue] | None]
 
 
-class _TextSpans(TypedDict):
-    index: int
-    spans: list[ExtractedSpan]
-
-
-class TextSpans(_TextSpans, total=False):
+class TextSpans(TypedDict):
     """The spans of one text, in its order, and where they were asked for, instances of structures and relations, and
     labels of classifications: one, or with `multi_label` a list."""
 
-    structures: dict[str, list[Instance]]
-    relations: dict[str, list[Instance]]
-    classifications: dict[str, LabelScore | list[LabelScore]]
-
-
-class ExtractUsage(TypedDict):
-    """Of all windows, with labels and special tokens."""
-
-    prompt_tokens: int
-    total_tokens: int
+    index: int
+    spans: list[ExtractedSpan]
+    structures: NotRequired[dict[str, list[Instance]]]
+    relations: NotRequired[dict[str, list[Instance]]]
+    classifications: NotRequired[dict[str, LabelScore | list[LabelScore]]]
 
 
 class ExtractResponse(TypedDict):
-    """One entry a text."""
+    """One entry a text. Tokens are those of all windows, with labels."""
 
     object: Literal["list"]
     model: str
     data: list[TextSpans]
-    usage: ExtractUsage
+    usage: Usage
 
 
 async def extract_spans(body: ExtractRequest, context: RequestContext) -> Reply:
@@ -165,9 +157,8 @@ async def extract_spans(body: ExtractRequest, context: RequestContext) -> Reply:
             }
         return found
 
-    usage = {"prompt_tokens": answer.num_tokens, "total_tokens": answer.num_tokens}
     data = Items(len(texts), sum(sizes), items)
-    return Reply({"object": "list", "model": service.name, "data": data, "usage": usage})
+    return Reply({"object": "list", "model": service.name, "data": data, "usage": usage(answer.num_tokens)})
 
 
 def _rendered(span: Span) -> ExtractedSpan:

@@ -80,6 +80,12 @@ class Usage(TypedDict):
     total_tokens: int
 
 
+class TokensUsage(TypedDict):
+    """Jina's and Voyage's. Special tokens included."""
+
+    total_tokens: int
+
+
 class EmbeddingItem(TypedDict):
     """base64 is of little-endian numbers, float32 unless the request says otherwise, as OpenAI's clients decode it."""
 

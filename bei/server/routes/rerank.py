@@ -20,6 +20,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, Typ
 
 import msgspec
 from msgspec import UNSET, Meta
+from typing_extensions import NotRequired
 
 from bei.errors import InvalidRequestError
 from bei.image.source import ImageInput, MixedInput
@@ -36,7 +37,7 @@ from bei.server.endpoint.examples import (
     token_usage,
 )
 from bei.server.endpoint.field_schema import Limits, TextsOfPairs, limits_of_inputs, without
-from bei.server.endpoint.inference import order_of
+from bei.server.endpoint.inference import order_of, ranking
 from bei.server.endpoint.input_parts import ComparedInput, image_beside
 from bei.server.endpoint.parse import parser, parser_by_field, too_many_inputs
 from bei.server.endpoint.refused_fields import Refused, refused
@@ -115,15 +116,12 @@ class DocumentsRequest(RerankControls, kw_only=True):
     _limits: ClassVar[Limits] = (_TEXT_UNLESS_NAMED,)
 
 
-class _Rank(TypedDict):
-    index: int
-    score: float
-
-
-class Rank(_Rank, total=False):
+class Rank(TypedDict):
     """One text in TEI's form; ranks are sorted by descending score."""
 
-    text: str
+    index: int
+    score: float
+    text: NotRequired[str]
 
 
 class DocumentObject(TypedDict, total=False):
@@ -133,15 +131,12 @@ class DocumentObject(TypedDict, total=False):
     image: str
 
 
-class _Result(TypedDict):
-    index: int
-    relevance_score: float
-
-
-class Result(_Result, total=False):
+class Result(TypedDict):
     """One document; results are sorted by descending score. `document` is a plain string only in Infinity's form."""
 
-    document: DocumentObject | str
+    index: int
+    relevance_score: float
+    document: NotRequired[DocumentObject | str]
 
 
 class ApiVersion(TypedDict):
@@ -257,7 +252,8 @@ async def rank_texts(body: TextsRequest, context: RequestContext) -> Reply:
     service = _checked(body, context)
     context.check_count(body.texts, "texts")
     answer = await _scored(service, body, body.texts, _admitted(context, service, body, body.texts))
-    return Reply(render_ranks(answer, body.texts if body.return_text else None, body.top_n), answer.truncated)
+    texts = body.texts if body.return_text else None
+    return Reply(ranking(answer, body.top_n, texts, score="score", document="text"), answer.truncated)
 
 
 def _checked(body: RerankControls, context: RequestContext) -> InferenceService:
@@ -331,19 +327,6 @@ async def shortened(
             shorter[index] = text[: int(encoding.spans.offsets[:, 1].max())]
             cut.add(index)
     return shorter, cut
-
-
-def render_ranks(scores: Scores, texts: Seq[str] | None, top_n: int | None) -> Items:
-    """TEI's response, Ranks, with ``texts`` where they are asked for."""
-    values, order = scores.values[:, 0], order_of(scores)[: top_n or None]
-
-    def items(start: int, stop: int) -> list[Rank]:
-        if texts is None:
-            return [{"index": index, "score": values[index]} for index in order[start:stop]]
-        return [{"index": index, "score": values[index], "text": texts[index]} for index in order[start:stop]]
-
-    num_chars = sum(len(texts[index]) for index in order) if texts else 0
-    return Items(len(order), len(order) * _RESULT_BYTES + num_chars, items)
 
 
 def render_results(

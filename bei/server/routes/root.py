@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypedDict
 import msgspec
 import numpy as np
 from msgspec import Meta
+from typing_extensions import NotRequired
 
 from bei.errors import InvalidRequestError
 from bei.server.endpoint.context import RequestContext
@@ -82,18 +83,15 @@ class ZeroShotRequest(Tiered, kw_only=True):
     model: Model | None = None
 
 
-class _Entity(TypedDict):
+class PipelineEntity(TypedDict):
+    """``entity_group`` of several tokens, ``entity`` of one."""
+
     word: str
     score: float
     start: int
     end: int
-
-
-class PipelineEntity(_Entity, total=False):
-    """``entity_group`` of several tokens, ``entity`` of one."""
-
-    entity: str
-    entity_group: str
+    entity: NotRequired[str]
+    entity_group: NotRequired[str]
 
 
 # The bodies of all kinds, for /openapi.json.

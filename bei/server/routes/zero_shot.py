@@ -32,6 +32,7 @@ from bei.server.routes.classify import (
     classify_texts,
     ranked_bytes,
 )
+from bei.server.routes.openai_embeddings import TokensUsage
 from bei.tasks.zero_shot import HYPOTHESIS, ZeroShotTask, check_zero_shot, inputs_of, told_of, zero_shot
 
 _AROUND_BYTES = 90  # of a text's scores: its index, its best label with its score
@@ -77,12 +78,6 @@ class ZeroShotPrediction(TypedDict):
     prediction: str
     score: float
     predictions: list[LabelScore]
-
-
-class TokensUsage(TypedDict):
-    """Special tokens included."""
-
-    total_tokens: int
 
 
 class LabelsResponse(TypedDict):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bei.errors import NotReadyError
+from bei.errors import EngineDeadError, NotReadyError
 from bei.metrics.registry import Metrics
 from bei.server.status import stats as minute
 from bei.server.status.peers import ENDED, PATIENCE_S, Peers
@@ -68,6 +68,11 @@ class WholeServer:
     async def dead(self) -> list[str]:
         """Names of the models with a dead thread, in any process."""
         return [*{name: None for name in (*self._models.dead(), *await self._dead_elsewhere())}]
+
+    async def check_alive(self) -> None:
+        """Raise EngineDeadError if a thread of a model has died, in any process."""
+        if await self.dead():
+            raise EngineDeadError("A thread of a model has died: restart the server.")
 
     async def problems(self) -> dict[str, str]:
         """For each model that is not ready, the reason, by the model's name; empty: all are ready.
