@@ -16,6 +16,7 @@ from bei.config.settings import DIALECTS, ServeConfig
 from bei.metrics.registry import Metrics
 from bei.server.app import create_app
 from bei.server.endpoint.models import Models
+from bei.server.server_parts import ServerParts
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "api.md"
 
@@ -36,7 +37,7 @@ _LONG = 100
 @cache
 def page() -> dict[str, Any]:
     """What /openapi.json is, of a server with default settings."""
-    application = create_app(Models([]), ServeConfig(), Metrics())
+    application = create_app(Models([]), ServerParts(ServeConfig(), Metrics()))
 
     async def answer() -> Any:
         transport = httpx.ASGITransport(application)

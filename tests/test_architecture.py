@@ -47,6 +47,7 @@ ROOMS = (
     *("bei.server.status", "bei.server.lifecycle", "bei.server.routes", "bei.server.dialects", "bei.server.open_paths"),
     *(
         "bei.server.batches",
+        "bei.server.server_parts",
         "bei.server.openapi",
         "bei.server.grpc",
         "bei.server.app",

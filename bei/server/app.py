@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -19,12 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bei.config.settings import ServeConfig
 from bei.errors import BeiError, ShuttingDownError
-from bei.metrics.registry import Metrics
-from bei.server.auth.keys import Keyring
 from bei.server.auth.middleware import ApiKeys
 from bei.server.batches.batches_routes import batches_router
 from bei.server.batches.files_routes import files_router
-from bei.server.batches.store import BatchStore
 from bei.server.dialects import cohere, nim, tei, vllm, vllm_pooling
 from bei.server.dialects.base import Dialects, mounted
 from bei.server.dialects.table import all_dialects
@@ -61,13 +58,10 @@ from bei.server.routes.hub_paths import hub_routes
 from bei.server.routes.info import info_router
 from bei.server.routes.pages import pages_router
 from bei.server.scope import SCOPE_ENDPOINT, SCOPE_RECORD, SCOPE_REQUEST_ID
+from bei.server.server_parts import ServerParts
 from bei.server.status.peers import Peers
 from bei.server.status.whole_server import WholeServer
-from bei.server.telemetry.access_log import RequestLog
-from bei.server.telemetry.middleware import Telemetry, with_answer_headers
-
-if TYPE_CHECKING:
-    from bei.server.telemetry.spans import Tracing
+from bei.server.telemetry.middleware import with_answer_headers
 
 log = logging.getLogger(__name__)
 
@@ -103,23 +97,14 @@ def inference_routes(config: ServeConfig) -> tuple[Route[Any], ...]:
 
 
 def create_app(
-    models: Models,
-    config: ServeConfig,
-    metrics: Metrics,
-    keys: Keyring | None = None,
-    request_log: RequestLog | None = None,
-    tracing: Tracing | None = None,
-    *,
-    answers: AnswerMemory | None = None,
-    peers: Peers | None = None,
-    batches: BatchStore | None = None,
+    models: Models, parts: ServerParts, *, answers: AnswerMemory | None = None, peers: Peers | None = None
 ) -> ASGIApp:
-    """The application over ``models``. It holds no state of its own. ``keys``: None lets everybody in.
+    """The application over ``models``. It holds no state of its own.
 
     In a front-end process ``answers`` counts those of all front ends, and ``peers`` are the other processes; they are
-    made on the event loop. ``batches`` None: there are no files and batches.
+    made on the event loop.
     """
-    router = ApiRouter()
+    config, metrics, router = parts.config, parts.metrics, ApiRouter()
     context = Context(
         models,
         config.max_client_batch_size,
@@ -150,14 +135,14 @@ def create_app(
     router.include(tei.openapi_router())
     router.include(health_router(server, page=_page_of(config)))
     router.include(certificate_router(models))
-    router.include(files_router(batches, config.batch_file_limit))
-    router.include(batches_router(batches, config, partial(_has_route, inference)))
+    router.include(files_router(parts.batches, config.batch_file_limit))
+    router.include(batches_router(parts.batches, config, partial(_has_route, inference)))
     router.include(pages_router(config))
     app = Starlette(routes=[StarletteRoute("/openapi.json", _openapi), *router.routes], exception_handlers=HANDLERS)
     app.router.redirect_slashes = False  # see Routing
     # Made when it is first asked for: a server that starts does not wait for it.
     app.state.openapi = cache(partial(page, router.routes, routes, [*dialects], config))
-    return _with_middlewares(app, endpoints, dialects, config, metrics, keys, request_log, tracing)
+    return _with_middlewares(app, endpoints, dialects, parts)
 
 
 def _has_route(routes: Seq[StarletteRoute], url: str) -> bool:
@@ -165,22 +150,14 @@ def _has_route(routes: Seq[StarletteRoute], url: str) -> bool:
     return any(route.matches(scope)[0] is Match.FULL for route in routes)
 
 
-def _with_middlewares(
-    app: Starlette,
-    endpoints: Seq[Endpoint],
-    dialects: Dialects,
-    config: ServeConfig,
-    metrics: Metrics,
-    keys: Keyring | None,
-    request_log: RequestLog | None,
-    tracing: Tracing | None,
-) -> ASGIApp:
+def _with_middlewares(app: Starlette, endpoints: Seq[Endpoint], dialects: Dialects, parts: ServerParts) -> ASGIApp:
     """``app`` and ``endpoints`` behind the middlewares. To be read from the bottom: the last one is the outermost.
 
     They are ours and not the framework's, whose layers would stand in front of it: here a layer without a second half
     is a plain function, and none wraps ``send``, so that hot routes can answer past it (``fast_response``).
     """
-    root, cors = config.root_path, None
+    config, keys, cors = parts.config, parts.keys, None
+    root = config.root_path
     inner: ASGIApp = HotRoutes(RootPathRestored(app, root) if root else app)
     if keys is not None:
         inner = ApiKeys(inner, keys, open_paths(config, dialects))
@@ -194,9 +171,7 @@ def _with_middlewares(
     if cors is not None:
         inner = CorsHeaders(inner, cors)
     inner = RequestIds(inner)
-    untraced = untraced_paths(config, dialects)
-    timing = config.server_timing
-    return Telemetry(inner, app, metrics, request_log, tracing, untraced=untraced, server_timing=timing)
+    return parts.telemetry(inner, app, untraced_paths(config, dialects))
 
 
 def _other_paths(config: ServeConfig) -> dict[str, str]:

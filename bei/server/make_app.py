@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
@@ -18,54 +18,34 @@ from bei.errors import ConfigError
 from bei.metrics.registry import Metrics
 from bei.scheduler.device_gate import DeviceGate
 from bei.server.app import create_app
-from bei.server.auth.keys import Keyring, keyring_of
-from bei.server.batches.store import store_of
 from bei.server.batches.worker import BatchWorker, worker_of
 from bei.server.endpoint.models import Models
 from bei.server.http.memory_budgets import AnswerMemory
 from bei.server.lifecycle.drain import Drains, wait_all_drained
 from bei.server.lifecycle.swap import LocalSwaps
-from bei.server.telemetry.access_log import RequestLog, request_log_of
-from bei.server.telemetry.otel_settings import tracing_of
+from bei.server.server_parts import ServerParts
 from bei.service.loader import Loaded, Standing, load_model, load_next, manifest_of
 from bei.service.service import InferenceService
 
-if TYPE_CHECKING:
-    from bei.server.telemetry.spans import Tracing
 
-
+@dataclass(frozen=True, eq=False)
 class WholeApp:
     """``app`` answers requests from ``models`` in this process. An async context manager, which ends with ``aclose``.
 
     Of the event loop on which ``make_app`` ran.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        models: Models,
-        swaps: LocalSwaps,
-        metrics: Metrics,
-        keys: Keyring | None,
-        request_log: RequestLog | None,
-        tracing: Tracing | None,
-        batches: BatchWorker | None,
-        answers: AnswerMemory,
-    ) -> None:
-        self.app = app
-        self.models = models
-        self.swaps = swaps
-        self.metrics = metrics
-        self.keys = keys
-        self.request_log = request_log
-        self.tracing = tracing
-        self.answers = answers
-        self._batches = batches
+    app: ASGIApp
+    models: Models
+    swaps: LocalSwaps
+    parts: ServerParts
+    batches: BatchWorker | None
+    answers: AnswerMemory
 
     @property
     def workers(self) -> tuple[Drains, ...]:
         """What has to drain, in this order: lines of batches that are under way are still answered."""
-        return (self.models,) if self._batches is None else (self._batches, self.models)
+        return (self.models,) if self.batches is None else (self.batches, self.models)
 
     async def __aenter__(self) -> WholeApp:
         return self
@@ -79,12 +59,12 @@ class WholeApp:
         for worker in self.workers:
             worker.begin_drain()
         await wait_all_drained(self.workers)
-        if self._batches is not None:
-            self._batches.close()
+        if self.batches is not None:
+            self.batches.close()
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, self.models.close)
-        if self.tracing is not None:
-            await loop.run_in_executor(None, self.tracing.close)
+        if self.parts.tracing is not None:
+            await loop.run_in_executor(None, self.parts.tracing.close)
         if not self.swaps.is_loading:
             await self.swaps.wait_closed()
 
@@ -101,10 +81,8 @@ async def make_app(artifacts: Seq[Path | Artifact], config: ServeConfig) -> Whol
         raise ConfigError("http_workers and several devices are for 'bei serve': leave them out, and name one device.")
     # First the cheap steps: a missing key is reported before gigabytes are loaded.
     _take_device(artifacts, config)
-    metrics = Metrics()
-    keys, request_log, tracing = keyring_of(config), request_log_of(config), tracing_of(config)
-    store = store_of(config)
-    models, swaps = _load(artifacts, config, metrics)
+    parts = ServerParts.of(config, Metrics())
+    models, swaps = _load(artifacts, config, parts.metrics)
     try:
         for service in models:
             await service.check_ready()  # an engine that computes other numbers than at build time gets no request
@@ -112,9 +90,8 @@ async def make_app(artifacts: Seq[Path | Artifact], config: ServeConfig) -> Whol
         await asyncio.get_running_loop().run_in_executor(None, models.close)
         raise
     answers = AnswerMemory(config.answer_memory)
-    app = create_app(models, config, metrics, keys, request_log, tracing, answers=answers, batches=store)
-    batches = worker_of(store, app, keys, config)
-    return WholeApp(app, models, swaps, metrics, keys, request_log, tracing, batches, answers)
+    app = create_app(models, parts, answers=answers)
+    return WholeApp(app, models, swaps, parts, worker_of(parts.batches, app, parts.keys, config), answers)
 
 
 def _take_device(artifacts: Seq[Path | Artifact], config: ServeConfig) -> None:

@@ -40,20 +40,11 @@ async def _serve(artifacts: Seq[Path | Artifact], config: ServeConfig, sockets: 
     memory = remember()
     tls = tls_of(config)  # wrong certificates are reported before gigabytes are loaded
     async with await make_app(artifacts, config) as whole:
-        reloading = SighupReloads([part.reload for part in (whole.keys, tls, whole.swaps) if part is not None], memory)
+        parts = whole.parts
+        reloading = SighupReloads([part.reload for part in (parts.keys, tls, whole.swaps) if part is not None], memory)
         max_connections = fitting_connections(config.max_connections, MOST_HANDSHAKES if tls is not None else 0)
-        connections = Connections(config, whole.metrics, max_connections, whole.request_log)
-        grpc = grpc_of(
-            config,
-            whole.models,
-            whole.answers,
-            connections.bodies,
-            whole.metrics,
-            whole.keys,
-            whole.request_log,
-            whole.tracing,
-            tls,
-        )
+        connections = Connections(config, parts.metrics, max_connections, parts.request_log)
+        grpc = grpc_of(whole.models, parts, tls, whole.answers, connections.bodies)
         server = DrainingServer(
             uvicorn_config(whole.app),
             whole.workers if grpc is None else (*whole.workers, grpc),

@@ -31,8 +31,6 @@ from bei.multiprocess.shared_memory.limits_page import SharedPage
 from bei.multiprocess.transport.connect import path_of
 from bei.scheduler.cost_model import CostModel
 from bei.server.app import create_app
-from bei.server.auth.keys import keyring_of
-from bei.server.batches.store import store_of
 from bei.server.batches.worker import worker_of
 from bei.server.endpoint.models import Models
 from bei.server.grpc.server import GrpcServer, grpc_of
@@ -43,9 +41,8 @@ from bei.server.http.tls import tls_of
 from bei.server.lifecycle.drain import DrainingServer, Drains, uvicorn_config
 from bei.server.lifecycle.swap import check_new, close_replaced, closed, in_thread, replace
 from bei.server.process_tuning import collect_rarely, run_on_loop
+from bei.server.server_parts import ServerParts
 from bei.server.status.whole_server import on_loop
-from bei.server.telemetry.access_log import request_log_of
-from bei.server.telemetry.otel_settings import tracing_of
 from bei.service.image_side import image_side_of
 from bei.service.label_side import label_encoder_of
 from bei.service.loader import encoder_of, next_encoder, side_of_second, tower_port
@@ -117,7 +114,7 @@ class FrontEnd:
         elif isinstance(command, Close):
             await self._close(command.key)
         elif isinstance(command, Reload):
-            for part in (self._keys, self._tls):
+            for part in (self._parts.keys, self._tls):
                 if part is not None:
                     await part.reload()
         elif isinstance(command, Drain):
@@ -135,11 +132,8 @@ class FrontEnd:
         self._config, self._started_s = config, command.started_s
         self._address, page = descriptors
         self._limits = SharedLimits(SharedPage(page, config.http_workers, command.num_models, command.index))
-        self._keys = keyring_of(config, self._limits.bucket)
+        self._parts = ServerParts.of(config, self._metrics, self._limits.bucket)
         self._tls = tls_of(config)
-        self._request_log = request_log_of(config)
-        self._tracing = tracing_of(config)
-        self._store = store_of(config)
 
     # Models.
 
@@ -205,41 +199,21 @@ class FrontEnd:
         for service in self._models:
             self._metrics.artifact(service.name, service.manifest.digest)
         answers = AnswerMemory(config.answer_memory, self._limits.answers)
-        app = create_app(
-            self._models,
-            config,
-            self._metrics,
-            self._keys,
-            self._request_log,
-            self._tracing,
-            answers=answers,
-            peers=self._channel,
-            batches=self._store,
-        )
-        batches = worker_of(self._store, app, self._keys, config)
+        parts = self._parts
+        app = create_app(self._models, parts, answers=answers, peers=self._channel)
+        batches = worker_of(parts.batches, app, parts.keys, config)
         workers: Seq[Drains] = (self._models,) if batches is None else (batches, self._models)
         room = fitting_connections(config.max_connections, MOST_HANDSHAKES if self._tls is not None else 0)
         connections = Connections(
             config,
             self._metrics,
             room,
-            self._request_log,
+            parts.request_log,
             others=self._limits.front_ends,
             bodies=self._limits.bodies,
             answers=answers,
         )
-        self._grpc = grpc_of(
-            config,
-            self._models,
-            answers,
-            connections.bodies,
-            self._metrics,
-            self._keys,
-            self._request_log,
-            self._tracing,
-            self._tls,
-            self._channel,
-        )
+        self._grpc = grpc_of(self._models, parts, self._tls, answers, connections.bodies, self._channel)
         if self._grpc is not None:
             await self._grpc.start()
             workers = (*workers, self._grpc)
@@ -272,5 +246,5 @@ class FrontEnd:
             await self._serving
         if self._grpc is not None:
             await self._grpc.stop()
-        if self._tracing is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self._tracing.close)
+        if self._parts.tracing is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._parts.tracing.close)

@@ -48,7 +48,8 @@ _SHORT = 16  # characters; the log warns of shorter keys, which can be guessed
 NewBucket: TypeAlias = Callable[[str, str, float], Bucket]
 
 
-def _own_bucket(name: str, what: str, rate: float) -> Bucket:
+def own_bucket(name: str, what: str, rate: float) -> Bucket:
+    """Of this process alone."""
     return Bucket(rate)
 
 
@@ -64,7 +65,7 @@ class Key:
     used on the event loop.
     """
 
-    def __init__(self, spec: KeySpec, label: str, new_bucket: NewBucket = _own_bucket) -> None:
+    def __init__(self, spec: KeySpec, label: str, new_bucket: NewBucket = own_bucket) -> None:
         self.name = spec.name
         self.label = label
         self.flow = flow_of(spec.name)
@@ -116,7 +117,7 @@ class Keyring:
     ``new_bucket`` makes the buckets of the keys; with several front ends, buckets that these share.
     """
 
-    def __init__(self, read: Callable[[], Seq[KeySpec]], new_bucket: NewBucket = _own_bucket) -> None:
+    def __init__(self, read: Callable[[], Seq[KeySpec]], new_bucket: NewBucket = own_bucket) -> None:
         self._read = read
         self._new_bucket = new_bucket
         self._secret = os.urandom(32)
@@ -199,7 +200,7 @@ _MISSING = "This server asks for an API key: send it as the header 'Authorizatio
 _UNKNOWN = "The API key is none of this server's: ask its operator for one, or check how yours is sent."
 
 
-def keyring_of(config: ServeConfig, new_bucket: NewBucket = _own_bucket) -> Keyring | None:
+def keyring_of(config: ServeConfig, new_bucket: NewBucket = own_bucket) -> Keyring | None:
     """The keys that ``config`` names; None: it names none. Raises ConfigError."""
     if not config.asks_for_keys:
         return None

@@ -21,8 +21,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bei.config.settings import ServeConfig
 from bei.errors import ConfigError
-from bei.metrics.registry import Metrics
-from bei.server.auth.keys import Keyring
 from bei.server.endpoint.context import Context
 from bei.server.endpoint.models import Models
 from bei.server.grpc.calls import Calls, Header, RpcCall, RpcMethod, code_of, deadline_of, error_metadata
@@ -34,16 +32,14 @@ from bei.server.http.body_time import body_due_s, body_too_slow
 from bei.server.http.memory_budgets import AnswerMemory, Body, BodyMemory
 from bei.server.http.tls import TLS
 from bei.server.lifecycle.drain import LINGER_S
+from bei.server.server_parts import ServerParts
 from bei.server.status.peers import Peers
 from bei.server.status.whole_server import WholeServer
-from bei.server.telemetry.access_log import RequestLog
 from bei.server.telemetry.middleware import Telemetry
 from bei.utils.libraries import importing
 
 if TYPE_CHECKING:
     import grpc
-
-    from bei.server.telemetry.spans import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -83,39 +79,26 @@ def _taken(config: ServeConfig, reason: str) -> ConfigError:
 
 
 def grpc_of(
-    config: ServeConfig,
     models: Models,
+    parts: ServerParts,
+    tls: TLS | None,
     answers: AnswerMemory,
     bodies: BodyMemory,
-    metrics: Metrics,
-    keys: Keyring | None,
-    request_log: RequestLog | None,
-    tracing: Tracing | None,
-    tls: TLS | None,
     peers: Peers | None = None,
 ) -> GrpcServer | None:
-    """The server that ``config`` asks for; None: it asks for none."""
+    """The server that the settings ask for; None: they ask for none."""
+    config = parts.config
     if config.grpc_port is None:
         return None
     shared = Context(models, config.max_client_batch_size, min(config.answer_limit, _MOST), answers)
-    server = WholeServer(models, metrics, peers)
-    return GrpcServer(shared, bodies, config, server, metrics, keys, request_log, tracing, tls)
+    return GrpcServer(shared, bodies, parts, WholeServer(models, parts.metrics, peers), tls)
 
 
 class GrpcServer:
     """The server of a process. Of the event loop on which it is made; ``start`` it once the models answer."""
 
     def __init__(
-        self,
-        shared: Context,
-        bodies: BodyMemory,
-        config: ServeConfig,
-        server: WholeServer,
-        metrics: Metrics,
-        keys: Keyring | None,
-        request_log: RequestLog | None,
-        tracing: Tracing | None,
-        tls: TLS | None,
+        self, shared: Context, bodies: BodyMemory, parts: ServerParts, server: WholeServer, tls: TLS | None
     ) -> None:
         import grpc
         from grpc_health.v1 import health
@@ -124,20 +107,12 @@ class GrpcServer:
         from bei.server.grpc.library_services import HealthServicer, ReflectionServicer
 
         def telemetry(app: ASGIApp) -> Telemetry:
-            return Telemetry(
-                app,
-                _nothing,
-                metrics,
-                request_log,
-                tracing,
-                untraced=_NEVER_A_REQUEST,
-                server_timing=config.server_timing,
-            )
+            return parts.telemetry(app, _nothing, _NEVER_A_REQUEST)
 
-        self._config = config
+        self._config = config = parts.config
         self._tls = tls
         self._status = server
-        self._calls = Calls(shared, bodies, keys, telemetry, config.payload_limit)
+        self._calls = Calls(shared, bodies, parts.keys, telemetry, config.payload_limit)
         self._server = grpc.aio.server(options=_options(config), maximum_concurrent_rpcs=config.max_connections)
         self._health = HealthServicer(max(1, config.max_connections // 2), config.body_timeout)
         methods = [*tei_methods(config), *inference_methods(shared.models, server)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -14,13 +15,11 @@ from bei.config.settings import ServeConfig
 from bei.core import Engine
 from bei.metrics.registry import Metrics
 from bei.server.app import create_app
-from bei.server.auth.keys import keyring_of
-from bei.server.batches.store import BatchStore, store_of
 from bei.server.batches.worker import BatchWorker, worker_of
 from bei.server.dialects.table import all_dialects
 from bei.server.endpoint.models import Models
+from bei.server.server_parts import ServerParts
 from bei.server.status.whole_server import WholeServer
-from bei.server.telemetry.access_log import request_log_of
 from tests.support.engines import DEADLINE_S
 from tests.support.services import make_service
 
@@ -45,15 +44,15 @@ class App:
         self.models = self.run(self._load(served, settings))
         config = ServeConfig(**settings)
         self.dialects = all_dialects(self.models, config, WholeServer(self.models, self.metrics))
-        self.keys = keyring_of(config)
-        store, logged = store_of(config), request_log_of(config)
-        self.asgi = create_app(self.models, config, self.metrics, self.keys, logged, tracing, batches=store)
-        self.batches = self.run(self._worker(store, config))
+        self.parts = replace(ServerParts.of(config, self.metrics), tracing=tracing)
+        self.keys = self.parts.keys
+        self.asgi = create_app(self.models, self.parts)
+        self.batches = self.run(self._worker())
         transport = httpx.ASGITransport(self.asgi, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://bei.test")
 
-    async def _worker(self, store: BatchStore | None, config: ServeConfig) -> BatchWorker | None:
-        return worker_of(store, self.asgi, self.keys, config)
+    async def _worker(self) -> BatchWorker | None:
+        return worker_of(self.parts.batches, self.asgi, self.keys, self.parts.config)
 
     async def _load(self, served: Sequence[tuple[Artifact, Engine]], settings: dict[str, Any]) -> Models:
         services = [make_service(artifact, engine, self.metrics, **settings) for artifact, engine in served]

@@ -12,6 +12,7 @@ from bei.server.grpc.messages import message
 from bei.server.grpc.server import GrpcServer, grpc_of
 from bei.server.http.memory_budgets import AnswerMemory, BodyMemory
 from bei.server.http.tls import tls_of
+from bei.server.server_parts import ServerParts
 from bei.server.telemetry.access_log import request_log_of
 from tests.bei.server.app import App
 
@@ -31,9 +32,8 @@ class Grpc:
         self.channel = app.run(self._channel(address, credentials))
 
     async def _start(self, config: ServeConfig, *, watches: bool) -> GrpcServer:
-        log = request_log_of(config)
-        memory = (self.answers, self.bodies)
-        server = grpc_of(config, self.app.models, *memory, self.app.metrics, self.app.keys, log, None, tls_of(config))
+        parts = ServerParts(config, self.app.metrics, self.app.keys, request_log_of(config))
+        server = grpc_of(self.app.models, parts, tls_of(config), self.answers, self.bodies)
         assert server is not None
         await server.start()
         if not watches:

@@ -20,6 +20,7 @@ from bei.engine.fake import FakeEngine
 from bei.metrics.registry import Metrics, ModelMetrics
 from bei.server.app import create_app
 from bei.server.endpoint.models import Models
+from bei.server.server_parts import ServerParts
 from bei.server.status.whole_server import offer_steps, on_loop
 from tests.support.artifacts import LIMITS
 from tests.support.engines import DEADLINE_S
@@ -36,7 +37,7 @@ class Front:
         self.metrics = Metrics()
         config = ServeConfig(openai_token_ids="accept")
         self.models = Models([make_service(artifact, FakeEngine(LIMITS), self.metrics)], started_s=1234)
-        app = create_app(self.models, config, self.metrics, peers=peers)
+        app = create_app(self.models, ServerParts(config, self.metrics), peers=peers)
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://bei.test")
 
     async def embed(self, times: int = 1) -> None:
