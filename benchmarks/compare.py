@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.record import write
-from benchmarks.harness.rounds import spread, with_foreign_load
+from benchmarks.harness.rounds import geometric_mean, spread, turns, with_foreign_load
 from benchmarks.harness.servers import BEFORE, NOW, ROOT, environment, revision
 
 Figures = dict[str, float]
@@ -43,8 +41,8 @@ def main() -> None:
     checkouts = {NOW: ROOT, BEFORE: options.before.resolve()}
     runs: dict[str, list[Figures]] = {name: [] for name in checkouts}
     loads: dict[str, list[float]] = {name: [] for name in checkouts}
-    for number in range(options.rounds):
-        for side in list(checkouts)[:: 1 if number % 2 == 0 else -1]:
+    for number, in_order in turns(list(checkouts), options.rounds):
+        for side in in_order:
             run = partial(results_of, checkouts[side], options.name, options.arguments)
             results, load = with_foreign_load(run)
             runs[side].append(dict(figures(results)))
@@ -119,9 +117,7 @@ def _compared(values: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     if min(*values[NOW], *values[BEFORE]) <= 0:  # counts of nothing, differences
         mean = error = of_medians = None
     else:
-        logs = [math.log(now / before) for now, before in zip(values[NOW], values[BEFORE], strict=True)]
-        mean = round(math.exp(statistics.fmean(logs)), 4)
-        error = round(statistics.stdev(logs) / len(logs) ** 0.5, 4) if len(logs) > 1 else None
+        mean, error = geometric_mean([now / before for now, before in zip(values[NOW], values[BEFORE], strict=True)])
         of_medians = round(row[NOW]["median"] / row[BEFORE]["median"], 4)
     return {
         **row,

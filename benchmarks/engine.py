@@ -20,10 +20,9 @@ import numpy as np
 
 from bei.artifact.manifest import Artifact
 from bei.core import Encoding, Engine, Float32Array, PackedBatch
-from bei.scheduler.cost_measurement import measure as measure_costs
 from bei.utils.cpu_count import usable_cores
 from benchmarks.harness.arguments import parsed
-from benchmarks.harness.engines import loaded, precisions, random_encodings, sorted_batches, tokens_per_s
+from benchmarks.harness.engines import loaded, mixed_batches, precisions, random_encodings, tokens_per_s
 from benchmarks.harness.models import built, checkpoint_folder
 from benchmarks.harness.record import write
 from benchmarks.harness.rounds import alternate, ratio, seconds
@@ -62,7 +61,7 @@ def _beside_torch(checkpoint: Path, artifacts: Mapping[str, Artifact], lengths: 
     sides: Sides = {}
     for precision, artifact in artifacts.items():
         engine = stack.enter_context(loaded(artifact))
-        batches = _batches(engine, lengths, artifact)
+        batches = mixed_batches(engine, artifact, lengths)
         sides[f"bei {precision}"] = partial(tokens_per_s, engine, batches)
     encodings = random_encodings(lengths, artifact.manifest.spec.vocab_size)
     for precision in precisions("bf16", "fp32"):
@@ -83,16 +82,11 @@ def _with_and_without_kernels(
         ours, theirs = (stack.enter_context(loaded(artifact, {"use_kernels": use})) for use in (1, 0))
         if "bei-kernels-cpu" not in ours.info.device:
             raise SystemExit("bei-kernels-cpu is not installed: pip install ./kernels")
-        batches = _batches(theirs, lengths, artifact)
+        batches = mixed_batches(theirs, artifact, lengths)
         sides[f"{precision} with kernels"] = partial(tokens_per_s, ours, batches)
         sides[f"{precision} without"] = partial(tokens_per_s, theirs, batches)
         cosines[precision] = min(float(_cosines(ours, theirs, batch).min()) for batch in batches)
     return sides, cosines
-
-
-def _batches(engine: Engine, lengths: list[int], artifact: Artifact) -> list[PackedBatch]:
-    encodings = random_encodings(lengths, artifact.manifest.spec.vocab_size)
-    return sorted_batches(encodings, engine.info.limits, measure_costs(engine))
 
 
 def _cosines(first: Engine, second: Engine, batch: PackedBatch) -> Float32Array:

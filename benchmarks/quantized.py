@@ -14,9 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bei.scheduler.cost_measurement import measure as measure_costs
 from benchmarks.harness.arguments import parsed
-from benchmarks.harness.engines import loaded, random_encodings, sorted_batches, tokens_per_s
+from benchmarks.harness.engines import loaded, mixed_batches, tokens_per_s
 from benchmarks.harness.models import built, checkpoint_folder
 from benchmarks.harness.record import write
 from benchmarks.harness.rounds import alternate, ratio
@@ -43,9 +42,7 @@ def measured(name: str, method: str, repetitions: int, scratch: Path) -> dict[st
         for precision, settings in (("bf16", {}), ("int8", {"calibration_method": method})):
             artifact = built(folder, scratch, name, precision, **_SETTINGS, **settings)
             engine = stack.enter_context(loaded(artifact))
-            encodings = random_encodings(lengths, artifact.manifest.spec.vocab_size)
-            batches = sorted_batches(encodings, engine.info.limits, measure_costs(engine))
-            sides[precision] = partial(tokens_per_s, engine, batches)
+            sides[precision] = partial(tokens_per_s, engine, mixed_batches(engine, artifact, lengths))
             (agreement, *_) = artifact.certificate.outputs
             certificates[precision] = {
                 "mean cosine": agreement.cosine_mean,

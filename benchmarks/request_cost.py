@@ -14,8 +14,6 @@ What differs from one start of a server to the next is more than what differs wi
 from __future__ import annotations
 
 import argparse
-import math
-import statistics
 import tempfile
 from collections.abc import Sequence
 from functools import partial
@@ -28,7 +26,7 @@ from benchmarks.harness.arguments import parsed
 from benchmarks.harness.load import closed_loop, embeddings_body
 from benchmarks.harness.models import built, minilm_folder
 from benchmarks.harness.record import write
-from benchmarks.harness.rounds import least_disturbed, with_foreign_load
+from benchmarks.harness.rounds import geometric_mean, least_disturbed, with_foreign_load
 from benchmarks.harness.servers import BEFORE, NOW, Fleet, Server, UnseenTexts, kinds
 from benchmarks.harness.texts import SHORT, read_prose
 
@@ -101,13 +99,9 @@ def _ratio(turns: Sequence[dict[str, Used]], what: str) -> float:
 
 
 def _ratios(ratios: Sequence[float]) -> dict[str, Any]:
-    logs = [math.log(ratio) for ratio in ratios]
-    error = statistics.stdev(logs) / len(logs) ** 0.5 if len(logs) > 1 else None
-    return {
-        "geometric mean": round(math.exp(statistics.fmean(logs)), 4),
-        "its standard error": None if error is None else round(error, 4),
-        "of each start": [round(ratio, 4) for ratio in ratios],
-    }
+    mean, error = geometric_mean(ratios)
+    each = [round(ratio, 4) for ratio in ratios]
+    return {"geometric mean": mean, "its standard error": error, "of each start": each}
 
 
 def _turn(fleet: Fleet, texts: UnseenTexts, count: int, concurrency: int, *, now_first: bool = True) -> dict[str, Used]:

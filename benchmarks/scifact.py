@@ -22,7 +22,8 @@ import numpy as np
 
 from bei.artifact.int8 import int8_of
 from bei.artifact.manifest import Artifact
-from bei.core import Encoding, Engine, Float32Array, PackedBatch
+from bei.core import Engine, Float32Array
+from bei.verification.engine_answers import batches, joined, run
 from benchmarks.harness.engines import encoder_of, loaded
 from benchmarks.harness.models import built, minilm_folder
 from benchmarks.harness.record import write
@@ -96,15 +97,9 @@ def embed(engine: Engine, artifact: Artifact, texts: Sequence[str]) -> Float32Ar
     """Unit vectors of ``texts``, in batches of similar length."""
     encodings = encoder_of(artifact).encode(texts)
     order = sorted(range(len(texts)), key=lambda index: encodings[index].num_tokens)
+    cut = batches([encodings[index] for index in order], engine.info.limits)
     vectors = np.zeros((len(texts), engine.info.outputs["embedding"]), np.float32)
-    limits, members = engine.info.limits, list[int]()
-    for index in order:
-        tokens = (len(members) + 1) * encodings[index].num_tokens  # no member is longer
-        if members and (tokens > limits.max_num_tokens or len(members) == limits.max_batch_size):
-            vectors[members] = _run(engine, [encodings[member] for member in members])
-            members = []
-        members.append(index)
-    vectors[members] = _run(engine, [encodings[member] for member in members])
+    vectors[order] = joined([run(engine, batch, ["embedding"]) for batch in cut])["embedding"]
     unit: Float32Array = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     return unit
 
@@ -127,10 +122,6 @@ def ndcg(ranked: Sequence[Sequence[int]], ids: Sequence[str], relevance: Sequenc
         best = np.sort(list(relevant.values()))[::-1][:_RANKS]
         values.append(float(gains @ discounts[: len(gains)]) / float(best @ discounts[: len(best)]))
     return float(np.mean(values))
-
-
-def _run(engine: Engine, encodings: Sequence[Encoding]) -> Float32Array:
-    return engine.run(PackedBatch.from_encodings(encodings))["embedding"]
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ import grpc
 import numpy as np
 from PIL import Image
 
-from bei.server.grpc.messages import message
+from benchmarks.grpc_beside_http import INFER, infer_message
 from benchmarks.harness.arguments import parsed
 from benchmarks.harness.record import write
 from benchmarks.harness.sampling import repeating
@@ -66,14 +66,6 @@ def field_documents(count: int) -> list[dict[str, Any]]:
     return [{"text": "abcd", **{f"f{i}": i for i in range(60)}} for _ in range(count)]
 
 
-def infer_request(count: int) -> bytes:
-    """A message for ``ModelInfer``: texts for the embedder."""
-    request = message("inference.ModelInferRequest")(model_name="embedder")
-    contents = request.inputs.add(name="text", datatype="BYTES", shape=[count]).contents
-    contents.bytes_contents.extend([text.encode() for text in texts(count)])
-    return bytes(request.SerializeToString())
-
-
 def jpeg(side: int) -> str:
     """The data URL of a square JPEG of noise: 1.4 bytes a pixel."""
     levels = np.random.default_rng(side).integers(0, 256, (side, side, 3), np.uint8)
@@ -87,7 +79,6 @@ _FORMS = {"input_type": "search_document", "embedding_types": ["float", "ubinary
 _ON: dict[str, dict[str, Any]] = {name: {"model": name} for name in ("embedder", "classifier", "reranker")}
 _EMBEDDER, _CLASSIFIER, _RERANKER = _ON.values()
 _QUESTIONS = {"questions": {f"q{index}": {"type": "noul", "instructions": "word"} for index in range(400)}}
-_INFER = "/inference.GRPCInferenceService/ModelInfer"
 CASES: dict[str, Case] = {
     "nothing": Case("/health", dict),
     "/tokenize, a text of 7 MB": Case("/tokenize", lambda: {"inputs": "a " * 3_500_000, **_EMBEDDER}),
@@ -146,7 +137,7 @@ CASES: dict[str, Case] = {
     "/v1/systemone, a state of 7 MB": Case(
         "/v1/systemone", lambda: {**_QUESTIONS, "state": texts(1000, 1400), **_RERANKER}
     ),
-    "ModelInfer, 16,384 texts": Case(_INFER, lambda: infer_request(_MANY)),
+    "ModelInfer, 16,384 texts": Case(INFER, lambda: infer_message("embedder", texts(_MANY))),
     "/rerank, 2.6 million documents": Case(
         "/v1/rerank", lambda: {"query": "word", "documents": [""] * 2_600_000, **_RERANKER}
     ),
@@ -246,7 +237,7 @@ def measured(port: int, pid: int, case: Case) -> dict[str, Any]:
 def _ask(port: int, case: Case, body: bytes, answers: Any) -> None:
     """In a process of its own: the request, and its answer to the end. Puts status, bytes, seconds and a beginning."""
     started = time.perf_counter()
-    if case.path == _INFER:
+    if case.path == INFER:
         with grpc.insecure_channel(f"127.0.0.1:{_GRPC_PORT}", [("grpc.max_receive_message_length", -1)]) as channel:
             answer = channel.unary_unary(case.path)(body)
         answers.put((200, len(answer), time.perf_counter() - started, ""))

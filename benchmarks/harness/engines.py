@@ -17,6 +17,7 @@ from bei.core import Encoding, Engine, Limits, PackedBatch
 from bei.engine.load import load_engine
 from bei.engine.openvino import cpu_capabilities
 from bei.port import Lane
+from bei.scheduler.cost_measurement import measure as measure_costs
 from bei.scheduler.next_batch import LaneView, QueueKey, StepCosts, next_batch, step_bounds
 from bei.tokenizer.encoder import TextEncoder
 from benchmarks.harness.rounds import seconds
@@ -70,6 +71,12 @@ def sorted_batches(encodings: list[Encoding], limits: Limits, costs: StepCosts) 
         taken = _cut(keys, len(keys) - 1, limits, costs)
         batches.append(PackedBatch.from_encodings([encodings[key.arrival] for key in taken]))
     return batches
+
+
+def mixed_batches(engine: Engine, artifact: Artifact, lengths: list[int]) -> list[PackedBatch]:
+    """The batches of a full queue of sequences of these lengths, as ``sorted_batches`` cuts them for ``engine``."""
+    encodings = random_encodings(lengths, artifact.manifest.spec.vocab_size)
+    return sorted_batches(encodings, engine.info.limits, measure_costs(engine))
 
 
 def batches_in_flight(

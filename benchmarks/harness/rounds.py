@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any, TypeVar
 
@@ -44,6 +45,12 @@ def alternate(
         }
         for name in sides
     }
+
+
+def turns(sides: Seq[T], repetitions: int) -> Iterator[tuple[int, Seq[T]]]:
+    """The number of each repetition, and its sides: every second time backwards."""
+    for number in range(repetitions):
+        yield number, sides if number % 2 == 0 else sides[::-1]
 
 
 def spread(values: Seq[float]) -> dict[str, Any]:
@@ -87,6 +94,13 @@ def ratio(results: Mapping[str, Mapping[str, Any]], numerator: str, denominator:
         "median within repetitions": round(within, 3),
         "of total times": round(by_total_times(over["values"], under["values"]), 3),
     }
+
+
+def geometric_mean(ratios: Seq[float]) -> tuple[float, float | None]:
+    """And its standard error, as a share of it; None of a single ratio."""
+    logs = [math.log(ratio) for ratio in ratios]
+    error = round(statistics.stdev(logs) / len(logs) ** 0.5, 4) if len(logs) > 1 else None
+    return round(math.exp(statistics.fmean(logs)), 4), error
 
 
 def seconds(work: Callable[[], object]) -> float:

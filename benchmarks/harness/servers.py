@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -29,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 NOW, BEFORE = "now", "before"
 _READY_S = 300.0  # a first start may measure the engine before it listens
 _STOP_S = 60.0
+_POLL_S = 0.01
 _WARM_REQUESTS = 12
 _WARM_TEXTS = 16
 
@@ -109,15 +109,15 @@ def serving(
         yield server
 
 
-def wait_ready(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Return when the server answers ``/ready`` with 200. Raises TimeoutError."""
-    deadline = time.monotonic() + _READY_S
+def wait_ready(port: int, process: subprocess.Popen[bytes], path: str = "/ready", most_s: float = _READY_S) -> None:
+    """Return when the server answers ``path`` with 200. Raises TimeoutError."""
+    deadline = time.monotonic() + most_s
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=10):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10):
                 return
-        except (OSError, urllib.error.URLError):
-            time.sleep(0.02)
+        except OSError:
+            time.sleep(_POLL_S)
     raise TimeoutError("the server ended" if process.poll() is not None else "the server did not become ready")
 
 

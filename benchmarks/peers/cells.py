@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.load import Stream, drive, poisson
-from benchmarks.harness.rounds import spread, with_foreign_load
+from benchmarks.harness.rounds import spread, turns, with_foreign_load
 from benchmarks.harness.summaries import latency_ms
-from benchmarks.harness.texts import PASSAGES, SHORT, Prose, Words
+from benchmarks.harness.texts import PASSAGES, SHORT, Prose, Words, groups
 from benchmarks.peers.sides import Pair, ServerSide, Side, Timed
 
 _PROBE_S = 0.7
@@ -66,9 +66,9 @@ def measure(cell: Cell, sides: Sequence[Side], prose: Prose, repetitions: int) -
     warm = _requests(cell, prose, 1024 // max(cell.texts, cell.documents, 1))
     sizes = {side.peer.name: _size(cell, side, warm) for side in sides}
     found: dict[str, list[tuple[Timed, float]]] = {side.peer.name: [] for side in sides}
-    for number in range(repetitions):
+    for _, in_order in turns(sides, repetitions):
         requests = _requests(cell, prose, max(sizes.values()))
-        for side in sides if number % 2 == 0 else sides[::-1]:
+        for side in in_order:
             time.sleep(_SETTLE_S)
             some = requests[: sizes[side.peer.name]]
             found[side.peer.name].append(with_foreign_load(partial(_run, cell, side, some)))
@@ -78,8 +78,7 @@ def measure(cell: Cell, sides: Sequence[Side], prose: Prose, repetitions: int) -
 def _requests(cell: Cell, prose: Prose, count: int) -> list[Any]:
     if cell.documents:
         return [(prose.take(1, SHORT)[0], prose.take(cell.documents, PASSAGES)) for _ in range(count)]
-    texts = prose.take(count * cell.texts, cell.length)
-    return [texts[start : start + cell.texts] for start in range(0, len(texts), cell.texts)]
+    return [*groups(prose.take(count * cell.texts, cell.length), cell.texts)]
 
 
 def _size(cell: Cell, side: Side, requests: Sequence[Any]) -> int:
@@ -115,11 +114,10 @@ def beside_bulk(sides: Sequence[Side], prose: Prose, repetitions: int) -> dict[s
     found: dict[str, dict[str, list[Any]]] = {
         side.peer.name: {"alone": [], "beside": [], "bulk": [], "foreign": []} for side in servers
     }
-    for number in range(repetitions):
+    for number, in_order in turns(servers, repetitions):
         singles = [[text] for text in prose.take(round(2 * BESIDE_RATE * BESIDE_S), SHORT)]
-        passages = prose.take(32 * 400, PASSAGES)
-        bulk = [passages[start : start + 32] for start in range(0, len(passages), 32)]
-        for side in servers if number % 2 == 0 else servers[::-1]:
+        bulk = [*groups(prose.take(32 * 400, PASSAGES), 32)]
+        for side in in_order:
             one, foreign = with_foreign_load(partial(_beside, side, singles, bulk, number))
             rows = found[side.peer.name]
             for name, value in {**one, "foreign": foreign}.items():
@@ -162,8 +160,8 @@ def _beside_summary(rows: dict[str, list[Any]]) -> dict[str, Any]:
 def in_turn(sides: Sequence[str], repetitions: int, measure: Callable[[str], float]) -> dict[str, dict[str, Any]]:
     """A figure of each name, ``repetitions`` times, every second time backwards."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
-    for number in range(repetitions):
-        for name in sides if number % 2 == 0 else sides[::-1]:
+    for _, in_order in turns(sides, repetitions):
+        for name in in_order:
             found[name].append(with_foreign_load(partial(measure, name)))
     return {
         name: {**spread([round(value, 3) for value, _ in values]), "foreign_load": [load for _, load in values]}

@@ -20,13 +20,12 @@ import psutil
 from bei.core import Float32Array
 from bei.utils.cpu_count import usable_cores
 from benchmarks.harness.load import LANE, FloatArray, Stream, drive
-from benchmarks.harness.servers import free_port, running, tied
+from benchmarks.harness.servers import free_port, running, tied, wait_ready
 from benchmarks.harness.texts import groups
 from benchmarks.peers.data import Model, Peer, cache_folder, environment_folder
 from benchmarks.peers.servers import COMMANDS, Served
 
 _START_S = 600.0
-_POLL_S = 0.01
 Pair = tuple[str, Sequence[str]]  # a query and its documents
 
 
@@ -203,21 +202,8 @@ def _server(peer: Peer, given: Given) -> Iterator[Side]:
     home.mkdir(parents=True, exist_ok=True)
     env = _environment(peer, served.environment) | {"HOME": str(home)}
     with running(served.command, port, cwd=given.scratch, env=env, wait=False) as server:
-        _wait(peer, port, served, server.process)
+        wait_ready(port, server.process, served.ready, most_s=_START_S)
         yield ServerSide(peer, server.process.pid, port, served)
-
-
-def _wait(peer: Peer, port: int, served: Served, process: subprocess.Popen[bytes]) -> None:
-    give_up_s = time.monotonic() + _START_S
-    while time.monotonic() < give_up_s:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{served.ready}", timeout=10):
-                return
-        except OSError:
-            if process.poll() is not None:
-                raise TimeoutError(f"{peer.name} has ended with {process.returncode}") from None
-            time.sleep(_POLL_S)
-    raise TimeoutError(f"{peer.name} is not ready after {_START_S:.0f} s")
 
 
 @contextmanager
