@@ -54,7 +54,6 @@ class TokenSpans:
 
     @classmethod
     def concatenated(cls, parts: Seq[TokenSpans]) -> TokenSpans:
-        """Concatenate spans in order."""
         return cls(
             np.concatenate([part.offsets for part in parts]),
             np.concatenate([part.words for part in parts]),

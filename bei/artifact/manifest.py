@@ -254,7 +254,6 @@ class ClassifyTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def reads_pairs(self) -> bool:
-        """Whether inputs are pairs."""
         return "{response}" in self.body
 
 
@@ -428,7 +427,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def limits(self) -> Limits:
-        """The limits of a batch."""
         return Limits(self.max_num_tokens, self.max_batch_size, self.max_seq_len)
 
     @property
@@ -496,5 +494,4 @@ class Artifact(msgspec.Struct, frozen=True, eq=False):
             self.files.check()
 
     def has_file(self, name: str) -> bool:
-        """Whether the manifest lists ``name``."""
         return any(info.path == name for info in self.manifest.files)

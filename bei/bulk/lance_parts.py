@@ -49,7 +49,6 @@ class LanceParts(PartFormat):
         self._lance = load_lance("--output-format lance")
 
     def part(self, shard: int) -> str:
-        """As ``PartFormat`` has it."""
         return f"{_DATASET}/data/{super().part(shard)}"
 
     def check_columns(self, schema: pa.Schema) -> None:
@@ -66,7 +65,6 @@ class LanceParts(PartFormat):
                 ) from error
 
     def files(self, table: pa.Table, record: ShardRecord) -> Iterator[tuple[str, bytes | memoryview]]:
-        """As ``PartFormat`` has it."""
         fragment: dict[str, Any] | None = None
         if table.num_rows:
             fragment, content = self._written(table)
@@ -78,7 +76,6 @@ class LanceParts(PartFormat):
         yield record_name(record.shard), msgspec.json.encode(full)
 
     def record(self, folder: JobFolder, shard: int) -> ShardRecord | None:
-        """As ``PartFormat`` has it."""
         content = folder.read(record_name(shard))
         with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             record = _RECORD.decode(content or b"")

@@ -41,7 +41,6 @@ class Parser(argparse.ArgumentParser):
         self.register("type", float, _number)
 
     def error(self, message: str) -> NoReturn:
-        """Raise ConfigError."""
         stop = "" if message.endswith("?") else "."
         raise ConfigError(f"{message.removeprefix('argument ')}{stop} See '{self.prog} --help'.")
 

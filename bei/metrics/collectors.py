@@ -52,7 +52,6 @@ class Counter:
         return [CounterMetricFamily(self._name, self._text, labels=self._label_names)]
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """The family with all counts."""
         (family,) = self.describe()
         for values, count in list(self._counts.items()):
             family.add_metric(values, count.value)
@@ -112,7 +111,6 @@ class Histogram:
         return [HistogramMetricFamily(self._name, self._text, labels=self._label_names)]
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """The family with all series."""
         (family,) = self.describe()
         for values, series in list(self._series.items()):
             counts, total = series.state()

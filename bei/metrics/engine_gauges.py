@@ -57,7 +57,6 @@ class PortGauges:
         ]
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The families with current values."""
         *of_lanes, drain, running, step_cap, max_sequences, max_tokens = families = self.describe()
         for model, source in list(self._sources.items()):
             all_stats = [stats() for stats, _ in source.ports]

@@ -336,7 +336,6 @@ class ModelMetrics:
         self._expired.inc(num_sequences)
 
     def batch_failed(self, kind: str) -> None:
-        """Count a failed engine run."""
         self._failures[kind].inc()
 
     def engine_restarted(self) -> None:

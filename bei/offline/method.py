@@ -99,7 +99,6 @@ class RowCollector:
         self._num_rows += len(part)
 
     def result(self) -> Vectors:
-        """All rows."""
         return np.concatenate(self._parts) if self._whole is None else self._whole[: self._num_rows]
 
 
@@ -114,7 +113,6 @@ class ListCollector(Generic[T]):
         self._entries += part
 
     def result(self) -> list[T]:
-        """All entries."""
         return self._entries
 
 
@@ -130,7 +128,6 @@ class PredictionCollector:
         self._rows.add(part.scores)
 
     def result(self) -> Predictions:
-        """All scores."""
         return Predictions(self._labels, self._rows.result())
 
 

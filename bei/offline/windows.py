@@ -137,7 +137,6 @@ class InFlightWindows(Generic[InputT, AnswerT]):
         self._num_tokens += window.num_tokens
 
     def take(self) -> InputWindow[InputT]:
-        """Remove the oldest window."""
         window, _ = self._windows.popleft()
         self._num_inputs -= len(window.inputs)
         self._num_tokens -= window.num_tokens

@@ -139,7 +139,6 @@ class BatchManager:
             )
 
     def stats(self) -> PortStats:
-        """The state now."""
         now_s = time.monotonic()
         with self._lock:
             steps = [worker.step for worker in self._workers if worker.step is not None]

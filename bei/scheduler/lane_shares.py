@@ -50,7 +50,6 @@ class ServedShares:
             self._served_s[lane] += seconds * count / total
 
     def recent_s(self, now_s: float) -> Mapping[Lane, float]:
-        """Faded sums."""
         self._fade(now_s)
         return self._served_s
 

@@ -301,7 +301,6 @@ class LaneQueues:
             self._lanes[lane].remove(entries)
 
     def clear(self) -> list[Entry]:
-        """Take everything out."""
         everything = list(self._by_identity.values())
         self.remove(everything)
         return everything

@@ -54,7 +54,6 @@ class TowerPort:
             metrics.watch_held(self.held)
 
     def submit(self, submission: Submission) -> None:
-        """As ``EnginePort`` has it."""
         first = submission.items[0].encoding
         if first.is_read_by_decoder:
             self._submit_images(submission)
@@ -62,7 +61,6 @@ class TowerPort:
             (self._second if first.is_for_second else self._texts).submit(submission)
 
     def cancel(self, request_id: int) -> None:
-        """As ``EnginePort`` has it."""
         with self._lock:
             self._images.cancel(request_id)
         self._second.cancel(request_id)
@@ -98,7 +96,6 @@ class TowerPort:
             return self._images.lanes()
 
     def close(self) -> None:
-        """As ``EnginePort`` has it."""
         with self._lock:
             self._images.is_bounded = False
         self._answer(self._submit_admitted())

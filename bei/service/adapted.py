@@ -30,7 +30,6 @@ class AdaptedService:
     async def infer(
         self, request: ModelRequest, *, ticket: Ticket, outputs: AbstractSet[str], reduce: Reduce | None = None
     ) -> InferenceResult:
-        """As ``ModelService`` has it."""
         request = msgspec.structs.replace(request, adapter=self.adapter)
         return await self._service.infer(request, ticket=ticket, outputs=outputs, reduce=reduce)
 

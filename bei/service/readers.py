@@ -48,7 +48,6 @@ class InputReaders:
 
     @property
     def is_alive(self) -> bool:
-        """True while every thread works."""
         return all(pool.is_alive for pool in self._pools)
 
     def close(self) -> None:

@@ -231,7 +231,6 @@ class TextEncoder:
 
     @functools.cached_property
     def known_ids(self) -> frozenset[int]:
-        """The ids that are tokens."""
         return frozenset(self._tokenizer.get_vocab(with_added_tokens=True).values())
 
     def token(self, token_id: int) -> str:

@@ -28,7 +28,6 @@ class JsonFormatter(logging.Formatter):
         self._process = {"process": process} if process else {}
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line of ASCII."""
         time = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
         line = {"time": time, "level": record.levelname.lower(), "logger": record.name, **self._process}
         line |= getattr(record, FIELDS, None) or {"message": record.getMessage()}

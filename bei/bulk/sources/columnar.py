@@ -55,7 +55,6 @@ class ColumnarFile(ABC):
 
     @classmethod
     def schema(cls, files: Seq[Self], columns: Columns) -> pa.Schema:
-        """As ``RowFile`` has it."""
         import pyarrow as pa
 
         telling = _telling(files, (*columns.read, *columns.copied))
@@ -78,7 +77,6 @@ class ColumnarFile(ABC):
         return file.name, {name: kinds_of(types.field(name).type) for name in columns.read}
 
     def rows(self, columns: Columns, schema: pa.Schema, start: RowPlace) -> Iterator[Rows]:
-        """As ``RowFile`` has it."""
         import pyarrow as pa
 
         names = list(dict.fromkeys((*columns.read, *columns.copied)))

@@ -23,7 +23,6 @@ class LanceRows(ColumnarFile):
     """A dataset. Its fragments are in the order in which they were added; deleted rows are none."""
 
     def pieces(self, columns: Columns) -> Generator[RowRange, None, None]:
-        """As ``RowFile`` has it."""
         with self._reading(), self._open() as dataset:
             fragments = dataset.get_fragments()
             told = [json.dumps(fragment.metadata.to_json(), sort_keys=True, default=str) for fragment in fragments]

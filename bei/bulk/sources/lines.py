@@ -103,7 +103,6 @@ class LineFile(ABC):
         return files[0].name, dict.fromkeys(columns.read, cls._kinds)
 
     def pieces(self, columns: Columns) -> Generator[RowRange, None, None]:
-        """As ``RowFile`` has it."""
         content = hashlib.sha256()
         try:
             with self._open() as stream:

@@ -57,22 +57,17 @@ class _WatchedReads(io.RawIOBase):
         self._raw = raw
 
     def readable(self) -> bool:
-        """True."""
         return True
 
     def seekable(self) -> bool:
-        """True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """As a file's."""
         with watched_store(self._path), plain_errors():
             return int(self._raw.readinto(buffer))
 
     def seek(self, place: int, whence: int = io.SEEK_SET) -> int:
-        """As a file's."""
         return int(self._raw.seek(place, whence))
 
     def tell(self) -> int:
-        """As a file's."""
         return int(self._raw.tell())

@@ -49,7 +49,6 @@ class Rows(NamedTuple):
     errors: Mapping[int, BeiError]
 
     def sliced(self, start: int, stop: int) -> Rows:
-        """Rows ``start`` to ``stop``."""
         errors = {place - start: error for place, error in self.errors.items() if start <= place < stop}
         return Rows(self.inputs[start:stop], self.copied.slice(start, stop - start), errors)
 

@@ -137,7 +137,6 @@ class Source:
         return Contents(files, schema.serialize().to_pybytes(), size, cutter.shards)
 
     def kinds(self) -> tuple[str, Mapping[str, ColumnKinds]]:
-        """As ``RowFile`` has it."""
         found: tuple[str, Mapping[str, ColumnKinds]] = FORMATS[self.form].kinds(self._all_opened(), self.columns)
         return found
 

@@ -113,7 +113,6 @@ class _Traffic:
         return self.num_finished == self.num_total
 
     def next_request(self, due_s: float) -> LoadRequest | None:
-        """The next request, or None."""
         if self.num_started == self.num_total:
             return None
         made = self.stream.content()
@@ -200,7 +199,6 @@ class LoadDriver:
         heapq.heappush(self._timers, (when_s, self._num_timers, action))
 
     def now(self) -> float:
-        """Seconds since the start."""
         return self._network.now() - self._started_s
 
     def counts(self, name: str) -> tuple[int, int, int]:

@@ -83,7 +83,6 @@ class LatencyHistogram:
         self._max_us = max(self._max_us, packed.max_us)
 
     def packed(self) -> PackedHistogram:
-        """The serializable form."""
         if self._buckets is None:
             return PackedHistogram()
         encoded = self._buckets.encode().decode()

@@ -106,7 +106,6 @@ class ProgressDisplay:
             self._live.stop()
 
     def begin(self, server: str, rate: float | None, number: int) -> None:
-        """Begin the next point."""
         at = f" at {rate:g} requests/s" if rate is not None else ""
         self._title = f"point {number} of {self._num_points}: {server}{at}"
 
@@ -117,7 +116,6 @@ class ProgressDisplay:
             self._live.update(Group(*self._lines(record)))
 
     def end(self, point: PointResult) -> None:
-        """Report a finished point."""
         if self._live is None:
             found = "; ".join(
                 f"{load.name}: {load.requests_per_s:g} requests/s, P50 {_ms(load.latency.p50)}, "

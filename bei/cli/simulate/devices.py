@@ -68,7 +68,6 @@ class SimulatedDevices:
 
     @property
     def limits(self) -> Limits:
-        """The limits of a step."""
         return self.table.model().limits
 
 

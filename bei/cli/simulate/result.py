@@ -34,12 +34,10 @@ class SimulatedStep(NamedTuple):
 
     @property
     def num_texts(self) -> int:
-        """Texts of both lanes."""
         return sum(self.texts.values())
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of both lanes."""
         return sum(self.tokens.values())
 
     def within_s(self, from_s: float, to_s: float) -> float:

@@ -370,7 +370,6 @@ class TwinDevice(_Calls):
         block.memory[:num_bytes].copy_(block.pinned[:num_bytes])
 
     def compute(self, package: LoadedPackage, inputs: Sequence[Tensor], stream: Stream) -> list[Tensor]:
-        """Synchronous."""
         return self._computed(package, inputs)
 
     def download(self, rows: Tensor, count: int, results: HostBuffer, start: int, stream: Stream) -> None:

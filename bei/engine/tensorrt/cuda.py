@@ -133,7 +133,6 @@ class Cuda:
         self.call("cudaEventSynchronize", event)
 
     def synchronize(self, stream: Stream) -> None:
-        """Wait until ``stream`` is idle."""
         self.call("cudaStreamSynchronize", stream)
 
     def free_bytes(self) -> int:

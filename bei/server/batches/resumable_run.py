@@ -175,7 +175,6 @@ class _Hashed:
         return self._file.seek(place, io.SEEK_SET)
 
     def readline(self, limit: int) -> bytes:
-        """As a file's."""
         line = self._file.readline(limit)
         self.size += len(line)
         if 0 < self._left <= len(line):

@@ -128,7 +128,6 @@ class ScoreControls(Controls, kw_only=True):
     _limits: ClassVar[Limits] = RAW_OR_ACTIVATED
 
     def is_raw(self) -> bool:
-        """As the function ``is_raw``."""
         return is_raw(self.raw_scores, self.use_activation)
 
 
@@ -235,6 +234,5 @@ class PairControls(ScoreControls, kw_only=True):
     chat_template_kwargs: PairTemplateOptions = UNSET
 
     def settled(self) -> Self:
-        """As ``EmbeddingControls.settled``."""
         self.truncate = agreed(self, "truncate", "truncation")
         return self

@@ -67,7 +67,6 @@ class VectorForm(NamedTuple):
 
     @property
     def is_sparse(self) -> bool:
-        """True if vectors are SparseEmbeddings."""
         return self.dtype == "sparse"
 
     @property

@@ -145,7 +145,6 @@ class GrpcServer:
         self._watch = asyncio.ensure_future(self._tell_health())
 
     def log_address(self) -> None:
-        """Log the address."""
         scheme = "grpc" if self._tls is None else "grpcs"
         log.info("listening on %s://%s:%d", scheme, self._config.host, self.port)
 

@@ -104,7 +104,6 @@ class Connection(HttpToolsProtocol):
     # Called by the transport.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """The connection is open."""
         super().connection_made(transport)
         self._answer_transport = AnswerTransport(self, transport)
         self._set_idle()
@@ -279,7 +278,6 @@ class Connection(HttpToolsProtocol):
         )
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
         self._has_moved = True
         assert self._body is not None
         if self.cycle.response_complete:

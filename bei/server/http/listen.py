@@ -135,7 +135,6 @@ class Sockets:
         return self._listening
 
     def log_addresses(self) -> None:
-        """Log the addresses."""
         if self._tcp is not None:
             host, port = self._tcp.getsockname()[:2]
             address = f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -48,14 +48,12 @@ class NoPeers:
     """The server is one process."""
 
     def tell(self, own: int) -> int:
-        """0."""
         return 0
 
     def refuse(self) -> None:
         """No-op."""
 
     def refused(self) -> int:
-        """0."""
         return 0
 
 
@@ -219,7 +217,6 @@ class Body:
             self.on_watch()
 
     def unwatch(self) -> None:
-        """Stop watching."""
         self._on_lost = None
 
     def lose(self) -> None:

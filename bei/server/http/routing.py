@@ -49,7 +49,6 @@ class ApiRouter:
         return self.on(("GET", "HEAD"), path, summary, in_schema=in_schema)
 
     def post(self, path: str, summary: str) -> Callable[[FunctionT], FunctionT]:
-        """A route that answers POST."""
         return self.on(("POST",), path, summary)
 
     def on(

@@ -26,7 +26,6 @@ class SighupReloads:
         self._under_way: set[asyncio.Task[None]] = set()
 
     def add(self, part: Part) -> None:
-        """Add ``part`` behind the others."""
         self._parts.append(part)
 
     def start(self) -> None:

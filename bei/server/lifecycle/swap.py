@@ -191,19 +191,15 @@ class LocalSwaps(ArtifactSwaps[ReadyService]):
             metrics.artifact(service.name, service.manifest.digest)
 
     def names(self) -> Iterable[str]:
-        """Names of the models."""
         return self._standings
 
     def path(self, name: str) -> Path:
-        """Folder of the model's artifact."""
         return self._standings[name].path
 
     def served(self, name: str) -> Manifest:
-        """Manifest of the artifact that is served."""
         return self._models[name].manifest
 
     def count(self, name: str, result: SwapResult) -> None:
-        """Count the result of a check of the model."""
         self._metrics.swap(name, result)
 
     async def find(self, name: str) -> ReadyService | None:

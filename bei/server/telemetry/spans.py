@@ -66,12 +66,10 @@ class _HeaderGetter(Getter[Headers]):
     """Reads the headers of an ASGI scope."""
 
     def get(self, carrier: Headers, key: str) -> list[str] | None:
-        """All values of one header."""
         name = key.lower().encode()
         return [value.decode("latin-1") for found, value in carrier if found == name] or None
 
     def keys(self, carrier: Headers) -> list[str]:
-        """The names of all headers."""
         return [name.decode("latin-1") for name, _ in carrier]
 
 
