@@ -14,7 +14,7 @@ from bei.config.settings import ServeConfig
 from bei.config.sources import load
 from bei.errors import ConfigError
 from bei.port import PortStats
-from bei.server.http.outer_request_id import with_outer_request_id
+from bei.server.http.request_id import with_outer_request_id
 from bei.server.make_app import WholeApp, make_app
 from bei.service.resolve import artifact_for, default_artifact
 from bei.utils import libraries

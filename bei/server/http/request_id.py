@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Seq
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bei.server.scope import SCOPE_RECORD, SCOPE_REQUEST_ID, names_of
 
@@ -37,3 +37,23 @@ def request_id_of(headers: Seq[tuple[bytes, bytes]]) -> bytes:
         if _VALID.fullmatch(given):
             return given
     return b"%032x" % random.getrandbits(128)
+
+
+def with_outer_request_id(app: ASGIApp, request_id: Callable[[], str]) -> ASGIApp:
+    """``app`` with the id that ``request_id`` gives for each request, and without it in answers: the outer server says
+    it there."""
+
+    async def served(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+
+        async def without_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [pair for pair in message["headers"] if pair[0].lower() != HEADER]
+            await send(message)
+
+        others = [pair for pair in scope["headers"] if pair[0].lower() != HEADER]
+        await app({**scope, "headers": [*others, (HEADER, request_id().encode())]}, receive, without_id)
+
+    return served

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bei.server.http.outer_request_id import with_outer_request_id
+from bei.server.http.request_id import with_outer_request_id
 
 
 @pytest.mark.parametrize("given", [[], [(b"X-Request-Id", b"client's")]])
