@@ -19,8 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from tritonclient.utils import InferenceServerException
 
-from bei.server.grpc.messages import FILES
-from bei.server.grpc.proto_file import read_proto
+from bei.server.grpc.messages import FILES, pool
 from tests.clients.conftest import TOO_LONG, Expected, post
 from tests.e2e.kinds import LABELS, MODELS, QUERY, TEXTS, TOLERANCE
 from tests.e2e.process import DEADLINE_S, Server, serve, wait_until
@@ -176,8 +175,15 @@ def test_the_descriptions_are_those_that_protoc_reads(name: str, tmp_path: Path)
             field.ClearField("json_name")
         return found
 
-    mine = read_proto(name, (FOLDER / name).read_text("utf-8"))
-    assert settled(mine) == settled(made)
+    assert settled(_description(name)) == settled(made)
+
+
+def _description(name: str) -> Any:
+    """As the server has it."""
+    found = descriptor_pb2.FileDescriptorProto()
+    pool().FindFileByName(f"bei/{name}").CopyToProto(found)
+    found.name = name
+    return found
 
 
 def _messages(found: Any) -> Iterator[Any]:
@@ -191,7 +197,7 @@ def test_triton_s_client_has_the_numbers_that_are_served() -> None:
     """Of what both have: Triton's description has more messages."""
     from tritonclient.grpc import service_pb2
 
-    mine = read_proto("inference.proto", (FOLDER / "inference.proto").read_text("utf-8"))
+    mine = _description("inference.proto")
     theirs = service_pb2.DESCRIPTOR.message_types_by_name
     for message in mine.message_type:
         known = theirs[message.name].fields_by_name

@@ -1,5 +1,9 @@
 """The message classes and services of the ``.proto`` files, in a pool of their own: a client in the same process may
-have files with the same messages."""
+have files with the same messages.
+
+``descriptors.binpb`` is what protoc makes of the files, in the form that every version of protobuf reads. Where one
+was changed, in this folder: ``python -m grpc_tools.protoc -I. --descriptor_set_out=descriptors.binpb *.proto``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bei.core import Float32Array
-from bei.server.grpc.proto_file import read_proto
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import ServiceDescriptor
@@ -21,12 +24,13 @@ TEI, INFERENCE = "tei.v1", "inference"
 @cache
 def pool() -> DescriptorPool:
     """The descriptors of all files, and of the library's services."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
     from google.protobuf.descriptor_pool import DescriptorPool
 
     found = DescriptorPool()
-    for name in FILES:
-        text = (Path(__file__).parent / name).read_text("utf-8")
-        found.AddSerializedFile(read_proto(f"bei/{name}", text).SerializeToString())
+    for file in FileDescriptorSet.FromString((Path(__file__).parent / "descriptors.binpb").read_bytes()).file:
+        file.name = f"bei/{file.name}"
+        found.AddSerializedFile(file.SerializeToString())
     return found
 
 
