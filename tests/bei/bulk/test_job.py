@@ -363,7 +363,7 @@ def test_columns_that_json_does_not_hold_are_refused_by_name(
         (pa.struct([("a", pa.float32()), ("b", pa.string())]), lambda value: {"a": value, "b": "x"}),
         (pa.map_(pa.string(), pa.float32()), lambda value: [("a", value)]),
     ],
-    ids=str,
+    ids=["double", "half", "list", "fixed list", "nested list", "struct", "map"],
 )
 def test_nan_and_infinity_in_columns_are_refused_by_name_where_json_would_have_null(
     kind: pa.DataType, wrap: Callable[[float | None], Any], form: str, run: RunJob, tmp_path: Path

@@ -198,7 +198,7 @@ def test_an_option_that_is_unknown_or_wrong_is_refused_by_name(
     assert caught.value.param == param
 
 
-@pytest.mark.parametrize("given", [{"a", "b"}, frozenset("ab"), {"text": "a"}], ids=repr)
+@pytest.mark.parametrize("given", [{"a", "b"}, frozenset("ab"), {"text": "a"}], ids=lambda given: type(given).__name__)
 def test_what_has_no_order_or_would_be_read_by_its_keys_is_refused(model: Model, given: Any) -> None:
     with pytest.raises(InvalidRequestError, match=f"inputs has the type {type(given).__name__}, and must be"):
         model.embed(given)
