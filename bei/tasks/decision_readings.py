@@ -48,12 +48,12 @@ Ask: TypeAlias = Callable[[ModelService, Seq[Input], Ticket], Awaitable[Inferenc
 
 
 def _check_tokens(encoder: TextEncoder, questions: Seq[AskedQuestion]) -> None:
-    """Raise InvalidRequestError for options with the same tokens."""
+    """Raise InvalidRequestError for options with the same tokens, InputTooLongError where they would be cut off."""
     for question in questions:
         statements = _statements(question)
         shown = [option.shown for option in question.options]
         what = f"The options of the question {question.name[:40]!r}, number"
-        check_told_apart(what, shown, token_keys(encoder, statements), "questions")
+        check_told_apart(what, shown, token_keys(encoder, statements, _PROMPT), "questions")
 
 
 class Reading(NamedTuple):

@@ -89,6 +89,6 @@ async def off_loop_if_large(work: Callable[[], T], num_numbers: int) -> T:
     return await off_loop(work) if num_numbers > _MANY_NUMBERS else work()
 
 
-def token_keys(encoder: TextEncoder, texts: Seq[str]) -> list[bytes]:
+def token_keys(encoder: TextEncoder, texts: Seq[str], options: EncodingOptions = _ALONE) -> list[bytes]:
     """The tokens of each of ``texts``, which are not cut before the model's limit, to be compared."""
-    return [encoding.input_ids.tobytes() for encoding in encoder.encode(texts, _ALONE)]
+    return [encoding.input_ids.tobytes() for encoding in encoder.encode(texts, options)]

@@ -110,9 +110,8 @@ async def zero_shot(service: ModelService, task: ZeroShotTask, *, ticket: Ticket
     layout = service.manifest.labelling
     if layout is msgspec.UNSET or not layout.schema:  # else where the schema is tokenized
         keys = partial(token_keys, service.encoder, task.labels)
-        check_told_apart(
-            "labels", task.labels, await off_loop_if_large(keys, sum(map(len, task.labels)) * 20), "labels"
-        )
+        num_numbers = sum(map(len, task.labels)) * _NUMBERS_PER_CHAR
+        check_told_apart("labels", task.labels, await off_loop_if_large(keys, num_numbers), "labels")
     if layout is not msgspec.UNSET:
         return await _by_markers(service, layout, task, ticket)
     entails, contradicts = nli_labels(service)

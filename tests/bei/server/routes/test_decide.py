@@ -353,3 +353,12 @@ def test_options_with_the_same_tokens_are_refused_by_name(model: str, criteria: 
     questions = {"which": {"type": "choice", "instructions": "hello", "criteria": criteria}}
     response = post(app, "/v1/systemone", model=model, state=STATE, questions=questions)
     check_error(response, 400, "have the same tokens", param="questions")
+
+
+@pytest.mark.parametrize("model", ["nli", "reranker"])
+def test_instructions_beyond_the_model_s_limit_are_not_options_that_are_alike(model: str, nli: App, kinds: App) -> None:
+    """Both options were cut off behind them."""
+    app = nli if model == "nli" else kinds
+    questions = {"which": {**QUESTIONS["which"], "instructions": "hello " * 300}}
+    response = post(app, "/v1/systemone", model=model, state=STATE, questions=questions)
+    check_error(response, 400, "A text with a question and its options has more than", param="input")
