@@ -12,7 +12,6 @@ from typing import Any, NoReturn, TypeVar
 
 from bei.errors import BeiError, MalformedRequestError, RequestTimeoutError
 from bei.server.grpc.calls import code_of, error_metadata
-from bei.server.http.body_time import body_too_slow
 
 M = TypeVar("M")
 
@@ -56,7 +55,12 @@ async def only_message(context: Any, timeout_s: float) -> Any:
     except asyncio.CancelledError:
         if not is_late:
             raise
-        await _end(context, body_too_slow(timeout_s))
+        await _end(
+            context,
+            RequestTimeoutError(
+                f"The message did not arrive within {timeout_s:g} s (body_timeout): send it faster, or less at once."
+            ),
+        )
     finally:
         timer.cancel()
     if found is grpc.aio.EOF:

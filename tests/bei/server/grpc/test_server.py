@@ -328,8 +328,12 @@ def test_a_call_whose_message_does_not_come_gives_its_place_to_others(make_app: 
         return caught.value
 
     for path in (EMBED, "/inference.GRPCInferenceService/ServerLive", f"{health}/Check", f"{health}/Watch"):
-        for ends, code in ((False, CODE.DEADLINE_EXCEEDED), (True, CODE.INVALID_ARGUMENT)):
-            assert served.app.run(silent(path, ends=ends)).code() is code, path
+        for ends, code, words in (
+            (False, CODE.DEADLINE_EXCEEDED, "within 0.3 s (body_timeout)"),
+            (True, CODE.INVALID_ARGUMENT, "has no message"),
+        ):
+            error = served.app.run(silent(path, ends=ends))
+            assert (error.code(), words in error.details()) == (code, True), path
             assert served.call(EMBED, tei("EmbedRequest", inputs="cat"))[0].embeddings
 
 
