@@ -186,7 +186,7 @@ def _resealed(
 def sign(artifact: Artifact, key: Ed25519PrivateKey) -> Artifact:
     """Sign the artifact on disk, replacing any signature. Raises OSError; ArtifactError if its manifest was replaced
     since ``artifact`` was read: a signature says that its files were checked."""
-    with _alone(artifact.path):
+    with _alone(artifact.path, must_lock=False):  # one file, replaced at once
         if load_manifest(artifact.path).digest != artifact.manifest.digest:
             raise ArtifactError(f"{artifact.path} was changed while it was read: run 'bei sign' again.")
         signed = write_signature(artifact.path, artifact.manifest.digest, key)
@@ -194,11 +194,18 @@ def sign(artifact: Artifact, key: Ed25519PrivateKey) -> Artifact:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """A lock on ``folder`` between processes."""
+def _alone(folder: Path, *, must_lock: bool = True) -> Iterator[None]:
+    """A lock on ``folder`` between processes; on a file system without locks none, or OSError if ``must_lock``."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            if must_lock:
+                raise OSError(
+                    f"{folder} cannot be locked ({error.strerror}), so that others could write it too: change a copy "
+                    "of it on another file system, and move it there."
+                ) from error
         yield
     finally:
         os.close(descriptor)
@@ -264,7 +271,7 @@ def load(path: Path, *, sealed: bool = False) -> Artifact:
     manifest = load_manifest(path)
     raw = _certificate_if_whole(path, manifest)
     if raw is None:
-        with _alone(path):  # another process may be replacing the certificate
+        with _alone(path, must_lock=False):  # another process may be replacing the certificate
             manifest = load_manifest(path)
             raw = _certificate_if_whole(path, manifest)
     signed = read_signature(path, manifest.digest)

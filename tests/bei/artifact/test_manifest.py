@@ -141,7 +141,7 @@ def test_the_page_is_read_again_with_its_manifest(saved: Artifact, monkeypatch: 
     replaced: list[Path] = []
 
     @contextmanager
-    def finish(path: Path) -> Iterator[None]:
+    def finish(path: Path, **_: object) -> Iterator[None]:
         (path / CERTIFICATE_PAGE).write_bytes(before)
         replaced.append(path)
         yield

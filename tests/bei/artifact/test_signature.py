@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import logging
 import os
@@ -87,6 +88,21 @@ def test_signing_changes_no_other_file_and_gives_the_same_bytes_again(signed: Ar
     names = {path.relative_to(signed.path) for path in signed.path.rglob("*")}
     assert names - {path.relative_to(plain.path) for path in plain.path.rglob("*")} == {Path(SIGNATURE)}
     assert (signed.path / SIGNATURE).stat().st_mode == (signed.path / TOKENIZER).stat().st_mode, "others may read it"
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EBADF], ids=["ENOLCK", "EBADF"])
+def test_where_no_folder_can_be_locked_artifacts_are_signed_and_nothing_else_of_them_is_changed(
+    number: int, tmp_path: Path, keys: KeyPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    artifact = save_artifact(tmp_path / "artifact")
+    monkeypatch.setattr("bei.artifact.store.fcntl.flock", refuse)
+    with pytest.raises(OSError, match=rf"artifact cannot be locked \({os.strerror(number)}\).* change a copy of it"):
+        store.recertify(artifact, artifact.certificate)
+    assert load(artifact.path).manifest == artifact.manifest
+    assert store.sign(artifact, keys.key).signed == load(artifact.path).signed is not None
 
 
 def test_another_signature_takes_the_place_of_the_first(signed: Artifact, stranger: KeyPair) -> None:
