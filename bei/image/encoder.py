@@ -32,8 +32,16 @@ class TextsOfImages(Protocol):
 
     max_seq_len: int
 
-    def ids_of(self, pieces: Seq[str]) -> list[int]:
-        """The tokens of pieces of a text, one after the other. Raises InvalidRequestError."""
+    def ids_of(self, pieces: Seq[Seq[str]]) -> list[int]:
+        """The tokens of pieces of a text, each in parts, one after the other. Raises InvalidRequestError."""
+
+
+class OptionsOfTexts(Protocol):
+    """What an encoder reads of a request's options of texts."""
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The most that are read; None: the model's."""
 
 
 class ImageEncoder:
@@ -82,31 +90,32 @@ class ImageEncoder:
     def encode(
         self,
         inputs: Seq[ImageInput | ImageInText],
-        options: object = None,
+        options: OptionsOfTexts | None = None,
         common: object = None,
         check: Callable[[], None] = lambda: None,
     ) -> list[Encoding]:
-        """The encodings of ``inputs``. Options are of texts, and change nothing. ``check`` is called before each, and
-        may raise. Raises InvalidImageError."""
+        """The encodings of ``inputs``. ``options`` are of texts, also of those around an image. ``check`` is called
+        before each, and may raise. Raises InvalidImageError, and InvalidRequestError of such texts."""
         encodings = []
         for source in inputs:
             check()
             if isinstance(source, ImageInText):
-                encodings.append(self._within_text(source))
+                encodings.append(self._within_text(source, None if options is None else options.max_tokens))
             else:
                 encodings.append(self.encoding_of(self.levels(source)))
         return encodings
 
-    def _within_text(self, source: ImageInText) -> Encoding:
-        """The encoding of an image and the text around it. Raises InvalidRequestError, also where it is too long: an
-        image cannot be cut."""
+    def _within_text(self, source: ImageInText, max_tokens: int | None) -> Encoding:
+        """The encoding of an image and the text around it. ``max_tokens``: that the request asks to read; None: all.
+        Raises InvalidRequestError, also where it is longer: an image cannot be cut."""
         assert self._texts is not None, "such inputs are for models with an encoder of texts"
         around = self._texts.ids_of(source.before), self._texts.ids_of(source.behind)
         encoding = self.encoding_of(self.levels(source.image), around)
-        if encoding.num_tokens > (most := self._texts.max_seq_len):
+        if encoding.num_tokens > (most := min(self._texts.max_seq_len, max_tokens or self._texts.max_seq_len)):
+            whose = "model takes" if max_tokens is None else "request asks for"
             raise InputTooLongError(
-                f"An image and the texts read with it have {encoding.num_tokens} tokens, the model takes up to {most}: "
-                "send shorter texts, or a smaller image.",
+                f"An image and the texts read with it have {encoding.num_tokens} tokens, the {whose} up to {most}, and "
+                "an image cannot be cut: send shorter texts, or a smaller image.",
                 source.image.param,
             )
         return encoding

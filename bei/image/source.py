@@ -118,16 +118,17 @@ class MixedInput:
 
 @dataclass(frozen=True, slots=True)
 class ImageInText:
-    """An image among the text that a decoder reads, whose pieces are tokenized by themselves."""
+    """An image among the text that a decoder reads. Its pieces are tokenized by themselves, and their parts joined only
+    then: a query that many pairs have stands in memory once."""
 
-    before: tuple[str, ...]
+    before: tuple[tuple[str, ...], ...]
     image: ImageInput
-    behind: tuple[str, ...]
+    behind: tuple[tuple[str, ...], ...]
 
     @property
     def num_chars(self) -> int:
         """Of the text."""
-        return sum(map(len, (*self.before, *self.behind)))
+        return sum(len(part) for piece in (*self.before, *self.behind) for part in piece)
 
 
 def _from_base64(value: str, start: int) -> bytes:

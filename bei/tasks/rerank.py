@@ -104,9 +104,9 @@ def _with_image(service: ModelService, pair: ComparedPair, instruction: str | No
         raise InvalidRequestError(f"{service.name}'s template takes no instruction: leave it out.", "instruction")
     filled = _pair_template(template, instruction).parts({"query": parts[0], "document": parts[1]})
     place = filled.index(images[0])
-    first, second = ("".join(map(str, some)) for some in (filled[:place], filled[place + 1 :]))
+    first, second = (map(str, some) for some in (filled[:place], filled[place + 1 :]))
     before, behind = tower.sequence.around
-    return ImageInText((template.prefix, first + before), images[0], (behind + second, template.suffix))
+    return ImageInText(((template.prefix,), (*first, before)), images[0], ((behind, *second), (template.suffix,)))
 
 
 def num_around(service: ModelService, instruction: str | None = None) -> int:

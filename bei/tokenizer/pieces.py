@@ -17,10 +17,11 @@ class PieceEncoder:
         self._texts = texts
         self.max_seq_len = max_seq_len
 
-    def ids_of(self, pieces: Seq[str]) -> list[int]:
-        """The tokens of ``pieces`` one after the other, without special tokens around them. Raises InvalidRequestError,
-        also for a text with the place of an image in it."""
+    def ids_of(self, pieces: Seq[Seq[str]]) -> list[int]:
+        """The tokens of ``pieces``, each in parts, one after the other, without special tokens around them. Raises
+        InvalidRequestError, also for a text with the place of an image in it."""
+        texts = ["".join(parts) for parts in pieces]
         if self._texts.refused_text is not None:
-            check_without(self._texts.refused_text, pieces)
-        encodings = self._texts.encode([piece for piece in pieces if piece], _BARE)
+            check_without(self._texts.refused_text, texts)
+        encodings = self._texts.encode([text for text in texts if text], _BARE)
         return [index for encoding in encodings for index in encoding.input_ids.tolist()]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,6 +18,8 @@ import bei
 from bei.artifact.manifest import Artifact
 from bei.artifact.validation import manifest_fault
 from bei.errors import BeiError, ConfigError, InvalidImageError, InvalidRequestError
+from bei.image.source import ImageInput
+from bei.tasks.rerank import read_pairs
 from tests.support.builds import build_artifact
 from tests.support.cpus import needs_bf16
 from tests.support.qwen3_vl import RERANKER, library_scores, save_reranker
@@ -187,6 +191,33 @@ def test_settings_of_texts_that_would_be_passed_over_are_refused(served: Served,
     picture = Image.open(io.BytesIO(FILES[0]))
     with pytest.raises(InvalidImageError, match="one in a pair"):
         model.rerank(picture, [picture])
+
+
+def test_a_limit_of_tokens_holds_for_a_pair_with_an_image(served: Served) -> None:
+    """It was passed over: the pair was read whole."""
+    documents = [{"image": data_url(FILES[0])}]
+    whole = served.post("/rerank", {"query": QUERY, "documents": documents})
+    count = whole.json()["usage"]["total_tokens"]
+    asked = {"query": QUERY, "documents": documents, "truncate_prompt_tokens": count}
+    assert served.post("/rerank", asked).json()["results"] == whole.json()["results"]
+    answer = served.post("/rerank", {**asked, "truncate_prompt_tokens": count - 1})
+    assert answer.status_code == 400
+    assert f"the request asks for up to {count - 1}" in answer.json()["error"]["message"]
+
+
+def test_a_query_of_many_images_stands_in_memory_once(artifact: Artifact) -> None:
+    """8 MB of a body were 98 GB: a query of 6 MB for each of 16,384 images."""
+    service: Any = SimpleNamespace(name="reranker", manifest=artifact.manifest)
+    query = "a" * 1_000_000
+    pairs = [(query, ImageInput(b"")) for _ in range(200)]
+    tracemalloc.start()
+    try:
+        read = read_pairs(service, pairs)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(read) == 200
+    assert most < 3_000_000
 
 
 def test_images_are_no_embeddings(served: Served) -> None:
