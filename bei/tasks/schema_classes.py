@@ -95,6 +95,9 @@ def checked_classes(given: Seq[ClassesForm], service: ModelService) -> tuple[Ask
 
 def _faults(form: ClassesForm) -> Iterator[str]:
     names = [*form.labels]
+    if not form.multi_label and (form.top_k is not None or form.cls_threshold != THRESHOLD):
+        field = "cls_threshold" if form.top_k is None else "top_k"
+        yield f"{field}, and the best label is wanted: leave it out, or send multi_label."
     if len(names) < _LEAST_LABELS:
         yield f"{len(names)} labels: send {_LEAST_LABELS} or more."
     if len({*names}) < len(names):

@@ -217,7 +217,7 @@ ROUTE = Route(
     "Extract spans for labels of the request",
     ExtractRequest,
     ExtractResponse,
-    with_unique_keys(parser(ExtractRequest), "labels", "structures", "relations", "threshold"),
+    with_unique_keys(parser(ExtractRequest), "labels", "structures", "relations", "classifications", "threshold"),
     extract_spans,
     _EXAMPLE,
 )

@@ -138,7 +138,7 @@ function records(name, instances) {
 }
 
 function classes(task, labels) {
-  return h('section', {}, h('h3', {}, h('bdi', {}, task)), bars(labels))
+  return h('section', {}, h('h3', {}, h('bdi', {}, task)), bars(labels.sort((a, b) => b.score - a.score)))
 }
 
 function valuesOf(value) {

@@ -51,6 +51,7 @@ TWICE = [
     ("/v1/extract", '"labels": {"cat": "a", "cat": "b"}', "labels"),
     ("/v1/extract", '"structures": {"cat": ["name"], "cat": ["age"]}', "structures"),
     ("/v1/extract", '"relations": {"eats": {"threshold": 0.1, "threshold": 0.2}}', "relations"),
+    ("/v1/extract", '"classifications": [{"task": "a", "labels": {"b": "c", "b": "d"}}]', "classifications"),
     ("/v1/extract", '"labels": ["cat"], "threshold": {"cat": 0.1, "cat": 0.2}', "threshold"),
     ("/", '"labels": {"cat": "a", "cat": "b"}', "labels"),
     ("/v1/classify", '"labels": {"cat": "a", "cat": "b"}', "labels"),
