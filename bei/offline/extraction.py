@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any, NamedTuple, TypeAlias
 
-from bei.errors import BeiError
+from bei.errors import BeiError, MalformedRequestError
 from bei.offline.input_checks import text
 from bei.offline.method import ListCollector, Method, WindowResult
 from bei.offline.options import ExtractOptions, checked, converted
@@ -90,23 +90,25 @@ def schema_extraction(
     )
 
 
-def _forms(given: Iterable[str] | Mapping[str, object]) -> list[str] | dict[str, object]:
+def _plain(given: object) -> object:
+    """A mapping as a dict, an iterable as a list, for ``converted``, which refuses what else was given."""
     if isinstance(given, Mapping):
         return {**given}
-    return [given] if isinstance(given, str) else [*given]
+    return [*given] if isinstance(given, Iterable) and not isinstance(given, str) else given
 
 
 def schema_to_find(
     service: ModelService, asked: SchemaToFind, options: ExtractOptions
 ) -> tuple[CheckedLabels | None, AskedSchema]:
     """What is asked for, checked. Raises InvalidRequestError."""
+    relations = [asked.relations] if isinstance(asked.relations, str) else asked.relations
     return checked_request(
         None if asked.labels is None else _labels(asked.labels),
-        None if asked.structures is None else converted({**asked.structures}, _STRUCTURES, "structures"),
-        None if asked.relations is None else converted(_forms(asked.relations), _RELATIONS, "relations"),
+        None if asked.structures is None else converted(_plain(asked.structures), _STRUCTURES, "structures"),
+        None if relations is None else converted(_plain(relations), _RELATIONS, "relations"),
         None
         if asked.classifications is None
-        else converted([*asked.classifications], list[ClassesForm], "classifications"),
+        else converted(_plain(asked.classifications), list[ClassesForm], "classifications"),
         options.get("threshold", THRESHOLD),
         service,
     )
@@ -114,6 +116,10 @@ def schema_to_find(
 
 def _labels(given: Iterable[str] | Mapping[str, object]) -> list[str] | dict[str, str | LabelForm]:
     """As a request has them. Raises InvalidRequestError."""
+    if not isinstance(given, Iterable):
+        raise MalformedRequestError(
+            f"labels has the type {type(given).__name__}, and must be names in a list.", "labels"
+        )
     names = [text(label, index, "labels") for index, label in enumerate([given] if isinstance(given, str) else given)]
     if not isinstance(given, Mapping):
         return names

@@ -234,8 +234,10 @@ async def _async(inputs: Iterable[object] | AsyncIterable[object]) -> AsyncItera
 def _iterable(inputs: object) -> Iterable[object]:
     if is_one(inputs):
         return [inputs]
-    # The rows of a set's results would be in no order, and of a dict the keys would be read.
-    if not isinstance(inputs, Iterable) or isinstance(inputs, set | frozenset | Mapping):
+    # The rows of a set's results would be in no order, and of a dict the keys would be read, of a data frame the names
+    # of its columns.
+    is_table = hasattr(inputs, "columns") and hasattr(inputs, "iterrows")
+    if not isinstance(inputs, Iterable) or isinstance(inputs, set | frozenset | Mapping) or is_table:
         kind = type(inputs).__name__
         raise MalformedRequestError(
             f"inputs has the type {kind}, and must be a text, or texts in a list or an iterator."

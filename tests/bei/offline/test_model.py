@@ -207,6 +207,22 @@ def test_what_has_no_order_or_would_be_read_by_its_keys_is_refused(model: Model,
     assert model.embed(dict.fromkeys("ab").keys()).shape[0] == 2
 
 
+class Frame(list[str]):
+    """Iterated as pandas' DataFrame is: by the names of its columns."""
+
+    columns = ("text", "label")
+
+    def iterrows(self) -> Iterator[tuple[int, object]]:
+        raise AssertionError("it was read")
+
+
+def test_a_data_frame_is_refused_and_a_column_of_it_is_read(model: Model) -> None:
+    """The names of its columns were embedded."""
+    with pytest.raises(InvalidRequestError, match="inputs has the type Frame"):
+        model.embed(Frame(Frame.columns))
+    assert model.embed(np.array(["a", "b"])).shape[0] == 2
+
+
 def test_a_stream_refuses_its_options_before_anything_is_read(model: Model) -> None:
     def unread() -> Iterator[str]:
         yield from ()

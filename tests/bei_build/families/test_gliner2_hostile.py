@@ -111,6 +111,15 @@ def test_a_schema_in_itself_is_refused(model: Model) -> None:
                 model.extract_schema([TEXT], **one)
 
 
+@pytest.mark.parametrize("name", ["labels", "structures", "relations", "classifications"])
+def test_what_is_no_list_or_object_is_refused(name: str, model: Model) -> None:
+    """It was a TypeError."""
+    for value in (5, True, [5], *([["a"]] if name in ("structures", "classifications") else [])):
+        schema: Any = {name: value}
+        with pytest.raises(MalformedRequestError, match=name):
+            model.extract_schema([TEXT], **schema)
+
+
 def test_a_label_may_be_the_text(model: Model) -> None:
     classes = [{"task": TEXT, "labels": [TEXT, "another"]}]
     (found,) = model.extract_schema([TEXT], labels=[TEXT], relations=[TEXT], classifications=classes, threshold=0.0)
