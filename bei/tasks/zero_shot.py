@@ -51,9 +51,10 @@ class Told(NamedTuple):
 class ZeroShotTask(ModelRequest, frozen=True, kw_only=True):
     """Texts, and ``labels``, which share one probability. ``multi_label``: each has its own, and so has a single one.
     ``template``: the hypothesis with a label in its {}, for models of natural language inference. ``told``: what
-    GLiNER2 reads of the labels beside their names."""
+    GLiNER2 reads of the labels beside their names. ``param``: the request's field of the labels, for messages."""
 
     labels: Seq[str]
+    param: str = "labels"
     multi_label: bool = False
     template: str = HYPOTHESIS
     told: Told = Told()
@@ -94,7 +95,7 @@ def inputs_of(service: ModelService, task: ZeroShotTask) -> list[ModelInput]:
     """What the model reads, to admit it. Raises InvalidRequestError for labels."""
     texts = [str(text) for text in task.inputs]
     if (layout := service.manifest.labelling) is not msgspec.UNSET:
-        around = around_text(layout, task.labels)
+        around = around_text(layout, task.labels, task.param)
         told = "".join(sum(task.told.descriptions + task.told.examples, ()))  # to be counted, as the labels are
         return [told + around.filled(text) for text in texts]
     hypotheses = [task.template.replace("{}", label, 1) for label in task.labels]
@@ -111,7 +112,7 @@ async def zero_shot(service: ModelService, task: ZeroShotTask, *, ticket: Ticket
     if layout is msgspec.UNSET or not layout.schema:  # else where the schema is tokenized
         keys = partial(token_keys, service.encoder, task.labels)
         num_numbers = sum(map(len, task.labels)) * _NUMBERS_PER_CHAR
-        check_told_apart("labels", task.labels, await off_loop_if_large(keys, num_numbers), "labels")
+        check_told_apart(task.param, task.labels, await off_loop_if_large(keys, num_numbers), task.param)
     if layout is not msgspec.UNSET:
         return await _by_markers(service, layout, task, ticket)
     entails, contradicts = nli_labels(service)
@@ -156,15 +157,14 @@ def own_token(layout: Labelling, text: str) -> str | None:
     return next((one for one in (layout.label_token, layout.separator_token) if one in text), None)
 
 
-def around_text(layout: Labelling, labels: Seq[str]) -> AroundTemplate:
-    """What stands around a text. Raises InvalidRequestError for labels that are empty, or spell a token of these."""
+def around_text(layout: Labelling, labels: Seq[str], param: str = "labels") -> AroundTemplate:
+    """What stands around a text. Raises InvalidRequestError, of the field ``param``, for labels that are empty, or
+    spell a token of these."""
     for place, label in enumerate(labels):
         if not label.strip():
-            raise InvalidRequestError(f"labels {place} is empty: name what to find, or leave it out.", "labels")
+            raise InvalidRequestError(f"{param} {place} is empty: name what to find, or leave it out.", param)
         if token := own_token(layout, label):
-            raise InvalidRequestError(
-                f"labels {place} has {token!r}, a token of the model's own: take it out.", "labels"
-            )
+            raise InvalidRequestError(f"{param} {place} has {token!r}, a token of the model's own: take it out.", param)
     prompt = "".join([f"{layout.label_token}{label}" for label in labels]) + layout.separator_token
     return AroundTemplate("", prompt) if layout.text_first else AroundTemplate(prompt, "")
 
@@ -200,7 +200,7 @@ def _prompt(layout: Labelling, schema: Schema, task: ZeroShotTask) -> LabelPromp
         schema=schema,
     )
     labels = tuple(task.labels)
-    part = SchemaPart("labels", schema.task, labels, task.told.descriptions, task.told.examples)
+    part = SchemaPart(task.param, schema.task, labels, task.told.descriptions, task.told.examples)
     return LabelPrompt(labels, read, may_be_cut=False, parts=(part,))
 
 
@@ -216,9 +216,9 @@ async def _by_markers(service: ModelService, layout: Labelling, task: ZeroShotTa
     if len(task.labels) >= most:
         raise InvalidRequestError(
             f"There are {len(task.labels)} labels, of a token or more each, and the model reads {most}: send fewer.",
-            "labels",
+            task.param,
         )
-    around = around_text(layout, task.labels)
+    around = around_text(layout, task.labels, task.param)
     reduce: Reduce
     if layout.schema:
         if task.options.direction == "left":

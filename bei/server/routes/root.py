@@ -257,7 +257,9 @@ async def name_labels(body: ZeroShotRequest, context: RequestContext) -> Reply:
     check_zero_shot(service, template)
     num_bytes = classify.ranked_bytes(labels)
     context.check_answer(num_bytes)
-    task = ZeroShotTask([body.inputs], labels=labels, multi_label=asked.multi_label, template=template)
+    task = ZeroShotTask(
+        [body.inputs], labels=labels, param="candidate_labels", multi_label=asked.multi_label, template=template
+    )
     scores = await zero_shot(service, task, ticket=context.admit(service, zero_shot_inputs(service, task)))
     values = scores.values[0]
     order = np.argsort(-values, kind="stable")

@@ -61,6 +61,10 @@ def test_of_two_labels_the_one_that_is_not_entailment_is_contradiction(tmp_path:
         app.close()
 
 
+def test_labels_with_the_same_tokens_are_refused_by_the_name_that_they_have_here(nli: App) -> None:
+    check_error(ask(nli, ["cat", "hello", " cat"]), 400, "candidate_labels 0 and 2, ", param="candidate_labels")
+
+
 def test_a_template_that_is_long_or_has_no_slot_is_refused_before_it_is_filled(nli: App) -> None:
     check_error(ask(nli, ["a"], hypothesis_template="it is"), 400, "has no {} for the label")
     check_error(ask(nli, [], hypothesis_template="{}"), 400, "empty list")
