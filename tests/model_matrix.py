@@ -104,15 +104,18 @@ With `multi_label` each label's spans are chosen by themselves, as the library d
 The library puts a full stop behind a text that has none: bei's model reads it too, and no span ends there. Words without tokens (zero-width spaces) begin and end no span. Long texts are read in windows of `max_len` words, 384 unless
 config.json has it.
 
-Classifications are those of [GLiClass](#gliclass), but not on the decision routes, nor on `POST /`, which finds entities unless the model was built with `--task zero_shot`: labels share one whole, or have a probability each (`multi_label`, or a single label). The library's tasks have names; bei's is always "category". A text that is too
+Classifications are those of [GLiClass](#gliclass), but not on the decision routes, nor on `POST /`, which finds entities unless the model was built with `--task zero_shot`: labels share one whole, or have a probability each (`multi_label`, or a single label). The library's tasks have names; there bei's is always "category". A text that is too
 long is cut.
 
 Structures and relations are parts of the same schema, read in one pass: `structures` is `{{name: {{fields: [{{name, dtype, choices, description, threshold}}]}}}}` (also `{{name: [field, ...]}}`; a field may be its name alone), `relations` a list of names, `{{name: description}}`, or `{{name: {{description, threshold}}}}`.
 A text has so many instances of each as the model counts, up to 19: `structures: {{name: [{{field: value}}]}}`, where a value is `{{start, end, text, score}}`, null, or with `dtype` `list` (the default) a list of these, and `relations: {{name: [{{head, tail}}]}}`. Choices stand nowhere (`start` is null).
 A text is read with room for 4 instances, and again where more are counted. There are at most 256 fields, heads and tails, and as many in all instances of a text. Of equal instances in two windows the better one is left, as in the library's `extract_long`. Refused by name: `mode`, `anchor`, `cardinality`, `exclusive` and
-`occurrence_policy`, which only `boundary` models read, `validators`, `entity_attributes`, and several classifications in one schema.
+`occurrence_policy`, which only `boundary` models read, `validators` and `entity_attributes`.
 
-Equal to gliner2 2.1.0 within 2e-4, entities and classes on 500 texts, structures and relations on 300 (random weights; the published ones were not run) ([why](decisions.md#gliner2-what-fits-one-step)). Refused by name: the architecture `boundary`, the counting layer `count_lstm_moe`, and mean and max of a word's tokens.
+`classifications` are a part of the schema too, for models that were built without `--task`: `[{{task, labels, multi_label, cls_threshold, top_k, class_act, prompt, examples}}]`, as in the library's schema; `labels` are two names or more, or `{{name: description}}`. The answer is
+`classifications: {{task: {{label, score}}}}`, with `multi_label` a list of the labels from `cls_threshold` (0.5), `top_k` of them at most, else the best one, and both fields are refused. Of a text in windows each label has its largest probability. `threshold` and `multi_label` of the request are those of spans.
+
+Equal to gliner2 2.1.0 within 2e-4, entities and classes on 500 texts, structures and relations on 300, all parts of a schema in one pass on 150 (random weights; the published ones were not run) ([why](decisions.md#gliner2-what-fits-one-step)). Refused by name: the architecture `boundary`, the counting layer `count_lstm_moe`, and mean and max of a word's tokens.
 
 ### GLiClass
 

@@ -8,6 +8,7 @@ removed while it is open, and listed in the manifest.)
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shutil
 import tempfile
@@ -182,17 +183,19 @@ def _remove_leftovers(out: Path) -> None:
 
 
 def _check_replaceable(out: Path) -> None:
-    """Raise ConfigError. Another build may move or replace ``out`` meanwhile."""
-    if _is_ours(out):
-        return
+    """Raise ConfigError. Another build may move or replace ``out`` meanwhile: what is there no longer says nothing."""
     try:
+        before = out.stat()
         is_free = not any(out.iterdir())
     except FileNotFoundError:
         return
     except NotADirectoryError:
         is_free = False
-    if not is_free and not _is_ours(out):
-        raise ConfigError(f"{out} exists and is not an artifact; it will not be overwritten. Choose another --out.")
+    if is_free or _is_ours(out):
+        return
+    with suppress(FileNotFoundError):
+        if os.path.samestat(before, out.stat()):
+            raise ConfigError(f"{out} exists and is not an artifact; it will not be overwritten. Choose another --out.")
 
 
 def _is_ours(folder: Path) -> bool:

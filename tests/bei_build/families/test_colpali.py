@@ -349,6 +349,12 @@ def test_scores_of_texts_are_the_librarys(checkpoint: Path, served: Served, expe
     assert max_sim(expected[at], expected[at + 1]) == pytest.approx(float(theirs[0]), abs=1e-4)
 
 
+def test_texts_of_one_content_are_joined_by_line_breaks(served: Served) -> None:
+    parts = {"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    both = [served.post("/score", {"data_1": TEXTS[0], "data_2": one}).json()["data"] for one in (parts, "a\nb")]
+    assert both[0][0]["score"] == pytest.approx(both[1][0]["score"], abs=1e-5)
+
+
 def content(file: bytes) -> dict[str, Any]:
     """An image as vLLM's clients score it."""
     return {"content": [{"type": "image_url", "image_url": {"url": data_url(file)}}]}
@@ -370,12 +376,12 @@ def test_scores_of_images_are_the_librarys(checkpoint: Path, served: Served, exp
     "part",
     [
         {"content": []},
-        {"content": [{"type": "text", "text": "a"}] * 2},
+        {"content": [{"type": "text", "text": "a"}, {"image": data_url(FILES[0])}]},
         {"content": [{"type": "image_url", "text": "a"}]},
         {"content": [{"image": data_url(b"junk")}]},
         {},
     ],
-    ids=["nothing", "two", "another type", "junk", "no content"],
+    ids=["nothing", "both", "another type", "junk", "no content"],
 )
 def test_what_is_no_text_or_image_is_not_scored(part: dict[str, Any], served: Served) -> None:
     assert served.post("/score", {"data_1": TEXTS[0], "data_2": part}).status_code == 400
