@@ -62,7 +62,7 @@ class PoolingRequest(InputControls, kw_only=True):
     image."""
 
     input: Texts | None = None
-    messages: Messages | None = None  # type: ignore[assignment]
+    messages: Messages | None = None  # type: ignore[assignment]  # InputControls refuses it
     task: PoolingTask | None = None
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] = "float"
     embed_dtype: Literal["float32"] = "float32"
