@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Set
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from bei.artifact.certificate import canary
 from bei.artifact.manifest import Manifest
 from bei.cli import main as cli
 from bei.core import Outputs, PackedBatch
 from bei.multiprocess import __main__
 from bei.multiprocess.supervisor import supervisor
-from bei.service import loader, service
+from bei.service import loader
 from tests.e2e.wide_server import WideEngine
 
 _STEP_S = 0.001
@@ -36,15 +38,22 @@ def load_engine(_: Path, manifest: Manifest, *__: Any) -> TimedEngine:
     return TimedEngine(manifest)
 
 
-def main() -> None:
-    """A server, or one of its processes."""
-    kind, *rest = sys.argv[1:]
+@contextmanager
+def standing_in() -> Iterator[None]:
+    """Engines of this process are ``TimedEngine``, and the processes that it starts are of this module."""
     command = (sys.executable, "-m", "benchmarks.standin", "process")
     with (
         mock.patch.object(loader, "load_engine", load_engine),
-        mock.patch.object(service, "check_canary"),  # rows of the table are no canary's
+        mock.patch.object(canary, "deviation", return_value=None),  # rows of the table are no canary's
         mock.patch.object(supervisor, "COMMAND", command),
     ):
+        yield
+
+
+def main() -> None:
+    """A server, or one of its processes."""
+    kind, *rest = sys.argv[1:]
+    with standing_in():
         if kind == "serve":
             cli.main(["serve", *rest, "--tune=off"])
         else:
