@@ -5,10 +5,10 @@ All engines share this function, so that they agree. Independent of models and c
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -233,8 +233,24 @@ def graph_inputs(
         "first_index": first_index,
         "last_index": last_index,
     }
-    # The remaining inputs are used by few models.
-    if is_cumulative:
+    if rest := frozenset(names).difference(tensors):  # of few models: one test for all of them
+        _add_rare_inputs(tensors, rest, batch, sizes, fits)
+    return {name: tensors[name] for name in names}
+
+
+def _add_rare_inputs(
+    tensors: dict[str, Int32Array | Float32Array],
+    names: frozenset[str],
+    batch: PackedBatch,
+    sizes: Sizes,
+    fits: Callable[[int], int] | None,
+) -> None:
+    """Add those called ``names`` to ``tensors``, which has what all models read."""
+    num_tokens, batch_size, num_rows = len(batch.input_ids), batch.batch_size, sizes.sequences
+    seq_lens = np.diff(batch.cu_seqlens)
+    of_all = ("seq_lens", "slot_ids", "position_ids")
+    padded_lens, slots, position_ids = (cast(Int32Array, tensors[name]) for name in of_all)
+    if is_cumulative := not _CUMULATIVE.isdisjoint(names):
         num_owned = sizes.tokens - num_tokens if _ALL_OWNED in names else num_rows - batch_size
         ends = num_tokens + _ends(num_owned, num_rows - batch_size)
         tensors["cu_query_lens"] = np.concatenate([batch.cu_seqlens, ends], dtype=np.int32)
@@ -257,22 +273,35 @@ def graph_inputs(
     if "token_adapters" in names:
         none = np.zeros(batch_size, np.int32)
         adapters = none if batch.adapters is None else batch.adapters
-        tensors["token_adapters"] = _per_token(adapters, seq_lens, len(input_ids))
+        tensors["token_adapters"] = _per_token(adapters, seq_lens, sizes.tokens)
     if "token_seq_lens" in names:
-        tensors["token_seq_lens"] = _per_token(seq_lens, seq_lens, len(input_ids))
+        tensors["token_seq_lens"] = _per_token(seq_lens, seq_lens, sizes.tokens)
     if not _KEYS.isdisjoint(names):
         key_lens = padded_lens.copy()
         if batch.key_lens is not None:
             key_lens[:batch_size] = batch.key_lens
         tensors["key_lens"] = key_lens
         tensors["key_mask"] = (slots < key_lens[:, None]).astype(np.float32)
-        tensors["token_key_lens"] = _per_token(key_lens[:batch_size], seq_lens, len(input_ids))
+        tensors["token_key_lens"] = _per_token(key_lens[:batch_size], seq_lens, sizes.tokens)
     if "pool_mask" in names:
-        tensors["pool_mask"] = slot_mask
+        tensors["pool_mask"] = slot_mask = tensors["slot_mask"]
         if batch.unpooled_lens is not None:
             unpooled_lens = np.zeros(num_rows, np.int32)
             unpooled_lens[:batch_size] = batch.unpooled_lens
             tensors["pool_mask"] = slot_mask * (slots >= unpooled_lens[:, None])
+    if rest := names.difference(tensors):
+        _add_named_inputs(tensors, rest, batch, sizes, fits)
+
+
+def _add_named_inputs(
+    tensors: dict[str, Int32Array | Float32Array],
+    names: frozenset[str],
+    batch: PackedBatch,
+    sizes: Sizes,
+    fits: Callable[[int], int] | None,
+) -> None:
+    """Add those of words, schemas, scored tokens and images, and those whose names carry a number."""
+    num_rows, position_ids = sizes.sequences, cast(Int32Array, tensors["position_ids"])
     if not words.NAMES.isdisjoint(names):
         tensors.update(words.word_inputs(batch, sizes.tokens, num_rows, _fine_bucket))
     if not schema_columns.NAMES.isdisjoint(names):
@@ -295,7 +324,6 @@ def graph_inputs(
             tensors[name] = image_positions.shares_of(shares, batch, sizes.tokens)
         elif name not in tensors:
             tensors[name] = _positions_but(_token_id(name), batch, position_ids)
-    return {name: tensors[name] for name in names}
 
 
 def _shared_inputs(
