@@ -22,6 +22,7 @@ from bei.tasks.schema_forms import (
     FieldForm,
     RelationForm,
     StructureForm,
+    check_span_settings,
     checked_request,
 )
 
@@ -70,14 +71,16 @@ def schema_extraction(
 ) -> Method[str, list[Extracted], list[Extracted]]:
     """What each text has of ``asked``."""
     options = checked(ExtractOptions, given)
-    labels, schema = schema_to_find(service, asked, options)
+    found = schema_to_find(service, asked, options)
     flat, multi_label = options.get("flat", True), options.get("multi_label", False)
+    check_span_settings(found, options.get("threshold", THRESHOLD), flat=flat, multi_label=multi_label)
+    labels, schema = found
 
     async def run(inputs: Seq[str], ticket: Ticket, wrong: Wrong) -> WindowResult[list[Extracted]]:
         task = ExtractTask(inputs, failed=wrong, labels=labels, flat=flat, multi_label=multi_label, schema=schema)
-        found = await extract(service, task, ticket=ticket)
-        every = list(map(Extracted, found.spans, found.structures, found.relations, found.classifications))
-        return WindowResult(every, found.num_tokens, found.truncated, found.errors)
+        answer = await extract(service, task, ticket=ticket)
+        every = list(map(Extracted, answer.spans, answer.structures, answer.relations, answer.classifications))
+        return WindowResult(every, answer.num_tokens, answer.truncated, answer.errors)
 
     columns = FIRST_INSTANCES * sum(schema.sizes) + (len(labels.names) if labels else 0)
     return Method(

@@ -59,8 +59,7 @@ class CheckedLabels(NamedTuple):
 def checked_labels(labels: Labels, threshold: float | Mapping[str, float], service: ModelService) -> CheckedLabels:
     """``labels``, of which those without a threshold have ``threshold``. Raises InvalidRequestError,
     TaskNotSupportedError."""
-    layout, most = extraction_of(service), service.manifest.max_seq_len
-    names = tuple(labels)
+    layout, names = extraction_of(service), tuple(labels)
     if not names:
         raise InvalidRequestError("labels is empty: name what to find.", "labels")
     if layout.label_width is not msgspec.UNSET:
@@ -68,11 +67,8 @@ def checked_labels(labels: Labels, threshold: float | Mapping[str, float], servi
             raise InvalidRequestError(
                 f"There are {len(names)} labels, and a text is scored for {at_once} at once: send fewer.", "labels"
             )
-    elif len(names) > most // 2:
-        raise InvalidRequestError(
-            f"There are {len(names)} labels, of two tokens or more each, and the model reads {most}: send fewer.",
-            "labels",
-        )
+    else:
+        check_readable("labels", len(names), 2, service, "labels")
     seen: dict[str, int] = {}
     for place, label in enumerate(names):
         if not label.strip():
@@ -97,6 +93,29 @@ def checked_labels(labels: Labels, threshold: float | Mapping[str, float], servi
         checked_descriptions({name: form.description for name, form in forms.items()}, service, bool(layout.schema)),
         frozenset(place for place, name in enumerate(names) if name in forms and forms[name].dtype == "str"),
     )
+
+
+def check_readable(what: str, count: int, tokens_each: int, service: ModelService, param: str) -> None:
+    """Raise InvalidRequestError for more of ``what`` than the model reads at once, of so many tokens or more each."""
+    if count * tokens_each > (most := service.manifest.max_seq_len):
+        raise InvalidRequestError(
+            f"There are {count} {what}, of {tokens_each} tokens or more each, and the model reads {most}: send fewer.",
+            param,
+        )
+
+
+def check_examples(examples: Seq[Seq[str]], labels: Seq[str], where: str, service: ModelService, param: str) -> None:
+    """Raise InvalidRequestError for ``examples``, texts and the label of each, that a model cannot read with
+    ``labels``. ``where`` they stand, for messages."""
+    check_readable("examples", len(examples), 3, service, param)  # each has a token in front of both
+    known = {*labels}
+    for place, (text, label) in enumerate(examples):
+        if label not in known:
+            raise InvalidRequestError(
+                f"{where} {place} has {label!r}, which is none of the labels: leave it out.", param
+            )
+        if not text.strip():
+            raise InvalidRequestError(f"{where} {place} has an empty text: leave it out.", param)
 
 
 def checked_descriptions(

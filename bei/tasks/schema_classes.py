@@ -16,7 +16,7 @@ from bei.core import Encoding, Float32Array
 from bei.engine.postprocess import apply_function
 from bei.errors import InvalidRequestError
 from bei.service.model_service import ModelService
-from bei.tasks.extract_labels import THRESHOLD, Share
+from bei.tasks.extract_labels import THRESHOLD, Share, check_examples, check_readable
 from bei.tokenizer.schema_prompt import SchemaPart
 
 _LEAST_LABELS = 2
@@ -76,11 +76,7 @@ def checked_classes(given: Seq[ClassesForm], service: ModelService) -> tuple[Ask
         raise InvalidRequestError(
             f"{service.name} was built to find spans alone: build it without --task, or leave {_FIELD} out.", _FIELD
         )
-    count, most = sum(len(one.labels) for one in given), service.manifest.max_seq_len
-    if count > most // 2:
-        raise InvalidRequestError(
-            f"{_FIELD} have {count} labels, of two tokens or more each, and the model reads {most}: send fewer.", _FIELD
-        )
+    check_readable("labels of classifications", sum(len(one.labels) for one in given), 2, service, _FIELD)
     seen: set[str] = set()
     for place, one in enumerate(given):
         if not one.task.strip():
@@ -90,6 +86,7 @@ def checked_classes(given: Seq[ClassesForm], service: ModelService) -> tuple[Ask
         seen.add(one.task)
         if (fault := next(_faults(one), None)) is not None:
             raise InvalidRequestError(f"{_FIELD} {one.task!r} has {fault}", _FIELD)
+        check_examples(one.examples, [*one.labels], f"{_FIELD} {one.task!r} examples", service, _FIELD)
     return tuple(AskedClasses(one, _part(one, layout)) for one in given)
 
 
@@ -108,11 +105,6 @@ def _faults(form: ClassesForm) -> Iterator[str]:
         yield f"an empty description of {silent[0]!r}: send a list of names, or describe it."
     if form.prompt is not None and not form.prompt.strip():
         yield "an empty prompt: leave it out."
-    for place, (text, label) in enumerate(form.examples):
-        if label not in names:
-            yield f"{label!r} in examples {place}, which is none of its labels: leave it out."
-        if not text.strip():
-            yield f"an empty text in examples {place}: leave it out."
 
 
 def _part(form: ClassesForm, layout: Labelling) -> SchemaPart:

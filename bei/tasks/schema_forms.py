@@ -12,7 +12,15 @@ import msgspec
 from bei.artifact.label_layouts import Extraction
 from bei.errors import InvalidRequestError
 from bei.service.model_service import ModelService
-from bei.tasks.extract_labels import THRESHOLD, CheckedLabels, Labels, Share, checked_labels, extraction_of
+from bei.tasks.extract_labels import (
+    THRESHOLD,
+    CheckedLabels,
+    Labels,
+    Share,
+    check_readable,
+    checked_labels,
+    extraction_of,
+)
 from bei.tasks.schema_classes import AskedClasses, ClassesForm, checked_classes
 from bei.tokenizer.alike import check_told_apart
 from bei.tokenizer.schema_prompt import SchemaPart
@@ -132,24 +140,58 @@ def checked_request(
     if not 0 <= least <= 1:
         raise InvalidRequestError("threshold must be from 0 to 1.", "threshold")
     checked = None if labels is None else checked_labels(labels, threshold, service)
-    found = _schema(structures or {}, relations or (), least)
+    found = _schema(structures or {}, relations or (), least, service)
     return checked, found._replace(classes=checked_classes(classifications, service) if classifications else ())
 
 
-def _schema(structures: Structures, relations: Relations, threshold: float) -> AskedSchema:
+def check_span_settings(
+    asked: tuple[CheckedLabels | None, AskedSchema],
+    threshold: float | Mapping[str, float],
+    *,
+    flat: bool,
+    multi_label: bool,
+) -> None:
+    """Raise InvalidRequestError for a setting of spans that nothing of ``asked`` reads."""
+    labels, schema = asked
+    if multi_label and labels is None:
+        raise InvalidRequestError(
+            "multi_label is of spans for labels: send labels, or leave it out. A classification has its own.",
+            "multi_label",
+        )
+    if labels is not None or schema.structures or schema.relations:
+        return
+    for name, is_set in (("threshold", threshold not in (THRESHOLD, {})), ("flat", not flat)):
+        if is_set:
+            raise InvalidRequestError(
+                f"{name} is of spans, and classifications alone are asked for: leave it out.", name
+            )
+
+
+def _schema(structures: Structures, relations: Relations, threshold: float, service: ModelService) -> AskedSchema:
+    _check_counts(structures, relations, service)
     named = {name: _fields(name, form) for name, form in structures.items()}
     words = tuple(_choice_words(named))
-    found = AskedSchema(
-        tuple(_structure(name, fields, words, threshold) for name, fields in named.items()),
+    # The library takes the first word that is a choice, whatever field or name it stands for.
+    places: dict[str, int] = {}
+    for place, word in enumerate(words):
+        places.setdefault(word.lower(), place)
+    return AskedSchema(
+        tuple(_structure(name, fields, places, threshold) for name, fields in named.items()),
         tuple(_relations(relations, threshold)),
         words,
     )
-    if (count := sum(found.sizes)) > MOST_COLUMNS:
+
+
+def _check_counts(structures: Structures, relations: Relations, service: ModelService) -> None:
+    """Raise InvalidRequestError for more fields or choices than are read at once, before any of them is looked at."""
+    fields = [one for form in structures.values() for one in _given(form)]
+    if (count := len(fields) + len(_ENDS) * len(relations)) > MOST_COLUMNS:
         raise InvalidRequestError(
             f"There are {count} fields, heads and tails, and a text is scored for {MOST_COLUMNS} at once: send fewer.",
             "structures" if structures else "relations",
         )
-    return found
+    count = sum(len(one.choices or ()) for one in fields if isinstance(one, FieldForm))
+    check_readable("choices", count, 2, service, "structures")
 
 
 def first_instances(schema: AskedSchema) -> list[int]:
@@ -158,13 +200,16 @@ def first_instances(schema: AskedSchema) -> list[int]:
     return [max(1, min(FIRST_INSTANCES, most))] * len(schema.sizes)
 
 
+def _given(form: StructureForm | list[str | FieldForm]) -> list[str | FieldForm]:
+    return form.fields if isinstance(form, StructureForm) else form
+
+
 def _fields(name: str, form: StructureForm | list[str | FieldForm]) -> list[FieldForm]:
     """The fields of structure ``name``, checked."""
     where = f"structures {name!r}"
     if not name.strip():
         raise InvalidRequestError("structures has an empty name: write one.", "structures")
-    given = form.fields if isinstance(form, StructureForm) else form
-    fields = [FieldForm(one) if isinstance(one, str) else one for one in given]
+    fields = [FieldForm(one) if isinstance(one, str) else one for one in _given(form)]
     if not fields:
         raise InvalidRequestError(f"{where} has no fields: name what to find.", "structures")
     seen: set[str] = set()
@@ -207,11 +252,8 @@ def _choice_words(structures: Mapping[str, list[FieldForm]]) -> Iterator[str]:
             yield from ["(", f"{name}:", *inner, ")"]
 
 
-def _structure(name: str, fields: list[FieldForm], words: Seq[str], threshold: float) -> AskedPart:
-    # The library takes the first word that is a choice, whatever field or name it stands for.
-    places: dict[str, int] = {}
-    for place, word in enumerate(words):
-        places.setdefault(word.lower(), place)
+def _structure(name: str, fields: list[FieldForm], places: Mapping[str, int], threshold: float) -> AskedPart:
+    """``places``: of words in front of the text, in lower case."""
     asked = tuple(
         AskedField(
             one.name,

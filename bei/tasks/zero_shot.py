@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -26,7 +27,7 @@ from bei.service.admission import Ticket
 from bei.service.call import ModelInput, ModelRequest, Reduce
 from bei.service.model_service import ModelService
 from bei.tasks.classify import Scores, logits_of
-from bei.tasks.extract_labels import checked_descriptions
+from bei.tasks.extract_labels import check_examples, checked_descriptions
 from bei.tasks.support import computed, off_loop_if_large, require, token_keys
 from bei.tokenizer.alike import check_told_apart
 from bei.tokenizer.label_prompt import LabelPrompt
@@ -83,21 +84,25 @@ def told_of(
     reads = layout is not msgspec.UNSET and bool(layout.schema)
     if examples and not reads:
         raise InvalidRequestError(f"{service.name} reads no examples, GLiNER2 does: leave them out.", "examples")
-    for place, (text, label) in enumerate(examples):
-        if label not in labels:
-            raise InvalidRequestError(f"examples {place} has {label!r}, which is none of the labels.", "examples")
-        if not text.strip():
-            raise InvalidRequestError(f"examples {place} has an empty text: leave it out.", "examples")
+    check_examples(examples, labels, "examples", service, "examples")
     return Told(checked_descriptions(meanings, service, reads), tuple(examples))
 
 
+def num_around(service: ModelService, task: ZeroShotTask) -> int:
+    """Characters that are read with each of ``inputs_of``: of labels, and of what is told of them. Raises
+    InvalidRequestError for labels."""
+    layout = service.manifest.labelling
+    if layout is msgspec.UNSET:
+        return 0  # hypotheses are inputs
+    told = chain.from_iterable(task.told.descriptions + task.told.examples)
+    return around_text(layout, task.labels, task.param).num_chars + sum(map(len, told))
+
+
 def inputs_of(service: ModelService, task: ZeroShotTask) -> list[ModelInput]:
-    """What the model reads, to admit it. Raises InvalidRequestError for labels."""
+    """What the model reads, to admit it with ``num_around``: texts, or pairs of each with each hypothesis."""
     texts = [str(text) for text in task.inputs]
-    if (layout := service.manifest.labelling) is not msgspec.UNSET:
-        around = around_text(layout, task.labels, task.param)
-        told = "".join(sum(task.told.descriptions + task.told.examples, ()))  # to be counted, as the labels are
-        return [told + around.filled(text) for text in texts]
+    if service.manifest.labelling is not msgspec.UNSET:
+        return [*texts]
     hypotheses = [task.template.replace("{}", label, 1) for label in task.labels]
     return [(text, hypothesis) for text in texts for hypothesis in hypotheses]
 

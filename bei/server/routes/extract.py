@@ -28,7 +28,7 @@ from bei.tasks.extract import ExtractTask, Span, extract
 from bei.tasks.extract_labels import THRESHOLD, LabelForm, Share, extraction_of
 from bei.tasks.schema_classes import ClassesForm
 from bei.tasks.schema_classes import LabelScore as Chosen
-from bei.tasks.schema_forms import FieldForm, RelationForm, StructureForm, checked_request
+from bei.tasks.schema_forms import FieldForm, RelationForm, StructureForm, check_span_settings, checked_request
 from bei.tasks.schema_spans import Value, values_of
 
 # What JSON takes, about: of a span beside its text and label; of a text beside its spans.
@@ -120,9 +120,9 @@ async def extract_spans(body: ExtractRequest, context: RequestContext) -> Reply:
     extraction_of(service)
     texts = [body.input] if isinstance(body.input, str) else body.input
     context.check_inputs(texts, "input")
-    labels, schema = checked_request(
-        body.labels, body.structures, body.relations, body.classifications, body.threshold, service
-    )
+    asked = checked_request(body.labels, body.structures, body.relations, body.classifications, body.threshold, service)
+    check_span_settings(asked, body.threshold, flat=body.flat, multi_label=body.multi_label)
+    labels, schema = asked
     task = ExtractTask(texts, labels=labels, flat=body.flat, multi_label=body.multi_label, schema=schema)
     ticket = context.admit(service, texts, num_around=schema.num_chars + (labels.num_chars if labels else 0))
     answer = await extract(service, task, ticket=ticket)

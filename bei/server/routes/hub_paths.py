@@ -24,7 +24,7 @@ _TASKS: Mapping[str, str] = {
     "feature-extraction": "embed",
     "sentence-similarity": "embed",
     "text-classification": "classify",
-    "zero-shot-classification": "classify",
+    "zero-shot-classification": "zero_shot",
     "token-classification": "classify_tokens",
     "text-ranking": "rerank",
 }

@@ -26,12 +26,12 @@ from bei.server.endpoint.shared_fields import Model, Tiered
 from bei.server.endpoint.vector_encoding import SparseVector
 from bei.server.routes import classify, embed, extract, predict_tokens, rerank, systemone
 from bei.service.service import InferenceService
+from bei.tasks import zero_shot
 from bei.tasks.classify import ClassifyTask, num_around
 from bei.tasks.classify import classify as classify_inputs
 from bei.tasks.entities import Aggregation, Entity
 from bei.tasks.token_classification import TokenTask, classify_tokens
-from bei.tasks.zero_shot import HYPOTHESIS, ZeroShotTask, check_zero_shot, zero_shot
-from bei.tasks.zero_shot import inputs_of as zero_shot_inputs
+from bei.tasks.zero_shot import HYPOTHESIS, ZeroShotTask, check_zero_shot
 
 _ENTITY_BYTES = 90
 
@@ -260,14 +260,15 @@ async def name_labels(body: ZeroShotRequest, context: RequestContext) -> Reply:
     task = ZeroShotTask(
         [body.inputs], labels=labels, param="candidate_labels", multi_label=asked.multi_label, template=template
     )
-    scores = await zero_shot(service, task, ticket=context.admit(service, zero_shot_inputs(service, task)))
+    ticket = context.admit(service, zero_shot.inputs_of(service, task), num_around=zero_shot.num_around(service, task))
+    scores = await zero_shot.zero_shot(service, task, ticket=ticket)
     values = scores.values[0]
     order = np.argsort(-values, kind="stable")
 
     def items(start: int, stop: int) -> list[classify.LabelScore]:
         return [{"score": values[index], "label": labels[index]} for index in order[start:stop].tolist()]
 
-    return Reply(Items(len(labels), num_bytes, items))
+    return Reply(Items(len(labels), num_bytes, items), scores.truncated)
 
 
 _SIMILARITY = _Kind(parser(embed.SimilarityRequest), embed.similarity)

@@ -33,7 +33,7 @@ from bei.server.routes.classify import (
     ranked_bytes,
 )
 from bei.server.routes.openai_embeddings import TokensUsage
-from bei.tasks.zero_shot import HYPOTHESIS, ZeroShotTask, check_zero_shot, inputs_of, told_of, zero_shot
+from bei.tasks.zero_shot import HYPOTHESIS, ZeroShotTask, check_zero_shot, inputs_of, num_around, told_of, zero_shot
 
 _AROUND_BYTES = 90  # of a text's scores: its index, its best label with its score
 
@@ -125,7 +125,8 @@ async def classify(body: LabelsRequest | ClassifyRequest, context: RequestContex
     context.check_answer(len(texts) * text_bytes)
     told = told_of(service, labels, meanings, [(text, label) for text, label in body.examples])
     task = ZeroShotTask(texts, body.encoding_options(), labels=labels, template=HYPOTHESIS, told=told)
-    scores = await zero_shot(service, task, ticket=context.admit(service, inputs_of(service, task)))
+    ticket = context.admit(service, inputs_of(service, task), num_around=num_around(service, task))
+    scores = await zero_shot(service, task, ticket=ticket)
 
     def items(start: int, stop: int) -> list[ZeroShotPrediction]:
         return [_classified(index, scores.values[index], labels) for index in range(start, stop)]

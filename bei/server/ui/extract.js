@@ -71,8 +71,7 @@ export const extract = {
     body: {
       model: model.id,
       input: text,
-      threshold: Number(threshold),
-      flat: overlap === 'flat',
+      ...(asksSpans(labels, schema) ? { threshold: Number(threshold), flat: overlap === 'flat' } : {}),
       ...schema,
       ...{ model: model.id, input: text }, // whatever was pasted with the schema
       ...labelled(labels, schema),
@@ -103,6 +102,11 @@ export const extract = {
 // Parts of a schema beside labels; of the first two answers are records.
 const RECORDS = ['structures', 'relations']
 const PARTS = [...RECORDS, 'classifications']
+
+// Classifications alone have neither a threshold nor an overlap.
+function asksSpans(labels, schema) {
+  return Boolean(labelled(labels, schema).labels) || RECORDS.some((side) => schema[side])
+}
 
 // The labels of both fields; those of the schema may have descriptions.
 function labelled(names, { labels: own = null }) {

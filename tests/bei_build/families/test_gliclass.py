@@ -124,6 +124,10 @@ def test_routes_answer_as_the_model_does(artifact: Artifact, model: Model) -> No
         assert status == 200, found
         assert {one["label"]: one["score"] for one in found} == pytest.approx(expected, abs=1e-5)
         assert [one["score"] for one in found] == sorted((one["score"] for one in found), reverse=True)
+        by_path = post(
+            "/pipeline/zero-shot-classification/gliclass", inputs=TEXTS[0], parameters={"candidate_labels": LABELS}
+        )
+        assert by_path == (200, found)  # it was a model without the task
         for path, body, said in (
             ("/", {"inputs": "a", "parameters": {"candidate_labels": ["a"], "hypothesis_template": "b {}"}}, "as they"),
             ("/predict", {"inputs": "a"}, "zero_shot"),

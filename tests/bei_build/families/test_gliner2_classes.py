@@ -58,6 +58,13 @@ def model(artifact: Artifact) -> Iterator[Model]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def app(artifact: Artifact) -> Iterator[App]:
+    found = App((artifact, open_engine(artifact.engine_dir, artifact.manifest)))
+    yield found
+    found.close()
+
+
 def pairs(found: LabelScore | list[LabelScore] | Any) -> list[tuple[str, float]]:
     """Of one answer, ours or the library's."""
     every = found if isinstance(found, list) else [found]
@@ -90,8 +97,8 @@ WRONG: list[tuple[Any, str]] = [
     (one_wrong(task="a [P]"), r"The name of classifications 'a \[P\]' has '\[P\]'"),
     (one_wrong(prompt="[E]"), r"The description of classifications 'a' has '\[E\]'"),
     (one_wrong(prompt=" "), "'a' has an empty prompt"),
-    (one_wrong(examples=[("d", "e")]), "'a' has 'e' in examples 0"),
-    (one_wrong(examples=[("\t", "b")]), "'a' has an empty text in examples 0"),
+    (one_wrong(examples=[("d", "e")]), "'a' examples 0 has 'e'"),
+    (one_wrong(examples=[("\t", "b")]), "'a' examples 0 has an empty text"),
     (one_wrong(examples=[("[E]", "b")]), r"classifications 'a' examples 0 has '\[E\]'"),
     (one_wrong(labels=[f"label {place}" for place in range(10_000)]), "10000 labels"),
     ([{"task": f"task {place}", "labels": ["b", "c"]} for place in range(5_000)], "10000 labels"),
@@ -112,6 +119,30 @@ WRONG: list[tuple[Any, str]] = [
 def test_what_does_not_fit_is_refused_by_name(classes: Any, said: str, model: Model) -> None:
     with pytest.raises((InvalidRequestError, MalformedRequestError), match=said):
         model.extract_schema([TEXT], classifications=classes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"multi_label": True}, "multi_label is of spans for labels"),
+        ({"multi_label": True, "relations": RELATIONS}, "multi_label is of spans for labels"),
+        ({"threshold": 0.9}, "threshold is of spans"),
+        ({"flat": False}, "flat is of spans"),
+    ],
+)
+def test_settings_of_spans_that_a_classification_does_not_read_are_refused(
+    settings: dict[str, Any], said: str, model: Model, app: App
+) -> None:
+    """They did nothing: of several labels with ``multi_label`` the best one came."""
+    with pytest.raises(InvalidRequestError, match=said):
+        model.extract_schema([TEXT], classifications=CLASSES, **settings)
+    body = json.dumps({"input": TEXT, "classifications": CLASSES, **settings}).encode()
+    check_error(app.request("POST", "/v1/extract", body), 400, said, param=next(iter(settings)))
+
+
+def test_settings_of_spans_as_they_are_by_default_are_no_fault(model: Model) -> None:
+    asked: dict[str, Any] = {"threshold": 0.5, "flat": True, "multi_label": False}
+    assert model.extract_schema([TEXT], classifications=CLASSES[:1], **asked)
 
 
 def everything(model: Model, texts: list[str], threshold: float = 0.3, **options: Any) -> list[Extracted]:

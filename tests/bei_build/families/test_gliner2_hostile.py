@@ -133,9 +133,18 @@ HUGE: list[dict[str, Any]] = [
     {"labels": {"a": "cat the " * 500_000}},
     {"structures": {f"a {place}": ["b"] for place in range(10_000)}},
     {"structures": {"a": [{"name": "b", "choices": [f"choice {place}" for place in range(10_000)]}]}},
+    # For each structure the words of all were read, before there were too many of them.
+    {"structures": {f"a {place}": [{"name": "b", "choices": ["c", "d"]}] for place in range(10_000)}},
+    {"structures": {f"a {place}": [{"name": "b", "choices": ["c"] * 100}] for place in range(200)}},
     {"relations": [f"a {place}" for place in range(10_000)]},
     {"classifications": [{"task": "a", "labels": [f"label {place}" for place in range(10_000)]}]},
     {"classifications": [{"task": "a", "labels": ["b", "c"], "examples": [["cat the", "b"]] * 10_000}]},
+    # Each example was looked for among all labels.
+    {
+        "classifications": [
+            {"task": "a", "labels": [*map(str, range(100))], "examples": [["cat", "99"]] * 200_000},
+        ]
+    },
     {"labels": ["a"], "threshold": {f"label {place}": 0.5 for place in range(10_000)}},
 ]
 
@@ -154,3 +163,19 @@ def test_a_huge_schema_is_refused_at_once(schema: Any, model: Model) -> None:
     assert time.process_time() - began_s < 10  # under tracemalloc; none may be quadratic
     assert most < 40 * size + 20_000_000
     assert len(str(refused.value)) < 300
+
+
+def test_examples_of_labels_are_not_copied_for_each_text(app: App) -> None:
+    """One example of 4 MB and 8,192 texts were 32 GB, and many of them were put together two by two."""
+    for examples in ([["cat " * 10_000, "a"]], [["cat", "b"]] * 5_000):
+        body = json.dumps({"input": ["a"] * 4_000, "labels": ["a", "b"], "examples": examples}).encode()
+        tracemalloc.start()
+        began_s = time.process_time()
+        try:
+            response = app.request("POST", "/v1/classify", body)
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        check_error(response, 400, "read")
+        assert most < 40_000_000
+        assert time.process_time() - began_s < 5

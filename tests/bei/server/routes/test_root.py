@@ -51,6 +51,13 @@ def test_labels_share_one_probability_or_have_one_each(nli: App) -> None:
         assert list(scores.values()) == sorted(scores.values(), reverse=True)
 
 
+def test_a_text_that_was_cut_is_named(nli: App) -> None:
+    """It was cut, and nothing was said of it."""
+    asked = {"candidate_labels": ["a", "b"], "hypothesis_template": "the {}"}
+    assert post(nli, "/", inputs="cat " * 40, parameters=asked).headers["x-truncated-inputs"] == "0"
+    assert "x-truncated-inputs" not in post(nli, "/", inputs="cat", parameters=asked).headers
+
+
 def test_of_two_labels_the_one_that_is_not_entailment_is_contradiction(tmp_path: Path) -> None:
     app = app_of(tmp_path / "two", "entailment", "not_entailment")
     try:
