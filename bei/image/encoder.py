@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from math import ceil
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,6 +25,14 @@ _DIGEST_BYTES = 32
 # A side of a resized image that is then cropped: a stripe of 100,000 by 1 pixels would have 22 million columns.
 _MOST_RESIZED_PIXELS = 64_000_000
 _LEAST_SCALE, _MOST_SCALE, _SCALE_TOLERANCE = 1e-6, 100.0, 1e-5
+
+
+class _CutImage(NamedTuple):
+    """An image's rows of patches, their ``grid``, and hashlib's ``digest`` of both, which more can be added to."""
+
+    rows: Levels
+    grid: tuple[int, int]
+    digest: Any
 
 
 class TextsOfImages(Protocol):
@@ -110,7 +118,11 @@ class ImageEncoder:
         Raises InvalidRequestError, also where it is longer: an image cannot be cut."""
         assert self._texts is not None, "such inputs are for models with an encoder of texts"
         around = self._texts.ids_of(source.before), self._texts.ids_of(source.behind)
-        encoding = self.encoding_of(self.levels(source.image), around)
+
+        def cut() -> _CutImage:
+            return self._cut(self.levels(source.image))
+
+        encoding = self._encoding(cut() if source.shared is None else source.shared.of(cut), around)
         if encoding.num_tokens > (most := min(self._texts.max_seq_len, max_tokens or self._texts.max_seq_len)):
             whose = "model takes" if max_tokens is None else "request asks for"
             raise InputTooLongError(
@@ -133,24 +145,30 @@ class ImageEncoder:
             )
         return levels
 
-    def encoding_of(self, levels: Levels, around: tuple[list[int], list[int]] | None = None) -> Encoding:
-        """The encoding of an image that is processed, [height, width, 3]. ``around``: the tokens before and behind it,
-        in place of the sequence's."""
-        sequence, size = self._sequence, self._patch_size
-        side = 1 if sequence is None else sequence.side
-        rows = patches(levels, size, self._num_leading, side)
+    def encoding_of(self, levels: Levels) -> Encoding:
+        """The encoding of an image that is processed, [height, width, 3]."""
+        return self._encoding(self._cut(levels))
+
+    def _cut(self, levels: Levels) -> _CutImage:
+        size = self._patch_size
+        rows = patches(levels, size, self._num_leading, 1 if self._sequence is None else self._sequence.side)
         grid = (levels.shape[0] // size, levels.shape[1] // size)
         digest = hashlib.blake2b(rows.data, digest_size=_DIGEST_BYTES)
         digest.update(np.array(grid, np.int32).data)  # the same patches can stand in rows of another length
+        return _CutImage(rows, grid, digest)
+
+    def _encoding(self, cut: _CutImage, around: tuple[list[int], list[int]] | None = None) -> Encoding:
+        """``around``: the tokens before and behind the image, in place of the sequence's."""
+        sequence, rows, digest = self._sequence, cut.rows, cut.digest.copy()
         if sequence is None:
-            return Encoding(np.zeros(len(rows), np.int32), image=ImagePatches(rows, digest.digest(), grid))
+            return Encoding(np.zeros(len(rows), np.int32), image=ImagePatches(rows, digest.digest(), cut.grid))
         before, behind = (sequence.before, sequence.after) if around is None else around
-        num_states = len(rows) // side**2
+        num_states = len(rows) // sequence.side**2
         ids = np.array([*before, *[sequence.token_id] * num_states, *behind], np.int32)
         places = np.arange(len(before), len(before) + num_states, dtype=np.int32)
         if around is not None:
             digest.update(ids.data)  # one image has an answer for each text around it
-        return Encoding(ids, image=ImagePatches(rows, digest.digest(), grid, places))
+        return Encoding(ids, image=ImagePatches(rows, digest.digest(), cut.grid, places))
 
 
 def processed(image: Image, processor: ImageProcessor, patch_size: int, param: str = "input") -> Levels:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from bei.errors import InvalidImageError
 from bei.image.fetch import ImageFetcher
@@ -16,7 +17,10 @@ from bei.image.fetch import ImageFetcher
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+T = TypeVar("T")
+
 _DATA_URL = "data:"
+_MOST_HEAD_CHARS = 1000  # of a data URL, before its base64
 _FETCHED = ("http", "https")
 _SHOWN_CHARS = 60
 _PIECE_CHARS = 1 << 18
@@ -116,14 +120,31 @@ class MixedInput:
         return sum(len(part) if isinstance(part, str) else part.held_bytes for part in self.parts)
 
 
+class MadeOnce(Generic[T]):
+    """What is made of an image that several inputs of a request have: by the first thread that asks for it, for all."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: T | None = None
+
+    def of(self, make: Callable[[], T]) -> T:
+        """The result of ``make``, whose errors it raises; the next caller then tries again."""
+        with self._lock:
+            if self._made is None:
+                self._made = make()
+            return self._made
+
+
 @dataclass(frozen=True, slots=True)
 class ImageInText:
     """An image among the text that a decoder reads. Its pieces are tokenized by themselves, and their parts joined only
-    then: a query that many pairs have stands in memory once."""
+    then: a query that many pairs have stands in memory once. ``shared``: of an image that other inputs of the request
+    have too; None: none has."""
 
     before: tuple[tuple[str, ...], ...]
     image: ImageInput
     behind: tuple[tuple[str, ...], ...]
+    shared: MadeOnce[Any] | None = field(default=None, compare=False)
 
     @property
     def num_chars(self) -> int:
@@ -146,9 +167,9 @@ def _from_base64(value: str, start: int) -> bytes:
 def _base64_start(value: str, param: str) -> int:
     """Where the base64 of a file begins. Raises InvalidImageError for a text that holds none."""
     if value[: len(_DATA_URL)].lower() == _DATA_URL:
-        end = value.find(",")
-        head = value[:end].lower()
-        if end < 0 or not head.endswith(";base64"):
+        end = value.find(",", 0, _MOST_HEAD_CHARS)
+        head = value[: max(0, end)].lower()
+        if not head.endswith(";base64"):
             raise InvalidImageError('A data URL of an image begins with "data:image/png;base64,", say.', param)
         if not head.startswith("data:image/"):
             raise InvalidImageError(f"A data URL holds {head[5:_SHOWN_CHARS]!a}, which is no image.", param)

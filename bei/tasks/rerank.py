@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
 from bei.artifact.manifest import Manifest, RerankTemplate
 from bei.errors import InvalidImageError, InvalidRequestError
-from bei.image.source import ImageInput, ImageInText
+from bei.image.source import ImageInput, ImageInText, MadeOnce
 from bei.service.admission import Ticket
 from bei.service.call import ModelInput, ModelRequest
 from bei.service.model_service import ModelService
@@ -70,11 +71,18 @@ async def rerank(service: ModelService, task: RerankTask, *, ticket: Ticket) -> 
 def read_pairs(service: ModelService, pairs: Seq[ComparedPair], instruction: str | None = None) -> list[ModelInput]:
     """``pairs`` as a model reads them together: texts, and of a model that reads an image in a pair its text with the
     image in its place. Raises InvalidImageError for images of other models, and for several in a pair."""
-    return [
+    asked = [
         cast("tuple[str, str]", pair)
         if isinstance(pair[0], str) and isinstance(pair[1], str)
         else _with_image(service, pair, instruction)
         for pair in pairs
+    ]
+    # A query's image is fetched, decoded and kept once, not once for each document.
+    counts = Counter(id(one.image) for one in asked if isinstance(one, ImageInText))
+    shared = {image: MadeOnce[Any]() for image, count in counts.items() if count > 1}
+    return [
+        replace(one, shared=shared.get(id(one.image))) if shared and isinstance(one, ImageInText) else one
+        for one in asked
     ]
 
 

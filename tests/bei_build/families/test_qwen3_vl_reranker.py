@@ -18,6 +18,8 @@ import bei
 from bei.artifact.manifest import Artifact
 from bei.artifact.validation import manifest_fault
 from bei.errors import BeiError, ConfigError, InvalidImageError, InvalidRequestError
+from bei.image import encoder
+from bei.image.decode import ImageLimits, decoded
 from bei.image.source import ImageInput
 from bei.tasks.rerank import read_pairs
 from tests.support.builds import build_artifact
@@ -218,6 +220,32 @@ def test_a_query_of_many_images_stands_in_memory_once(artifact: Artifact) -> Non
         tracemalloc.stop()
     assert len(read) == 200
     assert most < 3_000_000
+
+
+def test_a_querys_image_is_read_once_for_all_documents(
+    served: Served, model: bei.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was fetched and decoded for each: one request was 16,384 of a host that it names."""
+    read = []
+
+    def counted(source: ImageInput, limits: ImageLimits) -> Any:
+        read.append(source)
+        return decoded(source, limits)
+
+    texts = [f"document {place}" for place in range(12)]
+    alone = [ranked(model, FILES[1], [text])[0] for text in texts]
+    monkeypatch.setattr(encoder, "decoded", counted)
+    assert ranked(model, FILES[1], texts) == pytest.approx(alone, abs=1e-5)
+    assert len(read) == 1
+    query = {"image": data_url(FILES[1])}
+    found = result(served, "/v1/rerank", query=query, documents=[*texts, TEXTS[0]])
+    assert [one["relevance_score"] for one in found[:-1]] == pytest.approx(alone, abs=1e-4)
+    answer = served.post("/score", {"data_1": query, "data_2": texts})
+    assert [one["score"] for one in answer.json()["data"]] == pytest.approx(alone, abs=1e-4)
+    assert len(read) == 3
+    answer = served.post("/rerank", {"query": {"image": data_url(b"junk")}, "documents": texts})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "query"
 
 
 def test_images_are_no_embeddings(served: Served) -> None:
