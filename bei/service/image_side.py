@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from bei.artifact.certificate.canary import canary_levels
@@ -18,6 +18,7 @@ from bei.image.source import ImageInput
 from bei.scheduler.cost_model import CostModel
 from bei.scheduler.image_bounds import ImageReading
 from bei.service.admission import NO_DEMAND, Demand
+from bei.service.pixel_memory import PixelMemory
 from bei.tokenizer.encoder import TextEncoder
 from bei.tokenizer.pieces import PieceEncoder
 
@@ -26,13 +27,14 @@ from bei.tokenizer.pieces import PieceEncoder
 class ImageSide:
     """``costs``: of steps of the image tower's engine. ``image_size``: height and width of what it reads.
     ``decoder_costs``: of steps of the engine that reads its states, with ``width`` numbers for each of the tower's
-    tokens; None: no decoder does."""
+    tokens; None: no decoder does. ``pixels``: of images that wait for the engine."""
 
     encoder: ImageEncoder
     costs: CostModel
     image_size: tuple[int, int]
     decoder_costs: CostModel | None = None
     width: int = 0
+    pixels: PixelMemory = field(default_factory=PixelMemory)
 
     @property
     def reading(self) -> ImageReading | None:
@@ -40,9 +42,13 @@ class ImageSide:
         return None if self.decoder_costs is None else ImageReading(self.width, self.costs, self.decoder_costs)
 
     def demand(self, images: Seq[ImageInput]) -> Demand:
-        """Of ``images``, by the sizes in their headers."""
+        """Of ``images``, by the sizes in their headers; of one that is there many times the header is read once."""
         demand = NO_DEMAND
-        for num_states, count in Counter(map(self.encoder.num_states, images)).items():
+        times = Counter(map(id, images))
+        sizes = Counter[int]()
+        for image in {id(image): image for image in images}.values():
+            sizes[self.encoder.num_states(image)] += times[id(image)]
+        for num_states, count in sizes.items():
             num_tokens = self.encoder.num_tokens(num_states)
             seconds = self.costs.sequence_seconds(num_states)
             if self.decoder_costs is not None:

@@ -121,4 +121,6 @@ class InputReaders:
 
 def _second_pool(side: ImageSide | LabelSide, num_threads: int) -> TokenizerPool:
     """The threads that read what a model's second tower gets."""
-    return TokenizerPool(side.encoder, num_threads, "image" if isinstance(side, ImageSide) else "label")
+    if isinstance(side, ImageSide):
+        return TokenizerPool(side.encoder, num_threads, "image", side.pixels.wait)
+    return TokenizerPool(side.encoder, num_threads, "label")

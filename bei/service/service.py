@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import TypeAlias
 
 from bei.artifact.manifest import Artifact
@@ -28,6 +29,7 @@ from bei.service.canaries import ask_canaries
 from bei.service.image_side import ImageSide
 from bei.service.label_side import LabelSide
 from bei.service.model_service import ModelFacts
+from bei.service.pixel_memory import PixelPort
 from bei.service.readers import InputReaders
 from bei.tokenizer.encoder import Input, TextEncoder
 from bei.tokenizer.label_encoder import LabelText
@@ -87,6 +89,8 @@ class InferenceService(ModelFacts):
         self._unheld.set()
         is_embedder = any(task.startswith("embed") for task in manifest.tasks)
         self._metrics = ModelMetrics(metrics, manifest.name, is_embedder=is_embedder)
+        if isinstance(second, ImageSide):
+            open_port = partial(PixelPort, open_port, second.pixels)
         self._port = open_port(self._on_answers, self._metrics)
         self._admission = Admission(admission_limits(config), costs, self._port.stats, self._idle.set, elsewhere)
         self._metrics.watch_waits(self._admission.wait_s)

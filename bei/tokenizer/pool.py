@@ -83,11 +83,19 @@ class TokenizerPool:
     Urgent chunks have threads of their own, so they never wait for others; each kind is served in the order of
     submission, whatever the deadlines. The operating system shares the cores among the threads. Short texts
     (``is_short``) need no thread (``encode_inline``). Admission bounds the queues: it counts every text until it
-    is answered.
+    is answered. ``wait_for_room`` is called before each chunk that is not urgent, with what tells whether it was
+    cancelled; None: results need no room.
     """
 
-    def __init__(self, encoder: InputEncoder, num_threads: int, name: str = "tokenizer") -> None:
+    def __init__(
+        self,
+        encoder: InputEncoder,
+        num_threads: int,
+        name: str = "tokenizer",
+        wait_for_room: Callable[[Callable[[], bool]], None] | None = None,
+    ) -> None:
         self._encoder = encoder
+        self._wait_for_room = wait_for_room
         self._name = name
         self._urgent: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._others: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -145,6 +153,8 @@ class TokenizerPool:
 
     def _work(self, jobs: queue.SimpleQueue[_Job | None]) -> None:
         while (job := jobs.get()) is not None:
+            if jobs is self._others and self._wait_for_room is not None:
+                self._wait_for_room(job.is_cancelled)
             if not job.is_cancelled():
                 self._run(job)
 

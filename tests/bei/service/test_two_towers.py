@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 from bei.artifact.image_processor import ImageProcessor, PixelBounds
@@ -15,6 +18,7 @@ from bei.artifact.image_sequence import ImageSequence
 from bei.config.settings import ServeConfig
 from bei.core import Encoding, ImagePatches, Limits
 from bei.engine.fake import FakeEngine
+from bei.errors import ShuttingDownError
 from bei.image.decode import ImageLimits
 from bei.image.encoder import ImageEncoder
 from bei.image.source import ImageInput
@@ -22,8 +26,10 @@ from bei.metrics.registry import Metrics
 from bei.port import Item, Lane, Submission
 from bei.scheduler.cost_model import CostModel
 from bei.scheduler.device_gate import DeviceGate
+from bei.service.call import ModelRequest
 from bei.service.image_side import ImageSide
 from bei.service.loader import encoder_of, local_port, tower_port
+from bei.service.pixel_memory import PixelMemory, PixelPort
 from bei.service.service import InferenceService
 from tests.support.artifacts import LIMITS, save_artifact
 from tests.support.engines import GatedEngine
@@ -55,10 +61,15 @@ def page_side(bounds: PixelBounds | msgspec.UnsetType = msgspec.UNSET) -> ImageS
 
 
 def two_towers(
-    folder: Path, metrics: Metrics, texts: FakeEngine, images: FakeEngine, interactive_tokens: int = 1024
+    folder: Path,
+    metrics: Metrics,
+    texts: FakeEngine,
+    images: FakeEngine,
+    interactive_tokens: int = 1024,
+    side: ImageSide | None = None,
 ) -> InferenceService:
     config = ServeConfig(tokenizer_threads=1, interactive_tokens=interactive_tokens)
-    artifact, side, gate = save_artifact(folder / "tiny"), page_side(), DeviceGate()
+    artifact, side, gate = save_artifact(folder / "tiny"), side or page_side(), DeviceGate()
     port = tower_port(local_port(texts, COSTS, config, gate), local_port(images, COSTS, config, gate), side)
     return InferenceService(artifact, encoder_of(artifact, config), config, metrics, port, COSTS, second=side)
 
@@ -107,6 +118,102 @@ def test_an_image_of_many_sizes_is_admitted_by_its_own() -> None:
     assert (both.num_tokens, both.image_tokens) == (10 + 56 + large.num_tokens, large.num_tokens)
     stripe, none = ImageInput(png(1, 4000)), ImageInput("https://a.example/b.png")
     assert side.demand([stripe]).num_tokens == side.demand([none]).num_tokens == most.num_tokens
+
+
+def test_the_header_of_an_image_that_is_there_many_times_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query's, that stands in a pair with each document: 64 kB were decoded for each on the event loop."""
+    side, read = page_side(), []
+
+    def num_states(_: ImageEncoder, image: ImageInput) -> int:
+        read.append(image)
+        return 1024
+
+    monkeypatch.setattr(ImageEncoder, "num_states", num_states)
+    assert side.demand([IMAGE] * 1000 + [ImageInput(b"", "input")]).num_tokens == 1001 * 1030
+    assert len(read) == 2
+
+
+def tile_side(most_bytes: int) -> ImageSide:
+    """Of images of two by two patches, 2,352 bytes, ``most_bytes`` of which may wait."""
+    processor = ImageProcessor(
+        shortest_edge=None, resize=(28, 28), resample="bicubic", crop=None, rescale=1.0, mean=(0.0,) * 3, std=(1.0,) * 3
+    )
+    limits = ImageLimits(max_bytes=1_000_000, max_pixels=1_000_000)
+    encoder = ImageEncoder(processor, (28, 28), 14, num_leading=0, limits=limits)
+    return ImageSide(encoder, COSTS, (28, 28), pixels=PixelMemory(most_bytes))
+
+
+def tiles(count: int) -> ModelRequest:
+    """Images that differ."""
+    return ModelRequest([ImageInput(Image.new("RGB", (28, 28), (place, 0, 0))) for place in range(count)])
+
+
+async def held(side: ImageSide, num_bytes: int) -> None:
+    """Return when images of so many bytes wait."""
+    while side.pixels.num_bytes < num_bytes:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("ends", ["answered", "cancelled"])
+def test_images_are_decoded_as_the_engine_takes_them(ends: str, tmp_path: Path) -> None:
+    """2 MB of small files were 2.4 GB of pixels, which waited for the engine."""
+
+    async def test() -> None:
+        images, side = GatedEngine(LIMITS), tile_side(5_000)
+        service = two_towers(tmp_path, Metrics(), FakeEngine(LIMITS), images, side=side)
+        request = tiles(40)
+        with service.admit(request.inputs) as ticket:
+            task = asyncio.ensure_future(service.infer(request, ticket=ticket, outputs={"embedding"}))
+            await entered(images)
+            await held(side, 5_000)
+            await asyncio.sleep(0.3)  # time for the thread to go on, where it is not stopped
+            assert 5_000 <= side.pixels.num_bytes < 5_000 + 2_352
+            if ends == "cancelled":
+                task.cancel()
+                await asyncio.wait([task])
+                assert side.pixels.num_bytes == 0
+            images.open(100)
+            if ends == "answered":
+                assert len((await task).rows) == 40
+        (row,) = (await service.infer(tiles(1), ticket=service.admit(tiles(1).inputs), outputs={"embedding"})).rows
+        assert row
+        assert side.pixels.num_bytes == 0
+        service.close()
+
+    run_async(test)
+
+
+def test_images_that_wait_for_room_hold_up_no_single_ones(tmp_path: Path) -> None:
+    async def test() -> None:
+        images, side = GatedEngine(LIMITS), tile_side(5_000)
+        service = two_towers(tmp_path, Metrics(), FakeEngine(LIMITS), images, side=side)
+        many, one = tiles(40), tiles(41)
+        one = ModelRequest(one.inputs[-1:])
+        with service.admit(many.inputs, lane="bulk") as ticket, service.admit(one.inputs, lane="interactive") as first:
+            task = asyncio.ensure_future(service.infer(many, ticket=ticket, outputs={"embedding"}))
+            await entered(images)
+            await held(side, 5_000)
+            single = asyncio.ensure_future(service.infer(one, ticket=first, outputs={"embedding"}))
+            await held(side, 5_000 + 2_352)  # read, though there is no room
+            images.open(100)
+            await asyncio.gather(task, single)
+        service.close()
+
+    run_async(test)
+
+
+def test_what_a_port_refuses_does_not_stay_counted() -> None:
+    class Closed:
+        def submit(self, submission: Submission) -> None:
+            raise ShuttingDownError("closed")
+
+    memory = PixelMemory()
+    opened: Any = lambda on_answers, metrics: Closed()  # noqa: E731
+    port = PixelPort(opened, memory, lambda answers: None, None)  # type: ignore[arg-type]
+    patches = ImagePatches(np.zeros((2, 12), np.uint8), b"", (1, 2))
+    with pytest.raises(ShuttingDownError):
+        port.submit(Submission(1, "bulk", frozenset(), [Item(0, Encoding(np.zeros(2, np.int32), image=patches))]))
+    assert memory.num_bytes == 0
 
 
 def test_the_gauge_of_waits_is_for_the_work_of_both_towers(tmp_path: Path) -> None:
