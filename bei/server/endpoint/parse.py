@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
@@ -96,7 +97,7 @@ def _check_keys(content: bytes, field: str) -> None:
     def check(pairs: list[tuple[str, object]]) -> None:
         keys = [key for key, _ in pairs]
         if len({*keys}) < len(keys):
-            twice = next(key for key in keys if keys.count(key) > 1)
+            twice = next(key for key, count in Counter(keys).items() if count > 1)
             raise InvalidRequestError(
                 f"{field} has an object with the key {twice[:40]!r} twice: send each once.", field
             )

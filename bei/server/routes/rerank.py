@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -36,7 +37,7 @@ from bei.server.endpoint.examples import (
     sorted_documents,
     token_usage,
 )
-from bei.server.endpoint.field_schema import Limits, TextsOfPairs, limits_of_inputs, without
+from bei.server.endpoint.field_schema import Limits, TextsOfPairs, limits, limits_of_inputs, without
 from bei.server.endpoint.inference import order_of, ranking
 from bei.server.endpoint.input_parts import ComparedInput, image_beside
 from bei.server.endpoint.parse import parser, parser_by_field, too_many_inputs
@@ -55,6 +56,8 @@ from bei.tasks.rerank import num_around, read_pairs
 from bei.tokenizer.encoder import EncodingOptions
 
 _DOCUMENTS_OF_A_SEARCH_UNIT = 100  # Cohere's unit of billing
+
+_MOST_LOOKED_FOR = 2_000_000  # fields times documents: a tenth of a second
 
 _RESULT_BYTES = 50  # of JSON, about: {"index":123,"relevance_score":0.12345678},
 
@@ -109,7 +112,7 @@ class DocumentsRequest(RerankControls, kw_only=True):
     documents: Annotated[list[Annotated[msgspec.Raw, Meta(extra_json_schema=_DOCUMENT)]], limits_of_inputs]
     top_n: TopN | None = None
     return_documents: bool | None = None
-    rank_fields: list[str] | None = None
+    rank_fields: Annotated[list[str], limits(uniqueItems=True)] | None = None
     max_tokens_per_doc: Annotated[int, Meta(ge=0, description="Special tokens counted. Null or 0: all.")] | None = None
     return_text: Annotated[Refused, refused("send return_documents", False)] = UNSET
 
@@ -197,9 +200,23 @@ def parse(
         return body
     if len(body.documents) > max_inputs:
         raise too_many_inputs(len(body.documents), max_inputs, "documents")
+    _check_fields(body.rank_fields or (), len(body.documents))
     documents = [_decoded(index, raw, body.rank_fields) for index, raw in enumerate(body.documents)]
     body.documents = []  # or they would keep the whole content
     return ParsedDocuments(body, documents)
+
+
+def _check_fields(rank_fields: Seq[str], num_documents: int) -> None:
+    """Raise InvalidRequestError for fields that stand twice, and for too many, each of which is looked for in each
+    document."""
+    if len({*rank_fields}) < len(rank_fields):
+        twice = next(name for name, count in Counter(rank_fields).items() if count > 1)
+        raise InvalidRequestError(f"rank_fields has {twice[:40]!r} twice: leave one out.", "rank_fields")
+    if len(rank_fields) * num_documents > _MOST_LOOKED_FOR:
+        raise InvalidRequestError(
+            f"{len(rank_fields)} rank_fields of {num_documents} documents are too many at once: send fewer.",
+            "rank_fields",
+        )
 
 
 def _decoded(index: int, raw: msgspec.Raw, rank_fields: Seq[str] | None) -> Compared:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from bei.artifact.manifest import Classification
 from bei.core import ScoreFunction
-from bei.server.routes.rerank import DocumentsRequest, Result, render_results, text_of
+from bei.errors import InvalidRequestError
+from bei.server.routes.rerank import DocumentsRequest, Result, parse, render_results, text_of
 from bei.tasks.classify import Scores
 from tests.bei.server.app import App, check_error
 from tests.bei.server.kinds import answer, expected_output, post, save_kind
@@ -216,6 +218,17 @@ def test_an_image_beside_a_text_is_not_left_out(kinds: App, path: str, image: di
     assert answer(kinds, path, **asked)["results"] == plain
     about = {"text": "the cats", "image": None, "url": "https://example.com", "content": "a text", "bytes": 12}
     assert answer(kinds, path, query=QUERY, documents=[about])["results"] == plain
+
+
+@pytest.mark.parametrize(
+    ("rank_fields", "said"), [(["a", "b", "a"], "'a' twice"), ([*map(str, range(300)), "a"], "too many")]
+)
+def test_rank_fields_by_the_thousand_are_refused(rank_fields: list[str], said: str) -> None:
+    """One of 4 MB of fields was 32 GB of texts, each of the same field as often as it stood there."""
+    body = {"query": QUERY, "documents": [{"a": "x"}] * 16_384, "rank_fields": rank_fields}
+    with pytest.raises(InvalidRequestError, match=said) as refused:
+        parse(json.dumps(body).encode(), 16_384)
+    assert refused.value.param == "rank_fields"
 
 
 def test_rank_fields_do_nothing_to_plain_texts(kinds: App) -> None:
