@@ -9,6 +9,7 @@ Reference: huggingface.co, "Inference Providers", tasks.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypedDict
 
@@ -168,9 +169,7 @@ async def read_by_kind(
     fields, _ = await read(_parse_fields, content, in_part=context.has_report)
     name = model if is_named or fields.model is None else fields.model
     service = context.named(name)
-    kind = _kind_of(
-        service.manifest.tasks[0], bytes(fields.inputs).lstrip(), bytes(fields.parameters), context.max_inputs
-    )
+    kind = _kind_of(service.manifest.tasks, bytes(fields.inputs).lstrip(), bytes(fields.parameters), context.max_inputs)
     body, context.unreadable = await read(kind.parse, content, in_part=context.has_report)
     given = getattr(body, "body", body)
     given.model = name
@@ -188,8 +187,11 @@ async def by_kind(content: bytes, context: RequestContext) -> Reply:
     return await asked.handle(asked.body, context)
 
 
-def _kind_of(task: str, inputs: bytes, parameters: bytes, max_inputs: int) -> _Kind:
+def _kind_of(tasks: Seq[str], inputs: bytes, parameters: bytes, max_inputs: int) -> _Kind:
     """Raises InvalidRequestError for parameters that the kind of the model does not read."""
+    task = tasks[0]
+    if "zero_shot" in tasks and b'"candidate_labels"' in parameters:
+        task = "zero_shot"  # of GLiNER2, which finds spans too
     if inputs[:1] == b"{":
         return _SIMILARITY
     if task == "rerank" and inputs != _NULL:

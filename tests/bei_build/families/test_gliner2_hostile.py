@@ -179,3 +179,13 @@ def test_examples_of_labels_are_not_copied_for_each_text(app: App) -> None:
         check_error(response, 400, "read")
         assert most < 40_000_000
         assert time.process_time() - began_s < 5
+
+
+@pytest.mark.parametrize("path", ["/", "/pipeline/zero-shot-classification/gliner2"])
+def test_labels_of_a_pipeline_are_scored_by_a_model_that_finds_spans_too(path: str, app: App) -> None:
+    """They were parameters to be written beside inputs."""
+    body = {"inputs": TEXT, "parameters": {"candidate_labels": ["good", "bad"]}}
+    found = app.request("POST", path, json.dumps(body).encode())
+    asked = json.dumps({"input": TEXT, "labels": ["good", "bad"]}).encode()
+    expected = app.request("POST", "/v1/classify", asked).json()["data"][0]["predictions"]
+    assert found.json() == sorted(expected, key=lambda one: -one["score"])
