@@ -23,7 +23,7 @@ from bei_build.onnx_graph.positions import RELATIVE_BIAS, ScoreBiases
 from bei_build.onnx_graph.writer import GraphWriter
 from bei_build.spec.dtypes import DType
 from bei_build.spec.model_spec import ModelSpec
-from bei_build.spec.parts import AttentionSpec
+from bei_build.spec.parts import AttentionSpec, DisentangledSpec
 from bei_build.spec.position_tables import alibi_slopes
 
 Lowering: TypeAlias = Literal["packed", "padded", "masked", "primitive"]
@@ -193,11 +193,11 @@ class AttentionEmitter:
         scores = graph.op("MatMul", [query, key_t], f"{name}.scores")
         if spec.disentangled:
             if tables.keys:
-                rows = self._biases.disentangled_rows(spec.disentangled, by_key=False)
-                scores = self._add_by_row(scores, query, tables.keys, rows, f"{name}.c2p", transposed=False)
+                table, rows = self._relative(tables.keys, spec.disentangled, f"{name}.c2p", by_key=False)
+                scores = self._add_by_row(scores, query, table, rows, f"{name}.c2p", transposed=False)
             if tables.queries:
-                rows = self._biases.disentangled_rows(spec.disentangled, by_key=True)
-                scores = self._add_by_row(scores, key, tables.queries, rows, f"{name}.p2c", transposed=True)
+                table, rows = self._relative(tables.queries, spec.disentangled, f"{name}.p2c", by_key=True)
+                scores = self._add_by_row(scores, key, table, rows, f"{name}.p2c", transposed=True)
         if spec.softcap is not None:
             cap = graph.constant(spec.softcap, graph.types.compute.numpy)
             bounded = graph.op("Tanh", [graph.op("Div", [scores, cap], f"{name}.relative")], f"{name}.bounded")
@@ -205,6 +205,12 @@ class AttentionEmitter:
         bias = self._biases.additive(spec, tables.relative_bias)
         weights = graph.op("Softmax", [graph.op("Add", [scores, bias], f"{name}.masked")], f"{name}.weights", axis=-1)
         return graph.op("MatMul", [weights, value], f"{name}.context")
+
+    def _relative(self, table: str, spec: DisentangledSpec, name: str, *, by_key: bool) -> tuple[str, str]:
+        """DeBERTa's ``table``, and the row of it for each pair of slots; for OpenVINO only of rows that there are."""
+        if self._core is not AttentionCore.MATMUL_SOFTMAX:
+            return table, self._biases.disentangled_rows(spec, by_key=by_key)
+        return self._biases.reached(table, spec, f"{name}.reached"), self._biases.reached_rows(spec, by_key=by_key)
 
     def _add_by_row(self, scores: str, value: str, table: str, rows: str, name: str, *, transposed: bool) -> str:
         """Add ``value @ table`` [B, heads, S, rows] to the scores, with the entries at ``rows`` [S, S] for each pair of

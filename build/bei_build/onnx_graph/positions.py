@@ -137,6 +137,31 @@ class ScoreBiases:
         """The row of DeBERTa's table for each pair of slots, INT32 [query, key], or ``by_key`` [key, query]."""
         return self._once(("rows", spec, by_key), lambda: self._emit_rows(spec, by_key))
 
+    def reached_rows(self, spec: DisentangledSpec, *, by_key: bool) -> str:
+        """The same among the rows that some pair of slots has, as ``reached`` gives them."""
+        return self._once(("reached rows", spec, by_key), lambda: self._emit_reached_rows(spec, by_key))
+
+    def reached(self, table: str, spec: DisentangledSpec, name: str) -> str:
+        """The rows of DeBERTa's ``table`` [heads, head_dim, rows] that some pair of slots has: few, of short texts."""
+        bounds = [self._bound(spec, "Min", 0), self._bound(spec, "Max", 1)]
+        return self._graph.op("Slice", [table, *bounds, self._graph.constant([2], np.int32)], name)
+
+    def _bound(self, spec: DisentangledSpec, kind: str, more: int) -> str:
+        """The least row of all pairs of slots, or one past the largest, INT32 [1]."""
+        graph, name = self._graph, f"relative.{kind.lower()}"
+
+        def emit() -> str:
+            rows = self.disentangled_rows(spec, by_key=False)
+            found = graph.op(f"Reduce{kind}", [rows, graph.constant([0, 1])], f"{name}.row", keepdims=0)
+            counted = graph.op("Add", [found, graph.constant(more, np.int32)], f"{name}.bound")
+            return graph.op("Reshape", [counted, graph.constant([1])], name)
+
+        return self._once(("bound", spec, kind), emit)
+
+    def _emit_reached_rows(self, spec: DisentangledSpec, by_key: bool) -> str:
+        rows = self.disentangled_rows(spec, by_key=by_key)
+        return self._graph.op("Sub", [rows, self._bound(spec, "Min", 0)], f"{rows}.reached")
+
     def _emit_near_a_key(self, window: int) -> str:
         graph, name = self._graph, f"near_a_key.{window}"
         positions = graph.input("position_ids", DType.INT32, ["T"])
