@@ -17,6 +17,7 @@ from bei.errors import ArtifactError
 from bei.version import __version__
 from bei_build.checkpoint.adapter_folder import base_of
 from bei_build.checkpoint.gliner import FILE as GLINER
+from bei_build.checkpoint.gliner_folder import encoder_of
 from bei_build.checkpoint.label_tower import labels_encoder_of
 from bei_build.checkpoint.locate import Location, locate
 from bei_build.config import BuildConfig
@@ -83,8 +84,8 @@ def _sources(config: BuildConfig, location: Location) -> Iterator[Path]:
     if (folder / CONFIG).is_file():
         yield base_of(folder)
     if (settings := folder / GLINER).is_file():
-        encoder = labels_encoder_of(folder, read_object(settings))
-        yield from () if encoder is None else (encoder,)
+        encoders = (encoder_of(folder), labels_encoder_of(folder, read_object(settings)))
+        yield from (encoder for encoder in encoders if encoder is not None)
 
 
 def _fingerprint(source: Path, gguf: Path | None) -> list[tuple[str, int, int]]:

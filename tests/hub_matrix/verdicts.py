@@ -6,10 +6,20 @@ import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import numpy as np
 
-from bei.errors import BuildError, ConfigError, MissingDependencyError, UnsupportedArchitectureError, VerificationError
+from bei.errors import (
+    BuildError,
+    ConfigError,
+    HubUnreachableError,
+    MissingDependencyError,
+    UnsupportedArchitectureError,
+    VerificationError,
+)
+from bei_build.checkpoint import gliner_folder
+from bei_build.checkpoint.locate import Location
 from bei_build.reference import held_out
 from tests.hub_matrix.checkpoint import save
 from tests.hub_matrix.expected import Answers, expected_answers
@@ -46,11 +56,17 @@ def verdict_of(structure: Structure) -> Verdict:
     """Make the random checkpoint of ``structure``, build it, and compare what it answers."""
     texts = held_out.held_out_texts()[:_NUM_TEXTS]
     whole, held_out.held_out_texts = held_out.held_out_texts, lambda: texts
+    unreachable = patch.object(gliner_folder, "locate", _unreachable)
     try:
-        with tempfile.TemporaryDirectory() as scratch:
+        with tempfile.TemporaryDirectory() as scratch, unreachable:
             return _verdict(structure, Path(scratch))
     finally:
         held_out.held_out_texts = whole
+
+
+def _unreachable(model: str, **_: Any) -> Location:
+    """Verdicts are the same with and without the hub."""
+    raise HubUnreachableError(f"{model!r} is not asked for here.")
 
 
 def _verdict(structure: Structure, scratch: Path) -> Verdict:

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer
 
 from tests.support.checkpoints import change_json, save_tokenizer, write_json
-from tests.support.gliner_models import ENCODERS, SHAPE
+from tests.support.gliner_models import ENCODERS, SHAPE, encoder_config, encoder_model, with_one_table
 
 TOKENS = ("<<LABEL>>", "<<SEP>>")
 
@@ -25,10 +24,9 @@ def gliclass_tokenizer(kind: str = "deberta-v2") -> Tokenizer:
 def save_gliclass(folder: Path, kind: str = "deberta-v2", *, spread: float = 0.2, **settings: Any) -> Path:
     """A random model with an encoder of ``kind``; ``settings`` of its config.json. ``spread``: standard deviation of
     its matrices."""
-    prefix, _, own = ENCODERS[kind]
     tokenizer = gliclass_tokenizer(kind)
     vocab_size, width = tokenizer.get_vocab_size(), SHAPE["hidden_size"]
-    encoder = getattr(transformers, f"{prefix}Config")(**{**SHAPE, **own, "vocab_size": vocab_size})
+    encoder = encoder_config(kind, vocab_size)
     settings = {
         "architectures": ["GLiClassModel"],
         "model_type": "GLiClass",
@@ -47,14 +45,14 @@ def save_gliclass(folder: Path, kind: str = "deberta-v2", *, spread: float = 0.2
     }
     with torch.random.fork_rng():
         torch.manual_seed(39)
-        model = getattr(transformers, f"{prefix}Model")(encoder)
-        tensors = {f"model.encoder_model.{name}": value for name, value in model.state_dict().items()}
+        tensors = _of_encoder(encoder_model(kind, encoder))
         for module in ("text_projector", "classes_projector"):
             tensors |= _named(f"{module}.linear_1", width, width) | _named(f"{module}.linear_2", width, width)
         tensors |= _scorer(settings["scorer_type"], width)
         tensors = {
             name: torch.randn_like(value) * spread if value.ndim > 1 else value for name, value in tensors.items()
         }
+        tensors = with_one_table(tensors)
     tensors["model.logit_scale"] = torch.tensor(2.6592)
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: value.detach().contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
@@ -62,6 +60,10 @@ def save_gliclass(folder: Path, kind: str = "deberta-v2", *, spread: float = 0.2
     save_tokenizer(folder, tokenizer)
     change_json(folder / "tokenizer_config.json", pad_token="<pad>")  # the library pads
     return folder
+
+
+def _of_encoder(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {f"model.encoder_model.{name}": value for name, value in model.state_dict().items()}
 
 
 def _scorer(kind: str, width: int, inner: int = 256) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import save_file
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, processors
 
 from tests.support.checkpoints import (
     bpe_tokenizer,
@@ -20,6 +20,25 @@ from tests.support.checkpoints import (
     write_json,
 )
 
+
+def ending_tokenizer() -> Tokenizer:
+    """As T5's: no token in front of a text."""
+    tokenizer = unigram_tokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 2)]
+    )
+    return tokenizer
+
+
+_T5 = {
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+}
 ENCODERS: dict[str, Any] = {
     "deberta-v2": (
         "DebertaV2",
@@ -37,6 +56,13 @@ ENCODERS: dict[str, Any] = {
     ),
     "modernbert": ("ModernBert", bpe_tokenizer, {"pad_token_id": 1, "cls_token_id": 0, "sep_token_id": 2}),
     "bert": ("Bert", wordpiece_tokenizer, {}),
+    "t5": ("T5", ending_tokenizer, _T5),
+    "mt5": ("MT5", ending_tokenizer, {**_T5, "feed_forward_proj": "gated-gelu"}),
+    "eurobert": (
+        "EuroBert",
+        bpe_tokenizer,
+        {"num_key_value_heads": 2, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
+    ),
 }
 SHAPE = {
     "hidden_size": 32,
@@ -70,10 +96,10 @@ def save_gliner(
     encoder of labels; None: labels stand in front of texts."""
     tokenizer = ENCODERS[kind][1]() if labels else gliner_tokenizer(kind)
     vocab_size = tokenizer.get_vocab_size()
-    config = _config(kind, vocab_size, **(encoder or {}))
+    config = encoder_config(kind, vocab_size, **(encoder or {}))
     if labels:
         of_labels = ENCODERS[labels][1]()
-        labels_config = _config(labels, of_labels.get_vocab_size(), hidden_size=40)
+        labels_config = encoder_config(labels, of_labels.get_vocab_size(), hidden_size=40)
         (folder / "labels_tokenizer").mkdir(parents=True)
         save_tokenizer(folder / "labels_tokenizer", of_labels)
         pad = next(token for token in ("[PAD]", "<pad>") if of_labels.token_to_id(token) is not None)
@@ -104,22 +130,25 @@ def save_gliner(
     }
     with torch.random.fork_rng():
         torch.manual_seed(39)
-        tensors = _named("token_rep_layer.bert_layer.model", _model(kind, config))
+        tensors = _named("token_rep_layer.bert_layer.model", encoder_model(kind, config))
         if config.hidden_size != width:
             tensors |= _named("token_rep_layer.projection", torch.nn.Linear(config.hidden_size, width))
         if labels:
-            tensors |= _named("token_rep_layer.labels_encoder.model", _model(labels, labels_config))
+            tensors |= _named("token_rep_layer.labels_encoder.model", encoder_model(labels, labels_config))
             if labels_config.hidden_size != width:
                 tensors |= _named(
                     "token_rep_layer.labels_projection", torch.nn.Linear(labels_config.hidden_size, width)
                 )
         if layers := settings["num_rnn_layers"]:
             tensors |= _named("rnn.lstm", torch.nn.LSTM(width, width // 2, layers, bidirectional=True))
-        tensors |= _of_words(width) if settings["span_mode"] == "token_level" else _of_spans(width)
+        tensors |= (
+            _of_words(width) if settings["span_mode"] == "token_level" else _of_spans(width, settings["span_mode"])
+        )
         # So wide that scores differ, and no wider: equal scores near 1 would be ranked by their rounding.
         tensors = {
             name: torch.randn_like(value) * spread if value.ndim > 1 else value for name, value in tensors.items()
         }
+        tensors = with_one_table(tensors)
         if settings["span_mode"] == "token_level":
             tensors["scorer.out_mlp.3.weight"] *= 0.02
         else:
@@ -134,21 +163,34 @@ def save_gliner(
     return folder
 
 
-def _config(kind: str, vocab_size: int, **settings: Any) -> Any:
+def encoder_config(kind: str, vocab_size: int, **settings: Any) -> Any:
+    """The config of a small encoder of ``kind``."""
     prefix, _, own = ENCODERS[kind]
     return getattr(transformers, f"{prefix}Config")(**{**SHAPE, **own, "vocab_size": vocab_size, **settings})
 
 
-def _model(kind: str, config: Any) -> torch.nn.Module:
-    model: torch.nn.Module = getattr(transformers, f"{ENCODERS[kind][0]}Model")(config)
+def encoder_model(kind: str, config: Any) -> torch.nn.Module:
+    """The encoder of ``config``, of which libraries read that of T5 alone."""
+    suffix = "EncoderModel" if kind in ("t5", "mt5") else "Model"
+    model: torch.nn.Module = getattr(transformers, f"{ENCODERS[kind][0]}{suffix}")(config)
     return model
 
 
-def _of_spans(width: int) -> dict[str, torch.Tensor]:
-    places = (("project_start", 1), ("project_end", 1), ("out_project", 2))
+def with_one_table(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """``tensors``, in which both names of T5's word table are those of one."""
+    tables = {name: name.replace("encoder.embed_tokens.", "shared.") for name in tensors}
+    return {name: tensors[table if table in tensors else name].clone() for name, table in tables.items()}
+
+
+def _of_spans(width: int, mode: str) -> dict[str, torch.Tensor]:
+    layer, is_linear = "span_rep_layer.span_rep_layer", mode == "marker"
     tensors: dict[str, torch.Tensor] = {}
-    for place, entering in places:
-        tensors |= _mlp(f"span_rep_layer.span_rep_layer.{place}", entering * width, width)
+    for place in ("project_start", "project_end"):
+        tensors |= _mlp(f"{layer}.{place}", width, width, inner=2 * width if is_linear else None)
+    if is_linear:
+        tensors |= _named(f"{layer}.out_project", torch.nn.Linear(2 * width, width))
+    else:
+        tensors |= _mlp(f"{layer}.out_project", 2 * width, width)
     return tensors | _mlp("prompt_rep_layer", width, width)
 
 
@@ -163,7 +205,10 @@ def _named(prefix: str, module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {f"{prefix}.{name}": value for name, value in module.state_dict().items()}
 
 
-def _mlp(prefix: str, entering: int, width: int, leaving: int | None = None) -> dict[str, torch.Tensor]:
+def _mlp(
+    prefix: str, entering: int, width: int, leaving: int | None = None, inner: int | None = None
+) -> dict[str, torch.Tensor]:
     """Two linear layers; ReLU and dropout between them have no tensors."""
-    first, second = torch.nn.Linear(entering, 4 * width), torch.nn.Linear(4 * width, leaving or width)
+    inner = inner or 4 * width
+    first, second = torch.nn.Linear(entering, inner), torch.nn.Linear(inner, leaving or width)
     return {**_named(f"{prefix}.0", first), **_named(f"{prefix}.3", second)}

@@ -21,7 +21,7 @@ _OF_MODULES = ("sentence_", "config_sentence_transformers")
 # Files of a processor of images, which are taken from one of the two folders.
 _PROCESSOR = ("preprocessor_config.json", "processor_config.json")
 # Files of a tokenizer, likewise.
-_TOKENIZER = ("tokenizer", "vocab", "merges", "special_tokens_map", "added_tokens", "spiece", "sentencepiece")
+_TOKENIZER = ("tokenizer", "vocab", "merges", "special_tokens_map", "added_tokens", "spiece", "sentencepiece", "spm")
 
 
 def with_base(location: Location) -> tuple[Location, Adapter | None]:

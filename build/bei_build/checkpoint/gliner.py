@@ -15,8 +15,7 @@ from bei_build.families.gliner import (
     ARCHITECTURE,
     BI_ARCHITECTURE,
     BI_WORDS_ARCHITECTURE,
-    ENCODERS,
-    FAMILY,
+    BY_ENCODER,
     MODEL_TYPE,
     TOKEN_LEVEL,
     WORDS_ARCHITECTURE,
@@ -77,11 +76,12 @@ def gliner_config(folder: Path) -> dict[str, Any] | None:
             f"{', '.join(_BACKBONES)}. Load the model with the gliner library and save it with save_pretrained, which "
             "writes config and tokenizer beside the weights."
         )
-    if encoder.get("model_type") not in ENCODERS:
+    family = BY_ENCODER.get(str(encoder.get("model_type")))
+    if family is None:
         raise CheckpointError(
-            f"{path} has an encoder of model_type {encoder.get('model_type')!r}; bei reads {', '.join(ENCODERS)}."
+            f"{path} has an encoder of model_type {encoder.get('model_type')!r}; bei reads {', '.join(BY_ENCODER)}."
         )
-    if not any((folder / name).is_file() for name in _TOKENIZERS):
+    if not has_tokenizer(folder):
         raise CheckpointError(
             f"{folder} has no tokenizer. Load the model with the gliner library and save it with save_pretrained, or "
             f"put the tokenizer's files of {settings.get('model_name')!r} beside {FILE} (spm.model, "
@@ -92,7 +92,7 @@ def gliner_config(folder: Path) -> dict[str, Any] | None:
     if isinstance(vocab_size, int) and vocab_size > 0:  # after its own tokens were added
         encoder = {**encoder, "vocab_size": vocab_size}
     elif "vocab_size" not in encoder:
-        rows, _ = stored_shape("embeddings.word.weight", FAMILY, folder)
+        rows, _ = stored_shape("embeddings.word.weight", family, folder)
         encoder = {**encoder, "vocab_size": rows}
     return {
         **encoder,
@@ -101,6 +101,16 @@ def gliner_config(folder: Path) -> dict[str, Any] | None:
         "architectures": [_ARCHITECTURES[num_encoders][scores_words(settings)]],
         "gliner": own,
     }
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """True for a folder with the encoder's tokenizer."""
+    return any((folder / name).is_file() for name in _TOKENIZERS)
+
+
+def has_encoder_config(settings: Mapping[str, Any]) -> bool:
+    """True if ``settings`` have the encoder's config, or the name of one that is known here."""
+    return bool(settings.get("encoder_config")) or _backbone(settings.get("model_name")) is not None
 
 
 def _backbone(name: object) -> dict[str, Any] | None:

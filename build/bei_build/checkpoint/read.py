@@ -26,6 +26,7 @@ from bei_build.checkpoint.gguf_folder import laid_out
 from bei_build.checkpoint.gliclass import labelling_of
 from bei_build.checkpoint.gliner import FILE as GLINER_CONFIG
 from bei_build.checkpoint.gliner import extraction_of, gliner_config, own_tokens
+from bei_build.checkpoint.gliner_folder import with_encoder
 from bei_build.checkpoint.heads import HeadChoice, choose_heads, labels_of, reading_config, side_modules
 from bei_build.checkpoint.layer_pooling import with_layer_shares
 from bei_build.checkpoint.listwise import listwise_of
@@ -98,7 +99,7 @@ def read_checkpoint(
 
     Raises CheckpointError and its subclasses, ConfigError.
     """
-    location, merged = with_base(laid_out(location))
+    location, merged = with_base(with_encoder(laid_out(location)))
     check_entries(location.folder)
     files = read_sentence_transformers(location.folder, route)
     for module in files.folders:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from bei.errors import CheckpointError
-from bei_build.families import deberta, modernbert
+from bei_build.families import deberta, eurobert, modernbert, t5
 from bei_build.families.base import Family, activation_named
 from bei_build.spec.head_layers import LabelScoresSpec, Scorer
 from bei_build.spec.model_spec import HeadSpec, ModelSpec
@@ -128,10 +128,11 @@ def _of(backbone: Family) -> Family:
         unused=(*backbone.unused, "model.logit_scale"),
         translate=_translate,
         reference_class=None,  # transformers has no such head
+        asks_about_prompts=False,
         variant=_variant,
         spec_from_config=spec_from_config,
     )
 
 
-_FAMILIES = (_of(deberta.FAMILY), _of(modernbert.FAMILY))
+_FAMILIES = tuple(map(_of, (deberta.FAMILY, modernbert.FAMILY, t5.FAMILY, t5.MT5_FAMILY, eurobert.FAMILY)))
 FAMILY = _FAMILIES[0]

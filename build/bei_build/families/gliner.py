@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from bei.errors import CheckpointError
-from bei_build.families import deberta, modernbert
+from bei_build.families import deberta, eurobert, modernbert, t5
 from bei_build.families.base import Family
 from bei_build.spec.head_layers import HeadLayer, SpanScoresSpec, WordScoresSpec
 from bei_build.spec.model_spec import HeadSpec
@@ -32,25 +32,28 @@ _STORED_PROJECTION = "token_rep_layer.labels_projection"
 _MOST_WIDTH = 64
 _MOST_RECURRENT = 8
 
-# A product of spans is made in parts (``onnx_graph.span_scores``), which other representations do not have.
-_SUPPORTED: dict[str, object] = {
-    "subtoken_pooling": "first",
-    "words_splitter_type": "whitespace",
-    "fuse_layers": False,
-    "post_fusion_schema": "",
-    "precomputed_prompts_mode": None,
+# A product of spans is made in parts (``onnx_graph.span_scores``), which other representations do not have. The first
+# value is the library's default.
+_SUPPORTED: dict[str, tuple[object, ...]] = {
+    "subtoken_pooling": ("first",),
+    "words_splitter_type": ("whitespace",),
+    "fuse_layers": (False,),
+    "post_fusion_schema": ("",),
+    "precomputed_prompts_mode": (None,),
 }
-_OF_SPANS: dict[str, object] = {"span_mode": "markerV0", "span_encoder_config": None}
-_OF_WORDS: dict[str, object] = {"represent_spans": False}
+_LINEAR = "marker"  # of the first models, and of NuNER Zero
+_OF_SPANS: dict[str, tuple[object, ...]] = {"span_mode": ("markerV0", _LINEAR), "span_encoder_config": (None,)}
+_OF_WORDS: dict[str, tuple[object, ...]] = {"represent_spans": (False,)}
 
 
 def _scores(config: Any) -> tuple[HeadSpec, ...]:
     settings: Mapping[str, Any] = config.gliner
     by_word = scores_words(settings)
     for key, supported in (_SUPPORTED | (_OF_WORDS if by_word else _OF_SPANS)).items():
-        if (value := settings.get(key, supported)) != supported and (value or supported):
+        if (value := settings.get(key, supported[0])) not in supported and (value or supported[0]):
             raise CheckpointError(
-                f"gliner_config.json has {key} = {value!r}; bei's spans are computed with {supported!r} only."
+                f"gliner_config.json has {key} = {value!r}; bei's spans are computed with "
+                f"{' or '.join(map(repr, supported))} only."
             )
     width = width_of(settings)
     if width % 2:
@@ -62,7 +65,8 @@ def _scores(config: Any) -> tuple[HeadSpec, ...]:
     if by_word:
         layer = WordScoresSpec("words", width, recurrent, given)
     else:
-        layer = SpanScoresSpec("spans", width, _count(settings, "max_width", 12, _MOST_WIDTH), recurrent, given)
+        longest, linear = _count(settings, "max_width", 12, _MOST_WIDTH), settings.get("span_mode") == _LINEAR
+        layer = SpanScoresSpec("spans", width, longest, recurrent, given, linear=linear)
     if width == config.hidden_size:
         return (HeadSpec("span_logits", token_layers=(layer,)),)
     return (HeadSpec("span_logits", token_layers=(DenseSpec("projection", config.hidden_size, width), layer)),)
@@ -104,6 +108,7 @@ def _weights() -> dict[str, str]:
     modules = {part: f"span_rep_layer.span_rep_layer.{place}" for part, place in places.items()}
     for part, module in {**modules, "label": "prompt_rep_layer"}.items():
         names |= {f"spans.{part}.0": f"{module}.0", f"spans.{part}.1": f"{module}.3"}  # 1 and 2: ReLU and dropout
+    names["spans.out"] = modules["out"]  # one layer
     names |= {f"words.{part}": f"scorer.proj_{place}" for part, place in (("word", "token"), ("label", "label"))}
     return names | {"words.out.0": "scorer.out_mlp.0", "words.out.1": "scorer.out_mlp.3"}
 
@@ -126,6 +131,7 @@ def _of(backbone: Family) -> Family:
         weights={**backbone.weights, **_weights()},
         translate=_translate,
         reference_class=None,  # transformers has no such heads
+        asks_about_prompts=False,
         variant=_variant,
     )
 
@@ -151,7 +157,7 @@ def of_labels(family: Family) -> Family:
     )
 
 
-_FAMILIES = (_of(deberta.FAMILY), _of(modernbert.FAMILY))
+_FAMILIES = tuple(map(_of, (deberta.FAMILY, modernbert.FAMILY, t5.FAMILY, t5.MT5_FAMILY, eurobert.FAMILY)))
 _OF_TWO_ENCODERS = tuple(map(_beside_labels, _FAMILIES))
 FAMILY = _FAMILIES[0]
-ENCODERS = tuple(family.model_type for family in _FAMILIES)
+BY_ENCODER: Mapping[str, Family] = {family.model_type: family for family in _FAMILIES}

@@ -116,6 +116,9 @@ def _head_layer_flops(layer: object) -> int:
         lstm = layer.recurrent_layers * 2 * 2 * (2 * layer.width) * (layer.width + layer.width // 2)
         if isinstance(layer, WordScoresSpec):
             return lstm + 2 * layer.width * (2 * layer.width + 3 * 4 * layer.width)
-        mlps = 2 * (2 * 4 * layer.width * (2 * layer.width + layer.width))
-        return lstm + mlps + layer.max_width * 2 * 4 * layer.width
+        ends = 2 * (2 * layer.end_width * 2 * layer.width)
+        if layer.linear:
+            return lstm + ends + 2 * 2 * layer.width
+        halves = 2 * (2 * 4 * layer.width * layer.width)
+        return lstm + ends + halves + layer.max_width * 2 * 4 * layer.width
     return 0

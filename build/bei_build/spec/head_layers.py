@@ -60,7 +60,9 @@ class SpanScoresSpec:
     LSTMs read the words first. With MLPs of one hidden layer of 4 * ``width`` and a ReLU, a span from word i to word j
     scores label c with out(relu([start(w_i), end(w_j)])) * label(l_c).
 
-    With ``given_labels`` labels are no tokens, but vectors of ``width`` numbers that the batch brings.
+    With ``given_labels`` labels are no tokens, but vectors of ``width`` numbers that the batch brings. With ``linear``
+    (the span representation "marker", of its first models) ``out`` is one linear layer, and the hidden layers of
+    ``start`` and ``end`` have 2 * ``width``.
 
     Its weights are ``{name}.rnn.{i}.{ahead|back}.{input|hidden}`` (gates as PyTorch's LSTM has them), and two
     linear layers ``.0`` and ``.1`` of each MLP, ``{name}.{start|end|out|label}``.
@@ -74,11 +76,17 @@ class SpanScoresSpec:
     recurrent_layers: int
     given_labels: bool = False
     counting: CountingSpec | None = None
+    linear: bool = False
 
     @property
     def columns(self) -> int:
         """Scores of a word for one label."""
         return self.max_width
+
+    @property
+    def end_width(self) -> int:
+        """Of the hidden layers of ``start`` and ``end``."""
+        return (2 if self.linear else 4) * self.width
 
 
 @dataclass(frozen=True)

@@ -115,10 +115,16 @@ def span_scores_weights(layer: SpanScoresSpec | WordScoresSpec) -> Iterator[tupl
         yield from linear_weights(f"{name}.out.0", 4 * width, 3 * width, bias=True)
         yield from linear_weights(f"{name}.out.1", layer.columns, 4 * width, bias=True)
         return
-    entering = {"start": width, "end": width, "out": 2 * width} | ({} if layer.counting else {"label": width})
-    for part, first in entering.items():
-        yield from linear_weights(f"{name}.{part}.0", 4 * width, first, bias=True)
-        yield from linear_weights(f"{name}.{part}.1", width, 4 * width, bias=True)
+    mlps = {"start": (width, layer.end_width), "end": (width, layer.end_width)}
+    if layer.linear:
+        yield from linear_weights(f"{name}.out", width, 2 * width, bias=True)
+    else:
+        mlps["out"] = (2 * width, 4 * width)
+    if not layer.counting:
+        mlps["label"] = (width, 4 * width)
+    for part, (entering, inner) in mlps.items():
+        yield from linear_weights(f"{name}.{part}.0", inner, entering, bias=True)
+        yield from linear_weights(f"{name}.{part}.1", width, inner, bias=True)
     if layer.counting:
         yield from _counting_weights(f"{name}.schema", width, layer.counting)
 

@@ -24,12 +24,15 @@ class SpanScores(nn.Module):
         self._spec = spec
         width = spec.width
         self.rnn = WordReader(width, spec.recurrent_layers, options)
-        self.start = _mlp(width, width, options)
-        self.end = _mlp(width, width, options)
-        self.out = _mlp(2 * width, width, options)
+        self.start = _mlp(width, spec.end_width, width, options)
+        self.end = _mlp(width, spec.end_width, width, options)
+        if spec.linear:
+            self.out: nn.Module = Linear(2 * width, width, True, options)
+        else:
+            self.out = _mlp(2 * width, 4 * width, width, options)
         self.schema = SchemaLabels(spec.counting, width, options) if spec.counting else None
         if self.schema is None:
-            self.label = _mlp(width, width, options)
+            self.label = _mlp(width, 4 * width, width, options)
 
     def forward(self, value: Tensor, step: PackedStep) -> Tensor:
         """Scores [T, C * max_width] of the token states ``value`` [T, width]."""
@@ -75,11 +78,15 @@ class WordScores(nn.Module):
         return _through(self.out, pairs).flatten(2).flatten(0, 1)[step["token_words"].long()]
 
 
-def _mlp(entering: int, leaving: int, options: TensorOptions) -> nn.ModuleList:
-    return nn.ModuleList([Linear(entering, 4 * leaving, True, options), Linear(4 * leaving, leaving, True, options)])
+def _mlp(entering: int, inner: int, leaving: int, options: TensorOptions) -> nn.ModuleList:
+    return nn.ModuleList([Linear(entering, inner, True, options), Linear(inner, leaving, True, options)])
 
 
-def _through(mlp: nn.ModuleList, value: Tensor) -> Tensor:
+def _through(mlp: nn.Module, value: Tensor) -> Tensor:
+    """Of two linear layers, or of one."""
+    if not isinstance(mlp, nn.ModuleList):
+        alone: Tensor = mlp(value)
+        return alone
     first, second = mlp
     result: Tensor = second(first(value).relu())
     return result

@@ -59,6 +59,12 @@ def test_the_engine_agrees_with_the_module(name: str, tmp_path: Path) -> None:
     assert built_artifact.manifest.tasks == ["zero_shot"]
 
 
+@pytest.mark.parametrize(("kind", "name"), [("t5", "dot"), ("mt5", "mlp"), ("eurobert", "weighted")])
+def test_other_encoders_agree_with_their_modules(kind: str, name: str, tmp_path: Path) -> None:
+    (output,) = built(tmp_path, kind, **SETTINGS[name]).certificate.outputs
+    assert (output.output, output.failures) == ("label_logits", [])
+
+
 @needs_bf16
 def test_bf16_is_certified(tmp_path: Path) -> None:
     folder = save_gliclass(tmp_path / "checkpoint", spread=0.05)
@@ -176,7 +182,7 @@ def test_what_the_model_does_not_do_is_refused(model: Model) -> None:
         ({"use_calibrator": True}, "use_calibrator"),
         ({"class_token_index": 3}, "class_token_index = 3"),
         ({"hidden_size": 48}, "hidden_size = 48"),
-        ({"encoder_config": {"model_type": "t5"}}, "model_type 't5'"),
+        ({"encoder_config": {"model_type": "umt5"}}, "model_type 'umt5'"),
     ],
 )
 def test_models_that_are_computed_otherwise_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
@@ -199,7 +205,11 @@ def test_what_was_not_measured_is_refused(tmp_path: Path, settings: dict[str, An
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the library's
 @pytest.mark.parametrize(
-    ("kind", "name"), [("deberta-v2", name) for name in SETTINGS] + [("modernbert", "dot"), ("modernbert", "weighted")]
+    ("kind", "name"),
+    [
+        *[("deberta-v2", name) for name in SETTINGS],
+        *[("modernbert", "dot"), ("modernbert", "weighted"), ("t5", "dot"), ("mt5", "mlp"), ("eurobert", "weighted")],
+    ],
 )
 def test_scores_are_the_gliclass_librarys(kind: str, name: str, tmp_path: Path) -> None:
     library = pytest.importorskip("gliclass")
