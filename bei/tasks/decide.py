@@ -13,7 +13,15 @@ from bei.errors import InputTooLongError, TaskNotSupportedError
 from bei.service.admission import Ticket
 from bei.service.call import ModelRequest
 from bei.service.model_service import ModelService
-from bei.tasks.decision_readings import Reading, of_inference, of_labels, of_likelihoods, of_reranker, of_tokens
+from bei.tasks.decision_readings import (
+    Reading,
+    of_inference,
+    of_labels,
+    of_likelihoods,
+    of_reranker,
+    of_tasks,
+    of_tokens,
+)
 from bei.tasks.questions import AskedQuestion
 from bei.tasks.support import PartialResult, off_loop_if_large
 from bei.tasks.zero_shot import nli_labels
@@ -49,7 +57,7 @@ async def decide(service: ModelService, task: DecideTask, *, ticket: Ticket) -> 
     asked = await off_loop_if_large(inputs, sum(map(len, texts)) * len(task.questions))
     try:
         await off_loop(reading.check, service.encoder, task.questions)
-        answer = await reading.ask(service, [one for some in asked for one in some], ticket)
+        answer = await reading.ask(service, [one for some in asked for one in some], task.questions, ticket)
     except InputTooLongError as error:
         raise InputTooLongError(
             f"A text with a question and its options has more than the model's {service.manifest.max_seq_len} tokens, "
@@ -83,14 +91,15 @@ def reading_of(service: ModelService) -> Reading:
         if manifest.classification is None:
             return of_likelihoods(template)
         return of_tokens(service.name, template, manifest.classification.labels)
-    if (layout := manifest.labelling) is not msgspec.UNSET and not layout.schema:
-        return of_labels(layout)
+    if (layout := manifest.labelling) is not msgspec.UNSET:
+        return of_tasks(layout, layout.schema) if layout.schema else of_labels(layout)
     if "rerank" in manifest.tasks and manifest.classification is not None:  # models of lists have cosines
         return of_reranker()
     if "classify" not in manifest.tasks:
         raise TaskNotSupportedError(
             f"{service.name} cannot decide; it can do: {', '.join(manifest.tasks)}. Decisions need a model of natural "
-            "language inference, GLiClass, a reranker that reads pairs, or a language model built with --task decide.",
+            "language inference, GLiClass, GLiNER2, a reranker that reads pairs, or a language model built with --task "
+            "decide.",
             "model",
         )
     return of_inference(*nli_labels(service))

@@ -3,6 +3,8 @@
     natural language inference   the text entails "INSTRUCTIONS OPTION", or the instructions with the option in {}
     rerankers, reward models     the text as document of the query "INSTRUCTIONS OPTION"
     GLiClass                     all of these statements as labels of the text, choices sorted
+    GLiNER2                      the options as labels of a task that is called INSTRUCTIONS, choices sorted; no and yes
+                                 too
     language models              a template with text, question and options; the scores of the tokens that stand for the
                                  options, or the likelihood of each option's own text behind it
 
@@ -13,15 +15,17 @@ same answer; the levels of a score keep their order, which is part of the questi
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 
-from bei.artifact.label_layouts import Labelling
+from bei.artifact.label_layouts import Labelling, Schema
 from bei.artifact.manifest import DecideTemplate
 from bei.core import Encoding, Float32Array, Row
 from bei.errors import InvalidRequestError
@@ -33,9 +37,10 @@ from bei.tasks.questions import AskedOption, AskedQuestion
 from bei.tasks.rerank import asked_pairs
 from bei.tasks.support import token_keys
 from bei.tasks.zero_shot import OUTPUT as LABEL_LOGITS
-from bei.tasks.zero_shot import around_text, label_row, of_markers, own_token
+from bei.tasks.zero_shot import around_text, label_row, of_markers, of_schema, own_token, schema_prompt
 from bei.tokenizer.alike import check_told_apart
 from bei.tokenizer.encoder import EncodingOptions, Input, TextEncoder
+from bei.tokenizer.schema_prompt import SchemaPart
 from bei.tokenizer.templates import filled
 
 # Nothing of a text or an option is cut: an answer to half of them would look like one to all.
@@ -44,7 +49,8 @@ _PROMPT = EncodingOptions(truncate=False, add_special_tokens=False)
 _CONTINUED = EncodingOptions(truncate=False, add_special_tokens=False, continues=True)
 _LIKELIHOOD = "token_likelihood"
 
-Ask: TypeAlias = Callable[[ModelService, Seq[Input], Ticket], Awaitable[InferenceResult]]
+# Of inputs that stand by text, and of each text by question.
+Ask: TypeAlias = Callable[[ModelService, Seq[Input], Seq[AskedQuestion], Ticket], Awaitable[InferenceResult]]
 
 
 def _check_tokens(encoder: TextEncoder, questions: Seq[AskedQuestion]) -> None:
@@ -74,7 +80,9 @@ def of_inference(entails: int, contradicts: int) -> Reading:
     def pairs(text: str, question: AskedQuestion) -> Seq[Input]:
         return [(text, statement) for statement in _statements(question)]
 
-    async def ask(service: ModelService, inputs: Seq[Input], ticket: Ticket) -> InferenceResult:
+    async def ask(
+        service: ModelService, inputs: Seq[Input], questions: Seq[AskedQuestion], ticket: Ticket
+    ) -> InferenceResult:
         return (await logits_of(service, ModelRequest(inputs, _WHOLE), ticket))[0]
 
     def scores(question: AskedQuestion, rows: Seq[Float32Array]) -> Float32Array:
@@ -91,7 +99,9 @@ def of_reranker() -> Reading:
     def pairs(text: str, question: AskedQuestion) -> Seq[Input]:
         return [(statement, text) for statement in _statements(question)]
 
-    async def ask(service: ModelService, inputs: Seq[Input], ticket: Ticket) -> InferenceResult:
+    async def ask(
+        service: ModelService, inputs: Seq[Input], questions: Seq[AskedQuestion], ticket: Ticket
+    ) -> InferenceResult:
         return (await logits_of(service, asked_pairs(service, ModelRequest(inputs, _WHOLE)), ticket))[0]
 
     def scores(question: AskedQuestion, rows: Seq[Float32Array]) -> Float32Array:
@@ -113,7 +123,9 @@ def of_labels(layout: Labelling) -> Reading:
         shown = [statements[place] for place in _order(question)] if len(statements) > 1 else statements
         return [around_text(layout, shown).filled(text)]
 
-    async def ask(service: ModelService, inputs: Seq[Input], ticket: Ticket) -> InferenceResult:
+    async def ask(
+        service: ModelService, inputs: Seq[Input], questions: Seq[AskedQuestion], ticket: Ticket
+    ) -> InferenceResult:
         request = ModelRequest(inputs, _WHOLE)
         return await service.infer(request, ticket=ticket, outputs={LABEL_LOGITS}, reduce=of_markers(layout))
 
@@ -127,6 +139,62 @@ def of_labels(layout: Labelling) -> Reading:
         return found
 
     return Reading(labelled, ask, scores, LABEL_LOGITS)
+
+
+def of_tasks(layout: Labelling, schema: Schema) -> Reading:
+    """GLiNER2's. Each question is read by itself: the tasks of one schema see each other."""
+
+    def part_of(question: AskedQuestion) -> SchemaPart:
+        shown = [question.options[place] for place in _order(question)]
+        described = tuple((_answer(option), option.text) for option in shown if option.name and option.text)
+        field, labels = f"questions {question.name[:40]!r}", tuple(map(_answer, shown))
+        return SchemaPart(field, question.instructions.strip() or schema.task, labels, described)
+
+    def labelled(text: str, question: AskedQuestion) -> Seq[Input]:
+        part = part_of(question)
+        return [("".join([part.text, *part.labels]), text)]  # to be counted: ``ask`` reads the text
+
+    async def ask(
+        service: ModelService, inputs: Seq[Input], questions: Seq[AskedQuestion], ticket: Ticket
+    ) -> InferenceResult:
+        def asked(place: int) -> Awaitable[InferenceResult]:
+            texts = [one[1] for one in inputs[place :: len(questions)] if isinstance(one, tuple)]
+            labels = schema_prompt(layout, schema, part_of(questions[place]))
+            request = ModelRequest(texts, replace(_WHOLE, labels=labels))
+            return service.infer(request, ticket=ticket, outputs={LABEL_LOGITS}, reduce=of_schema)
+
+        return _by_text(await _all([asked(place) for place in range(len(questions))]))
+
+    def scores(question: AskedQuestion, rows: Seq[Float32Array]) -> Float32Array:
+        found = np.empty(len(question.options), np.float32)
+        found[_order(question)] = rows[0][:, 0]
+        return found
+
+    def check(encoder: TextEncoder, questions: Seq[AskedQuestion]) -> None:
+        """Where the schema is tokenized."""
+
+    return Reading(labelled, ask, scores, LABEL_LOGITS, check)
+
+
+async def _all(calls: Seq[Awaitable[InferenceResult]]) -> list[InferenceResult]:
+    """Of calls that wait together. Where one fails, the others are taken back before its error goes on."""
+    waiting = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*waiting)
+    except BaseException:
+        for one in waiting:
+            one.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        raise
+
+
+def _by_text(found: Seq[InferenceResult]) -> InferenceResult:
+    """What each question found of the texts, by text."""
+    rows, encodings = (
+        [one for of_text in zip(*sides, strict=True) for one in of_text]
+        for sides in ([one.rows for one in found], [one.encodings for one in found])
+    )
+    return InferenceResult(rows, encodings, [], {})
 
 
 def _or_alone(question: AskedQuestion, logits: Float32Array) -> Float32Array:
@@ -151,7 +219,9 @@ def of_tokens(name: str, template: DecideTemplate, tokens: Seq[str]) -> Reading:
         lines = [f"{token}. {one}" for token, one in zip(tokens, shown, strict=False)]
         return [_prompt(template, text, question, lines)]
 
-    async def ask(service: ModelService, inputs: Seq[Input], ticket: Ticket) -> InferenceResult:
+    async def ask(
+        service: ModelService, inputs: Seq[Input], questions: Seq[AskedQuestion], ticket: Ticket
+    ) -> InferenceResult:
         return await service.infer(ModelRequest(inputs, _PROMPT), ticket=ticket, outputs={"logits"})
 
     def scores(question: AskedQuestion, rows: Seq[Float32Array]) -> Float32Array:
@@ -178,7 +248,9 @@ def of_likelihoods(template: DecideTemplate) -> Reading:
         prompt = _prompt(template, text, question, lines)
         return [(prompt, filled(around, {"option": _answer(option)})) for option in question.options]
 
-    async def ask(service: ModelService, inputs: Seq[Input], ticket: Ticket) -> InferenceResult:
+    async def ask(
+        service: ModelService, inputs: Seq[Input], questions: Seq[AskedQuestion], ticket: Ticket
+    ) -> InferenceResult:
         request = ModelRequest(inputs, _CONTINUED)
         return await service.infer(request, ticket=ticket, outputs={_LIKELIHOOD}, reduce=_total)
 

@@ -195,7 +195,8 @@ def label_row(layout: Labelling, rows: Float32Array, count: int) -> Float32Array
     return found
 
 
-def _prompt(layout: Labelling, schema: Schema, task: ZeroShotTask) -> LabelPrompt:
+def schema_prompt(layout: Labelling, schema: Schema, part: SchemaPart) -> LabelPrompt:
+    """``part`` in front of a text, of which nothing is cut unless the request says so."""
     read = Extraction(
         label_id=layout.label_id,
         separator_id=schema.separator_id,
@@ -204,12 +205,10 @@ def _prompt(layout: Labelling, schema: Schema, task: ZeroShotTask) -> LabelPromp
         max_words=MOST_TOKENS,
         schema=schema,
     )
-    labels = tuple(task.labels)
-    part = SchemaPart(task.param, schema.task, labels, task.told.descriptions, task.told.examples)
-    return LabelPrompt(labels, read, may_be_cut=False, parts=(part,))
+    return LabelPrompt(part.labels, read, may_be_cut=False, parts=(part,))
 
 
-def _of_schema(row: Row, encoding: Encoding) -> Row:
+def of_schema(row: Row, encoding: Encoding) -> Row:
     """Keeps the rows of the labels' tokens, [labels, 1]."""
     assert encoding.token_type_ids is not None
     places = np.flatnonzero(kinds_of(encoding.token_type_ids) == LABEL)
@@ -231,7 +230,10 @@ async def _by_markers(service: ModelService, layout: Labelling, task: ZeroShotTa
                 f"{service.name} reads words of texts from their beginnings: leave truncation_direction out.",
                 "truncation_direction",
             )
-        options, reduce = replace(task.options, labels=_prompt(layout, layout.schema, task)), _of_schema
+        part = SchemaPart(
+            task.param, layout.schema.task, tuple(task.labels), task.told.descriptions, task.told.examples
+        )
+        options, reduce = replace(task.options, labels=schema_prompt(layout, layout.schema, part)), of_schema
     else:
         options = replace(task.options, template=around, kept=(around.before, around.behind))
         reduce = of_markers(layout)

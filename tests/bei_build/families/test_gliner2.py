@@ -17,7 +17,7 @@ from bei.artifact.manifest import Artifact
 from bei.core import Encoding
 from bei.engine.schema_columns import count_columns
 from bei.engine.words import LABEL, OTHER, WORD, part_type, with_absent
-from bei.errors import CheckpointError, InputTooLongError, InvalidRequestError, TaskNotSupportedError
+from bei.errors import CheckpointError, InputTooLongError, InvalidRequestError
 from bei.tasks.extract_labels import CheckedLabels
 from bei.tasks.schema_forms import AskedSchema
 from bei.tasks.schema_spans import Found, SchemaReader
@@ -117,11 +117,6 @@ def test_a_model_that_classifies_alone_has_the_same_scores(model: Model, tmp_pat
         np.testing.assert_allclose(
             alone.zero_shot([TEXT], LABELS).scores, model.zero_shot([TEXT], LABELS).scores, atol=1e-5
         )
-
-
-def test_decisions_need_another_model(model: Model) -> None:
-    with pytest.raises(TaskNotSupportedError, match="cannot decide"):
-        model.decide([TEXT], {"is": {"type": "noul", "instructions": "It is a cat"}})
 
 
 @pytest.mark.parametrize(
