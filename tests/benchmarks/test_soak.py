@@ -8,7 +8,7 @@ from benchmarks.soak_traffic import MODELS, requests
 from tests.bei.server.dialects.wire import has_path
 
 # Its models are the zoo's, none of which finds spans for labels; decisions are not part of its traffic.
-_NOT_SERVED = {"/v1/extract", "/v1/decisions", "/v1/systemone"}
+_NOT_SERVED = {"/v1/extract", "/v1/extract/{model:path}", "/v1/decisions", "/v1/systemone"}
 
 
 def test_every_route_that_asks_a_model_is_asked() -> None:

@@ -66,6 +66,23 @@ def parser(request: type[RequestT]) -> Callable[[bytes], RequestT]:
     return partial(_decoded, msgspec.json.Decoder(request), rules_of(request))
 
 
+def packed_parser(request: type[RequestT]) -> Callable[[bytes], RequestT]:
+    """A function that decodes and validates bodies in MessagePack as ``request``. It raises InvalidRequestError."""
+    decoder = msgspec.msgpack.Decoder(request)
+
+    def parse(body: bytes) -> RequestT:
+        try:
+            return decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise InvalidRequestError(f"The request is not valid: {error}.", _param_in(str(error))) from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidRequestError(f"The body is not valid MessagePack: {error}.") from error
+        except RecursionError as error:
+            raise InvalidRequestError("The body is nested too deeply: send the fields of /openapi.json.") from error
+
+    return parse
+
+
 def with_unique_keys(parse: Callable[[bytes], RequestT], *fields: str) -> Callable[[bytes], RequestT]:
     """``parse`` for bodies whose ``fields`` have objects with the client's own keys, of which each may stand once: the
     decoder would keep the last value. It raises InvalidRequestError, also for objects of more than a megabyte."""

@@ -41,6 +41,11 @@ class AnswerForm(NamedTuple):
     codings: tuple[str, ...] = ()
 
 
+def is_msgpack(content_type: str) -> bool:
+    """True if a body of ``content_type`` is MessagePack."""
+    return _MEDIA_TYPES.get(content_type.partition(";")[0].strip().lower()) == MSGPACK
+
+
 def answer_form(headers: Iterable[tuple[bytes, bytes]]) -> AnswerForm:
     """What a request's headers ask for. Raises InvalidRequestError that names the header."""
     given = dict(headers)

@@ -61,7 +61,14 @@ _OWN: Final = (
     Group(
         "Classify",
         "Scores of labels: of texts, of pairs and of tokens; spans for labels of the request.",
-        ("POST /predict", "POST /v1/classify", "POST /classify", "POST /predict_tokens", "POST /v1/extract"),
+        (
+            "POST /predict",
+            "POST /v1/classify",
+            "POST /classify",
+            "POST /predict_tokens",
+            "POST /v1/extract",
+            "POST /v1/extract/{model}",
+        ),
     ),
     Group(
         "Decide",

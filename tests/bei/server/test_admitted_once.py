@@ -26,6 +26,7 @@ BODIES: list[tuple[str, dict[str, Any], str]] = [
     ("/models/embedder", {"inputs": ["cat"]}, "embedder"),
     ("/models/embedder/pipeline/feature-extraction", {"inputs": ["cat"]}, "embedder"),
     ("/pipeline/feature-extraction/embedder", {"inputs": ["cat"]}, "embedder"),
+    ("/v1/extract/spans", {"items": [{"text": "cat"}], "params": {"labels": ["the"]}}, "spans"),
     ("/v2/rerank", {"query": "a", "documents": ["the cat s", "b"], "max_tokens_per_doc": 4}, "reranker"),
 ]
 

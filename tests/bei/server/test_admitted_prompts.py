@@ -22,6 +22,8 @@ PARTS = {"content": [{"type": "text", "text": "a"}]}
 LABELS, AT_LENGTH = {"candidate_labels": ["cat"]}, {"hypothesis_template": "This example is {}." + LONG}
 TEMPLATE = RerankTemplate(prefix="", body="{instruction} {query} {document}", suffix="", instruction="")
 
+SIE_ITEMS = {"items": [{"text": "a"}, {"text": "b"}], "params": {"labels": ["a"]}}
+
 PROMPTED: list[tuple[str, str, dict[str, Any], dict[str, Any], int]] = [
     ("embedder", "/v1/embeddings", {"input": ["a", "b"]}, {"prompt": LONG}, 2),
     ("embedder", "/embed", {"inputs": ["a", "b"]}, {"prompt": LONG + "{text}"}, 2),
@@ -35,6 +37,8 @@ PROMPTED: list[tuple[str, str, dict[str, Any], dict[str, Any], int]] = [
     ("reranker", "/v1/rerank", {"query": "a", "documents": ["b", "c"]}, {"instruct": LONG}, 2),
     ("reranker", "/score", {"text_1": "a", "text_2": ["b", "c"]}, {"instruction": LONG}, 2),
     ("spans", "/v1/extract", {"input": ["a", "b"], "labels": ["a"]}, {"labels": ["a", LONG]}, 2),
+    ("spans", "/v1/extract/spans", SIE_ITEMS, {"params": {"labels": ["a", LONG]}}, 2),
+    ("classifier", "/v1/extract/classifier", SIE_ITEMS, {"params": {"labels": ["a" + LONG]}}, 2),
     ("embedder", "/jina/v1/embeddings", {"input": ["a", "b"]}, {"task": "long"}, 2),
     ("embedder", "/jina/v1/embeddings", {"input": ["a", "b"], "late_chunking": False}, {"input_type": "query"}, 2),
     ("embedder", "/cohere/v2/embed", {"texts": ["a", "b"]}, {"input_type": "search_query"}, 2),

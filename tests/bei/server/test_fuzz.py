@@ -85,6 +85,7 @@ def _routes() -> Iterator[tuple[Route[Any], ErrorForm]]:
 
 ROUTES = list(_routes())
 SEEDS: dict[str, list[Any]] = {path: [body] for path, (body, _, _) in GOOD.items()}
+SEEDS["/v1/extract/spans"] = [{"items": [{"text": "a", "id": "b"}], "params": {"labels": ["c"], "options": {}}}]
 SEEDS["/voyage/v1/contextualizedembeddings"] = [{"inputs": [["a", "the cat"]], "model": "tiny"}]
 SEEDS["/voyage/v1/multimodalembeddings"] = [
     {"inputs": [{"content": [{"type": "text", "text": "a"}]}], "model": "tiny"},

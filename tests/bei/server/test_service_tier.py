@@ -150,9 +150,12 @@ def test_paths_that_name_the_model_take_the_tier_too(app_of_kinds: App, lanes: l
     assert answer.status_code == 200, answer.text
     for path in ("/models/embedder", "/models/embedder/pipeline/feature-extraction"):
         assert send(app_of_kinds, path, inputs="cat", service_tier="flex").status_code == 200
+    asked = {"labels": ["the"]}
+    found = send(app_of_kinds, "/v1/extract/spans", items=[{"text": "cat"}], params=asked, service_tier="flex")
+    assert found.status_code == 200
     azure = "/openai/deployments/embedder/embeddings"
     assert send(app_of_kinds, azure, **ONE, service_tier="flex").json()["service_tier"] == "flex"
-    assert lanes == ["bulk"] * 4
+    assert lanes == ["bulk"] * 5
 
 
 @pytest.mark.parametrize("path", [ROUTE, "/embeddings"])
