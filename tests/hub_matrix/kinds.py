@@ -19,7 +19,7 @@ from tests.bei_build.families import jina, lfm2, nomic
 from tests.bei_build.families import nomic_vision as vision_of_nomic
 from tests.hub_matrix import shapes, stored, stored_modules, tokenizers
 from tests.hub_matrix.structures import IMAGE_QUERY, ImagesOf, Late, Settings, Structure, Task, Template
-from tests.support import colpali, colqwen2, qwen3_vl
+from tests.support import colpali, colqwen2, qwen2_vl, qwen3_vl
 from tests.support.checkpoints import Normalize, bpe_tokenizer, read_tensors, unigram_tokenizer, wordpiece_tokenizer
 from tests.support.listwise import OwnCode, save_listwise
 from tests.support.two_towers import library_vectors, save_naflex, save_siglip, save_tower, tower_vectors
@@ -303,6 +303,16 @@ KINDS: dict[str, Callable[..., Structure]] = {
         qwen3_vl.save_qwen3_vl,
         qwen3_vl.library_rows,
         "embed",
+    ),
+    "qwen2_vl": partial(
+        decoder_of_images,
+        "Qwen2VLForConditionalGeneration",
+        qwen2_vl.save_qwen2_vl,
+        qwen2_vl.library_rows,
+        "embed",
+    ),
+    "gme": partial(
+        decoder_of_images, "Qwen2VLForConditionalGeneration", qwen2_vl.save_gme, qwen2_vl.gme_rows, "embed"
     ),
     "qwen3_vl_reranker": _qwen3_vl_reranker,
     "lfm2_5": partial(embedder, **_LFM2_5, pooling="cls", tokenizer=tokenizers.plain),

@@ -1,12 +1,12 @@
 """What is written around images and texts for a decoder that reads both: by transformers' ColPaliProcessor and
-ColQwen2Processor (processor_config.json), or by a chat template (Qwen3-VL-Embedding)."""
+ColQwen2Processor (processor_config.json), or by a chat template (Qwen2-VL's and Qwen3-VL's embedders)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,7 +19,7 @@ from bei.tokenizer.templates import filled
 from bei_build.checkpoint.checkpoint import Checkpoint
 from bei_build.checkpoint.colbert import SideSettings
 from bei_build.checkpoint.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers
-from bei_build.families import colpali, colqwen2, qwen3_vl
+from bei_build.families import colpali, colqwen2, qwen2_vl, qwen3_vl
 from bei_build.families.base import Family
 from bei_build.files.json_settings import read_object
 from bei_build.spec.parts import PatchesSpec
@@ -30,9 +30,22 @@ _NUM_BEHIND_QUERIES = 10
 # Settings that such files may have beside the prompts: the class, the image processor, which ``image_processor`` reads,
 # and what must not be set.
 _READ = ("processor_class", "image_processor", "image_seq_length", "auto_map")
-# Of Qwen3-VL-Embedding's own code (scripts/qwen3_vl_embedding.py): the system's turn, where no other is asked for, and
-# the turn of the assistant, whose beginning is the end of every text.
-_INSTRUCTION = "Represent the user's input."
+
+
+class _Turns(NamedTuple):
+    """Of a model's own code: the system's turn, where no other is asked for, and what stands behind the beginning of
+    the assistant's, where every text ends."""
+
+    instruction: str
+    end: str = ""
+
+
+# By types of models. Of Qwen3-VL-Embedding's code (scripts/qwen3_vl_embedding.py); of gme's (gme_inference.py) and
+# Ops-MM-embedding's, and of the examples of DSE.
+_TURNS: Mapping[str, _Turns] = {
+    qwen3_vl.MODEL_TYPE: _Turns("Represent the user's input."),
+    **dict.fromkeys(qwen2_vl.MODEL_TYPES, _Turns("You are a helpful assistant.", "<|endoftext|>")),
+}
 _OF_SCRIPT = ChatSettings("structured", {"add_generation_prompt": True})
 _IMAGE_PAD = "<|image_pad|>"
 # What the reranker's own code (scripts/qwen3_vl_reranker.py) writes for a query of nothing.
@@ -115,8 +128,8 @@ def with_prompts(
 ) -> SentenceTransformersFiles:
     """``files`` with what is written before all texts, on whatever side a request puts them, as prompts;
     ``scores_pairs``: not of a model that the user builds for scores of tokens. Raises CheckpointError."""
-    if family.model_type == qwen3_vl.MODEL_TYPE and not files.score_ids and not scores_pairs:
-        return _with_frames(files)
+    if family.model_type in _TURNS and not files.score_ids and not scores_pairs:
+        return _with_frames(files, _TURNS[family.model_type])
     processor = _processor_of(family)
     if processor is None:
         return files
@@ -126,22 +139,25 @@ def with_prompts(
     return replace(files, prompts={**prompts, **files.prompts}, default_prompt_name="query", sides=sides)
 
 
-def _with_frames(files: SentenceTransformersFiles) -> SentenceTransformersFiles:
+def _with_frames(files: SentenceTransformersFiles, turns: _Turns) -> SentenceTransformersFiles:
     """``files`` with prompts as the turns around a text, of which theirs are the system's."""
     # The library's files leave the system's turn to the template; without them the model's own code is followed.
-    usual = None if files.chat else _INSTRUCTION
+    usual = None if files.chat else turns.instruction
     asked: dict[str, str | None] = {**dict.fromkeys((_DEFAULT, *SIDES), usual), **files.prompts}
     prompts = {}
     for name, instruction in asked.items():
-        frame = _frame(files, instruction)
+        frame = _frame(files, turns, instruction)
         if SLOT in frame.before + frame.behind:
             raise CheckpointError(f"The chat template writes {SLOT}, which bei reads as the place of the text.")
         prompts[name] = f"{frame.before}{SLOT}{frame.behind}"
     return replace(files, prompts=prompts, default_prompt_name=files.default_prompt_name or _DEFAULT)
 
 
-def _frame(files: SentenceTransformersFiles, instruction: str | None) -> Frame:
-    return derive_frame(files.transformer_folder, files.chat or _OF_SCRIPT, instruction, _IMAGE_PAD)
+def _frame(files: SentenceTransformersFiles, turns: _Turns, instruction: str | None) -> Frame:
+    found = derive_frame(files.transformer_folder, files.chat or _OF_SCRIPT, instruction, _IMAGE_PAD)
+    if files.chat:
+        return found
+    return found._replace(behind=found.behind + turns.end, behind_image=found.behind_image + turns.end)
 
 
 def around_texts(folder: Path, family: Family) -> tuple[str, str] | None:
@@ -168,7 +184,7 @@ def _behind_all(folder: Path) -> str:
 def with_refused_text(tokenization: Tokenization, family: Family) -> Tokenization:
     """``tokenization``, which refuses the place of an image in a text, as the library's processor does."""
     processor = _processor_of(family)
-    if processor is None and family.model_type != qwen3_vl.MODEL_TYPE:
+    if processor is None and family.model_type not in _TURNS:
         return tokenization
     return msgspec.structs.replace(tokenization, refused_text=processor.image if processor else _IMAGE_PAD)
 
@@ -252,9 +268,9 @@ def _around_in_pairs(checkpoint: Checkpoint, template: RerankTemplate | None) ->
 
 def _frame_of_prompt(checkpoint: Checkpoint) -> Frame:
     """The frame of images: with the prompt that texts have unless a request says otherwise."""
-    files = read_sentence_transformers(checkpoint.location.folder)
+    files, turns = read_sentence_transformers(checkpoint.location.folder), _TURNS[checkpoint.family.model_type]
     default = files.prompts.get(files.default_prompt_name or "")
-    return _frame(files, default or (None if files.chat else _INSTRUCTION))
+    return _frame(files, turns, default or (None if files.chat else turns.instruction))
 
 
 def _parts_of_prompt(folder: Path, processor: _Processor) -> tuple[str, str]:

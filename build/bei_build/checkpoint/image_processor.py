@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard, get_args
 
@@ -98,12 +98,17 @@ def read_image_processor(
     sequence_length: int | None = None,
     usual_blocks: tuple[int, int] | None = None,
     max_pixels: int | None = None,
+    *,
+    has_own_blocks: bool = False,
 ) -> ImageProcessor | None:
     """The image processor of the checkpoint in ``folder``, whose patches are of ``patch_size``; None where it has none.
     ``sequence_length``: the tokens of a decoder that stand for an image. ``usual_blocks``: the fewest and the most
     blocks of patches where there is no ``min_pixels`` or ``max_pixels``; None: by ``size``. ``max_pixels``: fewer than
-    those, as the user asks. Raises CheckpointError, ConfigError."""
+    those, as the user asks. ``has_own_blocks``: ``usual_blocks`` count, whatever the files say. Raises CheckpointError,
+    ConfigError."""
     found = _settings(folder)
+    if found is not None and has_own_blocks:
+        found = replace(found, given={**found.given, "min_pixels": None, "max_pixels": None})
     return None if found is None else found.processor(patch_size, sequence_length, usual_blocks, max_pixels)
 
 

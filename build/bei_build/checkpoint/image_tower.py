@@ -41,8 +41,8 @@ _CANARY = (224, 224)
 class ImageCheckpoint:
     """``checkpoint``: spec, config and family of the tower, whose tokenizer is the text tower's, or an empty one.
     ``output``: of the reference class, the vectors of images. ``sequence``: how the checkpoint's decoder reads an
-    image; None: its vector is the tower's. ``head``: the output of the model that images have. ``has_processor`` as in
-    ``VisionFamily``."""
+    image; None: its vector is the tower's. ``head``: the output of the model that images have. ``has_processor`` and
+    ``counts_as_text`` as in ``VisionFamily``."""
 
     checkpoint: Checkpoint
     processor: ImageProcessor
@@ -51,6 +51,7 @@ class ImageCheckpoint:
     sequence: ImageSequence | None = None
     head: Output = "embedding"
     has_processor: bool = True
+    counts_as_text: bool = False
 
     @property
     def patches(self) -> PatchesSpec:
@@ -135,7 +136,16 @@ def read_image_tower(
         modules={},
     )
     head = "embedding" if sequence is None else checkpoint.spec.heads[0].output
-    return ImageCheckpoint(tower, read.processor, read.image_size, vision.output, sequence, head, vision.has_processor)
+    return ImageCheckpoint(
+        tower,
+        read.processor,
+        read.image_size,
+        vision.output,
+        sequence,
+        head,
+        vision.has_processor,
+        vision.counts_as_text,
+    )
 
 
 def read_images_alone(location: Location) -> ImageCheckpoint:
@@ -210,7 +220,9 @@ def _tower(folder: Path, architecture: str, vision: VisionFamily, max_pixels: in
     patches = spec.embeddings.patches
     assert patches is not None, "families of images have them"
     count = spec.embeddings.max_positions if vision.is_read_by_decoder else None
-    processor = read_image_processor(folder, patches.size, count, vision.usual_blocks, max_pixels)
+    processor = read_image_processor(
+        folder, patches.size, count, vision.usual_blocks, max_pixels, has_own_blocks=vision.has_own_blocks
+    )
     assert processor is not None, "the caller has asked"
     config.return_dict, config.chunk_size_feed_forward = True, 0
     most = processor.most_patches(patches.size)

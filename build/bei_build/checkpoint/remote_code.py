@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from bei.errors import CheckpointError, ConfigError
+from bei_build.families import qwen2_vl
 from bei_build.families.base import Family
 from bei_build.spec.model_spec import ModelSpec
 
@@ -17,6 +18,7 @@ Attention = Literal["causal", "bidirectional"]
 ATTENTIONS: tuple[Attention, ...] = ("causal", "bidirectional")
 
 _AUTO = "AutoModel"
+GME_MODULE = "MultiModalTransformer"  # of gme-Qwen2-VL's repositories
 # Modules of repositories' own, which the families of their tensors check: a class in any file, or in one.
 _KNOWN_CLASSES = ("SSE", "SSEQ")
 _KNOWN_MODULES = ("st_quantize.FlexibleQuantizer",)
@@ -103,10 +105,13 @@ def check_module_types(types: list[str], config: Mapping[str, Any]) -> None:
     """Refuse modules of modules.json that belong to no supported library. Raises CheckpointError.
 
     jina-embeddings-v3 and -v5 have a Transformer class of their own, which selects one of the adapters that ``config``
-    lists; the build does the same. pplx-embed's quantizer and RikkaBotan's static embeddings are known by their names.
+    lists; the build does the same. gme's reads images. pplx-embed's quantizer and RikkaBotan's static embeddings are
+    known by their names.
     """
     has_adapters = config.get("lora_adaptations") or config.get("task_names")
     claimed = ("custom_st.Transformer",) if has_adapters else ()
+    if qwen2_vl.is_gme(config):
+        claimed += (f"custom_st.{GME_MODULE}",)
     libraries = ("sentence_transformers", "pylate")
     own = [kind for kind in types if "." in kind and kind.split(".", 1)[0] not in libraries and kind not in claimed]
     if own := [kind for kind in own if kind not in _KNOWN_MODULES and _class_of(kind) not in _KNOWN_CLASSES]:

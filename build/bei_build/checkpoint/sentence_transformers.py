@@ -22,7 +22,7 @@ from bei_build.checkpoint.colbert import (
     original_sides,
     pylate_sides,
 )
-from bei_build.checkpoint.remote_code import check_module_types
+from bei_build.checkpoint.remote_code import GME_MODULE, check_module_types
 from bei_build.checkpoint.router import Routing, class_of, select_route
 from bei_build.checkpoint.transformer_arguments import check_arguments, check_lengths, tokenizer_args
 from bei_build.checkpoint.transformer_output import check_output
@@ -175,7 +175,7 @@ def read_sentence_transformers(folder: Path, route: str | None = None) -> Senten
         check_token_pooling(path)
     modules = [(kind, path) for kind, path in entries if kind not in _IDLE_MODULES]
     kinds = [kind for kind, _ in modules]
-    if not kinds or kinds[0] not in ("Transformer", "MLMTransformer", *_STATIC_CLASSES):
+    if not kinds or kinds[0] not in ("Transformer", "MLMTransformer", GME_MODULE, *_STATIC_CLASSES):
         raise _unsupported(kinds)
     task, transformer = _transformer_settings(modules[0][1])
     mask = next((path for kind, path in entries if kind == "MultiVectorMask"), None)
@@ -190,7 +190,7 @@ def read_sentence_transformers(folder: Path, route: str | None = None) -> Senten
     if transformer.get("chat") and form not in ("classifier", "LogitScore") and not embeds_turns(modules[0][1]):
         raise CheckpointError(
             "The checkpoint puts texts into a chat template (modality_config with message) before it embeds them; bei "
-            "does that for rerankers, and for Qwen3-VL, only."
+            "does that for rerankers, Qwen2-VL and Qwen3-VL only."
         )
     if found := _transformer_config(modules[0][1]):
         check_output(found, read_object(found), form)
@@ -217,13 +217,12 @@ def _form(kinds: list[str], task: str | None) -> str:
         return "static" if set(kinds[1:]) <= _TAIL_MODULES else ""
     if static == "SSE":
         return "stable static" if kinds[1:] in ([], ["Normalize"]) else ""
+    if kinds[0] == GME_MODULE:
+        return kinds[0] if set(kinds[1:]) <= {"Normalize"} else ""
     if kinds[:3] == ["Transformer", "WeightedLayerPooling", "Pooling"] and set(kinds[3:]) <= _TAIL_MODULES:
         return "layers_pooled"
-    if kinds[0] == "Transformer" and behind <= _TAIL_MODULES:
-        if second == ["Pooling"]:
-            return "pooled"
-        if second == ["Dense"]:
-            return "per_token"
+    if kinds[0] == "Transformer" and behind <= _TAIL_MODULES and second in (["Pooling"], ["Dense"]):
+        return "pooled" if second == ["Pooling"] else "per_token"
     if kinds == ["Transformer"] and task == "sequence-classification":
         return "classifier"
     return second[0] if len(kinds) == 2 and second[0] in ("SpladePooling", "LogitScore") else ""
@@ -355,6 +354,7 @@ _HEADS: dict[str, Callable[[list[tuple[str, Path]]], dict[str, Any]]] = {
     "static": _static,
     "stable static": lambda modules: {"normalize": bool(modules), "static": "SSE"},
     "per_token": _per_token,
+    GME_MODULE: lambda modules: {"normalize": True},  # it takes the last token's state, at unit length
     "classifier": lambda modules: {"is_classifier": True},
     "SpladePooling": _sparse,
     "LogitScore": _token_scores,

@@ -11,7 +11,7 @@ models, those on three axes, which are built. Checkpoints are of transformers' c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -38,16 +38,17 @@ from bei_build.spec.stored_forms import StoredForms
 
 MODEL_TYPE = "colqwen2"
 _PROJECTION = "embedding_proj_layer"
-_FIRST, _SECOND = "qwen2_vl", "qwen2_5_vl"
+FIRST, SECOND = "qwen2_vl", "qwen2_5_vl"
 _OF_ENGINE = ("ColQwen2", "ColQwen2_5")
 _SECTIONS = (16, 24, 24)
 # Of the patches that are merged, a side: what bei.engine.packing fills steps up to, eight tokens, is whole blocks then.
 SIDE = 2
 _EPS = 1e-6
-# transformers 4 and 5 have another module around the towers; of colpali-engine's classes there was none at first.
-_WITHIN = ("", "model.")
+# transformers 4 and 5 have another module around the towers; of colpali-engine's classes there was none at first, as of
+# Qwen2-VL's.
+WITHIN = ("", "model.")
 _OWN_PROJECTION, _OWN_WIDTH = "custom_text_proj", 128
-_OWN_LANGUAGE = ("model.language_model.", "language_model.", "model.")
+OWN_LANGUAGE = ("model.language_model.", "language_model.", "model.")
 # Names of colpali-engine's tensors as those of transformers' class.
 _RENAMED = {
     r"^(model\.)?visual\.": "vlm.visual.",
@@ -61,9 +62,9 @@ def _whole(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     found = raw.get("vlm_config")
     if not isinstance(found, dict) or not isinstance(found.get("vision_config"), dict):
         raise CheckpointError("config.json has no vlm_config with a vision_config: download the checkpoint again.")
-    whole = found.get("model_type", _FIRST)
+    whole = found.get("model_type", FIRST)
     own = found["vision_config"].get("model_type", whole)
-    for kind, of_kinds in ((whole, (_FIRST, _SECOND)), (own, (f"{whole}_vision", whole))):
+    for kind, of_kinds in ((whole, (FIRST, SECOND)), (own, (f"{whole}_vision", whole))):
         if kind not in of_kinds:
             raise CheckpointError(
                 f"config.json has model_type = {kind!r} in vlm_config; bei's {MODEL_TYPE} family reads "
@@ -76,15 +77,15 @@ def _checked(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """The whole config, with what is asked of every model's at its top."""
     whole = _whole(raw)
     text = whole.get("text_config", whole)  # of the first versions, which had no part for it
-    kind = whole.get("model_type", _FIRST)
+    kind = whole.get("model_type", FIRST)
     if not isinstance(text, dict) or text.get("model_type", kind) not in (f"{kind}_text", kind):
         raise CheckpointError(f"config.json has a text_config in vlm_config that is not of '{kind}_text'.")
     own = {key: text[key] for key in ("max_position_embeddings", "hidden_size", "vocab_size") if key in text}
     return {"max_position_embeddings": 32_768, **raw, **own}
 
 
-def _on_axes(config: Any, head_dim: int, layer_type: str) -> RopeSpec:
-    """Frequencies in sections, one for each axis."""
+def on_axes(config: Any, head_dim: int, layer_type: str) -> RopeSpec:
+    """Frequencies in sections, one for each axis. Raises CheckpointError."""
     rope = rope_from_config(config, head_dim)
     sections = config.rope_parameters.get("mrope_section", _SECTIONS)
     if not isinstance(sections, list | tuple) or len(sections) != 3 or sum(sections) != len(rope.inv_freq):
@@ -98,10 +99,17 @@ def _on_axes(config: Any, head_dim: int, layer_type: str) -> RopeSpec:
 
 
 def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
-    whole, text = config.vlm_config, config.vlm_config.text_config
+    return spec_of(config.vlm_config, architecture, MODEL_TYPE, at="vlm_config.")
+
+
+def spec_of(
+    whole: Any, architecture: str, family: str, *, at: str = "", rope: Callable[[Any, int, str], RopeSpec] = on_axes
+) -> ModelSpec:
+    """The decoder of Qwen2-VL's config ``whole``, which config.json has ``at`` a place. Raises CheckpointError."""
+    text = whole.text_config
     require(text, "is_causal", True, None)
     require(text, "use_bidirectional_attention", None, False)
-    key = "hidden_size" if whole.model_type == _FIRST else "out_hidden_size"
+    key = "hidden_size" if whole.model_type == FIRST else "out_hidden_size"
     if (width := getattr(whole.vision_config, key)) != text.hidden_size:
         raise CheckpointError(
             f"config.json has vision_config.{key} = {width!r} and text_config.hidden_size = {text.hidden_size!r}: an "
@@ -109,11 +117,11 @@ def _spec_from_config(config: Any, architecture: str) -> ModelSpec:
         )
     if not 0 <= whole.image_token_id < text.vocab_size:
         raise CheckpointError(
-            f"config.json has vlm_config.image_token_id = {whole.image_token_id!r}: it must be the id of the "
+            f"config.json has {at}image_token_id = {whole.image_token_id!r}: it must be the id of the "
             f"tokenizer's <|image_pad|>, from 0 to {text.vocab_size - 1}."
         )
-    spec = decoder_spec(text, architecture, bias=True, causal=True, windows="by_type", rope=_on_axes)
-    return replace(spec, family=MODEL_TYPE, embeddings=EmbeddingsSpec(text.vocab_size, reads_images=True))
+    spec = decoder_spec(text, architecture, bias=True, causal=True, windows="by_type", rope=rope)
+    return replace(spec, family=family, embeddings=EmbeddingsSpec(text.vocab_size, reads_images=True))
 
 
 def _token_vectors(name: str) -> HeadsOf:
@@ -136,13 +144,13 @@ FAMILY = Family(
     prefix="vlm.",
     weights={
         **{
-            name: within(_WITHIN, "language_model.", stored)
+            name: within(WITHIN, "language_model.", stored)
             for name, stored in WEIGHTS.items()
             if name != "lm_head.weight"
         },
         _PROJECTION: _PROJECTION,
     },
-    unused=(*within(_WITHIN, "visual.", ""), "lm_head."),
+    unused=(*within(WITHIN, "visual.", ""), "lm_head."),
     spec_from_config=_spec_from_config,
     translate=_checked,
     reference_class="ColQwen2ForRetrieval.vlm",
@@ -158,14 +166,14 @@ def _from_engine(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 ENGINE_FAMILY = Family(
     model_type=MODEL_TYPE,
-    aliases=(_FIRST, _SECOND),
+    aliases=(FIRST, SECOND),
     architectures=dict.fromkeys(_OF_ENGINE, _token_vectors(_OWN_PROJECTION)),
     prefix="",
     weights={
-        **{name: within(_OWN_LANGUAGE, "", stored) for name, stored in WEIGHTS.items() if name != "lm_head.weight"},
+        **{name: within(OWN_LANGUAGE, "", stored) for name, stored in WEIGHTS.items() if name != "lm_head.weight"},
         _OWN_PROJECTION: _OWN_PROJECTION,
     },
-    unused=(*within(("vlm.", *_WITHIN), "visual.", ""), "lm_head."),  # the first is transformers' own name
+    unused=(*within(("vlm.", *WITHIN), "visual.", ""), "lm_head."),  # the first is transformers' own name
     spec_from_config=_spec_from_config,
     translate=_from_engine,
     reference_class="ColQwen2ForRetrieval.vlm",
@@ -190,14 +198,15 @@ def patch_rotations(config: Any, head_dim: int) -> RopeSpec:
     return RopeSpec((*bands, *bands), axes=axes, block_side=SIDE)
 
 
-def _vision_spec(config: Any, architecture: str) -> ModelSpec:
+def vision_spec(config: Any, architecture: str) -> ModelSpec:
+    """Qwen2-VL's tower. Raises CheckpointError."""
     mlp = MLPSpec(int(config.embed_dim * config.mlp_ratio), activation_named(config.hidden_act))
     layer = LayerSpec(_attention(config, config.embed_dim), mlp, NormSpec(_EPS), placement="pre")
     return _tower(config, architecture, (layer,) * config.depth, config.embed_dim, config.hidden_size)
 
 
-def _windowed_spec(config: Any, architecture: str) -> ModelSpec:
-    """Qwen2.5-VL's: windows, but in the layers of ``fullatt_block_indexes``."""
+def windowed_spec(config: Any, architecture: str) -> ModelSpec:
+    """Qwen2.5-VL's: windows, but in the layers of ``fullatt_block_indexes``. Raises CheckpointError."""
     width, size, whole = config.hidden_size, config.window_size, config.fullatt_block_indexes
     if not isinstance(config.patch_size, int) or not isinstance(size, int) or size < SIDE * config.patch_size:
         raise CheckpointError(
@@ -282,7 +291,7 @@ VISION_WEIGHTS = {
     "merger.down": "merger.mlp.2",
 }
 
-_GATED_WEIGHTS = {
+GATED_WEIGHTS = {
     **{name: stored for name, stored in VISION_WEIGHTS.items() if ".mlp." not in name},
     **{f"layers.{{i}}.mlp.{part}": f"{_BLOCK}.mlp.{part}_proj" for part in ("gate", "up", "down")},
 }
@@ -290,34 +299,34 @@ _GATED_WEIGHTS = {
 
 def _second_of(tower: Family) -> Family:
     """``tower`` of Qwen2.5-VL."""
-    weights = {name: within(_WITHIN, "visual.", stored) for name, stored in _GATED_WEIGHTS.items()}
-    return replace(tower, model_type=f"{_SECOND}_vision", weights=weights, spec_from_config=_windowed_spec)
+    weights = {name: within(WITHIN, "visual.", stored) for name, stored in GATED_WEIGHTS.items()}
+    return replace(tower, model_type=f"{SECOND}_vision", weights=weights, spec_from_config=windowed_spec)
 
 
 _TOWER: Family = Family(
-    model_type=f"{_FIRST}_vision",
+    model_type=f"{FIRST}_vision",
     architectures={"ColQwen2ForRetrieval": lambda config: ()},
     prefix="vlm.",
-    weights={name: within(_WITHIN, "visual.", stored) for name, stored in VISION_WEIGHTS.items()},
-    unused=(*within(_WITHIN, "language_model.", ""), "lm_head.", f"{_PROJECTION}."),
-    spec_from_config=_vision_spec,
+    weights={name: within(WITHIN, "visual.", stored) for name, stored in VISION_WEIGHTS.items()},
+    unused=(*within(WITHIN, "language_model.", ""), "lm_head.", f"{_PROJECTION}."),
+    spec_from_config=vision_spec,
     translate=_vision_part,
     reference_class="ColQwen2ForRetrieval",
     # The two frames of a film that a patch spans are one and the same image.
     stored_forms=StoredForms(summed={"patch_embed.proj.weight": 2}),
-    variant=lambda raw: _second_of(_TOWER) if _whole(raw).get("model_type") == _SECOND else None,
+    variant=lambda raw: _second_of(_TOWER) if _whole(raw).get("model_type") == SECOND else None,
 )
 _ENGINE_TOWER: Family = replace(
     _TOWER,
     architectures=dict.fromkeys(_OF_ENGINE, lambda config: ()),
     prefix="",
     unused=(
-        *(f"{around}{part}." for around in _OWN_LANGUAGE for part in ("layers", "embed_tokens", "norm")),
+        *(f"{around}{part}." for around in OWN_LANGUAGE for part in ("layers", "embed_tokens", "norm")),
         *("lm_head.", f"{_OWN_PROJECTION}."),
     ),
     translate=lambda raw: _vision_part(_from_engine(raw)),
     reference_names=_RENAMED,
-    variant=lambda raw: _second_of(_ENGINE_TOWER) if raw.get("model_type") == _SECOND else None,
+    variant=lambda raw: _second_of(_ENGINE_TOWER) if raw.get("model_type") == SECOND else None,
 )
 VISION = VisionFamily(_TOWER, output="embeddings", is_read_by_decoder=True)
 ENGINE_VISION = VisionFamily(_ENGINE_TOWER, output="embeddings", is_read_by_decoder=True, has_processor=False)

@@ -58,6 +58,7 @@ from bei_build.families import (
     phi,
     phi3,
     qwen,
+    qwen2_vl,
     qwen3_vl,
     rembert,
     roberta,
@@ -134,6 +135,8 @@ FAMILIES: tuple[Family, ...] = (
     colpali.FAMILY,
     colqwen2.FAMILY,
     colqwen2.ENGINE_FAMILY,
+    qwen2_vl.FAMILY,
+    qwen2_vl.SECOND_FAMILY,
     qwen3_vl.FAMILY,
     cohere.FAMILY,
     cohere.COHERE2_FAMILY,
@@ -170,6 +173,8 @@ VISION_FAMILIES: Mapping[str, VisionFamily] = {
         colpali.VISION,
         colqwen2.VISION,
         colqwen2.ENGINE_VISION,
+        qwen2_vl.VISION,
+        qwen2_vl.SECOND_VISION,
         qwen3_vl.VISION,
     )
     for name in vision.family.architectures

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,7 +20,10 @@ class VisionFamily:
     family of texts reads the tower's states among its tokens, and ``output`` is that of the whole class.
     ``usual_blocks``: the fewest and the most blocks of patches of an image where the processor's files do not say how
     many pixels it has, nor sentence-transformers' how the processor is called; None: those of the processor's class.
-    ``has_processor``: transformers has a class that writes what stands around an image, and can be made.
+    ``has_own_blocks``: these are those of the model's own code, whatever the processor's files say. ``has_processor``:
+    transformers has a class that writes what stands around an image, and can be made. ``counts_as_text``: the decoder
+    counts an image's tokens as those of a text, unlike its class in transformers. ``by_config``: the family in this
+    one's place for a config.json.
     """
 
     family: Family
@@ -28,12 +31,16 @@ class VisionFamily:
     resizes_positions: bool = False
     is_read_by_decoder: bool = False
     usual_blocks: tuple[int, int] | None = None
+    has_own_blocks: bool = False
     has_processor: bool = True
+    counts_as_text: bool = False
+    by_config: Callable[[VisionFamily, Mapping[str, Any]], VisionFamily] | None = None
 
     def read_by(self, raw: Mapping[str, Any]) -> VisionFamily:
         """The image tower that config.json ``raw`` describes."""
         variant = self.family.variant and self.family.variant(raw)
-        return self if variant is None else replace(self, family=variant)
+        found = self if variant is None else replace(self, family=variant)
+        return found.by_config(found, raw) if found.by_config else found
 
 
 def patches_of(

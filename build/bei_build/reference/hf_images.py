@@ -49,7 +49,7 @@ class HFImageReference:
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self._torch, self._score = torch, score
         memory.require(4 * images.checkpoint.spec.num_parameters, "The reference, a copy of the image tower in FP32,")
-        self._output = images.output
+        self._output, self._counts_as_text = images.output, images.counts_as_text
         own = None if tensors is None else {name: torch.from_numpy(values) for name, values in tensors.items()}
         self._model: Any = load_model(images.checkpoint, "eager", torch.float32, own)
         self._processor: Any
@@ -77,7 +77,10 @@ class HFImageReference:
 
     def _with_positions(self, inputs: Any) -> Any:
         """``inputs`` with the positions on three axes that the class's own language model counts, where it does:
-        ColQwen2's class of transformers 5 passes none on, unlike that of 4."""
+        ColQwen2's class of transformers 5 passes none on, unlike that of 4. Or with those of a text, for models that
+        count so."""
+        if self._counts_as_text:
+            return {**inputs, "position_ids": self._torch.arange(inputs["input_ids"].shape[1]).expand(3, 1, -1)}
         count = getattr(getattr(self._model, "vlm", None), "get_rope_index", None)
         if count is None:
             return inputs

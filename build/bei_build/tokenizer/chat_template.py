@@ -35,8 +35,8 @@ _MARKS = (
 _PROBES = (("who?", "me"), ("1 2 3\n", "\n a line.\n\nand another!"), ("é世 x", "."), ("'s", " 42%"))
 # sentence-transformers' test for templates whose messages hold lists of parts (InputFormatter._infer_format).
 _STRUCTURED = ("content[0]", ".type", "'type'", '"type"', "item.type", "message.content[")
-# The type of models whose embedded texts are turns.
-_EMBEDS_TURNS = "qwen3_vl"
+# Types of models whose embedded texts are turns.
+_EMBEDS_TURNS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 _FLAT_TYPES = ("apertus", "deepseek_v3", "gpt_oss", "seed_oss")
 # Arguments of apply_chat_template that do not reach the template, and have no effect on a single text.
 _IDLE_ARGUMENTS = ("padding", "return_tensors")
@@ -56,7 +56,7 @@ class ChatSettings:
 def embeds_turns(folder: Path) -> bool:
     """True if the model in ``folder`` embeds texts within turns of its chat template, as bei reads them."""
     path = folder / "config.json"
-    return path.is_file() and read_object(path).get("model_type") == _EMBEDS_TURNS
+    return path.is_file() and read_object(path).get("model_type") in _EMBEDS_TURNS
 
 
 def chat_settings(path: Path, config: dict[str, Any]) -> ChatSettings | None:

@@ -55,6 +55,10 @@ OF_SEVERAL_TOWERS = (
     "EmbeddingGemma2Model",
     "EmbeddingGemma2TextModel",
     "ColQwen2ForRetrieval",
+    "Qwen2VLForConditionalGeneration",
+    "Qwen2VLModel",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen2_5_VLModel",
     "Qwen3VLForConditionalGeneration",
     "Qwen3VLModel",
 )
