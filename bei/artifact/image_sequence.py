@@ -11,8 +11,9 @@ class ImageSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How a decoder reads an image: the tokens ``before``, a token ``token_id`` in the place of each state of the
     tower's, which has ``width`` numbers, and the tokens ``after``.
 
-    ``around``: what stands before and behind an image in the text of a pair, of a model that scores pairs; ``before``
-    and ``after`` are then of a pair whose document is the image alone. Unset: no pairs are read.
+    ``around``: what stands before and behind an image among texts, of a model that reads both together: in the text of
+    a pair, of a model that scores pairs (``before`` and ``after`` are then of a pair whose document is the image
+    alone), or in one input, of a model that embeds. Unset: an image is read alone.
 
     ``merged_side``: a state stands for a block of so many patches a side; unset: for one patch. The tower's engine
     gives each patch of a block its part of the state, and blocks follow each other, patch by patch.

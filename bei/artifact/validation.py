@@ -381,10 +381,10 @@ def _images(manifest: Manifest) -> Iterator[str]:
 
 
 def _sequence(manifest: Manifest, tower: ImageTower, sequence: ImageSequence) -> Iterator[str]:
-    embeds = manifest.tasks in (["embed_tokens"], ["embed"])
-    if not (manifest.tasks == ["rerank"] if sequence.around else embeds) or not manifest.reads_texts:
+    kinds = (["rerank"], ["embed"]) if sequence.around else (["embed_tokens"], ["embed"])
+    if manifest.tasks not in kinds or not manifest.reads_texts:
         yield "images.sequence is set, and the model does not embed texts, embed their tokens or score pairs alone"
-    if sequence.around and manifest.rerank_template is None:
+    if manifest.tasks == ["rerank"] and manifest.rerank_template is None:
         yield "images.sequence is of pairs, and there is no rerank_template"
     ids = (*sequence.before, sequence.token_id, *sequence.after)
     if not all(0 <= index < manifest.spec.vocab_size for index in ids):

@@ -40,6 +40,10 @@ class TextsOfImages(Protocol):
 
     max_seq_len: int
 
+    @property
+    def around(self) -> tuple[list[int], list[int]]:
+        """The special tokens before and behind every text."""
+
     def ids_of(self, pieces: Seq[Seq[str]]) -> list[int]:
         """The tokens of pieces of a text, each in parts, one after the other. Raises InvalidRequestError."""
 
@@ -50,6 +54,10 @@ class OptionsOfTexts(Protocol):
     @property
     def max_tokens(self) -> int | None:
         """The most that are read; None: the model's."""
+
+    @property
+    def add_special_tokens(self) -> bool:
+        """Whether the special tokens of every text are put around it."""
 
 
 class ImageEncoder:
@@ -108,21 +116,25 @@ class ImageEncoder:
         for source in inputs:
             check()
             if isinstance(source, ImageInText):
-                encodings.append(self._within_text(source, None if options is None else options.max_tokens))
+                encodings.append(self._within_text(source, options))
             else:
                 encodings.append(self.encoding_of(self.levels(source)))
         return encodings
 
-    def _within_text(self, source: ImageInText, max_tokens: int | None) -> Encoding:
-        """The encoding of an image and the text around it. ``max_tokens``: that the request asks to read; None: all.
-        Raises InvalidRequestError, also where it is longer: an image cannot be cut."""
+    def _within_text(self, source: ImageInText, options: OptionsOfTexts | None) -> Encoding:
+        """The encoding of an image and the text around it. Raises InvalidRequestError, also where it is longer than is
+        read: an image cannot be cut."""
         assert self._texts is not None, "such inputs are for models with an encoder of texts"
-        around = self._texts.ids_of(source.before), self._texts.ids_of(source.behind)
+        max_tokens = None if options is None else options.max_tokens
+        before, behind = self._texts.ids_of(source.before), self._texts.ids_of(source.behind)
+        if source.is_input and (options is None or options.add_special_tokens):
+            first, last = self._texts.around
+            before, behind = [*first, *before], [*behind, *last]
 
         def cut() -> _CutImage:
             return self._cut(self.levels(source.image))
 
-        encoding = self._encoding(cut() if source.shared is None else source.shared.of(cut), around)
+        encoding = self._encoding(cut() if source.shared is None else source.shared.of(cut), (before, behind))
         if encoding.num_tokens > (most := min(self._texts.max_seq_len, max_tokens or self._texts.max_seq_len)):
             whose = "model takes" if max_tokens is None else "request asks for"
             raise InputTooLongError(

@@ -100,7 +100,7 @@ class ImageInput:
 
 @dataclass(frozen=True, slots=True)
 class MixedInput:
-    """One input of texts and images in order, for models whose decoder reads both."""
+    """One input of texts and images in order, for models whose decoder reads both; it has an image."""
 
     parts: tuple[str | ImageInput, ...]
 
@@ -139,12 +139,14 @@ class MadeOnce(Generic[T]):
 class ImageInText:
     """An image among the text that a decoder reads. Its pieces are tokenized by themselves, and their parts joined only
     then: a query that many pairs have stands in memory once. ``shared``: of an image that other inputs of the request
-    have too; None: none has."""
+    have too; None: none has. ``is_input``: the tokens that stand around every text stand around it too; not around
+    pairs, whose template has all of them."""
 
     before: tuple[tuple[str, ...], ...]
     image: ImageInput
     behind: tuple[tuple[str, ...], ...]
     shared: MadeOnce[Any] | None = field(default=None, compare=False)
+    is_input: bool = False
 
     @property
     def num_chars(self) -> int:

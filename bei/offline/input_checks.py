@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -19,15 +19,18 @@ if TYPE_CHECKING:
 InputT = TypeVar("InputT")
 
 TextOrIds: TypeAlias = "str | list[int]"
-TextOrImage: TypeAlias = "str | list[int] | ImageInput"
-TextOrPicture: TypeAlias = "str | ImageInput"
+TextOrImage: TypeAlias = "str | list[int] | ImageInput | MixedInput"
+TextOrPicture: TypeAlias = "str | ImageInput | MixedInput"
 OfPair: TypeAlias = "str | ImageInput | MixedInput"
 # What a caller may give for one.
-GivenInput: TypeAlias = "str | list[int] | bytes | Path | Image"
+GivenInput: TypeAlias = "GivenText | list[int]"
 # Where token ids are not read.
-GivenText: TypeAlias = "str | bytes | Path | Image"
+GivenText: TypeAlias = "str | bytes | Path | Image | Mapping[str, Any]"
 # Of methods with sentence-transformers' names: one, or several.
-EncodeInput: TypeAlias = "str | bytes | Path | Image | Iterable[str | bytes | Path | Image]"
+EncodeInput: TypeAlias = "GivenText | Iterable[GivenText]"
+
+# Keys of an image and a text as one input.
+_MIXED = ({"text", "image"}, {"content"})
 
 # Takes an input and its place, returns the input; raises InvalidRequestError that names the place.
 Check: TypeAlias = Callable[[object, int], InputT]
@@ -65,24 +68,43 @@ def text_or_ids(value: object, index: int) -> TextOrIds:
 
 
 def text_or_image(value: object, index: int) -> TextOrImage:
-    """Check that ``value`` is a text, the token ids of one input, or an image: a Pillow image, the bytes of a file, or
-    its path. Files are not read yet."""
-    return text_or_ids(value, index) if (found := _image(value)) is None else found
+    """Check that ``value`` is a text, the token ids of one input, an image (a Pillow image, the bytes of a file, or
+    its path), or a text and an image as of ``of_pair``. Files are not read yet."""
+    found = _mixed(value, index, "inputs") or _image(value)
+    return text_or_ids(value, index) if found is None else found
 
 
 def text_or_picture(value: object, index: int, param: str = "inputs") -> TextOrPicture:
     """As ``text_or_image``, without token ids."""
-    return text(value, index, param) if (found := _image(value, param)) is None else found
+    found = _mixed(value, index, param) or _image(value, param)
+    return text(value, index, param) if found is None else found
 
 
 def of_pair(value: object, index: int, param: str = "inputs") -> str | ImageInput | MixedInput:
-    """Check that ``value`` is a text, which may be empty, an image, or both: {"text": ..., "image": ...}."""
-    if isinstance(value, Mapping) and value.keys() == {"text", "image"}:
+    """Check that ``value`` is a text, which may be empty, an image, or both: {"text": ..., "image": ...}, which has the
+    image first, or in their order {"content": [...]}."""
+    found = _mixed(value, index, param) or _image(value, param)
+    return text_of_pair(value, index, param) if found is None else found
+
+
+def _mixed(value: object, index: int, param: str) -> MixedInput | None:
+    """None: it is a text or an image, or neither."""
+    if not isinstance(value, Mapping):
+        return None
+    if value.keys() == {"text", "image"}:
         image = _image(value["image"], param)
         if image is None:
             raise _malformed(value["image"], index, param, "an image beside its text")
         return MixedInput((image, text_of_pair(value["text"], index, param)))
-    return text_of_pair(value, index, param) if (found := _image(value, param)) is None else found
+    if value.keys() != {"content"}:
+        return None
+    given = value["content"]
+    if not isinstance(given, list | tuple):
+        raise _malformed(given, index, param, "a list of texts and images as content")
+    parts = [text_of_pair(one, index, param) if (found := _image(one, param)) is None else found for one in given]
+    if all(isinstance(part, str) for part in parts):
+        raise MalformedRequestError(f"{param} {index} has no image in its content: give its text alone.", param)
+    return MixedInput((*parts,))
 
 
 def _image(value: object, param: str = "inputs") -> ImageInput | None:
@@ -99,9 +121,10 @@ def _image(value: object, param: str = "inputs") -> ImageInput | None:
 
 
 def is_one(value: object) -> bool:
-    """True of a single input, which is not iterated: a text, or an image in any form."""
+    """True of a single input, which is not iterated: a text, an image in any form, or both."""
     is_plain = isinstance(value, str | bytes | bytearray | memoryview | Path)
-    return is_plain or _is_dataset_row(value) or is_opened_image(value)
+    is_both = isinstance(value, Mapping) and value.keys() in _MIXED
+    return is_plain or is_both or _is_dataset_row(value) or is_opened_image(value)
 
 
 def _is_dataset_row(value: object) -> TypeGuard[Mapping[str, bytes]]:

@@ -18,7 +18,7 @@ import msgspec
 
 from bei.core import Encoding, Float32Array
 from bei.errors import BeiError, EmptyInputError, InvalidImageError, InvalidRequestError
-from bei.image.source import ImageInput
+from bei.image.source import ImageInput, MixedInput
 from bei.offline.input_checks import (
     GivenText,
     OfPair,
@@ -75,6 +75,7 @@ from bei.tasks.compare import (
 from bei.tasks.decide import DecideTask, decide, inputs_of, reading_of
 from bei.tasks.embed import CheckedTask, EmbedTask, TaskName, check_task
 from bei.tasks.entities import Entity
+from bei.tasks.mixed import read_inputs
 from bei.tasks.questions import Answer, AnyQuestion, AskedQuestion, answer_of, question_of
 from bei.tasks.rerank import RerankTask
 from bei.tasks.support import require
@@ -110,14 +111,14 @@ def embedding(service: ModelService, given: Given) -> Method[TextOrImage, Vector
 
     def check(value: object, index: int) -> TextOrImage:
         found = text_or_image(value, index)
-        if isinstance(found, ImageInput):
-            _check_image(service, task, "embed", index)
+        if isinstance(found, ImageInput | MixedInput):
+            _check_image(service, task, "embed", index, found)
         elif not service.manifest.reads_texts:
             raise InvalidRequestError(f"inputs {index} is a text. {no_texts(service.name, 'inputs')}", "inputs")
         return found
 
     async def run(inputs: Seq[TextOrImage], ticket: Ticket, wrong: Wrong) -> WindowResult[Vectors]:
-        answer = await embed.embed_inputs(service, task.on(inputs, wrong), ticket=ticket)
+        answer = await embed.embed_inputs(service, task.on(service.manifest, inputs, wrong), ticket=ticket)
         numbers = _owned(numbers_of(dtype, answer.vectors, answer.int8_largest))
         return WindowResult(numbers, answer.num_tokens, answer.truncated, answer.errors)
 
@@ -127,6 +128,7 @@ def embedding(service: ModelService, given: Given) -> Method[TextOrImage, Vector
         check=check,
         run=run,
         collector=RowCollector,
+        model_inputs=partial(read_inputs, service.manifest, task.prompt),
         stand_in="",
     )
 
@@ -138,7 +140,7 @@ def sparse_embedding(service: ModelService, given: Given) -> Method[TextOrIds, l
     _warn(task)
 
     async def run(inputs: Seq[TextOrIds], ticket: Ticket, wrong: Wrong) -> WindowResult[list[SparseVector]]:
-        answer = await embed.embed_sparse(service, task.on(inputs, wrong), ticket=ticket)
+        answer = await embed.embed_sparse(service, task.on(service.manifest, inputs, wrong), ticket=ticket)
         vectors = [SparseVector(indices, weights) for indices, weights in answer.vectors]
         return WindowResult(vectors, answer.num_tokens, answer.truncated, answer.errors)
 
@@ -162,12 +164,12 @@ def token_embedding(
 
     def check(value: object, index: int) -> TextOrPicture:
         found = text_or_picture(value, index)
-        if isinstance(found, ImageInput):
-            _check_image(service, task, "embed_tokens", index)
+        if isinstance(found, ImageInput | MixedInput):
+            _check_image(service, task, "embed_tokens", index, found)
         return found
 
     async def run(inputs: Seq[TextOrPicture], ticket: Ticket, wrong: Wrong) -> WindowResult[list[Float32Array]]:
-        answer = await embed.embed_tokens(service, task.on(inputs, wrong), ticket=ticket)
+        answer = await embed.embed_tokens(service, task.on(service.manifest, inputs, wrong), ticket=ticket)
         vectors = [vector.copy() for vector in answer.vectors]  # equal texts and the cache have the same arrays
         return WindowResult(vectors, answer.num_tokens, answer.truncated, answer.errors)
 
@@ -275,7 +277,7 @@ def reranking(service: ModelService, query: GivenText, given: Given) -> Method[O
     def model_inputs(documents: Seq[OfPair]) -> Seq[ModelInput]:
         if not is_comparison:
             return rerank.read_pairs(service, paired(documents), instruction)
-        return cast("Seq[ModelInput]", [*documents, asked] if isinstance(asked, str) else documents)
+        return read_inputs(manifest, "", [*documents, asked] if isinstance(asked, str) else documents)
 
     return Method(
         name="rerank",
@@ -439,11 +441,14 @@ def _checked(service: ModelService, options: PromptOptions, name: TaskName, **as
     return check_task(service, task, name)
 
 
-def _check_image(service: ModelService, checked: CheckedTask, name: TaskName, index: int) -> None:
-    """Raise InvalidImageError where the model has no such vectors of an image."""
-    error = embed.image_error(service, name, checked.task.adapter, "inputs")
+def _check_image(
+    service: ModelService, checked: CheckedTask, name: TaskName, index: int, value: ImageInput | MixedInput
+) -> None:
+    """Raise InvalidImageError where the model has no such vectors of ``value``."""
+    error = embed.image_error(service, name, checked.task.adapter, "inputs", value)
     if error is not None:
-        raise InvalidImageError(f"inputs {index} is an image. {error}", "inputs")
+        kind = "an image" if isinstance(value, ImageInput) else "an image and texts"
+        raise InvalidImageError(f"inputs {index} is {kind}. {error}", "inputs")
 
 
 def _warn(checked: CheckedTask) -> None:

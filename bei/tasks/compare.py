@@ -23,10 +23,11 @@ from bei.errors import InvalidImageError, InvalidRequestError
 from bei.image.source import ImageInput, MixedInput
 from bei.port import UNIT_EMBEDDING
 from bei.service.admission import Ticket
-from bei.service.call import ModelRequest
+from bei.service.call import ModelInput, ModelRequest
 from bei.service.model_service import ModelService
 from bei.tasks.classify import Scores
 from bei.tasks.embed import EmbedTask, TaskName, check_task
+from bei.tasks.mixed import mixed_error, read_inputs
 from bei.tasks.support import off_loop_if_large, require
 from bei.utils.threads import off_loop
 
@@ -133,15 +134,14 @@ def _check_late_interaction(manifest: Manifest, kinds: Seq[Kind] | Mapping[Kind,
         )
 
 
-def check_apart(sides: Iterable[Compared]) -> None:
-    """Raise InvalidImageError for an image beside a text, of which there is no vector."""
-    mixed = next((one for one in sides if isinstance(one, MixedInput)), None)
-    if mixed is not None:
-        raise InvalidImageError(
-            "An image and a text in one input have no vector: send them as inputs of their own, or ask a reranker that "
-            "reads both.",
-            mixed.images[0].param,
-        )
+def read_apart(service: ModelService, sides: Iterable[Compared]) -> Seq[ModelInput]:
+    """``sides`` as the model reads them by themselves. Raises InvalidImageError for an image beside a text, where there
+    is no vector of both."""
+    given = [*sides]
+    for one in given:
+        if isinstance(one, MixedInput) and (error := mixed_error(service.manifest, service.name, one)) is not None:
+            raise InvalidImageError(f"{error} Or ask a reranker that reads both.", error.param)
+    return read_inputs(service.manifest, "", given)
 
 
 async def compare(service: ModelService, task: CompareTask, *, ticket: Ticket) -> Scores:
@@ -154,7 +154,7 @@ async def compare(service: ModelService, task: CompareTask, *, ticket: Ticket) -
     """
     weights = checked_weights(service, task.mode, task.weights)
     pairs = cast("Seq[ComparedPair]", task.inputs)
-    check_apart(one for pair in pairs for one in pair)
+    read_apart(service, (one for pair in pairs for one in pair))
     sides = _readings(service, task, weights)
     is_joint = sides[0] is sides[1]
     values = np.zeros(len(pairs), np.float32)
@@ -222,7 +222,7 @@ def _reading(
         outputs.add("token_embedding")
 
     def request(texts: Seq[Compared]) -> ModelRequest:
-        on = checked.on(cast("Seq[str | ImageInput]", texts), None)  # none has both
+        on = checked.on(manifest, texts, None)
         return on.model_request(on.task.options)
 
     return _Reading(request, checked.role, frozenset(outputs))

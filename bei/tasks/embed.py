@@ -19,13 +19,14 @@ from bei.core import Float32Array
 from bei.engine.postprocess import cut, means_of_chunks, unit_length
 from bei.engine.sparse import SparseVector, nonzero, sparse_vectors
 from bei.errors import BeiError, InvalidImageError, InvalidRequestError
-from bei.image.source import ImageInput
+from bei.image.source import ImageInput, ImageInText, MixedInput
 from bei.port import UNIT_EMBEDDING
 from bei.service.admission import Ticket
-from bei.service.call import InferenceResult, ModelInput, ModelRequest
+from bei.service.call import InferenceResult, ModelRequest
 from bei.service.image_side import no_images
 from bei.service.model_service import ModelService
 from bei.tasks.dimensions import check_dimensions
+from bei.tasks.mixed import Given, mixed_error, read_inputs
 from bei.tasks.support import PartialResult, computed, off_loop_if_large, require
 from bei.tokenizer.adapters import adapter_name, adapter_of, is_task
 from bei.tokenizer.encoder import EncodingOptions
@@ -45,12 +46,15 @@ _MANY_TEXTS = 32
 
 # Inputs that no prompt is put in front of.
 _PROMPTLESS = (list, ImageInput)
+# Those with an image.
+_WITH_IMAGE = (ImageInput, MixedInput)
 
 TaskName: TypeAlias = Literal["embed", "embed_sparse", "embed_tokens"]
 
 
 class EmbedTask(ModelRequest, frozen=True, kw_only=True):
-    """Which vectors of its inputs a request asks for. Routes, dialects and ``bei.offline`` make it.
+    """Which vectors of its inputs, of which one may be a MixedInput, a request asks for. Routes, dialects and
+    ``bei.offline`` make it.
 
     ``prompt_name``, ``input_type``, ``prompt``: the prompt of texts, and the side that they are on
     (``bei.tokenizer.prompts``). ``is_bare``: texts have no prompt and no side, whatever the model's default.
@@ -90,9 +94,10 @@ class CheckedTask(NamedTuple):
         """Characters of the prompt, which are read with each text."""
         return num_chars(self.prompt)
 
-    def on(self, inputs: Seq[ModelInput], failed: Mapping[int, BeiError] | None) -> CheckedTask:
+    def on(self, manifest: Manifest, inputs: Seq[Given], failed: Mapping[int, BeiError] | None) -> CheckedTask:
         """The same task for other inputs."""
-        return self._replace(task=msgspec.structs.replace(self.task, inputs=inputs, failed=failed))
+        read = read_inputs(manifest, self.prompt, inputs)
+        return self._replace(task=msgspec.structs.replace(self.task, inputs=read, failed=failed))
 
     def model_request(self, options: EncodingOptions) -> ModelRequest:
         """The inputs as the model reads them, tokenized by ``options``."""
@@ -106,10 +111,12 @@ class Embeddings(PartialResult, frozen=True, kw_only=True):
     """``vectors`` float32 [n, dimension], row i for input i, zeros where it has an error.
 
     ``int8_largest``: the component that is 127 where these vectors are written as bytes; None where nothing says it.
+    ``image_tokens``: of inputs of an image and a text, by their places, the tokens that stand for the image.
     """
 
     vectors: Float32Array
     int8_largest: float | None = None
+    image_tokens: Mapping[int, int] = msgspec.field(default_factory=dict)
 
 
 class TokenEmbeddings(PartialResult, frozen=True, kw_only=True):
@@ -156,7 +163,7 @@ def check_task(service: ModelService, task: EmbedTask, name: TaskName) -> Checke
         task = msgspec.structs.replace(task, adapter=adapter)
     task = _check_images(service, task, name)
     if task.is_bare:
-        return CheckedTask(task, "", None, width, warnings)
+        return _checked(manifest, CheckedTask(task, "", None, width, warnings))
     if task.prompt_name is None and task.input_type is None and task.prompt is None:
         if service.adapter and is_task(manifest, named := adapter_name(manifest, service.adapter)):
             asked = choose_prompt(manifest, None, named)  # a task by the model's name has its prompt too
@@ -169,7 +176,12 @@ def check_task(service: ModelService, task: EmbedTask, name: TaskName) -> Checke
     role = None if name == "embed" else role_of(manifest, task.prompt_name, task.input_type)
     if role is not None:
         task = msgspec.structs.replace(task, options=with_role(task.options, role))
-    return CheckedTask(task, asked.text, role, width, warnings)
+    return _checked(manifest, CheckedTask(task, asked.text, role, width, warnings))
+
+
+def _checked(manifest: Manifest, found: CheckedTask) -> CheckedTask:
+    """``found`` with inputs as the model reads them."""
+    return found.on(manifest, found.task.inputs, found.task.failed) if manifest.images else found
 
 
 async def embed_inputs(service: ModelService, checked: CheckedTask, *, ticket: Ticket) -> Embeddings:
@@ -190,7 +202,14 @@ async def embed_inputs(service: ModelService, checked: CheckedTask, *, ticket: T
         vectors = await computed(answer.rows, output, shorten)
     largest = _int8_largest(manifest, width) if is_cut else manifest.embedding.int8_largest
     vectors = answer.spread_rows(vectors)
-    return Embeddings(answer.lengths, answer.truncated, answer.errors, vectors=vectors, int8_largest=largest)
+    return Embeddings(
+        answer.lengths,
+        answer.truncated,
+        answer.errors,
+        vectors=vectors,
+        int8_largest=largest,
+        image_tokens=_image_tokens(manifest, task, answer),
+    )
 
 
 async def dropped_tokens(
@@ -278,6 +297,15 @@ async def embed_chunks(service: ModelService, checked: CheckedTask, *, ticket: T
     return Embeddings(answer.lengths, [], vectors=vectors, int8_largest=largest)
 
 
+def _image_tokens(manifest: Manifest, task: EmbedTask, answer: InferenceResult) -> dict[int, int]:
+    tower = manifest.image_tower
+    if tower is None or not tower.sequence:
+        return {}
+    token = tower.sequence.token_id  # refused in texts
+    places = [place for place, value in enumerate(task.inputs) if isinstance(value, ImageInText)]
+    return {place: int(np.count_nonzero(answer.encodings[place].input_ids == token)) for place in places}
+
+
 def _is_normalized(manifest: Manifest, task: EmbedTask) -> bool:
     if task.normalize is not None:
         return task.normalize
@@ -305,22 +333,30 @@ def _token_vectors(answer: InferenceResult, role: Role | None, unit: bool) -> li
 
 
 def _check_images(service: ModelService, task: EmbedTask, name: TaskName) -> EmbedTask:
-    """``task``, of which images fail that ``image_error`` refuses. Raises it where the answer is to be whole."""
-    places = [place for place, value in enumerate(task.inputs) if isinstance(value, ImageInput)]
-    if not places:
+    """``task``, of which inputs with images fail that ``image_error`` refuses. Raises it where the answer is to be
+    whole."""
+    given: Seq[Given] = task.inputs
+    images = {place: value for place, value in enumerate(given) if isinstance(value, _WITH_IMAGE)}
+    if not images:
         return task
-    error = image_error(service, name, task.adapter, task.param)
-    if error is None and task.late_chunking:
-        error = InvalidImageError("Chunks of one document are texts: send no images.", task.param)
-    if error is None:
+    errors = {}
+    for place, value in images.items():
+        error = image_error(service, name, task.adapter, task.param, value)
+        if error is None and task.late_chunking:
+            error = InvalidImageError("Chunks of one document are texts: send no images.", task.param)
+        if error is not None:
+            errors[place] = error
+    if not errors:
         return task
     if task.failed is None:
-        raise error
-    return msgspec.structs.replace(task, failed={**dict.fromkeys(places, error), **task.failed})
+        raise errors[min(errors)]
+    return msgspec.structs.replace(task, failed={**errors, **task.failed})
 
 
-def image_error(service: ModelService, name: TaskName, adapter: int, param: str) -> InvalidImageError | None:
-    """The error of an image for this kind of vectors; None where the model has them of images."""
+def image_error(
+    service: ModelService, name: TaskName, adapter: int, param: str, value: ImageInput | MixedInput
+) -> InvalidImageError | None:
+    """The error of ``value`` for this kind of vectors; None where the model has them of it."""
     tower = service.manifest.image_tower
     if tower is None:
         return no_images(service.name, param)
@@ -330,7 +366,7 @@ def image_error(service: ModelService, name: TaskName, adapter: int, param: str)
         return InvalidImageError(f"Images have {kind}: send texts.", param)
     if adapter:
         return InvalidImageError("Adapters read texts only: send images without one.", param)
-    return None
+    return mixed_error(service.manifest, service.name, value) if isinstance(value, MixedInput) else None
 
 
 def _check_late_chunking(manifest: Manifest) -> None:

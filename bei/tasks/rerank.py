@@ -89,7 +89,7 @@ def read_pairs(service: ModelService, pairs: Seq[ComparedPair], instruction: str
 def reads_images(manifest: Manifest) -> bool:
     """True of a reranker that reads an image in a pair."""
     tower = manifest.image_tower
-    return bool(tower and tower.sequence and tower.sequence.around)
+    return bool(tower and tower.sequence and tower.sequence.around) and "rerank" in manifest.tasks
 
 
 def _with_image(service: ModelService, pair: ComparedPair, instruction: str | None) -> ImageInText:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from functools import cached_property
 
 from bei.tokenizer.encoder import EncodingOptions, TextEncoder
 from bei.tokenizer.special_tokens import check_without
 
 _BARE = EncodingOptions(add_special_tokens=False, whole=True)
+_WHOLE = EncodingOptions(whole=True)
+_TEXT = "a"
 
 
 class PieceEncoder:
@@ -16,6 +19,13 @@ class PieceEncoder:
     def __init__(self, texts: TextEncoder, max_seq_len: int) -> None:
         self._texts = texts
         self.max_seq_len = max_seq_len
+
+    @cached_property
+    def around(self) -> tuple[list[int], list[int]]:
+        """The special tokens before and behind every text."""
+        whole, bare = (self._texts.encode([_TEXT], options)[0].input_ids.tolist() for options in (_WHOLE, _BARE))
+        first = next(place for place in range(len(whole)) if whole[place : place + len(bare)] == bare)
+        return whole[:first], whole[first + len(bare) :]
 
     def ids_of(self, pieces: Seq[Seq[str]]) -> list[int]:
         """The tokens of ``pieces``, each in parts, one after the other, without special tokens around them. Raises

@@ -151,7 +151,7 @@ def test_voyage(server: Server, expected: Float32Array) -> None:
     check(again.embeddings, expected)
     parts: Any = [{"content": [{"type": "image_base64", "image_base64": data_url(content)}]} for content in FILES]
     check(client.multimodal_embed(parts, model="clip").embeddings, expected[: len(FILES)])
-    with pytest.raises(voyageai.error.InvalidRequestError, match="two towers read a text or an image"):
+    with pytest.raises(voyageai.error.InvalidRequestError, match="reads a text or an image in an input"):
         client.multimodal_embed([[TEXTS[0], pictures()[0]]], model="clip")
 
 

@@ -311,9 +311,7 @@ KINDS: dict[str, Callable[..., Structure]] = {
         qwen2_vl.library_rows,
         "embed",
     ),
-    "gme": partial(
-        decoder_of_images, "Qwen2VLForConditionalGeneration", qwen2_vl.save_gme, qwen2_vl.gme_rows, "embed"
-    ),
+    "gme": partial(decoder_of_images, "Qwen2VLForConditionalGeneration", qwen2_vl.save_gme, qwen2_vl.gme_rows, "embed"),
     "qwen3_vl_reranker": _qwen3_vl_reranker,
     "lfm2_5": partial(embedder, **_LFM2_5, pooling="cls", tokenizer=tokenizers.plain),
     "lfm2_5_late_interaction": partial(late_interaction, **_LFM2_5),

@@ -133,6 +133,19 @@ def library_rows(
     """Unit vectors of images, then of texts, one at a time: the last token's state of transformers' Qwen3VLModel,
     behind the system's ``instruction`` (None: the template's own), and with the beginning of the assistant's turn where
     it ``generates``. ``bare``: texts as they stand, without turns."""
+    given: list[Sequence[str | bytes]] = [*((one,) for one in files), *((one,) for one in texts)]
+    return library_vectors(folder, given, instruction, generates=generates, bare=bare)
+
+
+def library_vectors(
+    folder: Path,
+    given: Sequence[Sequence[str | bytes]],
+    instruction: str | None = INSTRUCTION,
+    *,
+    generates: bool = True,
+    bare: bool = False,
+) -> list[Float32Array]:
+    """As ``library_rows``, of inputs that are texts and files of images in order, one file at most."""
     auto: Any = transformers.AutoTokenizer
     images_class: Any = transformers.Qwen2VLImageProcessorPil
     model_class: Any = transformers.AutoModel
@@ -140,10 +153,10 @@ def library_rows(
     model.eval()
     system = [{"role": "system", "content": [{"type": "text", "text": instruction}]}] if instruction else []
 
-    def state(part: dict[str, str], inputs: dict[str, Any], count: int) -> Float32Array:
-        messages = [*system, {"role": "user", "content": [part]}]
+    def state(parts: list[dict[str, str]], inputs: dict[str, Any], count: int) -> Float32Array:
+        messages = [*system, {"role": "user", "content": parts}]
         turns = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generates)
-        turns = part["text"] if bare else turns
+        turns = parts[0]["text"] if bare else turns
         ids = tokenizer(turns.replace("<|image_pad|>", "<|image_pad|>" * count), return_tensors="pt")["input_ids"]
         types = (ids == model.config.image_token_id).int()
         asked = {"mm_token_type_ids": types, **inputs} if inputs else {}
@@ -153,11 +166,15 @@ def library_rows(
         return row
 
     rows = []
-    for content in files:
-        image = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
-        inputs = dict(reads(images=image, return_tensors="pt"))
-        rows.append(state({"type": "image", "image": ""}, inputs, int(inputs["image_grid_thw"].prod()) // 4))
-    return [*rows, *(state({"type": "text", "text": text}, {}, 0) for text in texts)]
+    for parts in given:
+        inputs: dict[str, Any] = {}
+        for content in parts:
+            if isinstance(content, bytes):
+                image = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
+                inputs = dict(reads(images=image, return_tensors="pt"))
+        shown = [{"type": "text", "text": one} if isinstance(one, str) else {"type": "image"} for one in parts]
+        rows.append(state(shown, inputs, int(inputs["image_grid_thw"].prod()) // 4 if inputs else 0))
+    return rows
 
 
 # Of a reranker, as its own code has them (scripts/qwen3_vl_reranker.py).

@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import Annotated, Any, Literal, TypeAlias, TypedDict
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict, cast
 
 import msgspec
 from msgspec import UNSET
@@ -36,6 +36,7 @@ from bei.server.routes import rerank, tokenize
 from bei.service.call import ModelInput, ModelRequest
 from bei.service.service import InferenceService
 from bei.tasks.embed import EmbedTask
+from bei.tasks.mixed import Given
 from bei.tokenizer.encoder import EncodingOptions
 from bei.tokenizer.truncation import encoding_options
 
@@ -187,7 +188,7 @@ async def embed_v1(body: EmbedV1Request, context: RequestContext) -> Reply:
 
 async def embed_v2(body: EmbedV2Request, context: RequestContext) -> Reply:
     """Embed texts or images: a list of vectors for each of `embedding_types`, floats where none is named."""
-    given: list[ModelInput] | None = None
+    given: list[Given] | None = None
     if body.inputs is not None:
         if body.texts is not None or body.images is not None:
             raise InvalidRequestError("The request has inputs beside texts or images: send one of them.", "inputs")
@@ -204,7 +205,7 @@ async def _embed(
     types: Seq[EmbeddingType] | None,
     dimensions: int | None = None,
     max_tokens: int | None = None,
-    inputs: Seq[ModelInput] | None = None,
+    inputs: Seq[Given] | None = None,
 ) -> Reply:
     inputs, param = (
         (_inputs(body), "images" if body.texts is None else "texts") if inputs is None else (inputs, "inputs")
@@ -217,7 +218,7 @@ async def _embed(
     forms = {name: form_of(name) for name in types or ()}
     service = context.able("embed", body.model)
     asked = EmbedTask(
-        inputs,
+        cast("Seq[ModelInput]", inputs),  # which ``check_task`` makes of them
         _options(body.truncate or "END", max_tokens),
         input_type=None if body.input_type == "image" else body.input_type,
         dimensions=dimensions,

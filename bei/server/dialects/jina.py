@@ -21,7 +21,7 @@ from bei.server.endpoint.examples import DOCUMENTS, QUERY, RERANK_TOKENS, RERANK
 from bei.server.endpoint.field_schema import Text as NonEmptyText
 from bei.server.endpoint.field_schema import limits, limits_of_inputs
 from bei.server.endpoint.inference import order_of
-from bei.server.endpoint.input_parts import ComparedInput, InputPart, JoinedPart
+from bei.server.endpoint.input_parts import ComparedInput, JoinedPart
 from bei.server.endpoint.parse import parser
 from bei.server.endpoint.refused_fields import QueryLimit
 from bei.server.endpoint.render import Items, Reply
@@ -41,7 +41,7 @@ FormNames: TypeAlias = Annotated[list[FormName], limits(anyOf=[{"items": {"const
 NotAsked: TypeAlias = Annotated[bool, limits(enum=[False])]
 
 
-TextOrImage: TypeAlias = NonEmptyText | InputPart | Annotated[list[NonEmptyText | InputPart], limits_of_inputs]
+TextOrImage: TypeAlias = NonEmptyText | ComparedInput | Annotated[list[NonEmptyText | ComparedInput], limits_of_inputs]
 
 
 class CodedError(TypedDict):
@@ -139,7 +139,7 @@ async def create_embeddings(body: EmbeddingsRequest, context: RequestContext) ->
     try:
         given = body.input if isinstance(body.input, list) else [body.input]
         context.check_count(given, "input")  # before they are looked at
-        inputs = [one if isinstance(one, str) else one.model_input("input") for one in given]
+        inputs = [one if isinstance(one, str) else one.compared("input") for one in given]
         return await openai_embeddings.create_embeddings(openai_embeddings.ParsedRequest(asked, inputs), context)
     except errors.InvalidRequestError as error:
         if error.param == "input_type" and body.input_type is None:

@@ -45,8 +45,8 @@ from bei.server.routes.pages import docs_router
 from bei.server.routes.root import REQUESTS, RESPONSES, Asked, by_kind, read_by_kind
 from bei.server.routes.tokenize import MOST_IDS, decoded
 from bei.server.status.whole_server import WholeServer
-from bei.service.call import ModelInput
 from bei.service.service import InferenceService
+from bei.tasks.mixed import Given, read_inputs
 
 # So many are read, or begun, before the event loop serves others: a few milliseconds.
 _INSTANCES_AT_ONCE = 32
@@ -145,7 +145,7 @@ async def vertex(body: VertexRequest, context: RequestContext) -> Reply:
     service = parts[0].service
     if any(part.service is not service for part in parts):
         raise InvalidRequestError("instances name several models: send a request for each.", "instances")
-    inputs = [one for part in parts for one in _inputs_of(part)]
+    inputs = read_inputs(service.manifest, "", [one for part in parts for one in _inputs_of(part)])
     context.check_inputs(inputs, "instances")
     context.check_answer(len(inputs) * _bytes_per_input(service))
     context.admit_whole(service, inputs, _num_around(parts) // len(inputs))
@@ -156,7 +156,7 @@ async def vertex(body: VertexRequest, context: RequestContext) -> Reply:
     return Reply({"predictions": predictions}, [index for index, reply in enumerate(replies) if reply.truncated])
 
 
-def _inputs_of(part: Asked) -> Seq[ModelInput]:
+def _inputs_of(part: Asked) -> Seq[Given]:
     body = part.body
     if isinstance(body, embed.EmbedRequest | embed.SparseRequest):
         return embed.inputs_of(body.inputs)

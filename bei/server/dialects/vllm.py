@@ -58,7 +58,7 @@ from bei.server.routes.openai_embeddings import Usage
 from bei.server.status.whole_server import WholeServer
 from bei.service.call import ModelInput
 from bei.service.service import InferenceService
-from bei.tasks.compare import Compared, ComparedPair, CompareTask, check_alone, check_apart, checked_weights, compare
+from bei.tasks.compare import Compared, ComparedPair, CompareTask, check_alone, checked_weights, compare, read_apart
 from bei.tasks.rerank import num_around, read_pairs
 from bei.version import __version__
 
@@ -205,17 +205,16 @@ async def score(body: ScoreRequest, context: RequestContext) -> Reply:
         if body.instruction is not None:
             message = f"{service.name} compares vectors, which take no instruction: leave it out."
             raise InvalidRequestError(message, "instruction")
-        check_apart(one for texts in sides.values() for one in texts)
         for side, texts in sides.items():  # which are read by themselves
             context.check_inputs(texts, side)
-        texts = [*dict.fromkeys(text for pair in pairs for text in pair)]
+        asked_apart = read_apart(service, dict.fromkeys(text for pair in pairs for text in pair))
         if body.score_mode is not None:  # without one, an embedder's answer never depended on the field
             check_alone(body.score_mode, {"use_activation": raw or None})
         asked = CompareTask(
             cast("Seq[ModelInput]", pairs), body.encoding_options(), mode=body.score_mode, weights=body.score_weights
         )
         checked_weights(service, asked.mode, asked.weights)
-        scores = await compare(service, asked, ticket=context.admit(service, cast("Seq[ModelInput]", texts)))
+        scores = await compare(service, asked, ticket=context.admit(service, asked_apart))
     values, num_tokens, truncated = scores.values[:, 0], scores.num_tokens, scores.truncated
 
     def items(start: int, stop: int) -> list[Score]:

@@ -12,14 +12,14 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Sequence as Seq
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypedDict, cast
 
 import numpy as np
 from msgspec import UNSET, Meta
 
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
-from bei.image.source import ImageInput
+from bei.image.source import ImageInput, MixedInput
 from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import CREATED, EMBEDDER, HEX, NUM_TOKENS, TEXTS, VECTORS, Example, token_usage
 from bei.server.endpoint.field_schema import NULL, Limits, Text, any_of, exactly_one, one_of
@@ -31,8 +31,9 @@ from bei.server.endpoint.render import FLOAT_BYTES, Items, Octets, Reply, rows_o
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import InputControls
 from bei.server.routes import classify
-from bei.server.routes.chat_embeddings import Messages, image_of
+from bei.server.routes.chat_embeddings import Messages, input_of
 from bei.server.routes.openai_embeddings import Usage, usage
+from bei.service.call import ModelInput
 from bei.service.image_side import no_images
 from bei.service.service import InferenceService
 from bei.tasks.classify import ClassifyTask, Scores, num_around
@@ -51,8 +52,8 @@ Texts = Text | ListOfTexts
 
 PoolingTask: TypeAlias = Literal["embed", "classify", "token_embed", "token_classify"]
 PoolingAnswer: TypeAlias = Embeddings | TokenEmbeddings | Scores | TokenScores
-# A text, or an image.
-PooledInput: TypeAlias = "str | ImageInput"
+# A text, an image, or both.
+PooledInput: TypeAlias = "str | ImageInput | MixedInput"
 Values: TypeAlias = Callable[[int], Float32Array]  # of an input, by its place
 
 
@@ -103,7 +104,7 @@ def inputs_of(body: PoolingRequest) -> Seq[PooledInput]:
     if (body.input is None) is (body.messages is None):
         raise InvalidRequestError("The request must have input or messages: send one of them.", "input")
     if body.messages is not None:
-        return [image_of(body.messages)]
+        return [input_of(body.messages)]
     return [body.input] if isinstance(body.input, str) else body.input or []
 
 
@@ -138,7 +139,8 @@ async def pool(body: PoolingRequest, context: RequestContext) -> Reply:
 async def _pool_vectors(body: PoolingRequest, texts: Seq[PooledInput], context: RequestContext) -> Reply:
     service = context.able("embed", body.model)
     options, normalize = body.encoding_options(), body.use_activation
-    asked = EmbedTask(texts, options, dimensions=body.dimensions, normalize=normalize, param="input")
+    inputs = cast("Seq[ModelInput]", texts)  # which ``check_task`` makes of them
+    asked = EmbedTask(inputs, options, dimensions=body.dimensions, normalize=normalize, param="input")
     found = await embedded(context, service, asked, around_bytes=_AROUND_BYTES)
     answer = found.dense
     return _pooled(body, service, len(texts), answer.vectors.size, lambda index: answer.vectors[index], answer)
@@ -159,9 +161,11 @@ async def _pool_token_vectors(body: PoolingRequest, texts: Seq[PooledInput], con
     context.check_inputs(texts, "input")
     _check_activation(service, body.use_activation)
     width = service.manifest.dimension("token_embedding") or 0
-    ticket = context.admit(service, texts, bytes_per_token=width * FLOAT_BYTES)
-    task = EmbedTask(texts, body.encoding_options(), is_bare=body.messages is None)
-    answer = await embed_tokens(service, check_task(service, task, "embed_tokens"), ticket=ticket)
+    inputs = cast("Seq[ModelInput]", texts)  # which ``check_task`` makes of them
+    task = EmbedTask(inputs, body.encoding_options(), is_bare=body.messages is None)
+    checked = check_task(service, task, "embed_tokens")
+    ticket = context.admit(service, checked.task.inputs, bytes_per_token=width * FLOAT_BYTES)
+    answer = await embed_tokens(service, checked, ticket=ticket)
     size = answer.num_tokens * width
     return _pooled(body, service, len(texts), size, lambda index: answer.vectors[index], answer)
 

@@ -1,4 +1,4 @@
-"""Voyage AI's multimodal embeddings: each input is a text, in one part or several, or an image.
+"""Voyage AI's multimodal embeddings: each input is a text, in one part or several, an image, or both in their order.
 
 Voyage's own models read texts and images in one input; models with two towers do not, and such inputs are refused.
 Reference: docs.voyageai.com, "Multimodal Embeddings"; the client ``voyageai``.
@@ -6,7 +6,8 @@ Reference: docs.voyageai.com, "Multimodal Embeddings"; the client ``voyageai``.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypedDict
+from collections.abc import Sequence as Seq
+from typing import Annotated, Literal, TypedDict, cast
 
 from bei.image.source import ImageInput
 from bei.server.endpoint.context import RequestContext
@@ -59,11 +60,11 @@ class Response(TypedDict):
 async def embed_multimodal(body: Request, context: RequestContext) -> Reply:
     """Embed texts and images, in their order."""
     context.check_count(body.inputs, "inputs")  # before they are looked at
-    inputs: list[ModelInput] = [joined_parts(one.content, "inputs") for one in body.inputs]
+    inputs = [joined_parts(one.content, "inputs") for one in body.inputs]
     form = VectorForm(dtype_of(body.output_dtype or "float", "output_dtype"), body.output_encoding == "base64")
     service = context.able("embed", body.model)
     asked = EmbedTask(
-        inputs,
+        cast("Seq[ModelInput]", inputs),  # which ``check_task`` makes of them
         EncodingOptions(truncate=body.truncation is not False),
         input_type=body.input_type,
         dimensions=body.output_dimension,
@@ -72,10 +73,15 @@ async def embed_multimodal(body: Request, context: RequestContext) -> Reply:
     )
     found = await embedded(context, service, asked, forms=[form], around_bytes=AROUND_BYTES)
     images = [index for index, value in enumerate(inputs) if isinstance(value, ImageInput)]
-    tower, lengths = service.manifest.image_tower, found.answer.lengths
-    pixels = 0 if tower is None else sum(tower.num_pixels(lengths[index]) for index in images)
+    tower, lengths, beside = service.manifest.image_tower, found.answer.lengths, found.dense.image_tokens
+    pixels = 0
+    if tower is not None:
+        around = tower.sequence.num_tokens(0) if tower.sequence else 0
+        pixels = sum(tower.num_pixels(lengths[index]) for index in images)
+        pixels += sum(tower.num_pixels(count + around) for count in beside.values())
+    num_of_images = sum(lengths[index] for index in images) + sum(beside.values())
     usage: PixelUsage = {
-        "text_tokens": found.answer.num_tokens - sum(lengths[index] for index in images),
+        "text_tokens": found.answer.num_tokens - num_of_images,
         "image_pixels": pixels,
         "video_pixels": 0,
         "total_tokens": found.answer.num_tokens,

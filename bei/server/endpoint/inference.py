@@ -85,7 +85,7 @@ async def embedded(
     if task.late_chunking:
         ticket = context.admit(service, [" ".join(cast("Seq[str]", task.inputs))], num_around=checked.num_around)
         return Embedded(await embed_chunks(service, checked, ticket=ticket), form, None)
-    ticket = context.admit(service, task.inputs, num_around=checked.num_around)
+    ticket = context.admit(service, checked.task.inputs, num_around=checked.num_around)
     if is_sparse:
         answer = await embed_sparse(service, checked, ticket=ticket)
         context.check_answer(len(task.inputs) * around_bytes + form.list_bytes(answer))

@@ -95,7 +95,7 @@ class InputPart(PartFields, forbid_unknown_fields=True):
 
 
 class ComparedInput(PartFields, forbid_unknown_fields=True):
-    """A text, an image or (rerankers that read both) both, as a part or, in vLLM's form, as `{"content": [part]}`."""
+    """A text, an image or (models that read both together) both, as a part or, in order, as `{"content": [part]}`."""
 
     content: Annotated[list[InputPart], limits(minItems=1)] | None = None
 
@@ -116,11 +116,7 @@ class ComparedInput(PartFields, forbid_unknown_fields=True):
             return super().compared(param)
         if not self.content or any(getattr(self, field) is not None for field in _NO_PART):
             raise InvalidRequestError(f"An object in {param} has parts in content, texts and images alone.", param)
-        found = [part.model_input(param) for part in self.content]
-        texts = [one for one in found if isinstance(one, str)]
-        if len(texts) == len(found):
-            return "\n".join(texts)
-        return found[0] if len(found) == 1 else MixedInput((*found,))
+        return joined_parts(self.content, param)
 
 
 # Fields that hold an image where a text stands beside them. Others (`url`, `bytes`) are then about the text.
@@ -143,28 +139,24 @@ class JoinedPart(InputPart, forbid_unknown_fields=True):
     text: str | None = None
 
 
-# An image alone, or texts.
+# One part, or several.
 _ALONE = {"maxItems": 1, "items": {"properties": {"text": {"minLength": 1}}}}
-_JOINED = {"minItems": 2, "items": {"required": ["text"], "properties": {"text": {"type": "string"}}}}
-Parts: TypeAlias = Annotated[list[JoinedPart], limits(minItems=1, anyOf=[_ALONE, _JOINED])]
+Parts: TypeAlias = Annotated[list[JoinedPart], limits(minItems=1, anyOf=[_ALONE, {"minItems": 2}])]
 
 
 class JoinedInput(msgspec.Struct):
-    """One input: an image alone, or texts, which are joined by line breaks."""
+    """One input: an image, texts, which are joined by line breaks, or (models that read both together) both."""
 
     content: Parts
 
 
-def joined_parts(parts: Seq[JoinedPart], param: str) -> str | ImageInput:
-    """The parts of one input: an image alone, or texts, which are joined by line breaks. Raises InvalidRequestError."""
+def joined_parts(parts: Seq[InputPart], param: str) -> str | ImageInput | MixedInput:
+    """The parts of one input: an image, texts, which are joined by line breaks, or both in their order. Raises
+    InvalidRequestError, also where there are none."""
+    if not parts:
+        raise InvalidRequestError(f"An input in {param} has no parts: send at least one.", param)
     found = [part.model_input(param) for part in parts]
     texts = [one for one in found if isinstance(one, str)]
-    if len(texts) == len(found) and found:
+    if len(texts) == len(found):
         return "\n".join(texts)
-    if len(found) != 1:
-        raise InvalidRequestError(
-            f"An input in {param} has an image beside another part: models with two towers read a text or an image. "
-            "Send them as inputs of their own.",
-            param,
-        )
-    return found[0]
+    return found[0] if len(found) == 1 else MixedInput((*found,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, cast, get_args
 
 import msgspec
 from msgspec import UNSET, Meta
@@ -26,6 +26,7 @@ from bei.server.endpoint.truncation_fields import CONTRADICTIONS, Direction, Tok
 from bei.server.endpoint.vector_encoding import DType
 from bei.service.call import ModelInput
 from bei.tasks.embed import EmbedTask
+from bei.tasks.mixed import Given
 from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions
 from bei.tokenizer.truncation import encoding_options
 
@@ -90,10 +91,10 @@ class PromptControls(Controls, kw_only=True):
     input_type: Annotated[str | None, Meta(description="query, document, or the name of a prompt.")] = None
     prompt: Annotated[str | None, Meta(description="The prompt itself, in front of texts, or around {text}.")] = None
 
-    def embed_task(self, inputs: Seq[ModelInput], **asked: Any) -> EmbedTask:
+    def embed_task(self, inputs: Seq[Given], **asked: Any) -> EmbedTask:
         """For the vectors of ``inputs``; ``asked`` are other fields of EmbedTask."""
         return EmbedTask(
-            inputs,
+            cast("Seq[ModelInput]", inputs),  # which ``check_task`` makes of them
             self.encoding_options(),
             prompt_name=self.prompt_name,
             input_type=self.input_type,

@@ -1,7 +1,8 @@
 """vLLM's chat form of ``POST /v1/embeddings``: an image in ``messages`` in place of ``input``.
 
 vLLM renders messages with the model's chat template as one prompt. Models with two towers have none: of them its
-examples send one message of the user with the image alone, and texts as ``input``. Nothing else is read here.
+examples send one message of the user with the image alone, and texts as ``input``. Of models that read an image and
+texts together the message has both, in their order, and stands in the model's own turns. Nothing else is read here.
 
 Reference: docs.vllm.ai, "Embeddings API"; github.com/vllm-project/vllm, ``vllm/entrypoints/pooling``.
 """
@@ -17,22 +18,23 @@ import msgspec
 from msgspec import UNSET, Meta
 
 from bei.errors import InvalidRequestError
-from bei.image.source import ImageInput
-from bei.server.endpoint.input_parts import InputPart
+from bei.image.source import ImageInput, MixedInput
+from bei.server.endpoint.input_parts import InputPart, joined_parts
 from bei.server.endpoint.parse import parser
 from bei.server.endpoint.refused_fields import OfChats, ProcessorOptions, Refused, refused
 from bei.server.endpoint.route import Route
 from bei.server.routes.openai_embeddings import EmbeddingRequest, ParsedRequest
 
 _ONE = {"minItems": 1, "maxItems": 1}
-_IMAGE = {"required": ["type"], "properties": {"type": {"enum": ["image_url"]}}}
+_PART = {"required": ["type"], "properties": {"type": {"enum": ["image_url", "text"]}}}
 
 
 class ChatMessage(msgspec.Struct):
-    """One message of the user, with one image: `{"type": "image_url", "image_url": {"url": "data:..."}}`."""
+    """One message of the user, with one image: `{"type": "image_url", "image_url": {"url": "data:..."}}`, and (models
+    that read both together) texts: `{"type": "text", "text": ...}`."""
 
     role: Annotated[str, Meta(extra_json_schema={"enum": ["user"]})]
-    content: Annotated[str | list[InputPart], Meta(extra_json_schema={"type": "array", "items": _IMAGE, **_ONE})]
+    content: Annotated[str | list[InputPart], Meta(extra_json_schema={"type": "array", "items": _PART, "minItems": 1})]
 
 
 Messages = Annotated[list[ChatMessage], Meta(extra_json_schema=_ONE)]
@@ -63,17 +65,17 @@ def with_chats(route: Route[ParsedRequest]) -> Route[ParsedRequest]:
         if _FIELD not in content or bytes(_parse_fields(content).get("messages", msgspec.Raw(b"null"))) == b"null":
             return route.parse(content)
         body = _parse_chat(content)
-        return ParsedRequest(body, [image_of(body.messages)])
+        return ParsedRequest(body, [input_of(body.messages)])
 
     return replace(route, request=(route.request, ChatEmbeddingRequest), parse=parse)
 
 
-def image_of(messages: Seq[ChatMessage]) -> ImageInput:
-    """The image of the only message. Raises InvalidRequestError."""
+def input_of(messages: Seq[ChatMessage]) -> ImageInput | MixedInput:
+    """The image of the only message, or all its parts. Raises InvalidRequestError."""
     if len(messages) == 1 and messages[0].role == "user" and not isinstance(messages[0].content, str):
-        found = [part.model_input("messages") for part in messages[0].content]
-        if len(found) == 1 and isinstance(found[0], ImageInput):
-            return found[0]
+        found = joined_parts(messages[0].content, "messages")
+        if not isinstance(found, str):
+            return found
     raise InvalidRequestError(
         "messages holds one message of the user with one image, as no chat template is applied: send texts as input, "
         "and several images as a list in input.",

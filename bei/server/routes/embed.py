@@ -17,7 +17,7 @@ from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import DOCUMENTS, QUERY, TEXTS, VECTORS, Example
 from bei.server.endpoint.field_schema import MAX_INPUTS, Limits, Text, Texts, limits
 from bei.server.endpoint.inference import checked_task, embedded, reported
-from bei.server.endpoint.input_parts import InputPart
+from bei.server.endpoint.input_parts import ComparedInput
 from bei.server.endpoint.parse import (
     TokenId,
     check_inputs,
@@ -30,8 +30,8 @@ from bei.server.endpoint.render import FLOAT_BYTES, Items, Reply, rows_of
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Dimensions, FormName, PromptControls
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, SPARSE, SparseVector, vector_form
-from bei.service.call import ModelInput
 from bei.tasks.embed import SparseEmbeddings, check_task, embed_inputs, embed_tokens
+from bei.tasks.mixed import Given
 
 Vector: TypeAlias = list[float]
 Ids: TypeAlias = Annotated[list[TokenId], limits(minItems=1)]
@@ -73,8 +73,8 @@ class TokensRequest(WideRequest, kw_only=True):
 
     inputs: (  # type: ignore[assignment]
         Text
-        | InputPart
-        | Annotated[list[Text | TokenId | Ids | InputPart], limits(minItems=1, anyOf=_ONE_OR_MANY_PARTS)]
+        | ComparedInput
+        | Annotated[list[Text | TokenId | Ids | ComparedInput], limits(minItems=1, anyOf=_ONE_OR_MANY_PARTS)]
     )
 
 
@@ -89,8 +89,8 @@ class EmbedRequest(InputsRequest, kw_only=True):
 
     inputs: (  # type: ignore[assignment]
         Text
-        | InputPart
-        | Annotated[list[Text | TokenId | Ids | InputPart], limits(minItems=1, anyOf=_ONE_OR_MANY_PARTS)]
+        | ComparedInput
+        | Annotated[list[Text | TokenId | Ids | ComparedInput], limits(minItems=1, anyOf=_ONE_OR_MANY_PARTS)]
     )
     normalize: Annotated[bool | None, Meta(description="Null: true.")] = None
     dimensions: Dimensions | None = None
@@ -157,18 +157,18 @@ def parse_request(content: bytes, max_inputs: int, decode: Callable[[bytes], Any
         request.inputs = lists
         return request
     body = decode(content)
-    if not isinstance(body.inputs, str | InputPart):
+    if not isinstance(body.inputs, str | ComparedInput):
         check_inputs(body.inputs, max_inputs, "inputs", _MIXED)
     return body
 
 
-def inputs_of(given: str | InputPart | Seq[str | int | list[int] | InputPart]) -> list[ModelInput]:
-    """One entry an input: a text, its token ids, or an image. A list of numbers, which was checked, is one input.
-    Raises InvalidRequestError."""
-    is_one = isinstance(given, str | InputPart) or is_one_input(given)
+def inputs_of(given: str | ComparedInput | Seq[str | int | list[int] | ComparedInput]) -> list[Given]:
+    """One entry an input: a text, its token ids, an image, or a text and an image. A list of numbers, which was
+    checked, is one input. Raises InvalidRequestError."""
+    is_one = isinstance(given, str | ComparedInput) or is_one_input(given)
     inputs = [given] if is_one else given
-    found = [one.model_input("inputs") if isinstance(one, InputPart) else one for one in inputs]  # type: ignore[union-attr]
-    return cast(list[ModelInput], found)
+    found = [one.compared("inputs") if isinstance(one, ComparedInput) else one for one in inputs]  # type: ignore[union-attr]
+    return cast(list[Given], found)
 
 
 async def embed(body: EmbedRequest, context: RequestContext) -> Reply:

@@ -19,21 +19,23 @@ from bei.server.endpoint.context import RequestContext
 from bei.server.endpoint.examples import EMBEDDER, NUM_TOKENS, TEXTS, Example, embedding_items, token_usage
 from bei.server.endpoint.field_schema import MAX_INPUTS, limits
 from bei.server.endpoint.inference import embedded
-from bei.server.endpoint.input_parts import InputPart
+from bei.server.endpoint.input_parts import ComparedInput
 from bei.server.endpoint.parse import TokenId, parser, read_long_ids, too_many_inputs
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import EmbeddingControls
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, SparseVector, VectorForm, vector_form
-from bei.service.call import ModelInput
 from bei.tasks.embed import Embeddings, SparseEmbeddings
+from bei.tasks.mixed import Given
 
 AROUND_BYTES = 50  # of a vector: {"object":"embedding","index":0,"embedding":},
 
 _TEXT = {"type": "string", "minLength": 1}
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
-_INPUT_FORMS = "a text, a list of token ids, an object with a text or an image, or a list in which each is one of these"
-_PART = {"$ref": "#/components/schemas/InputPart"}
+_INPUT_FORMS = (
+    "a text, a list of token ids, an object with a text, an image or both, or a list in which each is one of these"
+)
+_PART = {"$ref": "#/components/schemas/ComparedInput"}
 _MANY = {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS}
 _INPUT = {
     "description": _INPUT_FORMS,
@@ -139,15 +141,15 @@ _text_decoder = msgspec.json.Decoder(str)
 _texts_decoder = msgspec.json.Decoder(list[str])
 _ids_decoder = msgspec.json.Decoder(list[TokenId])
 _id_lists_decoder = msgspec.json.Decoder(list[list[TokenId]])
-_part_decoder = msgspec.json.Decoder(InputPart)
-_mixed_decoder = msgspec.json.Decoder(list[str | list[TokenId] | InputPart])
+_part_decoder = msgspec.json.Decoder(ComparedInput)
+_mixed_decoder = msgspec.json.Decoder(list[str | list[TokenId] | ComparedInput])
 
 
 # The bracket of a list, and the first character of its first element; of no list, no bracket and the first character.
 _BEGIN = re.compile(rb"\s*(\[?)\s*(.?)", re.DOTALL)
 
 
-def parse_input(raw: bytes) -> list[ModelInput]:
+def parse_input(raw: bytes) -> list[Given]:
     """``input`` as texts, lists of token ids, and images. ``raw`` may have megabytes: nothing copies it.
 
     Raises InvalidRequestError.
@@ -159,7 +161,7 @@ def parse_input(raw: bytes) -> list[ModelInput]:
         if first == b'"':
             return _texts_or_mixed(_texts_decoder, raw) if is_list else [_text_decoder.decode(raw)]
         if first == b"{":
-            return _mixed(raw) if is_list else [_part_decoder.decode(raw).model_input("input")]
+            return _mixed(raw) if is_list else [_part_decoder.decode(raw).compared("input")]
         if is_list and first == b"[":
             return _texts_or_mixed(_id_lists_decoder, raw)
         if is_list and first and first in b"-0123456789":
@@ -171,7 +173,7 @@ def parse_input(raw: bytes) -> list[ModelInput]:
     raise MalformedRequestError(f"input must be {_INPUT_FORMS}.", "input")
 
 
-def _texts_or_mixed(decoder: msgspec.json.Decoder[Any], raw: bytes) -> list[ModelInput]:
+def _texts_or_mixed(decoder: msgspec.json.Decoder[Any], raw: bytes) -> list[Given]:
     """A list of what its first element is or, where that is not all there is, of both kinds."""
     try:
         return decoder.decode(raw)  # type: ignore[no-any-return]
@@ -179,16 +181,16 @@ def _texts_or_mixed(decoder: msgspec.json.Decoder[Any], raw: bytes) -> list[Mode
         return _mixed(raw)
 
 
-def _mixed(raw: bytes) -> list[ModelInput]:
+def _mixed(raw: bytes) -> list[Given]:
     found = _mixed_decoder.decode(raw)
-    return [value.model_input("input") if isinstance(value, InputPart) else value for value in found]
+    return [value.compared("input") if isinstance(value, ComparedInput) else value for value in found]
 
 
 class ParsedRequest(NamedTuple):
     """A request, and its ``input``."""
 
     body: EmbeddingRequest
-    inputs: Seq[ModelInput]
+    inputs: Seq[Given]
 
 
 def parse(

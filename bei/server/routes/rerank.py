@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypedDict, cast
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypedDict
 
 import msgspec
 from msgspec import UNSET, Meta
@@ -48,10 +48,10 @@ from bei.server.endpoint.scoring_fields import Label, Mode, Weights, pair_scores
 from bei.server.endpoint.shared_fields import PairControls, agreed
 from bei.server.routes.openai_embeddings import Usage, usage
 from bei.service.admission import Ticket
-from bei.service.call import ModelInput, ModelRequest
+from bei.service.call import ModelRequest
 from bei.service.service import InferenceService
 from bei.tasks.classify import Scores
-from bei.tasks.compare import Compared, check_apart
+from bei.tasks.compare import Compared, read_apart
 from bei.tasks.rerank import num_around, read_pairs
 from bei.tokenizer.encoder import EncodingOptions
 
@@ -287,10 +287,10 @@ def _admitted(
         instruction = agreed(body, "instruction", "instruct")
         pairs = read_pairs(service, [(query, one) for one in documents], instruction)
         return context.admit(service, pairs, num_around=num_around(service, instruction))
-    check_apart([query, *documents])
+    read = read_apart(service, [query, *documents])
     context.check_inputs([query], "query")  # read by themselves
     context.check_inputs(documents, "texts" if isinstance(body, TextsRequest) else "documents")
-    return context.admit(service, cast("Seq[ModelInput]", [query, *documents]))
+    return context.admit(service, read)
 
 
 def _query_of(body: TextsRequest | DocumentsRequest) -> Compared:

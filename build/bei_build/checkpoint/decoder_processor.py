@@ -23,7 +23,7 @@ from bei_build.families import colpali, colqwen2, qwen2_vl, qwen3_vl
 from bei_build.families.base import Family
 from bei_build.files.json_settings import read_object
 from bei_build.spec.parts import PatchesSpec
-from bei_build.tokenizer.chat_template import ChatSettings, Frame, derive_frame, image_markers
+from bei_build.tokenizer.chat_template import ChatSettings, Frame, derive_frame, image_markers, mixed_markers
 from bei_build.tokenizer.library_tokenizer import stored_tokenizer, token_of
 
 _NUM_BEHIND_QUERIES = 10
@@ -203,6 +203,7 @@ def image_sequence(
         raise ConfigError(
             f"{spec.architecture} has {kind}: leave task and pooling out, or build it for texts alone (--no-images)."
         )
+    among = around
     if around is not None:
         assert template is not None, "such pairs have one"
         image, named = _IMAGE_PAD, checkpoint.config.image_token_id
@@ -212,6 +213,7 @@ def image_sequence(
     elif processor is None:
         image, named = _IMAGE_PAD, checkpoint.config.image_token_id
         frame = _frame_of_prompt(checkpoint)
+        among = mixed_markers(checkpoint.folder, checkpoint.files.chat or _OF_SCRIPT, _IMAGE_PAD)
         parts = (frame.before_image, frame.behind_image + _behind_all(checkpoint.folder))
         if spec.heads[0].pooling != ("last",):
             raise ConfigError(
@@ -235,7 +237,7 @@ def image_sequence(
         after=after,
         width=spec.hidden_size * (1 + spec.embeddings.image_layers),
         merged_side=side if side > 1 else msgspec.UNSET,
-        around=around or msgspec.UNSET,
+        around=among or msgspec.UNSET,
     )
     if (count := found.num_tokens(num_patches)) > checkpoint.max_seq_len:
         fewer = ""

@@ -109,7 +109,7 @@ def check_module_types(types: list[str], config: Mapping[str, Any]) -> None:
     known by their names.
     """
     has_adapters = config.get("lora_adaptations") or config.get("task_names")
-    claimed = ("custom_st.Transformer",) if has_adapters else ()
+    claimed: tuple[str, ...] = ("custom_st.Transformer",) if has_adapters else ()
     if qwen2_vl.is_gme(config):
         claimed += (f"custom_st.{GME_MODULE}",)
     libraries = ("sentence_transformers", "pylate")

@@ -189,6 +189,26 @@ def image_markers(folder: Path, settings: ChatSettings, roles: tuple[str, ...], 
     return first[len(before) :], last[: len(last) - len(behind)]
 
 
+def mixed_markers(folder: Path, settings: ChatSettings, image: str) -> tuple[str, str] | None:
+    """What the chat template in ``folder`` writes before and behind the ``image`` token between texts of a user, which
+    it writes one after the other; None where it writes anything else. Raises CheckpointError."""
+    source = _template_of(folder)
+    arguments = {**special_tokens(folder), **settings.arguments}
+
+    def render(*parts: str) -> str:
+        content = [{"type": "image"} if part == image else {"type": "text", "text": part} for part in parts]
+        return _render(folder, source, [{"role": "user", "content": content}], arguments)
+
+    one, other = "bei 7", "?#X"
+    before, _, behind = render(one).partition(one)
+    start, end = before + one, other + behind
+    whole = render(one, image, other)
+    first, found, last = whole[len(start) : len(whole) - len(end)].partition(image)
+    if not found or whole != f"{start}{first}{image}{last}{end}":
+        return None
+    return (first, last) if render(image, one) == f"{before}{first}{image}{last}{one}{behind}" else None
+
+
 def _shape(render: Any, marks: Mapping[str, str], instruction: str | None) -> tuple[str, str]:
     """The template's text with slots, and the default content of the instruction's slot."""
     if instruction is not None:

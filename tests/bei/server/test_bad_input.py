@@ -15,7 +15,7 @@ from tests.bei.server.conftest import MakeApp
 from tests.support.artifacts import LIMITS, VOCAB_SIZE
 
 FORMS = (
-    "input must be a text, a list of token ids, an object with a text or an image, "
+    "input must be a text, a list of token ids, an object with a text, an image or both, "
     "or a list in which each is one of these"
 )
 NOT_JSON = "The body is not valid JSON"

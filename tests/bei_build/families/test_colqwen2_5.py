@@ -222,7 +222,7 @@ def test_checkpoints_of_colpali_engine_are_read(second: bool, within: str, tmp_p
             "indexes = \\[99\\]",
         ),
         ("config.json", {"vision_config": {"model_type": "qwen2_vl"}}, "model_type = 'qwen2_vl'"),
-        ("config.json", {"model_type": "qwen2_vl", "architectures": ["Qwen2_5_VLModel"]}, "no family"),
+        ("config.json", {"model_type": "qwen2_vl", "architectures": ["Qwen2_5_VLModel"]}, "of this type bei builds"),
         ("preprocessor_config.json", {"do_resize": False}, "do_resize"),
         ("processor_config.json", {"query_prefix": "Find: "}, "query_prefix"),
         ("processor_config.json", {"processor_class": "ColPaliProcessor"}, "processor_class"),

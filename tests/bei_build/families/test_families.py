@@ -20,6 +20,7 @@ REMOTE_CODE = (
     "Contriever",
     "GLiClassModel",
     "GLiNER2",
+    "GmeQwen2VL",
     "HF_ColBERT",
     "JinaBertForMaskedLM",
     "JinaBertForSequenceClassification",
