@@ -84,6 +84,8 @@ def of_pair(value: object, index: int, param: str = "inputs") -> str | ImageInpu
     """Check that ``value`` is a text, which may be empty, an image, or both: {"text": ..., "image": ...}, which has the
     image first, or in their order {"content": [...]}."""
     found = _mixed(value, index, param) or _image(value, param)
+    if found is None and not isinstance(value, str):
+        raise _malformed(value, index, param, 'a text, an image, or both: {"text": ..., "image": ...}')
     return text_of_pair(value, index, param) if found is None else found
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, cast
 
 import msgspec
 
 from bei.artifact.manifest import Manifest, RerankTemplate
 from bei.errors import InvalidImageError, InvalidRequestError
-from bei.image.source import ImageInput, ImageInText, MadeOnce
+from bei.image.source import ImageInput, ImageInText, MadeOnce, MixedInput
 from bei.service.admission import Ticket
 from bei.service.call import ModelInput, ModelRequest
 from bei.service.model_service import ModelService
@@ -71,10 +73,13 @@ async def rerank(service: ModelService, task: RerankTask, *, ticket: Ticket) -> 
 def read_pairs(service: ModelService, pairs: Seq[ComparedPair], instruction: str | None = None) -> list[ModelInput]:
     """``pairs`` as a model reads them together: texts, and of a model that reads an image in a pair its text with the
     image in its place. Raises InvalidImageError for images of other models, and for several in a pair."""
+    # By identity: many pairs have one query, whose parts may be many.
+    sides = {id(side): side for pair in pairs for side in pair if isinstance(side, MixedInput)}
+    mixed = {key: _parts_of(side) for key, side in sides.items()}
     asked = [
         cast("tuple[str, str]", pair)
         if isinstance(pair[0], str) and isinstance(pair[1], str)
-        else _with_image(service, pair, instruction)
+        else _with_image(service, pair, mixed, instruction)
         for pair in pairs
     ]
     # A query's image is fetched, decoded and kept once, not once for each document.
@@ -92,8 +97,23 @@ def reads_images(manifest: Manifest) -> bool:
     return bool(tower and tower.sequence and tower.sequence.around) and "rerank" in manifest.tasks
 
 
-def _with_image(service: ModelService, pair: ComparedPair, instruction: str | None) -> ImageInText:
-    parts = [[one] if isinstance(one, str | ImageInput) else [*one.parts] for one in pair]
+def _parts_of(side: MixedInput) -> list[str | ImageInput]:
+    """Its images, and between them what the model reads of texts, each in one piece."""
+    found: list[str | ImageInput] = []
+    for is_text, some in groupby(side.parts, lambda part: isinstance(part, str)):
+        parts = [*some]
+        found += ["".join(map(str, parts))] if is_text else parts
+    return found
+
+
+def _with_image(
+    service: ModelService,
+    pair: ComparedPair,
+    mixed: Mapping[int, list[str | ImageInput]],
+    instruction: str | None,
+) -> ImageInText:
+    """``mixed``: the parts of sides with texts and images, by their identities."""
+    parts = [mixed[id(one)] if isinstance(one, MixedInput) else [one] for one in pair]
     images = [part for side in parts for part in side if isinstance(part, ImageInput)]
     tower, template = service.manifest.image_tower, service.manifest.rerank_template
     if tower is None or not tower.sequence or not tower.sequence.around or template is None:

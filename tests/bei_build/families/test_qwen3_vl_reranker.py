@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from bei.artifact.validation import manifest_fault
 from bei.errors import BeiError, ConfigError, InvalidImageError, InvalidRequestError
 from bei.image import encoder
 from bei.image.decode import ImageLimits, decoded
-from bei.image.source import ImageInput
+from bei.image.source import ImageInput, ImageInText, MixedInput
 from bei.tasks.rerank import read_pairs
 from tests.support.builds import build_artifact
 from tests.support.cpus import needs_bf16
@@ -246,6 +247,33 @@ def test_a_querys_image_is_read_once_for_all_documents(
     answer = served.post("/rerank", {"query": {"image": data_url(b"junk")}, "documents": texts})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "query"
+
+
+def test_a_query_of_many_parts_costs_a_pair_nothing(artifact: Artifact) -> None:
+    """1 MB of parts and 300 documents held up the event loop for 40 seconds."""
+    service: Any = SimpleNamespace(name="reranker", manifest=artifact.manifest)
+    query = MixedInput((*["a"] * 50_000, ImageInput(b""), *["b"] * 50_000))
+    pairs = [(query, "a document") for _ in range(500)]
+    tracemalloc.start()
+    began_s = time.process_time()
+    try:
+        read = read_pairs(service, pairs)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert time.process_time() - began_s < 5
+    assert most < 3_000_000
+    one = read[-1]
+    assert isinstance(one, ImageInText)
+    assert "a" * 50_000 in one.before[1]
+    assert "b" * 50_000 in one.behind[0]
+
+
+def test_what_is_no_side_of_a_pair_is_told_what_one_is(model: bei.Model) -> None:
+    wrongs: list[Any] = [{"image": FILES[0]}, {"text": "a"}, np.zeros((3, 3, 3), np.uint8)]
+    for wrong in wrongs:
+        with pytest.raises(BeiError, match="must be a text, an image, or both"):
+            model.rerank(QUERY, [wrong])
 
 
 def test_images_are_no_embeddings(served: Served) -> None:
