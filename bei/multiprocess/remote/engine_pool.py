@@ -18,6 +18,7 @@ import numpy as np
 
 from bei.core import EngineInfo, Outputs, PackedBatch
 from bei.errors import BeiError, EngineDeadError, EngineDiedError, ModelNotFoundError
+from bei.multiprocess.remote.recorded_engine import digests_of
 from bei.multiprocess.transport.channel import Channel, ChannelClosedError
 from bei.multiprocess.transport.connect import connect
 from bei.multiprocess.transport.messages import Failed, ModelInfo, Ran, Run, ToRemoteEngine, arrived
@@ -36,6 +37,7 @@ _OTHERS_WAIT_S = 5.0
 _WATCH_EVERY_S = 0.25
 # Between attempts, where the process refuses: it may be about to load the engine.
 _PAUSE_S = 0.2
+_MOST_SUSPECTS = 4096
 # A step waits so long for a connection to a process that may have ended just now.
 _CONNECT_S = 0.5
 
@@ -156,36 +158,59 @@ class Devices:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self._num_running: Counter[Path] = Counter()
+        self._reserved: set[Path] = set()  # for one step alone, which may wait for others to end
 
     def notify(self) -> None:
         """A process has come or gone, or is not waited for any longer."""
         with self.changed:
             self.changed.notify_all()
 
-    def take(self, links: Seq[EngineLink], patience_s: Callable[[], float]) -> EngineLink | None:
+    def take(
+        self, links: Seq[EngineLink], patience_s: Callable[[], float], *, alone: bool = False
+    ) -> EngineLink | None:
         """A process with a free stream, on the device with the fewest steps; None after ``patience_s``, as it is then,
-        without any process. To be given back."""
+        without any process. To be given back. ``alone``: no other step runs there until then."""
         with self.changed:
             away_s = time.monotonic()
             while True:
-                free = [link for link in links if link.is_up and link.num_running < link.num_streams]
-                if free:
-                    link = min(free, key=lambda link: self._num_running[link.address])
+                up = [link for link in links if link.is_up]
+                free = [link for link in up if link.num_running < link.num_streams]
+                if link := self._least_busy(free):
+                    if alone and not self._reserve(link):
+                        continue
                     link.num_running += 1
                     self._num_running[link.address] += 1
                     return link
-                if any(link.is_up for link in links):
+                if up:
                     away_s = time.monotonic()
                 left_s = away_s + patience_s() - time.monotonic()
                 if left_s <= 0:
                     return None
                 self.changed.wait(left_s)
 
-    def give(self, link: EngineLink) -> None:
+    def give(self, link: EngineLink, *, alone: bool = False) -> None:
         with self.changed:
             link.num_running -= 1
             self._num_running[link.address] -= 1
+            if alone:
+                self._release(link)
             self.changed.notify_all()
+
+    def _least_busy(self, links: Seq[EngineLink]) -> EngineLink | None:
+        others = [link for link in links if link.address not in self._reserved]
+        return min(others, key=lambda link: self._num_running[link.address], default=None)
+
+    def _reserve(self, link: EngineLink) -> bool:
+        """Wait until nothing runs on its device; False: the process has ended meanwhile."""
+        self._reserved.add(link.address)
+        self.changed.wait_for(lambda: not link.is_up or not self._num_running[link.address])
+        if not link.is_up:
+            self._release(link)
+        return link.is_up
+
+    def _release(self, link: EngineLink) -> None:
+        self._reserved.discard(link.address)
+        self.changed.notify_all()
 
 
 class RemoteEngines:
@@ -197,6 +222,9 @@ class RemoteEngines:
     of the process at ``addresses[index]``, or, without ``kill``, by giving up its connection. So the manager in front
     is to have no hang timeout of its own, and no ``reload``. ``costs``: of the steps, where more is known of them than
     what the first process says.
+
+    A sequence whose step's process has ended runs alone on its device, where it comes again by itself: a step of
+    another model may have ended the process, and would do it twice.
     """
 
     def __init__(
@@ -218,6 +246,7 @@ class RemoteEngines:
         self._hang_timeout_s = hang_timeout_s
         self._patience_s = patience_s
         self._is_closing = False
+        self._suspects: dict[bytes, None] = {}  # digests of sequences, the oldest first
         self._links = [EngineLink(address, model, self._devices.notify) for address in addresses]
         try:
             found = self._found(model, connect_timeout_s)
@@ -249,13 +278,18 @@ class RemoteEngines:
         predicted_s = self._costs.seconds(batch.num_tokens, batch.batch_size, longest)
         limit_s = longest_s(predicted_s, self._hang_timeout_s)
         wanted = None if outputs is None else frozenset(outputs)
-        while (link := self._devices.take(self._links, lambda: self._patience_s)) is not None:
+        alone = self._is_suspect(batch)
+        while (link := self._devices.take(self._links, lambda: self._patience_s, alone=alone)) is not None:
             try:
                 return link.run(batch, wanted, limit_s, self._killing(link))
             except ChannelClosedError:  # it ended before it got the step
                 continue
+            except EngineDiedError:
+                if not alone:
+                    self._suspect(batch)
+                raise
             finally:
-                self._devices.give(link)
+                self._devices.give(link, alone=alone)
         what_to_do = "ask another replica, as this one stops" if self._is_closing else "restart the server"
         raise EngineDeadError(f"No engine process has been available for {self._patience_s:.0f} s: {what_to_do}.")
 
@@ -290,6 +324,17 @@ class RemoteEngines:
         if not found:
             raise ModelNotFoundError(f"No engine process has an engine of {model}.")
         return found
+
+    def _suspect(self, batch: PackedBatch) -> None:
+        self._suspects.update(dict.fromkeys(digests_of(batch)))
+        while len(self._suspects) > _MOST_SUSPECTS:  # which nobody waits for any longer
+            self._suspects.pop(next(iter(self._suspects)), None)
+
+    def _is_suspect(self, batch: PackedBatch) -> bool:
+        """True, once, for a sequence by itself that is suspected."""
+        if not self._suspects or batch.batch_size > 1:
+            return False
+        return any([self._suspects.pop(digest, False) is None for digest in digests_of(batch)])
 
     def _killing(self, link: EngineLink) -> Callable[[], None] | None:
         return None if self._kill is None else partial(self._kill, self._links.index(link))

@@ -54,6 +54,9 @@ class StepRecords:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._num_running = 0
+        self._is_reserved = False  # for one step alone, which may wait for others to end
         self._suspects: _Suspects = {}  # by digest: how many processes have ended, and when the last one did
         self._num_slots = 1
         self._free: list[int] = []
@@ -76,7 +79,7 @@ class StepRecords:
         records.has_found_steps = bool(ran)
         records._write_suspects()
         for slot in slots:  # last, as this process may end too
-            records.end(slot)
+            records._clear(slot)
         records._num_slots += len(slots)
         return records
 
@@ -88,17 +91,34 @@ class StepRecords:
 
     # Steps.
 
-    def begin(self, batch: PackedBatch, salt: bytes) -> int:
-        """``batch`` runs from now on, in the slot that is returned."""
+    def begin(self, batch: PackedBatch, salt: bytes, *, alone: bool = False) -> int:
+        """``batch`` runs from now on, in the slot that is returned. ``alone``: no other step runs until it ends."""
         with self._lock:
+            self._changed.wait_for(lambda: not self._is_reserved)
+            if alone:
+                self._is_reserved = True
+                self._changed.wait_for(lambda: not self._num_running)
+            self._num_running += 1
             if not self._free:
                 self._free.append(self._num_slots * _SLOT_BYTES)
                 self._num_slots += 1
             slot = self._free.pop()
-        self._write(slot, _record_of(batch, salt))
+        try:
+            self._write(slot, _record_of(batch, salt))
+        except BaseException:  # no memory for the record
+            self.end(slot, alone=alone)
+            raise
         return slot
 
-    def end(self, slot: int) -> None:
+    def end(self, slot: int, *, alone: bool = False) -> None:
+        self._clear(slot)
+        with self._lock:
+            self._num_running -= 1
+            if alone:
+                self._is_reserved = False
+            self._changed.notify_all()
+
+    def _clear(self, slot: int) -> None:
         os.pwrite(self._descriptor, _SIZE.pack(0), slot)
         self._free.append(slot)
 
@@ -164,7 +184,7 @@ def _digests_of(record: _Record | None) -> list[bytes]:
     ]
 
 
-def digests_of(batch: PackedBatch, salt: bytes) -> list[bytes]:
+def digests_of(batch: PackedBatch, salt: bytes = b"") -> list[bytes]:
     """One of each sequence. ``salt``: see ``salt_of``."""
     return _digests_of(_record_of(batch, salt))
 
@@ -183,9 +203,9 @@ class RecordedEngine:
     """``engine``, of the model ``name``, with its running steps in ``records``.
 
     A step with a suspected input raises EngineDiedError, as ``RemoteEngines`` does when a process ends: so the batch
-    manager runs each of the sequences alone. Alone, such an input is run once more, and raises EngineDiedError if that
-    has ended a process too. ``on_dead`` is called when the engine says that it is dead, or its library ends a thread;
-    by default the process ends, to be replaced.
+    manager runs each of the sequences alone. Alone, such an input is run once more, with nothing beside it in the
+    process, and raises EngineDiedError if that has ended a process too. ``on_dead`` is called when the engine says that
+    it is dead, or its library ends a thread; by default the process ends, to be replaced.
     """
 
     def __init__(
@@ -203,7 +223,8 @@ class RecordedEngine:
     def run(self, batch: PackedBatch, outputs: Set[str] | None = None) -> Outputs:
         """As engines do. Raises EngineDiedError too."""
         suspect = self._suspect(batch) if self._records.has_suspects else None
-        slot = self._records.begin(batch, self._salt)
+        alone = suspect is not None  # else a step of another model might end the process beside it, and do it twice
+        slot = self._records.begin(batch, self._salt, alone=alone)
         try:
             return self._engine.run(batch, outputs)
         except BaseException as error:  # raised again; but a library that ends threads is as good as dead
@@ -212,7 +233,7 @@ class RecordedEngine:
                 self._on_dead()
             raise
         finally:
-            self._records.end(slot)
+            self._records.end(slot, alone=alone)
             if suspect is not None:
                 self._records.acquit(suspect)
 

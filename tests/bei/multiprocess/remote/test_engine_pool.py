@@ -229,6 +229,56 @@ def test_models_that_share_devices_use_all_of_them(machine: Any) -> None:
         assert len(result()["embedding"]) == 1
 
 
+def test_a_sequence_whose_process_died_runs_alone_on_its_device(machine: Any) -> None:
+    """Else another model's step could end the process beside it a second time, and it would be refused."""
+    engine = GatedEngine(LIMITS, num_streams=2)
+    devices = Devices()
+    one = machine(engine, devices=devices)
+    other = one.connect(devices=devices)
+    died = later(lambda: one.remote.run(batch_of([1])))
+    engine.wait_entered()
+    abandon(one.servers[0])
+    assert type(died()) is EngineDiedError
+    engine.let_one_through()  # what has no process any more
+    one.servers[0] = one.serve(0, engine)
+    wait_until(lambda: one.remote.num_ready() == 2, "the next one is there")
+
+    before = later(lambda: other.run(batch_of([2])))
+    engine.wait_entered()
+    suspect = later(lambda: one.remote.run(batch_of([1])))
+    wait_until(lambda: bool(devices._reserved), "it waits for the step beside it")
+    behind = later(lambda: other.run(batch_of([3])))
+    assert not engine._entered.acquire(timeout=0.1)
+    for result in (before, suspect, behind):  # one after the other
+        engine.let_one_through()
+        assert len(result()["embedding"]) == 1
+    assert [batch.input_ids.tolist() for batch in engine.batches] == [[1], [2], [1], [3]]
+
+    results = [later(lambda value=value: one.remote.run(batch_of([value]))) for value in (1, 2)]
+    for _ in results:
+        engine.wait_entered()
+    engine.open(2)
+    for result in results:  # nothing is suspected any longer
+        assert len(result()["embedding"]) == 1
+
+
+def test_sequences_that_are_suspected_at_once_run_one_after_the_other(machine: Any) -> None:
+    engine = GatedEngine(LIMITS, num_streams=2)
+    one = machine(engine)
+    running = [later(lambda value=value: one.remote.run(batch_of([value]))) for value in (1, 2)]
+    for _ in running:
+        engine.wait_entered()
+    abandon(one.servers[0])
+    for result in running:
+        assert type(result()) is EngineDiedError
+    engine.open(2)
+    one.servers[0] = one.serve(0, engine)
+    wait_until(lambda: one.remote.num_ready() == 2, "the next one is there")
+    again = [later(lambda value=value: one.remote.run(batch_of([value]))) for value in (1, 2)]
+    for result in again:
+        assert len(result()["embedding"]) == 1
+
+
 def test_two_devices_answer_one_queue_behind_a_gate(machine: Any) -> None:
     engines = [GatedEngine(LIMITS), GatedEngine(LIMITS)]
     one = machine(*engines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
@@ -15,8 +16,8 @@ from bei.errors import EngineDeadError, EngineDiedError
 from bei.multiprocess.remote.recorded_engine import GUILTY, RecordedEngine, StepRecords, salt_of
 from tests.bei.multiprocess.chain import MODEL, Asker, abandon, embeddings, places, serve_port, served_model
 from tests.bei.multiprocess.test_step_records import num_ended
-from tests.bei.scheduler.front import LIMITS
-from tests.support.engines import GatedEngine, PickyEngine, ids
+from tests.bei.scheduler.front import LIMITS, wait_until
+from tests.support.engines import DEADLINE_S, GatedEngine, PickyEngine, ids
 
 
 def batch_of(*sequences: Sequence[int]) -> PackedBatch:
@@ -111,6 +112,25 @@ def test_streams_are_noted_apart(machine: Machine) -> None:
         assert embeddings([*asker.wait(first, 2), *asker.wait(second)]) == expected([1], [2], [3])
         asker.port.close()
         server.close()
+
+
+def test_nothing_runs_beside_a_suspect_in_its_process(machine: Machine) -> None:
+    """Else another model's input could end the process beside it a second time, and it would be refused."""
+    machine.end_in([1])
+    records = machine.records()
+    inner = GatedEngine(LIMITS, num_streams=3)
+    one, other = (RecordedEngine(inner, model, records) for model in (MODEL, "other@1"))
+    with ThreadPoolExecutor(3) as pool:
+        before = pool.submit(other.run, batch_of([2]))
+        inner.wait_entered()
+        suspect = pool.submit(one.run, batch_of([1]))
+        wait_until(lambda: records._is_reserved, "it waits for the step beside it")
+        behind = pool.submit(other.run, batch_of([3]))
+        assert not inner._entered.acquire(timeout=0.1)
+        for result in (before, suspect, behind):  # one after the other
+            inner.let_one_through()
+            assert len(result.result(DEADLINE_S)["embedding"]) == 1
+    assert [batch.input_ids.tolist() for batch in inner.batches] == [[2], [1], [3]]
 
 
 def test_behind_a_batch_manager_only_the_guilty_are_refused(machine: Machine) -> None:
