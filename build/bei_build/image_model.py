@@ -88,7 +88,7 @@ def build_image_model(
     """Build the tower into ``out``, after ``check_image_model``. Raises what ``bei_build.pipeline.build`` does."""
     checkpoint = images.checkpoint
     limits = limits_of(config, compiler, checkpoint.max_seq_len)
-    with scratch_folder(out) as scratch:
+    with scratch_folder(out, progress) as scratch:
         with checkpoint.weights() as weights:
             with progress.step("Hash checkpoint"):
                 source = source_of(checkpoint)

@@ -65,13 +65,16 @@ def check_names(config: BuildConfig, location: Location) -> None:
 
 
 @contextmanager
-def scratch_folder(out: Path) -> Iterator[Path]:
+def scratch_folder(out: Path, progress: Progress) -> Iterator[Path]:
     """A new folder beside ``out``, removed if the block fails, after those that killed builds of ``out`` have left.
-    Raises DiskFullError where the disk is full, ConfigError where nothing can be written."""
+    Raises DiskFullError where the disk is full, ConfigError where nothing can be written, or ``out`` not be replaced.
+    """
+    if out.is_mount():  # its parent is often read-only, which would be said
+        raise _mounted(out)
     try:
         with naming_full_disk(out.parent):
             out.parent.mkdir(parents=True, exist_ok=True)
-            _remove_leftovers(out)
+            _remove_leftovers(out, progress)
             scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     except OSError as error:
         raise ConfigError(
@@ -80,6 +83,7 @@ def scratch_folder(out: Path) -> Iterator[Path]:
     lock = scratch.with_name(scratch.name + _LOCK)
     try:
         with _held(lock):
+            _check_movable(out, scratch)
             yield scratch
     except BaseException as error:  # raised again: whatever ends the build, nothing of it stays
         full = full_disk(error, out.parent)  # before space is freed
@@ -163,8 +167,9 @@ def _renamed(scratch: Path, out: Path) -> bool:
     return True
 
 
-def _remove_leftovers(out: Path) -> None:
-    """Remove the scratch folders of builds of ``out`` that were killed, and what they have replaced."""
+def _remove_leftovers(out: Path, progress: Progress) -> None:
+    """Remove the scratch folders of builds of ``out`` that were killed. What they had moved aside is put back where
+    they were killed before something else was in its place."""
     of_builds = re.compile(rf"(\.{re.escape(out.name)}\.[a-z0-9_]{{8}}){re.escape(_LOCK)}")  # mkdtemp's names
     for path in out.parent.iterdir():
         if (found := of_builds.fullmatch(path.name)) is None:
@@ -175,11 +180,48 @@ def _remove_leftovers(out: Path) -> None:
         except OSError:  # another user's, or just removed
             continue
         if lock is not None:
-            with lock:
+            with lock, suppress(OSError):
+                _put_back(path.with_name(found[1] + _REPLACED), out, progress)
                 shutil.rmtree(path.with_name(found[1]), ignore_errors=True)
-                if out.exists():  # else it is the artifact that was there
-                    shutil.rmtree(path.with_name(found[1] + _REPLACED), ignore_errors=True)
                 path.unlink(missing_ok=True)
+
+
+def _put_back(replaced: Path, out: Path, progress: Progress) -> None:
+    """Of a killed build: ``replaced``, if it is there, is ``out`` again, or is removed where ``out`` is there. Raises
+    OSError if it cannot be renamed."""
+    if not replaced.exists():
+        return
+    if _renamed(replaced, out):
+        progress.note(f"{out} is the former artifact again: a build was killed before its own was in the place")
+    else:
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _check_movable(out: Path, scratch: Path) -> None:
+    """Raise ConfigError where the rename at the end of the build would fail.
+
+    ``out`` is asked to take the place of ``scratch``, which holds a file meanwhile: so it stays where it is, and the
+    system names what else is in the way.
+    """
+    held = scratch / "held"
+    held.touch()
+    try:
+        out.rename(scratch)
+    except OSError as error:
+        if error.errno == errno.EBUSY:  # of a mount from the same device, which looks like a folder
+            raise _mounted(out) from error
+        # EXDEV: a folder of a lower layer of overlayfs cannot be moved, but be replaced while it is empty.
+        is_free = error.errno == errno.EXDEV and not any(out.iterdir())
+        if not is_free and error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+            raise ConfigError(f"{out} cannot be replaced ({error.strerror or error}): choose another --out.") from error
+    finally:
+        held.unlink()
+
+
+def _mounted(out: Path) -> ConfigError:
+    return ConfigError(
+        f"{out} is a mount point, which no artifact can replace: choose a folder in it, as --out {out / 'artifact'}."
+    )
 
 
 def _check_replaceable(out: Path) -> None:

@@ -125,7 +125,7 @@ def build(config: BuildConfig, open_engine: OpenEngine, progress: Progress) -> A
     template = _rerank_template(config, checkpoint)
     limits = limits_of(config, compiler, checkpoint.max_seq_len)
     check_verifiable(config, compiler, checkpoint)
-    with scratch_folder(out) as scratch:
+    with scratch_folder(out, progress) as scratch:
         with checkpoint.weights() as weights:
             with progress.step("Hash checkpoint"):
                 source = source_of(checkpoint, labels)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,18 +17,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from bei.artifact.manifest import MANIFEST, Artifact
 from bei.artifact.store import load
 from bei.errors import ConfigError
 from bei_build.output_folder import _put_in_place, scratch_folder, seal
+from bei_build.progress import Progress
 from tests.support.builds import silent
 
 _BUILDS = """
 import sys
 from pathlib import Path
 from bei_build.output_folder import scratch_folder
-with scratch_folder(Path(sys.argv[1])) as scratch:
+from tests.support.builds import silent
+with scratch_folder(Path(sys.argv[1]), silent()) as scratch:
     (scratch / "engine.bin").write_bytes(b"0" * 1000)
     print(scratch, flush=True)
     sys.stdin.read()
@@ -49,7 +54,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
         pytest.raises(ConfigError, match=rf"{tmp_path}/file \(File exists\): choose another --out"),
-        scratch_folder(tmp_path / "file" / "artifact"),
+        scratch_folder(tmp_path / "file" / "artifact", silent()),
     ):
         pass
 
@@ -65,7 +70,7 @@ def test_what_a_killed_build_has_left_is_removed_by_the_next_one_and_nothing_els
         killed.send_signal(signal.SIGKILL)
         killed.wait()
         assert of_killed.is_dir()
-        with scratch_folder(out) as scratch:
+        with scratch_folder(out, silent()) as scratch:
             assert scratch.is_dir()
             assert not of_killed.exists()
             assert (of_running / "engine.bin").is_file()
@@ -79,22 +84,59 @@ def test_what_a_killed_build_has_left_is_removed_by_the_next_one_and_nothing_els
             process.communicate()
 
 
-def test_a_build_killed_while_it_removed_the_former_artifact_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_there", [True, False], ids=["replaced", "between the renames"])
+def test_a_build_killed_at_its_renames_loses_no_artifact(is_there: bool, tmp_path: Path) -> None:
+    out, told = tmp_path / "artifact", io.StringIO()
+    killed, of_killed = building(out)
+    killed.kill()
+    killed.communicate()
+    former = of_killed.with_name(f"{of_killed.name}.replaced")
+    former.mkdir()
+    (former / "former.bin").touch()
+    if is_there:
+        out.mkdir()
+        (out / "new.bin").touch()
+    with scratch_folder(out, Progress(Console(file=told, width=1000))) as scratch:
+        assert [path.name for path in out.iterdir()] == ["new.bin" if is_there else "former.bin"]
+        assert {path.name for path in tmp_path.iterdir()} == {"artifact", scratch.name, f"{scratch.name}.lock"}
+    assert ("artifact is the former artifact again" in told.getvalue()) is not is_there
+
+
+def test_a_mount_point_is_refused_before_the_work(tmp_path: Path) -> None:
+    """Nothing can be renamed onto it, which was found out when everything was computed. One of the same device looks
+    like a folder."""
+    (tmp_path / "artifact").mkdir()
+    for mount in ("-t tmpfs none", f"--bind {shlex.quote(str(tmp_path))}"):
+        script = f'mount {mount} "$1" 2>&- || exit 77; shift; exec "$@"'
+        run = ["unshare", "-rm", "sh", "-c", script, "sh", tmp_path / "artifact"]
+        found = subprocess.run(
+            [*run, sys.executable, "-c", _BUILDS, tmp_path / "artifact"], capture_output=True, text=True, check=False
+        )
+        if found.returncode == 77 or "unshare" in found.stderr:
+            pytest.skip("no mounts without privileges here")
+        assert f"ConfigError: {tmp_path}/artifact is a mount point" in found.stderr
+        assert f"--out {tmp_path}/artifact/artifact." in found.stderr
+        assert [path.name for path in tmp_path.iterdir()] == ["artifact"]
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EXDEV], ids=["EPERM", "EXDEV"])
+def test_a_folder_that_cannot_be_moved_is_refused_before_the_work(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user's in a sticky folder; of a lower layer of overlayfs."""
     out = tmp_path / "artifact"
-    for is_there, left in ((True, []), (False, ["thesis.txt"])):  # without it, the former one is the only one
-        killed, of_killed = building(out)
-        killed.kill()
-        killed.communicate()
-        former = of_killed.with_name(f"{of_killed.name}.replaced")
-        former.mkdir()
-        (former / "thesis.txt").write_text("years of work")
-        if is_there:
-            out.mkdir()
-        with scratch_folder(out) as scratch:
-            assert sorted(path.name for path in tmp_path.glob(".artifact.*/thesis.txt")) == left
-        scratch.rmdir()
-        if is_there:
-            out.rmdir()
+    out.mkdir()
+    (out / "engine.bin").touch()
+
+    def refuse(path: Path, target: Path) -> Path:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    message = rf"artifact cannot be replaced \({os.strerror(number)}\): choose"
+    with pytest.raises(ConfigError, match=message), scratch_folder(out, silent()):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["artifact"]
+    assert [path.name for path in out.iterdir()] == ["engine.bin"]
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS], ids=["ENOLCK", "ENOSYS"])
@@ -106,7 +148,7 @@ def test_a_file_system_without_locks_is_built_on(number: int, tmp_path: Path, mo
 
     monkeypatch.setattr("bei.utils.file_lock.fcntl.flock", refuse)
     for _ in range(2):
-        with scratch_folder(tmp_path / "artifact") as scratch:
+        with scratch_folder(tmp_path / "artifact", silent()) as scratch:
             assert [path.name for path in tmp_path.iterdir()] == [scratch.name]  # no lock that others could take
         scratch.rmdir()
 
@@ -123,7 +165,7 @@ def test_a_former_artifact_that_cannot_be_removed_does_not_fail_the_build(
         rmdir(path, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "rmdir", refuse)
-    with scratch_folder(out) as scratch:
+    with scratch_folder(out, silent()) as scratch:
         shutil.copytree(out, scratch, dirs_exist_ok=True)
         built = seal(scratch, out, bert_artifact.manifest, bert_artifact.certificate, None, silent())
     assert load(out).manifest == built.manifest
@@ -141,7 +183,7 @@ def test_an_artifact_that_cannot_be_replaced_stays_in_its_place(
         return rename(path, target)
 
     def build_again() -> None:
-        with scratch_folder(out) as scratch:
+        with scratch_folder(out, silent()) as scratch:
             shutil.copytree(out, scratch, dirs_exist_ok=True)
             seal(scratch, out, bert_artifact.manifest, bert_artifact.certificate, None, silent())
 
