@@ -23,6 +23,7 @@ from bei.offline.decision_scores import decision_scores
 from bei.offline.model import Model
 from bei.tasks.questions import AnyQuestion, AskedQuestion, question_of
 from bei.utils.full_disk import naming_full_disk
+from bei.utils.json_keys import key_twice
 from bei.utils.untrusted_files import MOST_JSON_BYTES, UnfitError, read_bounded
 from bei.verification.temperature import Float64Array, fitted_temperature, reliability
 
@@ -112,10 +113,14 @@ def _halves(path: Path, labelled: Labelled) -> tuple[list[int], list[int]]:
 
 def read_question(path: Path) -> AskedQuestion:
     """A question as ``/v1/systemone`` has it. Raises ConfigError; InvalidRequestError for options that do not fit."""
+    content = _content(path, MOST_JSON_BYTES)
     try:
-        return question_of("question", _question_decoder.decode(_content(path, MOST_JSON_BYTES)))
+        question, twice = _question_decoder.decode(content), key_twice(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is no question as /v1/systemone takes it ({error}).") from error
+    if twice is not None:
+        raise ConfigError(f"{path} has an object with the key {twice[:40]!r} twice: keep one of them.")
+    return question_of("question", question)
 
 
 def _content(path: Path, most_bytes: int) -> bytes:

@@ -18,6 +18,7 @@ from bei.bulk.run import JobOptions
 from bei.bulk.sources.rows import Columns
 from bei.bulk.sources.source import FORMATS as INPUT_FORMATS
 from bei.errors import ConfigError
+from bei.utils.json_keys import key_twice
 from bei.utils.ranges import shown, whole
 
 # Settings of bei serve that a job shares.
@@ -161,9 +162,12 @@ def _list(given: str) -> list[dict[str, object]]:
 
 def _decoded(given: str, decode: Callable[[str], T], what: str) -> T:
     try:
-        return decode(given)
+        found, twice = decode(given), key_twice(given)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise argparse.ArgumentTypeError(f"no JSON {what}: {error}") from error
+    if twice is not None:
+        raise argparse.ArgumentTypeError(f"an object has the key {shown(twice)} twice: give each once")
+    return found
 
 
 def job_options(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> JobOptions:

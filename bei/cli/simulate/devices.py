@@ -17,7 +17,7 @@ from typing import Any
 from bei.core import Limits
 from bei.errors import ConfigError
 from bei.scheduler.cost_model import CostModel
-from bei.utils.untrusted_files import read_bounded
+from bei.utils.untrusted_files import read_bounded, unique_keys
 
 _FOLDER = Path(__file__).parent / "tables"
 TABLES = tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
@@ -79,7 +79,7 @@ def read_table(name: str) -> CostTable:
     """
     path = _FOLDER / f"{name}.json" if name in TABLES else Path(name)
     try:
-        table = _table_of(path, json.loads(read_bounded(path)))
+        table = _table_of(path, json.loads(read_bounded(path), object_pairs_hook=unique_keys))
         table.model()
     except FileNotFoundError:
         raise ConfigError(

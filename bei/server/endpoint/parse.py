@@ -3,9 +3,7 @@ ones that are not honoured are refused (``refused_fields``)."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
@@ -17,6 +15,7 @@ from msgspec import Meta
 from bei.errors import BeiError, InvalidRequestError, MalformedRequestError
 from bei.server.endpoint.lenient_json import read_again
 from bei.server.endpoint.refused_fields import Rule, check_rules, rules_of
+from bei.utils.json_keys import key_twice
 from bei.utils.threads import off_loop
 
 RequestT = TypeVar("RequestT")
@@ -111,15 +110,8 @@ def _check_keys(content: bytes, field: str) -> None:
             field,
         )
 
-    def check(pairs: list[tuple[str, object]]) -> None:
-        keys = [key for key, _ in pairs]
-        if len({*keys}) < len(keys):
-            twice = next(key for key, count in Counter(keys).items() if count > 1)
-            raise InvalidRequestError(
-                f"{field} has an object with the key {twice[:40]!r} twice: send each once.", field
-            )
-
-    json.loads(content, object_pairs_hook=check, parse_int=len, parse_float=len)  # Python bounds long numbers
+    if (twice := key_twice(content)) is not None:
+        raise InvalidRequestError(f"{field} has an object with the key {twice[:40]!r} twice: send each once.", field)
 
 
 def parser_by_field(**requests: type[Any]) -> Callable[[bytes], Any]:

@@ -131,6 +131,13 @@ def test_decisions_have_a_temperature_of_their_own(artifact: Path, tmp_path: Pat
             assert np.array_equal(model.classify(TEXTS).scores, labels_before)
 
 
+def test_a_key_that_stands_twice_in_a_question_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "question.json"
+    path.write_text('{"type": "choice", "instructions": "a", "criteria": {"b": "c", "d": null, "b": null}}')
+    with pytest.raises(ConfigError, match="has an object with the key 'b' twice"):
+        command.read_question(path)
+
+
 def test_what_does_not_fit_is_refused_and_changes_nothing(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -97,6 +97,24 @@ def test_a_flag_that_is_no_json_is_refused(flag: str, wrong: str, capsys: pytest
     assert f"argument {flag}: no JSON" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flag", "given"),
+    [
+        ("--labels", '{"name": "a", "name": "b"}'),
+        ("--relations", '{"eats": {"threshold": 0.1, "threshold": 0.2}}'),
+        ("--structures", '{"cat": ["name"], "cat": ["age"]}'),
+        ("--classifications", '[{"task": "a", "labels": {"b": "c", "b": "d"}}]'),
+    ],
+)
+def test_a_key_that_stands_twice_in_a_flag_is_refused(
+    flag: str, given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first one was dropped."""
+    with pytest.raises(SystemExit):
+        _options("--task", "extract", flag, given)
+    assert f"argument {flag}: an object has the key '" in capsys.readouterr().err
+
+
 def test_classifications_are_a_list_in_json() -> None:
     given = '[{"task": "mood", "labels": ["good", "bad"]}]'
     options = _options("--task", "extract", "--classifications", given)

@@ -48,6 +48,14 @@ def test_a_model_s_plain_data_is_a_table_too(tmp_path: Path) -> None:
     assert SimulatedDevices(read_table(str(path))).limits == LIMITS
 
 
+def test_a_key_that_stands_twice_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    content = json.dumps(CostModel.assumed(LIMITS).to_json())
+    path.write_text('{"is_measured": true, ' + content[1:])
+    with pytest.raises(ConfigError, match="it has the key 'is_measured' twice"):
+        read_table(str(path))
+
+
 BAD: list[Any] = [1, [], {}, {"key": {}, "data": 1}, {"coefficients": {}}, {"device": "a", "model": "b", "source": "c"}]
 
 
