@@ -44,8 +44,9 @@ class TextsOfImages(Protocol):
     def around(self) -> tuple[list[int], list[int]]:
         """The special tokens before and behind every text."""
 
-    def ids_of(self, pieces: Seq[Seq[str]]) -> list[int]:
-        """The tokens of pieces of a text, each in parts, one after the other. Raises InvalidRequestError."""
+    def ids_of(self, pieces: Seq[Seq[str]], most: int) -> list[int]:
+        """The tokens of pieces of a text, each in parts, one after the other; of a longer piece the first ``most``.
+        Raises InvalidRequestError."""
 
 
 class OptionsOfTexts(Protocol):
@@ -126,22 +127,28 @@ class ImageEncoder:
         read: an image cannot be cut."""
         assert self._texts is not None, "such inputs are for models with an encoder of texts"
         max_tokens = None if options is None else options.max_tokens
-        before, behind = self._texts.ids_of(source.before), self._texts.ids_of(source.behind)
+        most = min(self._texts.max_seq_len, max_tokens or self._texts.max_seq_len)
+
+        def check(num_tokens: int) -> None:
+            if num_tokens > most:
+                whose = "model takes" if max_tokens is None else "request asks for"
+                raise InputTooLongError(
+                    f"An image and the texts read with it have {num_tokens} tokens or more, the {whose} up to {most}, "
+                    "and an image cannot be cut: send shorter texts, or a smaller image.",
+                    source.image.param,
+                )
+
+        before, behind = self._texts.ids_of(source.before, most), self._texts.ids_of(source.behind, most)
         if source.is_input and (options is None or options.add_special_tokens):
             first, last = self._texts.around
             before, behind = [*first, *before], [*behind, *last]
+        check(len(before) + 1 + len(behind))  # before the image, of a token at least, is decoded
 
         def cut() -> _CutImage:
             return self._cut(self.levels(source.image))
 
         encoding = self._encoding(cut() if source.shared is None else source.shared.of(cut), (before, behind))
-        if encoding.num_tokens > (most := min(self._texts.max_seq_len, max_tokens or self._texts.max_seq_len)):
-            whose = "model takes" if max_tokens is None else "request asks for"
-            raise InputTooLongError(
-                f"An image and the texts read with it have {encoding.num_tokens} tokens, the {whose} up to {most}, and "
-                "an image cannot be cut: send shorter texts, or a smaller image.",
-                source.image.param,
-            )
+        check(encoding.num_tokens)
         return encoding
 
     def levels(self, source: ImageInput) -> Levels:

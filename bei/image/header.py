@@ -10,10 +10,11 @@ from bei.errors import InvalidImageError
 from bei.image.decode import webp_size
 from bei.image.source import ImageInput
 
-# Bytes that are looked at: of most formats the first few; of JPEG what precedes the size may be EXIF and a profile.
+# Bytes that are looked at: of most formats the first few; of JPEG what precedes the size may be EXIF and a profile, of
+# GIF a palette and comments.
 _FEW_BYTES, _MANY_BYTES = 48, 1 << 16
 _MOST_SEGMENTS = 64  # of a JPEG
-_JPEG = b"\xff\xd8"
+_JPEG, _GIF = b"\xff\xd8", b"GIF8"
 # Markers from 0xC0 to 0xCF that begin no frame (ITU-T T.81, table B.1).
 _NO_FRAME = (0xC4, 0xC8, 0xCC)
 
@@ -30,16 +31,16 @@ def size_by_header(source: ImageInput) -> tuple[int, int] | None:
         head = source.first_bytes(_FEW_BYTES)
         if head.startswith(_JPEG):
             return _of_jpeg(source.first_bytes(_MANY_BYTES))
+        if head.startswith(_GIF):
+            return _of_gif(source.first_bytes(_MANY_BYTES))
         return _of_others(head, source.param)
-    except (InvalidImageError, ValueError, struct.error):
+    except (InvalidImageError, ValueError, IndexError, struct.error):
         return None
 
 
 def _of_others(head: bytes, param: str) -> tuple[int, int] | None:
     if head.startswith(b"\x89PNG"):
         width, height = struct.unpack_from(">II", head, 16)
-    elif head.startswith(b"GIF8"):
-        width, height = struct.unpack_from("<HH", head, 6)
     elif head.startswith(b"BM"):
         is_short = head[14:15] == b"\x0c"  # bytes of OS/2's header
         width, height = struct.unpack_from("<HH" if is_short else "<ii", head, 18)
@@ -62,3 +63,18 @@ def _of_jpeg(head: bytes) -> tuple[int, int] | None:
             return height, width
         at += 2 + length
     return None
+
+
+def _of_gif(head: bytes) -> tuple[int, int] | None:
+    """Of the canvas, which Pillow enlarges to the first frame (GIF89a, sections 18 to 24)."""
+    width, height, flags = struct.unpack_from("<HHB", head, 6)
+    at = 13 + ((3 << ((flags & 7) + 1)) if flags & 0x80 else 0)  # behind the palette
+    while head[at] == 0x21:  # extensions, of blocks that begin with their length
+        at += 2
+        while head[at]:
+            at += head[at] + 1
+        at += 1
+    if head[at] != 0x2C:
+        return None
+    left, top, columns, rows = struct.unpack_from("<4H", head, at + 1)
+    return max(height, top + rows), max(width, left + columns)

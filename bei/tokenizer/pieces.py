@@ -6,7 +6,6 @@ from collections.abc import Sequence as Seq
 from functools import cached_property
 
 from bei.tokenizer.encoder import EncodingOptions, TextEncoder
-from bei.tokenizer.special_tokens import check_without
 
 _BARE = EncodingOptions(add_special_tokens=False, whole=True)
 _WHOLE = EncodingOptions(whole=True)
@@ -27,11 +26,10 @@ class PieceEncoder:
         first = next(place for place in range(len(whole)) if whole[place : place + len(bare)] == bare)
         return whole[:first], whole[first + len(bare) :]
 
-    def ids_of(self, pieces: Seq[Seq[str]]) -> list[int]:
-        """The tokens of ``pieces``, each in parts, one after the other, without special tokens around them. Raises
-        InvalidRequestError, also for a text with the place of an image in it."""
+    def ids_of(self, pieces: Seq[Seq[str]], most: int) -> list[int]:
+        """The first tokens of ``pieces``, each in parts, one after the other, without special tokens around them:
+        ``most`` of each. Raises InvalidRequestError, also for a text with the place of an image in it."""
         texts = ["".join(parts) for parts in pieces]
-        if self._texts.refused_text is not None:
-            check_without(self._texts.refused_text, texts)
-        encodings = self._texts.encode([text for text in texts if text], _BARE)
+        bare = EncodingOptions(truncate=True, direction="right", max_tokens=most, add_special_tokens=False)
+        encodings = self._texts.encode([text for text in texts if text], bare)
         return [index for encoding in encodings for index in encoding.input_ids.tolist()]

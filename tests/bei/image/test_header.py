@@ -74,3 +74,18 @@ def test_a_bmp_from_its_top_has_a_size() -> None:
     content = bytearray(file_of(5, 7, "BMP", {}))
     content[22:26] = (-7).to_bytes(4, "little", signed=True)
     assert size_by_header(ImageInput(bytes(content))) == (7, 5)
+
+
+def test_a_gif_has_the_size_of_its_first_frame_where_that_is_larger_than_the_canvas() -> None:
+    """Pillow decodes all of the frame, which was counted as a canvas of one pixel."""
+    content = bytearray(file_of(300, 70, "GIF", {"comment": b"c" * 600}))
+    content[6:10] = (1).to_bytes(2, "little") + (90).to_bytes(2, "little")
+    with Image.open(io.BytesIO(content)) as image:
+        image.load()
+        assert image.size == (300, 90)
+    assert size_by_header(ImageInput(bytes(content))) == (90, 300)
+
+
+def test_a_gif_whose_frame_is_far_behind_comments_has_no_size() -> None:
+    content = file_of(300, 70, "GIF", {"comment": b"c" * 100_000})
+    assert size_by_header(ImageInput(content)) is None

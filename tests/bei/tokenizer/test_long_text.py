@@ -16,6 +16,7 @@ from bei.tokenizer import encoder as tokenization
 from bei.tokenizer import long_text
 from bei.tokenizer.encoder import EncodingOptions, Input, TextEncoder
 from bei.tokenizer.long_text import UncuttableTextError, tokens_in_pieces
+from bei.tokenizer.pieces import PieceEncoder
 from bei.tokenizer.pool import TokenizerPool
 from tests.bei.tokenizer.test_encoding_options import TOKENIZERS, library
 from tests.support.artifacts import tiny_tokenizer
@@ -117,17 +118,18 @@ def test_a_text_too_long_to_be_read_at_once_is_refused_by_name(tmp_path: Path, m
 
 
 class LibrarySpy:
-    """The library's tokenizer, which notes the longest text that it is given."""
+    """The library's tokenizer, which notes the longest text that it is given, and the characters of all."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self.longest = 0
+        self.longest = self.num_chars = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
 
     def encode_batch(self, texts: list[str], **options: Any) -> Any:
         self.longest = max(self.longest, *map(len, texts), 0)
+        self.num_chars += sum(map(len, texts))
         return self._tokenizer.encode_batch(texts, **options)
 
     encode_batch_fast = encode_batch
@@ -149,6 +151,20 @@ def test_of_a_text_that_cannot_be_cut_no_more_is_read_than_the_library_is_given_
     assert spy.longest <= 1001
     assert cut.truncated == (kind == "one word")
     assert cut.num_tokens == num_tokens
+
+
+def test_of_a_long_text_around_an_image_no_more_is_read_than_the_model_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was read to its end, and refused then."""
+    encoder = encoder_of(tiny_tokenizer(), tmp_path)
+    spy = LibrarySpy(encoder._tokenizer)
+    monkeypatch.setattr(encoder, "_tokenizer", spy)
+    (expected,) = encoder.encode(["the cat " * 20], EncodingOptions(truncate=True, add_special_tokens=False))
+    ids = PieceEncoder(encoder, 32).ids_of([("hello ", "world"), ("the cat " * 100_000,)], 32)
+    assert ids[-32:] == expected.input_ids.tolist()
+    assert len(ids) == 2 + 32
+    assert spy.num_chars < 10_000
 
 
 def test_a_text_that_nobody_waits_for_any_more_is_not_read_to_its_end() -> None:
