@@ -143,3 +143,25 @@ def test_labels_with_the_same_tokens_are_refused_by_name(other: str, schema: boo
     with pytest.raises(InvalidRequestError, match=r"labels 0 and 2, 'cat' and .*have the same tokens") as caught:
         encode("cat", "hello", other)
     assert caught.value.param == "labels"
+
+
+@pytest.mark.parametrize("other", ["CAT", " cat", "cat\u0007"])
+@pytest.mark.parametrize("param", ["structures", "relations", "classifications"])
+def test_parts_of_a_schema_with_the_same_tokens_are_refused_by_name(other: str, param: str) -> None:
+    """Their labels were."""
+    tokenizer = tokenizer_without("\u0007")
+    tokenizer.normalizer = Sequence([tokenizer.normalizer, Lowercase()])
+    layout = msgspec.structs.replace(LAYOUT, schema=SCHEMA)
+
+    def encode(*names: str) -> None:
+        parts = tuple(SchemaPart(f"{param} {name!r}", name, ("hello",)) for name in names)
+        parts = (SchemaPart("labels", "cat", ("cat",)), *parts)  # of another kind
+        prompt = LabelPrompt((), layout, parts=parts)
+        encode_words(tokenizer, ["the"], prompt, layout_of(tokenizer, 1, with_special=True), 60, lambda: None)
+
+    encode("cat", "hello")
+    with pytest.raises(InvalidRequestError, match=rf"{param} 0 and 2, 'cat' and .*have the same tokens") as caught:
+        encode("cat", "hello", other)
+    assert caught.value.param == param
+    with pytest.raises(InvalidRequestError, match=rf"The name '.*' in {param} has no tokens"):
+        encode("cat", "\u0007")
