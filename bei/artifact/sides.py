@@ -16,6 +16,16 @@ SIDES: dict[Side, tuple[str, ...]] = {
     "document": ("document", "passage", "search_document", "retrieval.passage", "corpus", "text"),
 }
 
+# Other kinds of texts that requests may name: Cohere's of input_type, and the tasks of Jina's models. A model without
+# prompts and adapters reads all alike.
+_TASKS_OF_CODE = ("code", "nl2code", "code2code", "code2nl", "code2completion", "qa")
+OTHER_KINDS = frozenset(
+    (
+        *("classification", "clustering", "separation", "text-matching", "none"),
+        *(f"{task}.{side}" for task in _TASKS_OF_CODE for side in ("query", "passage")),
+    )
+)
+
 
 class Role(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Encoding of one side, queries or documents; its prompt is among the manifest's prompts.

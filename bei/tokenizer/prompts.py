@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from bei.artifact.manifest import Adapters, Manifest
-from bei.artifact.sides import SIDES, Role, names_of
+from bei.artifact.sides import OTHER_KINDS, SIDES, Role, names_of
 from bei.errors import InvalidRequestError
 from bei.tokenizer.adapters import is_task
 from bei.tokenizer.encoder import EncodingOptions, Input
+from bei.utils.ranges import shown
 
 SLOT = "{text}"  # in a prompt: the place of the text
 
@@ -22,9 +23,9 @@ def prompt_of(manifest: Manifest, prompt_name: str | None = None, input_type: st
     """The prompt of a request: the one called ``prompt_name``, the one for ``input_type``, or the default. It is a
     prefix, or a template (``apply_prompt``).
 
-    A model without prompts treats all input types alike; documents have a prompt only if the model defines one. Raises
-    InvalidRequestError, which lists the prompts, for an unknown name, for texts that the model does not read, and for
-    contradicting names.
+    A model without prompts treats all input types alike that APIs name; documents have a prompt only if the model
+    defines one. Raises InvalidRequestError, which lists the prompts, for an unknown name, for texts that the model does
+    not read, and for contradicting names.
     """
     _check_route(manifest, prompt_name, input_type)
     prompts = manifest.prompts
@@ -47,6 +48,12 @@ def prompt_of(manifest: Manifest, prompt_name: str | None = None, input_type: st
     # An adapter is trained for one kind of text: a query's vector cannot serve as a document's.
     if prompts and (input_type not in SIDES["document"] or manifest.spec.adapter):
         raise InvalidRequestError(_no_prompt(manifest, input_type), "input_type")
+    if not names and input_type not in OTHER_KINDS:
+        raise InvalidRequestError(
+            f"input_type {shown(input_type)} is no kind of text, and {manifest.name} has no prompts: send query or "
+            "document, or leave it out.",
+            "input_type",
+        )
     return ""
 
 

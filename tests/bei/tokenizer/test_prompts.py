@@ -41,7 +41,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
         ({"s2p_query": "query: "}, None, None, "query", "query: "),
         ({"search_document": "the ", "document": "cat "}, None, None, "search_document", "the "),
         ({}, None, None, "query", ""),  # a model without prompts treats all alike
-        ({}, None, None, "anything", ""),
+        ({}, None, None, "classification", ""),
+        ({}, None, None, "nl2code.passage", ""),
         ({"": "odd "}, None, None, None, "odd "),
     ],
 )
@@ -74,6 +75,17 @@ def test_a_prompt_that_is_not_there_is_an_error_that_lists_those_that_are(
         prompt_of(manifest, prompt_name, input_type)
     assert (", ".join(prompts) or "none") in str(caught.value)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "name", ["anything", "", "Query", "search_documents", "retrieval", "retrieval.cats", "a" * 9999]
+)
+def test_a_kind_of_text_that_nobody_knows_is_refused_without_prompts_too(name: str, shared: Artifact) -> None:
+    """A misspelt one was read as if none had been named."""
+    with pytest.raises(InvalidRequestError, match=r"^input_type .* is no kind of text, .*: send query or") as caught:
+        prompt_of(shared.manifest, None, name)
+    assert caught.value.param == "input_type"
+    assert len(str(caught.value)) < 300
 
 
 def test_a_name_and_a_side_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
