@@ -16,7 +16,7 @@ from msgspec import Meta
 from bei.artifact.manifest import Manifest
 from bei.core import Float32Array
 from bei.errors import InvalidRequestError
-from bei.offline.input_checks import EncodeInput, is_one
+from bei.offline.input_checks import EncodeInput, is_one, several
 from bei.offline.method import Vectors
 from bei.offline.options import PromptOptions, checked
 from bei.service.model_service import ModelService
@@ -72,8 +72,7 @@ def encode(
     tensors are asked for and there is no PyTorch. Warns (UserWarning) as ``embed`` does.
     """
     options = checked(EncodeOptions, given)
-    is_single = is_one(inputs)
-    texts = [inputs] if is_single else list(inputs)  # type: ignore[arg-type]  # several
+    is_single, texts = is_one(inputs), list(several(inputs))
     width, normalize = options.get("truncate_dim"), options.get("normalize_embeddings", False)
     if width is not None and width < service.embedding_width:
         _check_width(service, width)
@@ -188,7 +187,7 @@ def _is_of_tokens(given: ArrayLike) -> bool:
 def _token_matrices(given: ArrayLike, name: str) -> list[Float32Array]:
     if not _is_of_tokens(given):
         raise InvalidRequestError(f"{name} must be token vectors too, a list of [tokens, width] of each text.", name)
-    matrices = [np.asarray(one, np.float32) for one in given]
+    matrices = [_array(one, name) for one in given]
     if any(one.ndim != 2 for one in matrices) or len({one.shape[1] for one in matrices if one.size}) > 1:
         raise InvalidRequestError(f"{name} must be matrices [tokens, width] of one width.", name)
     return matrices
@@ -212,9 +211,16 @@ def _late_interaction(
 
 
 def _matrix(given: ArrayLike, name: str) -> Float32Array:
-    vectors = np.asarray(given, np.float32)
+    vectors = _array(given, name)
     if vectors.ndim == 1:
         vectors = vectors[None]
     if vectors.ndim != 2 or not vectors.size:
         raise InvalidRequestError(f"{name} must be vectors [n, width] or one [width], not {[*vectors.shape]}.", name)
     return vectors
+
+
+def _array(given: ArrayLike, name: str) -> Float32Array:
+    try:
+        return np.asarray(given, np.float32)
+    except (TypeError, ValueError) as error:  # of texts, say, or of rows that are not equally long
+        raise InvalidRequestError(f"{name} must be vectors of numbers ({error}).", name) from error

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any, NamedTuple, TypeAlias
 
-from bei.errors import BeiError, MalformedRequestError
-from bei.offline.input_checks import text
+from bei.errors import BeiError
+from bei.offline.input_checks import can_be_iterated, names, text
 from bei.offline.method import ListCollector, Method, WindowResult
 from bei.offline.options import ExtractOptions, checked, converted
 from bei.offline.results import Extracted
@@ -97,7 +97,7 @@ def _plain(given: object) -> object:
     """A mapping as a dict, an iterable as a list, for ``converted``, which refuses what else was given."""
     if isinstance(given, Mapping):
         return {**given}
-    return [*given] if isinstance(given, Iterable) and not isinstance(given, str) else given
+    return [*given] if can_be_iterated(given) and not isinstance(given, str) else given
 
 
 def schema_to_find(
@@ -119,11 +119,7 @@ def schema_to_find(
 
 def _labels(given: Iterable[str] | Mapping[str, object]) -> list[str] | dict[str, str | LabelForm]:
     """As a request has them. Raises InvalidRequestError."""
-    if not isinstance(given, Iterable):
-        raise MalformedRequestError(
-            f"labels has the type {type(given).__name__}, and must be names in a list.", "labels"
-        )
-    names = [text(label, index, "labels") for index, label in enumerate([given] if isinstance(given, str) else given)]
+    found = names(given, "labels")
     if not isinstance(given, Mapping):
-        return names
+        return found
     return converted({**given}, dict[str, str | LabelForm], "labels")

@@ -58,7 +58,7 @@ def text_or_ids(value: object, index: int) -> TextOrIds:
         if isinstance(value, str):
             return text(value, index)
         raise _malformed(value, index, "inputs", "a text, or a list of the token ids of one input")
-    if not all(isinstance(one, (int, np.integer)) for one in value):
+    if not all(isinstance(one, (int, np.integer)) and not isinstance(one, bool) for one in value):
         raise MalformedRequestError(
             f"inputs {index} is a list that does not hold token ids alone: give texts as inputs of their own, not in "
             "a list.",
@@ -129,6 +129,41 @@ def is_one(value: object) -> bool:
     return is_plain or is_both or _is_dataset_row(value) or is_opened_image(value)
 
 
+def several(inputs: object) -> Iterable[object]:
+    """``inputs`` to iterate, of which one is a list of one. Raises MalformedRequestError."""
+    if is_one(inputs):
+        return [inputs]
+    # The rows of a set's results would be in no order, and of a dict the keys would be read, of a data frame the names
+    # of its columns.
+    is_table = hasattr(inputs, "columns") and hasattr(inputs, "iterrows")
+    if not can_be_iterated(inputs) or isinstance(inputs, set | frozenset | Mapping) or is_table:
+        raise MalformedRequestError(
+            f"inputs has the type {_kind_of(inputs)}, and must be a text, or texts in a list or an iterator."
+        )
+    return inputs
+
+
+def names(given: object, param: str) -> list[str]:
+    """Names in any iterable, of a mapping its keys; a text is one name. Raises InvalidRequestError."""
+    if not can_be_iterated(given):
+        raise MalformedRequestError(f"{param} has the type {_kind_of(given)}, and must be names in a list.", param)
+    return [text(name, index, param) for index, name in enumerate([given] if isinstance(given, str) else given)]
+
+
+def can_be_iterated(value: object) -> TypeGuard[Iterable[object]]:
+    """An array without dimensions only looks as if it could."""
+    return isinstance(value, Iterable) and not _is_scalar_array(value)
+
+
+def _is_scalar_array(value: object) -> bool:
+    """True of numpy's, PyTorch's and others' arrays of one value without dimensions."""
+    return not isinstance(value, str) and getattr(value, "shape", None) == ()
+
+
+def _kind_of(value: object) -> str:
+    return type(value).__name__ + (" without dimensions" if _is_scalar_array(value) else "")
+
+
 def _is_dataset_row(value: object) -> TypeGuard[Mapping[str, bytes]]:
     """True of an image as the datasets library has it in a row."""
     return isinstance(value, dict) and isinstance(value.get("bytes"), bytes)
@@ -149,5 +184,4 @@ def text_or_pair(value: object, index: int) -> Input:
 
 
 def _malformed(value: object, index: int, param: str, expected: str) -> MalformedRequestError:
-    kind = type(value).__name__
-    return MalformedRequestError(f"{param} {index} has the type {kind}, and must be {expected}.", param)
+    return MalformedRequestError(f"{param} {index} has the type {_kind_of(value)}, and must be {expected}.", param)

@@ -25,6 +25,7 @@ from bei.offline.input_checks import (
     TextOrIds,
     TextOrImage,
     TextOrPicture,
+    names,
     of_pair,
     text,
     text_of_pair,
@@ -212,31 +213,31 @@ def zero_shot(
     options = checked(ZeroShotOptions, given)
     template = options.get("hypothesis_template", zero_shot_task.HYPOTHESIS)
     zero_shot_task.check_zero_shot(service, template)
-    names = [text(label, index, "labels") for index, label in enumerate(labels)]
-    if not names:
+    found = names(labels, "labels")
+    if not found:
         raise EmptyInputError("labels is empty: give at least one.", "labels")
     meanings = labels if isinstance(labels, Mapping) else {}
     for index, meaning in enumerate(meanings.values()):
         if meaning is not None:
             text(meaning, index, "labels")
-    shown = zero_shot_task.told_of(service, names, meanings, options.get("examples", []))
+    shown = zero_shot_task.told_of(service, found, meanings, options.get("examples", []))
     multi_label, read = options.get("multi_label", False), _reading(options)
 
     def task_of(inputs: Seq[str]) -> ZeroShotTask:
-        return ZeroShotTask(inputs, read, labels=names, multi_label=multi_label, template=template, told=shown)
+        return ZeroShotTask(inputs, read, labels=found, multi_label=multi_label, template=template, told=shown)
 
     width = max(1, len(zero_shot_task.inputs_of(service, task_of([""]))))
 
     async def run(inputs: Seq[str], ticket: Ticket, _: Wrong) -> WindowResult[Predictions]:
         scores = await zero_shot_task.zero_shot(service, task_of(inputs), ticket=ticket)
-        return WindowResult(Predictions(names, scores.values), scores.num_tokens, scores.truncated, _NO_ERRORS)
+        return WindowResult(Predictions(found, scores.values), scores.num_tokens, scores.truncated, _NO_ERRORS)
 
     return Method(
         name="zero_shot",
         options=options,
         check=text,
         run=run,
-        collector=partial(PredictionCollector, names),
+        collector=partial(PredictionCollector, found),
         model_inputs=lambda inputs: zero_shot_task.inputs_of(service, task_of(inputs)),
         window_inputs=max(1, WINDOW // width),
     )

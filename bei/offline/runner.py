@@ -13,16 +13,15 @@ from collections.abc import (
     Generator,
     Iterable,
     Iterator,
-    Mapping,
     Sized,
 )
 from contextlib import AbstractContextManager, aclosing, closing
 from functools import partial
 from typing import Generic, TypeVar
 
-from bei.errors import EmptyInputError, InvalidRequestError, MalformedRequestError
+from bei.errors import EmptyInputError, InvalidRequestError
 from bei.image.source import ImageInput, MixedInput
-from bei.offline.input_checks import is_one
+from bei.offline.input_checks import several
 from bei.offline.method import Method, WindowResult
 from bei.offline.progress import reporting
 from bei.offline.results import Chunk
@@ -93,17 +92,17 @@ class Runner:
     ) -> Iterator[Chunk[InputT, PartT]]:
         """``inputs`` in chunks of ``size``, or fewer where they are large, with their results: each when it is computed
         and the next input was read, or all are. Blocks."""
-        return self._stream(method, _iterable(inputs), size).chunks()
+        return self._stream(method, several(inputs), size).chunks()
 
     def async_chunks(
         self, method: Method[InputT, PartT, ResultT], inputs: Iterable[object] | AsyncIterable[object], size: int
     ) -> AsyncIterator[Chunk[InputT, PartT]]:
         """As ``chunks``, on the caller's event loop."""
-        given = inputs if isinstance(inputs, AsyncIterable) else _iterable(inputs)
+        given = inputs if isinstance(inputs, AsyncIterable) else several(inputs)
         return self._stream(method, given, size).async_chunks()
 
     def _call(self, method: Method[InputT, PartT, ResultT], inputs: object) -> _RunningCall[InputT, PartT, ResultT]:
-        given = _iterable(inputs)
+        given = several(inputs)
         is_short = isinstance(given, Sized) and len(given) <= self._interactive_inputs
         return _RunningCall(self, method, given, None if is_short else "bulk", method.window_inputs)
 
@@ -229,17 +228,3 @@ async def _async(inputs: Iterable[object] | AsyncIterable[object]) -> AsyncItera
     else:
         for value in inputs:
             yield value
-
-
-def _iterable(inputs: object) -> Iterable[object]:
-    if is_one(inputs):
-        return [inputs]
-    # The rows of a set's results would be in no order, and of a dict the keys would be read, of a data frame the names
-    # of its columns.
-    is_table = hasattr(inputs, "columns") and hasattr(inputs, "iterrows")
-    if not isinstance(inputs, Iterable) or isinstance(inputs, set | frozenset | Mapping) or is_table:
-        kind = type(inputs).__name__
-        raise MalformedRequestError(
-            f"inputs has the type {kind}, and must be a text, or texts in a list or an iterator."
-        )
-    return inputs

@@ -141,10 +141,29 @@ def test_no_input_at_all_is_an_error(model: Model, given: Any) -> None:
         model.embed(given)
 
 
-@pytest.mark.parametrize("given", [None, 5, aiter_of()], ids=["None", "a number", "an asynchronous iterator"])
+@pytest.mark.parametrize(
+    "given",
+    [None, 5, aiter_of(), np.array("cat"), np.array(5)],
+    ids=["None", "a number", "an asynchronous iterator", "an array of one text", "an array of one number"],
+)
 def test_what_cannot_be_iterated_is_refused(model: Model, given: Any) -> None:
-    with pytest.raises(MalformedRequestError, match="must be a text, or texts in a list or an iterator"):
+    for method in (model.embed, model.encode, model.embed_iter):
+        with pytest.raises(MalformedRequestError, match="must be a text, or texts in a list or an iterator"):
+            method(given)
+
+
+@pytest.mark.parametrize("given", [np.array("cat"), [np.array("cat")], [[np.array(2)]], [[True, False]]])
+def test_arrays_of_one_value_and_truths_are_no_texts_and_no_ids(model: Model, given: Any) -> None:
+    """An array without dimensions was a TypeError of numpy's, and truths were the ids 1 and 0."""
+    with pytest.raises(MalformedRequestError, match="inputs"):
         model.embed(given)
+
+
+@pytest.mark.parametrize("given", ["cat", [["cat"]], [[1.0], [2.0, 3.0]], np.array(1.0), None])
+def test_what_is_no_vectors_is_not_compared(model: Model, given: Any) -> None:
+    for first, second, name in ((given, [[1.0]], "first"), ([[1.0]], given, "second")):
+        with pytest.raises(InvalidRequestError, match=f"{name} must be vectors"):
+            model.similarity(first, second)
 
 
 # Progress, options, settings.
@@ -218,8 +237,9 @@ class Frame(list[str]):
 
 def test_a_data_frame_is_refused_and_a_column_of_it_is_read(model: Model) -> None:
     """The names of its columns were embedded."""
-    with pytest.raises(InvalidRequestError, match="inputs has the type Frame"):
-        model.embed(Frame(Frame.columns))
+    for method in (model.embed, model.encode):
+        with pytest.raises(InvalidRequestError, match="inputs has the type Frame"):
+            method(Frame(Frame.columns))
     assert model.embed(np.array(["a", "b"])).shape[0] == 2
 
 

@@ -14,7 +14,7 @@ from bei import Model, Predictions
 from bei.artifact.certificate.canary import canary_row
 from bei.artifact.manifest import Classification, OutputInfo
 from bei.core import Float32Array
-from bei.errors import BeiError, TaskNotSupportedError
+from bei.errors import BeiError, MalformedRequestError, TaskNotSupportedError
 from bei.tasks.entities import Entity
 from tests.bei.server.app import App
 from tests.bei.server.kinds import KINDS, KindEngine, answer, fake_output, post, save_kind
@@ -156,6 +156,18 @@ def test_zero_shot(both: Both, options: dict[str, Any]) -> None:
         rows = answer(both.app, "/", inputs=text, model="nli", parameters=asked)
         assert [label.label for label in found[index]] == [row["label"] for row in rows]
         np.testing.assert_array_equal(floats([one.score for one in found[index]]), floats([r["score"] for r in rows]))
+
+
+def test_one_label_is_no_list_of_letters_and_an_array_without_dimensions_no_names(both: Both) -> None:
+    found = both["nli"].zero_shot(TEXTS, "cat", multi_label=True)
+    expected = both["nli"].zero_shot(TEXTS, ["cat"], multi_label=True)
+    assert found.labels == ["cat"]
+    np.testing.assert_array_equal(found.scores, expected.scores)
+    for labels in (np.array("cat"), 5):
+        with pytest.raises(MalformedRequestError, match=r"labels has the type .*, and must be names in a list"):
+            both["nli"].zero_shot(TEXTS, labels)  # type: ignore[arg-type]
+    with pytest.raises(MalformedRequestError, match="query 0 has the type ndarray without dimensions"):
+        both["reranker"].rerank(np.array("cat"), ["cat"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["nli", "reranker"])
