@@ -50,6 +50,9 @@ _MOST_UNDER_WAY_BYTES = 8_000_000
 # Calls of a connection: a client that takes no answers keeps no more of ``max_connections`` from others.
 _MOST_CALLS = 1_000
 
+# One that watches the health, and one beside it.
+_LEAST_CALLS = 2
+
 _HEALTH_EVERY_S = 2.0
 _PING_ANSWER_MS = 20_000
 _MOST = (1 << 31) - 1  # of a setting of the library's; settings of ours may be larger
@@ -113,7 +116,8 @@ class GrpcServer:
         self._tls = tls
         self._status = server
         self._calls = Calls(shared, bodies, parts.keys, telemetry, config.payload_limit)
-        self._server = grpc.aio.server(options=_options(config), maximum_concurrent_rpcs=config.max_connections)
+        calls = max(_LEAST_CALLS, config.max_connections)
+        self._server = grpc.aio.server(options=_options(config), maximum_concurrent_rpcs=calls)
         self._health = HealthServicer(max(1, config.max_connections // 2), config.body_timeout)
         methods = [*tei_methods(config), *inference_methods(shared.models, server)]
         by_path = {method.path: method for method in methods}

@@ -351,12 +351,16 @@ def test_a_stream_whose_message_is_under_way_is_not_idle(make_app: MakeApp, serv
     assert served.app.run(slow()) is not grpc.aio.EOF
 
 
-def test_calls_that_watch_the_health_leave_places_to_others(make_app: MakeApp, serve: Serve) -> None:
-    served = serve(make_app(FakeEngine(LIMITS)), max_connections=5)
+@pytest.mark.parametrize(("most", "watching"), [(5, 2), (2, 1), (1, 1)])
+def test_calls_that_watch_the_health_leave_places_to_others(
+    most: int, watching: int, make_app: MakeApp, serve: Serve
+) -> None:
+    """At a limit of one call, one that watched was the only one."""
+    served = serve(make_app(FakeEngine(LIMITS)), max_connections=most)
 
     async def watched() -> grpc.aio.AioRpcError:
         stub = health_pb2_grpc.HealthStub(served.channel)
-        calls = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
+        calls = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(watching)]
         for call in calls:
             assert (await call.read()).status == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -370,6 +374,7 @@ def test_calls_that_watch_the_health_leave_places_to_others(make_app: MakeApp, s
                 return caught.value
 
     error = served.app.run(watched())
+    assert f"{watching} calls watch the health already" in str(error.details())
     assert (error.code(), "ask with Check" in error.details()) == (CODE.RESOURCE_EXHAUSTED, True)
 
 
