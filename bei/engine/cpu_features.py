@@ -25,6 +25,12 @@ def sums_int8_exactly(machine: str = platform.machine(), cpuinfo: Path = Path("/
     return not _VNNI.isdisjoint(_flags(cpuinfo))
 
 
+@functools.cache
+def has_tiles_of_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """True if the CPU multiplies tiles of BF16 (AMX)."""
+    return "amx_bf16" in _flags(cpuinfo)
+
+
 def _flags(cpuinfo: Path) -> list[str]:
     """Features of an x86 CPU, by the kernel's names."""
     try:

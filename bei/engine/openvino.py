@@ -203,7 +203,8 @@ def _replaced(
     openvino: Any, model: Any, folder: Folder, kernels: Kernels, longest: int, *, computes_bf16: bool
 ) -> bool:
     """Put ``kernels`` where the artifact lists places for them; False if there are none. Raises EngineError."""
-    attentions, roundings = _listed(folder, OPENVINO_ATTENTION), _listed(folder, OPENVINO_ROUNDINGS)
+    attentions = _listed(folder, OPENVINO_ATTENTION) if kernels.attends else None
+    roundings = _listed(folder, OPENVINO_ROUNDINGS)
     if attentions:
         use_kernels(openvino, model, attentions, kernels, longest, computes_bf16=computes_bf16)
     if roundings:  # of contexts too, which may be the kernel's by now

@@ -8,6 +8,8 @@ reads packed tokens, and neither gathers, pads nor masks.
 from __future__ import annotations
 
 import ctypes
+import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +20,11 @@ import numpy as np
 
 from bei.artifact.manifest import OPENVINO_ATTENTION
 from bei.core import Float32Array
+from bei.engine.cpu_features import has_tiles_of_bf16
 from bei.errors import EngineError, LibraryVersionError, MissingDependencyError
 from bei.utils.libraries import load
+
+log = logging.getLogger(__name__)
 
 _STARTS, _KEY_LENS = "cu_query_lens", "key_lens"
 
@@ -55,12 +60,29 @@ def encoded(sites: Sequence[AttentionSite]) -> bytes:
     return msgspec.json.encode(sites)
 
 
+PACKAGE = "bei-kernels-cpu"
+# The first version that attends on tiles (AMX). OpenVINO's own attention does, and was faster than those before it.
+_ON_TILES = (0, 3)
+
+
 @dataclass(frozen=True)
 class Kernels:
-    """The installed package. ``name``: it and the kernel that this CPU runs, for people."""
+    """The installed package. ``name``: it and the kernel that this CPU runs, for people. ``attends``: as fast as
+    OpenVINO's own operations, or faster."""
 
     library: Path
     name: str
+    attends: bool = True
+
+
+def why_not_on_tiles(version: str) -> str | None:
+    """Why the package of that ``version`` does not attend in BF16 on a CPU with AMX, and what to do; None: it does."""
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) >= _ON_TILES:
+        return None
+    return (
+        f"{PACKAGE} {version} does not attend on tiles (AMX), as OpenVINO does, and is not used for attention in BF16: "
+        f"pip install -U {PACKAGE}"
+    )
 
 
 def installed_kernels(openvino: Any, *, computes_bf16: bool) -> Kernels | None:
@@ -79,7 +101,10 @@ def installed_kernels(openvino: Any, *, computes_bf16: bool) -> Kernels | None:
     kernel_of = ctypes.CDLL(str(package.LIBRARY)).bei_kernel
     kernel_of.restype = ctypes.c_char_p
     kernel = kernel_of(int(computes_bf16)).decode()
-    return Kernels(package.LIBRARY, f"bei-kernels-cpu {package.__version__} ({kernel})")
+    slow = why_not_on_tiles(package.__version__) if computes_bf16 and has_tiles_of_bf16() else None
+    if slow is not None:
+        log.warning(slow)
+    return Kernels(package.LIBRARY, f"bei-kernels-cpu {package.__version__} ({kernel})", attends=slow is None)
 
 
 def use_kernels(

@@ -2,6 +2,9 @@
 //
 // A tile has 16 rows of 64 bytes. Queries and weights are left factors, a row each. Keys and values are right factors, in
 // which a row holds two neighbouring elements of every column: just how the block's keys and values are packed.
+//
+// A tile is multiplied whole: an infinite key or value of a sequence makes NaN (0 * inf) of queries in its tile that do
+// not see it, as of all queries of the sequence in OpenVINO's own attention, and never of another sequence.
 #define BEI_LANES 16
 #define BEI_ROWS 16
 #define BEI_BF16_DOT

@@ -358,13 +358,13 @@ def _has_device(root: Path) -> bool:
 
 def packages() -> list[InstalledPackage]:
     """Installed versions, read without importing anything."""
-    return [InstalledPackage(name=name, version=_version(name), purpose=why) for name, why in _PURPOSES.items()]
+    return [InstalledPackage(name=name, version=version_of(name), purpose=why) for name, why in _PURPOSES.items()]
 
 
 def extras() -> list[Extra]:
     """Those that add something beside targets, by one package of each."""
     return [
-        Extra(name=name, is_installed=_version(package) is not None, purpose=why)
+        Extra(name=name, is_installed=version_of(package) is not None, purpose=why)
         for name, (package, why) in EXTRAS.items()
     ]
 
@@ -378,13 +378,14 @@ def lacking_for_builds() -> list[str]:
     for requirement in importlib.metadata.requires("bei") or []:
         if found := _REQUIREMENT.match(requirement):
             name, least = found.groups()
-            version = _version(name)
+            version = version_of(name)
             if version is None or (least and _numbers(version) < _numbers(least)):
                 lacking.append(f"{name}>={least}" if least else name)
     return lacking
 
 
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
+    """The version of the distribution ``name``; None: it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,6 +22,7 @@ from bei.cli.doctor.facts import (
     nvidia_facts,
     packages,
     system_facts,
+    version_of,
 )
 from bei.cli.doctor.targets import (
     HEAD_SIZES,
@@ -33,6 +34,7 @@ from bei.cli.doctor.targets import (
     gpu_remedy,
     target_facts,
 )
+from bei.engine.packed_attention import PACKAGE, why_not_on_tiles
 from bei.errors import BeiError
 
 _FEWEST_FILES = 4096
@@ -96,7 +98,7 @@ def examine(
         targets=targets,
         attention=layers,
         unknown=list(dict.fromkeys([*unknowns, *untried, *_unknown_always()])),
-        to_do=_to_do(targets, system, installed, nvidia, target),
+        to_do=[*_to_do(targets, system, installed, nvidia, target), *_kernels_to_update(names, cpu)],
     )
 
 
@@ -190,3 +192,10 @@ def _to_do(
     if system.open_files and 0 <= system.open_files[1] < _FEWEST_FILES:
         steps.append(f"open files: the limit of {system.open_files[1]} also limits connections; raise it (ulimit -Hn)")
     return steps
+
+
+def _kernels_to_update(targets: Sequence[str], cpu: Cpu) -> Iterator[str]:
+    """Where CPU engines pass over the kernels of bei's own that are installed."""
+    version = version_of(PACKAGE) if "cpu" in targets and (cpu.instruction_sets or {}).get("AMX_BF16") else None
+    if version is not None and (slow := why_not_on_tiles(version)):
+        yield f"cpu: {slow}"

@@ -18,12 +18,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bei.artifact.manifest import ENGINE_DIR, OPENVINO_ATTENTION, OPENVINO_MODEL, OPENVINO_WEIGHTS, Artifact
-from bei.core import Encoding, Engine, Float32Array
+from bei.core import Encoding, Engine, Float32Array, Int32Array
 from bei.engine.load import load_engine
 from bei.engine.packed_attention import AttentionSite, Kernels, encoded, installed_kernels, use_kernels
 from bei.errors import EngineError, LibraryVersionError
 from tests.support.builds import build_artifact, embed, random_encodings
-from tests.support.cpus import BF16, instructions
+from tests.support.cpus import BF16, instructions, needs_bf16
 from tests.support.zoo import CASES, MAX_TOKENS, Case, encodings_of, save_case
 
 OPENVINO = SimpleNamespace(__version__="2026.4.1-22982-e213a147257")
@@ -74,8 +74,8 @@ def sites_of(artifact: Artifact) -> list[AttentionSite]:
     return msgspec.json.decode(listed.read_bytes(), type=list[AttentionSite]) if listed.exists() else []
 
 
-def install(monkeypatch: pytest.MonkeyPatch, openvino: str) -> None:
-    package = SimpleNamespace(__version__="0.1.0", OPENVINO=openvino, LIBRARY=Path("libbei_kernels.so"))
+def install(monkeypatch: pytest.MonkeyPatch, openvino: str, version: str = "0.1.0") -> None:
+    package = SimpleNamespace(__version__=version, OPENVINO=openvino, LIBRARY=Path("libbei_kernels.so"))
     monkeypatch.setitem(sys.modules, "bei_kernels_cpu", package)
 
 
@@ -90,6 +90,50 @@ def test_a_package_for_another_openvino_is_refused_with_what_to_do(monkeypatch: 
     install(monkeypatch, "2026.3.0")
     with pytest.raises(LibraryVersionError, match=r"2026\.3\.0, and 2026\.4\.1 .*pip install openvino==2026\.3\.0"):
         installed_kernels(OPENVINO, computes_bf16=False)
+
+
+@pytest.mark.parametrize(
+    ("version", "tiles", "bf16", "attends"),
+    [
+        ("0.2.0", True, True, False),
+        ("0.1.9", True, True, False),
+        ("0.2.0", True, False, True),
+        ("0.2.0", False, True, True),
+        ("0.3.0", True, True, True),
+        ("1.0.0rc1", True, True, True),
+    ],
+)
+def test_a_package_that_does_not_know_the_cpu_s_tiles_does_not_attend_in_bf16(
+    version: str,
+    tiles: bool,
+    bf16: bool,
+    attends: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It took 1.1 times as long as OpenVINO's own operations, which use them."""
+    install(monkeypatch, OPENVINO.__version__.partition("-")[0], version)
+    library = SimpleNamespace(bei_kernel=lambda _: b"avx512_bf16")
+    monkeypatch.setattr("bei.engine.packed_attention.ctypes.CDLL", lambda _: library)
+    monkeypatch.setattr("bei.engine.packed_attention.has_tiles_of_bf16", lambda: tiles)
+    found = installed_kernels(OPENVINO, computes_bf16=bf16)
+    assert found is not None
+    assert found.attends is attends
+    assert ("pip install -U bei-kernels-cpu" in caplog.text) is not attends
+
+
+@needs_kernels
+@needs_bf16
+def test_a_package_that_does_not_attend_leaves_attention_to_openvino(
+    monkeypatch: pytest.MonkeyPatch, made: MakeArtifact
+) -> None:
+    import bei_kernels_cpu
+
+    monkeypatch.setattr(bei_kernels_cpu, "__version__", "0.2.0")
+    for tiles in (True, False):
+        monkeypatch.setattr("bei.engine.packed_attention.has_tiles_of_bf16", lambda tiles=tiles: tiles)
+        with closing(engine_of(made("plain", "bf16"), kernels=True)) as engine:
+            assert ("bei-kernels-cpu 0.2.0" in engine.info.device) is not tiles
 
 
 @needs_kernels
@@ -185,6 +229,49 @@ def test_any_lengths_give_what_the_graph_gives_and_what_each_gives_alone(
     np.testing.assert_allclose(together, embed(graph, encodings), atol=2e-4)
     alone = np.concatenate([embed(kernel, [encoding]) for encoding in encodings])
     np.testing.assert_allclose(together, alone, atol=1e-5)
+
+
+@needs_kernels
+@pytest.mark.parametrize("spoilt", ["key", "value"])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("precision", ["fp32", BF16])
+def test_infinite_keys_and_values_are_their_own_sequence_s_alone(precision: str, causal: bool, spoilt: str) -> None:
+    """Within a sequence they may reach queries that do not see them, as in OpenVINO's own attention: 0 * inf is NaN."""
+    starts = np.array([0, 40, 43, 83], np.int32)
+    names, rng = ("query", "key", "value"), np.random.default_rng(0)
+    rows = {name: rng.normal(size=(83, 32)).astype(np.float32) for name in names}
+    expected = attended(rows, starts, precision, causal=causal)
+    rows[spoilt][39] = np.inf
+    found = attended(rows, starts, precision, causal=causal)
+    np.testing.assert_array_equal(found[40:], expected[40:])
+    assert np.isfinite(expected).all()
+    assert not np.isfinite(found[39]).any()
+
+
+def attended(rows: dict[str, Float32Array], starts: Int32Array, precision: str, *, causal: bool) -> Float32Array:
+    """What the kernel makes of queries, keys and values [T, 32] of two heads."""
+    import bei_kernels_cpu
+    import openvino
+
+    ops, narrow = openvino.opset13, precision == "bf16"
+    inputs = [ops.parameter([-1, 32], openvino.Type.f32, name=name) for name in rows]
+    at = ops.parameter([-1], openvino.Type.i32, name="starts")
+    factory = openvino.utils.node_factory.NodeFactory()
+    factory.add_extension(bei_kernels_cpu.LIBRARY)
+    attributes = {
+        **{"num_heads": 2, "num_kv_heads": 2, "head_dim": 16, "causal": causal, "window": -1, "softcap": 0.0},
+        **dict.fromkeys(("query_offset", "key_offset", "value_offset"), 0),
+        **{"has_key_lens": False, "has_biases": False},
+    }
+    given = [(ops.convert(one, "bf16") if narrow else one).output(0) for one in inputs]
+    context = factory.create("PackedAttention", [*given, at.output(0)], attributes).output(0)
+    result = ops.convert(context, "f32") if narrow else context
+    core = openvino.Core()
+    core.add_extension(bei_kernels_cpu.LIBRARY)
+    hint = {"INFERENCE_PRECISION_HINT": "bf16" if narrow else "f32"}
+    compiled = core.compile_model(openvino.Model([result], [*inputs, at]), "CPU", hint)
+    found: Float32Array = next(iter(compiled([*rows.values(), starts]).values()))
+    return found
 
 
 def fitting(lengths: list[int], most: int) -> list[int]:

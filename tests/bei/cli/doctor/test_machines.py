@@ -16,6 +16,7 @@ from tests.bei.cli.doctor.machines import (
     KERNEL_DRIVER,
     OLD_KERNEL_DRIVER,
     OLD_XEON,
+    XEON,
     Cuda,
     StandInBuilder,
     examined,
@@ -45,6 +46,18 @@ def l40s(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def to_do(report: MachineReport, name: str) -> str:
     return next(step for step in report.to_do if step.startswith(f"{name}: "))
+
+
+@pytest.mark.parametrize(
+    ("version", "cpuinfo", "is_told"),
+    [("0.2.0", XEON, True), ("0.2.0", OLD_XEON, False), ("0.3.0", XEON, False), (None, XEON, False)],
+)
+def test_kernels_that_a_cpu_s_engines_pass_over_are_to_be_updated(
+    version: str | None, cpuinfo: str, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bei.cli.doctor.report.version_of", lambda _: version)
+    steps = examined(machine(tmp_path, cpuinfo=cpuinfo), target="cpu").to_do
+    assert any("pip install -U bei-kernels-cpu" in step for step in steps) is is_told
 
 
 # GPUs
