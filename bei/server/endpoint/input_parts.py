@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
@@ -151,12 +152,13 @@ class JoinedInput(msgspec.Struct):
 
 
 def joined_parts(parts: Seq[InputPart], param: str) -> str | ImageInput | MixedInput:
-    """The parts of one input: an image, texts, which are joined by line breaks, or both in their order. Raises
-    InvalidRequestError, also where there are none."""
+    """The parts of one input: an image, texts, or both in their order. Between texts there is a line break, as vLLM
+    writes them, and beside an image nothing, as in the models' own templates. Raises InvalidRequestError, also where
+    there are none."""
     if not parts:
         raise InvalidRequestError(f"An input in {param} has no parts: send at least one.", param)
-    found = [part.model_input(param) for part in parts]
-    texts = [one for one in found if isinstance(one, str)]
-    if len(texts) == len(found):
-        return "\n".join(texts)
+    found: list[str | ImageInput] = []
+    for is_text, some in groupby(parts, lambda part: part.text is not None):
+        inputs = [part.model_input(param) for part in some]
+        found += ["\n".join(map(str, inputs))] if is_text else inputs
     return found[0] if len(found) == 1 else MixedInput((*found,))

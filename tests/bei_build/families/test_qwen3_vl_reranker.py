@@ -166,6 +166,17 @@ def test_parts_of_a_content_keep_their_order(served: Served, checkpoint: Path) -
     np.testing.assert_allclose([one["score"] for one in answer.json()["data"]], expected, atol=2e-4)
 
 
+def test_texts_beside_an_image_are_joined_as_texts_alone_are(served: Served, checkpoint: Path) -> None:
+    """There was no line break between them."""
+    image = {"type": "image_url", "image_url": {"url": data_url(FILES[0])}}
+    first, second = ({"type": "text", "text": text} for text in ("a", "b"))
+    contents = [[first, second], [first, second, image], [first, image, second], [image, first, second]]
+    parts: list[tuple[Any, ...]] = [("a\nb",), ("a\nb", FILES[0]), ("a", FILES[0], "b"), (FILES[0], "a\nb")]
+    expected = library_scores(checkpoint, [((QUERY,), one) for one in parts])
+    found = result(served, "/rerank", query=QUERY, documents=[{"content": content} for content in contents])
+    np.testing.assert_allclose([one["relevance_score"] for one in found], expected, atol=2e-4)
+
+
 @pytest.mark.parametrize(
     ("query", "document", "message"),
     [
