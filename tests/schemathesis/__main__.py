@@ -73,7 +73,7 @@ _DEPENDENT = {
     *("dimensions", "output_dimension", "normalize", "normalized", "use_activation", "add_special_tokens"),
     *("encoding_format", "output_dtype", "embedding_type", "embedding_types", "encoding_type", "embed_dtype", "prompt"),
     *("truncate", "truncation", "truncation_direction", "truncation_side", "truncate_prompt_tokens"),
-    *("max_tokens", "max_tokens_per_doc", "max_doc_length", "service_tier", "modality"),
+    *("max_tokens", "max_tokens_per_doc", "max_doc_length", "service_tier", "modality", "lora_path"),
     *("images", "image", "image_url", "image_base64", "url", "bytes"),  # no model here reads images
     *("threshold", "label", "score_mode", "score_weights"),  # they name labels and what the model can do
     "options",  # Ollama's: num_ctx must leave room for a token

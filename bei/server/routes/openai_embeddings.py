@@ -7,10 +7,10 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial, update_wrapper
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from bei.errors import EmptyInputError, InvalidRequestError, MalformedRequestError
 from bei.image.source import ImageInput
@@ -21,12 +21,16 @@ from bei.server.endpoint.field_schema import MAX_INPUTS, limits
 from bei.server.endpoint.inference import embedded
 from bei.server.endpoint.input_parts import ComparedInput
 from bei.server.endpoint.parse import TokenId, parser, read_long_ids, too_many_inputs
+from bei.server.endpoint.refused_fields import Refused, refused
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
-from bei.server.endpoint.shared_fields import EmbeddingControls
+from bei.server.endpoint.shared_fields import EmbeddingControls, contradiction
 from bei.server.endpoint.vector_encoding import OCTET_HEADERS, SparseVector, VectorForm, vector_form
+from bei.service.adapted import adapted
+from bei.service.service import InferenceService
 from bei.tasks.embed import Embeddings, SparseEmbeddings
 from bei.tasks.mixed import Given
+from bei.utils.ranges import shown
 
 AROUND_BYTES = 50  # of a vector: {"object":"embedding","index":0,"embedding":},
 
@@ -44,6 +48,10 @@ _INPUT = {
 _INPUT_WITHOUT_IDS = {"oneOf": [_TEXT, _PART, {**_MANY, "items": {"oneOf": [_TEXT, _PART]}}]}
 
 
+# For all inputs, or one for each, null for none.
+AdapterNames: TypeAlias = str | list[str | None]
+
+
 class EmbeddingRequest(EmbeddingControls, kw_only=True):
     """OpenAI's, with the controls of the other routes."""
 
@@ -52,6 +60,9 @@ class EmbeddingRequest(EmbeddingControls, kw_only=True):
     encoding_format: Literal["float", "base64"] | None = None  # float
     late_chunking: Annotated[bool | None, Meta(description="Jina's: the texts are chunks of one document.")] = None
     user: str | None = None
+    lora_path: Annotated[AdapterNames | None, Meta(description="SGLang's: one of the model's adapters.")] = None
+    embed_overrides: Annotated[Refused, refused("leave it out; vectors of tokens are the model's own", [])] = UNSET
+    embed_override_token_id: Annotated[Refused, refused("leave it out; it is for embed_overrides")] = UNSET
 
     def form(self) -> VectorForm:
         """In which form vectors are answered. Raises InvalidRequestError where two fields contradict each other."""
@@ -227,6 +238,8 @@ async def create_embeddings(
     has_ids = len(texts) < len(inputs) and any(isinstance(value, list) for value in inputs)
     form = body.form()
     service = context.able(form.task, body.model)
+    if body.lora_path is not None:
+        service = _adapted(service, body.lora_path, len(inputs))
     if has_ids and not accepts_ids:
         raise InvalidRequestError(_IDS_REFUSED, "input")
     if body.late_chunking and (form.is_sparse or len(texts) < len(inputs)):
@@ -246,6 +259,32 @@ async def create_embeddings(
     if echoes_tier and context.served_tier is not None:
         content["service_tier"] = context.served_tier
     return found.reply(content)
+
+
+def _adapted(service: InferenceService, given: AdapterNames, num_inputs: int) -> InferenceService:
+    """``service`` as the adapter makes it that ``lora_path`` names. Raises InvalidRequestError."""
+    names = [given] * num_inputs if isinstance(given, str) else given
+    if len(names) != num_inputs:
+        raise InvalidRequestError(
+            f"lora_path has {len(names)} names for {num_inputs} inputs: send one name, or one for each input.",
+            "lora_path",
+        )
+    if len({*names}) > 1:
+        raise InvalidRequestError(
+            "lora_path names several adapters: send the inputs of each in a request of their own.", "lora_path"
+        )
+    if (name := names[0]) is None:
+        return service
+    known = service.manifest.adapter_names
+    if name not in known:
+        raise InvalidRequestError(
+            f"{service.manifest.name} has no adapter {shown(name)}. Its adapters: {', '.join(known) or 'none'}.",
+            "lora_path",
+        )
+    number = known.index(name) + 1
+    if service.adapter not in (0, number):
+        raise contradiction("model", service.name, "lora_path", name)
+    return adapted(service, number)
 
 
 def _check_uncut(body: EmbeddingRequest) -> None:

@@ -67,6 +67,29 @@ def test_the_models_name_chooses_an_adapter(number: int, name: str, app: App) ->
     np.testing.assert_allclose(answered(app, ids, model=f"tiny:{name}"), vector("hello", number), rtol=1e-6)
 
 
+@pytest.mark.parametrize(("number", "name"), [*enumerate(NAMES, 1)])
+def test_sglangs_field_chooses_an_adapter_for_all_inputs_or_one_for_each(number: int, name: str, app: App) -> None:
+    ids, wanted = token_ids("hello"), vector("hello", number)
+    for fields in ({"lora_path": name}, {"lora_path": [name]}, {"lora_path": name, "model": f"tiny:{name}"}):
+        np.testing.assert_allclose(answered(app, ids, **fields), wanted, rtol=1e-6)
+    assert post(app, ROUTE, input=["a", "b"], lora_path=[name, name]).json()["model"] == f"tiny:{name}"
+
+
+def test_an_adapter_of_sglangs_field_that_cannot_be_used_is_refused(app: App) -> None:
+    np.testing.assert_allclose(answered(app, token_ids("hello"), lora_path=[None]), vector("hello", 0), rtol=1e-6)
+    both = {"input": ["a", "b"]}
+    for fields, message in (
+        ({"lora_path": "other"}, f"tiny has no adapter 'other'. Its adapters: {', '.join(NAMES)}"),
+        ({"lora_path": "mine", "model": "tiny:separation"}, "model tiny:separation and lora_path mine contradict"),
+        ({"lora_path": ["mine", "separation"]}, "names several adapters"),
+        ({"lora_path": ["mine", None]}, "names several adapters"),
+        ({"lora_path": ["mine"]}, "1 names for 2 inputs"),
+    ):
+        check_error(post(app, ROUTE, **both, **fields), 400, message, param="lora_path")
+    task = {"lora_path": "mine", "task": "separation"}
+    check_error(post(app, ROUTE, **both, **task), 400, "several adapters (separation, mine)", param="input_type")
+
+
 def test_the_answer_has_the_name_that_was_asked_for(app: App) -> None:
     assert post(app, ROUTE, input="hello", model="tiny:mine").json()["model"] == "tiny:mine"
 

@@ -3,12 +3,15 @@ on. Of vLLM's see test_vllm_fields.py."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from bei.engine.fake import FakeEngine
 from tests.bei.server.app import App
 from tests.bei.server.kinds import post
+from tests.support.artifacts import LIMITS, save_artifact
 
 _CUT = "truncate truncation_direction "
 _TEI: dict[str, str] = {  # text-embeddings-inference 1.9, ``router/src/http/types.rs``
@@ -62,9 +65,15 @@ FIELDS: dict[str, str] = {
     # Mistral's, Voyage's, Cohere's and Jina's words on our own paths.
     "/v1/embeddings ": "output_dimension output_dtype truncation embedding_types task normalized late_chunking",
     "/v1/rerank": "top_k max_chunks_per_doc max_tokens_per_doc max_doc_length max_query_length return_embeddings",
+    # SGLang 0.5, ``srt/entrypoints/openai/protocol.py``.
+    "/v1/embeddings  ": (
+        "input model encoding_format dimensions user rid priority lora_path embed_override_token_id embed_overrides"
+    ),
+    "/v1/classify": "model input user rid priority",
+    "/v1/rerank ": "query documents instruct top_n return_documents",
 }
-# A label for the provider's own accounts, and the order of requests there.
-NO_EFFECT = {"user", "priority"}
+# A label for the provider's own accounts, the order of requests there, and SGLang's name of a request.
+NO_EFFECT = {"user", "priority", "rid"}
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +115,8 @@ REFUSED: list[tuple[str, dict[str, Any], str, Any, list[Any]]] = [
     ("/voyage/v1/contextualizedembeddings", CHUNKS, "enable_auto_chunking", True, [None, False]),
     ("/voyage/v1/contextualizedembeddings", CHUNKS, "chunk_size", 128, [None]),
     ("/voyage/v1/contextualizedembeddings", CHUNKS, "chunk_overlap", 8, [None]),
+    ("/v1/embeddings", EMBED, "embed_overrides", [[[0.5, 0.25]]], [None, []]),
+    ("/v1/embeddings", EMBED, "embed_override_token_id", 5, [None]),
     ("/v1/rerank", RERANK, "max_query_length", 8, [None]),
     ("/v1/rerank", RERANK, "max_chunks_per_doc", 8, [None, 1]),
     ("/v1/rerank", RERANK, "top_k", 8, [None]),
@@ -131,3 +142,51 @@ def test_the_form_of_vectors_of_texts_and_images_is_that_of_texts(kinds: App) ->
         expected = post(kinds, "/voyage/v1/embeddings", **EMBED, output_dtype=dtype).json()["data"]
         found = post(kinds, "/voyage/v1/multimodalembeddings", model="embedder", inputs=parts, output_dtype=dtype)
         assert found.json()["data"] == expected
+
+
+OF_COHERE = {"texts": ["a"], "embedding_types": ["float"]}
+# Fields that say what the texts are: a body, the field, and words for it that the dialect's server knows.
+KINDS_OF_TEXTS: list[tuple[str, dict[str, Any], str, str]] = [
+    ("/cohere/v1/embed", OF_COHERE, "input_type", "search_document search_query classification clustering"),
+    ("/cohere/v2/embed", OF_COHERE, "input_type", "search_document search_query classification clustering"),
+    ("/jina/v1/embeddings", {"input": ["a"]}, "input_type", "query document"),
+    (
+        "/jina/v1/embeddings",
+        {"input": ["a"]},
+        "task",
+        "retrieval.query retrieval.passage text-matching classification clustering separation code.query code.passage "
+        "nl2code.query code2completion.passage qa.query",
+    ),
+    ("/voyage/v1/embeddings", {"input": ["a"]}, "input_type", "query document"),
+    (
+        "/voyage/v1/multimodalembeddings",
+        {"inputs": [{"content": [{"type": "text", "text": "a"}]}]},
+        "input_type",
+        "query",
+    ),
+    ("/nim/v1/embeddings", {"input": ["a"]}, "input_type", "query passage"),
+    ("/v1/embeddings", {"input": ["a"]}, "input_type", "query document passage search_query"),
+    ("/v1/embeddings", {"input": ["a"]}, "task", "retrieval.query"),
+    ("/embed", {"inputs": ["a"]}, "input_type", "query document"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "field", "known"), KINDS_OF_TEXTS)
+def test_a_kind_of_text_is_one_that_the_dialect_knows_or_refused_by_name(
+    path: str, body: dict[str, Any], field: str, known: str, plain: App
+) -> None:
+    """Where a model has no prompts, any word was accepted."""
+    for value in known.split():
+        answer = post(plain, path, **body, **{field: value})
+        assert answer.status_code == 200, (value, answer.text)
+    response = post(plain, path, **body, **{field: "querry"})
+    assert response.status_code in (400, 422), response.text
+    assert "input_type" in response.text
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
+    """A model without prompts."""
+    app = App((save_artifact(tmp_path_factory.mktemp("plain") / "tiny"), FakeEngine(LIMITS)))
+    yield app
+    app.close()
