@@ -86,10 +86,11 @@ def _check_spelling(where: str, text: str, spelled: Seq[str], param: str) -> Non
 def schema_ids(
     tokenizer: Tokenizer, schema: Schema, parts: Seq[SchemaPart], label_id: int
 ) -> tuple[list[int], list[int]]:
-    """The ids of ``parts``, and what they are (``bei.engine.words``). Raises InvalidRequestError for a name or label
-    without tokens, and for two of a kind with the same."""
+    """The ids of ``parts``, and what they are (``bei.engine.words``). Raises InvalidRequestError for a label without
+    tokens, and for labels, or names of a kind of parts, with the same."""
     for param in dict.fromkeys(part.param for part in parts):
-        _check_names(tokenizer, param, [part.name for part in parts if part.param == param])
+        names = [part.name for part in parts if part.param == param]
+        check_told_apart(param, names, (tuple(_ids(tokenizer, name)) for name in names), param)
     markers = {"label": label_id, "field": schema.field_id, "relation": schema.relation_id}
     ids: list[int] = []
     kinds: list[int] = []
@@ -99,15 +100,6 @@ def schema_ids(
         ids += [*of_part, schema.between_id]
         kinds += [*types, OTHER]
     return [*ids[:-1], schema.separator_id], kinds
-
-
-def _check_names(tokenizer: Tokenizer, param: str, names: Seq[str]) -> None:
-    tokens = [tuple(_ids(tokenizer, name)) for name in names]
-    if () in tokens:
-        raise InvalidRequestError(
-            f"The name {names[tokens.index(())]!r} in {param} has no tokens: write it in letters.", param
-        )
-    check_told_apart(param, names, tokens, param)
 
 
 def part_ids(tokenizer: Tokenizer, schema: Schema, part: SchemaPart, marker: int) -> tuple[list[int], list[int]]:

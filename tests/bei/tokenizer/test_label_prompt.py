@@ -163,5 +163,3 @@ def test_parts_of_a_schema_with_the_same_tokens_are_refused_by_name(other: str, 
     with pytest.raises(InvalidRequestError, match=rf"{param} 0 and 2, 'cat' and .*have the same tokens") as caught:
         encode("cat", "hello", other)
     assert caught.value.param == param
-    with pytest.raises(InvalidRequestError, match=rf"The name '.*' in {param} has no tokens"):
-        encode("cat", "\u0007")
