@@ -409,7 +409,7 @@ class NotAcceptableError(RequestError):
 
 
 class HeadersTooLargeError(RequestError):
-    """The request has more headers, or more bytes of them, than the server accepts."""
+    """The request has more headers, or more bytes of them, than are accepted."""
 
     code = "headers_too_large"
 

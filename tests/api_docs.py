@@ -215,7 +215,7 @@ def _fields(schema: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         is_needed = name in required or "default" in field
         texts = dict.fromkeys(_descriptions(field))
         kind = _type(field).removesuffix(" or null") if default == "`null`" else _type(field)
-        yield f"`{name}`", kind, default if is_needed else "may be left out", " ".join(texts)
+        yield f"`{name}`", kind, default if is_needed else "optional", " ".join(texts)
 
 
 def _descriptions(field: Mapping[str, Any]) -> Iterator[str]:

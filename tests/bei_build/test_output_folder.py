@@ -110,7 +110,10 @@ def test_a_mount_point_is_refused_before_the_work(tmp_path: Path) -> None:
         script = f'mount {mount} "$1" 2>&- || exit 77; shift; exec "$@"'
         run = ["unshare", "-rm", "sh", "-c", script, "sh", str(tmp_path / "artifact")]
         found = subprocess.run(
-            [*run, sys.executable, "-c", _BUILDS, str(tmp_path / "artifact")], capture_output=True, text=True, check=False
+            [*run, sys.executable, "-c", _BUILDS, str(tmp_path / "artifact")],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if found.returncode == 77 or "unshare" in found.stderr:
             pytest.skip("no mounts without privileges here")

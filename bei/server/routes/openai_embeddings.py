@@ -61,8 +61,8 @@ class EmbeddingRequest(EmbeddingControls, kw_only=True):
     late_chunking: Annotated[bool | None, Meta(description="Jina's: the texts are chunks of one document.")] = None
     user: str | None = None
     lora_path: Annotated[AdapterNames | None, Meta(description="SGLang's: one of the model's adapters.")] = None
-    embed_overrides: Annotated[Refused, refused("leave it out; vectors of tokens are the model's own", [])] = UNSET
-    embed_override_token_id: Annotated[Refused, refused("leave it out; it is for embed_overrides")] = UNSET
+    embed_overrides: Annotated[Refused, refused("leave it out", [])] = UNSET
+    embed_override_token_id: Annotated[Refused, refused("leave it out")] = UNSET
 
     def form(self) -> VectorForm:
         """In which form vectors are answered. Raises InvalidRequestError where two fields contradict each other."""

@@ -104,7 +104,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"structures": {"a": [{"name": "b", "choices": []}]}}, "choices of 'b' in structures 'a' is empty"),
     ({"structures": {"a": [{"name": "b", "choices": ["c", ""]}]}}, "A choice of 'b' in structures 'a' is empty"),
     ({"structures": {"a": [{"name": "b", "choices": ["c [P]"]}]}}, r"The choice 'c \[P\]' in structures has '\[P\]'"),
-    ({"structures": {"a": [{"name": "b", "choices": ["c"] * 600}]}}, "The choices leave no room for a text"),
+    ({"structures": {"a": [{"name": "b", "choices": ["c"] * 250}]}}, "The choices leave no room for a text"),
     ({"structures": {"a": [{"name": "b", "description": " "}]}}, "The description of 'b' in structures 'a' is empty"),
     ({"structures": {"a": {"fields": ["b"], "mode": "natural"}}}, "mode"),
     ({"structures": {"a": [{"name": "b", "cardinality": "required_one"}]}}, "cardinality"),
