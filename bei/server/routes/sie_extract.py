@@ -32,7 +32,7 @@ from bei.service.service import InferenceService
 from bei.tasks.extract import ExtractTask, Span, extract
 from bei.tasks.extract_labels import THRESHOLD, Share, extraction_of
 from bei.tasks.schema_forms import checked_request
-from bei.tasks.zero_shot import ZeroShotTask, check_zero_shot, inputs_of, zero_shot
+from bei.tasks.zero_shot import ZeroShotTask, check_zero_shot, inputs_of, num_around, zero_shot
 
 _SPAN_BYTES, _ITEM_BYTES = 120, 100
 _NOTHING = (b"null", b"\xc0")  # in JSON and in MessagePack
@@ -134,14 +134,14 @@ async def extract_items(asked: _Asked, context: RequestContext) -> Reply:
     texts = _texts_of(asked.body.items, context)
     names = [one.id if one.id is not None else f"item-{place}" for place, one in enumerate(asked.body.items)]
     ask = _spans if "extract" in service.manifest.tasks else _classes
-    found, sizes = await ask(service, texts, params.labels, params.options or SieOptions(), context)
+    found, sizes, truncated = await ask(service, texts, params.labels, params.options or SieOptions(), context)
     num_bytes = sum(sizes) + sum(map(len, names)) + _ITEM_BYTES * len(names)
     context.check_answer(num_bytes)
 
     def items(start: int, stop: int) -> list[dict[str, object]]:
         return [_item(names[place], **found(place)) for place in range(start, stop)]
 
-    return Reply({"model": service.name, "items": Items(len(names), num_bytes, items)})
+    return Reply({"model": service.name, "items": Items(len(names), num_bytes, items)}, truncated)
 
 
 def _item(name: str, entities: object = (), classifications: object = ()) -> dict[str, object]:
@@ -178,7 +178,8 @@ def _check_options(options: SieOptions, kind: str, *names: str) -> None:
         raise InvalidRequestError(f"options has {name}, which {kind} do not read: leave it out.", "params")
 
 
-_Found = tuple[Callable[[int], dict[str, object]], Seq[int]]
+# What an item has, by its place; about the bytes of each; the places of those that were cut.
+_Found = tuple[Callable[[int], dict[str, object]], Seq[int], list[int]]
 
 
 async def _spans(
@@ -198,7 +199,7 @@ async def _spans(
     num_around = schema.num_chars + (checked.num_chars if checked else 0)
     answer = await extract(service, task, ticket=context.admit(service, texts, num_around=num_around))
     sizes = [sum(_SPAN_BYTES + len(span.text) + len(span.label) for span in spans) for spans in answer.spans]
-    return lambda place: {"entities": items_of(answer.spans[place], _SPAN_BYTES, _entity)}, sizes
+    return lambda place: {"entities": items_of(answer.spans[place], _SPAN_BYTES, _entity)}, sizes, []
 
 
 def _entity(span: Span) -> SieEntity:
@@ -222,10 +223,10 @@ async def _classes(
         raise too_many_inputs(len(texts) * len(labels), context.max_inputs, "items")
     multi_label = options.classification_type == "multi-label"
     task = ZeroShotTask(texts, labels=labels, multi_label=multi_label, param="labels")
-    scores = await zero_shot(service, task, ticket=context.admit(service, inputs_of(service, task)))
-    least = options.threshold or 0.0
-    num_bytes = ranked_bytes(labels)
-    return lambda place: {"classifications": _ranked(labels, scores.values[place], least)}, [num_bytes] * len(texts)
+    ticket = context.admit(service, inputs_of(service, task), num_around=num_around(service, task))
+    scores = await zero_shot(service, task, ticket=ticket)
+    least, sizes = options.threshold or 0.0, [ranked_bytes(labels)] * len(texts)
+    return lambda place: {"classifications": _ranked(labels, scores.values[place], least)}, sizes, scores.truncated
 
 
 def _ranked(labels: Seq[str], row: Float32Array, least: float) -> list[LabelScore]:

@@ -157,3 +157,13 @@ def test_any_bytes_are_answered_or_refused(content: object, kinds: App) -> None:
     packed = content if isinstance(content, bytes) else msgspec.msgpack.encode({"items": content})
     for content_type in (PACKED, "application/json"):
         assert send(kinds, PATH, packed, content_type).status_code in (200, 400, 413)
+
+
+def test_items_that_were_cut_are_named(nli: App) -> None:
+    """They were cut, and nothing was said of it."""
+    texts, labels = ["cat", "cat " * 100], ["a", "b"]
+    found = post(nli, "/v1/extract/nli", items=[{"text": text} for text in texts], params={"labels": labels})
+    assert found.status_code == 200, found.text
+    expected = post(nli, "/v1/classify", input=texts, labels=labels)
+    assert "1" in found.headers["x-truncated-inputs"]
+    assert found.headers["x-truncated-inputs"] == expected.headers["x-truncated-inputs"]
