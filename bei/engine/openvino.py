@@ -22,6 +22,7 @@ from bei.artifact.manifest import (
 )
 from bei.core import EngineInfo, Float32Array, Outputs, PackedBatch
 from bei.engine.cpu_features import EXACT_INT8, sums_int8_exactly
+from bei.engine.normalized_sums import use_norm_kernel
 from bei.engine.packed_attention import Kernels, installed_kernels, use_kernels
 from bei.engine.packing import graph_inputs, rows_of_tokens, why_unshared
 from bei.engine.rounded_rows import use_rounding_kernel
@@ -48,7 +49,7 @@ _NARROW_TYPES = ("bf16", "f16")
 @dataclass(frozen=True)
 class OpenVINOOptions:
     """``num_threads``: over all streams; 0: all cores. ``num_streams``: batches that run concurrently. ``use_kernels``:
-    0: attention and rounding are OpenVINO's even where ``bei-kernels-cpu`` is installed."""
+    0: attention, norms and rounding are OpenVINO's even where ``bei-kernels-cpu`` is installed."""
 
     num_threads: int = 0
     num_streams: int = 1
@@ -209,7 +210,10 @@ def _replaced(
         use_kernels(openvino, model, attentions, kernels, longest, computes_bf16=computes_bf16)
     if roundings:  # of contexts too, which may be the kernel's by now
         use_rounding_kernel(openvino, model, roundings, kernels.library)
-    return bool(attentions or roundings)
+    num_norms = 0
+    if kernels.normalizes_sums and (computes_bf16 or roundings):  # in FP32 it is no faster; of the kernels above too
+        num_norms = use_norm_kernel(openvino, model, kernels.library, computes_bf16=computes_bf16)
+    return bool(attentions or roundings or num_norms)
 
 
 def _listed(folder: Folder, name: str) -> Path | None:

@@ -68,11 +68,13 @@ _ON_TILES = (0, 3)
 @dataclass(frozen=True)
 class Kernels:
     """The installed package. ``name``: it and the kernel that this CPU runs, for people. ``attends``: as fast as
-    OpenVINO's own operations, or faster."""
+    OpenVINO's own operations, or faster. ``normalizes_sums``: it has the operation for residual sums and norms, as from
+    0.4.0 on."""
 
     library: Path
     name: str
     attends: bool = True
+    normalizes_sums: bool = False
 
 
 def why_not_on_tiles(version: str) -> str | None:
@@ -104,7 +106,9 @@ def installed_kernels(openvino: Any, *, computes_bf16: bool) -> Kernels | None:
     slow = why_not_on_tiles(package.__version__) if computes_bf16 and has_tiles_of_bf16() else None
     if slow is not None:
         log.warning(slow)
-    return Kernels(package.LIBRARY, f"bei-kernels-cpu {package.__version__} ({kernel})", attends=slow is None)
+    operations = getattr(package, "OPERATIONS", ())  # not in versions before 0.4.0
+    name = f"bei-kernels-cpu {package.__version__} ({kernel})"
+    return Kernels(package.LIBRARY, name, attends=slow is None, normalizes_sums="NormalizedSum" in operations)
 
 
 def use_kernels(

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from bei_kernels_cpu._build import OPENVINO
 
-__version__ = "0.3.0"
-__all__ = ["LIBRARY", "OPENVINO"]
+__version__ = "0.4.0"
+__all__ = ["LIBRARY", "OPENVINO", "OPERATIONS"]
 
 # The extension, for ``Core.add_extension``; ``OPENVINO`` is the version that it was compiled for, and runs with alone.
 LIBRARY = Path(__file__).parent / "libbei_kernels.so"
+
+OPERATIONS = ("NormalizedSum", "PackedAttention", "RoundedRows")

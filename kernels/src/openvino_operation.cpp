@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attention.hpp"
+#include "normalized_sum_operation.hpp"
 #include "rounding_operation.hpp"
 
 // OpenVINO's headers join messages by this constructor, which libstdc++ has since GCC 9 (GLIBCXX_3.4.26). With its code
@@ -136,6 +137,7 @@ private:
 
 OPENVINO_CREATE_EXTENSIONS(
     std::vector<ov::Extension::Ptr>({std::make_shared<ov::OpExtension<PackedAttention>>(),
+                                     std::make_shared<ov::OpExtension<bei::NormalizedSumOperation>>(),
                                      std::make_shared<ov::OpExtension<bei::RoundedRows>>()}));
 
 // The name of the kernel that this CPU runs, for FP32 or BF16.

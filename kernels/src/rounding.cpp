@@ -1,41 +1,25 @@
-// Loops that compilers vectorize; a copy for each instruction set, and the loader takes the one of this CPU.
+// Two loops over a row, in parts that stay in registers.
 #include "rounding.hpp"
 
-#include <cstring>
-
-#if defined(__x86_64__) && defined(__linux__)
-#define BEI_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define BEI_CLONES
-#endif
+#include "loops.hpp"
 
 namespace bei {
 namespace {
 
 constexpr size_t LANES = 64;
-// Added to a number below 2^22, it leaves the nearest integer in the low bits of the sum.
-constexpr float SHIFT_OF_INTEGERS = 12582912.0f;
-
-inline float value_of(float x) { return x; }
-inline float value_of(uint16_t bf16) {
-    const uint32_t bits = uint32_t(bf16) << 16;
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
 
 // y of `count` columns from `from` on, into `to`.
 template <class Input, bool IsUnsigned>
-inline __attribute__((always_inline)) void scale(const Input *__restrict row, const float *__restrict factors,
-                                                 float least, size_t count, float *__restrict to) {
+BEI_INLINE void scale(const Input *__restrict row, const float *__restrict factors,
+                      float least, size_t count, float *__restrict to) {
     for (size_t i = 0; i < count; ++i) {
-        const float above = value_of(row[i]) - least;
+        const float above = wide(row[i]) - least;
         to[i] = (IsUnsigned && above < 0.0f ? 0.0f : above) * factors[i];
     }
 }
 
 template <class Input, bool IsUnsigned>
-inline __attribute__((always_inline)) void round_row(const RowRounding &it, size_t r) {
+BEI_INLINE void round_row(const RowRounding &it, size_t r) {
     const Input *row = static_cast<const Input *>(it.rows) + r * it.width;
     uint8_t *codes = static_cast<uint8_t *>(it.codes) + r * it.width;
     float values[LANES], largest[LANES];
@@ -56,17 +40,12 @@ inline __attribute__((always_inline)) void round_row(const RowRounding &it, size
         const size_t count = it.width - i < LANES ? it.width - i : LANES;
         scale<Input, IsUnsigned>(row + i, it.factors + i, it.least, count, values);
         uint8_t *__restrict to = codes + i;
-        for (size_t lane = 0; lane < count; ++lane) {
-            const float shifted = values[lane] * factor + SHIFT_OF_INTEGERS;
-            uint32_t bits;
-            std::memcpy(&bits, &shifted, sizeof bits);
-            to[lane] = uint8_t(bits);
-        }
+        for (size_t lane = 0; lane < count; ++lane) to[lane] = nearest_code(values[lane] * factor);
     }
 }
 
 template <class Input, bool IsUnsigned>
-inline __attribute__((always_inline)) void round_all(const RowRounding &it, size_t first, size_t end) {
+BEI_INLINE void round_all(const RowRounding &it, size_t first, size_t end) {
     for (size_t r = first; r < end; ++r) round_row<Input, IsUnsigned>(it, r);
 }
 

@@ -1,4 +1,5 @@
-// Random attentions through every kernel of this CPU, and random roundings, against plain loops in double precision.
+// Random attentions through every kernel of this CPU, and random roundings, sums and norms, against plain loops in double
+// precision.
 //
 //     fuzz [SEED] [COUNT]
 //
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "../src/attention.hpp"
+#include "../src/normalized_sum.hpp"
 #include "../src/rounding.hpp"
 
 namespace {
@@ -187,6 +189,108 @@ double largest_distance(std::mt19937 &random, Element element) {
     return most;
 }
 
+// A random sum of rows, and its norm.
+struct NormCase {
+    bei::NormalizedSum of{};
+    size_t num_rows = 0;
+    std::vector<float> rows, residual, row_sizes, row_bias, weight, bias, factors;
+    bool has_sum = false;
+};
+
+NormCase made_norm(std::mt19937 &random, Element element) {
+    auto among = [&](int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random); };
+    std::normal_distribution<float> normal;
+    NormCase it;
+    it.num_rows = among(1, 20);
+    it.of.element = element, it.of.width = among(1, 300), it.of.is_centred = among(0, 1);
+    it.of.epsilon = among(0, 1) ? 1e-12f : 1e-5f;
+    it.has_sum = among(0, 1);
+    auto fill = [&](std::vector<float> &to, size_t size, float middle, Element as) {
+        for (size_t i = 0; i < size; ++i) to.push_back(rounded(middle + normal(random), as));
+    };
+    fill(it.rows, it.num_rows * it.of.width, 0.3f, element);
+    fill(it.residual, it.num_rows * it.of.width, 0.0f, element);
+    fill(it.weight, it.of.width, 1.0f, Element::f32);
+    fill(it.bias, it.of.width, 0.0f, Element::f32);
+    if (among(0, 1)) fill(it.row_sizes, it.num_rows, 2.0f, Element::f32), fill(it.row_bias, it.of.width, 0.0f, Element::f32);
+    if (among(0, 1)) fill(it.factors, it.of.width, 1.0f, Element::f32), it.of.scale = among(0, 1) ? 0.02f : 0.0f;
+    return it;
+}
+
+// How far the kernel is from double precision: the largest error of a sum, relative to 1 + its size, and of a norm, relative
+// also to the sums in deviations, which lose digits where a row's are alike; and the largest distance of a code, and of a
+// size relative to it.
+std::pair<double, double> norm_errors(const NormCase &it) {
+    bei::NormalizedSum a = it.of;
+    const bool is_wide = a.element == Element::f32;
+    const size_t size = it.rows.size(), width = a.width;
+    const auto rows = narrow(it.rows), residual = narrow(it.residual);
+    a.rows = is_wide ? static_cast<const void *>(it.rows.data()) : rows.data();
+    a.residual = is_wide ? static_cast<const void *>(it.residual.data()) : residual.data();
+    a.weight = it.weight.data(), a.bias = it.bias.data();
+    if (!it.row_sizes.empty()) a.row_sizes = it.row_sizes.data(), a.row_bias = it.row_bias.data();
+    std::vector<float> wide_sum(is_wide ? size : 0), wide_norm(is_wide ? size : 0);
+    std::vector<uint16_t> half_sum(is_wide ? 0 : size), half_norm(is_wide ? 0 : size);
+    a.sum = !it.has_sum ? nullptr : is_wide ? static_cast<void *>(wide_sum.data()) : half_sum.data();
+    a.norm = is_wide ? static_cast<void *>(wide_norm.data()) : half_norm.data();
+    const bool has_codes = !it.factors.empty(), has_sizes = has_codes && a.scale == 0.0f;
+    std::vector<int8_t> codes(has_codes ? size : 0);
+    std::vector<float> sizes(has_sizes ? it.num_rows : 0);
+    a.factors = has_codes ? it.factors.data() : nullptr, a.codes = codes.data(), a.sizes = sizes.data();
+    bei::normalize_sums(a, 0, it.num_rows);
+    auto found = [&](const std::vector<float> &wide, const std::vector<uint16_t> &half, size_t i) {
+        float value;
+        const uint32_t bits = is_wide ? 0 : uint32_t(half[i]) << 16;
+        std::memcpy(&value, is_wide ? static_cast<const void *>(&wide[i]) : &bits, sizeof value);
+        return double(value);
+    };
+    double most = 0, farthest = 0;
+    auto note = [](double &largest, double error) { largest = error <= largest ? largest : error; };  // NaN counts
+    for (size_t r = 0; r < it.num_rows; ++r) {
+        std::vector<double> sum(width), norm(width);
+        double mean = 0, squares = 0, largest = bei::LEAST_SIZE;
+        for (size_t i = 0; i < width; ++i) {
+            const double row = it.rows[r * width + i];
+            sum[i] = (a.row_sizes ? row * it.row_sizes[r] + it.row_bias[i] : row) + it.residual[r * width + i];
+            mean += a.is_centred ? sum[i] / width : 0.0;
+        }
+        double largest_sum = 0;
+        for (double one : sum) {
+            squares += (one - mean) * (one - mean) / width;
+            largest_sum = std::max(largest_sum, std::abs(one));
+        }
+        const double deviation = std::sqrt(squares + a.epsilon);
+        for (size_t i = 0; i < width; ++i) {
+            norm[i] = (sum[i] - mean) / deviation * it.weight[i] + it.bias[i];
+            const double digits = 1 + std::abs(norm[i]) + largest_sum / deviation * std::abs(it.weight[i]);
+            note(most, std::abs(found(wide_norm, half_norm, r * width + i) - norm[i]) / digits);
+            if (it.has_sum)
+                note(most, std::abs(found(wide_sum, half_sum, r * width + i) - sum[i]) / (1 + std::abs(sum[i])));
+            if (has_codes) largest = std::max(largest, std::abs(norm[i] * it.factors[i]));
+        }
+        if (has_sizes) note(farthest, std::abs(sizes[r] / largest - 1));
+        for (size_t i = 0; has_codes && i < width; ++i) {
+            const double scale = has_sizes ? largest / 127 : a.scale;
+            const double code = std::min(std::max(norm[i] * it.factors[i] / scale, -128.0), 127.0);
+            note(farthest, std::abs(codes[r * width + i] - code));
+        }
+    }
+    return {most, farthest};
+}
+
+// True if each row alone has the bits that it has among all of them.
+bool is_each_alone(const NormCase &it) {
+    bei::NormalizedSum a = it.of;
+    a.element = Element::f32, a.rows = it.rows.data(), a.residual = it.residual.data();
+    a.weight = it.weight.data(), a.bias = it.bias.data();
+    std::vector<float> together(it.rows.size()), alone(it.rows.size());
+    a.norm = together.data();
+    bei::normalize_sums(a, 0, it.num_rows);
+    a.norm = alone.data();
+    for (size_t r = it.num_rows; r-- > 0;) bei::normalize_sums(a, r, r + 1);
+    return std::memcmp(together.data(), alone.data(), together.size() * sizeof(float)) == 0;
+}
+
 }  // namespace
 
 int main(int argc, char **argv) {
@@ -208,6 +312,12 @@ int main(int argc, char **argv) {
         const double distance = largest_distance(random, element);
         if (!(distance <= 0.5001)) {
             std::printf("seed %d, rounding: a distance of %g\n", seed, distance);
+            ++num_wrong;
+        }
+        const NormCase sums = made_norm(random, element);
+        const auto [norm_error, farthest] = norm_errors(sums);
+        if (!(norm_error <= (element == Element::f32 ? 1e-6 : 4e-3) && farthest <= 0.51) || !is_each_alone(sums)) {
+            std::printf("seed %d, sum and norm: an error of %g, a distance of %g\n", seed, norm_error, farthest);
             ++num_wrong;
         }
     }

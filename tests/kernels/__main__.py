@@ -19,7 +19,7 @@ from tests.kernels.roots import RELEASES, lack, make_root
 from tests.kernels.wheel import build_fuzz, build_wheel, make_sysroot
 
 SKIPPED = 77
-TESTS = ("tests/bei/engine/test_packed_attention.py", "tests/bei/engine/test_rounded_rows.py")
+TESTS = tuple(f"tests/bei/engine/test_{of}.py" for of in ("normalized_sums", "packed_attention", "rounded_rows"))
 FUZZ = ("0", "20")  # seeds
 
 
