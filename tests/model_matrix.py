@@ -61,6 +61,7 @@ class that a family reads is not named here. Classes without rows of their own:
 | `ColQwen2ForRetrieval` | a vector for each token of [images](images.md) of many sizes and queries: `tests/bei_build/families/test_colqwen2.py`, with Qwen2.5-VL `test_colqwen2_5.py`, within 2e-4 in FP32 and 0.999 in BF16 |
 | `ColQwen2_5`, `ColQwen2` | the same as colpali-engine saves them, adapters too: `test_colqwen2_5.py` |
 | `Qwen2VLForConditionalGeneration`, `Qwen2VLModel`, `Qwen2_5_VLForConditionalGeneration`, `Qwen2_5_VLModel`, `GmeQwen2VL` | gme-Qwen2-VL, DSE, Ops-MM-embedding, of texts and [images](images.md): `tests/bei_build/families/test_qwen2_vl.py`, within 2e-4 in FP32 and 0.999 in BF16 |
+| `JinaVLForRanking` | remote code (jina-reranker-m0): Qwen2-VL and two layers on the last token's state, of texts and [images](images.md): `tests/bei_build/families/test_jina_reranker_m0.py`, within 2e-4 in FP32 |
 | `Qwen3VLForConditionalGeneration`, `Qwen3VLModel` | Qwen3-VL-Embedding and -Reranker, of texts and [images](images.md): `tests/bei_build/families/test_qwen3_vl.py`, `test_qwen3_vl_reranker.py`, within 2e-4 in FP32 and 0.999 in BF16 |
 | `Contriever` | facebook/contriever's own class: BERT |
 | `HF_ColBERT` | remote code: BERT and a linear layer on every token |

@@ -231,13 +231,15 @@ class Classification(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class RerankTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The text in which a language model reads a pair: ``prefix``, ``body`` and ``suffix`` are tokenized separately.
 
-    The body has the slots {query}, {document} and {instruction}; only its tokens are truncated.
+    The body has the slots {query}, {document} and {instruction}; only its tokens are truncated. ``last_id``: a token
+    behind the suffix, which no text has.
     """
 
     prefix: str
     body: str
     suffix: str
     instruction: str
+    last_id: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class ClassifyTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

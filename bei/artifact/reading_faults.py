@@ -35,6 +35,8 @@ def _templates(manifest: Manifest) -> Iterator[str]:
         for slot in ("{query}", "{document}"):
             if slot not in template.body:
                 yield f"the body of rerank_template has no {slot}: every pair would be the same text"
+        if template.last_id is not msgspec.UNSET and not 0 <= template.last_id < manifest.spec.vocab_size:
+            yield f"rerank_template.last_id is {shown(template.last_id)}, which the model has no row for"
     if (asked := manifest.classify_template) and (manifest.tasks != ["classify"] or "{text}" not in asked.body):
         yield "classify_template goes with the task classify alone, and its body must have {text}"
 

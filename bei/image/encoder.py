@@ -142,6 +142,7 @@ class ImageEncoder:
         if source.is_input and (options is None or options.add_special_tokens):
             first, last = self._texts.around
             before, behind = [*first, *before], [*behind, *last]
+        behind = [*behind, *source.last_ids]
         check(len(before) + 1 + len(behind))  # before the image, of a token at least, is decoded
 
         def cut() -> _CutImage:

@@ -140,13 +140,14 @@ class ImageInText:
     """An image among the text that a decoder reads. Its pieces are tokenized by themselves, and their parts joined only
     then: a query that many pairs have stands in memory once. ``shared``: of an image that other inputs of the request
     have too; None: none has. ``is_input``: the tokens that stand around every text stand around it too; not around
-    pairs, whose template has all of them."""
+    pairs, whose template has all of them. ``last_ids``: tokens behind all of these."""
 
     before: tuple[tuple[str, ...], ...]
     image: ImageInput
     behind: tuple[tuple[str, ...], ...]
     shared: MadeOnce[Any] | None = field(default=None, compare=False)
     is_input: bool = False
+    last_ids: tuple[int, ...] = ()
 
     @property
     def num_chars(self) -> int:

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from bei.artifact import store
 from bei.artifact.compatibility import check_room, check_swap
 from bei.artifact.manifest import IMAGE_ENGINE_DIR, LABEL_ENGINE_DIR, TOKEN_WEIGHTS, TOKENIZER, Artifact, Manifest
@@ -33,6 +35,7 @@ from bei.service.service import InferenceService, OpenPort
 from bei.service.trusted_artifact import opened
 from bei.tokenizer.encoder import TextEncoder
 from bei.tokenizer.label_encoder import LabelEncoder
+from bei.tokenizer.special_tokens import Frame
 from bei.verification.verify import verified
 
 log = logging.getLogger(__name__)
@@ -381,6 +384,8 @@ def _token_weights_of(artifact: Artifact) -> Float32Array | None:
     return read_token_weights(artifact.file(TOKEN_WEIGHTS), artifact.manifest.spec.vocab_size)
 
 
-def _frame_of(artifact: Artifact) -> tuple[str, str]:
-    template = artifact.manifest.rerank_template or artifact.manifest.classify_template
-    return (template.prefix, template.suffix) if template else ("", "")
+def _frame_of(artifact: Artifact) -> Frame:
+    pairs = artifact.manifest.rerank_template
+    template = pairs or artifact.manifest.classify_template
+    last = () if pairs is None or isinstance(pairs.last_id, msgspec.UnsetType) else (pairs.last_id,)
+    return Frame(template.prefix, template.suffix, last) if template else Frame()

@@ -134,7 +134,9 @@ def _with_image(
     place = filled.index(images[0])
     first, second = (map(str, some) for some in (filled[:place], filled[place + 1 :]))
     before, behind = tower.sequence.around
-    return ImageInText(((template.prefix,), (*first, before)), images[0], ((behind, *second), (template.suffix,)))
+    last = () if isinstance(template.last_id, msgspec.UnsetType) else (template.last_id,)
+    around = ((template.prefix,), (*first, before)), ((behind, *second), (template.suffix,))
+    return ImageInText(around[0], images[0], around[1], last_ids=last)
 
 
 def num_around(service: ModelService, instruction: str | None = None) -> int:

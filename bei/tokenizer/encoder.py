@@ -31,7 +31,7 @@ from bei.tokenizer.long_text import (
     common_start,
     tokens_in_pieces,
 )
-from bei.tokenizer.special_tokens import TEXT, Layout, check_without, kept_lengths, layout_of, special_piece
+from bei.tokenizer.special_tokens import Frame, Layout, check_without, framed_layout, kept_lengths, layout_of
 from bei.tokenizer.templates import AroundTemplate, PairTemplate, TextTemplate
 from bei.tokenizer.word_cache import WordCache, treats_words_alone
 from bei.utils.untrusted_files import UnfitError
@@ -48,6 +48,7 @@ _MOST_CHARS_AT_ONCE = 250_000
 _FURTHER = 4
 
 _ID_BYTES = np.dtype(np.int32).itemsize
+_NO_FRAME = Frame()
 
 # The side of a too long text that is cut off.
 CutSide: TypeAlias = Literal["left", "right"]
@@ -129,7 +130,7 @@ class TextEncoder:
         max_seq_len: int,
         *,
         auto_truncate: bool = True,
-        frame: tuple[str, str] = ("", ""),
+        frame: Frame = _NO_FRAME,
         truncation_side: CutSide = "right",
         split_special_tokens: bool = False,
         vocab_size: int | None = None,
@@ -151,7 +152,7 @@ class TextEncoder:
         self._filling_id = filling_id
         self._auto_truncate = auto_truncate
         self._cuts_left = truncation_side == "left"
-        self._framed = self._frame(frame)
+        self._framed = framed_layout(self._tokenizer, frame)
         self._words: WordCache | None = None
         single = self._layouts[1, True]
         if treats_words_alone(self._tokenizer) and not single.has_types:
@@ -164,15 +165,11 @@ class TextEncoder:
             self._num_special = single.num_special
         self._marks_continuations = bool(getattr(self._tokenizer.model, "continuing_subword_prefix", None))
 
-    def _frame(self, frame: tuple[str, str]) -> Layout:
-        prefix, suffix = (self._tokenizer.encode(text, add_special_tokens=False).ids for text in frame)
-        return Layout([special_piece(prefix), TEXT, special_piece(suffix)])
-
-    def fitted(self, max_seq_len: int, frame: tuple[str, str]) -> TextEncoder:
+    def fitted(self, max_seq_len: int, frame: Frame) -> TextEncoder:
         """The same tokenizer, sharing its cache of words, for a model that reads up to ``max_seq_len`` tokens."""
         found = copy.copy(self)
         found._max_seq_len = max_seq_len
-        found._framed = self._frame(frame)
+        found._framed = framed_layout(self._tokenizer, frame)
         return found
 
     def with_weights(self, token_weights: Float32Array | None) -> TextEncoder:

@@ -34,6 +34,14 @@ _NO_IDS = np.zeros(0, np.int32)
 TEXT = Piece(_NO_IDS, 0)
 
 
+class Frame(NamedTuple):
+    """Texts before and behind an input, each tokenized by itself, and the ids behind both."""
+
+    prefix: str = ""
+    suffix: str = ""
+    last_ids: tuple[int, ...] = ()
+
+
 class Layout:
     """The order of special tokens and texts in an input of one or two texts."""
 
@@ -72,6 +80,12 @@ def layout_of(tokenizer: Tokenizer, num_texts: int, *, with_special: bool) -> La
     if {piece.text for piece in pieces} - {None} != {*range(num_texts)}:
         raise UnfitError("its template leaves a text out, or it has no token for the letter a")
     return Layout(pieces)
+
+
+def framed_layout(tokenizer: Tokenizer, frame: Frame) -> Layout:
+    """The layout of one text in ``frame``."""
+    prefix, suffix = (tokenizer.encode(text, add_special_tokens=False).ids for text in (frame.prefix, frame.suffix))
+    return Layout([special_piece(prefix), TEXT, special_piece([*suffix, *frame.last_ids])])
 
 
 def kept_lengths(lengths: Seq[int], room: int) -> list[int]:

@@ -37,6 +37,7 @@ from bei.utils.units import shown_size
 from bei.version import __version__
 from bei_build.applicable_settings import check_applicable
 from bei_build.checkpoint.checkpoint import Checkpoint
+from bei_build.checkpoint.decoder_processor import pair_template
 from bei_build.checkpoint.heads import HeadChoice, tasks_of
 from bei_build.checkpoint.image_tower import (
     ImageCheckpoint,
@@ -434,6 +435,8 @@ def _decide_template(config: BuildConfig, tokenizer: tokenizers.Tokenizer) -> De
 
 def _rerank_template(config: BuildConfig, checkpoint: Checkpoint) -> RerankTemplate | None:
     """The user's template, else the one from the checkpoint's chat template. Raises CheckpointError."""
+    if config.rerank_body and pair_template(checkpoint) is not None:
+        raise ConfigError(f"{checkpoint.spec.architecture} reads pairs in a text of its own: leave rerank_body out.")
     if config.rerank_body:
         return RerankTemplate(
             prefix=config.rerank_prefix,
@@ -444,6 +447,8 @@ def _rerank_template(config: BuildConfig, checkpoint: Checkpoint) -> RerankTempl
     files, head = checkpoint.files, checkpoint.spec.heads[0]
     if head.output != "logits":
         return None
+    if (own := pair_template(checkpoint)) is not None:
+        return own
     if files.chat is None:
         return None
     if "rerank" not in tasks_of(head, checkpoint.spec.hidden_size):

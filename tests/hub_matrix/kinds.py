@@ -165,6 +165,17 @@ def _qwen3_vl_reranker() -> Structure:
     return replace(made, images=scores, options=qwen3_vl.RERANKER)
 
 
+def _jina_reranker_m0() -> Structure:
+    """jina-reranker-m0, a class of its own on Qwen2-VL."""
+
+    def scores(folder: Path, files: list[bytes]) -> Sequence[Float32Array]:
+        pairs: list[tuple[str | bytes, str | bytes]] = [(IMAGE_QUERY, content) for content in files]
+        return [np.array([score], np.float32) for score in qwen2_vl.library_scores(folder, pairs)]
+
+    config = {"model_type": "qwen2_vl", "architectures": ["JinaVLForRanking"]}
+    return Structure("rerank", prepare=(qwen2_vl.save_ranker,), files={"config.json": config}, images=scores)
+
+
 def _of_images(hf_class: str, save: Callable[[Path], Path], vectors: ImagesOf) -> Structure:
     config = {"model_type": getattr(transformers, hf_class).config_class.model_type, "architectures": [hf_class]}
     return Structure("embed", prepare=(save,), files={"config.json": config}, images=vectors)
@@ -312,6 +323,7 @@ KINDS: dict[str, Callable[..., Structure]] = {
         "embed",
     ),
     "gme": partial(decoder_of_images, "Qwen2VLForConditionalGeneration", qwen2_vl.save_gme, qwen2_vl.gme_rows, "embed"),
+    "jina_reranker_m0": _jina_reranker_m0,
     "qwen3_vl_reranker": _qwen3_vl_reranker,
     "lfm2_5": partial(embedder, **_LFM2_5, pooling="cls", tokenizer=tokenizers.plain),
     "lfm2_5_late_interaction": partial(late_interaction, **_LFM2_5),

@@ -461,6 +461,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "vidore/colqwen2.5-v0.2": ("github:illuin-tech/colpali colpali_engine/models/qwen2_5/colqwen2_5",),
     "Alibaba-NLP/gme-Qwen2-VL-2B-Instruct": (f"{_MTEB}/gme_v_models.py", _VLLM_MODELS),
     "MrLight/dse-qwen2-2b-mrl-v1": (_VLLM_MODELS,),
+    "jinaai/jina-reranker-m0": (_VLLM_MODELS, f"{_VLLM} vllm/model_executor/models/jina_vl.py"),
     "Qwen/Qwen3-VL-Embedding-2B": (_VLLM_MODELS,),
     "Qwen/Qwen3-VL-Reranker-2B": ("github:yujieli001/Qwen3-VL-Embedding src/models/qwen3_vl_reranker.py",),
     "google/gemma-3-4b-it": (_VLLM_MODELS, _config("gemma3")),

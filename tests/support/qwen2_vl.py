@@ -14,7 +14,7 @@ import transformers
 from PIL import Image, ImageOps
 
 from bei.core import Float32Array
-from tests.support.checkpoints import write_json
+from tests.support.checkpoints import read_tensors, write_json, write_tensors
 from tests.support.colqwen2 import rope
 from tests.support.qwen3_vl import END, HIDDEN, PATCH, PROCESSOR, STEP, TEMPLATE, save_tokenizer
 
@@ -78,6 +78,54 @@ def save_qwen2_vl(
 def save_gme(folder: Path) -> Path:
     """A checkpoint that names gme's own code."""
     return save_qwen2_vl(folder, gme=True)
+
+
+def save_ranker(folder: Path) -> Path:
+    """A checkpoint of jina-reranker-m0's class, which has two layers on the last token's state."""
+    save_qwen2_vl(folder, text={"max_position_embeddings": 1024})
+    path = folder / "config.json"
+    own = {"architectures": ["JinaVLForRanking"], "auto_map": {"AutoModel": "modeling.JinaVLForRanking"}}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **own}))
+    torch.manual_seed(1)
+    shapes = {"0.weight": (HIDDEN, HIDDEN), "0.bias": (HIDDEN,), "2.weight": (1, HIDDEN), "2.bias": (1,)}
+    write_tensors(
+        folder,
+        {**read_tensors(folder), **{f"score.{name}": torch.randn(*shape) * 0.3 for name, shape in shapes.items()}},
+    )
+    return folder
+
+
+def library_scores(folder: Path, pairs: Sequence[tuple[str | bytes, str | bytes]]) -> list[float]:
+    """The scores of pairs of a query and a document, texts or files of images, as jina-reranker-m0's own code computes
+    them (modeling.py), one pair at a time, on the states of transformers' class."""
+    auto: Any = transformers.AutoTokenizer
+    images_class: Any = transformers.Qwen2VLImageProcessorPil
+    tokenizer, reads = auto.from_pretrained(folder), images_class.from_pretrained(folder)
+    step = reads.patch_size * reads.merge_size
+    reads.size = {"shortest_edge": 4 * step**2, "longest_edge": 768 * step**2}
+    model_class: Any = transformers.Qwen2VLModel
+    model = model_class.from_pretrained(folder).eval()
+    tensors, found = read_tensors(folder), []
+    for query, document in pairs:
+        asked: dict[str, Any] = {}
+        texts = []
+        for name, side in (("Document", document), ("Query", query)):
+            if isinstance(side, bytes):
+                image = ImageOps.exif_transpose(Image.open(io.BytesIO(side)))
+                asked = dict(reads(images=image, return_tensors="pt"))
+                pads = "<|image_pad|>" * (int(asked["image_grid_thw"].prod()) // 4)
+                side = f"<|vision_start|>{pads}<|vision_end|>"
+            texts.append(f"**{name}**:\n{side}")
+        ids = tokenizer("\n".join(texts), return_tensors="pt")["input_ids"]
+        ids = torch.cat([ids, torch.tensor([[100]])], 1)
+        if asked:
+            asked["mm_token_type_ids"] = (ids == model.config.image_token_id).int()
+        with torch.inference_mode():
+            state = model(input_ids=ids, attention_mask=torch.ones_like(ids), **asked).last_hidden_state[0, -1]
+            state = torch.relu(tensors["score.0.weight"] @ state + tensors["score.0.bias"])
+            logit = tensors["score.2.weight"] @ state + tensors["score.2.bias"]
+        found.append(float(torch.sigmoid(logit - 2.65)))
+    return found
 
 
 def library_rows(

@@ -32,6 +32,16 @@ _NUM_BEHIND_QUERIES = 10
 _READ = ("processor_class", "image_processor", "image_seq_length", "auto_map")
 
 
+# Of jina-reranker-m0's own code: a pair, and the token behind it, which is a byte that no character begins with.
+_RANKER_TEMPLATE = RerankTemplate(
+    prefix="",
+    body="**Document**:\n{document}\n**Query**:\n{query}",
+    suffix="",
+    instruction="",
+    last_id=100,
+)
+
+
 class _Turns(NamedTuple):
     """Of a model's own code: the system's turn, where no other is asked for, and what stands behind the beginning of
     the assistant's, where every text ends."""
@@ -189,6 +199,11 @@ def with_refused_text(tokenization: Tokenization, family: Family) -> Tokenizatio
     return msgspec.structs.replace(tokenization, refused_text=processor.image if processor else _IMAGE_PAD)
 
 
+def pair_template(checkpoint: Checkpoint) -> RerankTemplate | None:
+    """The text in which the code of the checkpoint's class reads a pair; None where its files say it, or the user."""
+    return _RANKER_TEMPLATE if checkpoint.spec.architecture == qwen2_vl.RANKER else None
+
+
 def image_sequence(
     checkpoint: Checkpoint, patches: PatchesSpec, num_patches: int, template: RerankTemplate | None
 ) -> ImageSequence:
@@ -230,6 +245,8 @@ def image_sequence(
             f"{index} in the tokenizer: transformers would find no place for an image. Download the checkpoint again."
         )
     before, after = (tokenizer.encode(part, add_special_tokens=False).ids for part in parts)
+    if around is not None and template is not None and not isinstance(template.last_id, msgspec.UnsetType):
+        after = [*after, template.last_id]
     side = patches.block_side
     found = ImageSequence(
         before=before,
@@ -259,7 +276,8 @@ def _around_in_pairs(checkpoint: Checkpoint, template: RerankTemplate | None) ->
             f"{spec.architecture} reads images in pairs whose text has one place for a query and one for a document: "
             "give it as rerank_body, or build for texts alone (--no-images)."
         )
-    if len(head.layers) != 1 or head.pooling != ("last",):
+    is_own = checkpoint.spec.architecture == qwen2_vl.RANKER
+    if (len(head.layers) != 1 and not is_own) or head.pooling != ("last",):
         raise ConfigError(
             f"{spec.architecture} has scores of images by one or two score_tokens: name these, or build for texts "
             "alone (--no-images)."

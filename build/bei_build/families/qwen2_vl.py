@@ -1,11 +1,14 @@
 """Qwen2-VL (arXiv:2409.12191) and Qwen2.5-VL (arXiv:2502.13923) as embedders of texts and images: gme-Qwen2-VL
-(arXiv:2412.16855), DSE (arXiv:2406.11251), Ops-MM-embedding.
+(arXiv:2412.16855), DSE (arXiv:2406.11251), Ops-MM-embedding; and as a reranker, jina-reranker-m0.
 
 Image tower and decoder are those of ColQwen2. The last token's state is the vector of a text, of an image, or of both.
 
 gme's own code gives its decoder no positions, and the class of transformers that it was written for then counts an
 image's tokens as those of a text. It is built so where config.json names that code; other models have positions on
 three axes, as transformers' class counts them.
+
+jina-reranker-m0's own code (modeling.py, JinaVLForRanking) reads a pair in a text that ends in a token of no text, and
+has two linear layers on its state, whose score it shifts before the sigmoid.
 """
 
 from __future__ import annotations
@@ -32,14 +35,15 @@ from bei_build.families.colqwen2 import (
 from bei_build.families.decoder import WEIGHTS, last_token_embedder
 from bei_build.families.rope import rope_from_config
 from bei_build.families.vision import VisionFamily
-from bei_build.spec.model_spec import ModelSpec
-from bei_build.spec.parts import RopeSpec
+from bei_build.spec.model_spec import HeadSpec, ModelSpec
+from bei_build.spec.parts import DenseSpec, RopeSpec
 from bei_build.spec.stored_forms import StoredForms
 
 MODEL_TYPES = (FIRST, SECOND)
+RANKER = "JinaVLForRanking"
 _GME = "GmeQwen2VL"
 _CLASSES = {
-    FIRST: ("Qwen2VLForConditionalGeneration", "Qwen2VLModel", _GME),
+    FIRST: ("Qwen2VLForConditionalGeneration", "Qwen2VLModel", _GME, RANKER),
     SECOND: ("Qwen2_5_VLForConditionalGeneration", "Qwen2_5_VLModel"),
 }
 # Keys beside those of the text, in configs of the first versions, which had no part for it.
@@ -51,6 +55,8 @@ _OF_THE_WHOLE = (
 # Of gme's own code (modeling_gme_qwen2vl.py), where config.json has none: tokens of an image, and of what is read.
 _GME_BLOCKS = {"min_image_tokens": 256, "max_image_tokens": 1280}
 _GME_LENGTH = 1800
+# Of jina-reranker-m0's own code: tokens of an image, and of a pair, and what it takes off a score.
+_RANKER_BLOCKS, _RANKER_LENGTH, _RANKER_BIAS = (4, 768), 10_240, 2.65
 
 
 def _checked(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -98,10 +104,26 @@ def _gme_spec(config: Any, architecture: str) -> ModelSpec:
     return spec_of(config, architecture, config.model_type, rope=as_text)
 
 
+def _ranker_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**_checked(raw), "usual_length": _RANKER_LENGTH}
+
+
+def _scores(config: Any) -> tuple[HeadSpec, ...]:
+    width = config.text_config.hidden_size
+    layers = (DenseSpec("score.up", width, width, activation="relu"), DenseSpec("score.down", width, 1))
+    return (HeadSpec("logits", ("last",), layers=layers),)
+
+
+def _variant(raw: Mapping[str, Any]) -> Family | None:
+    if (raw.get("architectures") or [None])[0] == RANKER:
+        return _RANKER_FAMILY
+    return _GME_FAMILY if is_gme(raw) else None
+
+
 def _family(kind: str) -> Family:
     return Family(
         model_type=kind,
-        architectures=dict.fromkeys(_CLASSES[kind], last_token_embedder),
+        architectures={name: _scores if name == RANKER else last_token_embedder for name in _CLASSES[kind]},
         prefix="",
         weights={
             **{name: within(OWN_LANGUAGE, "", stored) for name, stored in WEIGHTS.items()},
@@ -112,13 +134,22 @@ def _family(kind: str) -> Family:
         spec_from_config=_spec_from_config,
         translate=_checked,
         reference_class="AutoModel",
-        variant=lambda raw: _GME_FAMILY if kind == FIRST and is_gme(raw) else None,
+        variant=_variant if kind == FIRST else None,
     )
 
 
 FAMILY, SECOND_FAMILY = map(_family, MODEL_TYPES)
 _GME_FAMILY: Family = replace(
     FAMILY, spec_from_config=_gme_spec, translate=_gme_config, remote_classes=(_GME,), variant=None
+)
+_RANKER_FAMILY: Family = replace(
+    FAMILY,
+    architectures={RANKER: _scores},
+    weights={**FAMILY.weights, "score.up": "score.0", "score.down": "score.2"},
+    translate=_ranker_config,
+    remote_classes=(RANKER,),
+    variant=None,
+    stored_forms=StoredForms(shifted={"score.2.bias": -_RANKER_BIAS}),
 )
 
 
@@ -136,7 +167,7 @@ def _vision_family(kind: str) -> VisionFamily:
         weights={name: within(WITHIN, "visual.", stored) for name, stored in weights.items()},
         unused=(
             *(f"{around}{part}." for around in OWN_LANGUAGE for part in ("layers", "embed_tokens", "norm")),
-            "lm_head.",
+            *("lm_head.", "score."),
         ),
         spec_from_config=lambda config, architecture: replace(read(config, architecture), family=kind),
         translate=_vision_part,
@@ -149,11 +180,14 @@ def _vision_family(kind: str) -> VisionFamily:
         output="last_hidden_state",
         is_read_by_decoder=True,
         has_processor=False,  # not without a library for films
-        by_config=_gme_tower,
+        by_config=_tower_of_code,
     )
 
 
-def _gme_tower(own: VisionFamily, raw: Mapping[str, Any]) -> VisionFamily:
+def _tower_of_code(own: VisionFamily, raw: Mapping[str, Any]) -> VisionFamily:
+    """The tower as the model's own code reads it."""
+    if raw["architectures"][0] == RANKER:
+        return replace(own, usual_blocks=_RANKER_BLOCKS, has_own_blocks=True)
     if not is_gme(raw):
         return own
     counts = [raw.get(name, usual) for name, usual in _GME_BLOCKS.items()]

@@ -10,7 +10,7 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,14 +22,23 @@ from bei.utils.libraries import importing
 from bei_build import memory
 from bei_build.checkpoint.image_tower import ImageCheckpoint
 from bei_build.reference.hf_model import load_model
+from bei_build.spec.parts import Activation
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
+class ScoreLayer(NamedTuple):
+    """A linear layer on a state: ``weight`` [out, in], ``bias`` [out], and what follows."""
+
+    weight: Float32Array
+    bias: Float32Array | None
+    activation: Activation
+
+
 class HFImageReference:
-    """``tensors``, by the checkpoint's names, replace the content of its files. ``score`` [1, width]: of a reranker, by
-    which states are multiplied. Raises VerificationError where memory does not suffice, or transformers does not load
+    """``tensors``, by the checkpoint's names, replace the content of its files. ``score``: the layers of a reranker on
+    its states. Raises VerificationError where memory does not suffice, or transformers does not load
     the checkpoint."""
 
     name = "transformers, FP32, its image processor on Pillow, one image at a time"
@@ -38,7 +47,7 @@ class HFImageReference:
         self,
         images: ImageCheckpoint,
         tensors: Mapping[str, Float32Array] | None = None,
-        score: Float32Array | None = None,
+        score: Sequence[ScoreLayer] = (),
     ) -> None:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in HFReference
         with importing("torch", "cuda", "Verifying with transformers' model", remedy="install its CPU build"):
@@ -72,7 +81,11 @@ class HFImageReference:
             for content in files:
                 found = getattr(self._model(**self._with_positions(self.inputs(content))), self._output)[0]
                 row: Float32Array = (found if found.ndim == 1 else found[self._row]).numpy()
-                rows.append(row if self._score is None else self._score @ row)
+                for layer in self._score:
+                    assert layer.activation in ("identity", "relu"), "such heads alone have images"
+                    row = layer.weight @ row + (0.0 if layer.bias is None else layer.bias)
+                    row = np.maximum(row, 0.0) if layer.activation == "relu" else row
+                rows.append(row)
         return rows
 
     def _with_positions(self, inputs: Any) -> Any:

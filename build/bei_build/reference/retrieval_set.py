@@ -181,6 +181,8 @@ def _encode_in_template(
     """Encodings of ``pairs`` in the template; truncation cuts only the body."""
     texts = [template.prefix, template.suffix, *(_fill(template, query, document) for query, document in pairs)]
     prefix, suffix, *bodies = (tokenizer.encode(text, add_special_tokens=False).ids for text in texts)
+    if not isinstance(template.last_id, msgspec.UnsetType):
+        suffix = [*suffix, template.last_id]
     room = max(1, max_seq_len - len(prefix) - len(suffix))
     return [Encoding(np.array([*prefix, *body[:room], *suffix], np.int32)) for body in bodies]
 

@@ -30,7 +30,8 @@ from bei_build.progress import Progress
 from bei_build.reference import hf_model as hf
 from bei_build.reference.held_out import EngineReference
 from bei_build.reference.held_out_images import HeldOutImage, held_out_images
-from bei_build.reference.hf_images import HFImageReference
+from bei_build.reference.hf_images import HFImageReference, ScoreLayer
+from bei_build.spec.head_layers import HeadLayer
 from bei_build.spec.parts import DenseSpec
 from bei_build.spec.precision import PRECISIONS
 from bei_build.targets.base import Compiler, Numerics
@@ -211,12 +212,10 @@ def _expected(
     output = images.head
     wants_own = job.config.reference in ("engine", "module")
     if hf.is_available() and not wants_own and images.checkpoint.family.reference_class is not None:
-        score = None
+        layers: list[ScoreLayer] = []
         if output == "logits" and decoder is not None:
-            (layer,) = decoder.checkpoint.spec.heads[0].layers
-            assert isinstance(layer, DenseSpec), "such heads alone have images"
-            score = decoder.weights.read(f"{layer.name}.weight")
-        reference = HFImageReference(images, _merged_tensors(job, decoder), score)
+            layers = [_score_layer(layer, decoder) for layer in decoder.checkpoint.spec.heads[0].layers]
+        reference = HFImageReference(images, _merged_tensors(job, decoder), layers)
         rows: list[Float32Array] = reference.run([content for _, content in files])
         return ReferenceAnswers(reference.name, False, {output: rows})
     purpose = "The FP32 engine to verify images with"
@@ -226,6 +225,12 @@ def _expected(
     with open_fp32(decoder or job, purpose, {}) as (engine, compiler):
         own = EngineReference(engine, f"{compiler} engine, FP32, one image at a time")
         return ReferenceAnswers(own.name, True, own.run(held_out.encodings, [output]))
+
+
+def _score_layer(layer: HeadLayer, decoder: Job) -> ScoreLayer:
+    assert isinstance(layer, DenseSpec), "such heads alone have images"
+    bias = decoder.weights.read(f"{layer.name}.bias") if layer.bias else None
+    return ScoreLayer(decoder.weights.read(f"{layer.name}.weight"), bias, layer.activation)
 
 
 def _merged_tensors(job: Job, decoder: Job | None) -> dict[str, Float32Array] | None:

@@ -28,6 +28,7 @@ class FormedStore(WrappedStore):
         }
         if missing := sorted(set(self._factors.values()) - stored.keys()):
             raise WeightsError(f"Tensor {missing[0]} is missing. Download the checkpoint again.")
+        self._shifted = forms.shifted
         self._joined = {
             f"{name}.{kind}": [f"{part}.{kind}" for part in parts]
             for name, parts in forms.joined.items()
@@ -63,13 +64,16 @@ class FormedStore(WrappedStore):
         if name in self._summed:
             total: npt.NDArray[np.float32] = self._store.read(name).sum(self._summed[name])
             return total
+        if name in self._shifted:
+            shifted: npt.NDArray[np.float32] = self._store.read(name) + np.float32(self._shifted[name])
+            return shifted
         values = self._store.read(name).reshape(self._shapes[name])
         if (factors := self._factors.get(name)) is None:
             return values
         return (values.T * self._store.read(factors)).T
 
     def _is_changed(self, name: str) -> bool:
-        return name in self._joined or name in self._factors or name in self._summed
+        return name in self._joined or name in self._factors or name in self._summed or name in self._shifted
 
 
 def _modules(stored: Mapping[str, object], end: str) -> list[str]:

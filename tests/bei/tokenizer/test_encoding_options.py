@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from bei.core import Encoding, Expansion
 from bei.errors import InvalidRequestError
 from bei.tokenizer.encoder import EncodingOptions, Input, TextEncoder
-from bei.tokenizer.special_tokens import kept_lengths
+from bei.tokenizer.special_tokens import Frame, kept_lengths
 from tests.support.artifacts import tiny_tokenizer
 from tests.support.checkpoints import bpe_tokenizer, unigram_tokenizer, wordpiece_tokenizer
 
@@ -231,7 +231,7 @@ def test_an_input_that_has_no_tokens_without_special_ones_is_an_error() -> None:
 
 # Frames
 
-FRAME = ("the cat:", "!hello")
+FRAME = Frame("the cat:", "!hello")
 FRAMED = EncodingOptions(framed=True)
 
 
@@ -244,7 +244,7 @@ def body_of(text: str, num_tokens: int | None = None) -> list[int]:
 @example(text="a " * 60)
 def test_a_framed_input_stands_between_the_frame_s_tokens_and_alone_is_cut(text: str) -> None:
     encoded = encoder("tiny", frame=FRAME).encode([text], FRAMED)[0]
-    prefix, suffix = map(body_of, FRAME)
+    prefix, suffix = map(body_of, FRAME[:2])
     room = 32 - len(prefix) - len(suffix)
     assert encoded.input_ids.tolist() == [*prefix, *body_of(text, room), *suffix]
     assert encoded.truncated == (len(body_of(text)) > room)
@@ -254,7 +254,7 @@ def test_a_framed_input_stands_between_the_frame_s_tokens_and_alone_is_cut(text:
 def test_a_frame_obeys_limit_direction_and_spans() -> None:
     options = EncodingOptions(framed=True, max_tokens=8, direction="left", with_spans=True)
     encoded = encoder("tiny", frame=FRAME).encode(["a b c d"], options)[0]
-    prefix, suffix = map(body_of, FRAME)
+    prefix, suffix = map(body_of, FRAME[:2])
     assert encoded.input_ids.tolist() == [*prefix, *body_of("b c d"), *suffix]
     assert encoded.spans is not None
     assert encoded.spans.offsets[len(prefix) : -len(suffix)].tolist() == [[2, 3], [4, 5], [6, 7]]

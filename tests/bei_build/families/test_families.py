@@ -27,6 +27,7 @@ REMOTE_CODE = (
     "JinaBertModel",
     "JinaEmbeddingsV5Model",
     "JinaForRanking",
+    "JinaVLForRanking",
     "LlamaBidirectionalForSequenceClassification",
     "LlamaBidirectionalModel",
     "NewForMaskedLM",
