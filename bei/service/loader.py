@@ -35,7 +35,7 @@ from bei.service.service import InferenceService, OpenPort
 from bei.service.trusted_artifact import opened
 from bei.tokenizer.encoder import TextEncoder
 from bei.tokenizer.label_encoder import LabelEncoder
-from bei.tokenizer.special_tokens import Frame
+from bei.tokenizer.special_tokens import TextFrame
 from bei.verification.verify import verified
 
 log = logging.getLogger(__name__)
@@ -384,8 +384,8 @@ def _token_weights_of(artifact: Artifact) -> Float32Array | None:
     return read_token_weights(artifact.file(TOKEN_WEIGHTS), artifact.manifest.spec.vocab_size)
 
 
-def _frame_of(artifact: Artifact) -> Frame:
+def _frame_of(artifact: Artifact) -> TextFrame:
     pairs = artifact.manifest.rerank_template
     template = pairs or artifact.manifest.classify_template
     last = () if pairs is None or isinstance(pairs.last_id, msgspec.UnsetType) else (pairs.last_id,)
-    return Frame(template.prefix, template.suffix, last) if template else Frame()
+    return TextFrame(template.prefix, template.suffix, last) if template else TextFrame()

@@ -31,7 +31,7 @@ from bei.tokenizer.long_text import (
     common_start,
     tokens_in_pieces,
 )
-from bei.tokenizer.special_tokens import Frame, Layout, check_without, framed_layout, kept_lengths, layout_of
+from bei.tokenizer.special_tokens import Layout, TextFrame, check_without, framed_layout, kept_lengths, layout_of
 from bei.tokenizer.templates import AroundTemplate, PairTemplate, TextTemplate
 from bei.tokenizer.word_cache import WordCache, treats_words_alone
 from bei.utils.untrusted_files import UnfitError
@@ -48,7 +48,7 @@ _MOST_CHARS_AT_ONCE = 250_000
 _FURTHER = 4
 
 _ID_BYTES = np.dtype(np.int32).itemsize
-_NO_FRAME = Frame()
+_NO_FRAME = TextFrame()
 
 # The side of a too long text that is cut off.
 CutSide: TypeAlias = Literal["left", "right"]
@@ -130,7 +130,7 @@ class TextEncoder:
         max_seq_len: int,
         *,
         auto_truncate: bool = True,
-        frame: Frame = _NO_FRAME,
+        frame: TextFrame = _NO_FRAME,
         truncation_side: CutSide = "right",
         split_special_tokens: bool = False,
         vocab_size: int | None = None,
@@ -165,7 +165,7 @@ class TextEncoder:
             self._num_special = single.num_special
         self._marks_continuations = bool(getattr(self._tokenizer.model, "continuing_subword_prefix", None))
 
-    def fitted(self, max_seq_len: int, frame: Frame) -> TextEncoder:
+    def fitted(self, max_seq_len: int, frame: TextFrame) -> TextEncoder:
         """The same tokenizer, sharing its cache of words, for a model that reads up to ``max_seq_len`` tokens."""
         found = copy.copy(self)
         found._max_seq_len = max_seq_len

@@ -34,7 +34,7 @@ _NO_IDS = np.zeros(0, np.int32)
 TEXT = Piece(_NO_IDS, 0)
 
 
-class Frame(NamedTuple):
+class TextFrame(NamedTuple):
     """Texts before and behind an input, each tokenized by itself, and the ids behind both."""
 
     prefix: str = ""
@@ -82,7 +82,7 @@ def layout_of(tokenizer: Tokenizer, num_texts: int, *, with_special: bool) -> La
     return Layout(pieces)
 
 
-def framed_layout(tokenizer: Tokenizer, frame: Frame) -> Layout:
+def framed_layout(tokenizer: Tokenizer, frame: TextFrame) -> Layout:
     """The layout of one text in ``frame``."""
     prefix, suffix = (tokenizer.encode(text, add_special_tokens=False).ids for text in (frame.prefix, frame.suffix))
     return Layout([special_piece(prefix), TEXT, special_piece([*suffix, *frame.last_ids])])

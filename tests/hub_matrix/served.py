@@ -21,7 +21,7 @@ from bei.tasks.rerank import RerankTask, rerank
 from bei.tasks.token_classification import TokenTask, classify_tokens
 from bei.tokenizer import prompts
 from bei.tokenizer.encoder import TextEncoder
-from bei.tokenizer.special_tokens import Frame
+from bei.tokenizer.special_tokens import TextFrame
 from tests.hub_matrix.expected import PAIRS, TEXTS, Answers
 from tests.hub_matrix.structures import IMAGE_QUERY, Structure
 from tests.support.builds import open_engine
@@ -54,7 +54,7 @@ def _service(artifact: Artifact) -> InferenceService:
     manifest = artifact.manifest
     config = ServeConfig(tokenizer_threads=1)
     template = manifest.rerank_template or manifest.classify_template
-    frame = Frame(template.prefix, template.suffix) if template else Frame()
+    frame = TextFrame(template.prefix, template.suffix) if template else TextFrame()
     encoder = TextEncoder(artifact.path / TOKENIZER, manifest.max_seq_len, frame=frame)
     engine = open_engine(artifact.engine_dir, manifest)
     costs = CostModel.assumed(engine.info.limits)

@@ -16,7 +16,7 @@ from tokenizers.models import WordPiece
 
 from bei.errors import ArtifactManifestError, InvalidRequestError
 from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions, TextEncoder
-from bei.tokenizer.special_tokens import Frame
+from bei.tokenizer.special_tokens import TextFrame
 from tests.support.artifacts import LIMITS, tiny_tokenizer
 
 CLS, SEP = 2, 3
@@ -113,8 +113,8 @@ def test_an_encoder_fitted_to_another_model_of_the_tokenizer_cuts_and_frames_as_
     former = TextEncoder(tokenizer_path, LIMITS.max_seq_len)
     texts = ["the cats " * 20, "hello"]
     former.encode(texts)
-    fitted = former.fitted(6, Frame("hello", "!"))
-    fresh = TextEncoder(tokenizer_path, 6, frame=Frame("hello", "!"))
+    fitted = former.fitted(6, TextFrame("hello", "!"))
+    fresh = TextEncoder(tokenizer_path, 6, frame=TextFrame("hello", "!"))
     for options in (AS_CONFIGURED, EncodingOptions(framed=True), EncodingOptions(with_spans=True)):
         assert [one.input_ids.tolist() for one in fitted.encode(texts, options)] == [
             one.input_ids.tolist() for one in fresh.encode(texts, options)

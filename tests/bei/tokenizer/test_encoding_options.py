@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from bei.core import Encoding, Expansion
 from bei.errors import InvalidRequestError
 from bei.tokenizer.encoder import EncodingOptions, Input, TextEncoder
-from bei.tokenizer.special_tokens import Frame, kept_lengths
+from bei.tokenizer.special_tokens import TextFrame, kept_lengths
 from tests.support.artifacts import tiny_tokenizer
 from tests.support.checkpoints import bpe_tokenizer, unigram_tokenizer, wordpiece_tokenizer
 
@@ -231,7 +231,7 @@ def test_an_input_that_has_no_tokens_without_special_ones_is_an_error() -> None:
 
 # Frames
 
-FRAME = Frame("the cat:", "!hello")
+FRAME = TextFrame("the cat:", "!hello")
 FRAMED = EncodingOptions(framed=True)
 
 

@@ -19,7 +19,7 @@ from bei.core import Encoding, Expansion
 from bei.errors import ConfigError
 from bei.tokenizer.encoder import EncodingOptions, TextEncoder
 from bei.tokenizer.prompts import apply_prompt, with_role
-from bei.tokenizer.special_tokens import Frame
+from bei.tokenizer.special_tokens import TextFrame
 from bei.tokenizer.templates import PairTemplate
 from bei.verification.retrieval import RetrievalQuestions
 from bei_build.checkpoint.locate import locate
@@ -230,7 +230,7 @@ def test_language_models_read_pairs_in_their_template(ask: Ask, bert_artifact: A
         prefix="[CLS] the", body="{instruction}: {query} {document}", suffix="[SEP]", instruction="{query} on a mat"
     )
     found = ask(rerank_template=template, **logits(bert_artifact.manifest))
-    frame = Frame(template.prefix, template.suffix)
+    frame = TextFrame(template.prefix, template.suffix)
     encoder = TextEncoder(bert_artifact.path / TOKENIZER, bert_artifact.manifest.max_seq_len, frame=frame)
     pairs = [(SMALL.queries[0], document) for document in SMALL.documents]
     options = EncodingOptions(framed=True, template=PairTemplate(template.body, template.instruction))

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from bei.core import PackedBatch
 from bei.errors import BeiError, CheckpointError
 from bei.tokenizer.encoder import EncodingOptions, TextEncoder
-from bei.tokenizer.special_tokens import Frame
+from bei.tokenizer.special_tokens import TextFrame
 from bei_build.tokenizer import chat_template
 from tests.support.builds import build_artifact, running
 from tests.support.checkpoints import write_json
@@ -132,7 +132,7 @@ def served_scores(folder: Path, pairs: Sequence[tuple[str, str]], **settings: An
     template = artifact.manifest.rerank_template
     assert template is not None
     assert artifact.manifest.tasks == ["rerank"]
-    frame = Frame(template.prefix, template.suffix)
+    frame = TextFrame(template.prefix, template.suffix)
     encoder = TextEncoder(artifact.path / "tokenizer.json", artifact.manifest.max_seq_len, frame=frame)
     bodies = []
     for query, document in pairs:
