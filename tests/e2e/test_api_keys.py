@@ -56,7 +56,7 @@ def test_clients_send_keys_each_in_its_way_and_raise_their_own_error_for_a_wrong
     def with_cohere(key: str) -> int:
         with httpx.Client(timeout=DEADLINE_S) as http:
             client: Any = cohere.ClientV2(api_key=key, base_url=url, httpx_client=http)
-            answer = client.embed(model=model, input_type="x", texts=[TEXT], embedding_types=["float"])
+            answer = client.embed(model=model, input_type="search_query", texts=[TEXT], embedding_types=["float"])
             return len(answer.embeddings.float_)
 
     def with_hugging_face(key: str) -> int:
