@@ -79,6 +79,7 @@ def test_images_of_many_sizes_and_queries_have_the_librarys_vectors(
     )
 
 
+@pytest.mark.slow
 @needs_bf16
 def test_in_bf16_they_are_near(checkpoint: Path, expected: list[Float32Array], tmp_path: Path) -> None:
     artifact = build_artifact(checkpoint, tmp_path / "bf16", precision="bf16")
@@ -115,6 +116,7 @@ def test_windows_matter(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "vision",
     [

@@ -81,11 +81,11 @@ def test_the_engine_agrees_with_the_module_that_computes_every_span_whole(artifa
     ("kind", "settings"),
     [
         ("deberta-v2", LINEAR),
-        ("deberta-v2", SINGLE),
-        ("t5", LINEAR),
+        pytest.param("deberta-v2", SINGLE, marks=pytest.mark.slow),
+        pytest.param("t5", LINEAR, marks=pytest.mark.slow),
         ("mt5", {}),
-        ("mt5", WORDS),
-        ("eurobert", {}),
+        pytest.param("mt5", WORDS, marks=pytest.mark.slow),
+        pytest.param("eurobert", {}, marks=pytest.mark.slow),
         ("eurobert", WORDS),
     ],
 )

@@ -75,6 +75,7 @@ def test_pairs_have_the_scores_of_the_models_own_code(artifact: Artifact, expect
     assert max(expected) - min(expected) > 0.01  # else it need not have read them
 
 
+@pytest.mark.slow
 @needs_bf16
 def test_in_bf16_they_are_near(checkpoint: Path, expected: list[float], tmp_path: Path) -> None:
     artifact = build_artifact(checkpoint, tmp_path / "bf16", precision="bf16")

@@ -71,6 +71,7 @@ def test_texts_and_images_of_many_sizes_have_the_librarys_vectors(
     assert np.abs(expected[0] - expected[1]).max() > 0.01  # else the decoder need not have read the images
 
 
+@pytest.mark.slow
 @needs_bf16
 def test_in_bf16_they_are_near(checkpoint: Path, expected: list[Float32Array], tmp_path: Path) -> None:
     found = vectors_of(checkpoint, [*FILES, *TEXTS], tmp_path / "bf16", precision="bf16")
@@ -111,6 +112,7 @@ def test_images_of_gme_have_the_tokens_of_its_own_code(gme: Path, tmp_path: Path
         build_artifact(folder, tmp_path / "other", verify=False)
 
 
+@pytest.mark.slow
 def test_gmes_module_of_sentence_transformers_is_read(gme: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(gme, tmp_path / "gme")
     kinds = {"": "custom_st.MultiModalTransformer", "1_Normalize": "sentence_transformers.models.Normalize"}
@@ -125,6 +127,7 @@ def test_gmes_module_of_sentence_transformers_is_read(gme: Path, tmp_path: Path)
         build_artifact(folder, tmp_path / "other")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gme", [False, True])
 def test_tensors_and_config_of_the_first_versions_are_read(gme: bool, tmp_path: Path) -> None:
     """Names without the modules of today's classes, and settings of the decoder beside those of the whole."""
@@ -148,7 +151,7 @@ def test_tensors_and_config_of_the_first_versions_are_read(gme: bool, tmp_path: 
         assert_close(model.embed([*FILES[:2], TEXTS[0]]), wanted)
 
 
-@pytest.mark.parametrize("hf_class", ["", "Qwen2_5_VLModel"])
+@pytest.mark.parametrize("hf_class", ["", pytest.param("Qwen2_5_VLModel", marks=pytest.mark.slow)])
 def test_the_second_version_is_read(hf_class: str, tmp_path: Path) -> None:
     folder = save_qwen2_vl(tmp_path / "qwen2_5_vl", second=True, hf_class=hf_class)
     artifact = build_artifact(folder, tmp_path / "out")
@@ -158,6 +161,7 @@ def test_the_second_version_is_read(hf_class: str, tmp_path: Path) -> None:
         assert_close(model.embed([*FILES, *TEXTS]), library_rows(folder, FILES, TEXTS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -111,6 +111,7 @@ def test_an_instruction_is_written_in_its_slot(model: bei.Model, checkpoint: Pat
     assert abs(found[0] - ranked(model, QUERY, [FILES[0]])[0]) > 1e-4
 
 
+@pytest.mark.slow
 @needs_bf16
 def test_in_bf16_they_are_near(checkpoint: Path, documents: list[Any], expected: list[float], tmp_path: Path) -> None:
     artifact = build_artifact(checkpoint, tmp_path / "bf16", precision="bf16", **RERANKER)
