@@ -189,10 +189,10 @@ class _Replacement:
         for index, value in enumerate(place.total.input_values()):
             node, bias = value.get_node(), np.zeros(place.weight.size, np.float32)
             if node.get_type_name() == "Add" and len(value.get_target_inputs()) == 1:
-                offset = _vector_beside(node, bias.size)
-                if offset is None:
+                added = _beside_constant(node)
+                if added is None or added[1].size != bias.size:
                     continue
-                value, bias = _beside_constant(node)[0], offset  # type: ignore[index]
+                value, bias = added[0], added[1].reshape(-1)
                 node = value.get_node()
             if node.get_type_name() != "Multiply" or len(value.get_target_inputs()) != 1:
                 continue

@@ -181,7 +181,7 @@ async def _all(calls: Seq[Awaitable[InferenceResult]]) -> list[InferenceResult]:
     waiting = [asyncio.ensure_future(call) for call in calls]
     try:
         return await asyncio.gather(*waiting)
-    except BaseException:
+    except BaseException:  # raised again; also where the request itself is cancelled
         for one in waiting:
             one.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)

@@ -18,7 +18,7 @@ from bei.utils.cpu_count import usable_cores
 
 COMMITTED = Path(__file__).parents[1] / "results"
 RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", COMMITTED))
-_PACKAGES = ("openvino", "torch", "transformers", "tokenizers", "numpy", "uvicorn", "fastapi")
+_PACKAGES = ("openvino", "bei-kernels-cpu", "torch", "transformers", "tokenizers", "numpy", "uvicorn", "fastapi")
 
 
 def write(name: str, results: Mapping[str, Any]) -> None:

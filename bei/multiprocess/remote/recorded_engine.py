@@ -105,7 +105,7 @@ class StepRecords:
             slot = self._free.pop()
         try:
             self._write(slot, _record_of(batch, salt))
-        except BaseException:  # no memory for the record
+        except (OSError, MemoryError):  # no memory for the record: others would wait for this step for ever
             self.end(slot, alone=alone)
             raise
         return slot

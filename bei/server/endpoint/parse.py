@@ -66,20 +66,8 @@ def parser(request: type[RequestT]) -> Callable[[bytes], RequestT]:
 
 
 def packed_parser(request: type[RequestT]) -> Callable[[bytes], RequestT]:
-    """A function that decodes and validates bodies in MessagePack as ``request``. It raises InvalidRequestError."""
-    decoder = msgspec.msgpack.Decoder(request)
-
-    def parse(body: bytes) -> RequestT:
-        try:
-            return decoder.decode(body)
-        except msgspec.ValidationError as error:
-            raise InvalidRequestError(f"The request is not valid: {error}.", _param_in(str(error))) from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidRequestError(f"The body is not valid MessagePack: {error}.") from error
-        except RecursionError as error:
-            raise InvalidRequestError("The body is nested too deeply: send the fields of /openapi.json.") from error
-
-    return parse
+    """As ``parser``, of bodies in MessagePack."""
+    return partial(_decoded, msgspec.msgpack.Decoder(request), rules_of(request), form="MessagePack")
 
 
 def with_unique_keys(parse: Callable[[bytes], RequestT], *fields: str) -> Callable[[bytes], RequestT]:
@@ -260,13 +248,18 @@ def _param_in(message: str) -> str | None:
     return None if missing is None else missing[1]
 
 
-def _decoded(decoder: msgspec.json.Decoder[RequestT], rules: Mapping[str, Rule], body: bytes) -> RequestT:
+def _decoded(
+    decoder: msgspec.json.Decoder[RequestT] | msgspec.msgpack.Decoder[RequestT],
+    rules: Mapping[str, Rule],
+    body: bytes,
+    form: str = "JSON in UTF-8",
+) -> RequestT:
     try:
         found = decoder.decode(body)
     except msgspec.ValidationError as error:
         raise MalformedRequestError(f"The request is not valid: {error}.", _param_in(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MalformedRequestError(f"The body is not valid JSON in UTF-8: {error}.") from error
+        raise MalformedRequestError(f"The body is not valid {form}: {error}.") from error
     except RecursionError as error:
         raise MalformedRequestError("The body is nested too deeply: send the fields of /openapi.json.") from error
     if rules:
