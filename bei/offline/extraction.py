@@ -13,7 +13,7 @@ from bei.offline.options import ExtractOptions, checked, converted
 from bei.offline.results import Extracted
 from bei.service.admission import Ticket
 from bei.service.model_service import ModelService
-from bei.tasks.extract import ExtractTask, Span, extract
+from bei.tasks.extract import ExtractTask, Span, extract, inputs_of
 from bei.tasks.extract_labels import THRESHOLD, CheckedLabels, LabelForm, checked_labels
 from bei.tasks.schema_classes import ClassesForm
 from bei.tasks.schema_forms import (
@@ -62,6 +62,7 @@ def spans(
         check=text,
         run=run,
         collector=ListCollector[list[Span]],
+        model_inputs=lambda inputs: inputs_of(service, inputs, found.num_chars),
         bytes_per_token=_FLOAT_BYTES * len(found.names) * (service.manifest.dimension("span_logits") or 0),
     )
 
@@ -82,6 +83,7 @@ def schema_extraction(
         every = list(map(Extracted, answer.spans, answer.structures, answer.relations, answer.classifications))
         return WindowResult(every, answer.num_tokens, answer.truncated, answer.errors)
 
+    num_around = schema.num_chars + (labels.num_chars if labels else 0)
     columns = FIRST_INSTANCES * sum(schema.sizes) + (len(labels.names) if labels else 0)
     return Method(
         name="extract_schema",
@@ -89,6 +91,7 @@ def schema_extraction(
         check=text,
         run=run,
         collector=ListCollector[Extracted],
+        model_inputs=lambda inputs: inputs_of(service, inputs, num_around),
         bytes_per_token=_FLOAT_BYTES * columns * (service.manifest.dimension("span_logits") or 0),
     )
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from bei.artifact.label_layouts import Extraction
 from bei.core import Encoding, LabelVectors, Row
+from bei.engine.schema_columns import count_columns
 from bei.engine.words import num_words
 from bei.errors import BeiError, InvalidRequestError
 from bei.service.admission import Ticket
@@ -37,6 +38,11 @@ from bei.tokenizer.label_prompt import LOOKED_AHEAD, LabelPrompt, word_spans
 
 # Candidates of all texts of a request, of which a text may have MOST_CANDIDATES.
 MOST_OF_REQUEST = 1_000_000
+# Scores of a request's windows that wait for each other in memory, in 64 MB: a book has gigabytes.
+_MOST_SCORES = 1 << 24
+# About: of a word, with what stands behind it; of a token.
+_WORD_CHARS, _TOKEN_CHARS = 5, 4
+_LEAST_CHARS = 64  # of a window, however many labels stand in front
 _PER_CANDIDATE = 100  # as many numbers take as long
 
 
@@ -81,6 +87,20 @@ class _Window(NamedTuple):
     text: int
     first: int
     stop: int
+
+
+def inputs_of(service: ModelService, texts: Seq[str], num_around: int) -> list[str]:
+    """Pieces of ``texts``, to admit them: of a long text about as many, as long, as the windows that it is read in.
+    ``num_around``: characters that are read with each. Raises TaskNotSupportedError."""
+    layout = extraction_of(service)
+    room = service.manifest.max_seq_len * _TOKEN_CHARS - num_around
+    size = max(_LEAST_CHARS, min(layout.max_words * _WORD_CHARS, room))
+    shared = size // 4
+    return [
+        text[start : start + size]
+        for text in texts
+        for start in range(0, max(1, len(text) - shared), size - shared)
+    ]
 
 
 async def extract(service: ModelService, task: ExtractTask, *, ticket: Ticket) -> Spans:
@@ -151,7 +171,7 @@ class _Decoder:
         self._num_candidates = 0  # of texts before
 
     def begin(self) -> list[_Step]:
-        """All windows of texts without errors."""
+        """All windows of texts without errors, the last first, so many at once that their scores are not too many."""
         windows = [
             window
             for index, spans in enumerate(self._words)
@@ -159,7 +179,27 @@ class _Decoder:
             for window in self._windows(index, len(spans))
         ]
         self._unread.update(window.text for window in windows)
-        return [_Step(windows, first_instances(self._task.schema))] if windows else []
+        instances = first_instances(self._task.schema)
+        return [_Step(some, instances) for some in self._parts_of(windows, instances)][::-1]
+
+    def _parts_of(self, windows: Seq[_Window], instances: Seq[int]) -> Iterator[list[_Window]]:
+        task, layout = self._task, self._layout
+        names = len(task.labels.names) if task.labels else 0
+        columns = names + sum(map(mul, instances, task.schema.sizes))
+        if layout.schema:
+            columns += (len(task.schema.sizes) + bool(names)) * count_columns(layout.schema.num_counts, layout.columns)
+        num_chars = task.schema.num_chars + (task.labels.num_chars if task.labels else 0)
+        some: list[_Window] = []
+        num_scores = 0
+        for window in windows:
+            num_tokens = window.stop - window.first + num_chars // _TOKEN_CHARS
+            num_scores += num_tokens * columns * layout.columns
+            if some and num_scores > _MOST_SCORES:
+                yield some
+                some, num_scores = [], num_tokens * columns * layout.columns
+            some.append(window)
+        if some:
+            yield some
 
     def _windows(self, index: int, num_words: int) -> Iterator[_Window]:
         if not num_words and self._task.schema.classes:  # a text without words has classes too

@@ -24,16 +24,18 @@ from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Model, Tiered
 from bei.server.routes.classify import LabelScore
 from bei.server.routes.openai_embeddings import Usage, usage
-from bei.tasks.extract import ExtractTask, Span, extract
+from bei.tasks.extract import ExtractTask, Span, extract, inputs_of
 from bei.tasks.extract_labels import THRESHOLD, LabelForm, Share, extraction_of
 from bei.tasks.schema_classes import ClassesForm
 from bei.tasks.schema_classes import LabelScore as Chosen
 from bei.tasks.schema_forms import FieldForm, RelationForm, StructureForm, check_span_settings, checked_request
 from bei.tasks.schema_spans import Value, values_of
+from bei.tasks.support import off_loop_if_large
 
 # What JSON takes, about: of a span beside its text and label; of a text beside its spans.
 _SPAN_BYTES = 100
 _TEXT_BYTES = 40
+_PER_SPAN = 50  # as many numbers take as long as to look at one
 _Label = Annotated[str, limits(minLength=1, pattern=r"\S")]
 
 
@@ -124,16 +126,21 @@ async def extract_spans(body: ExtractRequest, context: RequestContext) -> Reply:
     check_span_settings(asked, body.threshold, flat=body.flat, multi_label=body.multi_label)
     labels, schema = asked
     task = ExtractTask(texts, labels=labels, flat=body.flat, multi_label=body.multi_label, schema=schema)
-    ticket = context.admit(service, texts, num_around=schema.num_chars + (labels.num_chars if labels else 0))
+    num_around = schema.num_chars + (labels.num_chars if labels else 0)
+    ticket = context.admit(service, inputs_of(service, texts, num_around), num_around=num_around)
     answer = await extract(service, task, ticket=ticket)
-    sizes = [
-        sum(_SPAN_BYTES + len(span.text) + len(span.label) for span in answer.spans[index])
-        + _bytes_of(answer.structures[index])
-        + _bytes_of(answer.relations[index])
-        + sum(_SPAN_BYTES + len(one.label) for one in _scores_of(answer.classifications[index]))
-        + _TEXT_BYTES
-        for index in range(len(texts))
-    ]
+
+    def sizes_of() -> list[int]:
+        return [
+            sum(_SPAN_BYTES + len(span.text) + len(span.label) for span in answer.spans[index])
+            + _bytes_of(answer.structures[index])
+            + _bytes_of(answer.relations[index])
+            + sum(_SPAN_BYTES + len(one.label) for one in _scores_of(answer.classifications[index]))
+            + _TEXT_BYTES
+            for index in range(len(texts))
+        ]
+
+    sizes = await off_loop_if_large(sizes_of, _PER_SPAN * sum(map(len, answer.spans)))
     context.check_answer(sum(sizes))
 
     def items(start: int, stop: int) -> list[object]:

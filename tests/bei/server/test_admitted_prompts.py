@@ -110,6 +110,30 @@ def test_so_are_prompts_of_instances(tmp_path: Path) -> None:
         app.close()
 
 
+@pytest.mark.parametrize("path", ["/v1/extract", "/v1/extract/spans"])
+def test_a_text_that_is_read_in_windows_is_admitted_with_all_of_them(path: str, tmp_path: Path) -> None:
+    """A book counted as one window, and went before everybody's texts in the interactive lane."""
+    text = "the cat " * 2_000
+    body = {"input": text, "labels": ["a"], "items": [{"text": text}], "params": {"labels": ["a"]}}
+    app = App(save_kind(tmp_path / "spans", "spans"))
+    try:
+        (service,) = app.models
+        lanes = []
+        admit = service._admission.admit
+
+        def noted(*args: Any) -> Any:
+            lanes.append((ticket := admit(*args)).lane)
+            return ticket
+
+        service._admission.admit = noted
+        admitted = admitted_tokens(app, path, body)
+        read = post(app, "/v1/extract", **body).json()["usage"]["total_tokens"]
+    finally:
+        app.close()
+    assert set(lanes) == {"bulk"}
+    assert read / 2 < admitted < read * 2
+
+
 def admitted_tokens(app: App, path: str, body: dict[str, Any]) -> int:
     (service,) = app.models
     admit, admitted = type(service).admit, []

@@ -70,6 +70,26 @@ def test_spans_of_large_answers_are_chosen_off_the_event_loop(
     assert (threading.main_thread() in threads) is not is_large
 
 
+@pytest.mark.parametrize("most", [1, 12, 40])
+def test_windows_are_read_so_many_at_once_that_their_scores_fit_into_memory(
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of all windows of a request waited for each other: of a book gigabytes."""
+    expected = extracted(tmp_path)
+    num_inputs: list[int] = []
+    infer = InferenceService.infer
+
+    async def noted(self: InferenceService, request: Any, **asked: Any) -> Any:
+        num_inputs.append(len(request.inputs))
+        return await infer(self, request, **asked)
+
+    monkeypatch.setattr(InferenceService, "infer", noted)
+    monkeypatch.setattr(extraction, "_MOST_SCORES", most)
+    found = extracted(tmp_path / "again")
+    assert (found.spans, found.lengths) == (expected.spans, expected.lengths)
+    assert max(num_inputs) == {1: 1, 12: 2, 40: 4}[most]
+
+
 def test_a_text_with_too_many_candidates_fails_the_request_or_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
