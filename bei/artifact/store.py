@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,7 @@ log = logging.getLogger(__name__)
 
 Temperatures = dict[CalibratedTask, float]
 
+_SCRATCH = ".certificate."  # begins the names of folders
 # Of a digest, in the log.
 SHOWN_DIGITS = 12
 
@@ -147,7 +149,7 @@ def _rewrite(artifact: Artifact, change: Callable[[Artifact], tuple[Certificate,
     match; ArtifactError if another build lies there, or a file of it was changed.
     """
     path = artifact.path
-    with _alone(path), tempfile.TemporaryDirectory(prefix=".certificate.", dir=path) as scratch:
+    with _alone(path), _scratch(path) as scratch:
         check_in_place(artifact)
         if os.path.lexists(path / SIGNATURE):
             raise ArtifactSignatureError(
@@ -165,10 +167,20 @@ def _rewrite(artifact: Artifact, change: Callable[[Artifact], tuple[Certificate,
         manifest = _resealed(manifest, certificate, contents, temperatures)
         contents[MANIFEST] = _encode(manifest)  # replaced last
         for name, content in contents.items():
-            (Path(scratch) / name).write_bytes(content)
+            (scratch / name).write_bytes(content)
         for name in contents:
-            os.replace(Path(scratch) / name, path / name)
+            os.replace(scratch / name, path / name)
     return msgspec.structs.replace(artifact, manifest=manifest, certificate=certificate)
+
+
+@contextmanager
+def _scratch(path: Path) -> Iterator[Path]:
+    """A folder in ``path`` for new files, once those are gone that killed processes have left. The caller holds the
+    lock."""
+    for left in path.glob(f"{_SCRATCH}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=path) as scratch:
+        yield Path(scratch)
 
 
 def _resealed(

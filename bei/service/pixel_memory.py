@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-from bei.errors import BeiError
 from bei.metrics.registry import ModelMetrics
 from bei.port import Answer, EnginePort, Item, OnAnswers, PortStats, Submission
 
@@ -36,8 +35,9 @@ class PixelMemory:
         sizes = {place: one.image.levels.nbytes for place, one in items if one.image is not None}
         if sizes:
             with self._changed:
-                self._held.setdefault(request_id, {}).update(sizes)
-                self.num_bytes += sum(sizes.values())
+                held = self._held.setdefault(request_id, {})
+                self.num_bytes += sum(size - held.get(place, 0) for place, size in sizes.items())
+                held.update(sizes)
 
     def release(self, request_id: int, places: Seq[int] | None = None) -> None:
         """Those at ``places`` of a request, or all of it, are answered, or never will be."""
@@ -69,7 +69,7 @@ class PixelPort:
         self._memory.keep(submission.request_id, submission.items)
         try:
             self._port.submit(submission)
-        except BeiError:
+        except BaseException:  # raised again: what was not taken is never answered
             self._memory.release(submission.request_id, [item.place for item in submission.items])
             raise
 

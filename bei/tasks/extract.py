@@ -97,9 +97,7 @@ def inputs_of(service: ModelService, texts: Seq[str], num_around: int) -> list[s
     size = max(_LEAST_CHARS, min(layout.max_words * _WORD_CHARS, room))
     shared = size // 4
     return [
-        text[start : start + size]
-        for text in texts
-        for start in range(0, max(1, len(text) - shared), size - shared)
+        text[start : start + size] for text in texts for start in range(0, max(1, len(text) - shared), size - shared)
     ]
 
 

@@ -38,7 +38,7 @@ from bei.server.endpoint.field_schema import Limits, exactly_one, limits, limits
 from bei.server.endpoint.get_responses import answers
 from bei.server.endpoint.input_parts import ComparedInput
 from bei.server.endpoint.models import Models
-from bei.server.endpoint.parse import TokenId, parser
+from bei.server.endpoint.parse import TokenId, parser, with_unique_keys
 from bei.server.endpoint.refused_fields import (
     Padding,
     PairTemplateOptions,
@@ -262,8 +262,10 @@ _SCORE_EXAMPLE = Example(
         "usage": token_usage(RERANK_TOKENS),
     },
 )
+_parse_score = with_unique_keys(parser(ScoreRequest), "score_weights")
+
 SCORE: Route[Any] = Route(
-    "/score", "Score pairs (vLLM)", ScoreRequest, ScoreResponse, parser(ScoreRequest), score, _SCORE_EXAMPLE
+    "/score", "Score pairs (vLLM)", ScoreRequest, ScoreResponse, _parse_score, score, _SCORE_EXAMPLE
 )
 DETOKENIZE: Route[Any] = Route(
     "/detokenize",

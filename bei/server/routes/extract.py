@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import Annotated, Literal, TypeAlias, TypedDict
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
+import numpy as np
 from msgspec import UNSET, Meta
 from typing_extensions import NotRequired
 
@@ -168,8 +169,13 @@ async def extract_spans(body: ExtractRequest, context: RequestContext) -> Reply:
     return Reply({"object": "list", "model": service.name, "data": data, "usage": usage(answer.num_tokens)})
 
 
+def short(score: float) -> Any:
+    """``score``, a float32, which is then written in as few digits as it has."""
+    return np.float32(score)
+
+
 def _rendered(span: Span) -> ExtractedSpan:
-    return {"start": span.start, "end": span.end, "text": span.text, "label": span.label, "score": span.score}
+    return {"start": span.start, "end": span.end, "text": span.text, "label": span.label, "score": short(span.score)}
 
 
 def _rendered_instance(instance: Mapping[str, Value | list[Value] | None]) -> Instance:
@@ -180,7 +186,7 @@ def _rendered_instance(instance: Mapping[str, Value | list[Value] | None]) -> In
 
 
 def _rendered_class(one: Chosen) -> LabelScore:
-    return {"label": one.label, "score": one.score}
+    return {"label": one.label, "score": short(one.score)}
 
 
 def _scores_of(found: Mapping[str, Chosen | list[Chosen]]) -> list[Chosen]:
@@ -188,7 +194,7 @@ def _scores_of(found: Mapping[str, Chosen | list[Chosen]]) -> list[Chosen]:
 
 
 def _rendered_value(value: Value) -> FieldValue:
-    return {"start": value.start, "end": value.end, "text": value.text, "score": value.score}
+    return {"start": value.start, "end": value.end, "text": value.text, "score": short(value.score)}
 
 
 def _bytes_of(found: Mapping[str, Seq[Mapping[str, Value | list[Value] | None]]]) -> int:

@@ -40,7 +40,7 @@ from bei.server.endpoint.examples import (
 from bei.server.endpoint.field_schema import Limits, TextsOfPairs, limits, limits_of_inputs, without
 from bei.server.endpoint.inference import order_of, ranking
 from bei.server.endpoint.input_parts import ComparedInput, image_beside
-from bei.server.endpoint.parse import parser, parser_by_field, too_many_inputs
+from bei.server.endpoint.parse import parser, parser_by_field, too_many_inputs, with_unique_keys
 from bei.server.endpoint.refused_fields import Refused, refused
 from bei.server.endpoint.render import Items, Reply
 from bei.server.endpoint.route import Route
@@ -182,9 +182,14 @@ class ParsedDocuments(NamedTuple):
 
 ParsedRequest: TypeAlias = TextsRequest | ParsedDocuments
 
-_parse_fields = parser_by_field(texts=TextsRequest, documents=DocumentsRequest)
-_parse_newer_fields = parser_by_field(documents=DocumentsRequest, texts=TextsRequest)
-_parse_documents = parser(DocumentsRequest)
+_parse_fields, _parse_newer_fields, _parse_documents = (
+    with_unique_keys(read, "score_weights")
+    for read in (
+        parser_by_field(texts=TextsRequest, documents=DocumentsRequest),
+        parser_by_field(documents=DocumentsRequest, texts=TextsRequest),
+        parser(DocumentsRequest),
+    )
+)
 _document_decoder: msgspec.json.Decoder[Document] = msgspec.json.Decoder(Document)
 _part_decoder = msgspec.json.Decoder(ComparedInput)
 _PART_FIELDS = frozenset(ComparedInput.__struct_fields__)

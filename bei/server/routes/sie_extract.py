@@ -28,6 +28,7 @@ from bei.server.endpoint.route import Route
 from bei.server.endpoint.shared_fields import Tiered
 from bei.server.http.accept import is_msgpack
 from bei.server.routes.classify import LabelScore, ranked_bytes
+from bei.server.routes.extract import short
 from bei.service.service import InferenceService
 from bei.tasks.extract import ExtractTask, Span, extract
 from bei.tasks.extract import inputs_of as inputs_of_spans
@@ -208,7 +209,7 @@ def _entity(span: Span) -> SieEntity:
     return {
         "text": span.text,
         "label": span.label,
-        "score": span.score,
+        "score": short(span.score),
         "start": span.start,
         "end": span.end,
         "bbox": None,

@@ -95,6 +95,14 @@ def test_what_does_not_fit_is_refused_by_name(fields: dict[str, Any], param: str
     assert param in response.text
 
 
+@pytest.mark.parametrize("path", SCORE)
+def test_a_weight_that_stands_twice_is_refused(path: str, kinds: App) -> None:
+    body = '{"text_1": "a", "text_2": "b", "score_mode": "hybrid", "score_weights": {"dense": 1, "dense": 2}}'
+    response = kinds.request("POST", path, body.encode())
+    assert response.status_code == 400
+    assert "twice: send each once" in response.text
+
+
 def test_a_model_for_late_interaction_takes_nothing_of_a_reranker(kinds: App) -> None:
     for field, value in (("instruction", "find"), ("raw_scores", True), ("label", "sad")):
         asked = {"query": QUERY, "documents": TEXTS, "model": "colbert", field: value}

@@ -202,17 +202,28 @@ def test_images_that_wait_for_room_hold_up_no_single_ones(tmp_path: Path) -> Non
     run_async(test)
 
 
-def test_what_a_port_refuses_does_not_stay_counted() -> None:
+@pytest.mark.parametrize("error", [ShuttingDownError("closed"), OSError("a socket's")])
+def test_what_a_port_refuses_does_not_stay_counted(error: Exception) -> None:
     class Closed:
         def submit(self, submission: Submission) -> None:
-            raise ShuttingDownError("closed")
+            raise error
 
     memory = PixelMemory()
     opened: Any = lambda on_answers, metrics: Closed()  # noqa: E731
     port = PixelPort(opened, memory, lambda answers: None, None)  # type: ignore[arg-type]
     patches = ImagePatches(np.zeros((2, 12), np.uint8), b"", (1, 2))
-    with pytest.raises(ShuttingDownError):
+    with pytest.raises(type(error)):
         port.submit(Submission(1, "bulk", frozenset(), [Item(0, Encoding(np.zeros(2, np.int32), image=patches))]))
+    assert memory.num_bytes == 0
+
+
+def test_a_place_that_is_submitted_again_is_counted_once() -> None:
+    memory = PixelMemory()
+    patches = ImagePatches(np.zeros((2, 12), np.uint8), b"", (1, 2))
+    for _ in range(2):
+        memory.keep(1, [Item(0, Encoding(np.zeros(2, np.int32), image=patches))])
+    assert memory.num_bytes == 24
+    memory.release(1)
     assert memory.num_bytes == 0
 
 

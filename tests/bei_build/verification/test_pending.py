@@ -256,6 +256,8 @@ def test_two_servers_may_complete_one_artifact_at_once(pending: Artifact) -> Non
         msgspec.structs.replace(pending.certificate, device=f"GPU {index}" * (index + 1)) for index in range(4)
     ]
 
+    (pending.path / ".certificate.killed_1").mkdir()  # a process was, between its renames
+
     def write(certificate: record.Certificate) -> None:
         for _ in range(20):
             store.recertify(pending, certificate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -55,6 +56,11 @@ TWICE = [
     ("/v1/extract", '"labels": ["cat"], "threshold": {"cat": 0.1, "cat": 0.2}', "threshold"),
     ("/", '"labels": {"cat": "a", "cat": "b"}', "labels"),
     ("/v1/classify", '"labels": {"cat": "a", "cat": "b"}', "labels"),
+    *(
+        (path, '"score_weights": {"dense": 1, "dense": 2}, "query": "a", "documents": ["b"]', "score_weights")
+        for path in ("/rerank", "/v2/rerank")
+    ),
+    ("/rerank", '"score_weights": {"dense": 1, "dense": 2}, "query": "a", "texts": ["b"]', "score_weights"),
 ]
 
 
@@ -81,3 +87,12 @@ def test_any_labels_are_answered_or_refused_by_name(labels: list[str], text: str
     (found,) = response.json()["data"]
     assert all(span["text"] == text[span["start"] : span["end"]] for span in found["spans"])
     assert all(span["label"] in labels and threshold <= span["score"] <= 1 for span in found["spans"])
+
+
+def test_scores_are_written_in_as_few_digits_as_they_have(kinds: App) -> None:
+    spans = {"model": "spans", "input": [TEXT], "labels": ["cat", "the"], "threshold": 0.1}
+    items = {"items": [{"text": TEXT}], "params": {"labels": ["cat", "the"], "options": {"threshold": 0.1}}}
+    for path, body in (("/v1/extract", spans), ("/v1/extract/spans", items)):
+        scores = re.findall(rb'"score":([0-9.]+)', post(kinds, path, **body).content)
+        assert scores
+        assert max(map(len, scores)) <= len("0.123456789")

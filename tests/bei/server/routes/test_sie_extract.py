@@ -74,7 +74,10 @@ def test_messagepack_is_read_and_answered(content_type: str, kinds: App) -> None
     response = send(kinds, PATH, msgspec.msgpack.encode(BODY), content_type)
     assert response.status_code == 200
     assert response.headers["content-type"] == PACKED
-    assert msgspec.msgpack.decode(response.content) == answer(kinds, PATH, **BODY)
+    expected = answer(kinds, PATH, **BODY)
+    for span in [span for one in expected["items"] for span in one["entities"]]:
+        span["score"] = float(np.float32(span["score"]))  # which JSON has in fewer digits
+    assert msgspec.msgpack.decode(response.content) == expected
 
 
 @pytest.mark.parametrize(("kind", "multi_label"), [("single-label", False), ("multi-label", True), (None, False)])
