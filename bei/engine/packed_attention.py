@@ -21,6 +21,7 @@ import numpy as np
 from bei.artifact.manifest import OPENVINO_ATTENTION
 from bei.core import Float32Array
 from bei.engine.cpu_features import has_tiles_of_bf16
+from bei.engine.packing import SHARED_KEYS
 from bei.errors import EngineError, LibraryVersionError, MissingDependencyError
 from bei.utils.libraries import load
 
@@ -63,28 +64,35 @@ def encoded(sites: Sequence[AttentionSite]) -> bytes:
 PACKAGE = "bei-kernels-cpu"
 # The first version that attends on tiles (AMX). OpenVINO's own attention does, and was faster than those before it.
 _ON_TILES = (0, 3)
+# The first one whose attention reads keys that sequences share.
+_SHARING = (0, 5)
 
 
 @dataclass(frozen=True)
 class Kernels:
     """The installed package. ``name``: it and the kernel that this CPU runs, for people. ``attends``: as fast as
     OpenVINO's own operations, or faster. ``normalizes_sums``: it has the operation for residual sums and norms, as from
-    0.4.0 on."""
+    0.4.0 on. ``shares_prefixes``: its attention reads keys that sequences share, as from 0.5.0 on."""
 
     library: Path
     name: str
     attends: bool = True
     normalizes_sums: bool = False
+    shares_prefixes: bool = False
 
 
 def why_not_on_tiles(version: str) -> str | None:
     """Why the package of that ``version`` does not attend in BF16 on a CPU with AMX, and what to do; None: it does."""
-    if tuple(map(int, re.findall(r"\d+", version)[:2])) >= _ON_TILES:
+    if _release(version) >= _ON_TILES:
         return None
     return (
         f"{PACKAGE} {version} does not attend on tiles (AMX), as OpenVINO does, and is not used for attention in BF16: "
         f"pip install -U {PACKAGE}"
     )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 def installed_kernels(openvino: Any, *, computes_bf16: bool) -> Kernels | None:
@@ -108,7 +116,13 @@ def installed_kernels(openvino: Any, *, computes_bf16: bool) -> Kernels | None:
         log.warning(slow)
     operations = getattr(package, "OPERATIONS", ())  # not in versions before 0.4.0
     name = f"bei-kernels-cpu {package.__version__} ({kernel})"
-    return Kernels(package.LIBRARY, name, attends=slow is None, normalizes_sums="NormalizedSum" in operations)
+    return Kernels(
+        package.LIBRARY,
+        name,
+        attends=slow is None,
+        normalizes_sums="NormalizedSum" in operations,
+        shares_prefixes=_release(package.__version__) >= _SHARING,
+    )
 
 
 def use_kernels(
@@ -118,7 +132,8 @@ def use_kernels(
     the list does not fit the model."""
     try:
         sites = _DECODER.decode(listed.read_bytes())
-        _Replacement(openvino, model, kernels.library, max_seq_len, computes_bf16).replace_all(sites)
+        shares = kernels.shares_prefixes and all(site.causal and not site.partial_keys for site in sites)
+        _Replacement(openvino, model, kernels.library, max_seq_len, computes_bf16, shares).replace_all(sites)
     except (msgspec.DecodeError, KeyError, RuntimeError) as error:
         raise EngineError(
             f"The graph lacks attentions that {OPENVINO_ATTENTION} lists ({error}): build it again."
@@ -126,12 +141,15 @@ def use_kernels(
 
 
 class _Replacement:
-    def __init__(self, openvino: Any, model: Any, library: Path, max_seq_len: int, computes_bf16: bool) -> None:
+    def __init__(
+        self, openvino: Any, model: Any, library: Path, max_seq_len: int, computes_bf16: bool, shares: bool
+    ) -> None:
         self._openvino, self._model, self._ops = openvino, model, openvino.opset13
         self._factory = openvino.utils.node_factory.NodeFactory()
         self._factory.add_extension(library)
         self._max_seq_len = max_seq_len
         self._computes_bf16 = computes_bf16
+        self._shares = shares
         self._tensors = {name: port for node in model.get_ops() for port in node.outputs() for name in port.get_names()}
         self._narrowed: dict[tuple[str, int], Any] = {}
 
@@ -154,6 +172,8 @@ class _Replacement:
         inputs.append(self._input(_STARTS))
         if site.partial_keys:
             inputs.append(self._input(_KEY_LENS))
+        if self._shares:
+            inputs += [self._input(name) for name in SHARED_KEYS]
         biases = self._biases(site)
         if biases is not None:
             inputs.append(self._ops.constant(biases).output(0))
@@ -166,6 +186,7 @@ class _Replacement:
             "window": -1 if site.window is None else site.window,
             "softcap": site.softcap or 0.0,
             "has_key_lens": site.partial_keys,
+            "has_shared": self._shares,
             "has_biases": biases is not None,
         }
         context = self._factory.create("PackedAttention", inputs, attributes).output(0)

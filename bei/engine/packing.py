@@ -21,6 +21,8 @@ _BUCKETS_PER_OCTAVE_LOG2 = 4
 _MIN_STEP = 8
 _KEYS = {"key_lens", "key_mask", "token_key_lens"}
 _CUMULATIVE = {"cu_query_lens", "cu_key_lens"}
+# What packed attention reads where it takes shared tokens: of how many, and which, each sequence's keys begin with.
+SHARED_KEYS = ("cu_shared_lens", "shared_rows")
 # The input of TensorRT's packed attention, which wants every token to be a sequence's.
 _ALL_OWNED = "cu_key_lens"
 _POSITIONS_BUT = "position_ids_but_"
@@ -35,7 +37,7 @@ _PLACES = {"pad_index", "first_index", "last_index"}
 _OF_SEQUENCES = {"slot_mask", "slot_ids", "seq_lens", "pool_mask", "key_lens", "key_mask"}
 # Inputs that are in the way of that, and what they say of a model or an engine.
 _NOT_SHARED = {
-    "cu_query_lens": "its attention reads packed tokens by the starts of texts (bei-kernels-cpu, FlashAttention)",
+    "cu_query_lens": "its attention reads tokens by the starts of texts (bei-kernels-cpu before 0.5.0, FlashAttention)",
     "token_adapters": "each text reads its adapter",
     "token_seq_lens": "its tokens turn by the length of their text (LongRoPE)",
     _POSITIONS_BUT: "its positions pass over a token",
@@ -120,21 +122,27 @@ def has_fixed_width(name: str) -> bool:
 
 
 def can_share(names: Collection[str]) -> bool:
-    """True if a graph that reads ``names`` takes batches with shared tokens: its attention gathers the keys of each
-    sequence (``pad_index``), and no token knows which sequence it is in.
+    """True if a graph that reads ``names`` takes batches with shared tokens: its attention finds the keys of each
+    sequence (``pad_index``, or ``SHARED_KEYS``), and no token knows which sequence it is in.
 
     Right only for causal models, whose states of a token depend on nothing behind it.
     """
-    return _OF_SHARED_TOKENS.union(_PLACES, _OF_SEQUENCES, scored.NAMES).issuperset(names)
+    return not _not_shared(names)
+
+
+def _not_shared(names: Collection[str]) -> set[str]:
+    """Those of ``names`` that cannot be made where sequences share tokens."""
+    rest = set(names) - _OF_SHARED_TOKENS - _PLACES - _OF_SEQUENCES - scored.NAMES
+    return rest - {"cu_query_lens", *SHARED_KEYS} if rest.issuperset(SHARED_KEYS) else rest
 
 
 def why_unshared(names: Collection[str], *, is_causal: bool) -> str | None:
     """Why an engine whose graph reads ``names`` computes each text whole, for people; None: it takes shared tokens."""
     if not is_causal:
         return "its tokens see those behind them"
-    if can_share(names):
+    if not (rest := _not_shared(names)):
         return None
-    reasons = (reason for start, reason in _NOT_SHARED.items() if any(name.startswith(start) for name in names))
+    reasons = (reason for start, reason in _NOT_SHARED.items() if any(name.startswith(start) for name in rest))
     return next(reasons, "its graph reads packed tokens by text")
 
 
@@ -174,6 +182,9 @@ def graph_inputs(
     - ``cu_query_lens``, ``cu_key_lens`` [B' + 1]: the packed position of each sequence's first token, then the
       number of tokens. With them filler sequences own a filler token each, included in T' and in ``sequence_ids``.
       With ``cu_key_lens`` they own all filler tokens, so that the last number is T'.
+    - ``shared_rows`` [R']: for each sequence, the packed positions of those tokens that it begins with and another
+      sequence owns; ``cu_shared_lens`` [B' + 1]: where those of each begin. ``cu_query_lens`` is then of the tokens
+      that sequences own, and all three have the sequences in the order in which these are packed.
     - ``word_slots``, ``word_reversal``, ``label_slots``, ``token_words``: ``bei.engine.words``; ``label_vectors_N``
       float32 [R', N]: its ``given_labels``. ``label_tokens`` and others of schemas: ``bei.engine.schema_columns``.
     - ``scored_tokens``, ``scored_before``, ``token_scores``: ``bei.engine.scored``.
@@ -182,8 +193,8 @@ def graph_inputs(
     engines need not define attention over an empty sequence. The caller drops rows from B on.
 
     Of ``batch.shared`` only the computed tokens are packed. Sequences find theirs by ``pad_index``, ``first_index`` and
-    ``last_index``; positions, lengths and slots are those of whole sequences. ``unpad_index`` is a token's slot in one
-    of the sequences that have it.
+    ``last_index``, or by ``cu_query_lens`` and ``shared_rows``; positions, lengths and slots are those of whole
+    sequences. ``unpad_index`` is a token's slot in one of the sequences that have it.
     """
     if batch.shared is not None:
         return _shared_inputs(batch, batch.shared, names, sizes)
@@ -255,6 +266,8 @@ def _add_rare_inputs(
         ends = num_tokens + _ends(num_owned, num_rows - batch_size)
         tensors["cu_query_lens"] = np.concatenate([batch.cu_seqlens, ends], dtype=np.int32)
         tensors["cu_key_lens"] = tensors["cu_query_lens"].copy()  # an engine may bind it to memory of its own
+        tensors["cu_shared_lens"] = np.zeros(num_rows + 1, np.int32)
+        tensors["shared_rows"] = np.zeros(bucket(1), np.int32)
     if "sequence_ids" in names:
         sequence_ids = _per_token(np.arange(batch_size, dtype=np.int32), seq_lens, sizes.tokens)
         if is_cumulative:
@@ -334,8 +347,9 @@ def _shared_inputs(
         raise ValueError("a graph with these inputs has no tokens that sequences share")
     fits = bucket if sizes is None else None
     if sizes is None:
-        longest = int(np.diff(batch.cu_seqlens).max())
-        sizes = Sizes(bucket(batch.num_computed), bucket(batch.batch_size, min_step=1), bucket(longest))
+        longest, num_rows = int(np.diff(batch.cu_seqlens).max()), bucket(batch.batch_size, min_step=1)
+        owned = num_rows - batch.batch_size if "cu_query_lens" in names else 0
+        sizes = Sizes(bucket(batch.num_computed + owned), num_rows, bucket(longest))
     elif not sizes.holds(batch, names):
         raise ValueError(f"a batch of {batch.num_computed} computed tokens does not fit into {sizes}")
     fillers = sizes.sequences - batch.batch_size
@@ -346,10 +360,29 @@ def _shared_inputs(
             tensors[name][: batch.num_computed] = values[shared.kept]
         elif name in _PLACES:
             tensors[name] = shared.places[values.astype(np.intp)]
+    if "cu_query_lens" in names:
+        tensors.update(_packed_keys(batch.cu_seqlens, shared, fillers))
     if not scored.NAMES.isdisjoint(names):
         found = scored.scored_inputs(batch, sizes.tokens, fits)
         tensors.update({name: found[name] for name in names if name in found})
     return tensors
+
+
+def _packed_keys(cu_seqlens: Int32Array, shared: SharedTokens, fillers: int) -> dict[str, Int32Array]:
+    """``cu_query_lens`` and ``SHARED_KEYS``; the sequences in the order in which their own tokens are packed, then
+    ``fillers`` that own a token each."""
+    starts = cu_seqlens[:-1]
+    own = np.bincount(np.searchsorted(starts, shared.kept, side="right") - 1, minlength=len(starts))
+    order = np.argsort(shared.places[cu_seqlens[1:] - 1], kind="stable")
+    shared_lens = (np.diff(cu_seqlens) - own)[order]
+    rows = [shared.places[start : start + length] for start, length in zip(starts[order], shared_lens, strict=True)]
+    shared_rows = np.zeros(bucket(int(shared_lens.sum())), np.int32)
+    np.concatenate(rows, out=shared_rows[: shared_lens.sum()])
+    return {
+        "cu_query_lens": np.cumsum([0, *own[order], *[1] * fillers], dtype=np.int32),
+        "cu_shared_lens": np.cumsum([0, *shared_lens, *[0] * fillers], dtype=np.int32),
+        "shared_rows": shared_rows,
+    }
 
 
 def rows_of_tokens(rows: Float32Array, batch: PackedBatch) -> Float32Array:

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t ROW_BYTES = 64;       // of a tile
 constexpr int64_t TILE = ROWS * LANES;  // units or floats of it
-constexpr int64_t FEWEST_TOKENS = 5;    // of a sequence for whose few scores a tile is no waste
+constexpr int64_t FEWEST_TOKENS = 5;    // of a sequence, its own, for whose few scores a tile is no waste
 
 // All tiles are whole: what a sequence or a head lacks is filled up where it is packed.
 struct alignas(64) Palette {
@@ -93,7 +93,7 @@ private:
     // The queries from `row` on, up to ROWS, with the block's keys: columns of LANES keys each, two for a tile of weights.
     void tile(int64_t row) {
         _count = std::min<int64_t>(ROWS, _num_queries - row);
-        _position = _part.first_query + row;
+        _position = _first_position + row;
         const int64_t first = first_key(_position), end = last_key(_position + _count - 1);
         if (end <= first) {
             if (_is_first) std::fill_n(context_of(row), ROWS * _scratch.width, 0.0f);

@@ -20,13 +20,17 @@ struct PackedAttention {
     void *context;              // [num_tokens, num_heads * head_dim]
     const int32_t *starts;      // [num_sequences + 1]: sequence b holds the tokens from starts[b] to starts[b + 1]
     const int32_t *key_lens;    // [num_sequences]: how many leading tokens of each are keys; null: all
+    // [num_sequences + 1]: sequence b begins with tokens of other sequences, which are its keys and not its queries, in
+    // the rows shared_rows[shared_starts[b]] to before shared_rows[shared_starts[b + 1]]. Its own tokens follow them;
+    // positions, windows and key_lens count both. Null: nothing is shared.
+    const int32_t *shared_starts, *shared_rows;
     size_t num_sequences;
     size_t num_heads, num_kv_heads, head_dim;  // neighbouring heads share keys and values
     bool causal;
     int64_t window;             // keys at most so many positions away are visible; negative: all
     float softcap;              // scores s become softcap * tanh(s / softcap); 0: they stay
     const float *biases;        // [num_heads, 2 * reach + 1], added to the scores by key position less query position
-    int64_t reach;              // at least the longest sequence less 1; null biases: none
+    int64_t reach;              // at least the longest sequence less 1, shared tokens counted; null biases: none
 };
 
 constexpr int64_t QUERIES_OF_A_PART = 256;

@@ -69,11 +69,18 @@ public:
         : _it(attention), _part(part), _scratch(scratch_for(attention.head_dim, E::per_unit)) {
         const int64_t begin = _it.starts[part.sequence], length = _it.starts[part.sequence + 1] - begin;
         const size_t kv_head = part.head / (_it.num_heads / _it.num_kv_heads);
-        _num_keys = _it.key_lens ? std::min<int64_t>(_it.key_lens[part.sequence], length) : length;
+        if (_it.shared_starts) {
+            _shared_rows = _it.shared_rows + _it.shared_starts[part.sequence];
+            _num_shared = _it.shared_starts[part.sequence + 1] - _it.shared_starts[part.sequence];
+        }
+        _first_own = begin - _num_shared;
+        _num_keys = _num_shared + length;
+        if (_it.key_lens) _num_keys = std::min<int64_t>(_it.key_lens[part.sequence], _num_keys);
         _num_queries = std::min(length - part.first_query, bei::QUERIES_OF_A_PART);
+        _first_position = _num_shared + part.first_query;
         _queries = rows(_it.queries, _it.query_stride, begin + part.first_query, part.head);
-        _keys = rows(_it.keys, _it.key_stride, begin, kv_head);
-        _values = rows(_it.values, _it.value_stride, begin, kv_head);
+        _keys = rows(_it.keys, _it.key_stride, 0, kv_head);
+        _values = rows(_it.values, _it.value_stride, 0, kv_head);
         const size_t first = (begin + part.first_query) * _it.num_heads + part.head;
         _out = static_cast<Stored *>(_it.context) + first * _it.head_dim;
     }
@@ -91,7 +98,7 @@ protected:
         std::fill_n(_scratch.most, _num_queries, NONE);
         std::fill_n(_scratch.sum, _num_queries, 0.0f);
         _block_end = _num_keys;
-        const int64_t first = first_key(_part.first_query), end = last_key(_part.first_query + _num_queries - 1);
+        const int64_t first = first_key(_first_position), end = last_key(_first_position + _num_queries - 1);
         for (_block = first / KEYS_OF_A_BLOCK * KEYS_OF_A_BLOCK; _block < end; _block += KEYS_OF_A_BLOCK) {
             _block_end = std::min(_block + KEYS_OF_A_BLOCK, _num_keys);
             _is_first = _block <= first, _is_last = _block + KEYS_OF_A_BLOCK >= end;
@@ -103,6 +110,11 @@ protected:
 
     const Stored *rows(const void *matrix, size_t stride, int64_t token, size_t head) const {
         return static_cast<const Stored *>(matrix) + token * stride + head * _it.head_dim;
+    }
+
+    // The row of the token at `position` of the sequence.
+    int64_t row_of(int64_t position) const {
+        return position < _num_shared ? _shared_rows[position] : _first_own + position;
     }
 
     // The keys of the block from the first to before the last are visible to the query at `position`.
@@ -127,7 +139,7 @@ protected:
                 Units square[LANES] = {};
                 const int64_t element = unit * E::per_unit, left = std::min(width - element, LANES * E::per_unit);
                 for (int64_t lane = 0; lane < count; ++lane) {
-                    const Stored *from = _keys + (key + lane) * _it.key_stride + element;
+                    const Stored *from = _keys + row_of(key + lane) * _it.key_stride + element;
                     if constexpr (E::per_unit == 2) {
                         square[lane] = pairs(from, left);
                     } else {
@@ -145,9 +157,9 @@ protected:
     void pack_values() {
         for (int64_t key = _block; key < _block_end; key += E::per_unit) {
             Unit *to = _scratch.values + (key - _block) / E::per_unit * _scratch.width;
-            const Stored *from = _values + key * _it.value_stride;
+            const Stored *from = _values + row_of(key) * _it.value_stride;
             if constexpr (E::per_unit == 2) {
-                zip_values(from, key + 1 < _block_end ? from + _it.value_stride : nullptr, to);
+                zip_values(from, key + 1 < _block_end ? _values + row_of(key + 1) * _it.value_stride : nullptr, to);
             } else {
                 row_to_units<E>(from, _it.head_dim, to);
                 std::fill(to + _it.head_dim, to + _scratch.width, 0);
@@ -177,7 +189,7 @@ protected:
 
     template <int R>
     void sized_tile(int64_t row) {
-        const int64_t position = _part.first_query + row;
+        const int64_t position = _first_position + row;
         const int64_t first = first_key(position), end = last_key(position + R - 1);
         if (end <= first) return;
         for (int r = 0; r < R; ++r)
@@ -214,7 +226,7 @@ protected:
     // Turns scores of the keys [from, to) of the block into weights, and returns the scale of what was summed before.
     float softmax(int64_t row, int r, int64_t from, int64_t to) {
         float *scores = _scratch.scores + r * KEYS_OF_A_BLOCK;
-        const int64_t position = _part.first_query + row;
+        const int64_t position = _first_position + row;
         const int64_t first = std::min(first_key(position) - _block, to);
         const int64_t end = std::max(last_key(position) - _block, first);
         if (_it.softcap != 0.0f)
@@ -309,7 +321,9 @@ protected:
     const Scratch _scratch;
     const Stored *_queries, *_keys, *_values;
     Stored *_out;
-    int64_t _num_keys, _num_queries;
+    const int32_t *_shared_rows = nullptr;
+    int64_t _num_shared = 0, _first_own;  // the tokens of others; the row of an own token less its position
+    int64_t _num_keys, _num_queries, _first_position;
     int64_t _block = 0, _block_end = 0;  // the keys that are packed
     bool _is_first = false, _is_last = false;  // of the blocks that the part sees
 };

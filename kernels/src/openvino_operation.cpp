@@ -2,6 +2,7 @@
 #include <tbb/blocked_range.h>
 #include <tbb/parallel_for.h>
 
+#include <algorithm>
 #include <cstring>
 #include <openvino/core/extension.hpp>
 #include <openvino/core/op_extension.hpp>
@@ -25,12 +26,12 @@ struct Attributes {
     bool causal = false;
     int64_t window = -1;
     float softcap = 0.0f;
-    bool has_key_lens = false, has_biases = false;
+    bool has_key_lens = false, has_shared = false, has_biases = false;
 };
 
 // Inputs: queries, keys, values [T, ...], which may be one matrix at different offsets; starts INT32 [B + 1]; then, if
-// there are any, key lengths INT32 [B], and biases FP32 [num_heads, 2 * reach + 1]. Output: [T, num_heads * head_dim].
-// Tokens that are no sequence's become zeros.
+// there are any, key lengths INT32 [B]; starts of shared rows INT32 [B + 1], and these rows INT32 [R]; biases FP32
+// [num_heads, 2 * reach + 1]. Output: [T, num_heads * head_dim]. Tokens that are no sequence's become zeros.
 class PackedAttention : public ov::op::Op {
 public:
     OPENVINO_OP("PackedAttention", "bei")
@@ -46,7 +47,8 @@ public:
         NODE_VALIDATION_CHECK(this, type == ov::element::f32 || type == ov::element::bf16, "elements are f32 or bf16");
         NODE_VALIDATION_CHECK(this, get_input_element_type(1) == type && get_input_element_type(2) == type);
         NODE_VALIDATION_CHECK(this, get_input_element_type(3) == ov::element::i32, "starts are i32");
-        NODE_VALIDATION_CHECK(this, get_input_size() == 4 + size_t(_of.has_key_lens) + size_t(_of.has_biases));
+        const size_t num_rare = size_t(_of.has_key_lens) + 2 * size_t(_of.has_shared) + size_t(_of.has_biases);
+        NODE_VALIDATION_CHECK(this, get_input_size() == 4 + num_rare);
         NODE_VALIDATION_CHECK(this, _of.num_heads > 0 && _of.num_kv_heads > 0 && _of.head_dim > 0);
         NODE_VALIDATION_CHECK(this, _of.num_heads % _of.num_kv_heads == 0);
         const int64_t offsets[] = {_of.query_offset, _of.key_offset, _of.value_offset};
@@ -74,6 +76,7 @@ public:
         visitor.on_attribute("window", _of.window);
         visitor.on_attribute("softcap", _of.softcap);
         visitor.on_attribute("has_key_lens", _of.has_key_lens);
+        visitor.on_attribute("has_shared", _of.has_shared);
         visitor.on_attribute("has_biases", _of.has_biases);
         return true;
     }
@@ -95,6 +98,12 @@ public:
         it.starts = inputs[3].data<const int32_t>();
         it.num_sequences = inputs[3].get_size() - 1;
         it.key_lens = _of.has_key_lens ? inputs[4].data<const int32_t>() : nullptr;
+        if (_of.has_shared) {
+            const size_t index = 4 + size_t(_of.has_key_lens);
+            it.shared_starts = inputs[index].data<const int32_t>();
+            it.shared_rows = inputs[index + 1].data<const int32_t>();
+            require_shared(it, inputs[index].get_size(), inputs[index + 1].get_size(), inputs[1].get_shape()[0]);
+        }
         it.num_heads = _of.num_heads, it.num_kv_heads = _of.num_kv_heads, it.head_dim = _of.head_dim;
         it.causal = _of.causal, it.window = _of.window, it.softcap = _of.softcap;
         if (_of.has_biases) {
@@ -108,12 +117,25 @@ public:
     }
 
 private:
+    // Refuses shared rows that are no rows of the keys.
+    static void require_shared(const bei::PackedAttention &it, size_t num_starts, size_t num_rows, size_t num_tokens) {
+        const int32_t *starts = it.shared_starts;
+        const bool fits = num_starts == it.num_sequences + 1 && starts[0] >= 0 &&
+                          std::is_sorted(starts, starts + num_starts) && size_t(starts[num_starts - 1]) <= num_rows;
+        OPENVINO_ASSERT(fits, "PackedAttention: starts of shared rows do not fit the ", num_rows, " rows");
+        const bool are_rows = std::all_of(it.shared_rows, it.shared_rows + starts[num_starts - 1], [=](int32_t row) {
+            return row >= 0 && size_t(row) < num_tokens;
+        });
+        OPENVINO_ASSERT(are_rows, "PackedAttention: a shared row is none of the ", num_tokens, " tokens");
+    }
+
     std::vector<bei::Part> parts_of(const bei::PackedAttention &it, size_t num_tokens) const {
         std::vector<bei::Part> parts;
         for (size_t sequence = 0; sequence < it.num_sequences; ++sequence) {
             const int64_t start = it.starts[sequence], length = it.starts[sequence + 1] - start;
+            const int64_t shared = it.shared_starts ? it.shared_starts[sequence + 1] - it.shared_starts[sequence] : 0;
             const bool fits = start >= 0 && length >= 0 && start + length <= int64_t(num_tokens) &&
-                              (!it.biases || length <= it.reach + 1);
+                              (!it.biases || shared + length <= it.reach + 1);
             OPENVINO_ASSERT(fits, "PackedAttention: sequence ", sequence, " has ", length, " tokens from ", start, " on");
             for (size_t head = 0; head < it.num_heads; ++head)
                 for (int64_t first = 0; first < length; first += bei::QUERIES_OF_A_PART)

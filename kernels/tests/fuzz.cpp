@@ -17,6 +17,12 @@
 #include "../src/normalized_sum.hpp"
 #include "../src/rounding.hpp"
 
+#ifdef __x86_64__
+namespace bei::emulated_amx_bf16 {
+void bf16(const PackedAttention &, const Part *, const Part *);
+}
+#endif
+
 namespace {
 
 using bei::Element;
@@ -24,10 +30,20 @@ using bei::PackedAttention;
 
 struct Case {
     PackedAttention attention{};
-    std::vector<int32_t> starts, key_lens;
+    std::vector<int32_t> starts, key_lens, shared_starts, shared_rows;
     std::vector<float> biases;
     std::vector<float> queries, keys, values;  // as they are after rounding
     int64_t num_tokens = 0;
+
+    int64_t num_shared(size_t sequence) const {
+        return shared_starts.empty() ? 0 : shared_starts[sequence + 1] - shared_starts[sequence];
+    }
+
+    // The row of the token at `position` of a sequence.
+    int64_t row(size_t sequence, int64_t position) const {
+        const int64_t own = position - num_shared(sequence);
+        return own < 0 ? shared_rows[shared_starts[sequence] + position] : starts[sequence] + own;
+    }
 };
 
 float rounded(float value, Element element) {
@@ -53,17 +69,23 @@ Case made(std::mt19937 &random, Element element) {
     const int64_t longest[] = {3, 40, 150, 700};
     const int64_t most = longest[among(0, 3)];
     it.starts.push_back(0);
+    const bool shares = among(0, 1);
+    if (shares) it.shared_starts.push_back(0);
     for (size_t i = 0; i < a.num_sequences; ++i) {
-        const int64_t length = among(1, most);
+        const int64_t num_shared = shares ? among(0, most) : 0, length = among(shares ? 0 : 1, most);
         it.num_tokens += length;
         it.starts.push_back(int32_t(it.num_tokens));
-        it.key_lens.push_back(int32_t(among(0, length)));
+        if (shares) it.shared_starts.push_back(int32_t(it.shared_starts.back() + num_shared));
+        it.key_lens.push_back(int32_t(among(0, num_shared + length)));
     }
+    if (it.num_tokens == 0) return made(random, element);
+    for (int64_t i = shares ? it.shared_starts.back() : 0; i > 0; --i)
+        it.shared_rows.push_back(int32_t(among(0, it.num_tokens - 1)));
     a.causal = among(0, 2) == 0;
     a.window = among(0, 2) ? -1 : among(0, 50);
     a.softcap = among(0, 3) ? 0.0f : 5.0f;
     if (among(0, 1)) it.key_lens.clear();
-    a.reach = most - 1;
+    a.reach = (shares ? 2 : 1) * most - 1;
     if (among(0, 2) == 0)
         for (size_t i = 0; i < a.num_heads * (2 * a.reach + 1); ++i) it.biases.push_back(normal(random));
     a.query_stride = a.num_heads * a.head_dim + among(0, 5);
@@ -80,6 +102,7 @@ Case made(std::mt19937 &random, Element element) {
     a.starts = it.starts.data();
     a.key_lens = it.key_lens.empty() ? nullptr : it.key_lens.data();
     a.biases = it.biases.empty() ? nullptr : it.biases.data();
+    if (shares) a.shared_starts = it.shared_starts.data(), a.shared_rows = it.shared_rows.data();
     return it;
 }
 
@@ -87,20 +110,21 @@ std::vector<double> expected(const Case &it) {
     const auto &a = it.attention;
     std::vector<double> context(it.num_tokens * a.num_heads * a.head_dim);
     for (size_t s = 0; s < a.num_sequences; ++s) {
-        const int64_t begin = it.starts[s], length = it.starts[s + 1] - begin;
-        const int64_t num_keys = a.key_lens ? a.key_lens[s] : length;
+        const int64_t first = it.num_shared(s), end = first + it.starts[s + 1] - it.starts[s];
+        const int64_t num_keys = a.key_lens ? a.key_lens[s] : end;
         for (size_t head = 0; head < a.num_heads; ++head) {
             const size_t kv_head = head / (a.num_heads / a.num_kv_heads);
-            for (int64_t i = 0; i < length; ++i) {
-                double *out = &context[((begin + i) * a.num_heads + head) * a.head_dim], sum = 0;
+            for (int64_t i = first; i < end; ++i) {
+                const int64_t query = it.row(s, i);
+                double *out = &context[(query * a.num_heads + head) * a.head_dim], sum = 0;
                 std::vector<double> scores(num_keys, -std::numeric_limits<double>::infinity());
                 double most = -std::numeric_limits<double>::infinity();
                 for (int64_t j = 0; j < num_keys; ++j) {
                     if ((a.causal && j > i) || (a.window >= 0 && std::abs(i - j) > a.window)) continue;
                     double score = 0;
                     for (size_t d = 0; d < a.head_dim; ++d)
-                        score += double(it.queries[(begin + i) * a.query_stride + head * a.head_dim + d]) *
-                                 it.keys[(begin + j) * a.key_stride + kv_head * a.head_dim + d];
+                        score += double(it.queries[query * a.query_stride + head * a.head_dim + d]) *
+                                 it.keys[it.row(s, j) * a.key_stride + kv_head * a.head_dim + d];
                     if (a.softcap != 0.0f) score = a.softcap * std::tanh(score / a.softcap);
                     if (a.biases) score += a.biases[head * (2 * a.reach + 1) + a.reach + j - i];
                     scores[j] = score;
@@ -109,7 +133,7 @@ std::vector<double> expected(const Case &it) {
                 for (double &score : scores) sum += score = std::isinf(score) ? 0.0 : std::exp(score - most);
                 for (int64_t j = 0; j < num_keys; ++j)
                     for (size_t d = 0; sum > 0 && d < a.head_dim; ++d)
-                        out[d] += scores[j] / sum * it.values[(begin + j) * a.value_stride + kv_head * a.head_dim + d];
+                        out[d] += scores[j] / sum * it.values[it.row(s, j) * a.value_stride + kv_head * a.head_dim + d];
             }
         }
     }
@@ -291,6 +315,18 @@ bool is_each_alone(const NormCase &it) {
     return std::memcmp(together.data(), alone.data(), together.size() * sizeof(float)) == 0;
 }
 
+// The kernels of this CPU; where they need no tiles but could, also the one on tiles with these in memory.
+std::vector<bei::NamedKernel> kernels_and_twin(Element element) {
+    size_t count;
+    const bei::NamedKernel *kernels = bei::kernels_of(element, count);
+    std::vector<bei::NamedKernel> found(kernels, kernels + count);
+#ifdef __x86_64__
+    if (std::strcmp(found[0].name, "avx512_bf16") == 0)
+        found.push_back({"emulated amx_bf16", bei::emulated_amx_bf16::bf16});
+#endif
+    return found;
+}
+
 }  // namespace
 
 int main(int argc, char **argv) {
@@ -301,12 +337,10 @@ int main(int argc, char **argv) {
         const Element element = seed % 2 ? Element::bf16 : Element::f32;
         const Case it = made(random, element);
         const auto context = expected(it);
-        size_t num_kernels;
-        const bei::NamedKernel *kernels = bei::kernels_of(element, num_kernels);
-        for (size_t i = 0; i < num_kernels; ++i) {
-            const double error = largest_error(it, kernels[i].kernel, context);
+        for (const bei::NamedKernel &kernel : kernels_and_twin(element)) {
+            const double error = largest_error(it, kernel.kernel, context);
             if (error <= (element == Element::f32 ? 2e-5 : 4e-2)) continue;
-            std::printf("seed %d, %s: an error of %g\n", seed, kernels[i].name, error);
+            std::printf("seed %d, %s: an error of %g\n", seed, kernel.name, error);
             ++num_wrong;
         }
         const double distance = largest_distance(random, element);

@@ -1,11 +1,12 @@
-"""Models whose sequences share prefixes give the answers of those whose sequences do not: as OpenVINO's graph, in ONNX
-Runtime as TensorRT's graph, and as the module for PyTorch."""
+"""Models whose sequences share prefixes give the answers of those whose sequences do not: as OpenVINO's graph, with
+attention by kernels of our own too, in ONNX Runtime as TensorRT's graph, and as the module for PyTorch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,7 +17,9 @@ import openvino
 import pytest
 from hypothesis import given, settings
 
+from bei.artifact.manifest import OPENVINO_ATTENTION
 from bei.core import Encoding, Float32Array, PackedBatch
+from bei.engine.packed_attention import installed_kernels, use_kernels
 from bei.engine.packing import can_share, graph_inputs, rows_of_tokens
 from bei.engine.shared_prefixes import sharing
 from bei_build.onnx_graph.attention import AttentionCore
@@ -76,14 +79,23 @@ def rows_of(spec: ModelSpec, found: Any, batch: PackedBatch) -> Outputs:
     return rows
 
 
-def by_openvino(spec: ModelSpec, folder: Path) -> Runs:
+def by_openvino(spec: ModelSpec, folder: Path, *, kernels: bool = False) -> Runs:
     types = GraphTypes(DType.FP32, DType.FP32)
     path = write_graph(spec, random_weights(spec), folder, types, AttentionCore.MATMUL_SOFTMAX, MAX_SEQ_LEN)
     hints = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": "1"}
-    model = openvino.Core().compile_model(path, "CPU", hints)
+    graph = openvino.Core().read_model(path)
+    if kernels:
+        found = installed_kernels(openvino, computes_bf16=False)
+        assert found is not None
+        use_kernels(openvino, graph, folder / OPENVINO_ATTENTION, found, MAX_SEQ_LEN, computes_bf16=False)
+    model = openvino.Core().compile_model(graph, "CPU", hints)
     names = [port.any_name for port in model.inputs]
     assert can_share(names), names
     return lambda batch: rows_of(spec, model(graph_inputs(batch, names)), batch)
+
+
+def by_kernels(spec: ModelSpec, folder: Path) -> Runs:
+    return by_openvino(spec, folder, kernels=True)
 
 
 def by_onnx_runtime(spec: ModelSpec, folder: Path) -> Runs:
@@ -114,7 +126,13 @@ def by_pytorch(spec: ModelSpec, _: Path) -> Runs:
     return lambda batch: run(model, batch)
 
 
-FORMS = {"OpenVINO": by_openvino, "ONNX Runtime": by_onnx_runtime, "PyTorch": by_pytorch}
+FORMS = {
+    "OpenVINO": by_openvino,
+    "kernels": by_kernels,
+    "ONNX Runtime": by_onnx_runtime,
+    "PyTorch": by_pytorch,
+}
+needs_kernels = pytest.mark.skipif(find_spec("bei_kernels_cpu") is None, reason="bei-kernels-cpu is not installed")
 
 
 @cache
@@ -125,7 +143,12 @@ def runs_of(form: str, name: str) -> Runs:
 
 @pytest.mark.parametrize(
     ("form", "name"),
-    [(form, name) for form in FORMS for name in SPECS if form != "PyTorch" or name not in NOT_BY_PYTORCH],
+    [
+        pytest.param(form, name, marks=needs_kernels if form == "kernels" else ())
+        for form in FORMS
+        for name in SPECS
+        if form != "PyTorch" or name not in NOT_BY_PYTORCH
+    ],
 )
 def test_shared_prefixes_change_no_answer(form: str, name: str) -> None:
     runs = runs_of(form, name)
@@ -147,7 +170,7 @@ def test_the_module_says_where_it_cannot_share(name: str) -> None:
     assert not can_share(packed_model(SPECS[name], random_weights(SPECS[name]), MAX_SEQ_LEN).input_names)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "kernels"])
 def test_a_model_that_sees_later_tokens_would_answer_otherwise(form: str, tmp_path: Path) -> None:
     spec = tiny_spec(causal=False, pooling=("last",))
     runs = FORMS[form](spec, tmp_path)

@@ -18,9 +18,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bei.artifact.manifest import ENGINE_DIR, OPENVINO_ATTENTION, OPENVINO_MODEL, OPENVINO_WEIGHTS, Artifact
-from bei.core import Encoding, Engine, Float32Array, Int32Array
+from bei.core import Encoding, Engine, Float32Array, Int32Array, PackedBatch
 from bei.engine.load import load_engine
 from bei.engine.packed_attention import AttentionSite, Kernels, encoded, installed_kernels, use_kernels
+from bei.engine.shared_prefixes import sharing
 from bei.errors import EngineError, LibraryVersionError
 from tests.support.builds import build_artifact, embed, random_encodings
 from tests.support.cpus import BF16, instructions, needs_bf16
@@ -189,12 +190,47 @@ def test_the_kernel_gives_what_the_graph_gives(kind: str, precision: str, made: 
         with closing(engine_of(artifact, kernels=kernels)) as engine:
             is_used = kernels and (kind != "disentangled" or precision == "bf16")  # in BF16 of norms at least
             assert ("bei-kernels-cpu" in engine.info.device) == is_used
-            assert ("bei-kernels-cpu" in (engine.info.unshared or "")) == (kernels and kind in ("causal", "softcap"))
+            assert engine.info.shares_prefixes == (kind in ("causal", "softcap"))
             rows.append(embed(engine, encodings))
     if precision == "fp32":
         np.testing.assert_allclose(rows[1], rows[0], atol=2e-4)
     else:
         assert cosines(*rows).min() > 0.999
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", ["fp32", BF16])
+@pytest.mark.parametrize("kind", ["causal", "softcap"])
+def test_the_kernel_gives_the_same_with_keys_that_texts_share(kind: str, precision: str, made: MakeArtifact) -> None:
+    rng = np.random.default_rng(0)
+    start, within, *ends = (rng.integers(0, 60, size, dtype=np.int32) for size in (20, 7, 9, 1, 5, 6, 17))
+    texts = [*(np.concatenate([start, end]) for end in ends), *(np.concatenate([start, within, end]) for end in ends)]
+    batch = PackedBatch.from_encodings([Encoding(text) for text in (*texts, start, ends[0], ends[1])])
+    shared = sharing(batch)
+    assert shared.num_computed < batch.num_tokens // 2
+    with closing(engine_of(made(kind, precision), kernels=True)) as engine:
+        rows, expected = (engine.run(one)["embedding"] for one in (shared, batch))
+    if precision == "fp32":
+        np.testing.assert_allclose(rows, expected, atol=1e-5)
+    else:
+        assert cosines(rows, expected).min() > 0.999
+
+
+@needs_kernels
+def test_a_package_that_reads_no_shared_keys_computes_each_text_whole(
+    monkeypatch: pytest.MonkeyPatch, made: MakeArtifact
+) -> None:
+    import bei_kernels_cpu
+
+    monkeypatch.setattr(bei_kernels_cpu, "__version__", "0.4.0")
+    artifact = made("causal", "fp32")
+    encodings = encodings_of(case_of("causal"), [1, MAX_TOKENS, 17], artifact.manifest.spec.vocab_size)
+    rows = []
+    for kernels in (False, True):
+        with closing(engine_of(artifact, kernels=kernels)) as engine:
+            assert ("bei-kernels-cpu before 0.5.0" in (engine.info.unshared or "")) is kernels
+            rows.append(embed(engine, encodings))
+    np.testing.assert_allclose(rows[1], rows[0], atol=2e-4)
 
 
 def cosines(rows: Float32Array, others: Float32Array) -> Float32Array:

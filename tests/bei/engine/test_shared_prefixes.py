@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bei.core import Encoding, PackedBatch
-from bei.engine.packing import Sizes, bucket, can_share, graph_inputs, why_unshared
+from bei.engine.packing import SHARED_KEYS, Sizes, bucket, can_share, graph_inputs, why_unshared
 from bei.engine.shared_prefixes import LEAST_SHARED, common_length, num_shared, shared_lengths, sharing
 from tests.support.engines import ids
 from tests.support.prefixes import encodings_with_prefixes, texts_with_prefixes
@@ -126,6 +126,28 @@ def test_inputs_of_shared_tokens_lead_every_slot_to_the_token_of_the_whole_batch
         np.testing.assert_array_equal(flat[found["unpad_index"][: batch.num_computed]], tokens)
 
 
+@law
+@given(texts_with_prefixes(), st.integers(0, 3))
+def test_packed_attention_reads_each_text_from_shared_rows_and_then_its_own(
+    texts: list[list[int]], fillers: int
+) -> None:
+    batch = sharing(packed(*texts))
+    sizes = Sizes(batch.num_computed + fillers, len(texts) + fillers, max(map(len, texts)))
+    for given_sizes in (None, sizes):
+        found = graph_inputs(batch, [*NAMES, "cu_query_lens", *SHARED_KEYS], given_sizes)
+        owned, borrowed = (pairwise(found[name].tolist()) for name in ("cu_query_lens", "cu_shared_lens"))
+        read, num_rows = [], len(found["input_ids"])
+        for (first, last), (start, end) in zip(owned, borrowed, strict=True):
+            rows = [*found["shared_rows"][start:end].tolist(), *range(first, last)]
+            assert max(rows) < num_rows
+            read.append(found["input_ids"][rows].tolist())
+            if first < batch.num_computed:
+                assert found["position_ids"][rows].tolist() == list(range(len(rows)))
+        assert sorted(read[: len(texts)]) == sorted(texts)
+        assert all(text == [0] for text in read[len(texts) :])
+        assert len(read) == len(found["seq_lens"])
+
+
 @pytest.mark.parametrize(
     "name", ["cu_query_lens", "token_seq_lens", "sequence_ids", "position_ids_but_0", "token_ones"]
 )
@@ -151,4 +173,7 @@ def test_a_graph_whose_tokens_know_their_sequence_cannot_share(name: str) -> Non
 def test_an_engine_says_why_it_computes_each_text_whole(name: str, said: str) -> None:
     assert why_unshared(NAMES, is_causal=True) is None
     assert said in (why_unshared([*NAMES, name], is_causal=True) or "")
+    reads_shared_keys = [*NAMES, name, "cu_query_lens", *SHARED_KEYS]
+    assert (why_unshared(reads_shared_keys, is_causal=True) is None) == (name == "cu_query_lens")
+    assert name == "cu_query_lens" or said in (why_unshared(reads_shared_keys, is_causal=True) or "")
     assert why_unshared(NAMES, is_causal=False) == "its tokens see those behind them"
