@@ -76,16 +76,28 @@ class Expansion:
 
 
 class ImagePatches(NamedTuple):
-    """An image as an engine reads it: ``levels`` [tokens, 3 * patch_size**2], one row a token, zeros for tokens before
+    """An image as its tower reads it: ``levels`` [tokens, 3 * patch_size**2], one row a token, zeros for tokens before
     the patches. In a row pixels follow each other from left to right and top to bottom, each with red, green, blue.
-    ``grid``: rows and columns of patches. ``digest`` of both. ``places`` int32 [states], where a decoder reads the
-    tower's states: of each the token of the image's encoding that it stands for. Each is of as many tokens, the
-    patches of a square block. None: the encoding's tokens are the tower's own."""
+    ``grid``: rows and columns of patches. ``digest`` of both."""
 
     levels: Levels
     digest: bytes
     grid: tuple[int, int]
-    places: Int32Array | None = None
+
+
+class PlacedImage(NamedTuple):
+    """An image among the tokens that a decoder reads. ``places`` int32 [states]: of each of the tower's states the
+    token that it stands for, which follow each other. Each is of as many ``patches``, those of a square block."""
+
+    patches: ImagePatches
+    places: Int32Array
+
+    def with_states(self, rows: Float32Array) -> ImageFeatures:
+        """``rows`` of the tower, one a patch."""
+        side = isqrt(len(self.patches.levels) // len(self.places))
+        states = rows.reshape(len(rows) // side**2, side**2 * rows.shape[1])
+        rows_of_tokens, columns = self.patches.grid
+        return ImageFeatures(states, self.patches.digest, self.places, (rows_of_tokens // side, columns // side))
 
 
 class ImageFeatures(NamedTuple):
@@ -112,10 +124,10 @@ class Encoding(NamedTuple):
 
     Only the first ``num_keys`` tokens serve as attention keys; None: all of them. The first ``num_unpooled`` tokens (of
     a prompt) are left out of the mean, by engines that support it. ``adapter``: the one that reads it, from 1 on in the
-    order of the manifest's; 0: the base model's weights alone. ``image``: the input is an image, whose tokens all have
-    id 0 or, where a decoder reads it, are the decoder's. ``features``: the same for the decoder's engine, with the
-    tower's states. ``label_vectors``: what a text is scored for, by engines that read labels so. ``is_label``: the
-    input is a label, for the tower of labels.
+    order of the manifest's; 0: the base model's weights alone. ``image``: the input is an image for its tower, whose
+    tokens all have id 0. ``images``: those that a decoder reads among the tokens, in order; ``features``: the same for
+    the decoder's engine, with the tower's states. ``label_vectors``: what a text is scored for, by engines that read
+    labels so. ``is_label``: the input is a label, for the tower of labels.
     """
 
     input_ids: Int32Array
@@ -128,7 +140,8 @@ class Encoding(NamedTuple):
     image: ImagePatches | None = None
     label_vectors: LabelVectors | None = None
     is_label: bool = False
-    features: ImageFeatures | None = None
+    images: tuple[PlacedImage, ...] = ()
+    features: tuple[ImageFeatures, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -137,31 +150,35 @@ class Encoding(NamedTuple):
 
     @property
     def is_for_second(self) -> bool:
-        """True for what the second tower reads of a model that has two: images or labels, not texts."""
+        """True for what the second tower reads of a model that has two: an image or a label, not a text."""
         return self.image is not None or self.is_label
 
     @property
-    def is_read_by_decoder(self) -> bool:
-        """True for an image whose states, of the second tower, are read among tokens."""
-        return self.image is not None and self.image.places is not None
+    def of_tower(self) -> list[Encoding]:
+        """``images``, each as its tower reads it."""
+        return [Encoding(np.zeros(len(one.patches.levels), np.int32), image=one.patches) for one in self.images]
 
     @property
-    def of_tower(self) -> Encoding:
-        """The image as its tower reads it."""
-        image = self.image
-        assert image is not None, "the caller has asked"
-        return Encoding(np.zeros(len(image.levels), np.int32), image=image._replace(places=None))
+    def num_pixel_bytes(self) -> int:
+        """Of its images' levels."""
+        own = 0 if self.image is None else self.image.levels.nbytes
+        return own + sum([one.patches.levels.nbytes for one in self.images])
 
-    def with_features(self, rows: Float32Array) -> Encoding:
-        """The image as a decoder reads it, with the tower's ``rows``, one a token of the tower; or with none, to ask
-        whether its answer is known."""
-        image = self.image
-        assert image is not None, "the caller has asked"
-        assert image.places is not None, "the caller has asked"
-        side = isqrt(len(image.levels) // len(image.places))
-        states = rows.reshape(len(rows) // side**2, side**2 * rows.shape[1])
-        grid = (image.grid[0] // side, image.grid[1] // side)
-        return self._replace(image=None, features=ImageFeatures(states, image.digest, image.places, grid))
+    @property
+    def without_pixels(self) -> Encoding:
+        """The tokens, of which a call's answer is made."""
+        return self._replace(image=None, images=())
+
+    @property
+    def image_digests(self) -> bytes:
+        """Of the images among the tokens, one behind the other."""
+        return b"".join([one.patches.digest for one in self.images] + [one.digest for one in self.features])
+
+    def with_features(self, rows: Seq[Float32Array]) -> Encoding:
+        """The input as a decoder reads it, with the tower's ``rows`` of each image, one a token of the tower; or with
+        none, to ask whether its answer is known."""
+        features = [image.with_states(own) for image, own in zip(self.images, rows, strict=True)]
+        return self._replace(images=(), features=(*features,))
 
 
 def expanded(encoding: Encoding, expansion: Expansion) -> Encoding:
@@ -240,7 +257,7 @@ class FeatureTable(NamedTuple):
         spans: list[tuple[int, int, int]] = []
         start, num_rows = 0, 0
         for encoding in encodings:
-            if (own := encoding.features) is not None:
+            for own in encoding.features:
                 if own.digest not in tables:
                     tables[own.digest], firsts[own.digest] = own, num_rows
                     num_rows += len(own.rows)
@@ -327,9 +344,9 @@ class PackedBatch:
             adapters = np.array([encoding.adapter for encoding in encodings], np.int32)
         features: FeatureTable | None = None
         digests: list[bytes] | None = None
-        if any([encoding.features is not None for encoding in encodings]):
+        if any([encoding.features for encoding in encodings]):
             features = FeatureTable.of(encodings)
-            digests = [e.input_ids.tobytes() if e.features is None else e.features.digest for e in encodings]
+            digests = [encoding.input_ids.tobytes() + encoding.image_digests for encoding in encodings]
         labels = None
         if any([encoding.label_vectors is not None for encoding in encodings]):
             labels = LabelTable.of(encodings)

@@ -6,6 +6,9 @@ import msgspec
 
 from bei.core import Float32Array
 
+# That stand in one input, at most: more can be asked of no model.
+MOST_IMAGES = 64
+
 
 class ImageSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a decoder reads an image: the tokens ``before``, a token ``token_id`` in the place of each state of the
@@ -13,7 +16,8 @@ class ImageSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     ``around``: what stands before and behind an image among texts, of a model that reads both together: in the text of
     a pair, of a model that scores pairs (``before`` and ``after`` are then of a pair whose document is the image
-    alone), or in one input, of a model that embeds. Unset: an image is read alone.
+    alone), or in one input, of a model that embeds. Unset: an image is read alone. ``most_images``: that may stand in
+    one input or pair, each within ``around``; unset: one.
 
     ``merged_side``: a state stands for a block of so many patches a side; unset: for one patch. The tower's engine
     gives each patch of a block its part of the state, and blocks follow each other, patch by patch.
@@ -25,6 +29,7 @@ class ImageSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     width: int
     merged_side: int | msgspec.UnsetType = msgspec.UNSET
     around: tuple[str, str] | msgspec.UnsetType = msgspec.UNSET
+    most_images: int | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def side(self) -> int:

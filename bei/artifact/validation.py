@@ -14,7 +14,7 @@ from pathlib import Path
 from bei.artifact.certificate.thresholds import PRECISIONS, PRECISIONS_OF_TARGETS
 from bei.artifact.held_files import MOST_FILES
 from bei.artifact.image_processor import MOST_REGISTERS, MOST_SIDE, processor_faults
-from bei.artifact.image_sequence import ImageSequence
+from bei.artifact.image_sequence import MOST_IMAGES, ImageSequence
 from bei.artifact.manifest import (
     LABEL_ENGINE_DIR,
     LABEL_TOKENIZER,
@@ -393,6 +393,8 @@ def _sequence(manifest: Manifest, tower: ImageTower, sequence: ImageSequence) ->
         yield f"images.sequence makes {shown(tower.num_tokens)} tokens, more than max_seq_len"
     if not 1 <= sequence.width <= _MOST_WIDTH:
         yield f"images.sequence.width is {shown(sequence.width)}, which is no width of a model"
+    if sequence.most_images and (not sequence.around or not 1 <= sequence.most_images <= MOST_IMAGES):
+        yield f"images.sequence.most_images is {shown(sequence.most_images)}, which no input has"
     bounds, side = tower.processor.bounds, sequence.side
     if not 1 <= side <= MOST_SIDE or sequence.width % side**2 or (tower.num_leading and side > 1):
         yield f"images.sequence.merged_side is {shown(side)}, in which no state is divided"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from bei.bulk.steps import plan_steps
 from bei.bulk.watchdog import watched
 from bei.config.settings import ServeConfig
-from bei.core import Encoding, Engine, Row
+from bei.core import Encoding, Engine, Float32Array, Row
 from bei.errors import BeiError, EngineError, InvalidRequestError, JobError
 from bei.port import STATES, PortStats
 from bei.scheduler.cost_model import CostModel
@@ -164,11 +165,10 @@ class ShardService(ModelFacts):
             entry = Entry(encoding._replace(spans=None), Waiter(0, place, float("inf"), outputs), "bulk", 0.0, 0.0)
             entry = entries.setdefault(entry.identity, entry)
             places_of.setdefault(entry, []).append(place)
-        call.encodings[:] = [one._replace(image=None) if one.image else one for one in call.encodings]
+        call.encodings[:] = [one.without_pixels if one.num_pixel_bytes else one for one in call.encodings]
         of_engines: tuple[list[Entry], list[Entry]] = [], []
         for entry in places_of:
-            encoding = entry.encoding
-            of_engines[encoding.is_for_second and not encoding.is_read_by_decoder].append(entry)
+            of_engines[entry.encoding.is_for_second].append(entry)
         towers = [(self._engine, self._costs, of_engines[0])]
         if self._second is not None:
             towers.append((self._second.engine, self._second.side.costs, of_engines[1]))
@@ -217,23 +217,23 @@ class ShardService(ModelFacts):
 
     def _with_states(self, entries: list[Entry]) -> Seq[Entry | BeiError]:
         """``entries``, images that a decoder reads with their states, or the tower's errors."""
-        images = [entry for entry in entries if entry.encoding.is_read_by_decoder]
-        if not images:
+        with_images = [entry for entry in entries if entry.encoding.images]
+        if not with_images:
             return entries
         assert self._second is not None, "an image tower has read them"
         engine, costs = self._second.engine, self._second.side.costs
         waiter = Waiter(0, 0, float("inf"), frozenset((STATES,)))
-        asked = [Entry(entry.encoding.of_tower, waiter, "bulk", 0.0, 0.0) for entry in images]
-        found: dict[Entry, Entry | BeiError] = {}
-        for planned in plan_steps([entry.num_tokens for entry in asked], engine.info.limits):
-            for place, answer in zip(planned, self._ran(engine, costs, [asked[at] for at in planned]), strict=True):
-                image = images[place]
-                found[image] = (
-                    answer
-                    if isinstance(answer, BeiError)
-                    else Entry(image.encoding.with_features(answer[STATES]), image.waiters[0], "bulk", 0.0, 0.0)
-                )
-        return [found.get(entry, entry) for entry in entries]
+        # Equal images are computed once, and are known by their digests.
+        asked: dict[bytes, Entry] = {}
+        for one in (one for entry in with_images for one in entry.encoding.of_tower):
+            made = Entry(one, waiter, "bulk", 0.0, 0.0)
+            asked.setdefault(made.identity[0], made)
+        digests, towers = [*asked], [*asked.values()]
+        states: dict[bytes, Row | BeiError] = {}
+        for planned in plan_steps([entry.num_tokens for entry in towers], engine.info.limits):
+            answers = self._ran(engine, costs, [towers[at] for at in planned])
+            states.update(zip([digests[at] for at in planned], answers, strict=True))
+        return [_with_features(entry, states) for entry in entries]
 
     def _ran(self, engine: Engine, costs: CostModel, entries: Seq[Entry]) -> Seq[Row | BeiError]:
         """One step of ``engine``."""
@@ -262,6 +262,20 @@ class ShardService(ModelFacts):
             raise error
         call.errors[place] = error
         call.encodings[place] = NOT_YET
+
+
+def _with_features(entry: Entry, states: Mapping[bytes, Row | BeiError]) -> Entry | BeiError:
+    """``entry`` with the ``states`` of its images, by their digests, or the first error among them."""
+    encoding = entry.encoding
+    if not encoding.images:
+        return entry
+    rows: list[Float32Array] = []
+    for image in encoding.images:
+        found = states[image.patches.digest]
+        if isinstance(found, BeiError):
+            return found
+        rows.append(found[STATES])
+    return Entry(encoding.with_features(rows), entry.waiters[0], "bulk", 0.0, 0.0)
 
 
 def _no_queue() -> PortStats:

@@ -128,7 +128,7 @@ class ServeConfig:
     image_megabytes: int = _option(20, "megabytes of an image's file", within=Range(1, 1000, "megabytes"))
     image_megapixels: int = _option(
         50,
-        "millions of pixels of an image, of its first frame; decoding takes 3 to 12 bytes each",
+        "millions of pixels of an image, or of an input's images together; decoding takes 3 to 12 bytes each",
         within=Range(1, 1000),
     )
     image_url_hosts: tuple[str, ...] = _option(

@@ -5,18 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import partial
 from math import ceil
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from bei.artifact.image_processor import MOST_STRETCHED, ImageProcessor
 from bei.artifact.image_sequence import ImageSequence
-from bei.core import Encoding, ImagePatches, Levels, UInt8Array
+from bei.core import Encoding, ImagePatches, Levels, PlacedImage, UInt8Array
 from bei.errors import InputTooLongError, InvalidImageError
 from bei.image.decode import ImageLimits, decoded
-from bei.image.header import size_by_header
-from bei.image.source import ImageInput, ImageInText
+from bei.image.header import check_sizes, size_by_header
+from bei.image.source import ImageInput, ImagesInText
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,14 +26,6 @@ _DIGEST_BYTES = 32
 # A side of a resized image that is then cropped: a stripe of 100,000 by 1 pixels would have 22 million columns.
 _MOST_RESIZED_PIXELS = 64_000_000
 _LEAST_SCALE, _MOST_SCALE, _SCALE_TOLERANCE = 1e-6, 100.0, 1e-5
-
-
-class _CutImage(NamedTuple):
-    """An image's rows of patches, their ``grid``, and hashlib's ``digest`` of both, which more can be added to."""
-
-    rows: Levels
-    grid: tuple[int, int]
-    digest: Any
 
 
 class TextsOfImages(Protocol):
@@ -106,7 +99,7 @@ class ImageEncoder:
 
     def encode(
         self,
-        inputs: Seq[ImageInput | ImageInText],
+        inputs: Seq[ImageInput | ImagesInText],
         options: OptionsOfTexts | None = None,
         common: object = None,
         check: Callable[[], None] = lambda: None,
@@ -116,41 +109,47 @@ class ImageEncoder:
         encodings = []
         for source in inputs:
             check()
-            if isinstance(source, ImageInText):
+            if isinstance(source, ImagesInText):
                 encodings.append(self._within_text(source, options))
             else:
                 encodings.append(self.encoding_of(self.levels(source)))
         return encodings
 
-    def _within_text(self, source: ImageInText, options: OptionsOfTexts | None) -> Encoding:
-        """The encoding of an image and the text around it. Raises InvalidRequestError, also where it is longer than is
+    def _within_text(self, source: ImagesInText, options: OptionsOfTexts | None) -> Encoding:
+        """The encoding of images and the text around them. Raises InvalidRequestError, also where it is longer than is
         read: an image cannot be cut."""
         assert self._texts is not None, "such inputs are for models with an encoder of texts"
         max_tokens = None if options is None else options.max_tokens
         most = min(self._texts.max_seq_len, max_tokens or self._texts.max_seq_len)
-
-        def check(num_tokens: int) -> None:
-            if num_tokens > most:
-                whose = "model takes" if max_tokens is None else "request asks for"
-                raise InputTooLongError(
-                    f"An image and the texts read with it have {num_tokens} tokens or more, the {whose} up to {most}, "
-                    "and an image cannot be cut: send shorter texts, or a smaller image.",
-                    source.image.param,
-                )
-
-        before, behind = self._texts.ids_of(source.before, most), self._texts.ids_of(source.behind, most)
+        texts = [self._texts.ids_of(pieces, most) for pieces in source.texts]
         if source.is_input and (options is None or options.add_special_tokens):
             first, last = self._texts.around
-            before, behind = [*first, *before], [*behind, *last]
-        behind = [*behind, *source.last_ids]
-        check(len(before) + 1 + len(behind))  # before the image, of a token at least, is decoded
+            texts = [[*first, *texts[0]], *texts[1:]]
+            texts[-1] = [*texts[-1], *last]
+        texts[-1] = [*texts[-1], *source.last_ids]
+        check_sizes(source.images, self._limits)
+        num_tokens = sum(map(len, texts)) + len(source.images)  # an image has a token at least
+        found: list[ImagePatches] = []
+        for image, shared in zip(source.images, source.shared or (None,) * len(source.images), strict=True):
+            self._check_length(num_tokens, most, source, max_tokens)  # before the next one is decoded
+            cut = partial(self._patches_of, image)
+            found.append(cut() if shared is None else shared.of(cut))
+            num_tokens += self._num_tokens_of(found[-1]) - 1
+        self._check_length(num_tokens, most, source, max_tokens)
+        return self._among(texts, found)
 
-        def cut() -> _CutImage:
-            return self._cut(self.levels(source.image))
-
-        encoding = self._encoding(cut() if source.shared is None else source.shared.of(cut), (before, behind))
-        check(encoding.num_tokens)
-        return encoding
+    def _check_length(self, num_tokens: int, most: int, source: ImagesInText, max_tokens: int | None) -> None:
+        if num_tokens <= most:
+            return
+        whose = "model takes" if max_tokens is None else "request asks for"
+        several = len(source.images) > 1
+        what = f"{len(source.images)} images" if several else "An image"
+        remedy = "fewer or smaller images" if several else "a smaller image"
+        raise InputTooLongError(
+            f"{what} and the texts read with {'them' if several else 'it'} have {num_tokens} tokens or more, the "
+            f"{whose} up to {most}, and an image cannot be cut: send shorter texts, or {remedy}.",
+            source.images[0].param,
+        )
 
     def levels(self, source: ImageInput) -> Levels:
         """The image as the processor makes it, before normalization: [height, width, 3]."""
@@ -167,28 +166,37 @@ class ImageEncoder:
 
     def encoding_of(self, levels: Levels) -> Encoding:
         """The encoding of an image that is processed, [height, width, 3]."""
-        return self._encoding(self._cut(levels))
+        patches, sequence = self._cut(levels), self._sequence
+        if sequence is None:
+            return Encoding(np.zeros(len(patches.levels), np.int32), image=patches)
+        return self._among([sequence.before, sequence.after], [patches])
 
-    def _cut(self, levels: Levels) -> _CutImage:
+    def _patches_of(self, source: ImageInput) -> ImagePatches:
+        return self._cut(self.levels(source))
+
+    def _cut(self, levels: Levels) -> ImagePatches:
         size = self._patch_size
         rows = patches(levels, size, self._num_leading, 1 if self._sequence is None else self._sequence.side)
         grid = (levels.shape[0] // size, levels.shape[1] // size)
         digest = hashlib.blake2b(rows.data, digest_size=_DIGEST_BYTES)
         digest.update(np.array(grid, np.int32).data)  # the same patches can stand in rows of another length
-        return _CutImage(rows, grid, digest)
+        return ImagePatches(rows, digest.digest(), grid)
 
-    def _encoding(self, cut: _CutImage, around: tuple[list[int], list[int]] | None = None) -> Encoding:
-        """``around``: the tokens before and behind the image, in place of the sequence's."""
-        sequence, rows, digest = self._sequence, cut.rows, cut.digest.copy()
-        if sequence is None:
-            return Encoding(np.zeros(len(rows), np.int32), image=ImagePatches(rows, digest.digest(), cut.grid))
-        before, behind = (sequence.before, sequence.after) if around is None else around
-        num_states = len(rows) // sequence.side**2
-        ids = np.array([*before, *[sequence.token_id] * num_states, *behind], np.int32)
-        places = np.arange(len(before), len(before) + num_states, dtype=np.int32)
-        if around is not None:
-            digest.update(ids.data)  # one image has an answer for each text around it
-        return Encoding(ids, image=ImagePatches(rows, digest.digest(), cut.grid, places))
+    def _num_tokens_of(self, image: ImagePatches) -> int:
+        """That stand for it among others."""
+        assert self._sequence is not None, "a decoder reads it"
+        return len(image.levels) // self._sequence.side**2
+
+    def _among(self, texts: Seq[Seq[int]], images: Seq[ImagePatches]) -> Encoding:
+        """The encoding of ``images`` between the tokens of ``texts``, of which there is one more."""
+        assert self._sequence is not None, "a decoder reads them"
+        ids, placed = [*texts[0]], []
+        for image, text in zip(images, texts[1:], strict=True):
+            first, count = len(ids), self._num_tokens_of(image)
+            placed.append(PlacedImage(image, np.arange(first, first + count, dtype=np.int32)))
+            ids += [self._sequence.token_id] * count
+            ids += text
+        return Encoding(np.array(ids, np.int32), images=(*placed,))
 
 
 def processed(image: Image, processor: ImageProcessor, patch_size: int, param: str = "input") -> Levels:

@@ -1,13 +1,14 @@
-"""Height and width of an image by its first bytes: what it will cost is known before it is decoded. Nothing is refused
-here, ``bei.image.decode`` does that."""
+"""Height and width of an image by its first bytes: what it will cost is known before it is decoded. A single image is
+refused by ``bei.image.decode``."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence as Seq
 from pathlib import Path
 
 from bei.errors import InvalidImageError
-from bei.image.decode import webp_size
+from bei.image.decode import ImageLimits, webp_size
 from bei.image.source import ImageInput
 
 # Bytes that are looked at: of most formats the first few; of JPEG what precedes the size may be EXIF and a profile, of
@@ -36,6 +37,20 @@ def size_by_header(source: ImageInput) -> tuple[int, int] | None:
         return _of_others(head, source.param)
     except (InvalidImageError, ValueError, IndexError, struct.error):
         return None
+
+
+def check_sizes(images: Seq[ImageInput], limits: ImageLimits) -> None:
+    """Raise InvalidImageError where ``images`` of one input together have more pixels than one may have, as far as
+    their headers say it."""
+    if len(images) < 2:
+        return
+    num_pixels = sum(height * width for height, width in filter(None, map(size_by_header, images)))
+    if num_pixels > limits.max_pixels:
+        raise InvalidImageError(
+            f"The {len(images)} images of an input have {num_pixels:,} pixels together, the limit is "
+            f"{limits.max_pixels:,}: make them smaller.",
+            images[0].param,
+        )
 
 
 def _of_others(head: bytes, param: str) -> tuple[int, int] | None:

@@ -136,23 +136,23 @@ class MadeOnce(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class ImageInText:
-    """An image among the text that a decoder reads. Its pieces are tokenized by themselves, and their parts joined only
-    then: a query that many pairs have stands in memory once. ``shared``: of an image that other inputs of the request
-    have too; None: none has. ``is_input``: the tokens that stand around every text stand around it too; not around
-    pairs, whose template has all of them. ``last_ids``: tokens behind all of these."""
+class ImagesInText:
+    """Images among the text that a decoder reads: ``texts`` stand before the first image, between two, and behind the
+    last, each in pieces. A piece is tokenized by itself, and its parts are joined only then: a query that many pairs
+    have stands in memory once. ``shared``: of each image that other inputs of the request have too; None: they have
+    it not. ``is_input``: the tokens that stand around every text stand around it too; not around pairs, whose template
+    has all of them. ``last_ids``: tokens behind all of these."""
 
-    before: tuple[tuple[str, ...], ...]
-    image: ImageInput
-    behind: tuple[tuple[str, ...], ...]
-    shared: MadeOnce[Any] | None = field(default=None, compare=False)
+    texts: tuple[tuple[tuple[str, ...], ...], ...]
+    images: tuple[ImageInput, ...]
+    shared: tuple[MadeOnce[Any] | None, ...] | None = field(default=None, compare=False)
     is_input: bool = False
     last_ids: tuple[int, ...] = ()
 
     @property
     def num_chars(self) -> int:
         """Of the text."""
-        return sum(len(part) for piece in (*self.before, *self.behind) for part in piece)
+        return sum(len(part) for pieces in self.texts for piece in pieces for part in piece)
 
 
 def _from_base64(value: str, start: int) -> bytes:

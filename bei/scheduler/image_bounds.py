@@ -1,5 +1,5 @@
-"""Images on their way through an image tower and the decoder that reads its states, bounded by the bytes of these. Not
-thread-safe: callers lock."""
+"""Inputs with images on their way through an image tower and the decoder that reads its states, bounded by the bytes of
+these. Not thread-safe: callers lock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from enum import Enum
 from typing import NamedTuple
 
-from bei.core import Encoding
+from bei.core import Encoding, Float32Array
 from bei.port import LANES, Lane, LaneStats, Submission
 from bei.scheduler.cost_model import CostModel
 
@@ -39,7 +39,8 @@ class ImageStage(Enum):
 
 
 class BoundedImage:
-    """An image of a request. ``asked_at``: how many the decoder had answered when it was asked."""
+    """An input of a request with an image, or several. ``states``: the tower's, of each image. ``asked_at``: how many
+    inputs the decoder had answered when it was asked."""
 
     __slots__ = (
         "asked_at",
@@ -50,22 +51,32 @@ class BoundedImage:
         "num_states",
         "place",
         "stage",
+        "states",
         "submission",
         "tower_s",
     )
 
     def __init__(self, place: int, encoding: Encoding, submission: Submission, reading: ImageReading) -> None:
-        assert encoding.image is not None, "the caller has asked"
+        assert encoding.images, "the caller has asked"
         self.place = place
         self.encoding = encoding
         self.submission = submission
-        self.num_states = len(encoding.image.levels)
+        lengths = [len(image.patches.levels) for image in encoding.images]
+        self.states: list[Float32Array | None] = [None] * len(lengths)
+        self.num_states = sum(lengths)
         self.num_bytes = 4 * self.num_states * reading.width
-        self.tower_s = reading.tower_costs.sequence_seconds(self.num_states)
+        self.tower_s = sum(map(reading.tower_costs.sequence_seconds, lengths))
         self.decoder_s = reading.decoder_costs.sequence_seconds(encoding.num_tokens)
         self.stage = ImageStage.ASKED
         self.asked_at = 0
         self.is_cancelled = False
+
+    def add_states(self, number: int, rows: Float32Array) -> Encoding | None:
+        """The tower has computed ``rows`` of the image of this ``number``. What the decoder reads when that was the
+        last one."""
+        self.states[number] = rows
+        states = [one for one in self.states if one is not None]
+        return self.encoding.with_features(states) if len(states) == len(self.states) else None
 
 
 class _LaneImages:

@@ -76,7 +76,11 @@ class Entry:
             encoding.num_keys,
             encoding.num_unpooled,
             encoding.adapter,
-            b"" if (beside := encoding.label_vectors or encoding.features) is None else beside.digest,
+            encoding.image_digests
+            if encoding.features or encoding.images
+            else b""
+            if encoding.label_vectors is None
+            else encoding.label_vectors.digest,
         )
         self.waiters = [waiter]
         self.deadline_s = waiter.deadline_s
@@ -98,7 +102,7 @@ class Entry:
         """The token ids, if tokens differ in nothing else."""
         encoding = self.encoding
         plain = encoding.token_type_ids is None and encoding.num_keys is None and not encoding.adapter
-        is_text = encoding.image is None and encoding.features is None
+        is_text = encoding.image is None and not encoding.features
         return self.identity[0] if plain and is_text else None
 
     def add(self, waiter: Waiter) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Seq
 import msgspec
 import numpy as np
 
+from bei.artifact.image_sequence import MOST_IMAGES
 from bei.errors import BeiError
 from bei.metrics.registry import ModelMetrics
 from bei.port import LANES, STATES, Answer, EnginePort, Item, Lane, LaneStats, OnAnswers, PortStats, Submission
@@ -22,7 +23,7 @@ class TowerPort:
     ``open_texts`` and ``open_second`` make the two. A submission is for one of them, but for images that a decoder
     reads: the second engine's states of these are submitted to the first. ``reading``: how it reads them; None: none
     does. What would have too many bytes of states at a time is held back from the second engine (``image_bounds``), and
-    ``metrics`` counts it as waiting.
+    ``metrics`` counts it as waiting. The second engine's places are numbers of images: MOST_IMAGES for each input.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class TowerPort:
 
     def submit(self, submission: Submission) -> None:
         first = submission.items[0].encoding
-        if first.is_read_by_decoder:
+        if first.images:
             self._submit_images(submission)
         else:
             (self._second if first.is_for_second else self._texts).submit(submission)
@@ -120,12 +121,16 @@ class TowerPort:
         none."""
         assert self._reading is not None, "the model has a decoder that reads images"
         nothing = np.zeros((0, self._reading.width), np.float32)
-        items = [Item(image.place, image.encoding.with_features(nothing)) for image in images]
+        items = [Item(image.place, image.encoding.with_features([nothing] * len(image.states))) for image in images]
         return self._submit_to(self._texts, msgspec.structs.replace(submission, items=items, is_probe=True), images)
 
     def _compute(self, submission: Submission, images: Seq[BoundedImage]) -> list[Answer]:
         """Submit images to the tower. Returns answers where it takes none."""
-        items = [Item(image.place, image.encoding.of_tower) for image in images]
+        items = [
+            Item(image.place * MOST_IMAGES + number, encoding)
+            for image in images
+            for number, encoding in enumerate(image.encoding.of_tower)
+        ]
         asked = msgspec.structs.replace(submission, items=items, outputs=frozenset((STATES,)))
         return self._submit_to(self._second, asked, images)
 
@@ -157,17 +162,23 @@ class TowerPort:
 
     def _on_second(self, answers: Seq[Answer]) -> None:
         """Send on the answers of the second engine: states that a decoder reads to it, others to the service."""
+        if self._reading is None:
+            self._answer(answers)
+            return
         done: list[Answer] = []
         read: dict[BoundedImage, Item] = {}
         with self._lock:
             for answer in answers:
-                image = self._images.find(answer.request_id, answer.place)
-                if image is None or isinstance(answer.result, BeiError):
-                    self._images.settle([] if image is None else [image])
-                    done.append(answer)
-                else:
+                place, number = divmod(answer.place, MOST_IMAGES)
+                image = self._images.find(answer.request_id, place)
+                if image is None:  # cancelled meanwhile, or another image of the input has failed
+                    continue
+                if isinstance(answer.result, BeiError):
+                    self._images.settle([image])
+                    done.append(answer._replace(place=place))
+                elif (encoding := image.add_states(number, answer.result[STATES])) is not None:
                     self._images.read(image)
-                    read[image] = Item(answer.place, image.encoding.with_features(answer.result[STATES]))
+                    read[image] = Item(place, encoding)
         for submission, images in by_submission(read):
             asked = msgspec.structs.replace(submission, items=[read[image] for image in images])
             done += self._submit_to(self._texts, asked, images)

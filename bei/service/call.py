@@ -15,7 +15,7 @@ import numpy as np
 from bei.artifact.manifest import Manifest
 from bei.core import Encoding, Float32Array, Row
 from bei.errors import BeiError, EngineDeadError, EngineError, InputTooLongError, InvalidRequestError
-from bei.image.source import ImageInput, ImageInText
+from bei.image.source import ImageInput, ImagesInText
 from bei.metrics.request_timing import CallTimes
 from bei.service.admission import Ticket
 from bei.service.image_side import no_texts
@@ -28,7 +28,7 @@ _MANY_IDS = 16_384
 _MANY_INPUTS = 1_000
 
 # A text, a pair, the token ids of one input exactly as they are to be run, an image, or one within a text.
-ModelInput: TypeAlias = "Input | list[int] | ImageInput | ImageInText"
+ModelInput: TypeAlias = "Input | list[int] | ImageInput | ImagesInText"
 
 # What is kept of a row of an encoding.
 Reduce: TypeAlias = Callable[[Row, Encoding], Mapping[str, Any]]

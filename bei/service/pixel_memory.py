@@ -32,7 +32,7 @@ class PixelMemory:
 
     def keep(self, request_id: int, items: Seq[Item]) -> None:
         """Count the images among ``items``, until they are released."""
-        sizes = {place: one.image.levels.nbytes for place, one in items if one.image is not None}
+        sizes = {place: num_bytes for place, one in items if (num_bytes := one.num_pixel_bytes)}
         if sizes:
             with self._changed:
                 held = self._held.setdefault(request_id, {})

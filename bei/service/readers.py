@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 
 from bei.core import Encoding
 from bei.errors import BeiError
-from bei.image.source import ImageInput, ImageInText
+from bei.image.source import ImageInput, ImagesInText
 from bei.service.admission import NO_DEMAND, Demand, estimated_length
 from bei.service.call import ModelInput
 from bei.service.image_side import ImageSide, no_images, no_texts
@@ -17,7 +17,7 @@ from bei.tokenizer.encoder import EncodingOptions, Input, TextEncoder
 from bei.tokenizer.label_encoder import LabelText
 from bei.tokenizer.pool import AnyInput, TokenizerPool
 
-_OF_SECOND = (ImageInput, ImageInText, LabelText)
+_OF_SECOND = (ImageInput, ImagesInText, LabelText)
 
 
 class InputReaders:
@@ -69,8 +69,8 @@ class InputReaders:
         if len(second) < len(inputs):
             texts = {place: value for place, value in inputs.items() if place not in second}
             yield self._texts or no_texts(self._name, "input"), texts
-        if image := next((one for one in second.values() if isinstance(one, ImageInput | ImageInText)), None):
-            param = (image if isinstance(image, ImageInput) else image.image).param
+        if image := next((one for one in second.values() if isinstance(one, ImageInput | ImagesInText)), None):
+            param = (image if isinstance(image, ImageInput) else image.images[0]).param
             yield (None if self.images is None else self._second) or no_images(self._name, param), {**second}
         elif second:
             assert self._second is not None, "tasks send labels where there is a tower of labels"
@@ -87,8 +87,8 @@ class InputReaders:
             if isinstance(value, list)
             else self._tokens_of(value)
             if isinstance(value, ImageInput)
-            else self._tokens_of(value.image) + estimated_length(value.num_chars, most)
-            if isinstance(value, ImageInText)
+            else sum(map(self._tokens_of, value.images)) + estimated_length(value.num_chars, most)
+            if isinstance(value, ImagesInText)
             else estimated_length(len(value[0]) + len(value[1]) + num_around, most)
             for value in inputs
         ]
@@ -98,11 +98,11 @@ class InputReaders:
     ) -> Demand:
         """The estimated demand of ``inputs``, each by what its tower's steps cost. ``of_texts``: of so many tokens
         each."""
-        texts = [value for value in inputs if not isinstance(value, ImageInput | ImageInText)]
+        texts = [value for value in inputs if not isinstance(value, ImageInput | ImagesInText)]
         images = [value for value in inputs if isinstance(value, ImageInput)]
         demand = of_texts(self.estimated_lengths(texts, whole=whole, num_around=num_around)) if texts else NO_DEMAND
-        if within := [value for value in inputs if isinstance(value, ImageInText)]:
-            images += [value.image for value in within]
+        if within := [value for value in inputs if isinstance(value, ImagesInText)]:
+            images += [image for value in within for image in value.images]
             demand = demand.plus(of_texts([estimated_length(value.num_chars, self._max_seq_len) for value in within]))
         if images and self.images is not None:
             demand = demand.plus(self.images.demand(images))

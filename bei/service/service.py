@@ -434,7 +434,7 @@ class InferenceService(ModelFacts):
             items = [Item(place, encoding._replace(adapter=adapter)) for place, encoding in items]
         num_tokens = sum([encoding.num_tokens for _, encoding in items])
         for index, encoding in items:
-            call.encodings[index] = encoding if encoding.image is None else encoding._replace(image=None)
+            call.encodings[index] = encoding.without_pixels if encoding.image or encoding.images else encoding
         ticket = call.ticket
         ticket.moved(admitted, num_tokens if call.outputs else 0)
         if call.times is not None:

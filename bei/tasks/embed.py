@@ -19,7 +19,7 @@ from bei.core import Float32Array
 from bei.engine.postprocess import cut, means_of_chunks, unit_length
 from bei.engine.sparse import SparseVector, nonzero, sparse_vectors
 from bei.errors import BeiError, InvalidImageError, InvalidRequestError
-from bei.image.source import ImageInput, ImageInText, MixedInput
+from bei.image.source import ImageInput, ImagesInText, MixedInput
 from bei.port import UNIT_EMBEDDING
 from bei.service.admission import Ticket
 from bei.service.call import InferenceResult, ModelRequest
@@ -302,7 +302,7 @@ def _image_tokens(manifest: Manifest, task: EmbedTask, answer: InferenceResult) 
     if tower is None or not tower.sequence:
         return {}
     token = tower.sequence.token_id  # refused in texts
-    places = [place for place, value in enumerate(task.inputs) if isinstance(value, ImageInText)]
+    places = [place for place, value in enumerate(task.inputs) if isinstance(value, ImagesInText)]
     return {place: int(np.count_nonzero(answer.encodings[place].input_ids == token)) for place in places}
 
 

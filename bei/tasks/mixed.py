@@ -1,4 +1,4 @@
-"""Inputs of a text and an image together: what a model that embeds both in one vector reads of them."""
+"""Inputs of texts and images together: what a model that embeds both in one vector reads of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from bei.artifact.manifest import Manifest
 from bei.errors import InvalidImageError
-from bei.image.source import ImageInput, ImageInText, MixedInput
+from bei.image.source import ImageInput, ImagesInText, MixedInput
 from bei.service.call import ModelInput
 from bei.tokenizer.prompts import split_prompt
 
@@ -24,22 +24,33 @@ def mixed_error(manifest: Manifest, name: str, value: MixedInput) -> InvalidImag
             "inputs of their own.",
             images[0].param,
         )
-    if len(images) > 1:
-        return InvalidImageError(
-            f"An input has {len(images)} images, and {name} reads one in an input: send the others as inputs of their "
-            "own.",
-            images[1].param,
-        )
-    return None
+    return too_many_images(manifest, name, images)
+
+
+def too_many_images(
+    manifest: Manifest, name: str, images: Seq[ImageInput], *, in_pair: bool = False
+) -> InvalidImageError | None:
+    """The error of ``images`` in one input, or ``in_pair``, where the model ``name``, whose decoder reads them among
+    texts, reads fewer; None: it reads them."""
+    most = _most_images(manifest)
+    if len(images) <= most:
+        return None
+    who = (
+        f"A query and its document have {len(images)} images together"
+        if in_pair
+        else f"An input has {len(images)} images"
+    )
+    reads = f"{name} reads {'one' if most == 1 else f'{most} at most'} in {'a pair' if in_pair else 'an input'}"
+    remedy = "leave the others out" if in_pair else "send the others as inputs of their own"
+    return InvalidImageError(f"{who}, and {reads}: {remedy}.", images[most].param)
 
 
 def read_inputs(manifest: Manifest, prompt: str, inputs: Seq[Given]) -> Seq[ModelInput]:
-    """``inputs`` as the model reads them, texts without the ``prompt``: an image among texts stands between the texts,
-    in the place that the prompt has for a text. Of inputs that ``mixed_error`` refuses the first image is left."""
+    """``inputs`` as the model reads them, texts without the ``prompt``: images among texts stand between the texts, in
+    the place that the prompt has for a text. Of inputs that ``mixed_error`` refuses the first image is left."""
     if not any(isinstance(one, MixedInput) for one in inputs):
         return inputs  # type: ignore[return-value]  # it has none
-    around = _around(manifest)
-    return [one if not isinstance(one, MixedInput) else _read(one, prompt, around) for one in inputs]
+    return [one if not isinstance(one, MixedInput) else _read(one, prompt, manifest) for one in inputs]
 
 
 def _around(manifest: Manifest) -> tuple[str, str] | None:
@@ -50,16 +61,27 @@ def _around(manifest: Manifest) -> tuple[str, str] | None:
     return tower.sequence.around or None
 
 
-def _read(value: MixedInput, prompt: str, around: tuple[str, str] | None) -> ImageInput | ImageInText:
-    image, *others = value.images
-    if around is None or others:
-        return image
-    place = value.parts.index(image)
+def _most_images(manifest: Manifest) -> int:
+    tower = manifest.image_tower
+    return (tower.sequence.most_images or 1) if tower is not None and tower.sequence else 1
+
+
+def _read(value: MixedInput, prompt: str, manifest: Manifest) -> ImageInput | ImagesInText:
+    images, around = value.images, _around(manifest)
+    if around is None or len(images) > _most_images(manifest):
+        return images[0]
     first, last = split_prompt(prompt)
-    before = (first, *_texts(value.parts[:place]), around[0])
-    behind = (around[1], *_texts(value.parts[place + 1 :]), last)
-    return ImageInText((before,), image, (behind,), is_input=True)
+    texts = texts_between([first, *value.parts, last], around)
+    return ImagesInText((*((piece,) for piece in texts),), (*images,), is_input=True)
 
 
-def _texts(parts: Seq[str | ImageInput]) -> list[str]:
-    return [part for part in parts if isinstance(part, str)]
+def texts_between(parts: Seq[str | ImageInput], around: tuple[str, str]) -> list[tuple[str, ...]]:
+    """The texts before, between and behind the images among ``parts``, with what stands ``around`` an image."""
+    found: list[list[str]] = [[]]
+    for part in parts:
+        if isinstance(part, str):
+            found[-1].append(part)
+        else:
+            found[-1].append(around[0])
+            found.append([around[1]])
+    return [(*texts,) for texts in found]

@@ -13,12 +13,13 @@ import msgspec
 
 from bei.artifact.manifest import Manifest, RerankTemplate
 from bei.errors import InvalidImageError, InvalidRequestError
-from bei.image.source import ImageInput, ImageInText, MadeOnce, MixedInput
+from bei.image.source import ImageInput, ImagesInText, MadeOnce, MixedInput
 from bei.service.admission import Ticket
 from bei.service.call import ModelInput, ModelRequest
 from bei.service.model_service import ModelService
 from bei.tasks.classify import Scores, label_scores, logits_of, scores_of
 from bei.tasks.compare import ComparedPair
+from bei.tasks.mixed import texts_between, too_many_images
 from bei.tasks.rerank_lists import score_lists
 from bei.tasks.support import require
 from bei.tokenizer.encoder import AS_CONFIGURED, EncodingOptions
@@ -71,24 +72,25 @@ async def rerank(service: ModelService, task: RerankTask, *, ticket: Ticket) -> 
 
 
 def read_pairs(service: ModelService, pairs: Seq[ComparedPair], instruction: str | None = None) -> list[ModelInput]:
-    """``pairs`` as a model reads them together: texts, and of a model that reads an image in a pair its text with the
-    image in its place. Raises InvalidImageError for images of other models, and for several in a pair."""
+    """``pairs`` as a model reads them together: texts, and of a model that reads images in a pair its text with the
+    images in their places. Raises InvalidImageError for images of other models, and for more than it reads."""
     # By identity: many pairs have one query, whose parts may be many.
     sides = {id(side): side for pair in pairs for side in pair if isinstance(side, MixedInput)}
     mixed = {key: _parts_of(side) for key, side in sides.items()}
     asked = [
         cast("tuple[str, str]", pair)
         if isinstance(pair[0], str) and isinstance(pair[1], str)
-        else _with_image(service, pair, mixed, instruction)
+        else _with_images(service, pair, mixed, instruction)
         for pair in pairs
     ]
     # A query's image is fetched, decoded and kept once, not once for each document.
-    counts = Counter(id(one.image) for one in asked if isinstance(one, ImageInText))
+    counts = Counter(id(image) for one in asked if isinstance(one, ImagesInText) for image in one.images)
     shared = {image: MadeOnce[Any]() for image, count in counts.items() if count > 1}
-    return [
-        replace(one, shared=shared.get(id(one.image))) if shared and isinstance(one, ImageInText) else one
-        for one in asked
-    ]
+    return [_sharing(one, shared) if shared and isinstance(one, ImagesInText) else one for one in asked]
+
+
+def _sharing(value: ImagesInText, shared: Mapping[int, MadeOnce[Any]]) -> ImagesInText:
+    return replace(value, shared=(*(shared.get(id(image)) for image in value.images),))
 
 
 def reads_images(manifest: Manifest) -> bool:
@@ -106,12 +108,12 @@ def _parts_of(side: MixedInput) -> list[str | ImageInput]:
     return found
 
 
-def _with_image(
+def _with_images(
     service: ModelService,
     pair: ComparedPair,
     mixed: Mapping[int, list[str | ImageInput]],
     instruction: str | None,
-) -> ImageInText:
+) -> ImagesInText:
     """``mixed``: the parts of sides with texts and images, by their identities."""
     parts = [mixed[id(one)] if isinstance(one, MixedInput) else [one] for one in pair]
     images = [part for side in parts for part in side if isinstance(part, ImageInput)]
@@ -122,21 +124,18 @@ def _with_image(
             "embedder, which compares their vectors.",
             images[0].param,
         )
-    if len(images) > 1:
-        raise InvalidImageError(
-            f"A query and its document have {len(images)} images together, and {service.name} reads one in a pair: "
-            "send the other side as a text.",
-            images[1].param,
-        )
+    if (error := too_many_images(service.manifest, service.name, images, in_pair=True)) is not None:
+        raise error
     if instruction is not None and "{instruction}" not in template.body:
         raise InvalidRequestError(f"{service.name}'s template takes no instruction: leave it out.", "instruction")
     filled = _pair_template(template, instruction).parts({"query": parts[0], "document": parts[1]})
-    place = filled.index(images[0])
-    first, second = (map(str, some) for some in (filled[:place], filled[place + 1 :]))
-    before, behind = tower.sequence.around
+    images = [part for part in filled if isinstance(part, ImageInput)]  # in their order
     last = () if isinstance(template.last_id, msgspec.UnsetType) else (template.last_id,)
-    around = ((template.prefix,), (*first, before)), ((behind, *second), (template.suffix,))
-    return ImageInText(around[0], images[0], around[1], last_ids=last)
+    # The template's prefix and suffix are pieces of their own.
+    texts: list[tuple[tuple[str, ...], ...]] = [(one,) for one in texts_between(filled, tower.sequence.around)]
+    texts[0] = ((template.prefix,), *texts[0])
+    texts[-1] = (*texts[-1], (template.suffix,))
+    return ImagesInText((*texts,), (*images,), last_ids=last)
 
 
 def num_around(service: ModelService, instruction: str | None = None) -> int:

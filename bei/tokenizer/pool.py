@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard
 
 from bei.core import Encoding
 from bei.errors import BeiError, EngineError
-from bei.image.source import ImageInput, ImageInText
+from bei.image.source import ImageInput, ImagesInText
 from bei.tokenizer.encoder import AS_CONFIGURED, CommonText, EncodingOptions, Input
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ OnEncoded = Callable[[int, list[Encoding]], None]
 OnFailed = Callable[[int, BeiError], None]
 
 
-AnyInput: TypeAlias = "Input | ImageInput | ImageInText"
+AnyInput: TypeAlias = "Input | ImageInput | ImagesInText"
 
 
 class InputEncoder(Protocol):
@@ -185,7 +185,7 @@ def _broken(name: str) -> EngineError:
 
 def is_short(value: AnyInput | list[int], options: EncodingOptions = AS_CONFIGURED) -> TypeGuard[Input]:
     """True if tokenizing ``value`` in the calling thread takes less time than waking a thread of the pool."""
-    if isinstance(value, list | ImageInput | ImageInText):
+    if isinstance(value, list | ImageInput | ImagesInText):
         return False
     return _num_chars(value) + chars_around(options) <= _INLINE_CHARS
 
@@ -203,7 +203,7 @@ def chars_around(options: EncodingOptions) -> int:
 
 
 def _num_chars(value: AnyInput) -> int:
-    if isinstance(value, ImageInput | ImageInText):
+    if isinstance(value, ImageInput | ImagesInText):
         return _CHUNK_CHARS  # each is a chunk of its own: decoding takes milliseconds
     return len(value) if isinstance(value, str) else len(value[0]) + len(value[1])
 

@@ -108,12 +108,14 @@ def library_scores(folder: Path, pairs: Sequence[tuple[str | bytes, str | bytes]
     tensors, found = read_tensors(folder), []
     for query, document in pairs:
         asked: dict[str, Any] = {}
-        texts = []
-        for name, side in (("Document", document), ("Query", query)):
+        texts, counts = [], []
+        sides = (document, query)
+        if opened := [ImageOps.exif_transpose(Image.open(io.BytesIO(one))) for one in sides if isinstance(one, bytes)]:
+            asked = dict(reads(images=opened, return_tensors="pt"))
+            counts = (asked["image_grid_thw"].prod(1) // 4).tolist()
+        for name, side in zip(("Document", "Query"), sides, strict=True):
             if isinstance(side, bytes):
-                image = ImageOps.exif_transpose(Image.open(io.BytesIO(side)))
-                asked = dict(reads(images=image, return_tensors="pt"))
-                pads = "<|image_pad|>" * (int(asked["image_grid_thw"].prod()) // 4)
+                pads = "<|image_pad|>" * counts.pop(0)
                 side = f"<|vision_start|>{pads}<|vision_end|>"
             texts.append(f"**{name}**:\n{side}")
         ids = tokenizer("\n".join(texts), return_tensors="pt")["input_ids"]

@@ -145,7 +145,7 @@ def library_vectors(
     generates: bool = True,
     bare: bool = False,
 ) -> list[Float32Array]:
-    """As ``library_rows``, of inputs that are texts and files of images in order, one file at most."""
+    """As ``library_rows``, of inputs that are texts and files of images in order."""
     auto: Any = transformers.AutoTokenizer
     images_class: Any = transformers.Qwen2VLImageProcessorPil
     model_class: Any = transformers.AutoModel
@@ -153,11 +153,14 @@ def library_vectors(
     model.eval()
     system = [{"role": "system", "content": [{"type": "text", "text": instruction}]}] if instruction else []
 
-    def state(parts: list[dict[str, str]], inputs: dict[str, Any], count: int) -> Float32Array:
+    def state(parts: list[dict[str, str]], inputs: dict[str, Any], counts: list[int]) -> Float32Array:
         messages = [*system, {"role": "user", "content": parts}]
         turns = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generates)
         turns = parts[0]["text"] if bare else turns
-        ids = tokenizer(turns.replace("<|image_pad|>", "<|image_pad|>" * count), return_tensors="pt")["input_ids"]
+        if counts:
+            first, *rest = turns.split("<|image_pad|>")
+            turns = first + "".join("<|image_pad|>" * count + one for count, one in zip(counts, rest, strict=True))
+        ids = tokenizer(turns, return_tensors="pt")["input_ids"]
         types = (ids == model.config.image_token_id).int()
         asked = {"mm_token_type_ids": types, **inputs} if inputs else {}
         with torch.inference_mode():
@@ -168,12 +171,10 @@ def library_vectors(
     rows = []
     for parts in given:
         inputs: dict[str, Any] = {}
-        for content in parts:
-            if isinstance(content, bytes):
-                image = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
-                inputs = dict(reads(images=image, return_tensors="pt"))
+        if opened := [ImageOps.exif_transpose(Image.open(io.BytesIO(one))) for one in parts if isinstance(one, bytes)]:
+            inputs = dict(reads(images=opened, return_tensors="pt"))
         shown = [{"type": "text", "text": one} if isinstance(one, str) else {"type": "image"} for one in parts]
-        rows.append(state(shown, inputs, int(inputs["image_grid_thw"].prod()) // 4 if inputs else 0))
+        rows.append(state(shown, inputs, (inputs["image_grid_thw"].prod(1) // 4).tolist() if inputs else []))
     return rows
 
 

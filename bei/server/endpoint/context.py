@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from bei.errors import AnswerTooLargeError, BeiError, EmptyInputError, OverloadedError, RateLimitedError
-from bei.image.source import ImageInput, ImageInText
+from bei.image.source import ImageInput, ImagesInText
 from bei.server.auth.keys import Key
 from bei.server.auth.priority import TIERS, ServedTier, Urgency, in_tier
 from bei.server.endpoint.models import UNNAMED, Models
@@ -218,7 +218,7 @@ class RequestContext:
             num_around=num_around,
         )
         self._work.lane = ticket.lane
-        kinds = (ImageInput, ImageInText)
+        kinds = (ImageInput, ImagesInText)
         has_images = bool(service.manifest.images) and any(isinstance(one, kinds) for one in inputs)
         if self._body is not None and not has_images:
             self._body.release()

@@ -1,8 +1,8 @@
-"""vLLM's chat form of ``POST /v1/embeddings``: an image in ``messages`` in place of ``input``.
+"""vLLM's chat form of ``POST /v1/embeddings``: images in ``messages`` in place of ``input``.
 
 vLLM renders messages with the model's chat template as one prompt. Models with two towers have none: of them its
-examples send one message of the user with the image alone, and texts as ``input``. Of models that read an image and
-texts together the message has both, in their order, and stands in the model's own turns. Nothing else is read here.
+examples send one message of the user with the image alone, and texts as ``input``. Of models that read images and
+texts together the message has all, in their order, and stands in the model's own turns. Nothing else is read here.
 
 Reference: docs.vllm.ai, "Embeddings API"; github.com/vllm-project/vllm, ``vllm/entrypoints/pooling``.
 """
@@ -30,8 +30,8 @@ _PART = {"required": ["type"], "properties": {"type": {"enum": ["image_url", "te
 
 
 class ChatMessage(msgspec.Struct):
-    """One message of the user, with one image: `{"type": "image_url", "image_url": {"url": "data:..."}}`, and (models
-    that read both together) texts: `{"type": "text", "text": ...}`."""
+    """One message of the user, with an image: `{"type": "image_url", "image_url": {"url": "data:..."}}`, or (models
+    that read both) images and texts: `{"type": "text", "text": ...}`."""
 
     role: Annotated[str, Meta(extra_json_schema={"enum": ["user"]})]
     content: Annotated[str | list[InputPart], Meta(extra_json_schema={"type": "array", "items": _PART, "minItems": 1})]
@@ -71,13 +71,13 @@ def with_chats(route: Route[ParsedRequest]) -> Route[ParsedRequest]:
 
 
 def input_of(messages: Seq[ChatMessage]) -> ImageInput | MixedInput:
-    """The image of the only message, or all its parts. Raises InvalidRequestError."""
+    """The only image of the only message, or all its parts. Raises InvalidRequestError."""
     if len(messages) == 1 and messages[0].role == "user" and not isinstance(messages[0].content, str):
         found = joined_parts(messages[0].content, "messages")
         if not isinstance(found, str):
             return found
     raise InvalidRequestError(
-        "messages holds one message of the user with one image, as no chat template is applied: send texts as input, "
-        "and several images as a list in input.",
+        "messages holds one message of the user with an image, as no chat template is applied: send texts alone as "
+        "input, and images that are to have vectors of their own as a list in input.",
         "messages",
     )

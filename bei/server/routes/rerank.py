@@ -128,10 +128,11 @@ class Rank(TypedDict):
 
 
 class DocumentObject(TypedDict, total=False):
-    """A document, as most clients take it: a text, or an image as it came."""
+    """A document, as most clients take it: a text, an image as it came or, of several, the parts."""
 
     text: str
     image: str
+    content: list[dict[str, str]]
 
 
 class Result(TypedDict):
@@ -403,10 +404,13 @@ def document_of(one: Compared, body: DocumentsRequest, path: str) -> DocumentObj
 
 
 def shown_image(one: ImageInput | MixedInput) -> DocumentObject:
-    """A document with an image, as it came."""
+    """A document with images, as they came."""
     if isinstance(one, ImageInput):
         return {"image": str(one.content)}
-    return {"text": one.text, "image": str(one.images[0].content)}
+    if len(one.images) == 1:
+        return {"text": one.text, "image": str(one.images[0].content)}
+    parts = one.parts
+    return {"content": [{"text": part} if isinstance(part, str) else {"image": str(part.content)} for part in parts]}
 
 
 def _route(path: str, summary: str, max_inputs: int) -> Route[ParsedRequest]:

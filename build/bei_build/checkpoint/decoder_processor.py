@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from bei.artifact.image_sequence import ImageSequence
+from bei.artifact.image_sequence import MOST_IMAGES, ImageSequence
 from bei.artifact.manifest import RerankTemplate, Tokenization
 from bei.artifact.sides import SIDES, Side
 from bei.errors import CheckpointError, ConfigError
@@ -23,7 +23,14 @@ from bei_build.families import colpali, colqwen2, qwen2_vl, qwen3_vl
 from bei_build.families.base import Family
 from bei_build.files.json_settings import read_object
 from bei_build.spec.parts import PatchesSpec
-from bei_build.tokenizer.chat_template import ChatSettings, Frame, derive_frame, image_markers, mixed_markers
+from bei_build.tokenizer.chat_template import (
+    ChatSettings,
+    Frame,
+    derive_frame,
+    image_markers,
+    mixed_markers,
+    repeats_markers,
+)
 from bei_build.tokenizer.library_tokenizer import stored_tokenizer, token_of
 
 _NUM_BEHIND_QUERIES = 10
@@ -255,6 +262,7 @@ def image_sequence(
         width=spec.hidden_size * (1 + spec.embeddings.image_layers),
         merged_side=side if side > 1 else msgspec.UNSET,
         around=among or msgspec.UNSET,
+        most_images=_most_images(checkpoint, among, in_pair=around is not None),
     )
     if (count := found.num_tokens(num_patches)) > checkpoint.max_seq_len:
         fewer = ""
@@ -265,6 +273,16 @@ def image_sequence(
             f"{fewer}or build without images (--no-images)."
         )
     return found
+
+
+def _most_images(checkpoint: Checkpoint, around: tuple[str, str] | None, *, in_pair: bool) -> int | msgspec.UnsetType:
+    """Of one input or, ``in_pair``, of a query and a document."""
+    if around is None:
+        return msgspec.UNSET
+    chat = checkpoint.files.chat
+    roles = ("query", "document") if in_pair and chat else ("user",)
+    repeats = repeats_markers(checkpoint.folder, chat or _OF_SCRIPT, roles, _IMAGE_PAD, around)
+    return MOST_IMAGES if repeats else msgspec.UNSET
 
 
 def _around_in_pairs(checkpoint: Checkpoint, template: RerankTemplate | None) -> tuple[str, str]:

@@ -209,6 +209,34 @@ def mixed_markers(folder: Path, settings: ChatSettings, image: str) -> tuple[str
     return (first, last) if render(image, one) == f"{before}{first}{image}{last}{one}{behind}" else None
 
 
+def repeats_markers(
+    folder: Path, settings: ChatSettings, roles: tuple[str, ...], image: str, markers: tuple[str, str]
+) -> bool:
+    """True if the chat template in ``folder`` writes every image between ``markers`` alone, wherever it stands: several
+    among texts of one role, and of each of ``roles``. Raises CheckpointError."""
+    source, texts = _template_of(folder), ("bei 7", "?#X")
+    arguments = {**special_tokens(folder), **settings.arguments}
+    marked = f"{markers[0]}{image}{markers[1]}"
+
+    def render(*contents: tuple[str, ...]) -> str:
+        messages = [
+            {
+                "role": role,
+                "content": [{"type": "image"} if one == image else {"type": "text", "text": one} for one in content],
+            }
+            for role, content in zip(roles, contents, strict=True)
+        ]
+        return _render(folder, source, messages, arguments)
+
+    def plain(content: tuple[str, ...]) -> str:
+        return "".join(marked if one == image else one for one in content)
+
+    for content in ((image, image), (image, texts[0], image, image, texts[1]), (texts[0], image, texts[1], image)):
+        if render(*[content] * len(roles)) != render(*[(plain(content),)] * len(roles)):
+            return False
+    return True
+
+
 def _shape(render: Any, marks: Mapping[str, str], instruction: str | None) -> tuple[str, str]:
     """The template's text with slots, and the default content of the instruction's slot."""
     if instruction is not None:

@@ -194,9 +194,9 @@ def _of_image(answers: EngineAnswers, images: ImageCheckpoint) -> EngineAnswers:
 def _with_states(tower: Engine, asked: HeldOut) -> HeldOut:
     """``asked`` as a decoder reads it, with the states of ``tower``'s engine."""
     encodings = [*asked.encodings, asked.canary]
-    own = HeldOut([], [encoding.of_tower for encoding in encodings], "", asked.canary.of_tower)
-    rows = ask_engine(tower, own, [STATES]).rows[STATES]
-    *read, canary = (encoding.with_features(row) for encoding, row in zip(encodings, rows, strict=True))
+    *own, last = (one for encoding in encodings for one in encoding.of_tower)  # one image each
+    rows = ask_engine(tower, HeldOut([], [*own, last], "", last), [STATES]).rows[STATES]
+    *read, canary = (encoding.with_features([row]) for encoding, row in zip(encodings, rows, strict=True))
     return replace(asked, encodings=read, canary=canary)
 
 

@@ -24,7 +24,18 @@ def image(rows: int, columns: int, before: int, after: int) -> Encoding:
     ids = np.array([1] * before + [IMAGE] * count + [2] * after, np.int32)
     places = np.arange(before, before + count, dtype=np.int32)
     states = np.zeros((count, 4), np.float32)
-    return Encoding(ids, features=ImageFeatures(states, f"{rows} {columns}".encode(), places, (rows, columns)))
+    return Encoding(ids, features=(ImageFeatures(states, f"{rows} {columns}".encode(), places, (rows, columns)),))
+
+
+def several(*grids: tuple[int, int]) -> Encoding:
+    """Images of so many tokens, two or none before, between and behind them."""
+    ids, features = [1, 1], []
+    for number, (rows, columns) in enumerate(grids):
+        places = np.arange(len(ids), len(ids) + rows * columns, dtype=np.int32)
+        digest = f"{rows} {columns}".encode()
+        features.append(ImageFeatures(np.zeros((rows * columns, 4), np.float32), digest, places, (rows, columns)))
+        ids += [IMAGE] * (rows * columns) + [2, 2] * (number != len(grids) - 1)
+    return Encoding(np.array(ids, np.int32), features=(*features,))
 
 
 def text(count: int) -> Encoding:
@@ -47,9 +58,9 @@ def library() -> Any:
 def theirs(library: Any, encoding: Encoding) -> Int32Array:
     """[3, tokens], one sequence at a time."""
     ids = torch.from_numpy(encoding.input_ids.astype(np.int64))[None]
-    if encoding.features is None:
+    if not encoding.features:
         return np.stack([np.arange(encoding.num_tokens, dtype=np.int32)] * 3)
-    grid = torch.tensor([[1, *encoding.features.grid]])
+    grid = torch.tensor([[1, *one.grid] for one in encoding.features])
     found, _ = library.get_rope_index(ids, mm_token_type_ids=(ids == IMAGE).int(), image_grid_thw=grid)
     positions: Int32Array = found[:, 0].numpy().astype(np.int32)
     return positions
@@ -62,8 +73,9 @@ def theirs(library: Any, encoding: Encoding) -> Int32Array:
         [text(7), image(1, 1, 0, 0), image(6, 2, 1, 3), text(1), image(2, 9, 5, 1)],
         [image(1, 20, 3, 2), image(20, 1, 3, 2)],
         [text(5), text(2)],
+        [several((2, 3), (4, 2)), text(3), several((1, 1), (3, 3), (2, 5)), image(2, 2, 1, 1)],
     ],
-    ids=["image", "mixed", "stripes", "texts"],
+    ids=["image", "mixed", "stripes", "texts", "several"],
 )
 def test_positions_are_those_of_the_librarys_model(encodings: list[Encoding], library: Any) -> None:
     found = graph_inputs(PackedBatch.from_encodings(encodings), NAMES)

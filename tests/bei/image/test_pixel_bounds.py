@@ -75,12 +75,13 @@ def noise(height: int, width: int) -> bytes:
 def test_pixel_values_are_those_of_the_library_in_its_order(size: tuple[int, int]) -> None:
     content = noise(*size)
     (found,) = encoder().encode([ImageInput(content)])
-    assert found.image is not None
+    (placed,) = found.images
+    image = placed.patches
     processor_class: Any = transformers.Qwen2VLImageProcessorPil
     library = processor_class(min_pixels=BOUNDS.fewest, max_pixels=BOUNDS.most)
     theirs = library(images=Image.open(io.BytesIO(content)), return_tensors="np")
-    assert found.image.grid == tuple(theirs["image_grid_thw"][0][1:])
-    scaled = (found.image.levels.reshape(-1, 14 * 14, 3) / 255 - library.image_mean) / library.image_std
+    assert image.grid == tuple(theirs["image_grid_thw"][0][1:])
+    scaled = (image.levels.reshape(-1, 14 * 14, 3) / 255 - library.image_mean) / library.image_std
     by_channel = scaled.transpose(0, 2, 1).reshape(-1, 3, 1, 14 * 14)
     frames = np.broadcast_to(by_channel, (len(scaled), 3, 2, 14 * 14)).reshape(len(scaled), -1)
     np.testing.assert_allclose(frames, theirs["pixel_values"], atol=1e-5)
@@ -88,15 +89,15 @@ def test_pixel_values_are_those_of_the_library_in_its_order(size: tuple[int, int
 
 def test_four_patches_are_one_token_of_the_decoder() -> None:
     (found,) = encoder().encode([ImageInput(noise(280, 140))])
-    assert found.image is not None
-    count = len(found.image.levels) // 4
+    (placed,) = found.images
+    count = len(placed.patches.levels) // 4
     assert found.input_ids.tolist() == [1, 2, *[3] * count, 4]
-    read = found.with_features(np.arange(4 * count * 2, dtype=np.float32).reshape(-1, 2))
-    assert read.features is not None
-    assert read.features.rows.shape == (count, 8)
-    assert read.features.rows[0].tolist() == [*range(8)]
-    assert read.features.grid == (10, 5)
-    assert found.with_features(np.zeros((0, 2), np.float32)).features is not None
+    read = found.with_features([np.arange(4 * count * 2, dtype=np.float32).reshape(-1, 2)])
+    (features,) = read.features
+    assert features.rows.shape == (count, 8)
+    assert features.rows[0].tolist() == [*range(8)]
+    assert features.grid == (10, 5)
+    assert len(found.with_features([np.zeros((0, 2), np.float32)]).features) == 1
 
 
 @pytest.mark.parametrize("size", [(201, 1), (1, 5000), (4020, 20)], ids=str)

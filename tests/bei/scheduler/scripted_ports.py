@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from bei.core import Encoding, ImagePatches, Limits, Row
+from bei.artifact.image_sequence import MOST_IMAGES
+from bei.core import Encoding, ImagePatches, Limits, PlacedImage, Row
 from bei.metrics.registry import ModelMetrics
 from bei.port import LANES, STATES, Answer, Item, Lane, LaneStats, OnAnswers, PortStats, Submission
 from bei.scheduler.cost_model import CostModel
@@ -26,7 +27,16 @@ def image(digest: bytes = b"a", *, before: int = 1, states: int = 2, after: int 
     levels = np.zeros((states, 12), np.uint8)
     places = np.arange(before, before + states, dtype=np.int32)
     tokens = np.array([5] * before + [9] * states + [6] * after, np.int32)
-    return Encoding(tokens, image=ImagePatches(levels, digest, (1, states), places))
+    return Encoding(tokens, images=(PlacedImage(ImagePatches(levels, digest, (1, states)), places),))
+
+
+def several(*digests: bytes) -> Encoding:
+    """Images of two states each, a token before, between and behind."""
+    placed = []
+    for index, digest in enumerate(digests):
+        places = np.arange(1 + 3 * index, 3 + 3 * index, dtype=np.int32)
+        placed.append(PlacedImage(ImagePatches(np.zeros((2, 12), np.uint8), digest, (1, 2)), places))
+    return Encoding(np.array([5, *[9, 9, 6] * len(digests)], np.int32), images=(*placed,))
 
 
 def states(start: float, count: int = 2) -> Any:
@@ -51,7 +61,7 @@ class ScriptedPort:
         if submission.is_probe:
             self.num_probes += len(submission.items)
             asked = [(item.place, item.encoding.features) for item in submission.items]
-            rows = {place: self.known.get(features.digest, {}) for place, features in asked if features is not None}
+            rows = {place: self.known.get(b"".join(one.digest for one in own), {}) for place, own in asked if own}
             self.on_answers([Answer(submission.request_id, place, row) for place, row in rows.items()])
         else:
             self.submitted.append(submission)
@@ -95,12 +105,13 @@ class Ports:
 
     @property
     def asked(self) -> list[tuple[int, int]]:
-        """The requests and places of what the tower was asked for."""
-        return [(one.request_id, item.place) for one in self.tower.submitted for item in one.items]
+        """The requests and places of inputs whose images the tower was asked for."""
+        return [(one.request_id, item.place // MOST_IMAGES) for one in self.tower.submitted for item in one.items]
 
     def compute(self, places: Seq[int], request_id: int = 1) -> None:
         """The tower answers."""
-        self.tower.on_answers([Answer(request_id, place, {STATES: states(place)}) for place in places])
+        answers = [Answer(request_id, place * MOST_IMAGES, {STATES: states(place)}) for place in places]
+        self.tower.on_answers(answers)
 
     def read(self, places: Seq[int], request_id: int = 1) -> None:
         """The decoder answers."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from bei.artifact.image_sequence import MOST_IMAGES
 from bei.errors import EngineDeadError, ShuttingDownError
 from bei.metrics.registry import Metrics, ModelMetrics
 from bei.port import Answer, Lane, LaneStats
@@ -104,7 +105,7 @@ def test_a_tower_that_has_died_is_the_answer_of_all_that_is_held_back(ports: Por
 
     ports.submit(0, 1, 2, 3, 4, 5)
     ports.tower.on_submit = refuse
-    ports.tower.on_answers([Answer(1, place, EngineDeadError("dead")) for place in (0, 1)])
+    ports.tower.on_answers([Answer(1, place * MOST_IMAGES, EngineDeadError("dead")) for place in (0, 1)])
     assert sorted(answer.place for answer in ports.answers) == [0, 1, 2, 3, 4, 5]
     assert all(isinstance(answer.result, EngineDeadError) for answer in ports.answers)
     assert not ports.port._images
@@ -143,7 +144,7 @@ def test_what_waited_is_asked_for_once_more_where_others_were_answered(ports: Po
     assert ports.texts.num_probes == 6
     assert [answer.place for answer in ports.answers] == [2, 0]
     assert ports.asked == [(1, 0), (1, 1), (1, 3)]
-    ports.tower.on_answers([Answer(1, 1, EngineDeadError("broken"))])
+    ports.tower.on_answers([Answer(1, MOST_IMAGES, EngineDeadError("broken"))])
     assert ports.texts.num_probes == 6
 
 

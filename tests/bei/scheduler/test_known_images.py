@@ -115,7 +115,7 @@ def test_a_probe_is_answered_at_once_and_leaves_nothing_behind(engines: Engines)
     answers: list[Answer] = []
     metrics = ModelMetrics(Metrics(), "pages")
     manager = BatchManager(CountingEngine("token_embedding"), answers.extend, COSTS, metrics, gate=DeviceGate())
-    read = image().with_features(np.zeros((0, WIDTH), np.float32))
+    read = image().with_features([np.zeros((0, WIDTH), np.float32)])
     manager.submit(Submission(1, "bulk", OUTPUTS, [Item(0, read), Item(1, read)], is_probe=True))
     assert not manager._entries_of
     manager.close()

@@ -99,7 +99,7 @@ def image_of(artifact: Artifact) -> Encoding:
     count, sequence = tower.max_seq_len, tower.sequence
     rows = np.random.default_rng(0).standard_normal((count, sequence.width), np.float32)
     ids = np.array([sequence.token_id] * count + [*sequence.after], np.int32)
-    return Encoding(ids, features=ImageFeatures(rows, b"image", np.arange(count, dtype=np.int32), (1, count)))
+    return Encoding(ids, features=(ImageFeatures(rows, b"image", np.arange(count, dtype=np.int32), (1, count)),))
 
 
 def test_texts_of_an_adapter_and_an_image_in_one_step_have_the_vectors_of_each_alone(

@@ -134,10 +134,10 @@ def test_both_graphs_give_the_librarys_vectors_outside_of_openvino(
     pictures = encoder_of_tower(images).encode([ImageInput(content) for content in FILES[:5]])
     with images.checkpoint.weights() as weights:
         tower = packed_model(images.checkpoint.spec, weights.read, images.checkpoint.max_seq_len)
-        batch = PackedBatch.from_encodings([encoding.of_tower for encoding in pictures])
+        batch = PackedBatch.from_encodings([one for encoding in pictures for one in encoding.of_tower])
         states = rows_of_sequences(run(tower, batch)["image_features"], batch, per_token=True)
     ids = [decoder.tokenizer.encode(f"Query: {text}").ids for text in TEXTS]
-    read_images = [one.with_features(rows) for one, rows in zip(pictures, states, strict=True)]
+    read_images = [one.with_features([rows]) for one, rows in zip(pictures, states, strict=True)]
     texts = [Encoding(np.array(one, np.int32)) for one in ids]
     batch = PackedBatch.from_encodings([*read_images[:2], *texts, *read_images[2:]])
     with decoder.weights() as weights:

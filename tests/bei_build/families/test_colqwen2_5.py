@@ -148,7 +148,9 @@ def test_both_graphs_of_the_tower_give_the_librarys_states_outside_of_openvino(
     """Images of many sizes in one step: ONNX Runtime, and PyTorch's module, which no target builds yet."""
     images = read_image_tower(read(checkpoint))
     assert images is not None
-    pictures = [one.of_tower for one in encoder_of_tower(images).encode([ImageInput(one) for one in FILES[:8]])]
+    pictures = [
+        own for one in encoder_of_tower(images).encode([ImageInput(one) for one in FILES[:8]]) for own in one.of_tower
+    ]
     batch = PackedBatch.from_encodings(pictures)
     spec = images.checkpoint.spec
     with images.checkpoint.weights() as weights:

@@ -14,7 +14,7 @@ import pytest
 import bei
 from bei.artifact.manifest import Artifact
 from bei.artifact.validation import manifest_fault
-from bei.errors import CheckpointError, ConfigError, InvalidImageError
+from bei.errors import CheckpointError, ConfigError
 from tests.support.builds import build_artifact
 from tests.support.checkpoints import change_json, read_tensors, write_tensors
 from tests.support.cpus import needs_bf16
@@ -118,9 +118,14 @@ def test_a_text_that_looks_like_the_last_token_does_not_end_a_pair(artifact: Art
     assert rank.score == pytest.approx(library_scores(checkpoint, [(QUERY, text)])[0], abs=2e-4)
 
 
-def test_two_images_in_a_pair_are_refused(artifact: Artifact) -> None:
-    with bei.Model(artifact.path, tune="off") as model, pytest.raises(InvalidImageError, match="2 images together"):
-        model.rerank(FILES[0], [FILES[1]])
+def test_a_query_and_a_document_may_both_be_images(artifact: Artifact, checkpoint: Path) -> None:
+    pairs: list[tuple[str | bytes, str | bytes]] = [(FILES[0], one) for one in (FILES[1], FILES[0], FILES[2])]
+    expected = library_scores(checkpoint, pairs)
+    assert max(expected) - min(expected) > 1e-3
+    with bei.Model(artifact.path, tune="off") as model:
+        ranks = model.rerank(FILES[0], [document for _, document in pairs])
+    found = [rank.score for rank in sorted(ranks, key=lambda rank: rank.index)]
+    np.testing.assert_allclose(found, expected, atol=2e-4)
 
 
 def test_texts_alone_are_built(checkpoint: Path, expected: list[float], tmp_path: Path) -> None:

@@ -12,10 +12,15 @@ import numpy as np
 import pytest
 
 import bei
+from bei.artifact.image_sequence import MOST_IMAGES
 from bei.artifact.manifest import Artifact
 from bei.artifact.validation import manifest_fault
 from bei.core import Float32Array
 from bei.errors import InvalidImageError, InvalidRequestError, MalformedRequestError
+from bei.image import encoder
+from bei.image.decode import ImageLimits, decoded
+from bei.image.header import check_sizes
+from bei.image.source import ImageInput
 from tests.support import qwen2_vl, qwen3_vl
 from tests.support.builds import build_artifact
 from tests.support.colqwen2 import save_colqwen2
@@ -23,14 +28,19 @@ from tests.support.served import Served
 from tests.support.two_towers import data_url, drawn_files, png, save_clip
 
 FILES = [*drawn_files()[:3], png(40, 90)]
-# In order: what stands in front, an image, and what stands behind.
+# In order: texts and images.
 INPUTS: list[Sequence[str | bytes]] = [
     (FILES[0], "what is in the picture?"),
     ("a page: ", FILES[1]),
     (" two  spaces ", FILES[2], "\n né"),
     ("one. ", "two. ", FILES[3], "!", " three"),
     (FILES[3], ""),
+    (FILES[0], FILES[3]),
+    ("first: ", FILES[3], " and second: ", FILES[1], "?"),
+    (FILES[1], FILES[1], "the same twice", FILES[2]),
+    (FILES[2], "the same twice", FILES[1], FILES[1]),
 ]
+SEVERAL = 6  # the place of an input of several images
 Vectors = Callable[..., list[Float32Array]]
 
 
@@ -95,8 +105,9 @@ def test_a_model_in_process_reads_one_of_them(artifact: Artifact, expected: list
         assert (first.index, second.index) == (1, 0)
         assert first.score == pytest.approx(1.0, abs=1e-3)
         assert second.score < 0.999
-        with pytest.raises(InvalidImageError, match="has 2 images"):
-            model.embed([{"content": [FILES[0], FILES[1]]}])
+        assert_close(model.embed([{"content": [FILES[0], FILES[3]]}]), [expected[5]])
+        with pytest.raises(InvalidImageError, match=f"has {MOST_IMAGES + 1} images, .* reads {MOST_IMAGES} at most"):
+            model.embed([{"content": [FILES[0]] * (MOST_IMAGES + 1)}])
         with pytest.raises(MalformedRequestError, match="no image in its content"):
             model.embed([{"content": ["text"]}])
         with pytest.raises(MalformedRequestError, match="an image beside its text"):
@@ -121,7 +132,7 @@ def parts_of(place: int) -> list[dict[str, Any]]:
 
 
 BOTH = {"text": INPUTS[0][1], "image": data_url(FILES[0])}
-CONTENT = {"content": parts_of(2)}
+CONTENT = {"content": parts_of(SEVERAL)}
 
 
 def _embeddings(answer: Any) -> Any:
@@ -141,11 +152,11 @@ def _embeddings(answer: Any) -> Any:
             lambda answer: [rows[0] for rows in answer["predictions"]],
         ),
         ("/jina/v1/embeddings", {"model": "qwen3_vl", "input": [BOTH, CONTENT]}, _embeddings),
-        ("/v1/embeddings", {"messages": [{"role": "user", "content": parts_of(0)}]}, _embeddings),
-        ("/vllm/v1/embeddings", {"messages": [{"role": "user", "content": parts_of(0)}]}, _embeddings),
+        ("/v1/embeddings", {"messages": [{"role": "user", "content": parts_of(SEVERAL)}]}, _embeddings),
+        ("/vllm/v1/embeddings", {"messages": [{"role": "user", "content": parts_of(SEVERAL)}]}, _embeddings),
         (
             "/pooling",
-            {"messages": [{"role": "user", "content": parts_of(0)}]},
+            {"messages": [{"role": "user", "content": parts_of(SEVERAL)}]},
             lambda answer: [one["data"] for one in answer["data"]],
         ),
         (
@@ -178,12 +189,13 @@ def test_routes_read_both(
     answer = served.post(path, body)
     assert answer.status_code == 200, answer.text
     found = vectors(answer.json())
-    assert_close(found, [expected[0], expected[2]][: len(found)])
+    places = [SEVERAL] if "messages" in body else [0, SEVERAL]
+    assert_close(found, [expected[place] for place in places[: len(found)]])
 
 
 def test_prices_of_voyage_tell_images_from_texts(served: Served) -> None:
     """The pixels of the image alone, as the model reads them, and its tokens out of those of texts."""
-    asked = [[part(FILES[0])], parts_of(0), [part("text")]]
+    asked = [[part(FILES[0])], parts_of(0), [part("text")], [part(FILES[0]), part("and"), part(FILES[0])]]
     used = [
         served.post("/voyage/v1/multimodalembeddings", {"inputs": [{"content": content}]}).json()["usage"]
         for content in asked
@@ -194,6 +206,8 @@ def test_prices_of_voyage_tell_images_from_texts(served: Served) -> None:
     num_states = used[1]["total_tokens"] - used[1]["text_tokens"]
     assert num_states * qwen3_vl.STEP**2 == used[1]["image_pixels"]
     assert used[2]["image_pixels"] == 0
+    assert used[3]["image_pixels"] == 2 * used[0]["image_pixels"]
+    assert used[3]["total_tokens"] - used[3]["text_tokens"] == 2 * num_states
 
 
 def test_scores_compare_inputs_of_both(served: Served) -> None:
@@ -207,9 +221,13 @@ def test_scores_compare_inputs_of_both(served: Served) -> None:
 
 
 def test_faults_are_errors_of_that_input(served: Served, expected: list[Float32Array]) -> None:
-    two = {"content": [part(FILES[0]), part("and"), part(FILES[1])]}
+    broken = {"content": [part(FILES[0]), part("and"), part(b"junk")]}
+    many = {"content": [part(FILES[0])] * (MOST_IMAGES + 1)}
+    long = {"content": [part(png(640, 640 + side)) for side in range(8)]}
     hostile: list[object] = [
-        two,
+        broken,
+        many,
+        long,
         {"text": "a", "image": data_url(b"junk")},
         {"text": "a <|image_pad|> b", "image": data_url(FILES[0])},
         {"text": "long " * 400, "image": data_url(FILES[0])},
@@ -217,7 +235,7 @@ def test_faults_are_errors_of_that_input(served: Served, expected: list[Float32A
     answer = served.post("/v1/embeddings", {"input": [*hostile, BOTH]}, **{"X-Bei-Report": "true"})
     assert answer.status_code == 200, answer.text
     assert_close(answer.json()["data"][len(hostile)]["embedding"], expected[0])
-    for message in ("has 2 images", "<|image_pad|> in it", "an image cannot be cut"):
+    for message in (f"reads {MOST_IMAGES} at most", "8 images and the texts", "<|image_pad|> in it", "is of no format"):
         assert message in answer.text
     for one in hostile:
         assert served.post("/v1/embeddings", {"input": one}).status_code == 400
@@ -275,6 +293,47 @@ def test_a_template_that_writes_more_between_parts_reads_an_image_alone(tmp_path
     assert not artifact.manifest.images.sequence.around
     with bei.Model(artifact.path, tune="off") as model, pytest.raises(InvalidImageError, match="a text or an image"):
         model.embed([{"text": "a", "image": FILES[0]}])
+
+
+def test_a_template_that_numbers_images_reads_one(tmp_path: Path) -> None:
+    folder = qwen3_vl.save_qwen3_vl(tmp_path / "qwen3_vl")
+    path, loop, image = folder / "chat_template.jinja", "{%- for part in content -%}", "<|vision_start|>"
+    counted = "{{ 'Picture 2: ' if not loop.first and loop.previtem.type == 'image' }}"
+    path.write_text(qwen3_vl.TEMPLATE.replace(image, counted + image, 1))
+    assert loop in qwen3_vl.TEMPLATE
+    artifact = build_artifact(folder, tmp_path / "out", verify=False)
+    assert artifact.manifest.images
+    assert artifact.manifest.images.sequence
+    assert artifact.manifest.images.sequence.around
+    with bei.Model(artifact.path, tune="off") as model:
+        model.embed([given(INPUTS[0])])
+        with pytest.raises(InvalidImageError, match="has 2 images, and qwen3_vl reads one in an input"):
+            model.embed([given(INPUTS[5])])
+
+
+def test_images_that_do_not_fit_are_not_decoded(
+    artifact: Artifact, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seventh image of 40 tokens is more than 256."""
+    opened = []
+
+    def counted(source: ImageInput, limits: ImageLimits) -> Any:
+        opened.append(source)
+        return decoded(source, limits)
+
+    monkeypatch.setattr(encoder, "decoded", counted)
+    content = [part(png(640, 640 + side)) for side in range(30)]
+    answer = served.post("/v1/embeddings", {"input": {"content": content}})
+    assert (answer.status_code, "30 images and the texts" in answer.text) == (400, True)
+    assert 0 < len(opened) <= artifact.manifest.max_seq_len // 40
+
+
+def test_the_pixels_of_an_input_are_bounded_together() -> None:
+    images = [ImageInput(png(300, 400)), ImageInput(png(300, 400))]
+    check_sizes(images, ImageLimits(1 << 20, 240_000))
+    check_sizes(images[:1], ImageLimits(1 << 20, 1))  # which is refused as it is decoded
+    with pytest.raises(InvalidImageError, match="2 images of an input have 240,000 pixels"):
+        check_sizes(images, ImageLimits(1 << 20, 239_999))
 
 
 def test_a_manifest_of_token_vectors_with_markers_is_refused(artifact: Artifact) -> None:

@@ -126,13 +126,13 @@ def test_both_graphs_give_the_librarys_vectors_outside_of_openvino(
         longest = images.checkpoint.max_seq_len
         (tmp_path / "tower").mkdir()
         tower_path = write_graph(images.checkpoint.spec, weights.read, tmp_path / "tower", types, core, longest)
-    batch = PackedBatch.from_encodings([encoding.of_tower for encoding in pictures])
+    batch = PackedBatch.from_encodings([one for encoding in pictures for one in encoding.of_tower])
     states = run(tower, batch)["image_features"]
     session = onnxruntime.InferenceSession(tower_path)
     (of_graph,) = session.run(["image_features"], graph_inputs(batch, [one.name for one in session.get_inputs()]))
     np.testing.assert_allclose(of_graph[: batch.num_tokens], states, atol=2e-4)
     rows = rows_of_sequences(states, batch, per_token=True)
-    read_images = [one.with_features(own) for one, own in zip(pictures, rows, strict=True)]
+    read_images = [one.with_features([own]) for one, own in zip(pictures, rows, strict=True)]
     turns = apply_prompt(decoder.files.prompts["default"], TEXTS)
     texts = [Encoding(np.array(decoder.tokenizer.encode(text).ids, np.int32)) for text in turns]
     batch = PackedBatch.from_encodings([*read_images[:2], *texts, *read_images[2:]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import time
 import tracemalloc
 from collections.abc import Iterator, Sequence
@@ -13,15 +12,15 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from PIL import Image
 
 import bei
+from bei.artifact.image_sequence import MOST_IMAGES
 from bei.artifact.manifest import Artifact
 from bei.artifact.validation import manifest_fault
-from bei.errors import BeiError, ConfigError, InvalidImageError, InvalidRequestError
+from bei.errors import BeiError, ConfigError, InvalidRequestError
 from bei.image import encoder
 from bei.image.decode import ImageLimits, decoded
-from bei.image.source import ImageInput, ImageInText, MixedInput
+from bei.image.source import ImageInput, ImagesInText, MixedInput
 from bei.tasks.rerank import read_pairs
 from tests.support.builds import build_artifact
 from tests.support.cpus import needs_bf16
@@ -181,14 +180,13 @@ def test_texts_beside_an_image_are_joined_as_texts_alone_are(served: Served, che
 @pytest.mark.parametrize(
     ("query", "document", "message"),
     [
-        ({"image": data_url(FILES[0])}, {"image": data_url(FILES[1])}, "one in a pair"),
         (QUERY, {"image": data_url(b"junk")}, "image"),
         (QUERY, {"image": data_url(png(1, 201))}, "200 times"),
         (QUERY, {"image": data_url(FILES[0]), "text": "a <|image_pad|> b"}, "<|image_pad|> in it"),
         (QUERY, {"image": data_url(FILES[0]), "text": "a long text " * 900}, "send shorter texts"),
         (QUERY, "a <|image_pad|> b", "<|image_pad|> in it"),
     ],
-    ids=["two images", "junk", "stripe", "place", "long", "place in a text"],
+    ids=["junk", "stripe", "place", "long", "place in a text"],
 )
 def test_what_cannot_be_read_is_refused(query: Any, document: Any, message: str, served: Served) -> None:
     answer = served.post("/rerank", {"query": query, "documents": [document]})
@@ -203,9 +201,32 @@ def test_settings_of_texts_that_would_be_passed_over_are_refused(served: Served,
     assert "max_tokens_per_doc" in answer.text
     with pytest.raises(InvalidRequestError, match="beside its text"):
         ranked(model, QUERY, [("no image", "a")])
-    picture = Image.open(io.BytesIO(FILES[0]))
-    with pytest.raises(InvalidImageError, match="one in a pair"):
-        model.rerank(picture, [picture])
+
+
+def test_a_pair_may_have_several_images(model: bei.Model, served: Served, checkpoint: Path) -> None:
+    """On both sides, in their order: that of a query is read once for all documents."""
+    query = (FILES[1], "like this, not ", FILES[3])
+    documents: list[Any] = [(FILES[0],), (FILES[3], FILES[1], "two pages"), ("text",), (FILES[1],)]
+    expected = library_scores(checkpoint, [(query, document) for document in documents])
+    assert np.ptp(expected) > 1e-3
+    ranks = model.rerank({"content": [*query]}, [{"content": [*one]} if len(one) > 1 else one[0] for one in documents])
+    found = [rank.score for rank in sorted(ranks, key=lambda rank: rank.index)]
+    np.testing.assert_allclose(found, expected, atol=2e-4)
+    sides = [
+        {"content": [{"text": one} if isinstance(one, str) else {"image": data_url(one)} for one in side]}
+        for side in (query, *documents)
+    ]
+    results = result(served, "/v1/rerank", query=sides[0], documents=sides[1:], return_documents=True)
+    np.testing.assert_allclose([one["relevance_score"] for one in results], expected, atol=2e-4)
+    assert results[1]["document"] == sides[2]
+    answer = served.post("/score", {"data_1": sides[0], "data_2": sides[1:]})
+    assert answer.status_code == 200, answer.text
+    np.testing.assert_allclose([one["score"] for one in answer.json()["data"]], expected, atol=2e-4)
+    many = {"content": [{"image": data_url(FILES[0])}] * MOST_IMAGES}
+    answer = served.post("/rerank", {"query": sides[1], "documents": [many]})
+    assert answer.status_code == 400
+    message = f"{MOST_IMAGES + 1} images together, and qwen3_vl reads {MOST_IMAGES} at most in a pair"
+    assert message in answer.json()["error"]["message"]
 
 
 def test_a_limit_of_tokens_holds_for_a_pair_with_an_image(served: Served) -> None:
@@ -276,9 +297,9 @@ def test_a_query_of_many_parts_costs_a_pair_nothing(artifact: Artifact) -> None:
     assert time.process_time() - began_s < 5
     assert most < 3_000_000
     one = read[-1]
-    assert isinstance(one, ImageInText)
-    assert "a" * 50_000 in one.before[1]
-    assert "b" * 50_000 in one.behind[0]
+    assert isinstance(one, ImagesInText)
+    assert "a" * 50_000 in one.texts[0][1]
+    assert "b" * 50_000 in one.texts[1][0]
 
 
 def test_what_is_no_side_of_a_pair_is_told_what_one_is(model: bei.Model) -> None:
