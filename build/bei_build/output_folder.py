@@ -169,10 +169,18 @@ def _renamed(scratch: Path, out: Path) -> bool:
 
 def _remove_leftovers(out: Path, progress: Progress) -> None:
     """Remove the scratch folders of builds of ``out`` that were killed. What they had moved aside is put back where
-    they were killed before something else was in its place."""
-    of_builds = re.compile(rf"(\.{re.escape(out.name)}\.[a-z0-9_]{{8}}){re.escape(_LOCK)}")  # mkdtemp's names
-    for path in out.parent.iterdir():
+    they were killed before something else was in its place, also where there was no lock."""
+    of_builds = re.compile(
+        rf"(\.{re.escape(out.name)}\.[a-z0-9_]{{8}})({re.escape(_LOCK)}|{re.escape(_REPLACED)})"
+    )  # mkdtemp's names
+    for path in sorted(out.parent.iterdir()):  # locks before what was moved aside under them
         if (found := of_builds.fullmatch(path.name)) is None:
+            continue
+        if found[2] == _REPLACED:
+            with suppress(OSError):
+                is_left = time.time() - path.stat().st_ctime > _LEFT_AFTER_S  # the time of the rename
+                if is_left and _is_ours(path) and not path.with_name(found[1] + _LOCK).exists():
+                    _put_back(path, out, progress)
             continue
         try:
             is_old = time.time() - path.stat().st_mtime > _LEFT_AFTER_S

@@ -102,6 +102,23 @@ def test_a_build_killed_at_its_renames_loses_no_artifact(is_there: bool, tmp_pat
     assert ("artifact is the former artifact again" in told.getvalue()) is not is_there
 
 
+@pytest.mark.parametrize("is_there", [True, False], ids=["replaced", "between the renames"])
+def test_so_does_one_without_a_lock(
+    is_there: bool, bert_artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gigabytes stayed, or the only artifact was in a folder that nobody would find."""
+    out, former = tmp_path / "artifact", tmp_path / ".artifact.abcdefgh.replaced"
+    shutil.copytree(bert_artifact.path, former)
+    if is_there:
+        shutil.copytree(former, out)
+    with scratch_folder(out, silent()):
+        assert former.exists()  # it may be of a build that ends just now
+    monkeypatch.setattr("bei_build.output_folder._LEFT_AFTER_S", -1.0)
+    with scratch_folder(out, silent()):
+        assert not former.exists()
+        assert load(out).manifest == bert_artifact.manifest
+
+
 def test_a_mount_point_is_refused_before_the_work(tmp_path: Path) -> None:
     """Nothing can be renamed onto it, which was found out when everything was computed. One of the same device looks
     like a folder."""
