@@ -219,9 +219,9 @@ def _json(found: object) -> str:
 
 
 def _plain(found: object) -> object:
-    """Named tuples as objects."""
+    """Named tuples as objects, with scores in as few digits as float32 has."""
     if isinstance(found, (Value, LabelScore)):
-        return found._asdict()
+        return {**found._asdict(), "score": float(str(np.float32(found.score)))}
     if isinstance(found, dict):
         return {name: _plain(one) for name, one in found.items()}
     return [*map(_plain, found)] if isinstance(found, list) else found

@@ -264,6 +264,7 @@ def test_a_job_has_the_same_classes(artifact: Artifact, model: Model, tmp_path: 
             assert isinstance(found[task], list) == isinstance(ours, list)
             scores: list[Any] = [(each["label"], pytest.approx(each["score"], abs=1e-5)) for each in answered]
             assert scores == pairs(ours)
+            assert all(len(str(each["score"])) <= len("0.123456789") for each in answered)  # float32's digits
 
 
 @pytest.mark.slow
