@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from bei.artifact.label_layouts import Extraction
-from bei.core import Encoding, LabelVectors, Row
+from bei.core import Encoding, Int32Array, LabelVectors, Row
 from bei.engine.schema_columns import count_columns
 from bei.engine.words import num_words
 from bei.errors import BeiError, InvalidRequestError
@@ -148,9 +148,7 @@ class _Decoder:
     ``read`` raises InvalidRequestError for too many; of a partial answer the text has the error.
     """
 
-    def __init__(
-        self, task: ExtractTask, layout: Extraction, texts: Seq[str], words: Seq[Seq[tuple[int, int]]]
-    ) -> None:
+    def __init__(self, task: ExtractTask, layout: Extraction, texts: Seq[str], words: Seq[Int32Array]) -> None:
         self.lengths = [0] * len(texts)
         self.errors = dict(task.failed or {})
         self.spans: list[list[Span]] = [[] for _ in texts]
@@ -330,12 +328,12 @@ def _windows(index: int, first: int, stop: int, layout: Extraction) -> Iterator[
         first = last - _overlap(layout)
 
 
-def _text_of(text: str, words: Seq[tuple[int, int]], window: _Window) -> str:
+def _text_of(text: str, words: Int32Array, window: _Window) -> str:
     """The window's part of ``text``, which has the same words; the last one's to the text's end, whose blanks GLiNER2
     reads as one without a full stop."""
     if window.first == window.stop:  # no words
         return text
-    return text[words[window.first][0] : words[window.stop - 1][1] if window.stop < len(words) else None]
+    return text[words[window.first, 0] : words[window.stop - 1, 1] if window.stop < len(words) else None]
 
 
 def _num_words(encoding: Encoding) -> int:
@@ -343,12 +341,12 @@ def _num_words(encoding: Encoding) -> int:
     return num_words(encoding.token_type_ids)
 
 
-def _spans(
-    found: Candidates, text: str, words: Seq[tuple[int, int]], task: ExtractTask, layout: Extraction
-) -> list[Span]:
+def _spans(found: Candidates, text: str, words: Int32Array, task: ExtractTask, layout: Extraction) -> list[Span]:
     apart = task.multi_label and bool(layout.schema)
     chosen = choose(found, flat=task.flat, multi_label=task.multi_label, by_word=layout.by_word, apart=apart)
-    places = ((words[first][0], words[last][1], label, score) for first, last, label, score in _wanted(chosen, task))
+    places = (
+        (int(words[first, 0]), int(words[last, 1]), label, score) for first, last, label, score in _wanted(chosen, task)
+    )
     assert task.labels is not None
     names = task.labels.names
     return [Span(start, end, text[start:end], names[label], score) for start, end, label, score in places]

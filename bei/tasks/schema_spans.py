@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bei.artifact.label_layouts import Extraction, Schema
-from bei.core import Encoding, Float32Array
+from bei.core import Encoding, Float32Array, Int32Array
 from bei.engine.postprocess import apply_function
 from bei.engine.schema_columns import count_columns
 from bei.engine.words import WORD, kinds_of, num_words, word_numbers
@@ -196,7 +196,7 @@ def _chosen(asked: AskedField, scores: Float32Array) -> tuple[_Raw, ...]:
 
 
 def instances_of_text(
-    records: Seq[tuple[int, _Record]], part: AskedPart, text: str, words: Seq[tuple[int, int]]
+    records: Seq[tuple[int, _Record]], part: AskedPart, text: str, words: Int32Array
 ) -> list[Instance]:
     """``records`` of a structure or relation as a text's instances, in the order of its windows. Of equal ones of
     several windows the better one is left, as in the library's ``extract_long``."""
@@ -218,11 +218,11 @@ def _best(record: _Record) -> float:
     return max(raw.score for raws in record for raw in raws)
 
 
-def _value(raws: Seq[_Raw], asked: AskedField, text: str, words: Seq[tuple[int, int]]) -> Value | list[Value] | None:
+def _value(raws: Seq[_Raw], asked: AskedField, text: str, words: Int32Array) -> Value | list[Value] | None:
     values = [
         Value(raw.choice, raw.score)
         if raw.choice
-        else Value(text[(start := words[raw.first][0]) : (end := words[raw.last][1])], raw.score, start, end)
+        else Value(text[(start := int(words[raw.first, 0])) : (end := int(words[raw.last, 1]))], raw.score, start, end)
         for raw in raws
     ]
     if asked.is_single:

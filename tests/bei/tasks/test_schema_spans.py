@@ -32,7 +32,7 @@ SCHEMA = Schema(
 LAYOUT = Extraction(label_id=8, separator_id=9, reads_marker=True, max_width=2, max_words=40, schema=SCHEMA)
 PER_COUNT = count_columns(SCHEMA.num_counts, LAYOUT.max_width)
 TEXT = "the cat sat"
-WORDS = [(0, 3), (4, 7), (8, 11)]
+WORDS = np.array([(0, 3), (4, 7), (8, 11)], np.int32)
 SIGMOID_OF_2 = float(np.float32(1 / (1 + np.exp(-2.0))))
 
 
